@@ -100,6 +100,8 @@ sdist: $(VENV).sdist/.packages
 	$(VENV).sdist/bin/python -c 'import scikit_build_core.build as build; build.build_sdist("$(VENV).sdist/dist")'
 	cd $(VENV).sdist && unshare --map-root-user --net bin/python -m pip --disable-pip-version-check --quiet install \
 		--no-build-isolation --no-index --force-reinstall --no-deps dist/ingot-*.tar.gz
+	cd $(VENV).sdist && unshare --map-root-user --net bin/python -m pip --disable-pip-version-check --quiet install \
+		--no-build-isolation --no-index --force-reinstall --no-deps $(CURDIR)/demo
 	cd $(VENV).sdist && unshare --map-root-user --net bin/python -m pip check
 	cd $(VENV).sdist && unshare --map-root-user --net bin/ingot demo
 
@@ -107,6 +109,7 @@ $(VENV).sdist/.packages: pyproject.toml
 	rm -rf $(VENV).sdist
 	$(PYTHON) -m venv $(VENV).sdist
 	$(PYTHON) tools/requirements.py build core > $(VENV).sdist/packages.txt
+	echo "setuptools>=77" >> $(VENV).sdist/packages.txt # builds demo/
 	$(VENV).sdist/bin/python -m pip --disable-pip-version-check --quiet install --no-compile -r $(VENV).sdist/packages.txt
 	touch $@
 
@@ -169,9 +172,11 @@ imports: $(VENV)/.installed $(VENV)/.lint
 docs: $(VENV)/.installed $(VENV)/.test
 	$(BIN)/python tools/check_docs.py
 
-# Names, phrases and commit subjects. A package may not have more hits than tools/words_allowed.json allows.
+# Names, phrases and commit subjects; short modules, and several values in one assignment. A package may not have more hits
+# than tools/words_allowed.json and tools/style_allowed.json allow.
 words: $(VENV)/.created
 	$(BIN)/python tools/check_words.py
+	$(BIN)/python tools/check_style.py
 
 # build/site/index.html, which needs no server. docs/site/conf.py says how; a warning is an error, a link to nothing is one.
 docs-site: $(VENV).site/.installed
@@ -194,26 +199,26 @@ bench: $(VENV)/.installed $(VENV)/.bench
 	$(BIN)/python bench/run.py
 
 fuzz: $(VENV)/.installed $(VENV)/.fuzz
-	$(BIN)/python tests/fuzz/fuzz_zt.py -max_total_time=$(FUZZ_SECONDS)
-	$(BIN)/python tests/fuzz/fuzz_squizd.py -max_total_time=$(FUZZ_SECONDS)
-	$(BIN)/python tests/fuzz/fuzz_wdelta.py -max_total_time=$(FUZZ_SECONDS)
-	$(BIN)/python tests/fuzz/fuzz_coreml.py -max_total_time=$(FUZZ_SECONDS)
-	$(BIN)/python tests/fuzz/fuzz_anek.py -max_total_time=$(FUZZ_SECONDS)
-	$(BIN)/python tests/fuzz/fuzz_gguf.py -max_total_time=$(FUZZ_SECONDS)
-	$(BIN)/python tests/fuzz/fuzz_zt2.py -max_total_time=$(FUZZ_SECONDS)
-	$(BIN)/python tests/fuzz/fuzz_onnx.py -max_total_time=$(FUZZ_SECONDS)
-	$(BIN)/python tests/fuzz/fuzz_dialects.py -max_total_time=$(FUZZ_SECONDS)
-	$(BIN)/python tests/fuzz/fuzz_plans.py -max_total_time=$(FUZZ_SECONDS)
-	$(BIN)/python tests/fuzz/fuzz_recipes.py -max_total_time=$(FUZZ_SECONDS)
-	$(BIN)/python tests/fuzz/fuzz_statistics.py -max_total_time=$(FUZZ_SECONDS)
-	$(BIN)/python tests/fuzz/fuzz_seals.py -max_total_time=$(FUZZ_SECONDS)
-	$(BIN)/python tests/fuzz/fuzz_libraries.py -max_total_time=$(FUZZ_SECONDS)
+	$(BIN)/python -m tests.fuzz.fuzz_zt -max_total_time=$(FUZZ_SECONDS)
+	$(BIN)/python -m tests.fuzz.fuzz_squizd -max_total_time=$(FUZZ_SECONDS)
+	$(BIN)/python -m tests.fuzz.fuzz_wdelta -max_total_time=$(FUZZ_SECONDS)
+	$(BIN)/python -m tests.fuzz.fuzz_coreml -max_total_time=$(FUZZ_SECONDS)
+	$(BIN)/python -m tests.fuzz.fuzz_anek -max_total_time=$(FUZZ_SECONDS)
+	$(BIN)/python -m tests.fuzz.fuzz_gguf -max_total_time=$(FUZZ_SECONDS)
+	$(BIN)/python -m tests.fuzz.fuzz_zt2 -max_total_time=$(FUZZ_SECONDS)
+	$(BIN)/python -m tests.fuzz.fuzz_onnx -max_total_time=$(FUZZ_SECONDS)
+	$(BIN)/python -m tests.fuzz.fuzz_dialects -max_total_time=$(FUZZ_SECONDS)
+	$(BIN)/python -m tests.fuzz.fuzz_plans -max_total_time=$(FUZZ_SECONDS)
+	$(BIN)/python -m tests.fuzz.fuzz_recipes -max_total_time=$(FUZZ_SECONDS)
+	$(BIN)/python -m tests.fuzz.fuzz_statistics -max_total_time=$(FUZZ_SECONDS)
+	$(BIN)/python -m tests.fuzz.fuzz_seals -max_total_time=$(FUZZ_SECONDS)
+	$(BIN)/python -m tests.fuzz.fuzz_libraries -max_total_time=$(FUZZ_SECONDS)
 
 damage: $(VENV)/.installed
-	$(BIN)/python tests/damage/run.py
+	$(BIN)/python -m tests.damage.run
 
 kills: $(VENV)/.installed
-	$(BIN)/python tests/damage/kills.py
+	$(BIN)/python -m tests.damage.kills
 
 clean:
 	rm -rf $(VENV) $(VENV).core $(VENV).minimum $(VENV).arm64 $(VENV).sdist $(VENV).s3 $(VENV).ray $(VENV).peers $(VENV).llama $(VENV).site build dist ingot-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -252,6 +257,7 @@ $(VENV).core/.installed: $(VENV)/.installed $(shell find src -type f -not -name 
 	rm -rf $(VENV).core
 	$(PYTHON) -m venv $(VENV).core
 	$(PIP) wheel --no-build-isolation --no-deps --wheel-dir $(VENV).core/dist .
+	$(BIN)/python tools/check_wheel.py $(VENV).core/dist/*.whl
 	$(VENV).core/bin/python -m pip --disable-pip-version-check --quiet install $(VENV).core/dist/*.whl
 	touch $@
 

@@ -157,7 +157,9 @@ def products(rng: np.random.Generator) -> Iterator[Case]:
     from dataclasses import replace
 
     from ingot.model.layouts.affine import ROW
-    from ingot.testing.packed import PLAIN, matrix
+
+    sys.path.append(str(HERE.parents[1]))
+    from tests.support.packed import PLAIN, matrix
 
     for name, params in (("INT4 g32", PLAIN), ("INT8 rows", replace(PLAIN, bits=8, grid=ROW))):
         held = matrix(params, COUNT // COLUMNS, COLUMNS, "f32", 1)

@@ -172,7 +172,8 @@ def sources(arguments: argparse.Namespace) -> Iterator[tuple[str, np.ndarray]]:
     gauss = rng.standard_normal((arguments.megabytes << 19) // COLS * COLS, np.float32) * np.float32(0.02)
     yield "Gaussian bf16", cast(gauss, "bf16").reshape(-1, COLS)
     yield from checkpoint(
-        "model shipped with Ingot", Path(ingot.__file__).parent / "demo" / "data" / "model.safetensors"
+        "model shipped with Ingot",
+        Path(__file__).resolve().parents[1] / "src" / "ingot" / "demo" / "data" / "model.safetensors",
     )
     if arguments.model is not None and arguments.model.exists():
         yield from checkpoint(arguments.model.name, arguments.model)

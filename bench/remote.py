@@ -99,8 +99,9 @@ def make(root: Path, layers: int, peers: str) -> dict[str, tuple[str, str]]:
 
 def serve(root: Path, rate: float) -> None:
     """Serve the folders as a web server does, and as the Hub does; print the address."""
-    from ingot.testing.bucket import etag
-    from ingot.testing.web import Request, WebServer
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    from tests.support.bucket import etag
+    from tests.support.web import Request, WebServer
 
     files = {path.relative_to(root).as_posix(): path.read_bytes() for path in root.glob("*/*") if path.is_file()}
 

@@ -32,7 +32,7 @@ import ingot
 Row = dict[str, Any]
 BF16 = np.dtype(ml_dtypes.bfloat16)
 KINDS = (("2 % of values moved", 4), ("every value moved", 3), ("LoRA merged", 3))
-SHIPPED = Path(ingot.__file__).parent / "demo" / "data"
+SHIPPED = Path(__file__).resolve().parents[1] / "src" / "ingot" / "demo" / "data"
 RANK, NOISE, LORA = 8, 0.01, 0.05
 LEAST, AVERAGE, MOST = 8 << 10, 64 << 10, 128 << 10
 

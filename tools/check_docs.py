@@ -21,7 +21,6 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 CATALOG, BENCHMARKS = "docs/containers.md", "docs/benchmarks.md"
@@ -173,25 +172,24 @@ def commands(document: Document) -> Iterator[tuple[int, str]]:
 
 def parse_command(text: str) -> str | None:
     """Return why a command line would not be understood, None if it is; nothing is run."""
-    import typer.main
-
     from ingot.cli.main import app
 
-    root: Any = typer.main.get_command(app)
     words = shlex.split(re.split(r"\s\d?>", text)[0], comments=True)[1:]
-    known = {option for parameter in root.params for option in parameter.opts}
+    takes_value = {option: not parameter.is_flag for parameter in app.params for option in parameter.opts}
     while words and words[0].startswith("-"):
-        if words.pop(0) not in known | {"--help", "-h"}:
+        name = words.pop(0)
+        if name not in takes_value and name not in {"--help", "-h"}:
             return "no such option before the command"
+        del words[: takes_value.get(name, False)]
     if not words:
         return None
     name, *rest = words
-    if name not in root.commands:
+    if name not in app.commands:
         return f"no command {name!r}"
     if {"--help", "-h"} & set(rest):
         return None
     try:
-        root.commands[name].make_context(name, rest)
+        app.commands[name].make_context(name, rest)
     except Exception as error:
         tell = getattr(error, "format_message", None)
         return str(tell() if tell else error)

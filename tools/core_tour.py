@@ -120,7 +120,8 @@ def server(page: check_docs.Document) -> Iterator[None]:
     """Run the web server that the page starts in the background."""
     (line,) = re.findall(r"^\$ python (-m .+) &$", "\n".join(block.text for block in page.blocks), re.MULTILINE)
     words = shlex.split(line)
-    process = subprocess.Popen([sys.executable, *words], stdout=subprocess.DEVNULL)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}  # tests.support
+    process = subprocess.Popen([sys.executable, *words], stdout=subprocess.DEVNULL, env=environment)
     try:
         for _ in range(100):
             with contextlib.suppress(OSError):
@@ -135,10 +136,9 @@ def server(page: check_docs.Document) -> Iterator[None]:
 
 def tour(extras: set[str]) -> Iterator[str]:
     """Do the tour's commands, then its blocks of Python, in the current folder; yield faults."""
-    import ingot
     from ingot.errors import MissingExtraError
 
-    data = Path(ingot.__file__).parent / "demo" / "data"
+    data = ROOT / "src" / "ingot" / "demo" / "data"  # the wheel does not contain it
     shutil.copytree(data, Path("ingot-demo", "original"), ignore=shutil.ignore_patterns("__*"))
     page = check_docs.read(ROOT / "docs" / "tour.md")
     (recipe,) = (block.text for block in page.blocks if block.language == "toml")
@@ -163,13 +163,11 @@ def main() -> int:
     options = parser.parse_args()
     if options.block:
         sys.meta_path.insert(0, Block())  # type: ignore[arg-type]
-    from typer.main import get_command
-
     from ingot.cli.main import app
 
     project = tomllib.loads(requirements.PYPROJECT.read_text("utf-8"))
     extras = set(project["project"]["optional-dependencies"])
-    every = [(*words, "--help") for words in commands(get_command(app))] + list(listings())
+    every = [(*words, "--help") for words in commands(app)] + list(listings())
     faults = [fault for words in every for fault in faults_of(words, 0, extras)]
     if not options.no_tour:
         with tempfile.TemporaryDirectory() as folder:

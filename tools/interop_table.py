@@ -2,7 +2,7 @@
 
     python tools/interop_table.py
 
-``ingot.testing.matrix`` tries every cell; ``tests/oracles/test_matrix.py`` holds the table to it.
+``tests.support.matrix`` tries every cell; ``tests/oracles/test_matrix.py`` holds the table to it.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ingot.testing.matrix import explore, table
-
 ROOT = Path(__file__).parents[1]
 
 
 def main() -> int:
-    sys.path.insert(0, str(ROOT / "tools"))
+    sys.path[:0] = [str(ROOT / "tools"), str(ROOT)]
     from check_docs import replace_marked
+
+    from tests.support.matrix import explore, table
 
     page = ROOT / "spec" / "interop.md"
     page.write_text(replace_marked(page.read_text("utf-8"), "matrix", table(explore())), "utf-8")

@@ -92,24 +92,21 @@ def _leads(docname: str) -> str:
 
 def _help(words: list[str]) -> str:
     """Return what a command tells of itself, all of it where it has more than fits a screen."""
-    import typer.main
-
     from ingot.cli.main import app
 
-    root: Any = typer.main.get_command(app)
-    told = StringIO()
-    with redirect_stdout(told):
-        code = root.main(args=words, prog_name="ingot", standalone_mode=False)
+    output = StringIO()
+    with redirect_stdout(output):
+        code = app.main(args=words, prog_name="ingot", standalone_mode=False)
     if code:
         raise ConfigError(f"ingot {' '.join(words)}: exit code {code}")
-    return told.getvalue().strip("\n")
+    return output.getvalue().strip("\n")
 
 
 def _commands() -> str:
     """Return every command's help as Markdown, under the headings of ``ingot --help``."""
     from ingot.cli.commands import COMMANDS, GROUP_OF
 
-    os.environ.update(COLUMNS="82", TERMINAL_WIDTH="82", NO_COLOR="1")
+    os.environ.update(COLUMNS="80")
     pages, panel = [], ""
     for name, own in GROUP_OF.items():
         if own != panel:

@@ -62,9 +62,10 @@ void dequantize(const InBytes& packed, const InArray& scales, const std::optiona
   require(out.ndim() == 2 && out.shape(1) == layout.cols, "expected an output of rows x cols");
   require_elements(out, type, "expected an aligned output of the named type");
   check(layout, out.shape(0), packed, scales, zeros, scale_type);
-  const AffineLayout at = layout.with(out.shape(0));
+  const AffineLayout native_layout = layout.with(out.shape(0));
   nb::gil_scoped_release release;
-  INGOT_KERNEL(affine_dequantize)(at, packed.data(), scales.data(), zeros ? zeros->data() : nullptr, scale_type, out.data(), type);
+  INGOT_KERNEL(affine_dequantize)
+  (native_layout, packed.data(), scales.data(), zeros ? zeros->data() : nullptr, scale_type, out.data(), type);
 }
 
 void add(const InBytes& packed, const InArray& scales, const std::optional<InArray>& zeros, const InArray& base,
@@ -79,9 +80,11 @@ void add(const InBytes& packed, const InArray& scales, const std::optional<InArr
   const auto* to = static_cast<const std::uint8_t*>(out.data());
   require(from == to || from + base.nbytes() <= to || to + out.nbytes() <= from, "expected a base that is the output or apart from it");
   check(layout, out.shape(0), packed, scales, zeros, scale_type);
-  const AffineLayout at = layout.with(out.shape(0));
+  const AffineLayout native_layout = layout.with(out.shape(0));
   nb::gil_scoped_release release;
-  INGOT_KERNEL(affine_add)(at, packed.data(), scales.data(), zeros ? zeros->data() : nullptr, scale_type, base.data(), out.data(), type);
+  INGOT_KERNEL(affine_add)
+  (native_layout, packed.data(), scales.data(), zeros ? zeros->data() : nullptr, scale_type, base.data(), out.data(),
+   type);
 }
 
 AffineChoice choice(std::string_view method, int bits, bool is_signed, bool symmetric, Dtype scale_type) {
@@ -100,19 +103,20 @@ std::tuple<int, std::size_t> quantize(const InArray& values, std::string_view dt
   require(values.ndim() == 2 && values.shape(1) == layout.cols, "expected values of rows x cols");
   require_elements(values, type, "expected aligned values of the named type");
   require(zero_point >= -1 && zero_point < 1 << layout.bits && (zero_point < 0 || (!layout.is_signed && !zeros)),
-          "expected a constant zero point among unsigned codes and no zeros beside it");
+          "expected either a constant zero point of unsigned codes or an array of zeros, not both");
   AffineChoice how = choice(method, layout.bits, layout.is_signed || zero_point >= 0, !zeros.has_value(), scale_type);
   how.offset = layout.offset;
   how.zero_point = zero_point;
   require(zero_point < 0 || (zero_point > 0 && zero_point < (1 << layout.bits) - 1), "expected codes on both sides of zero");
-  require(!how.offset || (zeros && !layout.is_signed && !how.given), "expected zeros and unsigned codes to choose offsets");
-  require(how.given || !layout.per_tensor, "expected a given scale where one serves the tensor");
+  require(!how.offset || (zeros && !layout.is_signed && !how.provided),
+          "expected zeros and unsigned codes to choose offsets");
+  require(how.provided || !layout.per_tensor, "expected a given scale where one serves the tensor");
   check(layout, values.shape(0), packed, scales, zeros, scale_type);
-  const AffineLayout at = layout.with(values.shape(0));
+  const AffineLayout native_layout = layout.with(values.shape(0));
   nb::gil_scoped_release release;
-  const ingot::AffineStatus status = INGOT_KERNEL(affine_quantize)(at, how, values.data(), type, packed.data(), scales.data(),
-                                                                   zeros ? zeros->data() : nullptr);
-  return {status.kind, status.index};
+  const ingot::AffineStatus status = INGOT_KERNEL(affine_quantize)(
+      native_layout, how, values.data(), type, packed.data(), scales.data(), zeros ? zeros->data() : nullptr);
+  return {status.code, status.index};
 }
 
 std::tuple<float, float, std::size_t> range(const InArray& values, std::string_view dtype) {
@@ -140,10 +144,11 @@ void errors(const InArray& values, std::string_view dtype, int bits, bool is_sig
   require_elements(values, type, "expected aligned values of the named type");
   require(scales.size() <= ingot::kCandidates && zeros.size() == scales.size() && totals.size() == scales.size(),
           "expected one zero and one total per scale");
-  const AffineLayout at{values.shape(0), values.shape(1), 1, 0, bits, is_signed, false, true};
+  const AffineLayout layout{values.shape(0), values.shape(1), 1, 0, bits, is_signed, false, true};
   const AffineChoice how = choice("given", bits, is_signed, symmetric, Dtype::f32);
   nb::gil_scoped_release release;
-  INGOT_KERNEL(affine_errors)(at, how, values.data(), type, scales.data(), zeros.data(), static_cast<int>(scales.size()), totals.data());
+  INGOT_KERNEL(affine_errors)
+  (layout, how, values.data(), type, scales.data(), zeros.data(), static_cast<int>(scales.size()), totals.data());
 }
 
 }  // namespace

@@ -15,7 +15,7 @@ using ingot::MatmulWeights;
 constexpr std::size_t kMostColumns = 64;               // of x
 constexpr std::size_t kTaskRows = 64;                  // that a thread takes at least: whole cache lines of output
 struct Call {
-  const MatmulLayout& at;
+  const MatmulLayout& layout;
   const MatmulWeights& weights;
   const float* prepared;
   std::size_t count;
@@ -27,7 +27,8 @@ struct Call {
   static void task(void* self, std::size_t index) {
     const Call& call = *static_cast<Call*>(self);
     const std::size_t first = call.cuts.first(index) * kTaskRows, last = call.cuts.first(index + 1) * kTaskRows;
-    call.rows(call.at, call.weights, call.prepared, call.count, call.exact, first, std::min(last, call.at.rows), call.out);
+    call.rows(call.layout, call.weights, call.prepared, call.count, call.exact, first, std::min(last, call.layout.rows),
+              call.out);
   }
 };
 

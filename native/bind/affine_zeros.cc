@@ -51,11 +51,11 @@ bool shift(const InArray& points, std::string_view dtype, double delta, const Ou
   return INGOT_KERNEL(affine_shift)(zeros, n, delta, out.data(), type);
 }
 
-bool equal(const InArray& values, std::string_view dtype, float wanted) {
+bool equal(const InArray& values, std::string_view dtype, float target) {
   const Numbers in = numbers(values, scale_type(dtype), values.size());
   const std::size_t n = values.size();
   nb::gil_scoped_release release;
-  return INGOT_KERNEL(affine_equal)(in, n, wanted);
+  return INGOT_KERNEL(affine_equal)(in, n, target);
 }
 
 bool integers(const InArray& values, std::string_view dtype, float low, float high, const OutBytes& out) {

@@ -12,8 +12,8 @@
 #include "bind/bind.h"
 #include "core/dtype.h"
 
-// An array that a function writes to. It is never converted: the result would go to a copy that nobody sees. Whatever is
-// not as it should be (order, element type, not writable) is a TypeError.
+// An array that a function writes to. It is never converted, because the result would go to a temporary copy. A wrong
+// order, element type, or an array that is not writable is a TypeError.
 template <class... Traits>
 struct Written : nb::ndarray<Traits...> {
   Written() = default;
@@ -34,7 +34,7 @@ struct nanobind::detail::type_caster<Written<Traits...>> {
   }
 };
 
-// Of one dimension and one element type.
+// An input array of one dimension and one element type.
 template <class T>
 using In = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 template <class T>
@@ -45,8 +45,8 @@ using OutArray = Written<nb::c_contig, nb::device::cpu>;
 using InBytes = In<std::uint8_t>;
 using OutBytes = Out<std::uint8_t>;
 
-inline void require(bool holds, const char* what) {
-  if (!holds) throw nb::value_error(what);
+inline void require(bool holds, const char* message) {
+  if (!holds) throw nb::value_error(message);
 }
 
 // Every array is aligned to its elements, whichever function it goes to.
@@ -79,10 +79,10 @@ inline ingot::Dtype float_type(std::string_view name) {
 
 // Checks that an array holds elements of `type`, where f16 and bf16 come as uint16.
 template <class Array>
-void require_elements(const Array& array, ingot::Dtype type, const char* what) {
+void require_elements(const Array& array, ingot::Dtype type, const char* message) {
   const nb::dlpack::dtype found = array.dtype();
   const nb::dlpack::dtype wanted = type == ingot::Dtype::f32   ? nb::dtype<float>()
                                    : type == ingot::Dtype::f64 ? nb::dtype<double>()
                                                                : nb::dtype<std::uint16_t>();
-  require(found == wanted, what);
+  require(found == wanted, message);
 }

@@ -8,7 +8,7 @@
 
 namespace nb = nanobind;
 
-// What must hold for an argument of any function; bind/arrays.h says it of arrays.
+// Checks of an argument of any function; bind/arrays.h has the checks of arrays.
 template <class T>
 struct Sound {
   static void require(const T&) {}

@@ -12,7 +12,7 @@ namespace {
 using ingot::cbor::Cursor;
 using ingot::cbor::Error;
 using ingot::cbor::Item;
-using ingot::cbor::Kind;
+using ingot::cbor::Type;
 
 // Takes ownership of a new reference; a null one is the Python error that is set.
 nb::object own(PyObject* object) {
@@ -40,9 +40,9 @@ class Strings {
   static nb::object make(std::string_view text) {
     return own(PyUnicode_FromStringAndSize(text.data(), static_cast<Py_ssize_t>(text.size())));
   }
-  static bool same(PyObject* made, std::string_view text) {
+  static bool same(PyObject* result, std::string_view text) {
     Py_ssize_t size = 0;
-    const char* data = PyUnicode_AsUTF8AndSize(made, &size);
+    const char* data = PyUnicode_AsUTF8AndSize(result, &size);
     if (data == nullptr) throw nb::python_error();
     return std::string_view(data, static_cast<std::size_t>(size)) == text;
   }
@@ -52,9 +52,9 @@ class Strings {
     std::memcpy(PyUnicode_DATA(made.ptr()), text.data(), text.size());
     return made;
   }
-  static bool same(PyObject* made, std::string_view text) {
-    return static_cast<std::size_t>(PyUnicode_GET_LENGTH(made)) == text.size() &&
-           std::memcmp(PyUnicode_DATA(made), text.data(), text.size()) == 0;
+  static bool same(PyObject* result, std::string_view text) {
+    return static_cast<std::size_t>(PyUnicode_GET_LENGTH(result)) == text.size() &&
+           std::memcmp(PyUnicode_DATA(result), text.data(), text.size()) == 0;
   }
 #endif
 
@@ -76,17 +76,18 @@ class Builder {
   // Recursion ends at the depth limit.
   nb::object value() {
     const Item item = cursor_.next();
-    switch (item.kind) {
-      case Kind::kUnsigned: return own(PyLong_FromUnsignedLongLong(item.value));
-      case Kind::kNegative: return negative(item.value);
-      case Kind::kBytes: return own(PyBytes_FromStringAndSize(item.bytes.data(), static_cast<Py_ssize_t>(item.bytes.size())));
-      case Kind::kText: return strings_.get(item.bytes, item.ascii);
-      case Kind::kFalse: return nb::borrow(Py_False);
-      case Kind::kTrue: return nb::borrow(Py_True);
-      case Kind::kNull: return nb::none();
-      case Kind::kFloat: return own(PyFloat_FromDouble(item.real));
-      case Kind::kArray: return array(item);
-      case Kind::kMap: break;
+    switch (item.type) {
+      case Type::kUnsigned: return own(PyLong_FromUnsignedLongLong(item.value));
+      case Type::kNegative: return negative(item.value);
+      case Type::kBytes:
+        return own(PyBytes_FromStringAndSize(item.bytes.data(), static_cast<Py_ssize_t>(item.bytes.size())));
+      case Type::kText: return strings_.get(item.bytes, item.ascii);
+      case Type::kFalse: return nb::borrow(Py_False);
+      case Type::kTrue: return nb::borrow(Py_True);
+      case Type::kNull: return nb::none();
+      case Type::kFloat: return own(PyFloat_FromDouble(item.real));
+      case Type::kArray: return array(item);
+      case Type::kMap: break;
     }
     return map(item);
   }

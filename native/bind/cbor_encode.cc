@@ -145,7 +145,7 @@ class Encoder {
 
   // Encoding an element may run any Python code (attributes, mappings, buffers), which may change what holds it.
   static void unchanged(bool holds) {
-    if (!holds) refuse("cbor.changed", "expected lists and dicts that nobody changes while they are encoded");
+    if (!holds) refuse("cbor.changed", "expected lists and dicts that stay unchanged while they are encoded");
   }
 
   void entry(PyObject* key, PyObject* element, unsigned depth) {
@@ -199,8 +199,8 @@ class Encoder {
         refuse("cbor.utf8", "expected text that UTF-8 can hold, found lone surrogates");
       }
     }
-    std::sort(pairs.begin(), pairs.end(), [&](PyObject* one, PyObject* other) {
-      const std::string_view a = bytes(one), b = bytes(other);
+    std::sort(pairs.begin(), pairs.end(), [&](PyObject* first, PyObject* other) {
+      const std::string_view a = bytes(first), b = bytes(other);
       return a.size() != b.size() ? a.size() < b.size() : a < b;
     });
   }

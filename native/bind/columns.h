@@ -1,4 +1,4 @@
-// What native code found, as Python takes it: texts as str, columns of numbers as bytes.
+// Conversion of native results to Python: texts as str, columns of numbers as bytes.
 #pragma once
 #include <nanobind/nanobind.h>
 
@@ -17,7 +17,7 @@ inline nanobind::object owned(PyObject* object) {
 
 // The number and how many there are of it, where all are one: (number, count).
 inline nanobind::object as_numbers(const table::Numbers& values) {
-  if (!values.empty() && values.alike()) return nanobind::make_tuple(values[0], values.size());
+  if (!values.empty() && values.is_uniform()) return nanobind::make_tuple(values[0], values.size());
   nanobind::object bytes = owned(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(values.size() * sizeof(std::int64_t))));
   values.copy(reinterpret_cast<std::int64_t*>(PyBytes_AsString(bytes.ptr())));
   return bytes;

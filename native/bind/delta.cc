@@ -24,8 +24,8 @@ DeltaShape shape_of(const InArray& base, const Second& other, std::size_t chunk,
   require(chunk >= 1 && chunk <= ingot::kDeltaMaxChunk, "expected a chunk of 1 to 2^20 elements");
   require(sizes == (base.size() + chunk - 1) / chunk, "expected one size per chunk");
   require(shift >= 0 && shift < static_cast<int>(8 * width) - 1, "expected a shift inside of an element");
-  const std::size_t rest = base.size() % chunk;
-  return {{width, floats, shift}, base.size(), chunk, rest ? rest : chunk};
+  const std::size_t remainder = base.size() % chunk;
+  return {{width, floats, shift}, base.size(), chunk, remainder ? remainder : chunk};
 }
 
 std::size_t encode(const InArray& base, const InArray& tuned, std::size_t chunk, bool floats, int shift, const OutBytes& out,
@@ -61,6 +61,6 @@ void bind_delta(nb::module_& m) {
         "Encode what turns a base into a fine-tune, both seen as unsigned integers; returns the bytes written to out.");
   define(m, "delta_apply", &apply, nb::arg("planes"), nb::arg("sizes"), nb::arg("chunk"), nb::arg("last"), nb::arg("floats"),
         nb::arg("shift"), nb::arg("base"), nb::arg("out"),
-        "Apply chunks to a base, of the last one's `last` elements as many as are here. Returns (0, chunks), or a reason and the "
-        "chunk: 1 layout, 2 table, 3 stream.");
+        "Apply chunks to a base; of the last chunk's `last` elements those that `base` holds. Returns (0, chunks), or a reason "
+        "and the chunk: 1 layout, 2 table, 3 stream.");
 }

@@ -29,32 +29,32 @@ Addition addition(const InArray& base, const OutArray& out, const Back& back, bo
 void int4_add(const InBytes& packed, std::size_t first, const Floats& table, const Positions& positions, const Floats& values,
               bool gaps, const InArray& base, const OutArray& out, const Back& back, bool less, std::string_view dtype) {
   require(table.size() == 16, "expected sixteen values");
-  const Addition what = addition(base, out, back, less, dtype);
-  const Followed places(positions, out.size());
-  const ingot::Placed outliers = places.with(values);
+  const Addition sum = addition(base, out, back, less, dtype);
+  const Followed sorted(positions, out.size());
+  const ingot::Placed outliers = sorted.with(values);
   const std::size_t codes = out.size() - (gaps ? positions.size() : 0);
   require(first < 2 && (first + codes + 1) / 2 <= packed.size(), "expected a code for every other element");
   nb::gil_scoped_release release;
-  INGOT_KERNEL(int4_add)(packed.data(), first, table.data(), outliers, gaps, what);
+  INGOT_KERNEL(int4_add)(packed.data(), first, table.data(), outliers, gaps, sum);
 }
 
 void sign_add(const InBytes& bits, std::size_t first, const Floats& scales, const InArray& base, const OutArray& out,
               const Back& back, bool less, std::string_view dtype) {
-  const Addition what = addition(base, out, back, less, dtype);
+  const Addition sum = addition(base, out, back, less, dtype);
   const std::size_t rows = scales.size(), cols = rows ? out.size() / rows : 0;
   require(rows * cols == out.size(), "expected rows of one length");
   require(first < 8 && (first + out.size() + 7) / 8 <= bits.size(), "expected a bit for every element");
   nb::gil_scoped_release release;
-  INGOT_KERNEL(sign_add)(bits.data(), first, scales.data(), cols, what);
+  INGOT_KERNEL(sign_add)(bits.data(), first, scales.data(), cols, sum);
 }
 
 void placed_add(const Positions& positions, std::int64_t origin, const Floats& values, const InArray& base,
                 const OutArray& out, const Back& back, bool less, std::string_view dtype) {
-  const Addition what = addition(base, out, back, less, dtype);
-  const Followed places(positions, out.size(), origin);
-  const ingot::Placed where = places.with(values);
+  const Addition sum = addition(base, out, back, less, dtype);
+  const Followed sorted(positions, out.size(), origin);
+  const ingot::Placed where = sorted.with(values);
   nb::gil_scoped_release release;
-  INGOT_KERNEL(placed_add)(where, what);
+  INGOT_KERNEL(placed_add)(where, sum);
 }
 
 void differences(const InArray& tuned, const InArray& base, const OutFloats& out, std::string_view dtype) {

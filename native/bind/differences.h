@@ -4,10 +4,11 @@
 #include "core/wdelta.h"
 
 // Whether two arrays share no byte.
-template <class One, class Other>
-bool apart(const One& one, const Other& other) {
-  const auto first = reinterpret_cast<std::uintptr_t>(one.data()), second = reinterpret_cast<std::uintptr_t>(other.data());
-  return first + one.nbytes() <= second || second + other.nbytes() <= first;
+template <class First, class Other>
+bool apart(const First& single, const Other& other) {
+  const auto first = reinterpret_cast<std::uintptr_t>(single.data()),
+             second = reinterpret_cast<std::uintptr_t>(other.data());
+  return first + single.nbytes() <= second || second + other.nbytes() <= first;
 }
 
 using Base = std::optional<InArray>;

@@ -29,7 +29,7 @@ std::tuple<std::size_t, double, double, double, double, double, std::size_t, std
   nb::gil_scoped_release release;
   const ingot::PairStats found = INGOT_KERNEL(pair_stats)(reference.data(), one, other.data(), two, reference.size());
   return {found.finite, found.squared_error, found.squared_reference, found.squared_other,
-          found.dot,    found.max_abs,       found.odd,               found.different};
+          found.dot,    found.max_abs,       found.incomparable,               found.different};
 }
 
 double pair_error(const InArray& reference, std::string_view dtype, const InArray& other, std::string_view other_dtype) {

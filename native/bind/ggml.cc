@@ -69,26 +69,28 @@ void pack(std::string_view type, const InBytes& codes, const InBytes& scales, co
                           minima ? minima->data() : nullptr, count, blocks.data());
 }
 
-void compose(std::string_view type, const InBytes& codes, const In<std::uint16_t>& d, const std::optional<In<std::uint16_t>>& least,
-             const std::optional<In<float>>& steps, const std::optional<In<float>>& minimums, const OutBytes& blocks) {
+void compose(std::string_view type, const InBytes& codes, const In<std::uint16_t>& d,
+             const std::optional<In<std::uint16_t>>& smallest, const std::optional<In<float>>& steps,
+             const std::optional<In<float>>& minimums, const OutBytes& blocks) {
   const std::size_t index = index_of(type);
   const ingot::GgmlBlock& block = ingot::kGgmlBlocks[index];
   require(blocks.size() % block.bytes == 0, "expected whole blocks");
   const std::size_t count = blocks.size() / block.bytes, groups = block.packed ? 0 : block.scales / sizeof(float);
   require(codes.size() % block.elements == 0 && codes.size() / block.elements == count, "expected a code for each element");
-  require(d.size() == count && (!least || least->size() == count), "expected a scale, and a minimum, for each block");
-  require(least.has_value() == (block.minima != 0), "expected minima of types that have them");
+  require(d.size() == count && (!smallest || smallest->size() == count),
+          "expected a scale, and a minimum, for each block");
+  require(smallest.has_value() == (block.minima != 0), "expected minima of types that have them");
   require(steps.has_value() == (groups != 0) && (!steps || steps->size() == count * groups), "expected an integer for each group");
   require(minimums.has_value() == (groups != 0 && block.minima != 0) && (!minimums || minimums->size() == count * groups),
           "expected a minimum for each group");
   const auto data = [](const auto& array) { return array ? array->data() : nullptr; };
-  const ingot::GgmlNumbers from{d.data(), data(least), data(steps), data(minimums), codes.data()};
-  bool known = false;
+  const ingot::GgmlNumbers from{d.data(), data(smallest), data(steps), data(minimums), codes.data()};
+  bool is_known = false;
   {
     nb::gil_scoped_release release;
-    known = INGOT_KERNEL(ggml_compose)(static_cast<ingot::Ggml>(index), from, count, blocks.data());
+    is_known = INGOT_KERNEL(ggml_compose)(static_cast<ingot::Ggml>(index), from, count, blocks.data());
   }
-  require(known, "expected a type of block that is put together");
+  require(is_known, "expected a type of block that is put together");
 }
 
 std::tuple<int, std::size_t> encode(std::string_view type, const InArray& values, std::string_view dtype,
@@ -110,8 +112,8 @@ std::tuple<int, std::size_t> encode(std::string_view type, const InArray& values
     nb::gil_scoped_release release;
     status = INGOT_KERNEL(ggml_encode)(static_cast<ingot::Ggml>(index), from, blocks.data());
   }
-  require(status.kind != ingot::GgmlStatus::no_encoder, "expected a type of block that is encoded in this way");
-  return {status.kind, status.index};
+  require(status.code != ingot::GgmlStatus::no_encoder, "expected a type of block that is encoded in this way");
+  return {status.code, status.index};
 }
 
 }  // namespace
@@ -126,7 +128,7 @@ void bind_ggml(nb::module_& m) {
          "Take blocks apart: rows of codes, the lowest bits first, and bytes of scales and minima, as stored or in f32.");
   define(m, "ggml_pack", &pack, nb::arg("type"), nb::arg("codes"), nb::arg("scales"), nb::arg("minima").none(),
          nb::arg("blocks"), "Put blocks together whose scales are stored as they are; undoes `ggml_unpack`.");
-  define(m, "ggml_compose", &compose, nb::arg("type"), nb::arg("codes"), nb::arg("d"), nb::arg("least").none(),
+  define(m, "ggml_compose", &compose, nb::arg("type"), nb::arg("codes"), nb::arg("d"), nb::arg("dmin").none(),
          nb::arg("steps").none(), nb::arg("minimums").none(), nb::arg("blocks"),
          "Put blocks together from a code for each element, their own scale and minimum as bits of f16, and the integers that "
          "multiply these for each group.");

@@ -35,40 +35,41 @@ KvBlocks blocks_of(const Codes& packed, const Halves& scales, const Halves& zero
 }
 
 struct Job {
-  KvBlocks at;
+  KvBlocks blocks;
   const float* x;
   float* out;
   std::size_t count, stride, parts;  // rows of x; of the scores; tasks of a head
 };
 
 std::size_t threads_for(const Job& job, std::size_t heads, std::size_t threads) {
-  const std::size_t bytes = heads * job.at.count * job.at.rows * job.at.row_bytes;
+  const std::size_t bytes = heads * job.blocks.count * job.blocks.rows * job.blocks.row_bytes;
   return bytes * std::max<std::size_t>(job.count, 1) <= kSmall ? 1 : std::clamp<std::size_t>(threads, 1, 256);
 }
 
 void score(void* context, std::size_t index) {
   const Job& job = *static_cast<const Job*>(context);
-  const std::size_t first = index % job.parts * kTaskBlocks, last = std::min(first + kTaskBlocks, job.at.count);
-  INGOT_KERNEL(kv_scores)(job.at, job.x, job.count, index / job.parts, first, last, job.out, job.stride);
+  const std::size_t first = index % job.parts * kTaskBlocks, last = std::min(first + kTaskBlocks, job.blocks.count);
+  INGOT_KERNEL(kv_scores)(job.blocks, job.x, job.count, index / job.parts, first, last, job.out, job.stride);
 }
 
 void mix(void* context, std::size_t index) {
   const Job& job = *static_cast<const Job*>(context);
-  INGOT_KERNEL(kv_values)(job.at, job.x, job.stride, job.count, index / job.parts, index % job.parts, job.out);
+  INGOT_KERNEL(kv_values)(job.blocks, job.x, job.stride, job.count, index / job.parts, index % job.parts, job.out);
 }
 
 void scores(const Rows& queries, const Codes& packed, const Halves& scales, const Halves& zeros, std::size_t blocks,
             int bits, const OutRows& out, std::size_t first, std::size_t threads) {
   require(bits > 0, "expected 2, 4 or 8 bits");
   const std::size_t heads = packed.shape(0), cols = packed.shape(3) * 8 / static_cast<std::size_t>(bits);
-  const KvBlocks at = blocks_of(packed, scales, zeros, blocks, bits, cols, std::max<std::size_t>(cols, ingot::kKvLanes));
-  require(queries.shape(0) == heads && queries.shape(2) == at.rows, "expected queries [heads, rows, channels]");
+  const KvBlocks kv =
+      blocks_of(packed, scales, zeros, blocks, bits, cols, std::max<std::size_t>(cols, ingot::kKvLanes));
+  require(queries.shape(0) == heads && queries.shape(2) == kv.rows, "expected queries [heads, rows, channels]");
   require(queries.shape(1) <= kMostRows && out.shape(0) == heads && out.shape(1) == queries.shape(1),
           "expected scores [heads, rows, tokens]");
   const std::size_t total = out.shape(2);
   require(first <= total && blocks * cols <= total - first, "expected room for the scores of all blocks");
   if (blocks == 0 || heads == 0) return;
-  Job job{at, queries.data(), out.data() + first, queries.shape(1), total, (blocks + kTaskBlocks - 1) / kTaskBlocks};
+  Job job{kv, queries.data(), out.data() + first, queries.shape(1), total, (blocks + kTaskBlocks - 1) / kTaskBlocks};
   nb::gil_scoped_release release;
   ingot::run_tasks(heads * job.parts, threads_for(job, heads, threads), &score, &job);
 }
@@ -76,16 +77,16 @@ void scores(const Rows& queries, const Codes& packed, const Halves& scales, cons
 void values(const Rows& weights, std::size_t first, const Codes& packed, const Halves& scales, const Halves& zeros,
             std::size_t blocks, int bits, std::size_t group, const OutRows& out, std::size_t threads) {
   const std::size_t heads = packed.shape(0);
-  const KvBlocks at = blocks_of(packed, scales, zeros, blocks, bits, out.shape(2), group);
+  const KvBlocks kv = blocks_of(packed, scales, zeros, blocks, bits, out.shape(2), group);
   const std::size_t total = weights.shape(2);
   require(weights.shape(0) == heads && weights.shape(1) <= kMostRows, "expected weights [heads, rows, tokens]");
-  require(first <= total && blocks * at.rows <= total - first, "expected a weight for every token of the blocks");
+  require(first <= total && blocks * kv.rows <= total - first, "expected a weight for every token of the blocks");
   require(out.shape(0) == heads && out.shape(1) == weights.shape(1), "expected an output [heads, rows, width]");
-  if (blocks == 0 || heads == 0 || at.groups == 0) {
+  if (blocks == 0 || heads == 0 || kv.groups == 0) {
     std::fill_n(out.data(), out.size(), 0.0f);
     return;
   }
-  Job job{at, weights.data() + first, out.data(), weights.shape(1), total, at.groups};
+  Job job{kv, weights.data() + first, out.data(), weights.shape(1), total, kv.groups};
   nb::gil_scoped_release release;
   ingot::run_tasks(heads * job.parts, threads_for(job, heads, threads), &mix, &job);
 }

@@ -36,22 +36,22 @@ class Rows {
  public:
   Rows(std::size_t rows, std::size_t cols, std::size_t size)
       : bytes_(new std::uint8_t[rows * cols * size]), row_(cols * size) {}
-  void* at(std::size_t row) const { return bytes_.get() + row * row_; }
+  void* row(std::size_t row) const { return bytes_.get() + row * row_; }
 
  private:
   const std::unique_ptr<std::uint8_t[]> bytes_;
   const std::size_t row_;
 };
 
-void attend_all(const Attend& at, std::size_t threads) {
-  const std::size_t segments = at.segments(), each = at.rows * at.part();
-  std::vector<float> parts(at.heads * segments * each);
-  if (at.heads * at.tokens * at.width < kSmall) threads = 1;
-  in_tasks(at.heads * segments, threads, [&](std::size_t index) {
-    INGOT_KERNEL(attend_segment)(at, index / segments, index % segments, parts.data() + index * each);
+void attend_all(const Attend& task, std::size_t threads) {
+  const std::size_t segments = task.segments(), each = task.rows * task.part();
+  std::vector<float> parts(task.heads * segments * each);
+  if (task.heads * task.tokens * task.width < kSmall) threads = 1;
+  in_tasks(task.heads * segments, threads, [&](std::size_t index) {
+    INGOT_KERNEL(attend_segment)(task, index / segments, index % segments, parts.data() + index * each);
   });
-  for (std::size_t head = 0; head < at.heads; ++head)
-    INGOT_KERNEL(attend_merge)(at, head, parts.data() + head * segments * each);
+  for (std::size_t head = 0; head < task.heads; ++head)
+    INGOT_KERNEL(attend_merge)(task, head, parts.data() + head * segments * each);
 }
 
 void attend(const InArray& queries, const InArray& keys, const InArray& values, std::size_t tokens, const OutArray& out,
@@ -71,10 +71,11 @@ void attend(const InArray& queries, const InArray& keys, const InArray& values, 
     require(out.shape(i) == queries.shape(i), "expected an output as queries");
   }
   require(tokens >= 1 && tokens <= keys.shape(1), "expected no more tokens than there are keys");
-  const Attend at{queries.data(), keys.data(), values.data(), out.data(), heads, rows, width, tokens, keys.shape(1), type, scale};
+  const Attend task{queries.data(), keys.data(), values.data(), out.data(), heads, rows,
+                    width,          tokens,      keys.shape(1), type,       scale};
   if (out.size() == 0) return;
   nb::gil_scoped_release release;
-  attend_all(at, threads);
+  attend_all(task, threads);
 }
 
 // The seven products of a decoder layer, and what lies between them.
@@ -87,18 +88,21 @@ class DecoderLayer {
     require(nb::len(matrices) == kCount && nb::len(biases) == kCount, "expected seven matrices, and a bias or None of each");
     require(nb::len(norms) == kNorms && nb::len(epsilons) == kNorms, "expected four norms, and an epsilon of each");
     for (std::size_t i = 0; i < kCount; ++i) {
-      of_[i] = nb::cast<const PackedMatrix*>(matrices[i]);
-      require(of_[i] && of_[i]->rounds(), "expected matrices that take x in 8 bits");
-      biases_[i] = vector_of(biases[i], of_[i]->rows());
+      opened_[i] = nb::cast<const PackedMatrix*>(matrices[i]);
+      require(opened_[i] && opened_[i]->rounds(), "expected matrices that take x in 8 bits");
+      biases_[i] = vector_of(biases[i], opened_[i]->rows());
     }
-    const std::size_t hidden = of_[kQuery]->cols(), between = of_[kGate]->rows(), attended = of_[kQuery]->rows();
+    const std::size_t hidden = opened_[kQuery]->cols(), between = opened_[kGate]->rows(),
+                      attended = opened_[kQuery]->rows();
     require(width >= 2 && width % 2 == 0 && width <= ingot::kAttendWidth, "expected heads of at most 512 columns, in pairs");
-    require(attended % width == 0 && of_[kKey]->rows() % width == 0, "expected whole heads");
-    require(of_[kKey]->cols() == hidden && of_[kValue]->cols() == hidden && of_[kGate]->cols() == hidden &&
-                of_[kUp]->cols() == hidden && of_[kOut]->rows() == hidden && of_[kDown]->rows() == hidden,
+    require(attended % width == 0 && opened_[kKey]->rows() % width == 0, "expected whole heads");
+    require(opened_[kKey]->cols() == hidden && opened_[kValue]->cols() == hidden &&
+                opened_[kGate]->cols() == hidden && opened_[kUp]->cols() == hidden &&
+                opened_[kOut]->rows() == hidden && opened_[kDown]->rows() == hidden,
             "expected matrices of one hidden size");
-    require(of_[kOut]->cols() == attended && of_[kUp]->rows() == between && of_[kDown]->cols() == between,
-            "expected matrices that follow each other");
+    require(
+        opened_[kOut]->cols() == attended && opened_[kUp]->rows() == between && opened_[kDown]->cols() == between,
+        "expected matrices that follow each other");
     for (std::size_t i = 0; i < kNorms; ++i) {
       norms_[i] = vector_of(norms[i], i == kBefore || i == kBetween ? hidden : width);
       eps_[i] = nb::cast<float>(epsilons[i]);
@@ -109,20 +113,21 @@ class DecoderLayer {
   // Queries, keys and values of rows of x, the first two turned to their positions.
   void project(const InArray& x, const InArray& cosines, const InArray& sines, const OutArray& queries, const OutArray& keys,
                const OutArray& values, std::size_t threads) const {
-    const std::size_t hidden = of_[kQuery]->cols(), rows = require_rows(x, hidden);
+    const std::size_t hidden = opened_[kQuery]->cols(), rows = require_rows(x, hidden);
     require(require_rows(cosines, width_) == rows && require_rows(sines, width_) == rows, "expected an angle for each row");
-    require_output(queries, rows, of_[kQuery]->rows());
-    require_output(keys, rows, of_[kKey]->rows());
-    require_output(values, rows, of_[kValue]->rows());
+    require_output(queries, rows, opened_[kQuery]->rows());
+    require_output(keys, rows, opened_[kKey]->rows());
+    require_output(values, rows, opened_[kValue]->rows());
     nb::gil_scoped_release release;
     project_rows(x.data(), rows, cosines.data(), sines.data(), queries.data(), keys.data(), values.data(), threads);
   }
 
-  // What the layer returns for one more token of each sequence. Its keys and values come behind the `used` that there are,
-  // and are attended to with them.
+  // Writes the layer's output for one more token of each sequence. Its keys and values are stored after the first `used`,
+  // and attention covers both.
   void step(const InArray& x, const InArray& cosines, const InArray& sines, const OutArray& keys, const OutArray& values,
             std::size_t used, float scale, const OutArray& out, std::size_t threads) const {
-    const std::size_t hidden = of_[kQuery]->cols(), rows = require_rows(x, hidden), shared = of_[kKey]->rows() / width_;
+    const std::size_t hidden = opened_[kQuery]->cols(), rows = require_rows(x, hidden),
+                      shared = opened_[kKey]->rows() / width_;
     require(require_rows(cosines, width_) == rows && require_rows(sines, width_) == rows, "expected an angle for each row");
     require_output(out, rows, hidden);
     require(keys.ndim() == 4 && keys.shape(0) == rows && keys.shape(1) == shared && keys.shape(3) == width_,
@@ -131,24 +136,28 @@ class DecoderLayer {
     require_elements(keys, type_, "expected keys of the layer's type");
     require_elements(values, type_, "expected values of the layer's type");
     require(used < keys.shape(2), "expected room for a token more");
-    require(width_ % ingot::kAttendColumns == 0 && of_[kQuery]->rows() / width_ % shared == 0, "expected heads that can share keys");
+    require(width_ % ingot::kAttendColumns == 0 && opened_[kQuery]->rows() / width_ % shared == 0,
+            "expected heads that can share keys");
     nb::gil_scoped_release release;
-    const std::size_t room = keys.shape(2), heads = of_[kQuery]->rows(), kept = of_[kKey]->rows();
+    const std::size_t room = keys.shape(2), heads = opened_[kQuery]->rows(), kept = opened_[kKey]->rows();
     const Rows queries(rows, heads, size_), key(rows, kept, size_), value(rows, kept, size_);
-    project_rows(x.data(), rows, cosines.data(), sines.data(), queries.at(0), key.at(0), value.at(0), threads);
+    project_rows(x.data(), rows, cosines.data(), sines.data(), queries.row(0), key.row(0), value.row(0), threads);
     for (std::size_t head = 0; head < rows * shared; ++head) {
-      std::memcpy(row_of(keys.data(), head * room + used, width_), row_of(key.at(0), head, width_), width_ * size_);
-      std::memcpy(row_of(values.data(), head * room + used, width_), row_of(value.at(0), head, width_), width_ * size_);
+      std::memcpy(row_of(keys.data(), head * room + used, width_), row_of(key.row(0), head, width_), width_ * size_);
+      std::memcpy(row_of(values.data(), head * room + used, width_), row_of(value.row(0), head, width_),
+                  width_ * size_);
     }
     const Rows attended(rows, heads, size_);
-    attend_all({queries.at(0), keys.data(), values.data(), attended.at(0), rows * shared, heads / kept, width_, used + 1, room,
-                type_, scale}, threads);
-    finish_all(attended.at(0), x.data(), rows, out.data(), threads);
+    attend_all({queries.row(0), keys.data(), values.data(), attended.row(0), rows * shared, heads / kept, width_,
+                used + 1, room, type_, scale},
+               threads);
+    finish_all(attended.row(0), x.data(), rows, out.data(), threads);
   }
 
-  // What the layer returns, of its input and of what was attended to.
+  // Writes the layer's output, from its input and the output of attention.
   void finish(const InArray& attended, const InArray& x, const OutArray& out, std::size_t threads) const {
-    const std::size_t hidden = of_[kQuery]->cols(), heads = of_[kOut]->cols(), rows = require_rows(x, hidden);
+    const std::size_t hidden = opened_[kQuery]->cols(), heads = opened_[kOut]->cols(),
+                      rows = require_rows(x, hidden);
     require(require_rows(attended, heads) == rows, "expected what each row attended to");
     require_output(out, rows, hidden);
     nb::gil_scoped_release release;
@@ -169,10 +178,11 @@ class DecoderLayer {
   // None is none.
   std::optional<InArray> vector_of(nb::handle given, std::size_t size) const {
     if (given.is_none()) return std::nullopt;
-    const InArray found = nb::cast<InArray>(given);
-    require_elements(found, type_, "expected aligned biases and norms of the named type");
-    require(found.ndim() == 1 && found.size() == size, "expected a bias for each row, a weight of a norm for each column");
-    return found;
+    const InArray result = nb::cast<InArray>(given);
+    require_elements(result, type_, "expected aligned biases and norms of the named type");
+    require(result.ndim() == 1 && result.size() == size,
+            "expected a bias for each row, a weight of a norm for each column");
+    return result;
   }
 
   template <class Array>
@@ -189,20 +199,20 @@ class DecoderLayer {
   void multiply(std::size_t which, const void* x, std::size_t rows, void* out, std::size_t threads) const {
     const bool dots = ingot::has_dots(ingot::current_isa());
     const void* bias = biases_[which] ? biases_[which]->data() : nullptr;
-    ingot::multiply_int8(of_[which]->weights(), x, rows, {bias, type_, out, type_}, dots, threads);
+    ingot::multiply_int8(opened_[which]->weights(), x, rows, {bias, type_, out, type_}, dots, threads);
   }
 
   void norm(std::size_t which, const void* x, std::size_t rows, const Rows& out, std::size_t threads) const {
-    const std::size_t hidden = of_[kQuery]->cols();
+    const std::size_t hidden = opened_[kQuery]->cols();
     in_rows(rows, hidden, threads, [&](std::size_t first, std::size_t last) {
       for (std::size_t row = first; row < last; ++row)
-        INGOT_KERNEL(rms_norm)(row_of(x, row, hidden), norms_[which]->data(), type_, hidden, eps_[which], out.at(row));
+        INGOT_KERNEL(rms_norm)(row_of(x, row, hidden), norms_[which]->data(), type_, hidden, eps_[which], out.row(row));
     });
   }
 
   // The heads of a row, each by a norm of its own where there is one, then to its position.
   void turn(std::size_t which, void* row, const void* cosines, const void* sines) const {
-    const std::size_t heads = of_[which]->rows() / width_, norm = kQueryHeads + which;
+    const std::size_t heads = opened_[which]->rows() / width_, norm = kQueryHeads + which;
     if (norms_[norm])
       for (std::size_t head = 0; head < heads; ++head) {
         void* values = row_of(row, head, width_);
@@ -213,49 +223,50 @@ class DecoderLayer {
 
   void project_rows(const void* x, std::size_t rows, const void* cosines, const void* sines, void* queries, void* keys,
                     void* values, std::size_t threads) const {
-    const Rows normal(rows, of_[kQuery]->cols(), size_);
+    const Rows normal(rows, opened_[kQuery]->cols(), size_);
     norm(kBefore, x, rows, normal, threads);
-    multiply(kQuery, normal.at(0), rows, queries, threads);
-    multiply(kKey, normal.at(0), rows, keys, threads);
-    multiply(kValue, normal.at(0), rows, values, threads);
-    in_rows(rows, of_[kQuery]->rows(), threads, [&](std::size_t first, std::size_t last) {
+    multiply(kQuery, normal.row(0), rows, queries, threads);
+    multiply(kKey, normal.row(0), rows, keys, threads);
+    multiply(kValue, normal.row(0), rows, values, threads);
+    in_rows(rows, opened_[kQuery]->rows(), threads, [&](std::size_t first, std::size_t last) {
       for (std::size_t row = first; row < last; ++row)
         for (const std::size_t which : {kQuery, kKey})
-          turn(which, row_of(which == kQuery ? queries : keys, row, of_[which]->rows()), row_of(cosines, row, width_),
-               row_of(sines, row, width_));
+          turn(which, row_of(which == kQuery ? queries : keys, row, opened_[which]->rows()),
+               row_of(cosines, row, width_), row_of(sines, row, width_));
     });
   }
 
   void finish_all(const void* attended, const void* x, std::size_t rows, void* out, std::size_t threads) const {
-    const std::size_t hidden = of_[kQuery]->cols(), heads = of_[kOut]->cols();
+    const std::size_t hidden = opened_[kQuery]->cols(), heads = opened_[kOut]->cols();
     for (std::size_t first = 0; first < rows; first += ingot::kInt8Count)
       finish_rows(row_of(attended, first, heads), row_of(x, first, hidden), std::min(rows - first, ingot::kInt8Count),
                   row_of(out, first, hidden), threads);
   }
 
   void finish_rows(const void* attended, const void* x, std::size_t rows, void* out, std::size_t threads) const {
-    const std::size_t hidden = of_[kQuery]->cols(), between = of_[kGate]->rows();
+    const std::size_t hidden = opened_[kQuery]->cols(), between = opened_[kGate]->rows();
     const Rows normal(rows, hidden, size_), gates(rows, between, size_), ups(rows, between, size_);
-    const auto add = [&](const void* one, const void* other) {
+    const auto add = [&](const void* single, const void* other) {
       in_rows(rows, hidden, threads, [&](std::size_t first, std::size_t last) {
-        INGOT_KERNEL(add_values)(row_of(one, first, hidden), row_of(other, first, hidden), type_, (last - first) * hidden,
-                                 row_of(out, first, hidden));
+        INGOT_KERNEL(add_values)
+        (row_of(single, first, hidden), row_of(other, first, hidden), type_, (last - first) * hidden,
+         row_of(out, first, hidden));
       });
     };
-    multiply(kOut, attended, rows, normal.at(0), threads);
-    add(x, normal.at(0));
+    multiply(kOut, attended, rows, normal.row(0), threads);
+    add(x, normal.row(0));
     norm(kBetween, out, rows, normal, threads);
-    multiply(kGate, normal.at(0), rows, gates.at(0), threads);
-    multiply(kUp, normal.at(0), rows, ups.at(0), threads);
+    multiply(kGate, normal.row(0), rows, gates.row(0), threads);
+    multiply(kUp, normal.row(0), rows, ups.row(0), threads);
     in_rows(rows, between, threads, [&](std::size_t first, std::size_t last) {
-      INGOT_KERNEL(gate_values)(gates.at(first), ups.at(first), type_, (last - first) * between, gates.at(first));
+      INGOT_KERNEL(gate_values)(gates.row(first), ups.row(first), type_, (last - first) * between, gates.row(first));
     });
-    multiply(kDown, gates.at(0), rows, normal.at(0), threads);
-    add(out, normal.at(0));
+    multiply(kDown, gates.row(0), rows, normal.row(0), threads);
+    add(out, normal.row(0));
   }
 
   const nb::list matrices_;  // keeps them alive
-  const PackedMatrix* of_[kCount];
+  const PackedMatrix* opened_[kCount];
   std::optional<InArray> biases_[kCount];
   std::optional<InArray> norms_[kNorms];
   float eps_[kNorms];
@@ -276,8 +287,8 @@ void bind_layer(nb::module_& m) {
       .def("project", guarded(&DecoderLayer::project), nb::arg("x"), nb::arg("cosines"), nb::arg("sines"), nb::arg("queries"),
            nb::arg("keys"), nb::arg("values"), nb::arg("threads"), "Queries, keys and values of rows of x.")
       .def("finish", guarded(&DecoderLayer::finish), nb::arg("attended"), nb::arg("x"), nb::arg("out"), nb::arg("threads"),
-           "What the layer returns, of what was attended to and of its input.")
+           "Write the layer's output, computed from the output of attention and the layer's input.")
       .def("step", guarded(&DecoderLayer::step), nb::arg("x"), nb::arg("cosines"), nb::arg("sines"), nb::arg("keys"),
            nb::arg("values"), nb::arg("used"), nb::arg("scale"), nb::arg("out"), nb::arg("threads"),
-           "What the layer returns for one more token of each sequence, whose keys and values come behind those used.");
+           "Write the layer's output for one more token of each sequence; store its keys and values after the `used` ones.");
 }

@@ -1,11 +1,11 @@
-// What CPython's limited API lacks, of which wheels for 3.12 and later are built: by functions that it has.
+// Functions that CPython's limited API lacks, which wheels for 3.12 and later need, implemented by functions that it has.
 #pragma once
 #include <Python.h>
 
 #if defined(Py_LIMITED_API)
 inline Py_ssize_t ingot_length(PyObject* item) { return PyList_Check(item) ? PyList_Size(item) : PyTuple_Size(item); }
-inline PyObject* ingot_item(PyObject* item, Py_ssize_t at) {
-  return PyList_Check(item) ? PyList_GetItem(item, at) : PyTuple_GetItem(item, at);
+inline PyObject* ingot_item(PyObject* item, Py_ssize_t index) {
+  return PyList_Check(item) ? PyList_GetItem(item, index) : PyTuple_GetItem(item, index);
 }
 #undef PySequence_Fast_GET_SIZE  // there, and made of macros that are not
 #undef PySequence_Fast_GET_ITEM

@@ -33,8 +33,8 @@ void bind_mapping(nb::module_& m) {
           throw nb::python_error();
         }
         auto* const pages = new Pages{start, size};
-        const nb::capsule owner(pages, [](void* held) noexcept {
-          const auto* const gone = static_cast<Pages*>(held);
+        const nb::capsule owner(pages, [](void* matrix) noexcept {
+          const auto* const gone = static_cast<Pages*>(matrix);
           ingot::unmap_file(gone->start, gone->size);
           delete gone;
         });

@@ -84,21 +84,22 @@ struct Points {
 Points points_of(const double* weights, const double* sums, Dtype type) {
   const auto keys = std::make_unique_for_overwrite<std::uint16_t[]>(kBins);
   const std::size_t there = INGOT_KERNEL(palette_keys)(weights, keys.get());
-  Points found{std::make_unique_for_overwrite<double[]>(there), std::make_unique_for_overwrite<double[]>(there)};
+  Points result{std::make_unique_for_overwrite<double[]>(there), std::make_unique_for_overwrite<double[]>(there)};
   if (!sums) {
-    found.n = INGOT_KERNEL(palette_points)(weights, keys.get(), there, type, found.values.get(), found.weights.get());
-    return found;
+    result.n =
+        INGOT_KERNEL(palette_points)(weights, keys.get(), there, type, result.values.get(), result.weights.get());
+    return result;
   }
   for (std::size_t i = 0; i < there; ++i) {
     const double weight = weights[keys[i]], value = sums[keys[i]] / weight;
-    if (found.n && found.values[found.n - 1] == value) {  // -0 and +0
-      found.weights[found.n - 1] += weight;
+    if (result.n && result.values[result.n - 1] == value) {  // -0 and +0
+      result.weights[result.n - 1] += weight;
     } else {
-      found.values[found.n] = value;
-      found.weights[found.n++] = weight;
+      result.values[result.n] = value;
+      result.weights[result.n++] = weight;
     }
   }
-  return found;
+  return result;
 }
 
 std::size_t solve(const InDoubles& weights, const std::optional<InDoubles>& sums, std::string_view dtype,
@@ -147,9 +148,9 @@ double nearest(const Points32& points, const Points32& centroids, const OutBytes
   require(codes.size() == n && (!bounds || bounds->size() == n), "expected a code per point, and a bound if any");
   require(moved >= 0, "expected a distance");
   require(!moves || bounds, "expected bounds where points move");
-  std::uint8_t most = 0;
-  for (std::size_t i = 0; bounds && i < n; ++i) most = std::max(most, codes.data()[i]);
-  require(most < k, "expected codes of centroids");
+  std::uint8_t limit = 0;
+  for (std::size_t i = 0; bounds && i < n; ++i) limit = std::max(limit, codes.data()[i]);
+  require(limit < k, "expected codes of centroids");
   const ingot::PalettePoints at{points.data(), n, static_cast<int>(size)};
   const ingot::PaletteFound found{codes.data(), bounds ? bounds->data() : nullptr, moved, sums.data(), counts.data(), moves};
   nb::gil_scoped_release release;
@@ -175,45 +176,46 @@ Cells cells_of(const Columns& columns, const Starts& starts, const Boxes& boxes,
   const std::size_t cells = starts.size() - 1, n = columns.size() / numbers - ingot::kBehind;
   require(cells >= ingot::kCellsOfPart && cells <= kBins && (cells & (cells - 1)) == 0, "expected 64 to 65536 cells");
   require(n < std::size_t{1} << 31, "expected fewer points");
-  const Cells found{static_cast<int>(numbers), n, cells, columns.data(), starts.data(), boxes.data()};
-  require(boxes.size() == 2 * numbers * found.boxes_of_a_row(), "expected two numbers for every side of a box");
-  return found;
+  const Cells cells_out{static_cast<int>(numbers), n, cells, columns.data(), starts.data(), boxes.data()};
+  require(boxes.size() == 2 * numbers * cells_out.boxes_of_a_row(), "expected two numbers for every side of a box");
+  return cells_out;
 }
 
 double cells(const Points32& points, const Out<float>& columns, const Out<std::uint32_t>& starts, const Out<float>& boxes,
-             const Out<std::uint16_t>& places) {
+             const Out<std::uint16_t>& positions) {
   const auto to = cells_of<ingot::PaletteCellsToFill>(columns, starts, boxes, points.shape(1));
-  require(points.shape(0) == to.n && places.size() == to.n && to.n >= 1, "expected room for every point, and some");
+  require(points.shape(0) == to.n && positions.size() == to.n && to.n >= 1, "expected room for every point, and some");
   nb::gil_scoped_release release;
-  return INGOT_KERNEL(palette_cells)(points.data(), to, places.data());
+  return INGOT_KERNEL(palette_cells)(points.data(), to, positions.data());
 }
 
-void cell_codes(const In<std::uint16_t>& places, const Ids& starts, const InBytes& codes, const OutBytes& out) {
-  const std::size_t n = places.size(), cells = starts.size() ? starts.size() - 1 : 0;
+void cell_codes(const In<std::uint16_t>& positions, const Ids& starts, const InBytes& codes, const OutBytes& out) {
+  const std::size_t n = positions.size(), cells = starts.size() ? starts.size() - 1 : 0;
   require(codes.size() == n && out.size() == n, "expected a code for every point");
   require(cells <= kBins && n < std::size_t{1} << 31, "expected up to 65536 cells, and fewer points");
   bool within = false;
   {
     nb::gil_scoped_release release;
-    within = INGOT_KERNEL(palette_codes)(places.data(), n, starts.data(), cells, codes.data(), out.data());
+    within = INGOT_KERNEL(palette_codes)(positions.data(), n, starts.data(), cells, codes.data(), out.data());
   }
   require(within, "expected cells that hold the points");
 }
 
-// What lies in the arrays is not looked at here: cells that are not within the points are passed over, and codes and owners
-// that are no centroids are those of new points.
+// The contents of the arrays are not checked here: cells that are not within the points are skipped, and codes and owners
+// that are no centroids are treated as those of new points.
 void step(const In<float>& columns, const Ids& starts, const In<float>& boxes, std::size_t first, std::size_t end,
           const Points32& centroids, const OutBytes& codes, const Out<std::uint16_t>& owners, const Doubles& sums,
           const Doubles& counts) {
   const std::size_t size = centroids.shape(1), k = centroids.shape(0);
-  const auto at = cells_of<ingot::PaletteCells>(columns, starts, boxes, size);
+  const auto all_cells = cells_of<ingot::PaletteCells>(columns, starts, boxes, size);
   require(k >= 1 && k <= 256 && sums.size() == k * size && counts.size() == k, "expected 1 to 256 centroids, and room for each");
-  require(codes.size() == at.n && owners.size() == at.cells, "expected a code per point, and an owner per cell");
-  require(first <= end && end <= at.parts() && first % ingot::kPartsAtOnce == 0, "expected parts there are");
-  require(end % ingot::kPartsAtOnce == 0 || end == at.parts(), "expected sixteen parts at a time");
+  require(codes.size() == all_cells.n && owners.size() == all_cells.cells,
+          "expected a code per point, and an owner per cell");
+  require(first <= end && end <= all_cells.parts() && first % ingot::kPartsAtOnce == 0, "expected parts there are");
+  require(end % ingot::kPartsAtOnce == 0 || end == all_cells.parts(), "expected sixteen parts at a time");
   const ingot::PaletteSteps to{codes.data(), owners.data(), sums.data(), counts.data()};
   nb::gil_scoped_release release;
-  INGOT_KERNEL(palette_step)(at, first, end, centroids.data(), k, to);
+  INGOT_KERNEL(palette_step)(all_cells, first, end, centroids.data(), k, to);
 }
 
 // Points, as many codes and slacks, and what is found for each of `k` centroids.
@@ -228,31 +230,33 @@ ingot::PaletteSlacks slacks_of(const Points32& points, const Points32& centroids
 
 double guess(const Points32& points, const Points32& centroids, const OutBytes& codes, const Out<float>& slacks,
              const Doubles& sums, const Doubles& counts) {
-  const auto found = slacks_of(points, centroids, codes, slacks, sums, counts);
+  const auto slack = slacks_of(points, centroids, codes, slacks, sums, counts);
   nb::gil_scoped_release release;
   return INGOT_KERNEL(palette_guess)({points.data(), points.shape(0), static_cast<int>(points.shape(1))}, centroids.data(),
-                                     centroids.shape(0), found);
+                                     centroids.shape(0), slack);
 }
 
-void reach(const std::optional<Points32>& before, const Points32& after, const Out<float>& to, const Out<float>& lost) {
+void reach(const std::optional<Points32>& before, const Points32& after, const Out<float>& to,
+           const Out<float>& shrink) {
   const std::size_t k = after.shape(0), size = after.shape(1);
   require((size == 2 || size == 4) && k >= 1 && k <= 256, "expected 1 to 256 centroids of 2 or 4 numbers");
   require(!before || (before->shape(0) == k && before->shape(1) == size), "expected as many centroids before");
-  require(to.size() == k && lost.size() == k, "expected two numbers per centroid");
-  INGOT_KERNEL(palette_reach)(before ? before->data() : nullptr, after.data(), k, static_cast<int>(size), to.data(), lost.data());
+  require(to.size() == k && shrink.size() == k, "expected two numbers per centroid");
+  INGOT_KERNEL(palette_reach)
+  (before ? before->data() : nullptr, after.data(), k, static_cast<int>(size), to.data(), shrink.data());
 }
 
-void near(const Points32& points, const Points32& centroids, const In<float>& reach, const In<float>& lost,
+void near(const Points32& points, const Points32& centroids, const In<float>& reach, const In<float>& shrink,
           const OutBytes& codes, const Out<float>& slacks, const Doubles& sums, const Doubles& counts) {
-  const auto found = slacks_of(points, centroids, codes, slacks, sums, counts);
+  const auto slack = slacks_of(points, centroids, codes, slacks, sums, counts);
   const std::size_t k = centroids.shape(0);
-  require(reach.size() == k && lost.size() == k, "expected two numbers per centroid");
-  std::uint8_t most = 0;
-  for (std::size_t i = 0; i < codes.size(); ++i) most = std::max(most, codes.data()[i]);
-  require(most < k, "expected codes of centroids");
+  require(reach.size() == k && shrink.size() == k, "expected two numbers per centroid");
+  std::uint8_t limit = 0;
+  for (std::size_t i = 0; i < codes.size(); ++i) limit = std::max(limit, codes.data()[i]);
+  require(limit < k, "expected codes of centroids");
   nb::gil_scoped_release release;
   INGOT_KERNEL(palette_near)({points.data(), points.shape(0), static_cast<int>(points.shape(1))},
-                             {centroids.data(), k, reach.data(), lost.data()}, found);
+                             {centroids.data(), k, reach.data(), shrink.data()}, slack);
 }
 
 std::pair<double, double> means(const Doubles& totals, const Points32& centroids, double squares, std::size_t n,

@@ -13,25 +13,26 @@ using Positions = In<std::int64_t>;
 class Followed {
  public:
   Followed(const Positions& positions, std::size_t limit, std::int64_t origin = 0)
-      : count_(positions.size()), held_(new std::int64_t[count_]) {
-    const std::int64_t* given = positions.data();
+      : count_(positions.size()), buffer_(new std::int64_t[count_]) {
+    const std::int64_t* source = positions.data();
     for (std::size_t i = 0; i < count_; ++i)  // unsigned, which may wrap
-      held_[i] = static_cast<std::int64_t>(static_cast<std::uint64_t>(given[i]) - static_cast<std::uint64_t>(origin));
+      buffer_[i] =
+          static_cast<std::int64_t>(static_cast<std::uint64_t>(source[i]) - static_cast<std::uint64_t>(origin));
     constexpr std::int64_t before = -1;
-    require(INGOT_KERNEL(first_unordered)(held_.get(), count_, before, static_cast<std::int64_t>(limit)) == count_,
+    require(INGOT_KERNEL(first_unordered)(buffer_.get(), count_, before, static_cast<std::int64_t>(limit)) == count_,
             "expected ascending positions inside the array");
   }
-  const std::int64_t* data() const { return held_.get(); }
+  const std::int64_t* data() const { return buffer_.get(); }
   std::size_t size() const { return count_; }
 
   // With a value for each position; lives no longer than this.
   template <class Values>
   ingot::Placed with(const Values& values) const {
     require(values.size() == count_, "expected a value for every position");
-    return {held_.get(), values.data(), count_};
+    return {buffer_.get(), values.data(), count_};
   }
 
  private:
   const std::size_t count_;
-  const std::unique_ptr<std::int64_t[]> held_;
+  const std::unique_ptr<std::int64_t[]> buffer_;
 };

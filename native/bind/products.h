@@ -1,4 +1,4 @@
-// What products with packed weights take: rows of x, a bias, and where the products go.
+// Arguments of products with packed weights: rows of x, a bias, and the output.
 #pragma once
 #include <optional>
 

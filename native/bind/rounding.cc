@@ -19,7 +19,7 @@ using OutOwn = Written<double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using OutCodes = Written<std::uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Groups = In<std::int32_t>;
 
-// What a grid's values are, and how scales are stored.
+// The values of a grid, and the storage of its scales.
 struct PyGrid {
   std::vector<float> levels;
   ingot::Grid grid;
@@ -55,24 +55,26 @@ void multiply_add(const Matrix& a, const Matrix& b, const OutMatrix& out, std::s
                                     out.data() + to, out.shape(1), out.shape(0), last - first, count);
 }
 
-bool factor(const OutMatrix& a, const OutOwn& own) {
-  require(a.shape(0) == a.shape(1) && own.size() == a.shape(0), "expected a square matrix and a number per column");
+bool factor(const OutMatrix& a, const OutOwn& diagonal) {
+  require(a.shape(0) == a.shape(1) && diagonal.size() == a.shape(0),
+          "expected a square matrix and a number per column");
   nb::gil_scoped_release release;
-  return INGOT_KERNEL(matrix_factor)(a.data(), own.data(), a.shape(0));
+  return INGOT_KERNEL(matrix_factor)(a.data(), diagonal.data(), a.shape(0));
 }
 
 std::size_t scales(const PyGrid& grid, const Matrix& values, std::size_t first, std::size_t last, const In<float>& weights,
-                   const OutMatrix& found, const std::optional<OutMatrix>& zeros, std::size_t group) {
+                   const OutMatrix& result, const std::optional<OutMatrix>& zeros, std::size_t group) {
   require(first < last && last <= values.shape(1) && weights.size() == last - first, "expected a weight per column");
-  require(found.shape(0) == values.shape(0) && group < found.shape(1), "expected a scale per group");
-  require(!zeros || (zeros->shape(0) == found.shape(0) && zeros->shape(1) == found.shape(1)), "expected a zero per scale");
+  require(result.shape(0) == values.shape(0) && group < result.shape(1), "expected a scale per group");
+  require(!zeros || (zeros->shape(0) == result.shape(0) && zeros->shape(1) == result.shape(1)),
+          "expected a zero per scale");
   nb::gil_scoped_release release;
   return INGOT_KERNEL(rounding_scales)(grid.grid, values.data() + first, values.shape(1), values.shape(0), last - first,
-                                       weights.data(), found.data() + group, zeros ? zeros->data() + group : nullptr,
-                                       found.shape(1));
+                                       weights.data(), result.data() + group, zeros ? zeros->data() + group : nullptr,
+                                       result.shape(1));
 }
 
-// Of scales and offsets that are integers times a unit.
+// Units of scales and offsets that are integers times a unit.
 struct Units {
   std::optional<OutMatrix> scales, zeros;
 };
@@ -81,8 +83,9 @@ ingot::Rounded rounded(const OutCodes& codes, const Groups& groups, const OutMat
                        const std::optional<OutMatrix>& zeros, const Units& units = {}) {
   const std::size_t count = scales.shape(1);
   require(scales.shape(0) == codes.shape(0) && groups.size() == codes.shape(1), "expected a group for every column");
-  for (const std::optional<OutMatrix>* each : {&zeros, &units.scales, &units.zeros})
-    require(!*each || ((*each)->shape(0) == scales.shape(0) && (*each)->shape(1) == count), "expected a zero, a unit per scale");
+  for (const std::optional<OutMatrix>* item : {&zeros, &units.scales, &units.zeros})
+    require(!*item || ((*item)->shape(0) == scales.shape(0) && (*item)->shape(1) == count),
+            "expected a zero, a unit per scale");
   require(!units.zeros || zeros, "expected units of zeros that are there");
   for (std::size_t i = 0; i < groups.size(); ++i)
     require(groups.data()[i] >= 0 && static_cast<std::size_t>(groups.data()[i]) < count, "expected numbers of groups");
@@ -91,7 +94,7 @@ ingot::Rounded rounded(const OutCodes& codes, const Groups& groups, const OutMat
           scales.data(),  data(zeros),    data(units.scales), data(units.zeros)};
 }
 
-bool alike(const OutCodes& codes, std::initializer_list<std::pair<std::size_t, std::size_t>> shapes) {
+bool have_shapes(const OutCodes& codes, std::initializer_list<std::pair<std::size_t, std::size_t>> shapes) {
   for (const auto& [rows, cols] : shapes)
     if (rows != codes.shape(0) || cols != codes.shape(1)) return false;
   return true;
@@ -103,23 +106,23 @@ void require_codes(const ingot::Rounded& to, const PyGrid& grid) {
 
 void nearest(const PyGrid& grid, const Matrix& values, const OutCodes& codes, const Groups& groups, const OutMatrix& scales,
              const std::optional<OutMatrix>& zeros) {
-  require(alike(codes, {{values.shape(0), values.shape(1)}}), "expected matrices of one shape");
+  require(have_shapes(codes, {{values.shape(0), values.shape(1)}}), "expected matrices of one shape");
   const ingot::Rounded to = rounded(codes, groups, scales, zeros);
   nb::gil_scoped_release release;
   INGOT_KERNEL(rounding_nearest)(grid.grid, to, values.data());
 }
 
-void feedback(const PyGrid& grid, std::pair<std::size_t, std::size_t> columns, const Matrix& wanted, const OutMatrix& targets,
-              const Matrix& factor, const OutMatrix& errors, const OutCodes& codes, const Groups& groups,
-              const OutMatrix& scales, const std::optional<OutMatrix>& zeros) {
-  require(alike(codes, {{wanted.shape(0), wanted.shape(1)}, {targets.shape(0), targets.shape(1)},
+void feedback(const PyGrid& grid, std::pair<std::size_t, std::size_t> columns, const Matrix& target,
+              const OutMatrix& targets, const Matrix& factor, const OutMatrix& errors, const OutCodes& codes,
+              const Groups& groups, const OutMatrix& scales, const std::optional<OutMatrix>& zeros) {
+  require(have_shapes(codes, {{target.shape(0), target.shape(1)}, {targets.shape(0), targets.shape(1)},
                         {errors.shape(0), errors.shape(1)}}), "expected matrices of one shape");
   require(factor.shape(0) == codes.shape(1) && factor.shape(1) == codes.shape(1), "expected a square factor");
   require(columns.first <= columns.second && columns.second <= codes.shape(1), "expected columns that are there");
   const ingot::Rounded to = rounded(codes, groups, scales, zeros);
   nb::gil_scoped_release release;
-  INGOT_KERNEL(rounding_feedback)(grid.grid, to, columns.first, columns.second, wanted.data(), targets.data(), factor.data(),
-                                  errors.data());
+  INGOT_KERNEL(rounding_feedback)
+  (grid.grid, to, columns.first, columns.second, target.data(), targets.data(), factor.data(), errors.data());
 }
 
 void descend(const PyGrid& grid, const Matrix& inputs, const Matrix& outputs, const Matrix& gradient, const OutMatrix& product,
@@ -129,7 +132,7 @@ void descend(const PyGrid& grid, const Matrix& inputs, const Matrix& outputs, co
   const std::size_t rows = codes.shape(0), cols = codes.shape(1);
   require(inputs.shape(0) == cols && inputs.shape(1) == cols && outputs.shape(0) == rows && outputs.shape(1) == rows,
           "expected factors of the block's columns and rows");
-  require(alike(codes, {{gradient.shape(0), gradient.shape(1)}, {product.shape(0), product.shape(1)}}),
+  require(have_shapes(codes, {{gradient.shape(0), gradient.shape(1)}, {product.shape(0), product.shape(1)}}),
           "expected matrices of one shape");
   const ingot::Rounded to = rounded(codes, groups, scales, zeros, {units, zero_units});
   require_codes(to, grid);

@@ -20,12 +20,13 @@ void decode(const InBytes& packed, int bits, bool high_first, std::string_view v
             const std::optional<In<float>>& table, const InArray& scales, const std::optional<In<float>>& scale_table,
             std::size_t cols, std::size_t group, std::size_t phase, const OutArray& out, std::string_view dtype) {
   const Dtype type = float_type(dtype);
-  const ScaledValues kind = values_of(values);
+  const ScaledValues element = values_of(values);
   require(type != Dtype::f64 && out.ndim() == 1, "expected a flat target f32, f16 or bf16");
   require_elements(out, type, "expected an aligned output of the named type");
-  require(bits >= 1 && bits <= 8 && (kind == ScaledValues::table || bits == 8), "expected 1 to 8 bits, 8 for numbers");
+  require(bits >= 1 && bits <= 8 && (element == ScaledValues::table || bits == 8),
+          "expected 1 to 8 bits, 8 for numbers");
   require(!high_first || bits == 4, "expected 4 bits where the high ones come first");
-  require((kind == ScaledValues::table) == table.has_value() && (!table || table->size() == std::size_t{1} << bits),
+  require((element == ScaledValues::table) == table.has_value() && (!table || table->size() == std::size_t{1} << bits),
           "expected a table of 2^bits entries, or none beside numbers");
   const std::size_t n = out.size();
   std::size_t total = 0, last = 0, needed = 0;
@@ -47,7 +48,7 @@ void decode(const InBytes& packed, int bits, bool high_first, std::string_view v
                                phase,
                                bits,
                                high_first,
-                               kind,
+                               element,
                                table ? table->data() : nullptr,
                                scale_table ? nullptr : static_cast<const float*>(scales.data()),
                                scale_table ? static_cast<const std::uint8_t*>(scales.data()) : nullptr,

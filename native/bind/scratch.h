@@ -9,7 +9,7 @@ namespace ingot::bind {
 class Scratch {
  public:
   explicit Scratch(std::size_t bytes) {
-    std::unique_ptr<std::uint8_t[]>& from = bytes <= kKept ? kept() : own_;
+    std::unique_ptr<std::uint8_t[]>& from = bytes <= kKept ? cached() : buffer_;
     if (bytes > kKept || size() < bytes) {
       if (bytes <= kKept) size() = 0;
       from.reset(new std::uint8_t[bytes + kLine]);
@@ -24,7 +24,7 @@ class Scratch {
   static constexpr std::size_t kKept = std::size_t{4} << 20;  // more is given back
   static constexpr std::size_t kLine = 64;
 
-  static std::unique_ptr<std::uint8_t[]>& kept() {
+  static std::unique_ptr<std::uint8_t[]>& cached() {
     thread_local std::unique_ptr<std::uint8_t[]> bytes;
     return bytes;
   }
@@ -33,7 +33,7 @@ class Scratch {
     return bytes;
   }
 
-  std::unique_ptr<std::uint8_t[]> own_;
+  std::unique_ptr<std::uint8_t[]> buffer_;
   std::uint8_t* data_;
 };
 

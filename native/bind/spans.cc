@@ -11,7 +11,7 @@
 namespace {
 
 using ingot::bind::Bytes;
-using ingot::spans::Form;
+using ingot::spans::Pattern;
 
 std::string_view text_of(const Bytes& bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
 
@@ -28,12 +28,12 @@ void spelled(nb::handle data, In<std::int64_t> starts, In<std::int64_t> lengths,
   require(starts.size() == lengths.size() && starts.size() == out.size(), "expected a length and a place for each start");
   const Bytes bytes(data);
   const std::string_view text = text_of(bytes);
-  std::vector<Form> known;
-  std::vector<nb::bytes> kept;
+  std::vector<Pattern> sorted;
+  std::vector<nb::bytes> storage;
   for (const nb::handle each : nb::cast<nb::sequence>(forms)) {
-    const auto form = nb::cast<nb::tuple>(each);
-    kept.push_back(nb::cast<nb::bytes>(form[0]));
-    known.push_back({{kept.back().c_str(), kept.back().size()}, nb::cast<std::size_t>(form[1])});
+    const auto pattern = nb::cast<nb::tuple>(each);
+    storage.push_back(nb::cast<nb::bytes>(pattern[0]));
+    sorted.push_back({{storage.back().c_str(), storage.back().size()}, nb::cast<std::size_t>(pattern[1])});
   }
   bool is_digit[256] = {};
   for (std::size_t i = 0; i < digits.size(); ++i) is_digit[static_cast<std::uint8_t>(digits.c_str()[i])] = true;
@@ -44,7 +44,7 @@ void spelled(nb::handle data, In<std::int64_t> starts, In<std::int64_t> lengths,
     } else if (start > text.size() || length > text.size() - start) {
       out(i) = false;
     } else {
-      out(i) = ingot::spans::spelled(text.substr(start, length), known, is_digit);
+      out(i) = ingot::spans::spelled(text.substr(start, length), sorted, is_digit);
     }
   }
 }
@@ -90,7 +90,7 @@ bool any_ends(nb::handle names, nb::handle endings) {
 
 void bind_spans(nb::module_& m) {
   define(m, "spelled", &spelled, nb::arg("data"), nb::arg("starts"), nb::arg("lengths"), nb::arg("forms"), nb::arg("digits"),
-         nb::arg("out"), "Tell which texts are one of the forms, a prefix and so many digits, or absent: begin below 0.");
+         nb::arg("out"), "Tell which texts are absent (start below 0) or match a form: a prefix and its number of digits.");
   define(m, "same", &same, nb::arg("data"), nb::arg("starts"), nb::arg("rows"), nb::arg("out"),
          "Tell which rows of bytes, all of one size, are those at their places in `data`.");
   define(m, "zeros", &zeros, nb::arg("data"), nb::arg("starts"), nb::arg("lengths"),

@@ -15,14 +15,14 @@ using ingot::bind::as_list;
 using ingot::bind::as_numbers;
 using ingot::table::Column;
 using ingot::table::Doubt;
-using ingot::table::Kind;
+using ingot::table::Type;
 using ingot::table::Schema;
 using ingot::table::Table;
 
-Kind kind_of(std::string_view name) {
+Type kind_of(std::string_view name) {
   constexpr std::string_view kNames[] = {"number", "text", "place", "sizes", "pair", "any", "struct", "map"};
   for (std::size_t i = 0; i < std::size(kNames); ++i) {
-    if (kNames[i] == name) return static_cast<Kind>(i);
+    if (kNames[i] == name) return static_cast<Type>(i);
   }
   throw nb::value_error("expected a kind of column");
 }
@@ -33,13 +33,14 @@ Schema schema_of(nb::handle said) {
   Schema schema{kind_of(nb::cast<const char*>(row[0])), nb::cast<bool>(row[1]), nb::cast<const char*>(row[2]), {}};
   for (const nb::handle each : nb::cast<nb::tuple>(row[3])) schema.inner.push_back(schema_of(each));
   if (schema.inner.size() > 64) throw nb::value_error("expected at most 64 fields");
-  if (schema.kind == Kind::kMap && schema.inner.size() != 1) throw nb::value_error("expected a map of one kind of values");
+  if (schema.type == Type::kMap && schema.inner.size() != 1)
+    throw nb::value_error("expected a map of one kind of values");
   return schema;
 }
 
 nb::object column_of(const Column& column) {
   nb::list inner;
-  for (const Column& each : column.inner) inner.append(column_of(each));
+  for (const Column& item : column.inner) inner.append(column_of(item));
   return nb::make_tuple(as_numbers(column.first), as_numbers(column.second), as_numbers(column.third),
                         as_list(column.texts.all()), inner);
 }

@@ -19,9 +19,9 @@ std::size_t tiles_of(std::size_t rows, std::size_t cols) {
 }
 
 template <class Counts, class Bitmap>
-void check(std::size_t tiles, const Counts& counts, const Bitmap& one, const Bitmap& two, const Bitmap& three) {
+void check(std::size_t tiles, const Counts& counts, const Bitmap& first, const Bitmap& second, const Bitmap& three) {
   require(counts.size() == 2 * tiles, "expected two counts per tile");
-  require(one.size() == kWords * tiles && two.size() == kWords * tiles && three.size() == kWords * tiles,
+  require(first.size() == kWords * tiles && second.size() == kWords * tiles && three.size() == kWords * tiles,
           "expected 64 words per tile in each bitmap");
 }
 
@@ -41,14 +41,14 @@ std::tuple<std::size_t, std::size_t> encode(const Matrix& values, int start, con
   return {sizes.high, sizes.fallback};
 }
 
-std::size_t decode(const In<std::uint16_t>& counts, const In<std::uint64_t>& one,
-                   const In<std::uint64_t>& two, const In<std::uint64_t>& three,
+std::size_t decode(const In<std::uint16_t>& counts, const In<std::uint64_t>& first,
+                   const In<std::uint64_t>& second, const In<std::uint64_t>& three,
                    const In<std::uint8_t>& high, const In<std::uint16_t>& fallback, int start,
                    const OutMatrix& out) {
   require(start >= -1 && start <= 248, "expected a window from -1 to 248");
   const std::size_t rows = out.shape(0), cols = out.shape(1), tiles = out.size() ? tiles_of(rows, cols) : 0;
-  check(tiles, counts, one, two, three);
-  const ingot::TcaConst parts{counts.data(), {one.data(), two.data(), three.data()}, high.data(), fallback.data()};
+  check(tiles, counts, first, second, three);
+  const ingot::TcaConst parts{counts.data(), {first.data(), second.data(), three.data()}, high.data(), fallback.data()};
   if (tiles == 0) return 0;
   nb::gil_scoped_release release;
   return INGOT_KERNEL(tca_tbe_decode)(parts, {high.size(), fallback.size()}, start, out.data(), rows, cols);

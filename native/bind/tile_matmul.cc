@@ -40,9 +40,9 @@ class Tiles {
   // Products of 16 bits are exact in f32; those of bf16 where nothing overflows or is subnormal.
   GemmMode mode(const Product& product) const {
     if (product.out.type == Dtype::f32 || !within_) return GemmMode::plain;
-    const GemmMode found =
+    const GemmMode result =
         INGOT_KERNEL(gemm_mode)(product.x, product.out.type, product.count * at_.cols, ingot::kBesideValuesReach);
-    return product.out.type == Dtype::bf16 && found != GemmMode::tiles ? GemmMode::plain : found;
+    return product.out.type == Dtype::bf16 && result != GemmMode::tiles ? GemmMode::plain : result;
   }
 
   const bool within_;

@@ -25,11 +25,12 @@ void decode(const InBytes& words, int bits, std::size_t rows, std::size_t group,
   require(first <= rows && count <= rows - first, "expected rows of the band");
   require(values.size() == ingot::kTrellisStates, "expected 4096 values");
   require(scales.shape(0) == count && scales.shape(1) == cols / group, "expected a scale for every group");
-  std::size_t places = 0, bytes = 0;
-  require(!__builtin_mul_overflow(rows, static_cast<std::size_t>(bits), &places), "expected fewer rows");
-  places = places / 16 + (places % 16 != 0);
-  require(!__builtin_mul_overflow(2 * places, cols, &bytes) && places < ~std::size_t{0} / 2 && words.size() == bytes,
-          "expected as many bytes as the streams fill");
+  std::size_t positions = 0, bytes = 0;
+  require(!__builtin_mul_overflow(rows, static_cast<std::size_t>(bits), &positions), "expected fewer rows");
+  positions = positions / 16 + (positions % 16 != 0);
+  require(
+      !__builtin_mul_overflow(2 * positions, cols, &bytes) && positions < ~std::size_t{0} / 2 && words.size() == bytes,
+      "expected as many bytes as the streams fill");
   const ingot::TrellisBand band{rows, cols, group, bits, words.data()};
   nb::gil_scoped_release release;
   INGOT_KERNEL(trellis_decode)(band, values.data(), scales.data(), first, count, out.data(), type);
@@ -47,39 +48,41 @@ ingot::TrellisColumns columns(int bits, std::size_t group, const In<float>& valu
 }
 
 template <class Array>
-bool alike(const Array& array, const OutWindows& windows) {
+bool have_shapes(const Array& array, const OutWindows& windows) {
   return array.shape(0) == windows.shape(0) && array.shape(1) == windows.shape(1);
 }
 
 void search(int bits, std::size_t group, const In<float>& values, const In<float>& weights, const OutMatrix& scales,
-            const OutWindows& windows, const Matrix& wanted, bool open) {
+            const OutWindows& windows, const Matrix& target, bool open) {
   const ingot::TrellisColumns to = columns(bits, group, values, weights, scales, windows);
-  require(alike(wanted, windows), "expected matrices of one shape");
+  require(have_shapes(target, windows), "expected matrices of one shape");
   nb::gil_scoped_release release;
-  INGOT_KERNEL(trellis_search)(to, wanted.data(), open);
+  INGOT_KERNEL(trellis_search)(to, target.data(), open);
 }
 
 // Links of rows, or none.
 ingot::TrellisLinks links(const ingot::TrellisColumns& to, const std::optional<Matrix>& below,
-                          const std::optional<In<float>>& left, const std::optional<Matrix>& shift) {
-  if (!below || !left) return {nullptr, nullptr, nullptr};
-  require(below->shape(0) == to.rows && below->shape(1) == to.rows && left->size() == to.rows,
+                          const std::optional<In<float>>& diagonal, const std::optional<Matrix>& shift) {
+  if (!below || !diagonal) return {nullptr, nullptr, nullptr};
+  require(below->shape(0) == to.rows && below->shape(1) == to.rows && diagonal->size() == to.rows,
           "expected links of the band's rows");
   require(!shift || (shift->shape(0) == to.cols && shift->shape(1) == to.rows), "expected a shift of every target");
-  return {below->data(), left->data(), shift ? shift->data() : nullptr};
+  return {below->data(), diagonal->data(), shift ? shift->data() : nullptr};
 }
 
 void feedback(int bits, std::size_t group, const In<float>& values, const In<float>& weights, const OutMatrix& scales,
-              const OutWindows& windows, std::size_t first, std::size_t last, const Matrix& wanted, const OutMatrix& targets,
-              const Matrix& factor, const OutMatrix& errors, const std::optional<Matrix>& below,
-              const std::optional<In<float>>& left, const std::optional<Matrix>& shift) {
+              const OutWindows& windows, std::size_t first, std::size_t last, const Matrix& target,
+              const OutMatrix& targets, const Matrix& factor, const OutMatrix& errors,
+              const std::optional<Matrix>& below, const std::optional<In<float>>& diagonal,
+              const std::optional<Matrix>& shift) {
   const ingot::TrellisColumns to = columns(bits, group, values, weights, scales, windows);
-  require(alike(wanted, windows) && alike(targets, windows) && alike(errors, windows), "expected matrices of one shape");
+  require(have_shapes(target, windows) && have_shapes(targets, windows) && have_shapes(errors, windows),
+          "expected matrices of one shape");
   require(factor.shape(0) == to.cols && factor.shape(1) == to.cols, "expected a square factor");
   require(first <= last && last <= to.cols, "expected columns that are there");
-  const ingot::TrellisLinks linked = links(to, below, left, shift);
+  const ingot::TrellisLinks linked = links(to, below, diagonal, shift);
   nb::gil_scoped_release release;
-  INGOT_KERNEL(trellis_feedback)(to, linked, first, last, wanted.data(), targets.data(), factor.data(), errors.data());
+  INGOT_KERNEL(trellis_feedback)(to, linked, first, last, target.data(), targets.data(), factor.data(), errors.data());
 }
 
 void descend(int bits, std::size_t group, const In<float>& values, const In<float>& weights, const OutMatrix& scales,
@@ -88,7 +91,7 @@ void descend(int bits, std::size_t group, const In<float>& values, const In<floa
   const ingot::TrellisColumns to = columns(bits, group, values, weights, scales, windows);
   require(inputs.shape(0) == to.cols && inputs.shape(1) == to.cols && outputs.shape(0) == to.rows && outputs.shape(1) == to.rows,
           "expected factors of the band's columns and rows");
-  require(alike(gradient, windows) && alike(change, windows), "expected matrices of one shape");
+  require(have_shapes(gradient, windows) && have_shapes(change, windows), "expected matrices of one shape");
   for (std::size_t i = 0; i < to.cols * to.rows; ++i) require(to.windows[i] < ingot::kTrellisStates, "expected windows of 12 bits");
   const ingot::TrellisDescent down{inputs.data(), outputs.data(),    gradient.data(), change.data(),
                                    turn,          float_type(dtype), refit};
@@ -102,14 +105,14 @@ void bind_trellis(nb::module_& m) {
   const auto array = [](const char* name) { return nb::arg(name).noconvert(); };
   define(m, "trellis_decode", &decode, array("words"), nb::arg("bits"), nb::arg("rows"), nb::arg("group"), array("values"),
          array("scales"), nb::arg("first"), array("out"), nb::arg("dtype"),
-         "Decode rows of a band of so many rows to scale * value, rounded once.");
+         "Decode rows of a band of `rows` rows to scale * value, rounded once.");
   define(m, "trellis_search", &search, nb::arg("bits"), nb::arg("group"), array("values"), array("weights"), array("scales"),
          array("windows"), array("wanted"), nb::arg("open"),
          "The windows of least error of every column; with open of streams that do not go round.");
   define(m, "trellis_feedback", &feedback, nb::arg("bits"), nb::arg("group"), array("values"), array("weights"),
          array("scales"), array("windows"), nb::arg("first"), nb::arg("last"), array("wanted"), array("targets"),
          array("factor"), array("errors"), nb::arg("below").noconvert() = nb::none(),
-         nb::arg("left").noconvert() = nb::none(), nb::arg("shift").noconvert() = nb::none(),
+         nb::arg("diagonal").noconvert() = nb::none(), nb::arg("shift").noconvert() = nb::none(),
          "Search columns one after the other, each error added to the targets of the next.");
   define(m, "trellis_descend", &descend, nb::arg("bits"), nb::arg("group"), array("values"), array("weights"), array("scales"),
          array("windows"), array("inputs"), array("outputs"), array("gradient"), array("change"), nb::arg("turn"),

@@ -26,42 +26,42 @@ std::int32_t top_prune(const OutPositions& positions, const OutFloats& values, s
 }
 
 std::tuple<std::size_t, float, float> top_of(const InArray& tuned, const Base& base, std::string_view dtype,
-                                             const OutPositions& positions, const OutFloats& kept) {
+                                             const OutPositions& positions, const OutFloats& largest) {
   const ingot::Differences of = differences_in(tuned, base, dtype);
-  require(kept.size() == positions.size(), "expected as many positions as values");
-  require(kept.size() >= 1 && kept.size() <= of.count, "expected to keep between one value and all");
+  require(largest.size() == positions.size(), "expected as many positions as values");
+  require(largest.size() >= 1 && largest.size() <= of.count, "expected to keep between one value and all");
   nb::gil_scoped_release release;
-  const ingot::TopFound found = INGOT_KERNEL(top_of)(of, kept.size(), positions.data(), kept.data());
-  return {found.bad, found.rest.low, found.rest.high};
+  const ingot::TopFound found = INGOT_KERNEL(top_of)(of, largest.size(), positions.data(), largest.data());
+  return {found.bad, found.others.low, found.others.high};
 }
 
 std::tuple<std::size_t, std::size_t, float, float, std::int64_t, float> top_collect(
     const InArray& tuned, const Base& base, std::string_view dtype, std::int32_t bound, std::int64_t offset,
-    const OutPositions& positions, const OutFloats& kept) {
+    const OutPositions& positions, const OutFloats& largest) {
   const ingot::Differences of = differences_in(tuned, base, dtype);
-  require(kept.size() == positions.size(), "expected as many positions as values");
-  const ingot::TopPlaces to{bound, 0, offset, positions.data(), kept.data(), kept.size()};
+  require(largest.size() == positions.size(), "expected as many positions as values");
+  const ingot::TopPlaces to{bound, 0, offset, positions.data(), largest.data(), largest.size()};
   nb::gil_scoped_release release;
   const ingot::TopFound found = INGOT_KERNEL(top_collect)(of, to);
-  return {found.count, found.bad, found.rest.low, found.rest.high, found.last, found.last_value};
+  return {found.count, found.bad, found.others.low, found.others.high, found.last, found.last_value};
 }
 
 std::tuple<float, float> range_between(const Floats& values, const Positions& skipped) {
-  const Followed places(skipped, values.size());
+  const Followed sorted(skipped, values.size());
   nb::gil_scoped_release release;
   const ingot::FloatRange range =
-      INGOT_KERNEL(range_between)(values.data(), values.size(), places.data(), places.size());
+      INGOT_KERNEL(range_between)(values.data(), values.size(), sorted.data(), sorted.size());
   return {range.low, range.high};
 }
 
 void int4_encode(const InArray& tuned, const Base& base, std::string_view dtype, std::optional<float> before,
                  const Positions& skipped, float low, float divisor, float factor, const OutBytes& packed) {
   const ingot::Differences of = differences_in(tuned, base, dtype);
-  const Followed places(skipped, of.count);
+  const Followed sorted(skipped, of.count);
   require(packed.size() == (of.count + (before ? 1 : 0) - skipped.size() + 1) / 2, "expected a byte for two codes");
   nb::gil_scoped_release release;
   INGOT_KERNEL(int4_encode)
-  (of, before ? &*before : nullptr, places.data(), places.size(), {low, divisor, factor}, packed.data());
+  (of, before ? &*before : nullptr, sorted.data(), sorted.size(), {low, divisor, factor}, packed.data());
 }
 
 void int4_decode(const InBytes& packed, std::size_t first, const InArray& table, const Positions& positions,
@@ -69,8 +69,8 @@ void int4_decode(const InBytes& packed, std::size_t first, const InArray& table,
   require(table.size() == 16, "expected sixteen values");
   const int width = width_of(out, table);
   require(width_of(out, values) == width, "expected values of the output's width");
-  const Followed places(positions, out.size());
-  const ingot::Placed outliers = places.with(values);
+  const Followed sorted(positions, out.size());
+  const ingot::Placed outliers = sorted.with(values);
   const std::size_t codes = out.size() - (gaps ? positions.size() : 0);
   require(first < 2 && (first + codes + 1) / 2 <= packed.size(), "expected a code for every other element");
   nb::gil_scoped_release release;
@@ -99,8 +99,8 @@ void sign_decode(const InBytes& bits, std::size_t first, const InArray& scales, 
 
 void place_values(const Positions& positions, const InArray& values, const OutArray& out) {
   const int width = width_of(out, values);
-  const Followed places(positions, out.size());
-  const ingot::Placed what = places.with(values);
+  const Followed sorted(positions, out.size());
+  const ingot::Placed what = sorted.with(values);
   nb::gil_scoped_release release;
   INGOT_KERNEL(place_values)(what, out.data(), width);
 }
@@ -119,9 +119,9 @@ void bind_wdelta(nb::module_& m) {
   define(m, "range_between", &range_between, nb::arg("values"), nb::arg("skipped"),
         "Return the least and the largest value but for those at `skipped`; (inf, -inf) where none is left.");
   define(m, "top_of", &top_of, nb::arg("tuned"), nb::arg("base").none(), nb::arg("dtype"), nb::arg("positions"), nb::arg("kept"),
-        "Keep of tuned - base in f32 (of f32 differences without a base) those of the largest magnitudes, as many as there is "
-        "room for, of equal ones the first; returns the index of the first NaN or infinity or their number, and the least "
-        "and the largest of the rest, (inf, -inf) where there is none. Of zeros of both signs either may come.");
+        "Keep the differences tuned - base in f32 (with no base, tuned itself) of the largest magnitudes, enough to fill "
+        "`kept`; of equal magnitudes the first. Returns the index of the first NaN or infinity, or the number of elements, and "
+        "the least and largest of the other differences, (inf, -inf) where no other is left; a zero may have either sign.");
   define(m, "top_collect", &top_collect, nb::arg("tuned"), nb::arg("base").none(), nb::arg("dtype"), nb::arg("bound"),
         nb::arg("offset"), nb::arg("positions"), nb::arg("kept"),
         "Write differences whose magnitude as bits is above `bound`, and their positions from `offset` on; returns how many "

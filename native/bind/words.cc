@@ -12,50 +12,50 @@ using ingot::WordWindow;
 // Whether `rows` x `cols` elements of `each` bytes, `stride` bytes from row to row, lie within `size` bytes from byte
 // `start` on.
 bool within(std::size_t size, std::size_t start, std::size_t stride, std::size_t rows, std::size_t cols,
-            std::size_t each = 4) {
+            std::size_t unit = 4) {
   std::size_t words = 0, last = 0, width = 0;
   if (__builtin_mul_overflow(rows, cols, &words)) return false;
   if (!words) return true;
-  return !__builtin_mul_overflow(cols, each, &width) && !__builtin_mul_overflow(rows - 1, stride, &last) &&
+  return !__builtin_mul_overflow(cols, unit, &width) && !__builtin_mul_overflow(rows - 1, stride, &last) &&
          !__builtin_add_overflow(last, start, &last) && !__builtin_add_overflow(last, width, &last) && last <= size;
 }
 
 // A window of `rows` x `cols` elements in bytes, `stride` bytes from row to row, from byte `start` on.
 WordMatrix window(const InBytes& in, std::size_t start, std::size_t stride, std::size_t rows, std::size_t cols,
-                  std::size_t each = 4) {
-  require(within(in.size(), start, stride, rows, cols, each), "expected a window within the bytes");
+                  std::size_t width = 4) {
+  require(within(in.size(), start, stride, rows, cols, width), "expected a window within the bytes");
   return {in.data() + start, stride, rows, cols};
 }
 
 // Another one, to write to, whose rows do not overlap.
 WordWindow target(const OutBytes& out, std::size_t start, std::size_t stride, std::size_t rows, std::size_t cols,
-                  std::size_t each = 4) {
-  require(within(out.size(), start, stride, rows, cols, each) && (rows < 2 || stride / each >= cols),
+                  std::size_t width = 4) {
+  require(within(out.size(), start, stride, rows, cols, width) && (rows < 2 || stride / width >= cols),
           "expected as many words out as in the window");
   return {out.data() + start, stride};
 }
 
 void turn(const InBytes& in, std::size_t start, std::size_t stride, std::size_t rows, std::size_t cols,
           const OutBytes& out, std::size_t out_start, std::size_t out_stride) {
-  const WordMatrix at = window(in, start, stride, rows, cols);
+  const WordMatrix matrix = window(in, start, stride, rows, cols);
   const WordWindow to = target(out, out_start, out_stride, cols, rows);
   nb::gil_scoped_release release;
-  INGOT_KERNEL(words_turn)(at, to);
+  INGOT_KERNEL(words_turn)(matrix, to);
 }
 
 // A matrix of elements of 2 bytes or 1.
-void turn_short(const InBytes& in, std::size_t each, std::size_t rows, std::size_t cols, const OutBytes& out,
+void turn_short(const InBytes& in, std::size_t width, std::size_t rows, std::size_t cols, const OutBytes& out,
                 std::size_t out_start, std::size_t out_stride) {
-  require(each == 1 || each == 2, "expected elements of 1 or 2 bytes");
+  require(width == 1 || width == 2, "expected elements of 1 or 2 bytes");
   std::size_t stride = 0;
-  require(!__builtin_mul_overflow(cols, each, &stride), "expected a window within the bytes");
-  const WordMatrix at = window(in, 0, stride, rows, cols, each);
-  const WordWindow to = target(out, out_start, out_stride, cols, rows, each);
+  require(!__builtin_mul_overflow(cols, width, &stride), "expected a window within the bytes");
+  const WordMatrix matrix = window(in, 0, stride, rows, cols, width);
+  const WordWindow to = target(out, out_start, out_stride, cols, rows, width);
   nb::gil_scoped_release release;
-  if (each == 2)
-    INGOT_KERNEL(halves_turn)(at, to);
+  if (width == 2)
+    INGOT_KERNEL(halves_turn)(matrix, to);
   else
-    INGOT_KERNEL(bytes_turn)(at, to);
+    INGOT_KERNEL(bytes_turn)(matrix, to);
 }
 
 // Lines of codes of one form as those of the other, both without gaps.
@@ -64,16 +64,16 @@ void turn_lines(const InBytes& in, std::size_t lines, std::size_t cols, bool to_
   require(eights % 8 == 0, "expected words in eights");
   std::size_t stride = 0;
   require(!__builtin_mul_overflow(cols, std::size_t{4}, &stride), "expected a window within the bytes");
-  const WordMatrix at = window(in, 0, stride, lines, cols);
+  const WordMatrix matrix = window(in, 0, stride, lines, cols);
   require(out.size() / 4 / (cols ? cols : 1) >= lines, "expected as many words out as in the window");
   nb::gil_scoped_release release;
   if (to_awq)
-    INGOT_KERNEL(lines_to_awq)(at, out.data());
+    INGOT_KERNEL(lines_to_awq)(matrix, out.data());
   else
-    INGOT_KERNEL(lines_from_awq)(at, out.data());
+    INGOT_KERNEL(lines_from_awq)(matrix, out.data());
 }
 
-// Where eight times as many rows of an eighth of the words go.
+// The output window of words with eight times as many rows, each an eighth of a word.
 WordWindow by_codes(const OutBytes& out, std::size_t start, std::size_t stride, std::size_t rows, std::size_t cols) {
   require(rows % 8 == 0, "expected rows in eights");
   std::size_t outputs = 0;
@@ -83,18 +83,18 @@ WordWindow by_codes(const OutBytes& out, std::size_t start, std::size_t stride, 
 
 void from_awq(const InBytes& in, std::size_t start, std::size_t stride, std::size_t rows, std::size_t cols,
               const OutBytes& out, std::size_t out_start, std::size_t out_stride) {
-  const WordMatrix at = window(in, start, stride, rows, cols);
+  const WordMatrix matrix = window(in, start, stride, rows, cols);
   const WordWindow to = by_codes(out, out_start, out_stride, rows, cols);
   nb::gil_scoped_release release;
-  INGOT_KERNEL(words_from_awq)(at, to);
+  INGOT_KERNEL(words_from_awq)(matrix, to);
 }
 
 void to_awq(const InBytes& in, std::size_t start, std::size_t stride, std::size_t rows, std::size_t cols,
             const OutBytes& out, std::size_t out_start, std::size_t out_stride) {
-  const WordMatrix at = window(in, start, stride, rows, cols);
+  const WordMatrix matrix = window(in, start, stride, rows, cols);
   const WordWindow to = by_codes(out, out_start, out_stride, rows, cols);
   nb::gil_scoped_release release;
-  INGOT_KERNEL(words_to_awq)(at, to);
+  INGOT_KERNEL(words_to_awq)(matrix, to);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// How scales and zero points are chosen, as the kernels are told (spec/affine.md, "Quantizers"). Plain data only, as in
+// Choice of scales and zero points: the arguments of the kernels (spec/affine.md, "Quantizers"). Plain data only, as in
 // core/dtype.h.
 #pragma once
 #include <cstddef>
@@ -13,7 +13,7 @@ constexpr int kCandidates = 24;  // shrink factors of the MSE search: 1 - k / 32
 struct AffineChoice {
   bool symmetric;    // scale from the largest magnitude, no zero point; else from minimum and maximum
   bool search;       // MSE search over all candidates; else the first
-  bool given;        // scales and zeros are inputs
+  bool provided;        // scales and zeros are inputs
   Dtype scale_type;  // f32, f16 or bf16
   float shift;       // of zero points: 2^(bits - 1) where codes that have them are two's complement, else 0
   bool offset = false;  // zeros are offsets, the least value of a group: q = rint((w - z) / s)
@@ -21,8 +21,8 @@ struct AffineChoice {
 };
 
 struct AffineStatus {
-  enum Kind : int { ok = 0, non_finite = 1, scale_overflow = 2 };
-  Kind kind;
+  enum Code : int { ok = 0, non_finite = 1, scale_overflow = 2 };
+  Code code;
   std::size_t index;  // of the element that is not finite, or the first one of the group whose scale overflows
 };
 

@@ -1,4 +1,4 @@
-// What stands for the zero of affine codes, from one kind into another (spec/affine.md, "Repacking").
+// Conversion between the three forms of the zero of affine codes (spec/affine.md, "Repacking").
 #pragma once
 #include <cstddef>
 
@@ -6,7 +6,7 @@
 
 namespace ingot {
 
-// Numbers of f32, f16 or bf16, as many as there are scales.
+// Numbers of f32, f16 or bf16, one for each scale.
 struct Numbers {
   const void* data;
   Dtype type;

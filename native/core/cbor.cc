@@ -32,10 +32,10 @@ bool fits_half(double value) {
 }
 
 // Bytes of a multi-byte UTF-8 sequence that starts at `p`, 0 if it is ill-formed (RFC 3629 section 4).
-std::size_t sequence(const unsigned char* p, std::size_t left) {
+std::size_t sequence(const unsigned char* p, std::size_t remaining) {
   const unsigned lead = p[0];
-  const auto tail = [&](std::size_t at, unsigned low = 0x80, unsigned high = 0xbf) {
-    return at < left && p[at] >= low && p[at] <= high;
+  const auto tail = [&](std::size_t index, unsigned low = 0x80, unsigned high = 0xbf) {
+    return index < remaining && p[index] >= low && p[index] <= high;
   };
   if (lead >= 0xc2 && lead <= 0xdf) return tail(1) ? 2 : 0;
   if (lead >= 0xe0 && lead <= 0xef) {
@@ -54,19 +54,19 @@ std::size_t sequence(const unsigned char* p, std::size_t left) {
 bool valid_utf8(std::string_view text, bool& ascii) {
   const auto* p = reinterpret_cast<const unsigned char*>(text.data());
   const std::size_t size = text.size();
-  std::size_t at = 0;
+  std::size_t index = 0;
   ascii = true;
-  while (at < size) {
+  while (index < size) {
     std::uint64_t word;
-    if (size - at >= 8 && (std::memcpy(&word, p + at, 8), (word & 0x8080808080808080u) == 0)) {
-      at += 8;
-    } else if (p[at] < 0x80) {
-      ++at;
+    if (size - index >= 8 && (std::memcpy(&word, p + index, 8), (word & 0x8080808080808080u) == 0)) {
+      index += 8;
+    } else if (p[index] < 0x80) {
+      ++index;
     } else {
       ascii = false;
-      const std::size_t step = sequence(p + at, size - at);
+      const std::size_t step = sequence(p + index, size - index);
       if (step == 0) return false;
-      at += step;
+      index += step;
     }
   }
   return true;
@@ -79,7 +79,7 @@ std::uint64_t Cursor::argument(std::size_t start, unsigned major, unsigned info)
   }
   if (info > 27) throw Error("cbor.reserved", start, "expected a defined head, found reserved additional information");
   const std::size_t width = std::size_t{1} << (info - 24);
-  if (left() < width) throw Error("cbor.truncated", start, "the bytes end inside a head");
+  if (remaining() < width) throw Error("cbor.truncated", start, "the bytes end inside a head");
   std::uint64_t value = 0;
   for (std::size_t i = 0; i < width; ++i) value = value << 8 | data_[position_ + i];
   position_ += width;
@@ -91,28 +91,29 @@ std::uint64_t Cursor::argument(std::size_t start, unsigned major, unsigned info)
 }
 
 void Cursor::string(Item& item) {
-  if (item.value > left()) {
-    throw Error("cbor.length", item.offset,
-                "expected a string of at most " + std::to_string(left()) + " bytes, found " + std::to_string(item.value));
+  if (item.value > remaining()) {
+    throw Error(
+        "cbor.length", item.offset,
+        "expected a string of at most " + std::to_string(remaining()) + " bytes, found " + std::to_string(item.value));
   }
   item.bytes = std::string_view(reinterpret_cast<const char*>(data_ + position_), static_cast<std::size_t>(item.value));
   position_ += item.bytes.size();
-  if (item.kind == Kind::kText && !valid_utf8(item.bytes, item.ascii)) {
+  if (item.type == Type::kText && !valid_utf8(item.bytes, item.ascii)) {
     throw Error("cbor.utf8", item.offset, "expected a text string in UTF-8, found other bytes");
   }
 }
 
 void Cursor::simple(Item& item, unsigned info) {
   switch (info) {
-    case 20: item.kind = Kind::kFalse; return;
-    case 21: item.kind = Kind::kTrue; return;
-    case 22: item.kind = Kind::kNull; return;
+    case 20: item.type = Type::kFalse; return;
+    case 21: item.type = Type::kTrue; return;
+    case 22: item.type = Type::kNull; return;
     case 25: item.real = half_to_double(static_cast<std::uint32_t>(item.value)); break;
     case 26: item.real = static_cast<double>(std::bit_cast<float>(static_cast<std::uint32_t>(item.value))); break;
     case 27: item.real = std::bit_cast<double>(item.value); break;
     default: throw Error("cbor.simple", item.offset, "expected false, true, null or a float, found another simple value");
   }
-  item.kind = Kind::kFloat;
+  item.type = Type::kFloat;
   if (!limits_.deterministic) return;
   const bool wide = std::isnan(item.real) ? info != 25 || item.value != 0x7e00
                     : info == 27          ? static_cast<double>(static_cast<float>(item.real)) == item.real
@@ -122,7 +123,7 @@ void Cursor::simple(Item& item, unsigned info) {
 
 Item Cursor::next() {
   const std::size_t start = position_;
-  if (left() == 0) throw Error("cbor.truncated", start, "the bytes end where an item should begin");
+  if (remaining() == 0) throw Error("cbor.truncated", start, "the bytes end where an item should begin");
   if (++items_ > limits_.items) {
     throw Error("cbor.items", start, "expected at most " + std::to_string(limits_.items) + " items");
   }
@@ -131,27 +132,28 @@ Item Cursor::next() {
   item.offset = start;
   item.value = argument(start, initial >> 5, info);
   switch (initial >> 5) {
-    case 0: item.kind = Kind::kUnsigned; return item;
-    case 1: item.kind = Kind::kNegative; return item;
-    case 2: item.kind = Kind::kBytes; string(item); return item;
-    case 3: item.kind = Kind::kText; string(item); return item;
-    case 4: item.kind = Kind::kArray; break;
-    case 5: item.kind = Kind::kMap; break;
+    case 0: item.type = Type::kUnsigned; return item;
+    case 1: item.type = Type::kNegative; return item;
+    case 2: item.type = Type::kBytes; string(item); return item;
+    case 3: item.type = Type::kText; string(item); return item;
+    case 4: item.type = Type::kArray; break;
+    case 5: item.type = Type::kMap; break;
     case 6: throw Error("cbor.tag", start, "expected no tags, found one");
     default: simple(item, info); return item;
   }
   // Every element takes at least one byte, every pair two: a larger count is refused before anyone allocates for it.
-  const std::size_t most = item.kind == Kind::kMap ? left() / 2 : left();
-  if (item.value > most) {
-    throw Error("cbor.length", start,
-                "expected at most " + std::to_string(most) + " elements in what is left, found " + std::to_string(item.value));
+  const std::size_t limit = item.type == Type::kMap ? remaining() / 2 : remaining();
+  if (item.value > limit) {
+    throw Error(
+        "cbor.length", start,
+        "expected at most " + std::to_string(limit) + " elements in what is left, found " + std::to_string(item.value));
   }
   return item;
 }
 
 Item Cursor::key() {
   const Item item = next();
-  if (item.kind != Kind::kText) throw Error("cbor.key-type", item.offset, "expected a text string as key of a map");
+  if (item.type != Type::kText) throw Error("cbor.key-type", item.offset, "expected a text string as key of a map");
   return item;
 }
 
@@ -162,8 +164,9 @@ void Cursor::enter(const Item& container) {
 }
 
 void Cursor::finish() const {
-  if (left() != 0) {
-    throw Error("cbor.trailing-bytes", position_, "expected the end, found " + std::to_string(left()) + " more bytes");
+  if (remaining() != 0) {
+    throw Error("cbor.trailing-bytes", position_,
+                "expected the end, found " + std::to_string(remaining()) + " more bytes");
   }
 }
 

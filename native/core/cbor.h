@@ -1,9 +1,9 @@
-// Strict CBOR (RFC 7049, RFC 8949): a pull parser over bytes that nobody vouches for.
+// Strict CBOR (RFC 7049, RFC 8949): a pull parser over untrusted bytes.
 //
 // Accepted: definite lengths, integers, floats, false, true, null, byte and UTF-8 text strings, arrays, maps with text
 // keys; unless `Limits::deterministic`, arguments need not be shortest. Refused by rule: everything else. Duplicate keys,
-// and their order, are for the caller to find, who has the map. Nothing is allocated, and a count is never returned
-// before the bytes for it are known to be there.
+// and their order, are left to the caller, which has the map. Nothing is allocated, and a count is returned only after
+// the bytes for it were checked.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -29,11 +29,11 @@ struct Limits {
   bool deterministic;    // nothing but the core deterministic encoding (RFC 8949 section 4.2.1) is accepted
 };
 
-enum class Kind : std::uint8_t { kUnsigned, kNegative, kBytes, kText, kArray, kMap, kFalse, kTrue, kNull, kFloat };
+enum class Type : std::uint8_t { kUnsigned, kNegative, kBytes, kText, kArray, kMap, kFalse, kTrue, kNull, kFloat };
 
 // One data item's head; for strings with the payload.
 struct Item {
-  Kind kind;
+  Type type;
   std::size_t offset;      // of the head
   std::uint64_t value;     // the number n (kNegative means -1 - n), or the count of elements or pairs
   double real;             // kFloat
@@ -54,7 +54,7 @@ class Cursor {
   void leave() { --depth_; }
   // Throws Error unless all bytes were read.
   void finish() const;
-  // Where the next item begins.
+  // Returns the offset of the next item.
   std::size_t position() const { return position_; }
 
   // As `next`, for what most of a table is made of, in its usual forms; false where the next item is something else or
@@ -67,7 +67,7 @@ class Cursor {
   std::uint64_t argument(std::size_t start, unsigned major, unsigned info);
   void string(Item& item);
   void simple(Item& item, unsigned info);
-  std::size_t left() const { return size_ - position_; }
+  std::size_t remaining() const { return size_ - position_; }
 
   const std::uint8_t* data_;
   std::size_t size_;
@@ -87,41 +87,41 @@ inline bool in_order(std::string_view first, std::string_view second) {
 }
 
 inline bool Cursor::quick_number(std::uint64_t& value) {
-  if (left() == 0 || items_ == limits_.items) return false;
-  const std::uint8_t* at = data_ + position_;
-  const unsigned initial = at[0];
+  if (remaining() == 0 || items_ == limits_.items) return false;
+  const std::uint8_t* bytes = data_ + position_;
+  const unsigned initial = bytes[0];
   if (initial > 0x1b) return false;
   const std::size_t width = initial < 24 ? 0 : std::size_t{1} << (initial - 24);
-  if (left() <= width) return false;
-  std::uint64_t found = width == 0 ? initial : 0;
-  for (std::size_t i = 1; i <= width; ++i) found = found << 8 | at[i];
-  if (limits_.deterministic && width != 0 && (width == 1 ? found < 24 : found >> 4 * width == 0)) return false;
-  value = found;
+  if (remaining() <= width) return false;
+  std::uint64_t result = width == 0 ? initial : 0;
+  for (std::size_t i = 1; i <= width; ++i) result = result << 8 | bytes[i];
+  if (limits_.deterministic && width != 0 && (width == 1 ? result < 24 : result >> 4 * width == 0)) return false;
+  value = result;
   position_ += 1 + width;
   ++items_;
   return true;
 }
 
 inline bool Cursor::quick_text(std::string_view& text) {
-  if (left() < 2 || items_ == limits_.items) return false;
-  const std::uint8_t* at = data_ + position_;
-  const unsigned initial = at[0];
+  if (remaining() < 2 || items_ == limits_.items) return false;
+  const std::uint8_t* bytes = data_ + position_;
+  const unsigned initial = bytes[0];
   if (initial < 0x60 || initial > 0x78) return false;
-  const std::size_t head = initial == 0x78 ? 2 : 1, size = initial == 0x78 ? at[1] : initial - 0x60;
-  if (left() - head < size || (limits_.deterministic && head == 2 && size < 24)) return false;
-  const std::string_view found(reinterpret_cast<const char*>(at + head), size);
+  const std::size_t head = initial == 0x78 ? 2 : 1, size = initial == 0x78 ? bytes[1] : initial - 0x60;
+  if (remaining() - head < size || (limits_.deterministic && head == 2 && size < 24)) return false;
+  const std::string_view result(reinterpret_cast<const char*>(bytes + head), size);
   bool ascii = false;
-  if (!valid_utf8(found, ascii)) return false;
-  text = found;
+  if (!valid_utf8(result, ascii)) return false;
+  text = result;
   position_ += head + size;
   ++items_;
   return true;
 }
 
 inline bool Cursor::quick_text_is(std::string_view text) {
-  if (left() <= text.size() || text.size() >= 24 || items_ == limits_.items) return false;
-  const std::uint8_t* at = data_ + position_;
-  if (at[0] != 0x60 + text.size() || std::memcmp(at + 1, text.data(), text.size()) != 0) return false;
+  if (remaining() <= text.size() || text.size() >= 24 || items_ == limits_.items) return false;
+  const std::uint8_t* bytes = data_ + position_;
+  if (bytes[0] != 0x60 + text.size() || std::memcmp(bytes + 1, text.data(), text.size()) != 0) return false;
   position_ += 1 + text.size();
   ++items_;
   return true;

@@ -69,7 +69,7 @@ constexpr std::uint32_t apply(const Matrix& map, std::uint32_t value) {
   return result;
 }
 
-// What 2^doublings zero bytes do to the register, as one table per byte of it.
+// The effect of 2^doublings zero bytes on the register, as one table per byte of it.
 constexpr std::array<std::array<std::uint32_t, 256>, 4> zeros_table(int doublings) {
   Matrix map{};
   for (int i = 0; i < 32; ++i) {

@@ -5,7 +5,7 @@
 
 namespace ingot {
 
-// What a chunk's bytes were found to be.
+// The result of decoding a chunk's bytes.
 enum class EntropyStatus { ok = 0, chunk = 1, table = 2, stream = 3 };
 
 // A run of chunks: `count` elements of `width` bytes (1, 2, 4 or 8), cut every `chunk` elements.

@@ -8,11 +8,11 @@ namespace ingot {
 // Sets that mode while it lives, and the thread's own one again afterwards. A few nanoseconds.
 class DefaultFloats {
  public:
-  DefaultFloats() : own_(get()) {
-    if ((own_ & kMode) != kDefault) set((own_ & ~kMode) | kDefault);
+  DefaultFloats() : saved_(get()) {
+    if ((saved_ & kMode) != kDefault) set((saved_ & ~kMode) | kDefault);
   }
   ~DefaultFloats() {
-    if ((own_ & kMode) != kDefault) set(own_);
+    if ((saved_ & kMode) != kDefault) set(saved_);
   }
   DefaultFloats(const DefaultFloats&) = delete;
   DefaultFloats& operator=(const DefaultFloats&) = delete;
@@ -23,7 +23,7 @@ class DefaultFloats {
   static constexpr std::uint32_t kMode = 0xffc0, kDefault = 0x1f80;
   static std::uint32_t get() { return __builtin_ia32_stmxcsr(); }
   static void set(std::uint32_t mode) { __builtin_ia32_ldmxcsr(mode); }
-  const std::uint32_t own_;
+  const std::uint32_t saved_;
 #elif defined(__aarch64__)
   // FPCR (Arm ARM, C5.2.8): DN, FZ, rounding, FZ16, traps; AH, FIZ and NEP in the low bits.
   static constexpr std::uint64_t kMode = 0x07c89f07, kDefault = 0;
@@ -33,12 +33,12 @@ class DefaultFloats {
     return mode;
   }
   static void set(std::uint64_t mode) { asm volatile("msr fpcr, %0" : : "r"(mode) : "memory"); }
-  const std::uint64_t own_;
+  const std::uint64_t saved_;
 #else
   static constexpr std::uint32_t kMode = 0, kDefault = 0;
   static std::uint32_t get() { return 0; }
   static void set(std::uint32_t) {}
-  const std::uint32_t own_;
+  const std::uint32_t saved_;
 #endif
 };
 

@@ -17,22 +17,22 @@ struct GgmlBlock {
   std::string_view name;
   std::size_t elements, bytes;
   std::size_t grid = 0;  // numbers of the grid that indices point into
-  // Of a block that is nothing but codes, scales and perhaps minima, taken apart: bits of a code, bytes of its scales
-  // and minima, and whether it can be put together again (spec/gguf.md, "Repacking").
+  // Layout of a block that consists of codes, scales and perhaps minima, after unpacking: bits of a code, bytes of its
+  // scales and minima, and whether it can be packed again (spec/gguf.md, "Repacking").
   std::size_t bits = 0, scales = 0, minima = 0;
   bool packed = false;
 };
 
-// Where values go: f32, f16 or bf16.
+// The output of decoded values: f32, f16 or bf16.
 struct GgmlTarget {
   void* out;
   Dtype type;
 };
 
-// What blocks are put together from: their own scale and minimum as bits of f16, integers that multiply these for each group
-// of a block that has several, and a code for each element.
+// The numbers from which blocks are composed: d and dmin as bits of f16, integers that multiply these for each group of a
+// block that has several, and a code for each element.
 struct GgmlNumbers {
-  const std::uint16_t *d, *least;
+  const std::uint16_t *d, *dmin;
   const float *steps, *minimums;
   const std::uint8_t* codes;
 };

@@ -1,4 +1,4 @@
-// What the C library keeps of memory that was freed.
+// Release of freed memory that the C library retains.
 #pragma once
 
 namespace ingot {

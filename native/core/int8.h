@@ -12,10 +12,10 @@ constexpr std::size_t kInt8Rows = 64;    // of weights that a thread takes at a 
 constexpr std::size_t kInt8Count = 264;  // rows of x that share unpacked weights: whole tiles of 4, 8 or 12
 constexpr int kInt8Center = 1 << 15;     // the largest constant zero point that is taken
 
-// One row of x has `fours` * 4 blocks; past the last column it is 0. What is prepared of x lies span by span, in it tile by
-// tile of rows; in that, block 0, 4, 8 ... of the span, then 1, 5, ... and so on; of a block the tile's rows.
+// A row of x has `fours` * 4 blocks; past the last column it is 0. Prepared x is stored span by span, within a span tile by
+// tile of rows; within a tile come blocks 0, 4, 8 ... of the span, then 1, 5, ... and so on, each with the tile's rows.
 struct Int8Job {
-  MatmulLayout at;
+  MatmulLayout layout;
   MatmulWeights weights;
   MatmulOutput out;
   const void* x;
@@ -30,7 +30,7 @@ struct Int8Job {
   float* sums;            // the same: of codes, by which zeros are multiplied; null where there are none
 };
 
-// What one thread works in.
+// The scratch memory of one thread.
 struct alignas(64) Int8Scratch {
   std::uint8_t bytes[kInt8Rows * kInt8Span * 4 * kInt8Block];  // of codes
   float scales[kInt8Span * 4 * kInt8Rows];                     // of every block

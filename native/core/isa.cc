@@ -19,9 +19,9 @@
 namespace ingot {
 namespace {
 
-constexpr std::uint32_t bits(std::initializer_list<int> places) {
+constexpr std::uint32_t bits(std::initializer_list<int> positions) {
   std::uint32_t word = 0;
-  for (const int place : places) word |= std::uint32_t{1} << place;
+  for (const int position : positions) word |= std::uint32_t{1} << position;
   return word;
 }
 
@@ -37,9 +37,9 @@ constexpr CpuWords kV3 = {
 [[maybe_unused]] constexpr CpuWords kV4 = {kV3.leaf1_ecx, kV3.leaf7_ebx | bits({kF, kDq, kCd, kBw, kVl}),
                                            kV3.extended_ecx, kV3.xcr0 | bits({kMasks, kUpper, kMoreZmm})};
 
-[[maybe_unused]] bool holds(const CpuWords& all, const CpuWords& wanted) {
-  return !(wanted.leaf1_ecx & ~all.leaf1_ecx) && !(wanted.leaf7_ebx & ~all.leaf7_ebx) &&
-         !(wanted.extended_ecx & ~all.extended_ecx) && !(wanted.xcr0 & ~all.xcr0);
+[[maybe_unused]] bool holds(const CpuWords& all, const CpuWords& required) {
+  return !(required.leaf1_ecx & ~all.leaf1_ecx) && !(required.leaf7_ebx & ~all.leaf7_ebx) &&
+         !(required.extended_ecx & ~all.extended_ecx) && !(required.xcr0 & ~all.xcr0);
 }
 
 CpuWords cpu_words() {
@@ -55,8 +55,8 @@ CpuWords cpu_words() {
 }
 
 Isa best() {
-  static const Isa found = best_isa(cpu_words());
-  return found;
+  static const Isa best = best_isa(cpu_words());
+  return best;
 }
 
 bool has(Isa isa) { return isa <= best(); }
@@ -78,14 +78,14 @@ Isa best_isa([[maybe_unused]] const CpuWords& words) {
 
 bool has_tiles() {
 #if defined(INGOT_HAS_V4) && defined(__linux__)
-  static const bool found = [] {
-    constexpr std::uint32_t wanted = bits({22, 24}), state = bits({17, 18});  // leaf 7, EDX: bf16 and tiles; XCR0
+  static const bool result = [] {
+    constexpr std::uint32_t required = bits({22, 24}), state = bits({17, 18});  // leaf 7, EDX: bf16 and tiles; XCR0
     constexpr int kRequest = 0x1023, kTileData = 18;                          // ARCH_REQ_XCOMP_PERM, Linux 5.16
     std::uint32_t a = 0, b = 0, c = 0, d = 0;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & wanted) != wanted) return false;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & required) != required) return false;
     return (cpu_words().xcr0 & state) == state && syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
   }();
-  return found;
+  return result;
 #else
   return false;
 #endif
@@ -93,11 +93,11 @@ bool has_tiles() {
 
 bool has_pair_dots([[maybe_unused]] Isa isa) {
 #if defined(INGOT_HAS_V4)
-  static const bool found = [] {
+  static const bool result = [] {
     std::uint32_t a = 0, b = 0, c = 0, d = 0;
     return has(Isa::v4) && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & bits({5}));  // leaf 7, sub-leaf 1, EAX
   }();
-  return found && isa == Isa::v4;
+  return result && isa == Isa::v4;
 #else
   return false;
 #endif
@@ -105,17 +105,17 @@ bool has_pair_dots([[maybe_unused]] Isa isa) {
 
 bool has_dots([[maybe_unused]] Isa isa) {
 #if defined(INGOT_HAS_V4)
-  static const bool found = [] {
+  static const bool result = [] {
     std::uint32_t a = 0, b = 0, c = 0, d = 0;
     return has(Isa::v4) && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (c & bits({11}));  // leaf 7, ECX
   }();
-  return found && isa == Isa::v4;
+  return result && isa == Isa::v4;
 #elif defined(__aarch64__) && defined(__linux__)
-  static const bool found = (getauxval(AT_HWCAP) & (1ul << 20)) != 0;  // HWCAP_ASIMDDP
-  return found;
+  static const bool result = (getauxval(AT_HWCAP) & (1ul << 20)) != 0;  // HWCAP_ASIMDDP
+  return result;
 #elif defined(__aarch64__) && defined(_WIN32)
-  static const bool found = IsProcessorFeaturePresent(43) != 0;  // PF_ARM_V82_DP_INSTRUCTIONS_AVAILABLE
-  return found;
+  static const bool result = IsProcessorFeaturePresent(43) != 0;  // PF_ARM_V82_DP_INSTRUCTIONS_AVAILABLE
+  return result;
 #elif defined(__aarch64__) && defined(__APPLE__)
   return true;  // as every Mac has it
 #else

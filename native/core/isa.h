@@ -8,8 +8,8 @@ namespace ingot {
 
 enum class Isa { baseline = 0, v3 = 1, v4 = 2 };
 
-// What an x86 processor says of itself (Intel SDM volume 2, CPUID), as far as it is asked; and XCR0, the registers whose
-// contents the system saves.
+// The CPUID words of an x86 processor that are used (Intel SDM volume 2), and XCR0, the registers whose contents the
+// system saves.
 struct CpuWords {
   std::uint32_t leaf1_ecx, leaf7_ebx, extended_ecx, xcr0;
 };

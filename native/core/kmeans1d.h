@@ -11,7 +11,7 @@ struct Prefix {
   std::vector<double> weight, sum;
 
   std::size_t points() const { return weight.size() - 1; }
-  // What points l up to and without r add to the squared error, but for their squares, which no partition changes.
+  // The squared error of points l up to and without r, without their squares, which do not depend on the partition.
   double cost(std::size_t l, std::size_t r) const {
     const double s = sum[r] - sum[l];
     return -(s * s) / (weight[r] - weight[l]);
@@ -20,10 +20,10 @@ struct Prefix {
 
 // Cuts the points into `k` runs (1 <= k <= n) of least squared error; returns the k + 1 bounds, 0 and n included.
 // Weights must be positive.
-std::vector<std::size_t> kmeans1d(const Prefix& at, std::size_t k);
+std::vector<std::size_t> kmeans1d(const Prefix& prefix, std::size_t k);
 
 // The same by dynamic programming in k layers, in O(k n log n): for the rare inputs that no penalty tells apart, and to
 // compare with.
-std::vector<std::size_t> kmeans1d_layers(const Prefix& at, std::size_t k);
+std::vector<std::size_t> kmeans1d_layers(const Prefix& prefix, std::size_t k);
 
 }  // namespace ingot

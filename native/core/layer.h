@@ -1,5 +1,5 @@
-// What a decoder layer of a language model computes around its products (spec/loading.md, "Layers in native calls"). Plain
-// data only, as in core/dtype.h.
+// The operations of a language model's decoder layer besides its products (spec/loading.md, "Layers in native calls").
+// Plain data only, as in core/dtype.h.
 #pragma once
 #include <cstddef>
 
@@ -7,9 +7,9 @@
 
 namespace ingot {
 
-constexpr std::size_t kAttendWidth = 512;    // columns of a head, at most
-constexpr std::size_t kAttendColumns = 16;   // they come in so many
-constexpr std::size_t kAttendTokens = 256;   // whose keys are seen together: results do not depend on threads
+constexpr std::size_t kAttendWidth = 512;    // max columns of a head
+constexpr std::size_t kAttendColumns = 16;   // the columns of a head are a multiple of this
+constexpr std::size_t kAttendTokens = 256;   // tokens of a block of keys, the same for every number of threads
 
 // A few queries of each head with the first `tokens` keys and values of that head.
 struct Attend {
@@ -22,7 +22,7 @@ struct Attend {
   float scale;
 
   std::size_t segments() const { return (tokens + kAttendTokens - 1) / kAttendTokens; }
-  // Of what a segment leaves of one row: the largest score, the sum of powers, and the weighted values.
+  // The state of one row after a segment: the largest score, the sum of powers, and the weighted values.
   std::size_t part() const { return width + 2; }
 };
 

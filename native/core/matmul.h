@@ -39,7 +39,7 @@ struct MatmulWeights {
   Dtype scale_type;
 };
 
-// Where y[m, row] goes; `bias` [rows] may be null.
+// The output of y[m, row]; `bias` [rows] may be null.
 struct MatmulOutput {
   const void* bias;
   Dtype bias_type;
@@ -68,7 +68,7 @@ enum class GemmMode : int {
 constexpr std::uint32_t kCodesReach = 118, kBesideValuesReach = 72, kValuesReach = 40;
 
 struct GemmJob {
-  MatmulLayout at;
+  MatmulLayout layout;
   MatmulWeights weights;
   MatmulOutput out;
   const void* x;
@@ -83,10 +83,10 @@ struct GemmJob {
   float* sums;               // of x [groups, kGemmCount], where there are zeros
 };
 
-// What one thread works in.
+// The scratch memory of one thread.
 struct alignas(64) GemmScratch {
   float values[32 * kGemmSpan * kGemmBlock];  // of up to 32 rows of the weights, as f32 or pairs of bf16
-  float decoded[32 * kGemmSpan * kGemmBlock];  // of a source: the same rows, as they lie
+  float decoded[32 * kGemmSpan * kGemmBlock];  // the same rows as stored, where a source decodes them
   float parts[kGemmParts * 32 * 32];          // products of groups that are short, of some rows of x
   float products[kGemmCount * kGemmRows];     // of the group at hand, where it has several blocks
   float totals[kGemmCount * kGemmRows];

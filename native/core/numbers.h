@@ -12,9 +12,9 @@ class Numbers {
   std::size_t size() const { return count_; }
   bool empty() const { return count_ == 0; }
   // Whether all are one number, or there are none.
-  bool alike() const { return even_ && (count_ < 2 || step_ == 0); }
+  bool is_uniform() const { return even_ && (count_ < 2 || step_ == 0); }
 
-  std::int64_t operator[](std::size_t at) const { return even_ ? at_step(at) : values_[at]; }
+  std::int64_t operator[](std::size_t index) const { return even_ ? at_step(index) : values_[index]; }
   std::int64_t back() const { return (*this)[count_ - 1]; }
 
   void push_back(std::int64_t value) {
@@ -47,15 +47,15 @@ class Numbers {
       std::copy(values_.begin(), values_.end(), to);
       return;
     }
-    for (std::size_t at = 0; at < count_; ++at) to[at] = at_step(at);
+    for (std::size_t index = 0; index < count_; ++index) to[index] = at_step(index);
   }
 
  private:
-  std::int64_t at_step(std::size_t at) const { return static_cast<std::int64_t>(first_ + at * step_); }
+  std::int64_t at_step(std::size_t index) const { return static_cast<std::int64_t>(first_ + index * step_); }
 
   void spread() {
     values_.reserve(2 * count_ + 64);
-    for (std::size_t at = 0; at < count_; ++at) values_.push_back(at_step(at));
+    for (std::size_t index = 0; index < count_; ++index) values_.push_back(at_step(index));
     even_ = false;
   }
 

@@ -40,8 +40,8 @@ struct PaletteRuns {
   PaletteStart* queue;
 };
 
-// What is found for each point and centroid. `bounds` say how far from a point every centroid but that of its code lies
-// at least, `moved` how far any has gone since; both are 0 where nothing is known yet.
+// The state of each point and centroid. `bounds` are lower bounds of the distance from a point to every centroid but that
+// of its code; `moved` is the largest move of a centroid since then. Both are 0 if nothing is known yet.
 struct PaletteFound {
   std::uint8_t* codes;  // of the points, read where there are bounds
   float* bounds;        // null: not kept

@@ -29,7 +29,7 @@ using PaletteCellsToFill = PaletteCellsOf<float, std::uint32_t>;
 
 constexpr std::uint16_t kMixed = 256, kNobody = 257;  // instead of the centroid that all points of a cell have
 
-// What is found: sums change by the points that get another centroid.
+// The results of a step: sums change by the points that get another centroid.
 struct PaletteSteps {
   std::uint8_t* codes;    // of the points, n
   std::uint16_t* owners;  // of the cells

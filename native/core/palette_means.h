@@ -1,4 +1,4 @@
-// What a step of Lloyd's ends with (spec/palette.md, "Vectors").
+// The end of a step of Lloyd's: new means and bounds of the error (spec/palette.md, "Vectors").
 #pragma once
 #include <cstddef>
 
@@ -17,6 +17,7 @@ struct PaletteError {
 
 // Moves centroids to the means of their points; one without points stays where it is. Returns the squared error of `n` points before,
 // whose squares add up to `squares`, as distances in f32, wrong by less than 5e-7, add up to it.
-PaletteError palette_means(const PaletteTotals& found, const float* centroids, double squares, std::size_t n, float* after);
+PaletteError palette_means(const PaletteTotals& totals, const float* centroids, double squares, std::size_t n,
+                           float* after);
 
 }  // namespace ingot

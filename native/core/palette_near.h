@@ -6,17 +6,17 @@
 
 namespace ingot {
 
-// Where centroids lie, and what slacks of the points of each have lost since they were stated. The slack of a point says how much
-// farther than its own any other centroid lies at least, and is no more than its centroid's reach less twice the point's
-// distance: that holds for all centroids farther from its own than the reach.
+// Positions of centroids, and the decrease of the slacks of each centroid's points. The slack of a point is a lower bound
+// of how much farther any other centroid is than its own, and at most its centroid's reach less twice the point's
+// distance, which holds for all centroids farther from its own than the reach.
 struct PaletteReach {
   const float* centroids;  // [k, size]
   std::size_t k;
   const float* reach;  // [k]
-  const float* lost;   // [k]
+  const float* shrink;   // [k]
 };
 
-// What is found: sums, exact ones, change by the points that get another centroid.
+// The results of a step: exact sums change by the points that get another centroid.
 struct PaletteSlacks {
   std::uint8_t* codes;  // of the points, each a centroid
   float* slacks;        // of the points; not positive: nothing is known

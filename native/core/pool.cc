@@ -73,13 +73,13 @@ class Pool {
 
  private:
   // Returns how many threads there are, at most `wanted`.
-  std::size_t start(std::size_t wanted) {
-    if (wanted > kMostThreads) wanted = kMostThreads;
-    if (started_ >= wanted) return wanted;
+  std::size_t start(std::size_t requested) {
+    if (requested > kMostThreads) requested = kMostThreads;
+    if (started_ >= requested) return requested;
     [[maybe_unused]] const SignalsBlocked blocked{};  // signals are the business of the interpreter's own threads
     try {
-      for (; started_ < wanted; ++started_) std::thread([this] { serve(); }).detach();
-    } catch (const std::exception&) {  // no thread, or no memory for one, to be had: as many as there are
+      for (; started_ < requested; ++started_) std::thread([this] { serve(); }).detach();
+    } catch (const std::exception&) {  // no thread or no memory left: go on with the threads started
     }
     return started_;
   }
@@ -156,12 +156,12 @@ void forget_at_fork() {
 
 Pool& pool() {
   forget_at_fork();
-  Pool* found = the_pool.load(std::memory_order_acquire);
-  if (found) return *found;
-  Pool* made = new Pool;
-  if (the_pool.compare_exchange_strong(found, made)) return *made;
-  delete made;
-  return *found;
+  Pool* result = the_pool.load(std::memory_order_acquire);
+  if (result) return *result;
+  Pool* decoded = new Pool;
+  if (the_pool.compare_exchange_strong(result, decoded)) return *decoded;
+  delete decoded;
+  return *result;
 }
 
 void work_in_team(void* job) {

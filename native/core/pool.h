@@ -12,32 +12,32 @@ void wait_a_little(std::size_t looks);
 class Cuts {
  public:
   Cuts(std::size_t all, std::size_t threads) : all_(all), threads_(threads) {
-    while (each(levels_)) left_ -= threads_ * each(levels_), ++levels_;
+    while (per_thread(levels_)) left_ -= threads_ * per_thread(levels_), ++levels_;
   }
 
   std::size_t tasks() const { return levels_ * threads_ + left_; }
 
-  // Where task `index` begins; the next one begins where it ends.
+  // Returns the first item of task `index`; the next task begins where it ends.
   std::size_t first(std::size_t index) const {
     std::size_t done = 0, level = 0;
-    for (; level < levels_ && index >= threads_; ++level, index -= threads_) done += threads_ * each(level);
-    return done + index * (level < levels_ ? each(level) : 1);
+    for (; level < levels_ && index >= threads_; ++level, index -= threads_) done += threads_ * per_thread(level);
+    return done + index * (level < levels_ ? per_thread(level) : 1);
   }
 
  private:
-  std::size_t each(std::size_t level) const { return (all_ >> (level + 1)) / threads_; }
+  std::size_t per_thread(std::size_t level) const { return (all_ >> (level + 1)) / threads_; }
 
   const std::size_t all_, threads_;
   std::size_t levels_ = 0, left_ = all_;
 };
 
 // Calls task(context, i) for every i below `tasks`, on the calling thread and up to `threads - 1` others; returns when
-// all are done. Where the threads are busy with another caller's work, and in threads that cannot be started, the
-// caller does everything itself: results must not depend on who does what. Tasks throw nothing.
+// all have finished. If the threads are busy with another caller's work, or cannot be started, the caller runs all tasks
+// itself: results must not depend on which thread runs a task. Tasks throw nothing.
 void run_tasks(std::size_t tasks, std::size_t threads, void (*task)(void*, std::size_t), void* context);
 
-// How a program's own OpenMP (GNU's entry, `GOMP_parallel`, which LLVM's and Intel's have too) has so many threads call a
-// function: the calling one and others that it keeps.
+// The entry of a program's own OpenMP (GNU's `GOMP_parallel`, which LLVM's and Intel's have too): it calls a function on
+// `threads` threads, the calling one and others that it retains.
 using Team = void (*)(void (*call)(void*), void* context, unsigned threads, unsigned flags);
 
 // From now on, until the process forks, tasks go to the threads of `team`, or where it is null to those that stay here.

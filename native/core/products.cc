@@ -34,7 +34,7 @@ class Scratch {
   std::size_t size_ = 0;
 };
 
-// Who may use which part of the memory: no more than `count` ask at a time.
+// Slots of scratch memory for at most `count` threads at a time.
 class Slots {
  public:
   explicit Slots(std::size_t count) : count_(count), busy_(new std::atomic<bool>[count]()) {}
@@ -51,8 +51,8 @@ class Slots {
   const std::unique_ptr<std::atomic<bool>[]> busy_;
 };
 
-// Of so many columns, the last filled up.
-std::size_t blocks_of(const MatmulLayout& at, std::size_t columns) { return (at.cols + columns - 1) / columns; }
+// The number of blocks of `columns` columns, the last one padded.
+std::size_t blocks_of(const MatmulLayout& layout, std::size_t columns) { return (layout.cols + columns - 1) / columns; }
 
 // The kernels for many rows.
 struct Gemm {
@@ -60,11 +60,11 @@ struct Gemm {
   using Scratch = GemmScratch;
   static constexpr std::size_t kRows = kGemmRows;
 
-  // Of prepared x; places it at `memory` where there is any.
+  // Returns the bytes of prepared x; places it at `memory` if that is not null.
   static std::size_t prepared(Job& job, float* memory) {
     const std::size_t rows = job.mode == GemmMode::tiles ? (job.count + 31) / 32 * 32 : job.count;  // AMX takes whole tiles
     const std::size_t blocks = (job.blocks + kGemmSpan - 1) / kGemmSpan * kGemmSpan;                // others whole spans
-    const std::size_t sums = job.at.zero == ZeroKind::none ? 0 : job.groups * kGemmCount;
+    const std::size_t sums = job.layout.zero == ZeroKind::none ? 0 : job.groups * kGemmCount;
     job.sums = sums ? memory : nullptr;
     job.packed = memory ? memory + sums : nullptr;
     return sums + rows * blocks * kGemmBlock;
@@ -90,7 +90,7 @@ struct Int8 {
       job.codes = reinterpret_cast<std::int8_t*>(memory);
       job.steps = memory + blocks * codes;
       job.starts = reinterpret_cast<std::int32_t*>(job.steps + blocks);
-      job.sums = job.at.zero == ZeroKind::none ? nullptr : job.steps + 2 * blocks;
+      job.sums = job.layout.zero == ZeroKind::none ? nullptr : job.steps + 2 * blocks;
     }
     return blocks * (codes + 3);
   }
@@ -103,19 +103,22 @@ struct Int8 {
   }
 };
 
-// A tile of x a task, then `kRows` rows of the weights, or many times as many, a task: those wait for all of x. What a
-// thread reads ahead past its rows are those that it takes next.
-template <class Way>
+// Each task prepares a tile of x, or multiplies `kRows` rows of the weights, or a multiple of these; the latter wait for
+// all of x. A thread reads ahead past its rows into the rows that it takes next.
+template <class Method>
 class InTasks {
  public:
-  InTasks(const typename Way::Job& job, std::size_t threads)
-      : job_(job), threads_(std::max<std::size_t>(threads, 1)), steps_((job_.at.rows + Way::kRows - 1) / Way::kRows),
-        slots_(std::clamp<std::size_t>(steps_, 1, threads_)), cuts_(steps_, slots_.count()),
-        tiles_((job_.count + Way::tile(job_) - 1) / Way::tile(job_)) {
-    const std::size_t each = sizeof(typename Way::Scratch) / sizeof(float), scratch = slots_.count() * each;
-    float* memory = hold_scratch(scratch + Way::prepared(job_, nullptr));
-    scratch_ = reinterpret_cast<typename Way::Scratch*>(memory);
-    Way::prepared(job_, memory + scratch);
+  InTasks(const typename Method::Job& job, std::size_t threads)
+      : job_(job),
+        threads_(std::max<std::size_t>(threads, 1)),
+        steps_((job_.layout.rows + Method::kRows - 1) / Method::kRows),
+        slots_(std::clamp<std::size_t>(steps_, 1, threads_)),
+        cuts_(steps_, slots_.count()),
+        tiles_((job_.count + Method::tile(job_) - 1) / Method::tile(job_)) {
+    const std::size_t width = sizeof(typename Method::Scratch) / sizeof(float), scratch = slots_.count() * width;
+    float* memory = hold_scratch(scratch + Method::prepared(job_, nullptr));
+    scratch_ = reinterpret_cast<typename Method::Scratch*>(memory);
+    Method::prepared(job_, memory + scratch);
   }
 
   void run() {
@@ -127,7 +130,7 @@ class InTasks {
 
   void task(std::size_t index) {
     if (index < tiles_) {
-      Way::prepare(job_, index);
+      Method::prepare(job_, index);
       prepared_.fetch_add(1, std::memory_order_release);
       return;
     }
@@ -136,30 +139,30 @@ class InTasks {
   }
 
   void rows(std::size_t first, std::size_t last) {
-    const std::size_t slot = slots_.take(), all = job_.at.rows;
+    const std::size_t slot = slots_.take(), all = job_.layout.rows;
     for (std::size_t step = first; step < last; ++step)
-      Way::rows(job_, step * Way::kRows, std::min((step + 1) * Way::kRows, all), scratch_[slot]);
+      Method::rows(job_, step * Method::kRows, std::min((step + 1) * Method::kRows, all), scratch_[slot]);
     slots_.give(slot);
   }
 
-  typename Way::Job job_;
+  typename Method::Job job_;
   const std::size_t threads_, steps_;
   Slots slots_;
   const Cuts cuts_;
   const std::size_t tiles_;
   std::atomic<std::size_t> prepared_{0};
-  typename Way::Scratch* scratch_;
+  typename Method::Scratch* scratch_;
 };
 
-// Calls `multiply` for so many rows of x at a time: x, how many, and where their products go.
+// Calls `multiply` for batches of rows of x: x, the number of rows, and the output of their products.
 template <class Multiply>
-void in_parts(const MatmulLayout& at, const void* x, std::size_t count, const MatmulOutput& out, std::size_t most,
+void in_parts(const MatmulLayout& layout, const void* x, std::size_t count, const MatmulOutput& out, std::size_t limit,
               const Multiply& multiply) {
   const std::size_t size = out.type == Dtype::f32 ? 4 : 2;
-  for (std::size_t m = 0; m < count; m += most) {
+  for (std::size_t m = 0; m < count; m += limit) {
     MatmulOutput part = out;
-    part.values = static_cast<std::uint8_t*>(out.values) + m * at.rows * size;
-    multiply(static_cast<const std::uint8_t*>(x) + m * at.cols * size, std::min(most, count - m), part);
+    part.values = static_cast<std::uint8_t*>(out.values) + m * layout.rows * size;
+    multiply(static_cast<const std::uint8_t*>(x) + m * layout.cols * size, std::min(limit, count - m), part);
   }
 }
 
@@ -170,27 +173,38 @@ float* hold_scratch(std::size_t floats) {
   return scratch.hold(floats);
 }
 
-GemmMode mode_here(GemmMode found) {
-  if (found != GemmMode::tiles || (current_isa() == Isa::v4 && has_tiles())) return found;
+GemmMode mode_here(GemmMode result) {
+  if (result != GemmMode::tiles || (current_isa() == Isa::v4 && has_tiles())) return result;
   return has_pair_dots(current_isa()) ? GemmMode::dots : GemmMode::fused;
 }
 
 void multiply_rows(const Weights& weights, const void* x, std::size_t count, const MatmulOutput& out, GemmMode mode,
                    std::size_t threads) {
-  const MatmulLayout& at = weights.at;
-  in_parts(at, x, count, out, kGemmCount, [&](const void* part, std::size_t rows, const MatmulOutput& to) {
-    const GemmJob job{at, weights.codes, to, part, to.type, rows, blocks_of(at, kGemmBlock), blocks_of(at, at.group), mode,
-                      INGOT_KERNEL(gemm_tile)(mode, rows), weights.source, nullptr, nullptr};
+  const MatmulLayout& layout = weights.layout;
+  in_parts(layout, x, count, out, kGemmCount, [&](const void* part, std::size_t rows, const MatmulOutput& to) {
+    const GemmJob job{layout,
+                      weights.codes,
+                      to,
+                      part,
+                      to.type,
+                      rows,
+                      blocks_of(layout, kGemmBlock),
+                      blocks_of(layout, layout.group),
+                      mode,
+                      INGOT_KERNEL(gemm_tile)(mode, rows),
+                      weights.source,
+                      nullptr,
+                      nullptr};
     InTasks<Gemm>(job, weights.bytes * rows < kAlone ? 1 : threads).run();
   });
 }
 
 void multiply_int8(const Weights& weights, const void* x, std::size_t count, const MatmulOutput& out, bool dots,
                    std::size_t threads) {
-  const MatmulLayout& at = weights.at;
-  const std::size_t fours = blocks_of(at, kInt8Block * kInt8Sums);
-  in_parts(at, x, count, out, kInt8Count, [&](const void* part, std::size_t rows, const MatmulOutput& to) {
-    const Int8Job job{at, weights.codes, to, part, to.type, rows, fours, blocks_of(at, at.group), dots,
+  const MatmulLayout& layout = weights.layout;
+  const std::size_t fours = blocks_of(layout, kInt8Block * kInt8Sums);
+  in_parts(layout, x, count, out, kInt8Count, [&](const void* part, std::size_t rows, const MatmulOutput& to) {
+    const Int8Job job{layout, weights.codes, to, part, to.type, rows, fours, blocks_of(layout, layout.group), dots,
                       nullptr, nullptr, nullptr, nullptr};
     InTasks<Int8>(job, weights.bytes * rows < kAlone ? 1 : threads).run();
   });

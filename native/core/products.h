@@ -5,12 +5,12 @@
 
 namespace ingot {
 
-// What a product needs to know of its weights: codes of the affine family, or a source of decoded tiles.
+// The weights of a product: codes of the affine family, or a source of decoded tiles.
 struct Weights {
-  MatmulLayout at;
+  MatmulLayout layout;
   MatmulWeights codes;
   const TileSource* source;  // null: codes
-  std::size_t bytes;         // as they lie, of all
+  std::size_t bytes;         // size of all stored codes
 };
 
 // Memory of the calling thread, kept between calls: at most 4.5 bytes per element of 64 rows of x, or 4 of 256, and what
@@ -29,6 +29,6 @@ void multiply_int8(const Weights& weights, const void* x, std::size_t count, con
                    std::size_t threads);
 
 // The fastest way that this processor has among those that give the bits of `found`.
-GemmMode mode_here(GemmMode found);
+GemmMode mode_here(GemmMode result);
 
 }  // namespace ingot

@@ -5,7 +5,7 @@
 
 namespace ingot {
 
-// What a code stands for: an entry of a table, or, at 8 bits, a number.
+// The value of a code: an entry of a table, or, at 8 bits, a number.
 enum class ScaledValues { table, e4m3, e5m2, i8 };
 
 // Elements are numbered in row-major order of rows of `cols`; the first one here is number `phase` of its row. Each row

@@ -12,11 +12,11 @@ bool inside(std::string_view data, std::int64_t start, std::uint64_t size) {
 
 }  // namespace
 
-bool spelled(std::string_view text, const std::vector<Form>& forms, const bool (&is_digit)[256]) {
-  return std::any_of(forms.begin(), forms.end(), [&](const Form& form) {
-    if (text.size() < form.prefix.size() || text.size() - form.prefix.size() != form.digits) return false;
-    if (!text.starts_with(form.prefix)) return false;
-    const std::string_view digits = text.substr(form.prefix.size());
+bool spelled(std::string_view text, const std::vector<Pattern>& patterns, const bool (&is_digit)[256]) {
+  return std::any_of(patterns.begin(), patterns.end(), [&](const Pattern& pattern) {
+    if (text.size() < pattern.prefix.size() || text.size() - pattern.prefix.size() != pattern.digits) return false;
+    if (!text.starts_with(pattern.prefix)) return false;
+    const std::string_view digits = text.substr(pattern.prefix.size());
     return std::all_of(digits.begin(), digits.end(), [&](char c) { return is_digit[static_cast<std::uint8_t>(c)]; });
   });
 }

@@ -7,14 +7,14 @@
 
 namespace ingot::spans {
 
-// A text that stands before so many digits.
-struct Form {
+// A text that precedes a fixed number of digits.
+struct Pattern {
   std::string_view prefix;
   std::size_t digits;
 };
 
 // Whether a text is one of the forms with as many of these digits behind it.
-bool spelled(std::string_view text, const std::vector<Form>& forms, const bool (&is_digit)[256]);
+bool spelled(std::string_view text, const std::vector<Pattern>& patterns, const bool (&is_digit)[256]);
 
 // Sets for each of `count` rows of `size` bytes whether `data` has the same bytes at the row's place.
 void same(std::string_view data, const std::int64_t* starts, const char* rows, std::size_t count, std::size_t size, bool* out);

@@ -13,7 +13,7 @@ struct PairStats {
   double squared_other;
   double dot;
   double max_abs;
-  std::size_t odd;        // one is not finite, or neither is and they differ (all NaN count as one value)
+  std::size_t incomparable;        // one is not finite, or neither is and they differ (all NaN count as one value)
   std::size_t different;  // values whose bits as doubles differ: -0 is not 0, all NaN are one value
 };
 

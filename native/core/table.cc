@@ -16,21 +16,21 @@ constexpr std::size_t kFar = 1 << 8;    // places that texts of a hash take: whe
 // Eight bytes at a time: names are long, and all of them pass here.
 std::size_t hash(std::string_view text) {
   constexpr std::uint64_t kPrime = 0x9e3779b97f4a7c15u;
-  std::uint64_t found = text.size() * kPrime;
+  std::uint64_t result = text.size() * kPrime;
   const auto mix = [&](std::uint64_t word) {
-    found = (found ^ word) * kPrime;
-    found ^= found >> 29;
+    result = (result ^ word) * kPrime;
+    result ^= result >> 29;
   };
   std::uint64_t word = 0;
-  std::size_t at = 0;
-  for (; text.size() - at >= sizeof word; at += sizeof word) {
-    std::memcpy(&word, text.data() + at, sizeof word);
+  std::size_t index = 0;
+  for (; text.size() - index >= sizeof word; index += sizeof word) {
+    std::memcpy(&word, text.data() + index, sizeof word);
     mix(word);
   }
   word = 0;
-  std::memcpy(&word, text.data() + at, text.size() - at);
+  std::memcpy(&word, text.data() + index, text.size() - index);
   mix(word);
-  return static_cast<std::size_t>(found ^ found >> 32);
+  return static_cast<std::size_t>(result ^ result >> 32);
 }
 
 // Doubt where a name is there twice.
@@ -40,11 +40,11 @@ void require_distinct(const std::vector<std::string_view>& names) {
   if (names.size() > UINT32_MAX - 1) throw Doubt{};
   std::vector<std::uint32_t> slots(room, 0);  // by one more than a name's number
   for (std::size_t number = 0; number < names.size(); ++number) {
-    std::size_t at = hash(names[number]) & (room - 1), far = 0;
-    for (; slots[at] != 0; at = (at + 1) & (room - 1)) {
-      if (++far > kFar || names[slots[at] - 1] == names[number]) throw Doubt{};
+    std::size_t index = hash(names[number]) & (room - 1), far = 0;
+    for (; slots[index] != 0; index = (index + 1) & (room - 1)) {
+      if (++far > kFar || names[slots[index] - 1] == names[number]) throw Doubt{};
     }
-    slots[at] = static_cast<std::uint32_t>(number + 1);
+    slots[index] = static_cast<std::uint32_t>(number + 1);
   }
 }
 
@@ -57,17 +57,17 @@ class Reader {
     shape(row, table.rows);
     auto frame = in_.map();
     std::string_view key;
-    bool found = false;
+    bool result = false;
     while (in_.key(frame, key)) {
       if (key != under) {
         in_.skip();
         continue;
       }
-      if (found) throw Doubt{};
-      found = true;
+      if (result) throw Doubt{};
+      result = true;
       rows(row, table);
     }
-    if (!found) throw Doubt{};
+    if (!result) throw Doubt{};
     in_.finish();
     close(row, table.rows);
     require_distinct(table.names);
@@ -88,7 +88,7 @@ class Reader {
 
   static void shape(const Schema& schema, Column& column) {
     column.inner.resize(schema.inner.size());
-    if (schema.kind == Kind::kStruct) {  // writers keep an order
+    if (schema.type == Type::kStruct) {  // writers keep an order
       column.after.resize(schema.inner.size() + 1);
       std::iota(column.after.begin(), column.after.end(), std::uint8_t{0});
     }
@@ -97,35 +97,35 @@ class Reader {
 
   // Adds the ends to columns of beginnings.
   static void close(const Schema& schema, Column& column) {
-    if (schema.kind == Kind::kSizes) column.second.push_back(static_cast<std::int64_t>(column.first.size()));
-    if (schema.kind == Kind::kMap) column.first.push_back(static_cast<std::int64_t>(column.second.size()));
+    if (schema.type == Type::kSizes) column.second.push_back(static_cast<std::int64_t>(column.first.size()));
+    if (schema.type == Type::kMap) column.first.push_back(static_cast<std::int64_t>(column.second.size()));
     for (std::size_t i = 0; i < schema.inner.size(); ++i) close(schema.inner[i], column.inner[i]);
   }
 
   // Recursion ends with the schema.
   void value(const Schema& schema, Column& column) {
-    switch (schema.kind) {
-      case Kind::kNumber: column.first.push_back(static_cast<std::int64_t>(in_.number())); return;
-      case Kind::kText: text(column); return;
-      case Kind::kPlace: place(column, in_.text()); return;
-      case Kind::kSizes: sizes(column); return;
-      case Kind::kPair: pair(column); return;
-      case Kind::kStruct: fields(schema, column); return;
-      case Kind::kMap: pairs(schema, column); return;
-      case Kind::kAny: break;
+    switch (schema.type) {
+      case Type::kNumber: column.first.push_back(static_cast<std::int64_t>(in_.number())); return;
+      case Type::kText: text(column); return;
+      case Type::kPlace: store(column, in_.text()); return;
+      case Type::kSizes: sizes(column); return;
+      case Type::kPair: pair(column); return;
+      case Type::kStruct: fields(schema, column); return;
+      case Type::kMap: pairs(schema, column); return;
+      case Type::kAny: break;
     }
     const std::size_t begin = in_.position();
     in_.skip();
-    place(column, data_.substr(begin, in_.position() - begin));
+    store(column, data_.substr(begin, in_.position() - begin));
   }
 
   void text(Column& column) {
     const std::int64_t last = column.first.empty() ? -1 : column.first.back(), code = column.texts.expected(last);
-    const bool known = code >= 0 && in_.text_is(column.texts.all()[static_cast<std::size_t>(code)]);
-    column.first.push_back(known ? code : column.texts.code_after(last, in_.text()));
+    const bool is_known = code >= 0 && in_.text_is(column.texts.all()[static_cast<std::size_t>(code)]);
+    column.first.push_back(is_known ? code : column.texts.code_after(last, in_.text()));
   }
 
-  void place(Column& column, std::string_view text) {
+  void store(Column& column, std::string_view text) {
     column.first.push_back(text.data() - data_.data());
     column.second.push_back(static_cast<std::int64_t>(text.size()));
   }
@@ -147,9 +147,9 @@ class Reader {
 
   void pair(Column& column) {
     auto frame = in_.array();
-    for (Numbers* own : {&column.first, &column.second}) {
+    for (Numbers* local : {&column.first, &column.second}) {
       if (!in_.element(frame)) throw Doubt{};
-      own->push_back(static_cast<std::int64_t>(in_.number()));
+      local->push_back(static_cast<std::int64_t>(in_.number()));
     }
     if (in_.element(frame)) throw Doubt{};
   }
@@ -209,19 +209,19 @@ class Reader {
   }
 
   static void absent(const Schema& schema, Column& column) {
-    switch (schema.kind) {
-      case Kind::kSizes:
+    switch (schema.type) {
+      case Type::kSizes:
         column.second.push_back(static_cast<std::int64_t>(column.first.size()));
         column.third.push_back(-1);
         return;
-      case Kind::kMap: column.first.push_back(static_cast<std::int64_t>(column.second.size())); return;
-      case Kind::kStruct:
+      case Type::kMap: column.first.push_back(static_cast<std::int64_t>(column.second.size())); return;
+      case Type::kStruct:
         column.first.push_back(0);
         for (std::size_t i = 0; i < schema.inner.size(); ++i) absent(schema.inner[i], column.inner[i]);
         return;
-      case Kind::kPlace:
-      case Kind::kPair:
-      case Kind::kAny: column.second.push_back(-1); [[fallthrough]];
+      case Type::kPlace:
+      case Type::kPair:
+      case Type::kAny: column.second.push_back(-1); [[fallthrough]];
       default: column.first.push_back(-1);
     }
   }
@@ -232,14 +232,15 @@ class Reader {
 
 }  // namespace
 
-// Where the text's code stands, or would.
+// Returns the slot of the text's code, or the free slot for it.
 std::size_t Texts::slot(std::string_view text) const {
   const std::size_t mask = slots_.size() - 1;
-  std::size_t at = hash(text) & mask;
-  for (std::size_t far = 0; slots_[at] >= 0 && all_[static_cast<std::size_t>(slots_[at])] != text; at = (at + 1) & mask) {
+  std::size_t index = hash(text) & mask;
+  for (std::size_t far = 0; slots_[index] >= 0 && all_[static_cast<std::size_t>(slots_[index])] != text;
+       index = (index + 1) & mask) {
     if (++far > kFar) throw Doubt{};
   }
-  return at;
+  return index;
 }
 
 std::int64_t Texts::find(std::string_view text) const { return slots_.empty() ? -1 : slots_[slot(text)]; }
@@ -265,11 +266,11 @@ void Texts::follows(std::int64_t last, std::int64_t code) {
 }
 
 std::int64_t Texts::code_after(std::int64_t last, std::string_view text) {
-  std::int64_t found = guess(last, text);
-  if (found >= 0) return found;
-  found = code(text);
-  follows(last, found);
-  return found;
+  std::int64_t result = guess(last, text);
+  if (result >= 0) return result;
+  result = code(text);
+  follows(last, result);
+  return result;
 }
 
 void Texts::grow() {

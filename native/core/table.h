@@ -1,7 +1,8 @@
 // Headers of files: a map of structs in strict CBOR, decoded into columns.
 //
-// Only what is beyond doubt is taken: whatever a schema does not name, a repeated key, an escape in a name, a number that
-// is no natural one below 2**63 throw `Doubt`. Then somebody who can say what is wrong, or only unusual, looks closely.
+// The parser accepts only headers that are beyond doubt: a field that the schema does not name, a repeated key, an escape
+// in a name, or a number that is not an integer from 0 to below 2**63 throws `Doubt`. Then the slow parser reads the
+// header and raises the precise error, if any.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -17,7 +18,7 @@ namespace ingot::table {
 
 struct Doubt {};
 
-enum class Kind : std::uint8_t {
+enum class Type : std::uint8_t {
   kNumber,   // a natural number
   kText,     // one of a few texts
   kPlace,    // a text, left where it lies
@@ -31,13 +32,13 @@ enum class Kind : std::uint8_t {
 constexpr std::size_t kMaxRank = 64;
 
 struct Schema {
-  Kind kind;
+  Type type;
   bool optional;              // of a field: it may be absent
   std::string key;            // of a field
   std::vector<Schema> inner;  // fields of a struct; the one kind of a map's values
 };
 
-// Texts that repeat, in the order in which they first came; valid as long as the bytes that they are of.
+// Texts that repeat, in the order of their first occurrence; valid as long as the bytes that they view.
 class Texts {
  public:
   // The code of a text, which is new if it was not there.
@@ -45,13 +46,13 @@ class Texts {
   std::int64_t find(std::string_view text) const;  // -1 where it was not there
   // As `code`, quick where texts come in turn: `last` is the code of the one before, -1 for none.
   std::int64_t code_after(std::int64_t last, std::string_view text);
-  // What came behind `last` when it came last, if it is the text; -1.
+  // Returns the code that followed `last` the last time, if its text is the same; -1 otherwise.
   std::int64_t guess(std::int64_t last, std::string_view text) const;
   void follows(std::int64_t last, std::int64_t code);  // notes it
   // The code of what came behind `last` when it came last; -1.
   std::int64_t expected(std::int64_t last) const {
-    const auto at = static_cast<std::size_t>(last);
-    return last < 0 ? first_ : at < next_.size() ? next_[at] : -1;
+    const auto index = static_cast<std::size_t>(last);
+    return last < 0 ? first_ : index < next_.size() ? next_[index] : -1;
   }
   const std::vector<std::string_view>& all() const { return all_; }
   void moved(std::int64_t code, std::string_view text) { all_[static_cast<std::size_t>(code)] = text; }  // the same text
@@ -71,7 +72,7 @@ class Texts {
 //   kText             first: codes, places in `texts`
 //   kPlace, kAny      first: where they begin, second: bytes
 //   kSizes            first: sizes of all rows, second: where each row's begin, and the end, third: their product,
-//                     which alone tells that there are none
+//                     which is -1 for a row without sizes
 //   kPair             first, second: its numbers
 //   kStruct           first: 1 where it is there; inner: its fields
 //   kMap              first: where each row's pairs begin, and the end, second: codes of the keys, inner: the values

@@ -11,13 +11,13 @@
 
 namespace ingot::table {
 
-// The bytes as strict CBOR. Errors of its cursor are doubts: who looks closely finds them again.
+// A reader of strict CBOR. Errors of its cursor become doubts, because the slow parser finds them again.
 class Cbor {
  public:
   struct Frame {
-    std::uint64_t left;
+    std::uint64_t remaining;
     std::string_view last = {};  // key
-    bool begun = false;
+    bool has_begun = false;
   };
 
   Cbor(std::string_view data, cbor::Limits limits)
@@ -30,16 +30,16 @@ class Cbor {
       if (quick > INT64_MAX) throw Doubt{};
       return quick;
     }
-    const cbor::Item item = want(cbor::Kind::kUnsigned);
+    const cbor::Item item = want(cbor::Type::kUnsigned);
     if (item.value > INT64_MAX) throw Doubt{};
     return item.value;
   }
   std::string_view text() {
     if (std::string_view quick; cursor_.quick_text(quick)) return quick;
-    return want(cbor::Kind::kText).bytes;
+    return want(cbor::Type::kText).bytes;
   }
   bool text_is(std::string_view text) { return cursor_.quick_text_is(text); }
-  Frame map() { return entered(cbor::Kind::kMap); }
+  Frame map() { return entered(cbor::Type::kMap); }
   bool key(Frame& frame, std::string_view& key) {
     if (!element(frame)) return false;
     if (!cursor_.quick_text(key)) key = cursor_.key().bytes;
@@ -47,28 +47,28 @@ class Cbor {
     return true;
   }
   bool key_is(Frame& frame, std::string_view text) {
-    if (frame.left == 0 || !cursor_.quick_text_is(text)) return false;
-    --frame.left;
+    if (frame.remaining == 0 || !cursor_.quick_text_is(text)) return false;
+    --frame.remaining;
     follow(frame, text);
     return true;
   }
-  Frame array() { return entered(cbor::Kind::kArray); }
+  Frame array() { return entered(cbor::Type::kArray); }
   bool element(Frame& frame) {
-    if (frame.left == 0) {
+    if (frame.remaining == 0) {
       cursor_.leave();
       return false;
     }
-    --frame.left;
+    --frame.remaining;
     return true;
   }
   // Recursion ends at the depth limit.
   void skip() {
     const cbor::Item item = cursor_.next();
-    if (item.kind == cbor::Kind::kArray) {
+    if (item.type == cbor::Type::kArray) {
       cursor_.enter(item);
       for (std::uint64_t i = 0; i < item.value; ++i) skip();
       cursor_.leave();
-    } else if (item.kind == cbor::Kind::kMap) {
+    } else if (item.type == cbor::Type::kMap) {
       cursor_.enter(item);
       std::vector<std::string_view> keys;
       Frame frame{item.value};
@@ -85,20 +85,20 @@ class Cbor {
   void finish() const { cursor_.finish(); }
 
  private:
-  cbor::Item want(cbor::Kind kind) {
+  cbor::Item want(cbor::Type type) {
     const cbor::Item item = cursor_.next();
-    if (item.kind != kind) throw Doubt{};
+    if (item.type != type) throw Doubt{};
     return item;
   }
-  Frame entered(cbor::Kind kind) {
-    const cbor::Item item = want(kind);
+  Frame entered(cbor::Type type) {
+    const cbor::Item item = want(type);
     cursor_.enter(item);
     return {item.value};
   }
   void follow(Frame& frame, std::string_view key) const {
-    if (deterministic_ && frame.begun && !cbor::in_order(frame.last, key)) throw Doubt{};
+    if (deterministic_ && frame.has_begun && !cbor::in_order(frame.last, key)) throw Doubt{};
     frame.last = key;
-    frame.begun = true;
+    frame.has_begun = true;
   }
 
   cbor::Cursor cursor_;

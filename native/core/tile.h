@@ -19,8 +19,8 @@ struct Tile {
 
 // A matrix of any codec: what decodes a tile of it, by the kernels of the instruction set in use.
 struct TileSource {
-  void (*decode)(const void* held, const Tile& tile);
-  const void* held;
+  void (*decode)(const void* matrix, const Tile& tile);
+  const void* matrix;
 };
 
 // Bands of streams (core/trellis.h) with the values that windows stand for; scales [rows, cols / group].
@@ -33,8 +33,8 @@ struct TrellisMatrix {
   Dtype scale_type;
 };
 
-// Indices (core/palette.h), row after row in one stream, whose rows all begin at a byte; runs of `run` rows share a table of
-// entries in the type of the tiles that are asked for.
+// Indices (core/palette.h), row after row in one stream, whose rows all begin at a byte; runs of `run` rows share a table
+// of entries in the type of the requested tiles.
 struct PaletteMatrix {
   std::size_t rows, cols, run;
   int bits;

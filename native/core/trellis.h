@@ -31,7 +31,7 @@ struct TrellisColumns {
 // G of a band's rows with each other as (L + I) D (L + I)'.
 struct TrellisLinks {
   const float* below;  // L, strictly lower: rows x rows; null where rows do not touch each other
-  const float* left;   // D
+  const float* diagonal;   // D
   const float* shift;  // of targets, by what rows of other bands became: cols x rows; null where there are none
 };
 

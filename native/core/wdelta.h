@@ -24,7 +24,7 @@ struct Differences {
   Dtype type;
 };
 
-// Where differences go whose magnitude, as bits, is above `bound` (-1: all), and the first `equals` of those that equal it.
+// The output of differences whose magnitude, as bits, is above `bound` (-1: all), and of the first `equals` that equal it.
 // `offset` is added to their positions.
 struct TopPlaces {
   std::int32_t bound;
@@ -39,7 +39,7 @@ struct TopPlaces {
 // where all are); the range of the others, (inf, -inf) where there are none, and the last of these (-1).
 struct TopFound {
   std::size_t count, bad;
-  FloatRange rest;
+  FloatRange others;
   std::int64_t last;
   float last_value;
 };

@@ -11,13 +11,13 @@ struct WordMatrix {
   std::size_t stride, rows, cols;
 };
 
-// Where such a matrix is written.
+// The output window of a matrix of words.
 struct WordWindow {
   std::uint8_t* data;
   std::size_t stride;
 };
 
-// Of the eight outputs of a word, the one in bits 4 i .. 4 i + 3, as AutoAWQ packs them.
+// The order of the eight outputs of a word, bits 4 i .. 4 i + 3, as AutoAWQ packs them.
 inline constexpr std::size_t kAwqOrder[8] = {0, 2, 4, 6, 1, 3, 5, 7};
 
 }  // namespace ingot

@@ -36,8 +36,8 @@ std::size_t add_vectors(const std::uint8_t* codes, std::size_t n, float scale, f
     if (kZero == Zero::offset) q = _mm512_add_ps(q, zeros);
     const __m512 sum = _mm512_add_ps(q, wide);
     const __m512i bits = _mm512_castps_si512(sum);
-    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), one);
-    __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, below), odd);
+    const __m512i lsb = _mm512_and_si512(_mm512_srli_epi32(bits, 16), one);
+    __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, below), lsb);
     rounded = _mm512_mask_or_epi32(rounded, _mm512_cmp_ps_mask(sum, sum, _CMP_UNORD_Q), bits, quiet);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
   }
@@ -107,22 +107,22 @@ struct Scaling {
 };
 
 template <Dtype kDtype, bool kSigned, Zero kZero>
-void add_rows(const AffineLayout& at, const std::uint8_t* packed, const Scaling& scaling, const TypeOf<kDtype>* base,
-              TypeOf<kDtype>* out) {
-  const Unpack unpack = at.msb ? unpacker<true>(at.bits) : unpacker<false>(at.bits);
-  const std::size_t group = at.group < at.cols ? at.group : at.cols;
-  const std::size_t stride = at.per_tensor ? 0 : at.cols / at.group + (at.cols % at.group != 0);
-  const int half = 1 << (at.bits - 1);
+void add_rows(const AffineLayout& layout, const std::uint8_t* packed, const Scaling& scaling,
+              const TypeOf<kDtype>* base, TypeOf<kDtype>* out) {
+  const Unpack unpack = layout.msb ? unpacker<true>(layout.bits) : unpacker<false>(layout.bits);
+  const std::size_t group = layout.group < layout.cols ? layout.group : layout.cols;
+  const std::size_t stride = layout.per_tensor ? 0 : layout.cols / layout.group + (layout.cols % layout.group != 0);
+  const int half = 1 << (layout.bits - 1);
   Codes unpacked;
   alignas(64) float scales[kChunk + 1], zeros[kChunk + 1];
-  for (std::size_t row = 0; row < at.rows; ++row) {
-    const std::uint8_t* in = packed + row * at.row_bytes;
-    const std::size_t element = row * at.cols;
-    for (std::size_t start = 0; start < at.cols; start += kChunk) {
-      const std::size_t end = at.cols - start < kChunk ? at.cols : start + kChunk;
+  for (std::size_t row = 0; row < layout.rows; ++row) {
+    const std::uint8_t* in = packed + row * layout.row_bytes;
+    const std::size_t element = row * layout.cols;
+    for (std::size_t start = 0; start < layout.cols; start += kChunk) {
+      const std::size_t end = layout.cols - start < kChunk ? layout.cols : start + kChunk;
       const std::uint8_t* codes = in + start;
-      if (at.bits != 8) {
-        unpack(in + start / 8 * at.bits, end - start, unpacked);
+      if (layout.bits != 8) {
+        unpack(in + start / 8 * layout.bits, end - start, unpacked);
         codes = unpacked.bytes();
       }
       const std::size_t first = start / group, count = (end - 1) / group + 1 - first;
@@ -140,37 +140,39 @@ void add_rows(const AffineLayout& at, const std::uint8_t* packed, const Scaling&
 }
 
 template <Dtype kDtype, Zero kZero>
-void signed_or_not(const AffineLayout& at, const std::uint8_t* packed, const Scaling& scaling,
+void signed_or_not(const AffineLayout& layout, const std::uint8_t* packed, const Scaling& scaling,
                    const TypeOf<kDtype>* base, TypeOf<kDtype>* out) {
-  (at.is_signed ? add_rows<kDtype, true, kZero> : add_rows<kDtype, false, kZero>)(at, packed, scaling, base, out);
+  (layout.is_signed ? add_rows<kDtype, true, kZero> : add_rows<kDtype, false, kZero>)(layout, packed, scaling, base,
+                                                                                      out);
 }
 
 template <Dtype kDtype>
-void dispatch(const AffineLayout& at, const std::uint8_t* packed, const Scaling& scaling, const void* base, void* out) {
+void dispatch(const AffineLayout& layout, const std::uint8_t* packed, const Scaling& scaling, const void* base,
+              void* out) {
   const auto* from = static_cast<const TypeOf<kDtype>*>(base);
   auto* to = static_cast<TypeOf<kDtype>*>(out);
-  switch (zero_of(at, scaling.zeros)) {
+  switch (zero_of(layout, scaling.zeros)) {
     case Zero::none:
-      return signed_or_not<kDtype, Zero::none>(at, packed, scaling, from, to);
+      return signed_or_not<kDtype, Zero::none>(layout, packed, scaling, from, to);
     case Zero::point:
-      return signed_or_not<kDtype, Zero::point>(at, packed, scaling, from, to);
+      return signed_or_not<kDtype, Zero::point>(layout, packed, scaling, from, to);
     case Zero::offset:
-      return signed_or_not<kDtype, Zero::offset>(at, packed, scaling, from, to);
+      return signed_or_not<kDtype, Zero::offset>(layout, packed, scaling, from, to);
   }
 }
 
 }  // namespace
 
-void affine_add(const AffineLayout& at, const std::uint8_t* packed, const void* scales, const void* zeros,
+void affine_add(const AffineLayout& layout, const std::uint8_t* packed, const void* scales, const void* zeros,
                 Dtype scale_type, const void* base, void* out, Dtype type) {
   const Scaling scaling{scales, zeros, scale_type};
   switch (type) {
     case Dtype::f32:
-      return dispatch<Dtype::f32>(at, packed, scaling, base, out);
+      return dispatch<Dtype::f32>(layout, packed, scaling, base, out);
     case Dtype::f16:
-      return dispatch<Dtype::f16>(at, packed, scaling, base, out);
+      return dispatch<Dtype::f16>(layout, packed, scaling, base, out);
     case Dtype::bf16:
-      return dispatch<Dtype::bf16>(at, packed, scaling, base, out);
+      return dispatch<Dtype::bf16>(layout, packed, scaling, base, out);
     case Dtype::f64:
       return;
   }

@@ -7,7 +7,7 @@
 
 #define INGOT_DECLARE_AFFINE_ADD(isa)                                                                             \
   namespace ingot::isa {                                                                                          \
-  void affine_add(const AffineLayout& at, const std::uint8_t* packed, const void* scales, const void* zeros,     \
+  void affine_add(const AffineLayout& layout, const std::uint8_t* packed, const void* scales, const void* zeros, \
                   Dtype scale_type, const void* base, void* out, Dtype type);                                     \
   }
 

@@ -77,14 +77,14 @@ struct Chooser {
   bool flat(float low, float high) const { return choice.offset ? low == high : !(low < 0) && !(high > 0); }
 
   // The grid of a whole range.
-  AffineGrid whole(float low, float high) const {
+  AffineGrid full_range(float low, float high) const {
     const float levels = static_cast<float>((1 << bits) - 1);
     if (choice.offset) return offset_whole(low, high);
     if (!(low < 0) && !(high > 0)) return limits(1, 0 - choice.shift);
     if (choice.symmetric) {
-      const float most = symmetric_most();
+      const float amax = symmetric_most();
       const float magnitude = -low > high ? -low : high;
-      return limits(round_scale(magnitude / most), 0);
+      return limits(round_scale(magnitude / amax), 0);
     }
     const float scale = round_scale((high - low) / levels);
     float zero = -low / scale;

@@ -59,8 +59,8 @@ void look_up(const std::uint8_t* __restrict codes, std::size_t n, const T* __res
     const __m256i high = _mm256_broadcastsi128_si256(
         _mm_packus_epi16(_mm_srli_epi16(low_half, 8), _mm_srli_epi16(high_half, 8)));
     for (; i + 32 <= n; i += 32) {
-      const __m256i at = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + i));
-      const __m256i lows = _mm256_shuffle_epi8(low, at), highs = _mm256_shuffle_epi8(high, at);
+      const __m256i indices = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + i));
+      const __m256i lows = _mm256_shuffle_epi8(low, indices), highs = _mm256_shuffle_epi8(high, indices);
       const __m256i even = _mm256_unpacklo_epi8(lows, highs), odd = _mm256_unpackhi_epi8(lows, highs);
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), _mm256_permute2x128_si256(even, odd, 0x20));
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i + 16), _mm256_permute2x128_si256(even, odd, 0x31));
@@ -80,7 +80,7 @@ void look_up(const std::uint8_t* __restrict codes, std::size_t n, const T* __res
 enum class By { product, table, stream, bytes };
 
 // It pays (bench/kernels.py) where registers hold the table, and where rounding to f16 takes many instructions.
-constexpr By way(Dtype dtype, int bits, std::size_t group, std::size_t cols) {
+constexpr By path_for(Dtype dtype, int bits, std::size_t group, std::size_t cols) {
 #if defined(__AVX512BW__)
   if (dtype != Dtype::f32 && bits <= 4 && group >= 32 && (group % 8 == 0 || group == cols)) return By::stream;
   if (dtype != Dtype::f32 && bits > 4 && group >= 1024) return By::bytes;
@@ -99,23 +99,23 @@ constexpr By way(Dtype dtype, int bits, std::size_t group, std::size_t cols) {
 template <Dtype kDtype, class Sign, Zero kZero>
 class RowDecoder {
  public:
-  explicit RowDecoder(const AffineLayout& at)
-      : at_(at),
-        group_(at.group < at.cols ? at.group : at.cols),
-        half_(1 << (at.bits - 1)),
-        by_(way(kDtype, at.bits, group_, at.cols)),
-        table_size_(by_ == By::bytes ? 256 : at.bits <= 3 ? 8 : std::size_t{1} << at.bits),
-        unpack_(at.msb ? unpacker<true>(at.bits) : unpacker<false>(at.bits)) {
+  explicit RowDecoder(const AffineLayout& layout)
+      : layout_(layout),
+        group_(layout.group < layout.cols ? layout.group : layout.cols),
+        half_(1 << (layout.bits - 1)),
+        by_(path_for(kDtype, layout.bits, group_, layout.cols)),
+        table_size_(by_ == By::bytes ? 256 : layout.bits <= 3 ? 8 : std::size_t{1} << layout.bits),
+        unpack_(layout.msb ? unpacker<true>(layout.bits) : unpacker<false>(layout.bits)) {
     for (int i = 0; i < 256; ++i)
       values_[i] = static_cast<float>(Sign::value(static_cast<std::uint8_t>(i & (2 * half_ - 1)), half_));
   }
 
   template <Dtype kScale>
   void row(const std::uint8_t* in, const TypeOf<kScale>* scales, const TypeOf<kScale>* zeros, TypeOf<kDtype>* out) {
-    for (std::size_t start = 0; start < at_.cols; start += kChunk) {
-      const std::size_t end = at_.cols - start < kChunk ? at_.cols : start + kChunk;
-      const std::uint8_t* codes = in + start / 8 * static_cast<std::size_t>(at_.bits);
-      if (at_.bits != 8 && by_ != By::stream) {
+    for (std::size_t start = 0; start < layout_.cols; start += kChunk) {
+      const std::size_t end = layout_.cols - start < kChunk ? layout_.cols : start + kChunk;
+      const std::uint8_t* codes = in + start / 8 * static_cast<std::size_t>(layout_.bits);
+      if (layout_.bits != 8 && by_ != By::stream) {
         unpack_(codes, end - start, codes_);
         codes = codes_.bytes();
       }
@@ -139,7 +139,7 @@ class RowDecoder {
       const std::size_t group_end = (first + i + 1) * group_, until = group_end < end ? group_end : end;
       const float zero = kZero != Zero::none ? zeros_[i] : 0;
       if (by_ == By::table)
-        look_up(codes + (from - start), until - from, tables_ + i * table_size_, at_.bits, out + (from - start));
+        look_up(codes + (from - start), until - from, tables_ + i * table_size_, layout_.bits, out + (from - start));
       else if (by_ == By::bytes)
         look_up_long(codes + (from - start), until - from, scales_[i], zero, from == start && start % group_ != 0,
                      out + (from - start));
@@ -220,14 +220,14 @@ class RowDecoder {
 #endif
   }
 
-  const AffineLayout& at_;
+  const AffineLayout& layout_;
   const std::size_t group_;
   const int half_;
   const By by_;
   const std::size_t table_size_;
   const Unpack unpack_;
 #if defined(__AVX512BW__)
-  const StreamGroups stream_ = stream_groups_of(at_.bits, at_.msb);
+  const StreamGroups stream_ = stream_groups_of(layout_.bits, layout_.msb);
 #endif
   Codes codes_;
   alignas(64) float values_[256];
@@ -237,62 +237,63 @@ class RowDecoder {
 };
 
 template <Dtype kDtype, class Sign, Zero kZero, Dtype kScale>
-void all_rows(const AffineLayout& at, const std::uint8_t* packed, const void* scales, const void* zeros, void* out) {
-  RowDecoder<kDtype, Sign, kZero> decoder(at);
-  const std::size_t stride = at.per_tensor ? 0 : at.cols / at.group + (at.cols % at.group != 0);
-  for (std::size_t row = 0; row < at.rows; ++row)
-    decoder.template row<kScale>(packed + row * at.row_bytes, static_cast<const TypeOf<kScale>*>(scales) + row * stride,
-                                 kZero == Zero::none ? nullptr
-                                                     : static_cast<const TypeOf<kScale>*>(zeros) + row * stride,
-                                 static_cast<TypeOf<kDtype>*>(out) + row * at.cols);
+void all_rows(const AffineLayout& layout, const std::uint8_t* packed, const void* scales, const void* zeros,
+              void* out) {
+  RowDecoder<kDtype, Sign, kZero> decoder(layout);
+  const std::size_t stride = layout.per_tensor ? 0 : layout.cols / layout.group + (layout.cols % layout.group != 0);
+  for (std::size_t row = 0; row < layout.rows; ++row)
+    decoder.template row<kScale>(
+        packed + row * layout.row_bytes, static_cast<const TypeOf<kScale>*>(scales) + row * stride,
+        kZero == Zero::none ? nullptr : static_cast<const TypeOf<kScale>*>(zeros) + row * stride,
+        static_cast<TypeOf<kDtype>*>(out) + row * layout.cols);
 }
 
 template <Dtype kDtype, class Sign, Zero kZero>
-void rows_to(const AffineLayout& at, const std::uint8_t* packed, const void* scales, const void* zeros,
+void rows_to(const AffineLayout& layout, const std::uint8_t* packed, const void* scales, const void* zeros,
              Dtype scale_type, void* out) {
   switch (scale_type) {
     case Dtype::f32:
-      return all_rows<kDtype, Sign, kZero, Dtype::f32>(at, packed, scales, zeros, out);
+      return all_rows<kDtype, Sign, kZero, Dtype::f32>(layout, packed, scales, zeros, out);
     case Dtype::f16:
-      return all_rows<kDtype, Sign, kZero, Dtype::f16>(at, packed, scales, zeros, out);
+      return all_rows<kDtype, Sign, kZero, Dtype::f16>(layout, packed, scales, zeros, out);
     case Dtype::bf16:
-      return all_rows<kDtype, Sign, kZero, Dtype::bf16>(at, packed, scales, zeros, out);
+      return all_rows<kDtype, Sign, kZero, Dtype::bf16>(layout, packed, scales, zeros, out);
     case Dtype::f64:
       return;
   }
 }
 
 template <Dtype kDtype, Zero kZero>
-void signed_or_not(const AffineLayout& at, const std::uint8_t* packed, const void* scales, const void* zeros,
+void signed_or_not(const AffineLayout& layout, const std::uint8_t* packed, const void* scales, const void* zeros,
                    Dtype scale_type, void* out) {
-  (at.is_signed ? rows_to<kDtype, Signed, kZero> : rows_to<kDtype, Unsigned, kZero>)(at, packed, scales, zeros,
+  (layout.is_signed ? rows_to<kDtype, Signed, kZero> : rows_to<kDtype, Unsigned, kZero>)(layout, packed, scales, zeros,
                                                                                      scale_type, out);
 }
 
 template <Dtype kDtype>
-void dispatch(const AffineLayout& at, const std::uint8_t* packed, const void* scales, const void* zeros,
+void dispatch(const AffineLayout& layout, const std::uint8_t* packed, const void* scales, const void* zeros,
               Dtype scale_type, void* out) {
-  switch (zero_of(at, zeros)) {
+  switch (zero_of(layout, zeros)) {
     case Zero::none:
-      return signed_or_not<kDtype, Zero::none>(at, packed, scales, zeros, scale_type, out);
+      return signed_or_not<kDtype, Zero::none>(layout, packed, scales, zeros, scale_type, out);
     case Zero::point:
-      return signed_or_not<kDtype, Zero::point>(at, packed, scales, zeros, scale_type, out);
+      return signed_or_not<kDtype, Zero::point>(layout, packed, scales, zeros, scale_type, out);
     case Zero::offset:
-      return signed_or_not<kDtype, Zero::offset>(at, packed, scales, zeros, scale_type, out);
+      return signed_or_not<kDtype, Zero::offset>(layout, packed, scales, zeros, scale_type, out);
   }
 }
 
 }  // namespace
 
-void affine_dequantize(const AffineLayout& at, const std::uint8_t* packed, const void* scales, const void* zeros,
+void affine_dequantize(const AffineLayout& layout, const std::uint8_t* packed, const void* scales, const void* zeros,
                        Dtype scale_type, void* out, Dtype type) {
   switch (type) {
     case Dtype::f32:
-      return dispatch<Dtype::f32>(at, packed, scales, zeros, scale_type, out);
+      return dispatch<Dtype::f32>(layout, packed, scales, zeros, scale_type, out);
     case Dtype::f16:
-      return dispatch<Dtype::f16>(at, packed, scales, zeros, scale_type, out);
+      return dispatch<Dtype::f16>(layout, packed, scales, zeros, scale_type, out);
     case Dtype::bf16:
-      return dispatch<Dtype::bf16>(at, packed, scales, zeros, scale_type, out);
+      return dispatch<Dtype::bf16>(layout, packed, scales, zeros, scale_type, out);
     case Dtype::f64:
       return;
   }

@@ -48,16 +48,16 @@ inline Ints splat_int(std::int32_t value) {
 
 #if defined(__AVX512BW__)
 #define INGOT_WIDE(name) _mm512_##name
-using Whole = __m512i;
+using FullVector = __m512i;
 #elif defined(__AVX2__)
 #define INGOT_WIDE(name) _mm256_##name
-using Whole = __m256i;
+using FullVector = __m256i;
 #elif defined(__SSE2__)
 #define INGOT_WIDE(name) _mm_##name
-using Whole = __m128i;
+using FullVector = __m128i;
 #endif
 
-// How they are added where codes have so many bits.
+// Addition of products for codes of `kBits` bits.
 template <int kBits, bool kDots>
 struct Dots {
 #if defined(__AVX2__)
@@ -84,14 +84,15 @@ struct Dots {
 #if defined(__AVX2__)
     if constexpr (kNarrow)
       return std::bit_cast<Ints>(INGOT_WIDE(add_epi16)(
-          std::bit_cast<Whole>(sum), INGOT_WIDE(maddubs_epi16)(std::bit_cast<Whole>(codes), std::bit_cast<Whole>(four))));
+          std::bit_cast<FullVector>(sum),
+          INGOT_WIDE(maddubs_epi16)(std::bit_cast<FullVector>(codes), std::bit_cast<FullVector>(four))));
 #endif
 #if defined(__SSE2__)
-    const Whole even = INGOT_WIDE(srai_epi16)(INGOT_WIDE(slli_epi16)(std::bit_cast<Whole>(four), 8), 8);
-    const Whole odd = INGOT_WIDE(srai_epi16)(std::bit_cast<Whole>(four), 8);
+    const FullVector even = INGOT_WIDE(srai_epi16)(INGOT_WIDE(slli_epi16)(std::bit_cast<FullVector>(four), 8), 8);
+    const FullVector parity = INGOT_WIDE(srai_epi16)(std::bit_cast<FullVector>(four), 8);
     const Words low = codes & 0x00ff00ffu, high = (codes >> 8) & 0x00ff00ffu;
-    return sum + std::bit_cast<Ints>(INGOT_WIDE(madd_epi16)(std::bit_cast<Whole>(low), even)) +
-           std::bit_cast<Ints>(INGOT_WIDE(madd_epi16)(std::bit_cast<Whole>(high), odd));
+    return sum + std::bit_cast<Ints>(INGOT_WIDE(madd_epi16)(std::bit_cast<FullVector>(low), even)) +
+           std::bit_cast<Ints>(INGOT_WIDE(madd_epi16)(std::bit_cast<FullVector>(high), parity));
 #elif defined(__aarch64__)
     const int8x16_t w = std::bit_cast<int8x16_t>(codes), a = std::bit_cast<int8x16_t>(four);
     const int16x8_t low = vmull_s8(vget_low_s8(w), vget_low_s8(a)), high = vmull_high_s8(w, a);
@@ -123,7 +124,7 @@ struct Dots {
   static Floats total(const Ints& sum, [[maybe_unused]] std::int32_t start) {
 #if defined(__AVX2__)
     if constexpr (kNarrow) {
-      const Whole pairs = INGOT_WIDE(madd_epi16)(std::bit_cast<Whole>(sum), INGOT_WIDE(set1_epi16)(1));
+      const FullVector pairs = INGOT_WIDE(madd_epi16)(std::bit_cast<FullVector>(sum), INGOT_WIDE(set1_epi16)(1));
       return __builtin_convertvector(std::bit_cast<Ints>(pairs) + splat_int(start), Floats);
     }
 #endif

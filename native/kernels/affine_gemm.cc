@@ -9,7 +9,7 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-// Where the span that begins at block `b` lies of the row of x, or of the tile of AMX, that begins at row `m`; in values.
+// Returns the position of the span that begins at block `b`, in the row of x, or AMX tile, that begins at row `m`; in values.
 inline std::size_t place_of(const GemmJob& job, std::size_t m, std::size_t b) {
   if (job.mode != GemmMode::tiles) return (b / kGemmSpan * job.count + m) * kGemmSpan * kGemmBlock;
   const std::size_t all = (job.count + job.tile - 1) / job.tile * job.tile;
@@ -22,7 +22,7 @@ class Rows {
  public:
   Rows(const GemmJob& job, std::size_t first, std::size_t last, GemmScratch& scratch)
       : job_(job), first_(first), rows_(last - first), units_((rows_ + kUnit - 1) / kUnit), s_(scratch),
-        per_group_(job.groups == 1 ? job.blocks : job.at.group / kGemmBlock) {
+        per_group_(job.groups == 1 ? job.blocks : job.layout.group / kGemmBlock) {
     if (job_.out.bias) load_floats_of(job_.out.bias, job_.out.bias_type, first_, rows_, bias_);
   }
 
@@ -42,7 +42,7 @@ class Rows {
   // are near and the next one's products go on.
   void multiply(std::size_t b, std::size_t last, std::size_t n) {
     Span span{nullptr, s_.values, last - b, b % per_group_, per_group_, last == job_.blocks, s_.scales + n * kUnit,
-              s_.zeros + n * kUnit, nullptr, nullptr, nullptr, job_.at.zero};
+              s_.zeros + n * kUnit, nullptr, nullptr, nullptr, job_.layout.zero};
     for (std::size_t m = 0; m < job_.count; m += job_.tile) {
       const std::size_t rows = job_.count - m < job_.tile ? job_.count - m : job_.tile, unit = m * kGemmRows + n * kUnit;
       if (b == 0)  // totals are near when they are first added to
@@ -67,62 +67,63 @@ class Rows {
     if (job_.groups == 1 && from_ == 0) return;
     from_ = from;
     spread(job_.weights.scales, from, to, s_.scales);
-    if (job_.at.zero != ZeroKind::none) spread(job_.weights.zeros, from, to, s_.zeros);
+    if (job_.layout.zero != ZeroKind::none) spread(job_.weights.zeros, from, to, s_.zeros);
   }
 
   // Group after group, each of all rows. Past the last row there are any: what comes of them is not stored.
   void spread(const void* values, std::size_t from, std::size_t to, float* out) const {
     const Dtype type = job_.weights.scale_type;
-    if (job_.at.per_tensor || job_.groups == 1) {
-      load_floats_of(values, type, job_.at.per_tensor ? 0 : first_, job_.at.per_tensor ? 1 : rows_, out);
-      for (std::size_t row = job_.at.per_tensor ? 1 : rows_; row < kGemmRows; ++row) out[row] = out[row - 1];
+    if (job_.layout.per_tensor || job_.groups == 1) {
+      load_floats_of(values, type, job_.layout.per_tensor ? 0 : first_, job_.layout.per_tensor ? 1 : rows_, out);
+      for (std::size_t row = job_.layout.per_tensor ? 1 : rows_; row < kGemmRows; ++row) out[row] = out[row - 1];
       return;
     }
     const std::size_t ahead = 64 / (type == Dtype::f32 ? 4 : 2), size = 64 / ahead, some = to - from;
     for (std::size_t n = 0; n < kGemmRows; n += kWidth) {
-      std::size_t places[kWidth];
+      std::size_t positions[kWidth];
       for (std::size_t i = 0; i < kWidth; ++i) {
-        places[i] = (first_ + (n + i < rows_ ? n + i : rows_ - 1)) * job_.groups + from;
-        const auto* next = static_cast<const std::uint8_t*>(values) + (places[i] + ahead) * size;
+        positions[i] = (first_ + (n + i < rows_ ? n + i : rows_ - 1)) * job_.groups + from;
+        const auto* next = static_cast<const std::uint8_t*>(values) + (positions[i] + ahead) * size;
         __builtin_prefetch(next + (from + ahead < job_.groups ? 0 : (kGemmRows - 1) * job_.groups * size), 0, 2);
       }
 #if defined(__AVX512F__)
       if (some == 8) {
-        turn_eights(values, type, places, out + n, kGemmRows);
+        turn_eights(values, type, positions, out + n, kGemmRows);
         continue;
       }
 #endif
-      turn_some(values, places, some, out + n);
+      turn_some(values, positions, some, out + n);
     }
   }
 
-  void turn_some(const void* values, const std::size_t* places, std::size_t some, float* out) const {
-    alignas(64) float found[kWidth][kGemmSpan + kWidth];
-    for (std::size_t i = 0; i < kWidth; ++i) load_floats_of(values, job_.weights.scale_type, places[i], some, found[i]);
-    for (std::size_t g = 0; g < some; g += kWidth) {
+  void turn_some(const void* values, const std::size_t* positions, std::size_t batch, float* out) const {
+    alignas(64) float sums[kWidth][kGemmSpan + kWidth];
+    for (std::size_t i = 0; i < kWidth; ++i)
+      load_floats_of(values, job_.weights.scale_type, positions[i], batch, sums[i]);
+    for (std::size_t g = 0; g < batch; g += kWidth) {
       Words turned[kWidth];
-      for (std::size_t i = 0; i < kWidth; ++i) turned[i] = std::bit_cast<Words>(load_floats(found[i] + g));
+      for (std::size_t i = 0; i < kWidth; ++i) turned[i] = std::bit_cast<Words>(load_floats(sums[i] + g));
       transpose(turned);
-      for (std::size_t k = 0; k < kWidth && g + k < some; ++k)
+      for (std::size_t k = 0; k < kWidth && g + k < batch; ++k)
         store_floats(out + (g + k) * kGemmRows, std::bit_cast<Floats>(turned[k]));
     }
   }
 
   // Rows of x `m` on and rows of the unit that begins at `row`.
   void finish(std::size_t m, std::size_t count, std::size_t row) {
-    const std::size_t held = rows_ - row < kUnit ? rows_ - row : kUnit;
+    const std::size_t filled = rows_ - row < kUnit ? rows_ - row : kUnit;
     for (std::size_t end = m + count; m < end; ++m) {
       float* sums = s_.totals + m * kGemmRows + row;
-      fetch_output(m + count, row, held);
+      fetch_output(m + count, row, filled);
 #if defined(__AVX512F__)
-      if (held == kUnit && job_.out.type == Dtype::bf16) {
-        finish_row(sums, row, static_cast<std::uint16_t*>(job_.out.values) + m * job_.at.rows + first_ + row);
+      if (filled == kUnit && job_.out.type == Dtype::bf16) {
+        finish_row(sums, row, static_cast<std::uint16_t*>(job_.out.values) + m * job_.layout.rows + first_ + row);
         continue;
       }
 #endif
       if (job_.out.bias)
-        for (std::size_t k = 0; k < held; ++k) sums[k] += bias_[row + k];
-      store_values(sums, held, job_.out, m * job_.at.rows + first_ + row);
+        for (std::size_t k = 0; k < filled; ++k) sums[k] += bias_[row + k];
+      store_values(sums, filled, job_.out, m * job_.layout.rows + first_ + row);
     }
   }
 
@@ -138,11 +139,11 @@ class Rows {
 #endif
 
   // Rows of the output lie pages apart.
-  void fetch_output(std::size_t m, std::size_t row, std::size_t held) const {
+  void fetch_output(std::size_t m, std::size_t row, std::size_t filled) const {
     const std::size_t size = job_.out.type == Dtype::f32 ? 4 : 2;
-    const auto* to = static_cast<const std::uint8_t*>(job_.out.values) + (m * job_.at.rows + first_ + row) * size;
+    const auto* to = static_cast<const std::uint8_t*>(job_.out.values) + (m * job_.layout.rows + first_ + row) * size;
     if (m < job_.count)
-      for (std::size_t line = 0; line < held * size; line += 64) __builtin_prefetch(to + line, 1);
+      for (std::size_t line = 0; line < filled * size; line += 64) __builtin_prefetch(to + line, 1);
   }
 
   const GemmJob& job_;
@@ -166,7 +167,7 @@ inline float sum_block(const float* values) {
 // The sums of x by which zeros are multiplied.
 void sum_rows(const GemmJob& job, std::size_t first, std::size_t last) {
   alignas(64) float values[kGemmBlock];
-  const std::size_t cols = job.at.cols, per_group = job.groups == 1 ? job.blocks : job.at.group / kGemmBlock;
+  const std::size_t cols = job.layout.cols, per_group = job.groups == 1 ? job.blocks : job.layout.group / kGemmBlock;
   for (std::size_t m = first; m < last; ++m)
     for (std::size_t b = 0; b < job.blocks; ++b) {
       load_filled<kGemmBlock>(job.x, job.type, m * cols + b * kGemmBlock, cols - b * kGemmBlock, values);
@@ -176,39 +177,40 @@ void sum_rows(const GemmJob& job, std::size_t first, std::size_t last) {
 }
 
 // A block of some rows of x, for AMX; 0 in the `missing` rows of the last tile.
-void pack_tile(const std::uint16_t* x, std::size_t cols, std::size_t held, std::size_t rows, std::size_t missing,
+void pack_tile(const std::uint16_t* x, std::size_t cols, std::size_t filled, std::size_t rows, std::size_t missing,
                std::uint16_t* out) {
   for (std::size_t m = 0; m < rows; ++m, x += cols, out += kGemmBlock) {
-    if (held == kGemmBlock) {
+    if (filled == kGemmBlock) {
       std::memcpy(out, x, kGemmBlock * 2);
     } else {
-      std::memcpy(out, x, held * 2);
-      std::memset(out + held, 0, (kGemmBlock - held) * 2);
+      std::memcpy(out, x, filled * 2);
+      std::memset(out + filled, 0, (kGemmBlock - filled) * 2);
     }
   }
   std::memset(out, 0, missing * kGemmBlock * 2);
 }
 
 // A block of a row of x: in f32, or in pairs of bf16.
-inline void pack_block(const GemmJob& job, std::size_t first, std::size_t held, std::uint8_t* out) {
+inline void pack_block(const GemmJob& job, std::size_t first, std::size_t filled, std::uint8_t* out) {
 #if defined(__AVX512BW__)
   if (job.mode == GemmMode::dots) {
-    alignas(64) std::uint16_t rest[kGemmBlock] = {};
+    alignas(64) std::uint16_t tail[kGemmBlock] = {};
     const auto* values = static_cast<const std::uint16_t*>(job.x) + first;
-    if (held < kGemmBlock) values = static_cast<const std::uint16_t*>(std::memcpy(rest, values, held * 2));
+    if (filled < kGemmBlock) values = static_cast<const std::uint16_t*>(std::memcpy(tail, values, filled * 2));
     const Words pairs = turn_pairs(load_words(reinterpret_cast<const std::uint8_t*>(values)));
     std::memcpy(out, &pairs, sizeof pairs);
     return;
   }
 #endif
   alignas(64) float values[kGemmBlock];
-  load_filled<kGemmBlock>(job.x, job.type, first, held, values);
+  load_filled<kGemmBlock>(job.x, job.type, first, filled, values);
   std::memcpy(out, values, sizeof values);
 }
 
-// Rows of x one after the other. Where the span after the next goes is fetched: the processor does not foresee steps so wide.
+// Packs rows of x one after the other. The output of the span after the next is prefetched, because the processor does not
+// predict steps of this width.
 void pack_rows(const GemmJob& job, std::size_t from, std::size_t rows) {
-  const std::size_t cols = job.at.cols, size = job.mode == GemmMode::dots ? 2 : 4, block = kGemmBlock * size;
+  const std::size_t cols = job.layout.cols, size = job.mode == GemmMode::dots ? 2 : 4, block = kGemmBlock * size;
   for (std::size_t m = from; m < from + rows; ++m)
     for (std::size_t b = 0; b < job.blocks; ++b) {
       const std::size_t span = b / kGemmSpan * kGemmSpan, left = cols - b * kGemmBlock;
@@ -237,22 +239,22 @@ Range range_of(const void* x, std::size_t n) {
 }  // namespace
 
 // The mode that x allows: an exact product has the bits of x and those of a weight (a code, at most 2^8, or a value in 16
-// bits), and neither overflows nor, in bf16 instructions, which know no subnormal numbers, is near them: magnitudes are
+// bits), and neither overflows nor, in bf16 instructions, which flush subnormal numbers, is near them: magnitudes are
 // between 2^-reach and 2^reach.
 GemmMode gemm_mode(const void* x, Dtype type, std::size_t n, std::uint32_t reach) {
   if (type == Dtype::f16) return range_of(x, n).largest >= 0x7c00u ? GemmMode::plain : GemmMode::fused;
-  const std::uint32_t most = (127 + reach) << 23, least = (127 - reach) << 23;
+  const std::uint32_t limit = (127 + reach) << 23, least = (127 - reach) << 23;
   if (type == Dtype::bf16) {
-    const Range found = range_of(x, n);
-    if (found.largest >= most >> 16) return GemmMode::plain;
-    return found.least < least >> 16 ? GemmMode::fused : GemmMode::tiles;
+    const Range result = range_of(x, n);
+    if (result.largest >= limit >> 16) return GemmMode::plain;
+    return result.least < least >> 16 ? GemmMode::fused : GemmMode::tiles;
   }
   const auto* values = static_cast<const float*>(x);
   std::uint32_t bits = 0, large = 0;
   for (std::size_t i = 0; i < n; ++i) {
     const auto value = std::bit_cast<std::uint32_t>(values[i]);
     bits |= value;
-    large |= (value & 0x7fffffffu) >= most;
+    large |= (value & 0x7fffffffu) >= limit;
   }
   if (large || (bits & 0xff)) return GemmMode::plain;
   return GemmMode::fused;
@@ -268,15 +270,15 @@ std::size_t gemm_tile([[maybe_unused]] GemmMode mode, std::size_t count) {
 
 // Rows of x of one tile, span after span; for AMX block after block. Past the last column they are 0.
 void gemm_pack(const GemmJob& job, std::size_t tile) {
-  const std::size_t all = job.tile, from = tile * all, cols = job.at.cols;
+  const std::size_t all = job.tile, from = tile * all, cols = job.layout.cols;
   const std::size_t rows = job.count - from < all ? job.count - from : all;
   if (job.sums) sum_rows(job, from, from + rows);
   if (job.mode != GemmMode::tiles) return pack_rows(job, from, rows);
   for (std::size_t b = 0; b < job.blocks; ++b) {
-    const std::size_t held = cols - b * kGemmBlock < kGemmBlock ? cols - b * kGemmBlock : kGemmBlock;
+    const std::size_t filled = cols - b * kGemmBlock < kGemmBlock ? cols - b * kGemmBlock : kGemmBlock;
     const std::size_t first = from * cols + b * kGemmBlock, span = b / kGemmSpan * kGemmSpan;
     auto* out = static_cast<std::uint16_t*>(job.packed) + place_of(job, from, span) + (b - span) * all * kGemmBlock;
-    pack_tile(static_cast<const std::uint16_t*>(job.x) + first, cols, held, rows, all - rows, out);
+    pack_tile(static_cast<const std::uint16_t*>(job.x) + first, cols, filled, rows, all - rows, out);
   }
 }
 

@@ -80,8 +80,8 @@ void amx_scale(const Span& span, std::size_t rows, std::size_t count, const floa
       if constexpr (kZero != ZeroKind::none) zeros[g] = load_floats(span.zeros + g * kGemmRows + v);
     }
     const auto add_row = [&](std::size_t i, std::size_t groups) {
-      float* place = span.totals + i * kGemmRows + v;
-      Floats total = load_floats(place);
+      float* target = span.totals + i * kGemmRows + v;
+      Floats total = load_floats(target);
       for (std::size_t g = 0; g < groups; ++g) {
         const Floats p = load_floats(parts + g * part + i * stride + v);
         if constexpr (kZero == ZeroKind::none) {
@@ -91,7 +91,7 @@ void amx_scale(const Span& span, std::size_t rows, std::size_t count, const floa
           total += kZero == ZeroKind::point ? scales[g] * (p - shift) : scales[g] * p + shift;
         }
       }
-      store_floats(place, total);
+      store_floats(target, total);
     };
     for (std::size_t i = 0; i < rows; ++i) {
       if (count == kGemmParts) add_row(i, kGemmParts);  // a constant, which leaves scales in registers

@@ -7,7 +7,7 @@ namespace ingot::INGOT_ISA {
 namespace {
 
 #if defined(__AVX512BW__)
-// Of four columns, 0 to 3: 2 and 0, then 3 and 1, as the halves of words.
+// Pairs columns 0 to 3: 2 and 0, then 3 and 1, as the halves of words.
 inline Words turn_pairs(const Words& columns) {
   const __m512i order = _mm512_set4_epi32(0x0b0a0f0e, 0x09080d0c, 0x03020706, 0x01000504);
   return std::bit_cast<Words>(_mm512_shuffle_epi8(std::bit_cast<__m512i>(columns), order));
@@ -17,27 +17,30 @@ inline Words turn_pairs(const Words& columns) {
 // `words` words of as many rows as a vector has lanes, `stride` apart, word by word; a multiple of a vector's.
 inline void arrange(const float* rows, std::size_t stride, std::size_t words, [[maybe_unused]] bool pairs, float* out) {
   for (std::size_t w = 0; w < words; w += kWidth) {
-    Words found[kWidth];
+    Words result[kWidth];
     for (std::size_t i = 0; i < kWidth; ++i) {
-      found[i] = std::bit_cast<Words>(load_floats(rows + i * stride + w));
+      result[i] = std::bit_cast<Words>(load_floats(rows + i * stride + w));
 #if defined(__AVX512BW__)
-      if (pairs) found[i] = turn_pairs(found[i]);
+      if (pairs) result[i] = turn_pairs(result[i]);
 #endif
     }
-    transpose(found);
-    for (std::size_t k = 0; k < kWidth; ++k) store_floats(out + (w + k) * kUnit, std::bit_cast<Floats>(found[k]));
+    transpose(result);
+    for (std::size_t k = 0; k < kWidth; ++k) store_floats(out + (w + k) * kUnit, std::bit_cast<Floats>(result[k]));
   }
 }
 
-// Blocks `b` to `last` of the unit that begins at `row`, decoded as they lie, then arranged. Past the last row and column
-// they are 0.
+// Fills blocks `b` to `last` of the unit that begins at `row`: decoded in stored order, then arranged. Past the last row
+// and column they are 0.
 inline void fill_decoded(const GemmJob& job, std::size_t row, std::size_t b, std::size_t last, GemmScratch& s) {
   const bool narrow = job.mode >= GemmMode::tiles;  // in bf16, two to a word
   const std::size_t first = b * kGemmBlock, all = (last - b) * kGemmBlock;
-  const std::size_t cols = job.at.cols - first < all ? job.at.cols - first : all;
-  const std::size_t rows = job.at.rows - row < kUnit ? job.at.rows - row : kUnit, words = narrow ? all / 2 : all;
+  const std::size_t cols = job.layout.cols - first < all ? job.layout.cols - first : all;
+  const std::size_t rows = job.layout.rows - row < kUnit ? job.layout.rows - row : kUnit,
+                    words = narrow ? all / 2 : all;
   if (cols < all || rows < kUnit) std::memset(s.decoded, 0, kUnit * words * 4);
-  const auto decode = [&](void* out) { job.source->decode(job.source->held, {row, rows, first, cols, out, all, job.type}); };
+  const auto decode = [&](void* out) {
+    job.source->decode(job.source->matrix, {row, rows, first, cols, out, all, job.type});
+  };
   if (narrow || job.type == Dtype::f32) {
     decode(s.decoded);
   } else {
@@ -51,7 +54,7 @@ inline void fill_decoded(const GemmJob& job, std::size_t row, std::size_t b, std
 
 inline void fill_unit(const GemmJob& job, std::size_t row, std::size_t b, std::size_t last, GemmScratch& s) {
   if (job.source) fill_decoded(job, row, b, last, s);
-  else unpack_of(job.at)(job, row, b, last, s.values);
+  else unpack_of(job.layout)(job, row, b, last, s.values);
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
-// Sums of products of a span of columns: some rows of x with a unit of the weights. What is packed for it lies in words of
-// 32 bits, an even and an odd one in turn: a column in f32 each, or two columns in bf16. Rows of x lie as they are, whole
-// spans apart; of the weights, the words of all rows of the unit lie together.
+// Sums of products of a span of columns: a few rows of x with a unit of the weights. Packed weights are words of 32 bits,
+// an even and an odd one in turn: a column in f32 each, or two columns in bf16. Rows of x are unpacked, full spans apart;
+// the words of all rows of the unit are contiguous.
 #pragma once
 #include "kernels/affine_gemm_unpack.h"
 
@@ -25,7 +25,7 @@ struct Columns {
       return kFused ? fused(splat(value), w, sum) : splat(value) * w + sum;
     };
     Floats even[kRows][kAcross] = {}, odd[kRows][kAcross] = {};
-    for (std::size_t left = kWords; left; left -= 2, x += 2, q += 2 * kUnit)
+    for (std::size_t remaining = kWords; remaining; remaining -= 2, x += 2, q += 2 * kUnit)
       for (std::size_t v = 0; v < kAcross; ++v) {
         const Floats first = load_floats(q + v * kWidth), second = load_floats(q + kUnit + v * kWidth);
         for (std::size_t m = 0; m < kRows; ++m) {
@@ -125,7 +125,9 @@ inline void add_scaled(const Span& span, std::size_t v, const Floats* sums, std:
   const auto value = [&](const Floats& p, std::size_t m, std::size_t i) {
     return scaled<kZero>(p, scales[i], zeros[i], span.sums + m);
   };
-  const auto add = [&](float* place, const Floats& more) { store_floats(place, load_floats(place) + more); };
+  const auto add = [&](float* coordinate, const Floats& more) {
+    store_floats(coordinate, load_floats(coordinate) + more);
+  };
   (add(totals + kSum / kAcross * kGemmRows + kSum % kAcross * kWidth, value(sums[kSum], kSum / kAcross, kSum % kAcross)), ...);
 }
 
@@ -133,33 +135,34 @@ inline void add_scaled(const Span& span, std::size_t v, const Floats* sums, std:
 template <std::size_t kRows, std::size_t kAcross, std::size_t... kSum>
 inline void add_block(const Span& span, std::size_t v, const Floats (&sums)[kRows][kAcross], bool more, bool ends,
                       std::index_sequence<kSum...> all) {
-  float* held = span.products + v * kWidth;
-  Floats found[] = {sums[kSum / kAcross][kSum % kAcross]...};
-  if (more) ((found[kSum] = load_floats(held + kSum / kAcross * kGemmRows + kSum % kAcross * kWidth) + found[kSum]), ...);
+  float* buffer = span.products + v * kWidth;
+  Floats result[] = {sums[kSum / kAcross][kSum % kAcross]...};
+  if (more)
+    ((result[kSum] = load_floats(buffer + kSum / kAcross * kGemmRows + kSum % kAcross * kWidth) + result[kSum]), ...);
   if (!ends)
-    (store_floats(held + kSum / kAcross * kGemmRows + kSum % kAcross * kWidth, found[kSum]), ...);
+    (store_floats(buffer + kSum / kAcross * kGemmRows + kSum % kAcross * kWidth, result[kSum]), ...);
   else if (span.zero == ZeroKind::none)
-    add_scaled<ZeroKind::none, kAcross>(span, v, found, all);
+    add_scaled<ZeroKind::none, kAcross>(span, v, result, all);
   else if (span.zero == ZeroKind::point)
-    add_scaled<ZeroKind::point, kAcross>(span, v, found, all);
+    add_scaled<ZeroKind::point, kAcross>(span, v, result, all);
   else
-    add_scaled<ZeroKind::offset, kAcross>(span, v, found, all);
+    add_scaled<ZeroKind::offset, kAcross>(span, v, result, all);
 }
 
-// Where x and sums lie comes in registers: a span that was written in parts a moment ago, copied as a whole, would have to
-// wait until that has left the processor's queue of stores.
-template <class Way, std::size_t kRows>
+// x and sums are passed in registers: a span that was just written in parts, copied as a whole, would have to wait until
+// the stores leave the processor's queue.
+template <class Method, std::size_t kRows>
 void multiply(const Span& unit, const float* x, const float* sums_of_x, float* products, float* totals) {
   Span span = unit;
   span.x = x, span.sums = sums_of_x, span.products = products, span.totals = totals;
   for (std::size_t b = 0; b < span.blocks; ++b) {
     const bool more = span.phase != 0, ends = ++span.phase == span.per_group || (span.last && b + 1 == span.blocks);
     for (std::size_t m = 0; m < kRows; ++m)  // the next tile's
-      __builtin_prefetch(span.x + ((kRows + m) * kGemmSpan + b) * Way::kWords);
-    for (std::size_t v = 0; v < 2; v += Way::kAcross) {
-      Floats sums[kRows][Way::kAcross];
-      Way::block(span.x + b * Way::kWords, span.q + b * Way::kWords * kUnit + v * kWidth, sums);
-      add_block(span, v, sums, more, ends, std::make_index_sequence<kRows * Way::kAcross>{});
+      __builtin_prefetch(span.x + ((kRows + m) * kGemmSpan + b) * Method::kWords);
+    for (std::size_t v = 0; v < 2; v += Method::kAcross) {
+      Floats sums[kRows][Method::kAcross];
+      Method::block(span.x + b * Method::kWords, span.q + b * Method::kWords * kUnit + v * kWidth, sums);
+      add_block(span, v, sums, more, ends, std::make_index_sequence<kRows * Method::kAcross>{});
     }
     if (!ends) continue;
     span.phase = 0;
@@ -176,29 +179,29 @@ void multiply_pairs(const Span& unit, const float* x, const float* sums_of_x, fl
   for (std::size_t v = 0; v < kUnit; v += kWidth, products += kWidth, totals += kWidth) {
     std::size_t phase = unit.phase;
     const float *scales = unit.scales + v, *zeros = unit.zeros + v, *sums = sums_of_x, *q = unit.q + v, *here = x;
-    Floats held[kRows], total[kRows];
+    Floats buffer[kRows], total[kRows];
 #pragma GCC unroll 6
     for (std::size_t m = 0; m < kRows; ++m) {
-      held[m] = phase ? load_floats(products + m * kGemmRows) : Floats{};
+      buffer[m] = phase ? load_floats(products + m * kGemmRows) : Floats{};
       total[m] = adds ? load_floats(totals + m * kGemmRows) : Floats{};
     }
     for (std::size_t b = 0; b < unit.blocks; ++b, here += Pairs::kWords, q += Pairs::kWords * kUnit) {
       if (v == 0)
         for (std::size_t m = 0; m < kRows; ++m) __builtin_prefetch(here + (kRows + m) * kGemmSpan * Pairs::kWords);
-      Floats found[kRows][1];
-      Pairs::block(here, q, found);
+      Floats result[kRows][1];
+      Pairs::block(here, q, result);
 #pragma GCC unroll 6
-      for (std::size_t m = 0; m < kRows; ++m) held[m] = phase ? held[m] + found[m][0] : found[m][0];
+      for (std::size_t m = 0; m < kRows; ++m) buffer[m] = phase ? buffer[m] + result[m][0] : result[m][0];
       if (++phase < unit.per_group && !(unit.last && b + 1 == unit.blocks)) continue;
       const Floats scale = load_floats(scales), zero = kZero == ZeroKind::none ? Floats{} : load_floats(zeros);
 #pragma GCC unroll 6
-      for (std::size_t m = 0; m < kRows; ++m) total[m] += scaled<kZero>(held[m], scale, zero, sums + m);
+      for (std::size_t m = 0; m < kRows; ++m) total[m] += scaled<kZero>(buffer[m], scale, zero, sums + m);
       phase = 0;
       scales += kGemmRows, zeros += kGemmRows, sums += kGemmCount;
     }
 #pragma GCC unroll 6
     for (std::size_t m = 0; m < kRows; ++m) {
-      if (phase) store_floats(products + m * kGemmRows, held[m]);
+      if (phase) store_floats(products + m * kGemmRows, buffer[m]);
       if (adds) store_floats(totals + m * kGemmRows, total[m]);
     }
   }
@@ -216,14 +219,14 @@ MultiplyFn multiply_pairs_of(std::size_t rows) {
 }
 #endif
 
-template <class Way>
+template <class Method>
 MultiplyFn multiply_of_rows(std::size_t rows) {
   if constexpr (kTileRows == 6) {
-    if (rows == 6) return multiply<Way, 6>;
-    if (rows == 5) return multiply<Way, 5>;
-    if (rows == 4) return multiply<Way, 4>;
+    if (rows == 6) return multiply<Method, 6>;
+    if (rows == 5) return multiply<Method, 5>;
+    if (rows == 4) return multiply<Method, 4>;
   }
-  return rows == 3 ? multiply<Way, 3> : rows == 2 ? multiply<Way, 2> : multiply<Way, 1>;
+  return rows == 3 ? multiply<Method, 3> : rows == 2 ? multiply<Method, 2> : multiply<Method, 1>;
 }
 
 inline MultiplyFn multiply_of(GemmMode mode, [[maybe_unused]] ZeroKind zero, std::size_t rows) {

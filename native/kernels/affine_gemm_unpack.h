@@ -18,8 +18,8 @@ inline Words interleave(const Words& a, const Words& b, std::index_sequence<kLan
 }
 
 #if defined(__AVX512F__)
-// Of four vectors each: the four words of every quarter, one vector for each place. GCC 12 keeps all in registers if loops are
-// written like this.
+// Transposes groups of four vectors: the four words of every quarter, one vector for each position. GCC 12 keeps all in
+// registers only if loops are written like this.
 template <std::size_t kCount>
 inline void transpose_quarters(const __m512i (&rows)[kCount], __m512i (&fours)[kCount]) {
   __m512i pairs[kCount];
@@ -63,19 +63,19 @@ inline __m512i load_eights(const void* values, Dtype type, std::size_t first, st
         _mm512_insertf32x8(_mm512_castps256_ps512(_mm256_loadu_ps(from + first)), _mm256_loadu_ps(from + second), 1));
   }
   const auto* from = static_cast<const std::uint16_t*>(values);
-  const auto eight = [&](std::size_t at) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + at)); };
+  const auto eight = [&](std::size_t index) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + index)); };
   const __m256i both = _mm256_inserti128_si256(_mm256_castsi128_si256(eight(first)), eight(second), 1);
   if (type == Dtype::f16) return _mm512_castps_si512(_mm512_cvtph_ps(both));
   return _mm512_slli_epi32(_mm512_cvtepu16_epi32(both), 16);
 }
 
 // Eight values of each of sixteen rows, which begin at `places`, value by value; `stride` apart.
-inline void turn_eights(const void* values, Dtype type, const std::size_t* places, float* out, std::size_t stride) {
+inline void turn_eights(const void* values, Dtype type, const std::size_t* positions, float* out, std::size_t stride) {
   __m512i rows[8], fours[8];
 #pragma GCC unroll 8
   for (std::size_t k = 0; k < 8; ++k) {
     const std::size_t row = k / 4 * 8 + k % 4;
-    rows[k] = load_eights(values, type, places[row], places[row + 4]);
+    rows[k] = load_eights(values, type, positions[row], positions[row + 4]);
   }
   transpose_quarters(rows, fours);
 #pragma GCC unroll 4
@@ -104,9 +104,9 @@ template <int kCode, int kBits, bool kSigned>
 inline Floats number(const Numbers<kBits, kSigned>& numbers, const Words* words) {
   constexpr int word = kCode * kBits / 32, shift = kCode * kBits % 32;
   if constexpr (shift + kBits <= 32)
-    return numbers.template at<shift>(words[word]);
+    return numbers.template look_up<shift>(words[word]);
   else
-    return numbers.template at<0>((words[word] >> shift) | (words[word + 1] << (32 - shift)));
+    return numbers.template look_up<0>((words[word] >> shift) | (words[word + 1] << (32 - shift)));
 }
 
 // Two columns as neighbours in bf16, which holds them.
@@ -142,21 +142,21 @@ class PairTable {
 
   // Columns 4 * kFour on, of 32 codes in `kBits` words.
   template <int kFour>
-  void four(const Words* words, Words& even, Words& odd) const {
+  void four(const Words* words, Words& even, Words& parity) const {
     constexpr int first = 4 * kFour * kBits, word = first / 32, shift = first % 32;
     const __m512i low = std::bit_cast<__m512i>(words[word]);
     if constexpr (kBits == 4) {  // a byte of two codes for each half
       constexpr int byte = shift / 8;
       const __m512i both = _mm512_shuffle_epi8(low, bytes_of(byte + 1, byte));
       even = look_up(both);
-      odd = look_up(_mm512_srli_epi16(both, 4));
+      parity = look_up(_mm512_srli_epi16(both, 4));
     } else {
       __m512i codes = _mm512_srli_epi32(low, shift);
       if constexpr (shift + 4 * kBits > 32)
         codes = _mm512_or_si512(codes, _mm512_slli_epi32(std::bit_cast<__m512i>(words[word + 1]), 32 - shift));
       codes = _mm512_shuffle_epi8(codes, in_lanes(0x01000100));
       even = look_up(_mm512_srlv_epi16(codes, _mm512_set1_epi32(2 * kBits)));
-      odd = look_up(_mm512_srlv_epi16(codes, _mm512_set1_epi32(kBits << 16 | 3 * kBits)));
+      parity = look_up(_mm512_srlv_epi16(codes, _mm512_set1_epi32(kBits << 16 | 3 * kBits)));
     }
   }
 
@@ -167,7 +167,7 @@ class PairTable {
     return _mm512_or_si512(lanes, _mm512_set1_epi32(static_cast<int>(bytes)));
   }
 
-  // Byte `low` of every word in its lower half, `high` in the upper; 0 beside them.
+  // Byte `low` of every word in its lower half, `high` in the upper; 0 in the other bytes.
   static __m512i bytes_of(unsigned low, unsigned high) { return in_lanes(0x80008000u | high << 16 | low); }
 
   Words look_up(__m512i index) const { return std::bit_cast<Words>(_mm512_permutexvar_epi16(index, table_)); }
@@ -178,39 +178,40 @@ class PairTable {
 
 // From byte `from` of a row, how far on lies what is fetched: `ahead`, past the row's end in the row that is `kTaskRows` on.
 // Rows are too many at once for the processor to read ahead in each.
-inline std::size_t ahead_of(const MatmulLayout& at, std::size_t from, std::size_t ahead) {
-  return ahead + (from + ahead < at.row_bytes ? 0 : (kTaskRows - 1) * at.row_bytes);
+inline std::size_t ahead_of(const MatmulLayout& layout, std::size_t from, std::size_t ahead) {
+  return ahead + (from + ahead < layout.row_bytes ? 0 : (kTaskRows - 1) * layout.row_bytes);
 }
 
 // Words of a row from byte `from` on; 0 past its end, and of rows past the last.
-inline Words load_row(const MatmulLayout& at, const std::uint8_t* packed, std::size_t row, std::size_t from, std::size_t ahead) {
-  if (row >= at.rows || from >= at.row_bytes) return Words{};
-  const std::uint8_t* codes = packed + row * at.row_bytes + from;
-  __builtin_prefetch(codes + ahead_of(at, from, ahead), 0, 2);
-  if (at.row_bytes - from >= kVectorBytes) return load_words(codes);
-  alignas(kVectorBytes) std::uint8_t rest[kVectorBytes] = {};
-  std::memcpy(rest, codes, at.row_bytes - from);
-  return load_words(rest);
+inline Words load_row(const MatmulLayout& layout, const std::uint8_t* packed, std::size_t row, std::size_t from,
+                      std::size_t ahead) {
+  if (row >= layout.rows || from >= layout.row_bytes) return Words{};
+  const std::uint8_t* codes = packed + row * layout.row_bytes + from;
+  __builtin_prefetch(codes + ahead_of(layout, from, ahead), 0, 2);
+  if (layout.row_bytes - from >= kVectorBytes) return load_words(codes);
+  alignas(kVectorBytes) std::uint8_t tail[kVectorBytes] = {};
+  std::memcpy(tail, codes, layout.row_bytes - from);
+  return load_words(tail);
 }
 
 // Words `first` to `last` of as many rows as a vector has lanes, word by word; rounded up to whole vectors.
-inline void turn_rows(const MatmulLayout& at, const std::uint8_t* packed, std::size_t row, std::size_t first,
+inline void turn_rows(const MatmulLayout& layout, const std::uint8_t* packed, std::size_t row, std::size_t first,
                       std::size_t last, std::size_t ahead, Words* turned) {
-  const bool all = row + kWidth <= at.rows;
+  const bool all = row + kWidth <= layout.rows;
   for (std::size_t w = first; w < last; w += kWidth, turned += kWidth) {
     Words rows[kWidth];
-    if (all && w * 4 + kVectorBytes <= at.row_bytes) {
-      const std::uint8_t* codes = packed + row * at.row_bytes + w * 4;
-      const std::size_t next = ahead_of(at, w * 4, ahead);
+    if (all && w * 4 + kVectorBytes <= layout.row_bytes) {
+      const std::uint8_t* codes = packed + row * layout.row_bytes + w * 4;
+      const std::size_t next = ahead_of(layout, w * 4, ahead);
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC unroll 16  // rows stay in registers
 #endif
-      for (std::size_t i = 0; i < kWidth; ++i, codes += at.row_bytes) {
+      for (std::size_t i = 0; i < kWidth; ++i, codes += layout.row_bytes) {
         __builtin_prefetch(codes + next, 0, 2);
         rows[i] = load_words(codes);
       }
     } else {
-      for (std::size_t i = 0; i < kWidth; ++i) rows[i] = load_row(at, packed, row + i, w * 4, ahead);
+      for (std::size_t i = 0; i < kWidth; ++i) rows[i] = load_row(layout, packed, row + i, w * 4, ahead);
     }
     transpose(rows);
     std::memcpy(turned, rows, sizeof rows);
@@ -221,12 +222,12 @@ inline void turn_rows(const MatmulLayout& at, const std::uint8_t* packed, std::s
 template <int kBits, bool kSigned>
 class Unpacker {
  public:
-  explicit Unpacker(const GemmJob& job) : job_(job), numbers_(job.at.zero_point) {}
+  explicit Unpacker(const GemmJob& job) : job_(job), numbers_(job.layout.zero_point) {}
 
   // Rows `row` on, blocks `first` to `last`; a block's columns lie `kUnit` floats apart, pairs `kUnit` pairs.
   void operator()(std::size_t row, std::size_t first, std::size_t last, float* out) const {
     Words turned[kGemmSpan * kBits + kWidth];
-    turn_rows(job_.at, job_.weights.packed, row, first * kBits, last * kBits, kAhead, turned);
+    turn_rows(job_.layout, job_.weights.packed, row, first * kBits, last * kBits, kAhead, turned);
     for (std::size_t b = 0; b < last - first; ++b) {
       if (job_.mode == GemmMode::tiles)
         pairs(turned + b * kBits, out + b * kGemmBlock / 2 * kUnit, std::make_integer_sequence<int, kGemmBlock / 2>{});
@@ -275,7 +276,7 @@ class Unpacker {
   const GemmJob& job_;
   const Numbers<kBits, kSigned> numbers_;
 #if defined(__AVX512BW__)
-  const PairTable<kBits, kSigned> looked_up_{job_.at.zero_point};
+  const PairTable<kBits, kSigned> looked_up_{job_.layout.zero_point};
 #endif
 };
 
@@ -293,16 +294,16 @@ UnpackUnit unpack_signed(bool is_signed) {
   return is_signed ? unpack_unit<kBits, true> : unpack_unit<kBits, false>;
 }
 
-inline UnpackUnit unpack_of(const MatmulLayout& at) {
-  switch (at.bits) {
+inline UnpackUnit unpack_of(const MatmulLayout& layout) {
+  switch (layout.bits) {
     case 2:
-      return unpack_signed<2>(at.is_signed);
+      return unpack_signed<2>(layout.is_signed);
     case 3:
-      return unpack_signed<3>(at.is_signed);
+      return unpack_signed<3>(layout.is_signed);
     case 4:
-      return unpack_signed<4>(at.is_signed);
+      return unpack_signed<4>(layout.is_signed);
     default:
-      return unpack_signed<8>(at.is_signed);
+      return unpack_signed<8>(layout.is_signed);
   }
 }
 

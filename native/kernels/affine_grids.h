@@ -12,10 +12,10 @@ struct Grids {
   alignas(64) float low[kPadded] = {}, high[kPadded] = {}, scale[kPadded], zero[kPadded] = {}, offset[kPadded] = {};
 
   Grids() {
-    for (float& each : scale) each = std::bit_cast<float>(kInfinity);
+    for (float& item : scale) item = std::bit_cast<float>(kInfinity);
   }
 
-  AffineGrid at(int k) const { return {low[k], high[k], scale[k], zero[k], offset[k]}; }
+  AffineGrid grid(int k) const { return {low[k], high[k], scale[k], zero[k], offset[k]}; }
   void set(int k, const AffineGrid& grid) {
     low[k] = grid.low;
     high[k] = grid.high;
@@ -47,7 +47,7 @@ inline void round_all(float* values, Dtype type) {
 inline void find_grids(const Chooser& chooser, float low, float high, Grids& to) {
   const AffineChoice& choice = chooser.choice;
   const float levels = static_cast<float>((1 << chooser.bits) - 1), least = chooser.least_scale();
-  const float most = chooser.symmetric_most(), magnitude = -low > high ? -low : high;
+  const float amax = chooser.symmetric_most(), magnitude = -low > high ? -low : high;
   const AffineGrid plain = chooser.limits(1, 0);
   alignas(64) float bottom[kCandidates];
   for (int k = 0; k < kCandidates; ++k) {
@@ -55,7 +55,7 @@ inline void find_grids(const Chooser& chooser, float low, float high, Grids& to)
     const float off = (high - low) * (static_cast<float>(k) * 0x1p-6f);
     bottom[k] = choice.offset ? low + off : low * shrink;
     const float top = choice.offset ? high - off : high * shrink;
-    to.scale[k] = choice.symmetric ? magnitude * shrink / most : (top - bottom[k]) / levels;
+    to.scale[k] = choice.symmetric ? magnitude * shrink / amax : (top - bottom[k]) / levels;
   }
   round_all(to.scale, choice.scale_type);
   for (int k = 0; k < kCandidates; ++k) {

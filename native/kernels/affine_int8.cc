@@ -28,21 +28,21 @@ constexpr std::size_t column_of(int bits, std::size_t word, std::size_t i) {
   return 4 * word + i;
 }
 
-// What bytes are more than the numbers q.
-inline int center_of(const MatmulLayout& at) {
-  const int half = at.is_signed ? 1 << (at.bits - 1) : 0;
-  return half + at.zero_point - (kSignedCodes && at.bits == 8 ? 128 : 0);
+// The offset of stored bytes from the numbers q.
+inline int center_of(const MatmulLayout& layout) {
+  const int half = layout.is_signed ? 1 << (layout.bits - 1) : 0;
+  return half + layout.zero_point - (kSignedCodes && layout.bits == 8 ? 128 : 0);
 }
 
 // A span of blocks of x, and in it a tile of rows.
-struct Place {
+struct Position {
   std::size_t four, fours, m, rows;
 
-  Place(const Int8Job& job, std::size_t first, std::size_t row)
+  Position(const Int8Job& job, std::size_t first, std::size_t row)
       : four(first), fours(job.fours - first < kInt8Span ? job.fours - first : kInt8Span), m(row),
         rows(job.count - row < kInt8Tile ? job.count - row : kInt8Tile) {}
 
-  // Of block `sum` + 4 * `index` of the span; in blocks of one row.
+  // The position of block `sum` + 4 * `index` of the span, in blocks of one row.
   std::size_t block(const Int8Job& job, std::size_t sum, std::size_t index) const {
     return (four * job.count + m * fours) * kInt8Sums + (sum * fours + index) * rows;
   }
@@ -60,7 +60,7 @@ struct Rounded {
 
   explicit Rounded(const float* values) {
     constexpr std::uint32_t kTiny = (127 - 119) << 23, kInfinite = 0x7f800000u;
-    constexpr float kRound = 0x1.8p23f;  // one unit of such a number is 1: adding it rounds, ties to even
+    constexpr float kRound = 0x1.8p23f;  // its last mantissa bit is worth 1: adding it rounds, ties to even
     std::uint32_t largest = 0;
     for (std::size_t k = 0; k < kInt8Block; ++k) {
       const std::uint32_t magnitude = std::bit_cast<std::uint32_t>(values[k]) & 0x7fffffffu;
@@ -68,8 +68,8 @@ struct Rounded {
     }
     if (largest >= kInfinite) step = std::bit_cast<float>(0x7fc00000u);
     if (largest >= kInfinite || largest < kTiny) return;
-    const float most = std::bit_cast<float>(largest), factor = 127.0f / most;
-    step = most / 127.0f;
+    const float amax = std::bit_cast<float>(largest), factor = 127.0f / amax;
+    step = amax / 127.0f;
     Floats32 moved;
     std::memcpy(&moved, values, sizeof moved);
     moved = moved * factor + kRound;
@@ -98,27 +98,31 @@ void store_block_of(const Rounded& block, std::int8_t* out, std::size_t apart) {
 template <int kBits>
 void prepare(const Int8Job& job, std::size_t tile) {
   alignas(64) float values[kInt8Block];
-  const int center = center_of(job.at);
-  const bool few = takes_few(job);
-  const std::size_t cols = job.at.cols, from = tile * kInt8Tile;
+  const int center = center_of(job.layout);
+  const bool is_few = takes_few(job);
+  const std::size_t cols = job.layout.cols, from = tile * kInt8Tile;
   for (std::size_t four = 0; four < job.fours; four += kInt8Span) {
-    const Place at(job, four, from);
-    for (std::size_t m = 0; m < at.rows; ++m)
-      for (std::size_t b = 0; b < at.fours * kInt8Sums; ++b) {
+    const Position index(job, four, from);
+    for (std::size_t m = 0; m < index.rows; ++m)
+      for (std::size_t b = 0; b < index.fours * kInt8Sums; ++b) {
         const std::size_t first = (four * kInt8Sums + b) * kInt8Block;
-        const std::size_t place = few ? ((from + m) * job.fours + four) * kInt8Sums + b : at.block(job, b % kInt8Sums, b / kInt8Sums) + m;
-        const std::size_t left = first < cols ? cols - first : 0, held = left < kInt8Block ? left : kInt8Block;
+        const std::size_t position = is_few ? ((from + m) * job.fours + four) * kInt8Sums + b
+                                            : index.block(job, b % kInt8Sums, b / kInt8Sums) + m;
+        const std::size_t remaining = first < cols ? cols - first : 0,
+                          held = remaining < kInt8Block ? remaining : kInt8Block;
         load_filled<kInt8Block>(job.x, job.type, (from + m) * cols + (held ? first : 0), held, values);
         const Rounded block(values);
-        if (few)  // halves of four blocks together
-          store_block_of<kBits>(block, job.codes + place / kInt8Sums * kFourBytes + place % kInt8Sums * kFourBytes / 8, kFourBytes / 2);
+        if (is_few)  // halves of four blocks together
+          store_block_of<kBits>(block,
+                                job.codes + position / kInt8Sums * kFourBytes + position % kInt8Sums * kFourBytes / 8,
+                                kFourBytes / 2);
         else
-          store_block_of<kBits>(block, job.codes + place * kInt8Block, kInt8Block / 2);
-        job.steps[place] = block.step;
-        job.starts[place] = -center * block.sum;
+          store_block_of<kBits>(block, job.codes + position * kInt8Block, kInt8Block / 2);
+        job.steps[position] = block.step;
+        job.starts[position] = -center * block.sum;
         if (job.sums) {
           const auto sum = static_cast<float>(block.sum);
-          job.sums[place] = job.at.zero == ZeroKind::offset ? block.step * sum : sum;
+          job.sums[position] = job.layout.zero == ZeroKind::offset ? block.step * sum : sum;
         }
       }
   }
@@ -148,9 +152,10 @@ inline void store_bytes(const Words* words, std::uint32_t flip, std::uint8_t* ou
 template <int kBits>
 void unpack_codes(const Int8Job& job, std::size_t row, std::size_t first, std::size_t blocks, std::uint8_t* out) {
   constexpr std::uint32_t half = 0x01010101u * (1u << (kBits - 1));
-  const std::uint32_t flip = job.at.is_signed != (kSignedCodes && kBits == 8) ? half : 0;
+  const std::uint32_t flip = job.layout.is_signed != (kSignedCodes && kBits == 8) ? half : 0;
   Words turned[kSpanBlocks * kBits + kWidth];
-  turn_rows(job.at, job.weights.packed, row, first * kBits, (first + blocks) * kBits, kSpanBlocks * kBits * 4, turned);
+  turn_rows(job.layout, job.weights.packed, row, first * kBits, (first + blocks) * kBits, kSpanBlocks * kBits * 4,
+            turned);
   for (std::size_t b = 0; b < blocks; ++b)
     store_bytes<kBits>(turned + b * kBits, flip, out + (b % kInt8Sums * (blocks / kInt8Sums) + b / kInt8Sums) * kWords * kVectorBytes,
                        std::make_index_sequence<kWords>{});
@@ -170,32 +175,32 @@ struct Unit {
 };
 
 template <int kBits, bool kDots, ZeroKind kZero, std::size_t kRows>
-void unit(const Unit& of) {
+void unit(const Unit& unit) {
   using Sum = Dots<kBits, kDots>;
-  const std::uint8_t* bytes = of.bytes;
-  const std::int8_t* x = of.codes;
-  const float *steps = of.steps, *scales = of.scales, *shifts = of.shifts, *zeros = of.zeros;
-  const std::int32_t* starts = of.starts;
+  const std::uint8_t* bytes = unit.bytes;
+  const std::int8_t* x = unit.codes;
+  const float *steps = unit.steps, *scales = unit.scales, *shifts = unit.shifts, *zeros = unit.zeros;
+  const std::int32_t* starts = unit.starts;
   for (std::size_t sum = 0; sum < kInt8Sums; ++sum) {
-    float* held = of.sums + sum * kInt8Tile * kWidth;
+    float* buffer = unit.sums + sum * kInt8Tile * kWidth;
     Floats sums[kRows];
-    for (std::size_t m = 0; m < kRows; ++m) sums[m] = of.more ? load_floats(held + m * kWidth) : Floats{};
-    for (std::size_t b = 0; b < of.fours; ++b) {
-      Ints found[kRows];
-      for (std::size_t m = 0; m < kRows; ++m) found[m] = Sum::begin(starts[m]);
+    for (std::size_t m = 0; m < kRows; ++m) sums[m] = unit.more ? load_floats(buffer + m * kWidth) : Floats{};
+    for (std::size_t b = 0; b < unit.fours; ++b) {
+      Ints result[kRows];
+      for (std::size_t m = 0; m < kRows; ++m) result[m] = Sum::begin(starts[m]);
       if constexpr (Sum::kByBlocks) {
-        Sum::template add_block<kRows>(found, bytes, x);
+        Sum::template add_block<kRows>(result, bytes, x);
       } else {
 #pragma GCC unroll 8
         for (std::size_t word = 0; word < kWords; ++word) {
           Words codes;
           std::memcpy(&codes, bytes + word * kVectorBytes, sizeof codes);
-          for (std::size_t m = 0; m < kRows; ++m) found[m] = Sum::add(found[m], codes, x + m * kInt8Block + word * 4);
+          for (std::size_t m = 0; m < kRows; ++m) result[m] = Sum::add(result[m], codes, x + m * kInt8Block + word * 4);
         }
       }
       const Floats scale = load_floats(scales);
       for (std::size_t m = 0; m < kRows; ++m) {
-        Floats value = Sum::total(found[m], starts[m]);
+        Floats value = Sum::total(result[m], starts[m]);
         if constexpr (kZero == ZeroKind::point) value = fused_once(load_floats(zeros), splat(-shifts[m]), value);
         sums[m] = fused_once(scale * splat(steps[m]), value, sums[m]);
         if constexpr (kZero == ZeroKind::offset) sums[m] = fused_once(load_floats(zeros), splat(shifts[m]), sums[m]);
@@ -203,7 +208,7 @@ void unit(const Unit& of) {
       bytes += kWords * kVectorBytes, x += kRows * kInt8Block, scales += kWidth, steps += kRows, starts += kRows;
       if constexpr (kZero != ZeroKind::none) zeros += kWidth, shifts += kRows;
     }
-    for (std::size_t m = 0; m < kRows; ++m) store_floats(held + m * kWidth, sums[m]);
+    for (std::size_t m = 0; m < kRows; ++m) store_floats(buffer + m * kWidth, sums[m]);
   }
 }
 
@@ -230,9 +235,9 @@ UnitFn unit_for(ZeroKind zero, std::size_t rows) {
 
 UnitFn unit_of(const Int8Job& job, std::size_t rows) {
 #if defined(__AVX512F__) || defined(__aarch64__)
-  if (job.dots) return unit_for<4, true>(job.at.zero, rows);  // no narrow sums: the same for all numbers of bits
+  if (job.dots) return unit_for<4, true>(job.layout.zero, rows);  // no narrow sums: the same for all numbers of bits
 #endif
-  return job.at.bits == 8 ? unit_for<8, false>(job.at.zero, rows) : unit_for<4, false>(job.at.zero, rows);
+  return job.layout.bits == 8 ? unit_for<8, false>(job.layout.zero, rows) : unit_for<4, false>(job.layout.zero, rows);
 }
 
 using UnpackFn = void (*)(const Int8Job&, std::size_t, std::size_t, std::size_t, std::uint8_t*);
@@ -248,14 +253,14 @@ class Int8Product {
       : job_(job), first_(first), rows_(last - first), units_((rows_ + kWidth - 1) / kWidth), s_(scratch) {}
 
   void run() {
-    const UnpackFn unpack = unpack_of_bits(job_.at.bits);
+    const UnpackFn unpack = unpack_of_bits(job_.layout.bits);
     for (std::size_t four = 0; four < job_.fours; four += kInt8Span) {
-      const std::size_t blocks = Place(job_, four, 0).fours * kInt8Sums;
+      const std::size_t blocks = Position(job_, four, 0).fours * kInt8Sums;
       for (std::size_t n = 0; n < units_; ++n)
         unpack(job_, first_ + n * kWidth, four * kInt8Sums, blocks, s_.bytes + n * kUnitBytes);
       spread(job_.weights.scales, four * kInt8Sums, blocks, s_.scales);
-      if (job_.at.zero != ZeroKind::none) spread(job_.weights.zeros, four * kInt8Sums, blocks, s_.zeros);
-      for (std::size_t m = 0; m < job_.count; m += kInt8Tile) multiply(Place(job_, four, m));
+      if (job_.layout.zero != ZeroKind::none) spread(job_.weights.zeros, four * kInt8Sums, blocks, s_.zeros);
+      for (std::size_t m = 0; m < job_.count; m += kInt8Tile) multiply(Position(job_, four, m));
     }
     finish();
   }
@@ -265,37 +270,38 @@ class Int8Product {
 
   float* sums_of(std::size_t m, std::size_t n) const { return s_.sums + (m / kInt8Tile * units_ + n) * kHeld; }
 
-  void multiply(const Place& at) {
-    const UnitFn unit = unit_of(job_, at.rows);
-    const std::size_t place = at.block(job_, 0, 0);
+  void multiply(const Position& index) {
+    const UnitFn unit = unit_of(job_, index.rows);
+    const std::size_t position = index.block(job_, 0, 0);
     for (std::size_t n = 0; n < units_; ++n)
       unit({s_.bytes + n * kUnitBytes, s_.scales + n * kSpanBlocks * kWidth, s_.zeros + n * kSpanBlocks * kWidth,
-            job_.codes + place * kInt8Block, job_.steps + place, job_.starts + place,
-            job_.sums ? job_.sums + place : nullptr, at.fours, at.four != 0, sums_of(at.m, n)});
+            job_.codes + position * kInt8Block, job_.steps + position, job_.starts + position,
+            job_.sums ? job_.sums + position : nullptr, index.fours, index.four != 0, sums_of(index.m, n)});
   }
 
   // Scales of every block of every row, in the order of sums; 0 past the last group.
   void spread(const void* values, std::size_t first, std::size_t blocks, float* out) const {
-    const std::size_t per_group = job_.groups == 1 ? job_.fours * kInt8Sums : job_.at.group / kInt8Block;
+    const std::size_t per_group = job_.groups == 1 ? job_.fours * kInt8Sums : job_.layout.group / kInt8Block;
     const std::size_t from = first / per_group, all = (first + blocks - 1) / per_group + 1;
     const std::size_t to = all < job_.groups ? all : job_.groups, fours = blocks / kInt8Sums;
-    alignas(64) float found[kWidth][kSpanBlocks + kWidth];
+    alignas(64) float sums[kWidth][kSpanBlocks + kWidth];
     Words turned[kSpanBlocks + kWidth];
     for (std::size_t n = 0; n < units_; ++n, out += kSpanBlocks * kWidth) {
       for (std::size_t i = 0; i < kWidth; ++i) {
         const std::size_t row = n * kWidth + i, held = first_ + (row < rows_ ? row : rows_ - 1);  // any: it is not stored
-        load_floats_of(values, job_.weights.scale_type, job_.at.per_tensor ? 0 : held * job_.groups + from, to - from, found[i]);
-        for (std::size_t g = to - from; g < all - from; ++g) found[i][g] = 0;
+        load_floats_of(values, job_.weights.scale_type, job_.layout.per_tensor ? 0 : held * job_.groups + from,
+                       to - from, sums[i]);
+        for (std::size_t g = to - from; g < all - from; ++g) sums[i][g] = 0;
       }
       for (std::size_t g = 0; g < all - from; g += kWidth) {
         Words rows[kWidth];
-        for (std::size_t i = 0; i < kWidth; ++i) rows[i] = std::bit_cast<Words>(load_floats(found[i] + g));
+        for (std::size_t i = 0; i < kWidth; ++i) rows[i] = std::bit_cast<Words>(load_floats(sums[i] + g));
         transpose(rows);
         std::memcpy(turned + g, rows, sizeof rows);
       }
-      std::size_t left = per_group - first % per_group, group = 0;
-      for (std::size_t b = 0; b < blocks; ++b, --left) {
-        if (left == 0) left = per_group, ++group;
+      std::size_t remaining = per_group - first % per_group, group = 0;
+      for (std::size_t b = 0; b < blocks; ++b, --remaining) {
+        if (remaining == 0) remaining = per_group, ++group;
         store_floats(out + (b % kInt8Sums * fours + b / kInt8Sums) * kWidth, std::bit_cast<Floats>(turned[group]));
       }
     }
@@ -306,13 +312,13 @@ class Int8Product {
     if (job_.out.bias) load_floats_of(job_.out.bias, job_.out.bias_type, first_, rows_, bias);
     for (std::size_t m = 0; m < job_.count; ++m) {
       for (std::size_t n = 0; n < units_; ++n) {
-        const float* held = sums_of(m, n) + m % kInt8Tile * kWidth;
-        const auto sum = [&](std::size_t i) { return load_floats(held + i * kInt8Tile * kWidth); };
+        const float* sums = sums_of(m, n) + m % kInt8Tile * kWidth;
+        const auto sum = [&](std::size_t i) { return load_floats(sums + i * kInt8Tile * kWidth); };
         store_floats(values + n * kWidth, (sum(0) + sum(2)) + (sum(1) + sum(3)));
       }
       if (job_.out.bias)
         for (std::size_t row = 0; row < rows_; ++row) values[row] += bias[row];
-      store_values(values, rows_, job_.out, m * job_.at.rows + first_);
+      store_values(values, rows_, job_.out, m * job_.layout.rows + first_);
     }
   }
 
@@ -327,7 +333,7 @@ class Int8Product {
 std::size_t int8_tile() { return kInt8Tile; }
 
 void int8_prepare(const Int8Job& job, std::size_t tile) {
-  switch (job.at.bits) {
+  switch (job.layout.bits) {
     case 2:
       return prepare<2>(job, tile);
     case 4:

@@ -1,5 +1,5 @@
-// A few rows of x in 8 bits, where reading the weights takes longest: rows of weights are read as they lie, four side by
-// side, four blocks at a time. Lane 4 b + row of a vector has block b of a row: sum b of `kInt8Sums`.
+// Products of a few rows of x in 8 bits, for which reading the weights takes longest: rows of weights are read in stored
+// order, four in parallel, four blocks at a time. Lane 4 b + row of a vector has block b of a row: sum b of `kInt8Sums`.
 #pragma once
 #include "kernels/affine_dots.h"
 #include "core/int8.h"
@@ -16,8 +16,8 @@ constexpr std::size_t kFew = 4;        // rows of x
 constexpr std::size_t kFewRows = 4;    // of weights
 constexpr std::size_t kFewAhead = 32768;  // bytes; memory is read ahead across pages, where the processor stops
 
-// Bring what the next rows of weights hold into the second cache, line after line as it lies: rows that are read side by
-// side are no order that the processor recognises, and the first cache waits for too few lines at a time.
+// Prefetches the next rows of weights into the second cache, line after line: the processor does not recognise rows that
+// are read in parallel as a sequence, and the first cache waits for too few lines at a time.
 template <std::size_t kBytes, std::size_t kAhead>
 inline void read_ahead(const void* from) {
   for (std::size_t line = 0; line < kBytes; line += 64)
@@ -25,9 +25,9 @@ inline void read_ahead(const void* from) {
 }
 
 inline bool takes_few(const Int8Job& job) {
-  const std::size_t columns = job.at.group;
+  const std::size_t columns = job.layout.group;
   const bool groups = job.groups == 1 || columns == kInt8Block || columns == 2 * kInt8Block || columns % kFourBytes == 0;
-  return job.dots && job.count <= kFew && (job.at.bits == 4 || job.at.bits == 8) && groups;
+  return job.dots && job.count <= kFew && (job.layout.bits == 4 || job.layout.bits == 8) && groups;
 }
 
 inline __m512i dots_of(__m512i sum, __m512i codes, __m512i x) {
@@ -65,24 +65,27 @@ inline __m512 load_rows(const std::uint8_t* const (&rows)[kFewRows], std::size_t
       all = _mm512_insertf32x4(all, _mm_loadu_ps(reinterpret_cast<const float*>(rows[2]) + first), 2);
       return _mm512_insertf32x4(all, _mm_loadu_ps(reinterpret_cast<const float*>(rows[3]) + first), 3);
     }
-    const auto at = [&](std::size_t row) { return rows[row] + first * 4; };
+    const auto element_at = [&](std::size_t row) { return rows[row] + first * 4; };
     if constexpr (kPer == 2)
       return _mm512_castps256_ps512(_mm256_castsi256_ps(
-          _mm256_set_epi64x(value_at<long long>(at(3)), value_at<long long>(at(2)), value_at<long long>(at(1)), value_at<long long>(at(0)))));
+          _mm256_set_epi64x(value_at<long long>(element_at(3)), value_at<long long>(element_at(2)),
+                            value_at<long long>(element_at(1)), value_at<long long>(element_at(0)))));
     else
-      return _mm512_castps128_ps512(
-          _mm_set_ps(value_at<float>(at(3)), value_at<float>(at(2)), value_at<float>(at(1)), value_at<float>(at(0))));
+      return _mm512_castps128_ps512(_mm_set_ps(value_at<float>(element_at(3)), value_at<float>(element_at(2)),
+                                               value_at<float>(element_at(1)), value_at<float>(element_at(0))));
   }
-  const auto at = [&](std::size_t row) { return rows[row] + first * 2; };
+  const auto element_at = [&](std::size_t row) { return rows[row] + first * 2; };
   __m256i all;
   if constexpr (kPer == 4)
-    all = _mm256_set_epi64x(value_at<long long>(at(3)), value_at<long long>(at(2)), value_at<long long>(at(1)), value_at<long long>(at(0)));
+    all = _mm256_set_epi64x(value_at<long long>(element_at(3)), value_at<long long>(element_at(2)),
+                            value_at<long long>(element_at(1)), value_at<long long>(element_at(0)));
   else if constexpr (kPer == 2)
-    all = _mm256_castsi128_si256(
-        _mm_set_epi32(value_at<int>(at(3)), value_at<int>(at(2)), value_at<int>(at(1)), value_at<int>(at(0))));
+    all = _mm256_castsi128_si256(_mm_set_epi32(value_at<int>(element_at(3)), value_at<int>(element_at(2)),
+                                               value_at<int>(element_at(1)), value_at<int>(element_at(0))));
   else
-    all = _mm256_castsi128_si256(_mm_set_epi16(0, 0, 0, 0, value_at<short>(at(3)), value_at<short>(at(2)), value_at<short>(at(1)),
-                                               value_at<short>(at(0))));
+    all =
+        _mm256_castsi128_si256(_mm_set_epi16(0, 0, 0, 0, value_at<short>(element_at(3)), value_at<short>(element_at(2)),
+                                             value_at<short>(element_at(1)), value_at<short>(element_at(0))));
   if (type == Dtype::f16) return _mm512_cvtph_ps(all);
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(all), 16));
 }
@@ -94,9 +97,9 @@ class FewScales {
   FewScales(const Int8Job& job, const void* values, const std::size_t (&rows)[kFewRows])
       : type_(job.weights.scale_type), groups_(job.groups), step_(job.groups == 1 ? 0 : 1), per_(1) {
     const std::size_t size = type_ == Dtype::f32 ? 4 : 2;
-    if (kPer == 1 && job.groups > 1) per_ = job.at.group / kFourBytes;
+    if (kPer == 1 && job.groups > 1) per_ = job.layout.group / kFourBytes;
     for (std::size_t i = 0; i < kFewRows; ++i)
-      rows_[i] = static_cast<const std::uint8_t*>(values) + (job.at.per_tensor ? 0 : rows[i] * job.groups) * size;
+      rows_[i] = static_cast<const std::uint8_t*>(values) + (job.layout.per_tensor ? 0 : rows[i] * job.groups) * size;
   }
 
   // Lane by lane, of the next four blocks; 0 past the last group.
@@ -123,62 +126,63 @@ class FewScales {
 
 // The codes of four blocks of a row as bytes, their first and second halves.
 template <int kBits>
-inline void halves_of(const std::uint8_t* codes, std::size_t held, __m512i flip, __m512i (&halves)[2]) {
+inline void halves_of(const std::uint8_t* codes, std::size_t filled, __m512i flip, __m512i (&halves)[2]) {
   constexpr std::size_t bytes = kFourBytes * kBits / 8;
-  alignas(64) std::uint8_t rest[bytes] = {};
-  if (held < bytes) {
-    std::memcpy(rest, codes, held);
-    codes = rest;
+  alignas(64) std::uint8_t tail[bytes] = {};
+  if (filled < bytes) {
+    std::memcpy(tail, codes, filled);
+    codes = tail;
   }
   if constexpr (kBits == 4) {
     const __m512i both = _mm512_loadu_si512(codes), low = _mm512_set1_epi8(15);
     halves[0] = _mm512_xor_si512(_mm512_and_si512(both, low), flip);
     halves[1] = _mm512_xor_si512(_mm512_and_si512(_mm512_srli_epi16(both, 4), low), flip);
   } else {
-    const __m512i one = _mm512_xor_si512(_mm512_loadu_si512(codes), flip);
-    const __m512i two = _mm512_xor_si512(_mm512_loadu_si512(codes + 64), flip);
-    halves[0] = _mm512_permutex2var_epi64(one, _mm512_setr_epi64(0, 1, 4, 5, 8, 9, 12, 13), two);
-    halves[1] = _mm512_permutex2var_epi64(one, _mm512_setr_epi64(2, 3, 6, 7, 10, 11, 14, 15), two);
+    const __m512i first = _mm512_xor_si512(_mm512_loadu_si512(codes), flip);
+    const __m512i second = _mm512_xor_si512(_mm512_loadu_si512(codes + 64), flip);
+    halves[0] = _mm512_permutex2var_epi64(first, _mm512_setr_epi64(0, 1, 4, 5, 8, 9, 12, 13), second);
+    halves[1] = _mm512_permutex2var_epi64(first, _mm512_setr_epi64(2, 3, 6, 7, 10, 11, 14, 15), second);
   }
 }
 
 // Four rows of weights with all rows of x.
 template <int kBits, ZeroKind kZero, std::size_t kPer, std::size_t kCount>
-void few(const Int8Job& job, const std::size_t (&rows)[kFewRows], float (&out)[kCount][kFewRows]) {
+void multiply_few(const Int8Job& job, const std::size_t (&rows)[kFewRows], float (&out)[kCount][kFewRows]) {
   constexpr std::size_t bytes = kFourBytes * kBits / 8;
-  const __m512i flip = _mm512_set1_epi8(job.at.is_signed ? static_cast<char>(1 << (kBits - 1)) : 0);
+  const __m512i flip = _mm512_set1_epi8(job.layout.is_signed ? static_cast<char>(1 << (kBits - 1)) : 0);
   FewScales<kPer> scales(job, job.weights.scales, rows), zeros(job, kZero == ZeroKind::none ? job.weights.scales : job.weights.zeros, rows);
   const __m512 single = scales.next(), zero = kZero == ZeroKind::none ? _mm512_setzero_ps() : zeros.next();
-  const bool one = job.groups == 1;
+  const bool low_half = job.groups == 1;
   __m512 scale = single, shift = zero, sums[kCount] = {};
   for (std::size_t four = 0; four < job.fours; ++four) {
-    const std::size_t from = four * bytes, held = job.at.row_bytes - from < bytes ? job.at.row_bytes - from : bytes;
-    __m512i found[kCount][kFewRows];
-    read_ahead<kFewRows * bytes, kFewAhead>(job.weights.packed + rows[0] * job.at.row_bytes + kFewRows * from);
+    const std::size_t from = four * bytes,
+                      held = job.layout.row_bytes - from < bytes ? job.layout.row_bytes - from : bytes;
+    __m512i results[kCount][kFewRows];
+    read_ahead<kFewRows * bytes, kFewAhead>(job.weights.packed + rows[0] * job.layout.row_bytes + kFewRows * from);
     for (std::size_t row = 0; row < kFewRows; ++row) {
-      const std::uint8_t* codes = job.weights.packed + rows[row] * job.at.row_bytes + from;
+      const std::uint8_t* codes = job.weights.packed + rows[row] * job.layout.row_bytes + from;
       __m512i halves[2];
       halves_of<kBits>(codes, held, flip, halves);
       for (std::size_t m = 0; m < kCount; ++m) {
         const std::int8_t* x = job.codes + (m * job.fours + four) * kFourBytes;
         const __m512i first = dots_of(_mm512_setzero_si512(), halves[0], _mm512_loadu_si512(x));
-        found[m][row] = dots_of(first, halves[1], _mm512_loadu_si512(x + kFourBytes / 2));
+        results[m][row] = dots_of(first, halves[1], _mm512_loadu_si512(x + kFourBytes / 2));
       }
     }
-    if (four && !one) {
+    if (four && !low_half) {
       scale = scales.next();
       if (kZero != ZeroKind::none) shift = zeros.next();
     }
     for (std::size_t m = 0; m < kCount; ++m) {
-      const std::size_t place = (m * job.fours + four) * kInt8Sums;
-      const __m512 starts = to_blocks(_mm_loadu_ps(reinterpret_cast<const float*>(job.starts + place)));
-      const __m512 steps = to_blocks(_mm_loadu_ps(job.steps + place));
-      __m512 value = _mm512_cvtepi32_ps(_mm512_add_epi32(turn_sums(found[m]), _mm512_castps_si512(starts)));
+      const std::size_t position = (m * job.fours + four) * kInt8Sums;
+      const __m512 starts = to_blocks(_mm_loadu_ps(reinterpret_cast<const float*>(job.starts + position)));
+      const __m512 steps = to_blocks(_mm_loadu_ps(job.steps + position));
+      __m512 value = _mm512_cvtepi32_ps(_mm512_add_epi32(turn_sums(results[m]), _mm512_castps_si512(starts)));
       if constexpr (kZero == ZeroKind::point)
-        value = _mm512_fnmadd_ps(shift, to_blocks(_mm_loadu_ps(job.sums + place)), value);
+        value = _mm512_fnmadd_ps(shift, to_blocks(_mm_loadu_ps(job.sums + position)), value);
       sums[m] = _mm512_fmadd_ps(_mm512_mul_ps(scale, steps), value, sums[m]);
       if constexpr (kZero == ZeroKind::offset)
-        sums[m] = _mm512_fmadd_ps(shift, to_blocks(_mm_loadu_ps(job.sums + place)), sums[m]);
+        sums[m] = _mm512_fmadd_ps(shift, to_blocks(_mm_loadu_ps(job.sums + position)), sums[m]);
     }
   }
   for (std::size_t m = 0; m < kCount; ++m) {  // sums 0 and 2, 1 and 3, then both
@@ -193,15 +197,15 @@ void few_rows_of(const Int8Job& job, std::size_t first, std::size_t last) {
   for (std::size_t row = first; row < last; row += kFewRows) {
     std::size_t rows[kFewRows];
     for (std::size_t i = 0; i < kFewRows; ++i) rows[i] = row + i < last ? row + i : last - 1;
-    float found[kCount][kFewRows];
-    few<kBits, kZero, kPer, kCount>(job, rows, found);
-    for (std::size_t m = 0; m < kCount; ++m) std::memcpy(values[m] + (row - first), found[m], sizeof found[m]);
+    float sums[kCount][kFewRows];
+    multiply_few<kBits, kZero, kPer, kCount>(job, rows, sums);
+    for (std::size_t m = 0; m < kCount; ++m) std::memcpy(values[m] + (row - first), sums[m], sizeof sums[m]);
   }
   if (job.out.bias) load_floats_of(job.out.bias, job.out.bias_type, first, last - first, bias);
   for (std::size_t m = 0; m < kCount; ++m) {
     if (job.out.bias)
       for (std::size_t row = 0; row < last - first; ++row) values[m][row] += bias[row];
-    store_values(values[m], last - first, job.out, m * job.at.rows + first);
+    store_values(values[m], last - first, job.out, m * job.layout.rows + first);
   }
 }
 
@@ -216,14 +220,14 @@ FewFn few_of_count(std::size_t count) {
 
 template <int kBits, ZeroKind kZero>
 FewFn few_of_groups(const Int8Job& job) {
-  if (job.groups > 1 && job.at.group == kInt8Block) return few_of_count<kBits, kZero, 4>(job.count);
-  if (job.groups > 1 && job.at.group == 2 * kInt8Block) return few_of_count<kBits, kZero, 2>(job.count);
+  if (job.groups > 1 && job.layout.group == kInt8Block) return few_of_count<kBits, kZero, 4>(job.count);
+  if (job.groups > 1 && job.layout.group == 2 * kInt8Block) return few_of_count<kBits, kZero, 2>(job.count);
   return few_of_count<kBits, kZero, 1>(job.count);
 }
 
 template <int kBits>
 FewFn few_of_zero(const Int8Job& job) {
-  switch (job.at.zero) {
+  switch (job.layout.zero) {
     case ZeroKind::point:
       return few_of_groups<kBits, ZeroKind::point>(job);
     case ZeroKind::offset:
@@ -234,7 +238,7 @@ FewFn few_of_zero(const Int8Job& job) {
 }
 
 inline void few_rows(const Int8Job& job, std::size_t first, std::size_t last) {
-  (job.at.bits == 4 ? few_of_zero<4> : few_of_zero<8>)(job)(job, first, last);
+  (job.layout.bits == 4 ? few_of_zero<4> : few_of_zero<8>)(job)(job, first, last);
 }
 
 #else

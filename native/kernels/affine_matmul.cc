@@ -13,16 +13,20 @@ constexpr std::size_t kSpan = 16;     // blocks whose scales are spread over lan
 constexpr std::size_t kRowsHeld = 64;  // rows whose sums wait to be rounded together
 constexpr std::size_t kColumns = 4;   // of x that share the unpacking of a block
 
-// Where the groups of blocks `first` to `last` of a row lie: the same for all rows.
+// The positions of the groups of blocks `first` to `last` of a row, the same for all rows.
 struct Span {
   std::size_t run;          // lanes of a group; 1 of a shorter one, which is a whole row
   std::size_t begin, end;   // lanes
   std::size_t from, to;     // groups
   std::size_t groups;       // of a row
 
-  Span(const MatmulLayout& at, std::size_t first, std::size_t last)
-      : run(at.group < at.per_lane ? 1 : at.group / at.per_lane), begin(first * kLanes), end(last * kLanes), from(begin / run),
-        to((end - 1) / run + 1), groups(at.cols / at.group + (at.cols % at.group != 0)) {
+  Span(const MatmulLayout& layout, std::size_t first, std::size_t last)
+      : run(layout.group < layout.per_lane ? 1 : layout.group / layout.per_lane),
+        begin(first * kLanes),
+        end(last * kLanes),
+        from(begin / run),
+        to((end - 1) / run + 1),
+        groups(layout.cols / layout.group + (layout.cols % layout.group != 0)) {
     if (to > groups) to = groups;
   }
 };
@@ -32,22 +36,22 @@ struct Spread {
   alignas(64) float lanes[kSpan * kLanes];
 
   void fill(const Span& span, const void* values, Dtype type, std::size_t row) {
-    alignas(64) float found[kSpan * kLanes + kLanes];
-    const std::size_t known = span.to - span.from;
-    load_floats_of(values, type, row * span.groups + span.from, known, found);
+    alignas(64) float sums[kSpan * kLanes + kLanes];
+    const std::size_t filled = span.to - span.from;
+    load_floats_of(values, type, row * span.groups + span.from, filled, sums);
     switch (span.run) {  // the usual groups begin with a span, as it does with a multiple of 16 lanes
       case 4:
-        return repeat<4>(found, known, span);
+        return repeat<4>(sums, filled, span);
       case 8:
-        return repeat<8>(found, known, span);
+        return repeat<8>(sums, filled, span);
       case 16:
-        return repeat<16>(found, known, span);
+        return repeat<16>(sums, filled, span);
       default:
         break;
     }
     for (std::size_t lane = span.begin, g = span.from; lane < span.end; ++g) {
       const std::size_t stop = (g + 1) * span.run < span.end ? (g + 1) * span.run : span.end;
-      const float value = g < span.to ? found[g - span.from] : 0;
+      const float value = g < span.to ? sums[g - span.from] : 0;
       for (; lane < stop; ++lane) lanes[lane - span.begin] = value;
     }
   }
@@ -55,9 +59,9 @@ struct Spread {
  private:
   // 16 floats can be read from, and written to, any of `values`.
   template <std::size_t kRun>
-  void repeat(float* __restrict values, std::size_t known, const Span& span) {
+  void repeat(float* __restrict values, std::size_t filled, const Span& span) {
     const std::size_t count = (span.end - span.begin) / kRun;
-    for (; known < count; ++known) values[known] = 0;
+    for (; filled < count; ++filled) values[filled] = 0;
 #if defined(__AVX512F__)
     const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     const __m512i group = _mm512_srli_epi32(lane, kRun == 4 ? 2 : kRun == 8 ? 3 : 4);
@@ -77,25 +81,25 @@ struct Spread {
 template <int kBits, bool kSigned, bool kGrouped, ZeroKind kZero, int kCount, bool kFused>
 class Tile {
  public:
-  Tile(const MatmulLayout& at, const MatmulWeights& weights, const float* prepared)
-      : at_(at), weights_(weights), x_(prepared), numbers_(at.zero_point),
-        span_(at, 0, at.blocks < kSpan ? at.blocks : kSpan) {}
+  Tile(const MatmulLayout& layout, const MatmulWeights& weights, const float* prepared)
+      : layout_(layout), weights_(weights), x_(prepared), numbers_(layout.zero_point),
+        span_(layout, 0, layout.blocks < kSpan ? layout.blocks : kSpan) {}
 
   // The sums of rows `first` to `last`, at most `kRowsHeld`, which is how far those of the columns of x lie apart.
   void rows(std::size_t first, std::size_t last, float* out) {
-    if constexpr (kCount == 1) {  // nothing of x is used twice: rows are read as they lie
+    if constexpr (kCount == 1) {  // nothing of x is used twice: rows are read in place
       for (std::size_t row = first; row < last; ++row) {
         Floats sums[1][kVectors] = {};
-        for (std::size_t b = 0; b < at_.blocks; b += kSpan) span(row, b, sums);
+        for (std::size_t b = 0; b < layout_.blocks; b += kSpan) span(row, b, sums);
         out[row - first] = finish(sum_lanes(sums[0]), row, 0);
       }
     } else {  // a span of x stays in the nearest cache for all rows
-      Floats held[kRowsHeld][kCount][kVectors] = {};
-      for (std::size_t b = 0; b < at_.blocks; b += kSpan)
-        for (std::size_t row = first; row < last; ++row) span(row, b, held[row - first]);
+      Floats sums[kRowsHeld][kCount][kVectors] = {};
+      for (std::size_t b = 0; b < layout_.blocks; b += kSpan)
+        for (std::size_t row = first; row < last; ++row) span(row, b, sums[row - first]);
       for (std::size_t row = first; row < last; ++row)
         for (int m = 0; m < kCount; ++m)
-          out[m * kRowsHeld + row - first] = finish(sum_lanes(held[row - first][m]), row, m);
+          out[m * kRowsHeld + row - first] = finish(sum_lanes(sums[row - first][m]), row, m);
     }
   }
 
@@ -105,12 +109,12 @@ class Tile {
 
   // Blocks `first` on of a row.
   void span(std::size_t row, std::size_t first, Floats (&held)[kCount][kVectors]) {
-    const std::uint8_t* codes = weights_.packed + row * at_.row_bytes;
-    const std::size_t blocks = at_.blocks, whole = at_.row_bytes / kBlockBytes;
+    const std::uint8_t* codes = weights_.packed + row * layout_.row_bytes;
+    const std::size_t blocks = layout_.blocks, whole = layout_.row_bytes / kBlockBytes;
     const std::size_t last = blocks - first < kSpan ? blocks : first + kSpan;
-    const std::size_t ahead = kCount == 1 ? kAhead : 2 * at_.row_bytes;
+    const std::size_t ahead = kCount == 1 ? kAhead : 2 * layout_.row_bytes;
     if constexpr (kGrouped) {
-      if (blocks > kSpan) span_ = Span(at_, first, last);
+      if (blocks > kSpan) span_ = Span(layout_, first, last);
       scales_.fill(span_, weights_.scales, weights_.scale_type, row);
       if (kZero != ZeroKind::none) zeros_.fill(span_, weights_.zeros, weights_.scale_type, row);
     }
@@ -122,9 +126,9 @@ class Tile {
       block(codes + b * kBlockBytes, b, b - first, sums);
     }
     if (stop < last) {  // the last block of all
-      alignas(64) std::uint8_t rest[kBlockBytes] = {};
-      std::memcpy(rest, codes + stop * kBlockBytes, at_.row_bytes - stop * kBlockBytes);
-      block(rest, stop, stop - first, sums);
+      alignas(64) std::uint8_t tail[kBlockBytes] = {};
+      std::memcpy(tail, codes + stop * kBlockBytes, layout_.row_bytes - stop * kBlockBytes);
+      block(tail, stop, stop - first, sums);
     }
     std::memcpy(held, sums, sizeof sums);
   }
@@ -139,9 +143,9 @@ class Tile {
   template <int... kStep>
   void block_of(const Words& words, std::size_t b, std::size_t local, std::size_t h,
                 Floats (&sums)[kCount][kVectors], std::integer_sequence<int, kStep...>) {
-    const Floats q[kSteps] = {numbers_.template at<kBits * kStep>(words)...};
+    const Floats q[kSteps] = {numbers_.template look_up<kBits * kStep>(words)...};
     for (int m = 0; m < kCount; ++m) {
-      const float* x = x_ + m * at_.prepared + b * (kSteps + 1) * kLanes + h * kWidth;
+      const float* x = x_ + m * layout_.prepared + b * (kSteps + 1) * kLanes + h * kWidth;
       Floats part = sum_products<kFused, kSteps>(x, q);
       if constexpr (kGrouped) {
         const Floats scale = load_floats(scales_.lanes + local * kLanes + h * kWidth);
@@ -158,15 +162,15 @@ class Tile {
 
   float finish(float sum, std::size_t row, int m) const {
     if constexpr (kGrouped) return sum;
-    const std::size_t index = at_.per_tensor ? 0 : row;
+    const std::size_t index = layout_.per_tensor ? 0 : row;
     const float scale = load_at(weights_.scales, weights_.scale_type, index);
-    if (at_.zero == ZeroKind::none) return scale * sum;
+    if (layout_.zero == ZeroKind::none) return scale * sum;
     const float zero = load_at(weights_.zeros, weights_.scale_type, index);
-    const float shift = zero * x_[(m + 1) * at_.prepared - kLanes];
-    return at_.zero == ZeroKind::point ? scale * (sum - shift) : scale * sum + shift;
+    const float shift = zero * x_[(m + 1) * layout_.prepared - kLanes];
+    return layout_.zero == ZeroKind::point ? scale * (sum - shift) : scale * sum + shift;
   }
 
-  const MatmulLayout at_;
+  const MatmulLayout layout_;
   const MatmulWeights weights_;
   const float* x_;
   const Numbers<kBits, kSigned> numbers_;
@@ -175,17 +179,17 @@ class Tile {
 };
 
 template <int kBits, bool kSigned, bool kGrouped, ZeroKind kZero, int kCount, bool kFused>
-void tile(const MatmulLayout& at, const MatmulWeights& weights, const float* prepared, std::size_t first,
+void tile(const MatmulLayout& layout, const MatmulWeights& weights, const float* prepared, std::size_t first,
           std::size_t last, float* out) {
-  Tile<kBits, kSigned, kGrouped, kZero, kCount, kFused>(at, weights, prepared).rows(first, last, out);
+  Tile<kBits, kSigned, kGrouped, kZero, kCount, kFused>(layout, weights, prepared).rows(first, last, out);
 }
 
 using TileFn = void (*)(const MatmulLayout&, const MatmulWeights&, const float*, std::size_t, std::size_t, float*);
 
 template <int kBits, bool kSigned, int kCount, bool kFused>
-TileFn tile_for(const MatmulLayout& at) {
-  if (at.one_scale) return tile<kBits, kSigned, false, ZeroKind::none, kCount, kFused>;
-  switch (at.zero) {
+TileFn tile_for(const MatmulLayout& layout) {
+  if (layout.one_scale) return tile<kBits, kSigned, false, ZeroKind::none, kCount, kFused>;
+  switch (layout.zero) {
     case ZeroKind::point:
       return tile<kBits, kSigned, true, ZeroKind::point, kCount, kFused>;
     case ZeroKind::offset:
@@ -196,9 +200,10 @@ TileFn tile_for(const MatmulLayout& at) {
 }
 
 template <int kCount, bool kFused>
-TileFn tile_of(const MatmulLayout& at) {
-  if (at.bits == 4) return at.is_signed ? tile_for<4, true, kCount, kFused>(at) : tile_for<4, false, kCount, kFused>(at);
-  return at.is_signed ? tile_for<8, true, kCount, kFused>(at) : tile_for<8, false, kCount, kFused>(at);
+TileFn tile_of(const MatmulLayout& layout) {
+  if (layout.bits == 4)
+    return layout.is_signed ? tile_for<4, true, kCount, kFused>(layout) : tile_for<4, false, kCount, kFused>(layout);
+  return layout.is_signed ? tile_for<8, true, kCount, kFused>(layout) : tile_for<8, false, kCount, kFused>(layout);
 }
 
 // One block of x: values lie lane by lane, step by step; then each lane's sum.
@@ -215,14 +220,14 @@ void prepare_block(const float* __restrict values, float* __restrict out) {
 
 }  // namespace
 
-void matmul_prepare(const MatmulLayout& at, const void* x, Dtype type, std::size_t count, float* prepared) {
-  const std::size_t blocks = at.blocks, width = kLanes * at.per_lane, steps = at.per_lane;
+void matmul_prepare(const MatmulLayout& layout, const void* x, Dtype type, std::size_t count, float* prepared) {
+  const std::size_t blocks = layout.blocks, width = kLanes * layout.per_lane, steps = layout.per_lane;
   alignas(64) float values[kLanes * 8];
   for (std::size_t m = 0; m < count; ++m) {
     Floats total[kVectors] = {};
     for (std::size_t b = 0; b < blocks; ++b) {
-      const std::size_t from = b * width, held = at.cols - from < width ? at.cols - from : width;
-      load_floats_of(x, type, m * at.cols + from, held, values);
+      const std::size_t from = b * width, held = layout.cols - from < width ? layout.cols - from : width;
+      load_floats_of(x, type, m * layout.cols + from, held, values);
       for (std::size_t i = held; i < width; ++i) values[i] = 0;
       steps == 8 ? prepare_block<8>(values, prepared) : prepare_block<4>(values, prepared);
       for (std::size_t h = 0; h < kVectors; ++h) total[h] += load_floats(prepared + steps * kLanes + h * kWidth);
@@ -234,20 +239,21 @@ void matmul_prepare(const MatmulLayout& at, const void* x, Dtype type, std::size
   }
 }
 
-void matmul_rows(const MatmulLayout& at, const MatmulWeights& weights, const float* prepared, std::size_t count,
+void matmul_rows(const MatmulLayout& layout, const MatmulWeights& weights, const float* prepared, std::size_t count,
                  bool exact, std::size_t first, std::size_t last, const MatmulOutput& out) {
-  const TileFn one = tile_of<1, false>(at), several = exact ? tile_of<kColumns, true>(at) : tile_of<kColumns, false>(at);
+  const TileFn single = tile_of<1, false>(layout),
+               several = exact ? tile_of<kColumns, true>(layout) : tile_of<kColumns, false>(layout);
   alignas(64) float sums[kColumns][kRowsHeld], bias[kRowsHeld];
   for (; first < last; first += kRowsHeld) {
     const std::size_t stop = last - first < kRowsHeld ? last : first + kRowsHeld, rows = stop - first;
     if (out.bias) load_floats_of(out.bias, out.bias_type, first, rows, bias);
     for (std::size_t m = 0; m < count;) {
       const std::size_t done = count - m < kColumns ? 1 : kColumns;
-      (done == 1 ? one : several)(at, weights, prepared + m * at.prepared, first, stop, sums[0]);
+      (done == 1 ? single : several)(layout, weights, prepared + m * layout.prepared, first, stop, sums[0]);
       for (std::size_t i = 0; i < done; ++i, ++m) {
         if (out.bias)
           for (std::size_t k = 0; k < rows; ++k) sums[i][k] += bias[k];
-        store_values(sums[i], rows, out, m * at.rows + first);
+        store_values(sums[i], rows, out, m * layout.rows + first);
       }
     }
   }

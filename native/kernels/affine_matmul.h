@@ -6,8 +6,8 @@
 
 #define INGOT_DECLARE_AFFINE_MATMUL(isa)                                                                           \
   namespace ingot::isa {                                                                                           \
-  void matmul_prepare(const MatmulLayout& at, const void* x, Dtype type, std::size_t count, float* prepared);     \
-  void matmul_rows(const MatmulLayout& at, const MatmulWeights& weights, const float* prepared, std::size_t count, \
+  void matmul_prepare(const MatmulLayout& layout, const void* x, Dtype type, std::size_t count, float* prepared); \
+  void matmul_rows(const MatmulLayout& layout, const MatmulWeights& weights, const float* prepared, std::size_t count, \
                    bool exact, std::size_t first, std::size_t last, const MatmulOutput& out);                      \
   }
 

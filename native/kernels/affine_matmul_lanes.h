@@ -33,10 +33,10 @@ inline Words load_words(const std::uint8_t* from) {
 
 // Up to `kCount` values from `first` on; 0 for the rest.
 template <std::size_t kCount>
-inline void load_filled(const void* from, Dtype type, std::size_t first, std::size_t held, float* values) {
-  if (held >= kCount) return load_floats_of(from, type, first, kCount, values);
-  load_floats_of(from, type, first, held, values);
-  for (std::size_t k = held; k < kCount; ++k) values[k] = 0;
+inline void load_filled(const void* from, Dtype type, std::size_t first, std::size_t filled, float* values) {
+  if (filled >= kCount) return load_floats_of(from, type, first, kCount, values);
+  load_floats_of(from, type, first, filled, values);
+  for (std::size_t k = filled; k < kCount; ++k) values[k] = 0;
 }
 
 inline void store_values(const float* from, std::size_t count, const MatmulOutput& out, std::size_t first) {
@@ -121,7 +121,7 @@ class Numbers {
 
   // The code that begins at bit `kShift` of each word.
   template <int kShift>
-  Floats at(const Words& words) const {
+  Floats look_up(const Words& words) const {
 #if defined(__AVX512F__)
     if constexpr (kBits <= 4)  // a permutation looks at the low four bits only: no mask, no conversion
       return _mm512_permutexvar_ps(_mm512_srli_epi32(std::bit_cast<__m512i>(words), kShift), table_);

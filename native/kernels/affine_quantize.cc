@@ -24,8 +24,8 @@ template <Dtype kDtype, bool kAndZero = true>
 AffineRange range_of(const TypeOf<kDtype>* in, std::size_t n) {
 #if defined(__AVX512BW__)
   if constexpr (kDtype != Dtype::f64) {
-    const KeyRange found = key_range<kDtype>(in, n, kAndZero ? KeyRange{0, 0} : KeyRange{kMagnitude, ~kMagnitude});
-    return checked_range<kDtype>(in, n, found.low, found.high);
+    const KeyRange result = key_range<kDtype>(in, n, kAndZero ? KeyRange{0, 0} : KeyRange{kMagnitude, ~kMagnitude});
+    return checked_range<kDtype>(in, n, result.low, result.high);
   }
 #endif
   constexpr std::size_t width = sizeof(Ints) / sizeof(std::int32_t);
@@ -93,38 +93,38 @@ void quantize_run(const TypeOf<kDtype>* in, std::size_t n, const AffineGrid grid
 // The grid of one group; its scale is infinite where the scale type has no room.
 template <Dtype kDtype>
 AffineGrid choose(const TypeOf<kDtype>* in, std::size_t n, const AffineRange& range, const Chooser& chooser, Grids& grids) {
-  if (!chooser.choice.search || chooser.flat(range.low, range.high)) return chooser.whole(range.low, range.high);
+  if (!chooser.choice.search || chooser.flat(range.low, range.high)) return chooser.full_range(range.low, range.high);
   find_grids(chooser, range.low, range.high, grids);
   const int best = chooser.choice.offset ? best_of<kDtype, true>(in, n, range, grids) : best_of<kDtype, false>(in, n, range, grids);
-  return best < 0 ? chooser.whole(range.low, range.high) : grids.at(best);
+  return best < 0 ? chooser.full_range(range.low, range.high) : grids.grid(best);
 }
 
 template <Dtype kDtype>
-AffineStatus quantize(const AffineLayout& at, const AffineChoice& choice, const void* source, std::uint8_t* packed,
+AffineStatus quantize(const AffineLayout& layout, const AffineChoice& choice, const void* source, std::uint8_t* packed,
                       void* scales, void* zeros) {
-  const Chooser chooser{at.bits, choice};
-  const Pack pack_codes = at.msb ? packer<true>(at.bits) : packer<false>(at.bits);
+  const Chooser chooser{layout.bits, choice};
+  const Pack pack_codes = layout.msb ? packer<true>(layout.bits) : packer<false>(layout.bits);
   const auto* in = static_cast<const TypeOf<kDtype>*>(source);
-  const std::size_t group = at.group < at.cols ? at.group : at.cols;
+  const std::size_t group = layout.group < layout.cols ? layout.group : layout.cols;
   Codes codes;
   Grids grids;
   std::size_t index = 0;
-  for (std::size_t row = 0; row < at.rows; ++row) {
-    const auto* values = in + row * at.cols;
-    std::uint8_t* out = packed + row * at.row_bytes;
+  for (std::size_t row = 0; row < layout.rows; ++row) {
+    const auto* values = in + row * layout.cols;
+    std::uint8_t* out = packed + row * layout.row_bytes;
     AffineGrid grid{};
     std::size_t group_end = 0;
-    if (at.per_tensor) index = 0;
-    for (std::size_t start = 0; start < at.cols; start += kChunk) {
-      const std::size_t end = at.cols - start < kChunk ? at.cols : start + kChunk;
+    if (layout.per_tensor) index = 0;
+    for (std::size_t start = 0; start < layout.cols; start += kChunk) {
+      const std::size_t end = layout.cols - start < kChunk ? layout.cols : start + kChunk;
       for (std::size_t from = start, until; from < end; from = until) {
         if (from == group_end) {
-          group_end = at.cols - from < group ? at.cols : from + group;
+          group_end = layout.cols - from < group ? layout.cols : from + group;
           const AffineRange range = choice.offset ? range_of<kDtype, false>(values + from, group_end - from)
                                                   : range_of<kDtype>(values + from, group_end - from);
-          const std::size_t element = row * at.cols + from;
+          const std::size_t element = row * layout.cols + from;
           if (range.bad < group_end - from) return {AffineStatus::non_finite, element + range.bad};
-          if (choice.given) {
+          if (choice.provided) {
             grid = chooser.limits(load_at(scales, choice.scale_type, index),
                                   zeros ? level_of_zero(load_at(zeros, choice.scale_type, index)) : 0);
           } else {
@@ -136,24 +136,24 @@ AffineStatus quantize(const AffineLayout& at, const AffineChoice& choice, const 
           ++index;
         }
         until = group_end < end ? group_end : end;
-        quantize_run<kDtype>(values + from, until - from, grid, at.bits, codes.bytes() + (from - start));
+        quantize_run<kDtype>(values + from, until - from, grid, layout.bits, codes.bytes() + (from - start));
       }
-      pack_codes(codes, end - start, out + start / 8 * at.bits);
+      pack_codes(codes, end - start, out + start / 8 * layout.bits);
     }
   }
   return {AffineStatus::ok, 0};
 }
 
 template <Dtype kDtype>
-void row_errors(const AffineLayout& at, const AffineChoice& choice, const void* source, const float* scales,
+void row_errors(const AffineLayout& layout, const AffineChoice& choice, const void* source, const float* scales,
                 const float* zeros, int count, double* totals) {
-  const Chooser chooser{at.bits, choice};
+  const Chooser chooser{layout.bits, choice};
   Grids grids;
   for (int k = 0; k < count; ++k) grids.set(k, chooser.limits(scales[k], zeros[k]));
-  for (std::size_t row = 0; row < at.rows; ++row) {
+  for (std::size_t row = 0; row < layout.rows; ++row) {
     float errors[kCandidates];
-    const auto* in = static_cast<const TypeOf<kDtype>*>(source) + row * at.cols;
-    Trial<kDtype>(in, at.cols, grids, count).template run<false>(kAllOf, errors);
+    const auto* in = static_cast<const TypeOf<kDtype>*>(source) + row * layout.cols;
+    Trial<kDtype>(in, layout.cols, grids, count).template run<false>(kAllOf, errors);
     for (int k = 0; k < count; ++k) totals[k] += static_cast<double>(errors[k]);
   }
 }
@@ -179,37 +179,37 @@ void affine_candidates(float low, float high, int bits, const AffineChoice& choi
   const bool flat = chooser.flat(low, high);
   if (!flat) find_grids(chooser, low, high, grids);
   for (int k = 0; k < kCandidates; ++k) {
-    const AffineGrid grid = flat ? chooser.whole(low, high) : grids.at(k);
+    const AffineGrid grid = flat ? chooser.full_range(low, high) : grids.grid(k);
     scales[k] = grid.scale;
     zeros[k] = grid.zero;
   }
 }
 
-void affine_errors(const AffineLayout& at, const AffineChoice& choice, const void* in, Dtype type, const float* scales,
-                   const float* zeros, int count, double* totals) {
+void affine_errors(const AffineLayout& layout, const AffineChoice& choice, const void* in, Dtype type,
+                   const float* scales, const float* zeros, int count, double* totals) {
   switch (type) {
     case Dtype::f16:
-      return row_errors<Dtype::f16>(at, choice, in, scales, zeros, count, totals);
+      return row_errors<Dtype::f16>(layout, choice, in, scales, zeros, count, totals);
     case Dtype::bf16:
-      return row_errors<Dtype::bf16>(at, choice, in, scales, zeros, count, totals);
+      return row_errors<Dtype::bf16>(layout, choice, in, scales, zeros, count, totals);
     case Dtype::f64:
-      return row_errors<Dtype::f64>(at, choice, in, scales, zeros, count, totals);
+      return row_errors<Dtype::f64>(layout, choice, in, scales, zeros, count, totals);
     default:
-      return row_errors<Dtype::f32>(at, choice, in, scales, zeros, count, totals);
+      return row_errors<Dtype::f32>(layout, choice, in, scales, zeros, count, totals);
   }
 }
 
-AffineStatus affine_quantize(const AffineLayout& at, const AffineChoice& choice, const void* in, Dtype type,
+AffineStatus affine_quantize(const AffineLayout& layout, const AffineChoice& choice, const void* in, Dtype type,
                              std::uint8_t* packed, void* scales, void* zeros) {
   switch (type) {
     case Dtype::f16:
-      return quantize<Dtype::f16>(at, choice, in, packed, scales, zeros);
+      return quantize<Dtype::f16>(layout, choice, in, packed, scales, zeros);
     case Dtype::bf16:
-      return quantize<Dtype::bf16>(at, choice, in, packed, scales, zeros);
+      return quantize<Dtype::bf16>(layout, choice, in, packed, scales, zeros);
     case Dtype::f64:
-      return quantize<Dtype::f64>(at, choice, in, packed, scales, zeros);
+      return quantize<Dtype::f64>(layout, choice, in, packed, scales, zeros);
     default:
-      return quantize<Dtype::f32>(at, choice, in, packed, scales, zeros);
+      return quantize<Dtype::f32>(layout, choice, in, packed, scales, zeros);
   }
 }
 

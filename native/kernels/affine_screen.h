@@ -47,8 +47,8 @@ class Side {
   Floats add(Floats sum, float value) const {
     const Floats from = kOffset ? splat(value) - offset : splat(value);
     const Floats level = smaller(larger(plus_product<true>(all(kRound), from, by), low_), high_) - kRound;
-    const Floats left = plus_product<true>(level, from, -by);
-    return plus_product<true>(sum, left, left);
+    const Floats error = plus_product<true>(level, from, -by);
+    return plus_product<true>(sum, error, error);
   }
 
   Floats low_, high_;
@@ -65,7 +65,7 @@ class Screen {
     if (n_ > kScreened) return kAllOf;
     if (n_ <= kBlock) load_block<kDtype>(in_, n_, block_);
     std::uint32_t there[kPadded / kWidth] = {}, found = 0;
-    Floats least[kPadded / kWidth];
+    Floats smallest[kPadded / kWidth];
     for (std::size_t i = 0; i * kWidth < kCandidates; ++i) {
       Side<kOffset> side(grids_, i * kWidth);
       if (!finite(side, there[i])) return kAllOf;
@@ -76,11 +76,11 @@ class Screen {
         if (!there[i]) continue;
       }
       add_all(side);
-      least[i] = at_least(side);
+      smallest[i] = at_least(side);
       best_ = std::min(best_, least_of(at_most(side)));
     }
     for (std::size_t i = 0; i * kWidth < kCandidates; ++i)
-      if (there[i]) found |= (there[i] & none_above(least[i], all(best_))) << (i * kWidth);
+      if (there[i]) found |= (there[i] & none_above(smallest[i], all(best_))) << (i * kWidth);
     return found;
   }
 
@@ -103,8 +103,8 @@ class Screen {
 
   // T above.
   Floats quotient(const Side<kOffset>& side) const {
-    const float most = -ends_[0] > ends_[1] ? -ends_[0] : ends_[1];
-    return (most + magnitude(side.offset)) * side.by + 2;
+    const float amax = -ends_[0] > ends_[1] ? -ends_[0] : ends_[1];
+    return (amax + magnitude(side.offset)) * side.by + 2;
   }
   // t above, 2^-13 or 2^-17 T, and what sums are wrong by.
   Floats share(const Side<kOffset>& side) const {
@@ -112,15 +112,15 @@ class Screen {
     return larger(quotient(side) * 0x1p-17F, all(0x1p-13F)) + (n * 0x1p-4F + n * 0x1p-8F + 160) * 0x1p-23F;
   }
   // e^2 n (1 + 1 / t).
-  Floats rest(const Side<kOffset>& side) const {
-    const Floats of = quotient(side), square = of * of;
-    return (square + smaller(square * 0x1p13F, of * 0x1p17F)) * (static_cast<float>(n_) * 0x1p-38F);
+  Floats tail_of(const Side<kOffset>& side) const {
+    const Floats base = quotient(side), square = base * base;
+    return (square + smaller(square * 0x1p13F, base * 0x1p17F)) * (static_cast<float>(n_) * 0x1p-38F);
   }
   Floats at_least(const Side<kOffset>& side) const {
-    return (side.total * (1 - share(side)) - rest(side)) * (side.scale * side.scale);
+    return (side.total * (1 - share(side)) - tail_of(side)) * (side.scale * side.scale);
   }
   Floats at_most(const Side<kOffset>& side) const {
-    return (side.total * (1 + share(side)) + rest(side)) * (side.scale * side.scale);
+    return (side.total * (1 + share(side)) + tail_of(side)) * (side.scale * side.scale);
   }
 
   const TypeOf<kDtype>* in_;

@@ -17,13 +17,13 @@ template <bool kDivide>
 inline Floats nearest_level(Floats value, Floats low, Floats high, Floats by, Floats& farthest) {
   const Floats level = smaller(larger(kDivide ? value / by : value * by, low), high);
 #if defined(__AVX512DQ__)
-  const Floats left = _mm512_maskz_reduce_ps(0xffff, level, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  farthest = _mm512_maskz_range_ps(0xffff, farthest, left, 0xb);  // the larger magnitude
-  return level - left;
+  const Floats error = _mm512_maskz_reduce_ps(0xffff, level, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  farthest = _mm512_maskz_range_ps(0xffff, farthest, error, 0xb);  // the larger magnitude
+  return level - error;
 #else
-  const Floats whole = (level + kRound) - kRound;
-  farthest = larger(farthest, magnitude(level - whole));
-  return whole;
+  const Floats integer = (level + kRound) - kRound;
+  farthest = larger(farthest, magnitude(level - integer));
+  return integer;
 #endif
 }
 
@@ -69,13 +69,13 @@ class Trial {
 
   // errors[k] = sum of (w - s * (q - z))^2 in f32; infinite for candidates with an infinite scale, or whose bit in `wanted` is 0.
   template <bool kOffset>
-  void run(std::uint32_t wanted, float* errors) {
+  void run(std::uint32_t requested, float* errors) {
     for (int k = 0; k < count_; ++k) {
       errors[k] = std::bit_cast<float>(kInfinity);
-      if (!(wanted >> k & 1) || !is_finite(grids_.scale[k])) continue;
+      if (!(requested >> k & 1) || !is_finite(grids_.scale[k])) continue;
       Floats farthest{};
-      if (near_ > 0) errors[k] = one<false, kOffset>(grids_.at(k), farthest);
-      if (!(near_ > 0 && all_below(farthest, near_))) errors[k] = one<true, kOffset>(grids_.at(k), farthest);
+      if (near_ > 0) errors[k] = grid_error<false, kOffset>(grids_.grid(k), farthest);
+      if (!(near_ > 0 && all_below(farthest, near_))) errors[k] = grid_error<true, kOffset>(grids_.grid(k), farthest);
     }
   }
 
@@ -87,7 +87,7 @@ class Trial {
   }
 
   template <bool kDivide, bool kOffset>
-  float one(const AffineGrid& grid, Floats& farthest) {
+  float grid_error(const AffineGrid& grid, Floats& farthest) {
     const Floats low = all(grid.low), high = all(grid.high), scale = all(grid.scale), offset = all(grid.offset);
     const Floats by = kDivide ? scale : all(1.0F / grid.scale);
     Floats sums[kParts]{}, far = farthest;
@@ -125,13 +125,13 @@ class Trial {
 // The first candidate of the least error, -1 where no scale is finite.
 template <Dtype kDtype, bool kOffset>
 int best_of(const TypeOf<kDtype>* in, std::size_t n, const AffineRange& range, const Grids& grids) {
-  const std::uint32_t left = Screen<kDtype, kOffset>(in, n, range, grids).run();
-  if (std::has_single_bit(left)) return std::countr_zero(left);
+  const std::uint32_t remaining = Screen<kDtype, kOffset>(in, n, range, grids).run();
+  if (std::has_single_bit(remaining)) return std::countr_zero(remaining);
   alignas(64) float errors[kCandidates];
-  Trial<kDtype>(in, n, grids, kCandidates).template run<kOffset>(left, errors);
+  Trial<kDtype>(in, n, grids, kCandidates).template run<kOffset>(remaining, errors);
   int best = -1;
   for (int k = 0; k < kCandidates; ++k)
-    if (left >> k & 1 && is_finite(grids.scale[k]) && (best < 0 || errors[k] < errors[best])) best = k;
+    if (remaining >> k & 1 && is_finite(grids.scale[k]) && (best < 0 || errors[k] < errors[best])) best = k;
   return best;
 }
 

@@ -1,4 +1,4 @@
-// What a code decodes to (spec/affine.md, "Decoding"), once per instruction set.
+// Decoding of a code (spec/affine.md, "Decoding"), once per instruction set.
 #pragma once
 #include "core/dtype.h"
 
@@ -7,8 +7,8 @@ namespace {
 
 enum class Zero { none, point, offset };  // s * q, s * (q - z), s * q + z
 
-inline Zero zero_of(const AffineLayout& at, const void* zeros) {
-  return zeros == nullptr ? Zero::none : at.offset ? Zero::offset : Zero::point;
+inline Zero zero_of(const AffineLayout& layout, const void* zeros) {
+  return zeros == nullptr ? Zero::none : layout.offset ? Zero::offset : Zero::point;
 }
 
 // Each step is rounded to f32 (no contraction: see CMakeLists.txt).

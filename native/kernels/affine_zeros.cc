@@ -1,5 +1,5 @@
-// Zero points, offsets and scales of the affine family from one kind into another. Each function tells whether every
-// number keeps what it says; where one does not, what was written means nothing.
+// Conversion of zero points, offsets and scales of the affine family between their forms. Each function returns whether
+// every number keeps its value; if one does not, the output is meaningless.
 #include <bit>
 #include <cstdint>
 
@@ -64,8 +64,8 @@ inline float magnitude(float x) { return std::bit_cast<float>(std::bit_cast<std:
 
 // Whether the products of a scale and integers up to kMostZero are numbers of f32.
 inline bool few_bits(float scale) {
-  const bool few = !(std::bit_cast<std::uint32_t>(scale) & kMoreBits), small = magnitude(scale) < kMostScale;
-  return few & small;
+  const bool is_few = !(std::bit_cast<std::uint32_t>(scale) & kMoreBits), small = magnitude(scale) < kMostScale;
+  return is_few & small;
 }
 
 }  // namespace
@@ -79,8 +79,8 @@ bool affine_offsets(const Numbers& scales, const Numbers& points, std::size_t n,
     for (std::size_t i = 0; i < count; ++i) {
       const float z = point.x[i], s = scale.x[i];
       product.x[i] = -s * z;
-      const bool few = few_bits(s), small = magnitude(z) <= kMostZero, whole = rounded(z) == z;
-      bad |= !(few & small & whole);
+      const bool is_few = few_bits(s), small = magnitude(z) <= kMostZero, whole = rounded(z) == z;
+      bad |= !(is_few & small & whole);
     }
     if (bad) return false;
     store(product, out, scales.type, start, count);
@@ -127,27 +127,27 @@ bool affine_shift(const Numbers& points, std::size_t n, double delta, void* out,
   });
 }
 
-bool affine_equal(const Numbers& numbers, std::size_t n, float wanted) {
+bool affine_equal(const Numbers& numbers, std::size_t n, float target) {
   return every(n, [&](std::size_t start, std::size_t count) {
-    Block found;
-    load(numbers, start, count, found);
+    Block result;
+    load(numbers, start, count, result);
     unsigned bad = 0;
-    for (std::size_t i = 0; i < count; ++i) bad |= !(found.x[i] == wanted);
+    for (std::size_t i = 0; i < count; ++i) bad |= !(result.x[i] == target);
     return !bad;
   });
 }
 
 bool affine_integers(const Numbers& numbers, std::size_t n, float low, float high, std::uint8_t* out) {
   return every(n, [&](std::size_t start, std::size_t count) {
-    Block found;
-    load(numbers, start, count, found);
+    Block result;
+    load(numbers, start, count, result);
     unsigned bad = 0;
     for (std::size_t i = 0; i < count; ++i) {
-      const float x = found.x[i];
+      const float x = result.x[i];
       bad |= !((x >= low) & (x <= high) & (rounded(x) == x));
     }
     if (bad) return false;
-    for (std::size_t i = 0; i < count; ++i) out[start + i] = static_cast<std::uint8_t>(static_cast<int>(found.x[i]));
+    for (std::size_t i = 0; i < count; ++i) out[start + i] = static_cast<std::uint8_t>(static_cast<int>(result.x[i]));
     return true;
   });
 }

@@ -40,10 +40,10 @@ inline std::uint64_t spread(std::uint64_t word) {
 
 template <int kBits>
 inline std::uint64_t gather(std::uint64_t word) {
-  constexpr std::uint64_t one = ((std::uint64_t{1} << kBits) - 1) * 0x0001000100010001ull;
+  constexpr std::uint64_t ones = ((std::uint64_t{1} << kBits) - 1) * 0x0001000100010001ull;
   constexpr std::uint64_t two = ((std::uint64_t{1} << (2 * kBits)) - 1) * 0x0000000100000001ull;
   constexpr std::uint64_t four = (std::uint64_t{1} << (4 * kBits)) - 1;
-  word = (word & one) | ((word >> 8) & one) << kBits;
+  word = (word & ones) | ((word >> 8) & ones) << kBits;
   word = (word & two) | ((word >> 16) & two) << (2 * kBits);
   return (word & four) | ((word >> 32) & four) << (4 * kBits);
 }
@@ -95,16 +95,16 @@ void unpack_bytes(const std::uint8_t* __restrict in, std::size_t n, Codes& codes
 }
 
 #if defined(INGOT_NEON)
-// Where each of sixteen codes is: the two bytes that hold it, as a number of 16 bits, and by how much that is shifted.
+// The position of each of sixteen codes: the two bytes that contain it, as a 16-bit number, and its shift.
 template <int kBits, bool kMsb>
 struct Windows {
   std::uint8_t bytes[32];
   std::int16_t shifts[16];
   constexpr Windows() : bytes(), shifts() {
     for (int code = 0; code < 16; ++code) {
-      const int place = code * kBits / 8, bit = code * kBits % 8;
-      bytes[2 * code] = static_cast<std::uint8_t>(kMsb ? place + 1 : place);
-      bytes[2 * code + 1] = static_cast<std::uint8_t>(kMsb ? place : place + 1);
+      const int position = code * kBits / 8, bit = code * kBits % 8;
+      bytes[2 * code] = static_cast<std::uint8_t>(kMsb ? position + 1 : position);
+      bytes[2 * code + 1] = static_cast<std::uint8_t>(kMsb ? position : position + 1);
       shifts[code] = static_cast<std::int16_t>(kMsb ? bit + kBits - 16 : -bit);
     }
   }
@@ -113,9 +113,9 @@ struct Windows {
 // Unpacks codes of less than a byte, sixteen at a time; returns how many.
 template <int kBits, bool kMsb>
 std::size_t unpack_windows(const std::uint8_t* __restrict in, std::size_t bytes, std::uint8_t* __restrict out) {
-  static constexpr Windows<kBits, kMsb> at;
-  const uint8x16_t first = vld1q_u8(at.bytes), second = vld1q_u8(at.bytes + 16);
-  const int16x8_t low = vld1q_s16(at.shifts), high = vld1q_s16(at.shifts + 8);
+  static constexpr Windows<kBits, kMsb> index;
+  const uint8x16_t first = vld1q_u8(index.bytes), second = vld1q_u8(index.bytes + 16);
+  const int16x8_t low = vld1q_s16(index.shifts), high = vld1q_s16(index.shifts + 8);
   const uint8x16_t mask = vdupq_n_u8((1 << kBits) - 1);
   std::size_t i = 0;
   for (; i / 8 * kBits + 16 <= bytes; i += 16) {
@@ -133,7 +133,7 @@ template <int kBits, bool kMsb>
 void unpack(const std::uint8_t* __restrict in, std::size_t n, Codes& codes) {
   const std::size_t bytes = (n * kBits + 7) / 8, count = (n + 7) / 8;
   if constexpr (!kMsb && (kBits == 2 || kBits == 4)) return unpack_bytes<kBits>(in, bytes, codes);
-  const std::size_t whole = bytes < 8 ? 0 : (bytes - 8) / kBits + 1;  // words that can be loaded as eight bytes
+  const std::size_t full = bytes < 8 ? 0 : (bytes - 8) / kBits + 1;  // words that can be loaded as eight bytes
   // Two loops: loads at odd distances, which compilers leave scalar, and the rest, which becomes vector code.
   std::uint64_t raw[kChunk / 8];
   std::size_t i = 0, from = 0;
@@ -150,11 +150,11 @@ void unpack(const std::uint8_t* __restrict in, std::size_t n, Codes& codes) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(raw + i), _mm256_shuffle_epi8(four, order));
   }
 #endif
-  for (; i < whole; ++i) raw[i] = load_word(in + i * kBits);
+  for (; i < full; ++i) raw[i] = load_word(in + i * kBits);
   for (; i < count; ++i) {
     std::uint8_t last[8] = {};
-    const std::size_t left = bytes - i * kBits;
-    std::memcpy(last, in + i * kBits, left < 8 ? left : 8);
+    const std::size_t remaining = bytes - i * kBits;
+    std::memcpy(last, in + i * kBits, remaining < 8 ? remaining : 8);
     raw[i] = load_word(last);
   }
   for (i = from; i < count; ++i) codes.words[i] = little(unpack_word<kBits, kMsb>(raw[i]));
@@ -178,14 +178,14 @@ void pack_pairs(const std::uint8_t* codes, std::size_t n, std::uint8_t* __restri
 // Packs `n` codes (at most kChunk, each below 2^kBits) to ceil(n * kBits / 8) bytes; unused bits of the last are zero.
 template <int kBits, bool kMsb>
 void pack(Codes& codes, std::size_t n, std::uint8_t* __restrict out) {
-  const std::size_t whole = n / 8, count = (n + 7) / 8;
+  const std::size_t full = n / 8, count = (n + 7) / 8;
   for (std::size_t i = n; i < count * 8; ++i) codes.bytes()[i] = 0;
 #if defined(__AVX512BW__)
   if constexpr (kBits == 4) return pack_pairs<kMsb>(codes.bytes(), n, out);
 #endif
   for (std::size_t i = 0; i < count; ++i) codes.words[i] = little(pack_word<kBits, kMsb>(little(codes.words[i])));
-  for (std::size_t i = 0; i < whole; ++i) std::memcpy(out + i * kBits, &codes.words[i], kBits);
-  if (n % 8) std::memcpy(out + whole * kBits, &codes.words[whole], (n % 8 * kBits + 7) / 8);
+  for (std::size_t i = 0; i < full; ++i) std::memcpy(out + i * kBits, &codes.words[i], kBits);
+  if (n % 8) std::memcpy(out + full * kBits, &codes.words[full], (n % 8 * kBits + 7) / 8);
 }
 
 using Unpack = void (*)(const std::uint8_t*, std::size_t, Codes&);

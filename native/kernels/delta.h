@@ -1,5 +1,5 @@
-// What the encoder and the applier of delta_exact share, once per instruction set: differences, their symbols, constants of the
-// layout. spec/delta_exact.md defines it.
+// Definitions that the encoder and the applier of delta_exact share, once per instruction set: differences, their symbols,
+// constants of the layout. spec/delta_exact.md defines it.
 #pragma once
 #include <bit>
 #include <type_traits>
@@ -17,8 +17,8 @@ constexpr std::size_t kBlock = kSixBlock;  // elements of a dense chunk that are
 constexpr std::size_t kDeltaScale = std::size_t{1} << kDeltaScaleBits;
 constexpr std::size_t kFarGap = 255;  // a gap of 255 unchanged elements that no change follows
 
-// What turns one word into another and back. `Float`: words are sign and magnitude; rotated left by one, the magnitude is above the
-// sign. The difference of magnitudes in its W - 1 bits, as zigzag, stands above whether the sign changes.
+// The difference of two words, and its inverse. `Float`: words are sign and magnitude; rotated left by one, the magnitude
+// is above the sign. The difference of magnitudes, W - 1 bits as zigzag, is above the change of the sign.
 template <class W>
 struct Float {
   using Word = W;
@@ -56,8 +56,8 @@ struct Integer {
     return static_cast<Word>(static_cast<Word>(change << 1) ^ sign);
   }
   static Word applied(Word base, Word difference) {
-    const Word one = 1;
-    return static_cast<Word>(base + ((difference >> 1) ^ (Word{0} - (difference & one))));
+    const Word ones = 1;
+    return static_cast<Word>(base + ((difference >> 1) ^ (Word{0} - (difference & ones))));
   }
 };
 
@@ -78,12 +78,12 @@ inline auto with_kind(const DeltaElement& element, Run run) {
 
 // The magnitude of a difference is a class and the bits that the class leaves open: 0 and 1 are classes 0 and 1; from 2 on the
 // class is twice the number of bits below the highest, plus the first of them, and all bits but these two are open.
-template <class Kind>
-constexpr std::size_t kClasses = 2 * static_cast<std::size_t>(Kind::kBits);
+template <class Element>
+constexpr std::size_t kClasses = 2 * static_cast<std::size_t>(Element::kBits);
 
 // Classes come with the sign as lowest bit, first all that leave the value's sign as it is.
-template <class Kind>
-constexpr std::size_t kSymbolsOf = kClasses<Kind> * (std::size_t{1} << Kind::kLow);
+template <class Element>
+constexpr std::size_t kSymbolsOf = kClasses<Element> * (std::size_t{1} << Element::kLow);
 static_assert(kSymbolsOf<Float<std::uint64_t>> <= kDeltaSymbols && kDeltaSymbols <= kMostDistinct);
 
 // The class of a magnitude. Up to 32 bits, exponent and first bit of a float are it, which compilers turn into vector code.
@@ -100,54 +100,56 @@ inline std::uint32_t class_of(Wide magnitude) {
   }
 }
 
-template <class Kind>
-inline std::uint32_t symbol_of(typename Kind::Word difference) {
-  using Wide = std::conditional_t<sizeof(typename Kind::Word) == 8, std::uint64_t, std::uint32_t>;
-  const std::uint32_t found = class_of<Wide>(static_cast<Wide>(difference) >> Kind::kLow);
-  const std::uint32_t sign = static_cast<std::uint32_t>(difference >> (Kind::kLow - 1) & 1);
-  const std::uint32_t turns = Kind::kLow == 2 ? static_cast<std::uint32_t>(difference & 1) : 0;
-  return turns * 2 * static_cast<std::uint32_t>(kClasses<Kind>) + 2 * found + sign;
+template <class Element>
+inline std::uint32_t symbol_of(typename Element::Word difference) {
+  using Wide = std::conditional_t<sizeof(typename Element::Word) == 8, std::uint64_t, std::uint32_t>;
+  const std::uint32_t result = class_of<Wide>(static_cast<Wide>(difference) >> Element::kLow);
+  const std::uint32_t sign = static_cast<std::uint32_t>(difference >> (Element::kLow - 1) & 1);
+  const std::uint32_t turns = Element::kLow == 2 ? static_cast<std::uint32_t>(difference & 1) : 0;
+  return turns * 2 * static_cast<std::uint32_t>(kClasses<Element>) + 2 * result + sign;
 }
 
 // Bits that a symbol leaves open.
-template <class Kind>
+template <class Element>
 inline unsigned open_bits(std::size_t symbol) {
-  const std::size_t found = symbol % (2 * kClasses<Kind>) >> 1;
-  return found < 2 ? 0 : static_cast<unsigned>(found / 2 - 1);
+  const std::size_t result = symbol % (2 * kClasses<Element>) >> 1;
+  return result < 2 ? 0 : static_cast<unsigned>(result / 2 - 1);
 }
 
 // The difference of a symbol whose open bits are 0.
-template <class Kind>
-inline typename Kind::Word least_difference(std::size_t symbol) {
-  using Word = typename Kind::Word;
-  const std::size_t found = symbol % (2 * kClasses<Kind>) >> 1;
-  const Word magnitude = static_cast<Word>(found < 2 ? found : (Word{2} | Word(found & 1)) << open_bits<Kind>(symbol));
-  const Word low = static_cast<Word>((symbol & 1) << (Kind::kLow - 1) | (symbol >= 2 * kClasses<Kind>));
-  return static_cast<Word>(static_cast<Word>(magnitude << Kind::kLow) | low);
+template <class Element>
+inline typename Element::Word least_difference(std::size_t symbol) {
+  using Word = typename Element::Word;
+  const std::size_t result = symbol % (2 * kClasses<Element>) >> 1;
+  const Word magnitude =
+      static_cast<Word>(result < 2 ? result : (Word{2} | Word(result & 1)) << open_bits<Element>(symbol));
+  const Word low = static_cast<Word>((symbol & 1) << (Element::kLow - 1) | (symbol >= 2 * kClasses<Element>));
+  return static_cast<Word>(static_cast<Word>(magnitude << Element::kLow) | low);
 }
 
-// What decoders know a symbol by. Of elements of two bytes the class, which is below 32, then a bit each for direction and sign: registers
-// look up what a class means, whatever lies above it.
+// The form of symbols for decoders. For elements of two bytes: the class, which is below 32, then a bit each for direction
+// and sign. Registers look up the meaning of a class and ignore the bits above it.
 constexpr std::uint32_t kDownCode = 32, kTurnsCode = 64;
-template <class Kind>
+template <class Element>
 constexpr std::uint32_t code_of(std::size_t symbol) {
-  if constexpr (sizeof(typename Kind::Word) != 2) return static_cast<std::uint32_t>(symbol);
-  static_assert(sizeof(typename Kind::Word) != 2 || kClasses<Kind> <= kDownCode);
-  const std::size_t found = symbol % (2 * kClasses<Kind>) >> 1;
-  return static_cast<std::uint32_t>(found) + (symbol & 1 ? kDownCode : 0) + (symbol >= 2 * kClasses<Kind> ? kTurnsCode : 0);
+  if constexpr (sizeof(typename Element::Word) != 2) return static_cast<std::uint32_t>(symbol);
+  static_assert(sizeof(typename Element::Word) != 2 || kClasses<Element> <= kDownCode);
+  const std::size_t result = symbol % (2 * kClasses<Element>) >> 1;
+  return static_cast<std::uint32_t>(result) + (symbol & 1 ? kDownCode : 0) +
+         (symbol >= 2 * kClasses<Element> ? kTurnsCode : 0);
 }
 
-// What chooses the context: eight bits of the base from `shift` on, a float's sign left out.
-template <class Kind>
-inline Byte bin_of(typename Kind::Word base, int shift) {
-  return static_cast<Byte>(Kind::turned(base) >> (shift + Kind::kLow - 1));
+// The number that selects the context: eight bits of the base from `shift` on, without a float's sign.
+template <class Element>
+inline Byte bin_of(typename Element::Word base, int shift) {
+  return static_cast<Byte>(Element::turned(base) >> (shift + Element::kLow - 1));
 }
 
 // An array in scratch memory, aligned and apart from its neighbours.
 template <class T>
 inline T* take(Byte*& scratch, std::size_t count) {
-  const std::size_t at = reinterpret_cast<std::uintptr_t>(scratch) % kDeltaMargin;
-  Byte* const start = scratch + (kDeltaMargin - at);
+  const std::size_t index = reinterpret_cast<std::uintptr_t>(scratch) % kDeltaMargin;
+  Byte* const start = scratch + (kDeltaMargin - index);
   scratch = start + count * sizeof(T);
   return reinterpret_cast<T*>(start);
 }

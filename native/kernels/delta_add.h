@@ -8,11 +8,11 @@
 #define INGOT_DECLARE_DELTA_ADD(isa)                                                                              \
   namespace ingot::isa {                                                                                          \
   void int4_add(const std::uint8_t* packed, std::size_t first, const float* table, const Placed& outliers,       \
-                bool gaps, const Addition& what);                                                                 \
+                bool gaps, const Addition& addition);                                                             \
   void sign_add(const std::uint8_t* bits, std::size_t first, const float* scales, std::size_t cols,              \
-                const Addition& what);                                                                            \
-  void placed_add(const Placed& values, const Addition& what);                                                    \
-  void differences(const Differences& of, float* out);                                                           \
+                const Addition& addition);                                                                        \
+  void placed_add(const Placed& values, const Addition& addition);                                                \
+  void differences(const Differences& differences, float* out);                                                  \
   std::size_t changed_words(const void* old, const void* fresh, std::size_t n, int width, std::int64_t* gaps,    \
                             void* steps, std::size_t room);                                                       \
   }

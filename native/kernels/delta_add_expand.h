@@ -28,33 +28,33 @@ inline bool expands() { return __builtin_cpu_supports("avx512vbmi") && __builtin
 constexpr std::size_t kWide = 64, kExpanded = kBlock;  // elements of a register of codes, and of a block
 constexpr std::size_t kAhead = 64;                   // bytes that are read from a code on, at most
 
-// Where the bits of each code begin in the eight bytes from the first's: the first in high bits, or in low ones.
+// The first bit of each code in the eight bytes of its group: the first code in high bits, or in low ones.
 struct Shifts {
-  alignas(64) std::uint8_t of[2][64];
-  constexpr Shifts() : of() {
-    for (int odd = 0; odd < 2; ++odd)
+  alignas(64) std::uint8_t entries[2][64];
+  constexpr Shifts() : entries() {
+    for (int parity = 0; parity < 2; ++parity)
       for (int i = 0; i < 64; ++i) {
-        const int code = i % 8 + odd;
-        of[odd][i] = static_cast<std::uint8_t>(code / 2 * 8 + (code % 2 ? 0 : 4));
+        const int code = i % 8 + parity;
+        entries[parity][i] = static_cast<std::uint8_t>(code / 2 * 8 + (code % 2 ? 0 : 4));
       }
   }
 };
 constexpr Shifts kShifts;
 
 // The next codes of a stream, as the low four bits of a byte for each bit of `places`; 0 elsewhere.
-INGOT_EXPAND inline __m512i codes_at(const std::uint8_t* packed, std::size_t first, std::uint64_t places) {
+INGOT_EXPAND inline __m512i codes_at(const std::uint8_t* packed, std::size_t first, std::uint64_t positions) {
   // four bytes hold eight codes
-  const __m512i each = _mm512_setr_epi32(0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7, 8);
-  const __m512i bytes = _mm512_maskz_permutexvar_epi32(0xffff, each, _mm512_loadu_si512(packed + first / 2));
-  const __m512i codes = _mm512_multishift_epi64_epi8(_mm512_load_si512(kShifts.of[first % 2]), bytes);
-  return _mm512_maskz_expand_epi8(places, codes);
+  const __m512i bit_of_lane = _mm512_setr_epi32(0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7, 8);
+  const __m512i bytes = _mm512_maskz_permutexvar_epi32(0xffff, bit_of_lane, _mm512_loadu_si512(packed + first / 2));
+  const __m512i codes = _mm512_multishift_epi64_epi8(_mm512_load_si512(kShifts.entries[first % 2]), bytes);
+  return _mm512_maskz_expand_epi8(positions, codes);
 }
 
-// What sixteen codes stand for. Only the low four bits of a lane count.
+// The values of sixteen codes. Only the low four bits of a lane count.
 inline __m512 looked_up(__m512i codes, __m512 table) { return _mm512_maskz_permutexvar_ps(0xffff, codes, table); }
 
 struct Sixteens {
-  __m512i of[4];
+  __m512i entries[4];
 };
 
 inline Sixteens sixteens(__m512i codes) {
@@ -81,14 +81,14 @@ inline __m512i rounded_high(__m512 sum) {
 template <bool kLess>
 inline bool add_halves(__m512i codes, __m512 table, const std::uint16_t* base, std::uint16_t* out) {
   const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
-  const __m512i of[2] = {_mm512_cvtepu8_epi16(_mm512_castsi512_si256(codes)),
+  const __m512i entries[2] = {_mm512_cvtepu8_epi16(_mm512_castsi512_si256(codes)),
                          _mm512_cvtepu8_epi16(_mm512_extracti64x4_epi64(codes, 1))};
   __m512 even[2], odd[2];
   for (std::size_t half = 0; half < 2; ++half) {
     const __m512i from = _mm512_loadu_si512(base + 32 * half);
-    even[half] = plus<kLess>(_mm512_castsi512_ps(_mm512_slli_epi32(from, 16)), looked_up(of[half], table));
+    even[half] = plus<kLess>(_mm512_castsi512_ps(_mm512_slli_epi32(from, 16)), looked_up(entries[half], table));
     odd[half] = plus<kLess>(_mm512_castsi512_ps(_mm512_and_si512(from, high)),
-                            looked_up(_mm512_srli_epi32(of[half], 16), table));
+                            looked_up(_mm512_srli_epi32(entries[half], 16), table));
   }
   if (_mm512_cmp_ps_mask(even[0], odd[0], _CMP_UNORD_Q) | _mm512_cmp_ps_mask(even[1], odd[1], _CMP_UNORD_Q))
     return false;
@@ -117,7 +117,7 @@ inline bool add_wide(__m512i codes, __m512 table, const TypeOf<kDtype>* base, Ty
     const Sixteens codes_of = sixteens(codes);
     __m512 sums[4];
     for (std::size_t i = 0; i < 4; ++i)
-      sums[i] = plus<kLess>(load_sixteen<kDtype>(base + 16 * i), looked_up(codes_of.of[i], table));
+      sums[i] = plus<kLess>(load_sixteen<kDtype>(base + 16 * i), looked_up(codes_of.entries[i], table));
     if (_mm512_cmp_ps_mask(sums[0], sums[1], _CMP_UNORD_Q) | _mm512_cmp_ps_mask(sums[2], sums[3], _CMP_UNORD_Q))
       return false;
     for (std::size_t i = 0; i < 4; ++i)
@@ -133,11 +133,11 @@ inline bool add_wide(__m512i codes, __m512 table, const TypeOf<kDtype>* base, Ty
 template <Dtype kDtype, bool kLess>
 [[gnu::noinline]] void add_each(__m512i codes, __m512 table, const TypeOf<kDtype>* base, TypeOf<kDtype>* out) {
   alignas(64) std::uint8_t code[kWide];
-  alignas(64) float of[16];
+  alignas(64) float entries[16];
   _mm512_store_si512(code, codes);
-  _mm512_store_ps(of, table);
+  _mm512_store_ps(entries, table);
   for (std::size_t i = 0; i < kWide; ++i) {
-    const float wide = Element<kDtype>::load(base[i]), by = of[code[i] & 15];
+    const float wide = Element<kDtype>::load(base[i]), by = entries[code[i] & 15];
     out[i] = Element<kDtype>::store(kLess ? sum_of<true>(wide, by) : sum_of<false>(by, wide));
   }
 }
@@ -153,7 +153,7 @@ template <class T>
 struct Apart {
   std::uint64_t others[kExpanded / kWide];  // a bit for each element that is none
   std::size_t count;
-  std::uint16_t at[kExpanded];
+  std::uint16_t indices[kExpanded];
   alignas(64) float by[kExpanded];
   alignas(64) T base[kExpanded], out[kExpanded], back[kExpanded];
 };
@@ -163,15 +163,15 @@ void set_apart(const Placed& outliers, std::size_t next, std::size_t start, cons
                Apart<TypeOf<kDtype>>& apart) {
   const float* values = static_cast<const float*>(outliers.values) + next;
   const std::int64_t* positions = outliers.positions + next;
-  const std::size_t left = outliers.count - next;
+  const std::size_t remaining = outliers.count - next;
   std::memset(apart.others, 0xff, sizeof apart.others);
   std::size_t n = 0;
-  for (; n < left; ++n) {
-    const std::size_t at = static_cast<std::size_t>(positions[n]) - start;
-    if (at >= kExpanded) break;
-    apart.others[at / kWide] &= ~(std::uint64_t{1} << at % kWide);
-    apart.at[n] = static_cast<std::uint16_t>(at);
-    apart.base[n] = base[at];
+  for (; n < remaining; ++n) {
+    const std::size_t index = static_cast<std::size_t>(positions[n]) - start;
+    if (index >= kExpanded) break;
+    apart.others[index / kWide] &= ~(std::uint64_t{1} << index % kWide);
+    apart.indices[n] = static_cast<std::uint16_t>(index);
+    apart.base[n] = base[index];
     apart.by[n] = values[n];
   }
   apart.count = n;
@@ -180,33 +180,33 @@ void set_apart(const Placed& outliers, std::size_t next, std::size_t start, cons
   if (back) add_some<kDtype, true>(apart.by, apart.out, n, apart.back);
 }
 
-// Adds whole blocks, as many as may be read from without passing the end of the codes; `first` and `next` become those
-// of what is left. Returns the number of elements that are done.
+// Adds full blocks for which reads stay within the codes; advances `first` and `next` past them. Returns the number of
+// elements that were added.
 template <Dtype kDtype, bool kLess>
 INGOT_EXPAND std::size_t add_expanded(const std::uint8_t* packed, std::size_t& first, const float* table,
-                                      const Placed& outliers, std::size_t& next, bool gaps, const Addition& what) {
+                                      const Placed& outliers, std::size_t& next, bool gaps, const Addition& addition) {
   using T = TypeOf<kDtype>;
-  const T* base = static_cast<const T*>(what.base);
-  T *out = static_cast<T*>(what.out), *back = static_cast<T*>(what.back);
-  const std::size_t last = (first + what.count - (gaps ? outliers.count : 0) + 1) / 2;  // bytes of codes
+  const T* base = static_cast<const T*>(addition.base);
+  T *out = static_cast<T*>(addition.out), *back = static_cast<T*>(addition.back);
+  const std::size_t last = (first + addition.count - (gaps ? outliers.count : 0) + 1) / 2;  // bytes of codes
   const std::uint64_t all = gaps ? 0 : ~std::uint64_t{0};
   const __m512 values = _mm512_loadu_ps(table);
   Apart<T> apart;
   std::size_t start = 0, code = first;
-  for (; start + kExpanded <= what.count && (code + kExpanded) / 2 + kAhead <= last; start += kExpanded) {
+  for (; start + kExpanded <= addition.count && (code + kExpanded) / 2 + kAhead <= last; start += kExpanded) {
     set_apart<kDtype, kLess>(outliers, next, start, base + start, back != nullptr, apart);
-    for (std::size_t at = start; at < start + kExpanded; at += kWide) {
-      const std::uint64_t places = apart.others[(at - start) / kWide] | all;
-      const __m512i codes = codes_at(packed, code, places);
-      code += static_cast<std::size_t>(_mm_popcnt_u64(places));
+    for (std::size_t index = start; index < start + kExpanded; index += kWide) {
+      const std::uint64_t positions = apart.others[(index - start) / kWide] | all;
+      const __m512i codes = codes_at(packed, code, positions);
+      code += static_cast<std::size_t>(_mm_popcnt_u64(positions));
       for (std::size_t line = 0; line < kWide; line += 64 / sizeof(T))  // of the next block, for its outliers
-        _mm_prefetch(reinterpret_cast<const char*>(base + at + line) + kExpanded * sizeof(T), _MM_HINT_T0);
-      add_codes<kDtype, kLess>(codes, values, base + at, out + at);
-      if (back) add_codes<kDtype, true>(codes, values, out + at, back + at);
+        _mm_prefetch(reinterpret_cast<const char*>(base + index + line) + kExpanded * sizeof(T), _MM_HINT_T0);
+      add_codes<kDtype, kLess>(codes, values, base + index, out + index);
+      if (back) add_codes<kDtype, true>(codes, values, out + index, back + index);
     }
-    for (std::size_t i = 0; i < apart.count; ++i) out[start + apart.at[i]] = apart.out[i];
+    for (std::size_t i = 0; i < apart.count; ++i) out[start + apart.indices[i]] = apart.out[i];
     if (back)
-      for (std::size_t i = 0; i < apart.count; ++i) back[start + apart.at[i]] = apart.back[i];
+      for (std::size_t i = 0; i < apart.count; ++i) back[start + apart.indices[i]] = apart.back[i];
     next += apart.count;
   }
   first = code;
@@ -215,14 +215,14 @@ INGOT_EXPAND std::size_t add_expanded(const std::uint8_t* packed, std::size_t& f
 
 // As above, for a type known at run time; nothing on processors that lack the instructions.
 inline std::size_t add_blocks(const std::uint8_t* packed, std::size_t& first, const float* table,
-                              const Placed& outliers, std::size_t& next, bool gaps, const Addition& what) {
+                              const Placed& outliers, std::size_t& next, bool gaps, const Addition& addition) {
   if (!expands()) return 0;
   const auto run = [&]<Dtype kDtype>() {
-    return what.less ? add_expanded<kDtype, true>(packed, first, table, outliers, next, gaps, what)
-                     : add_expanded<kDtype, false>(packed, first, table, outliers, next, gaps, what);
+    return addition.less ? add_expanded<kDtype, true>(packed, first, table, outliers, next, gaps, addition)
+                     : add_expanded<kDtype, false>(packed, first, table, outliers, next, gaps, addition);
   };
-  if (what.type == Dtype::f16) return run.template operator()<Dtype::f16>();
-  if (what.type == Dtype::bf16) return run.template operator()<Dtype::bf16>();
+  if (addition.type == Dtype::f16) return run.template operator()<Dtype::f16>();
+  if (addition.type == Dtype::bf16) return run.template operator()<Dtype::bf16>();
   return run.template operator()<Dtype::f32>();
 }
 

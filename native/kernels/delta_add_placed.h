@@ -23,30 +23,30 @@ TypeOf<kDtype> with_zero(TypeOf<kDtype> x) {
 
 // `out` may be the base, whose elements are taken before anything is written over them.
 template <Dtype kDtype, bool kLess>
-void add_placed(const Placed& values, const Addition& what) {
+void add_placed(const Placed& values, const Addition& addition) {
   using T = TypeOf<kDtype>;
-  const T* base = static_cast<const T*>(what.base);
+  const T* base = static_cast<const T*>(addition.base);
   const float* from = static_cast<const float*>(values.values);
-  T *out = static_cast<T*>(what.out), *back = static_cast<T*>(what.back);
-  alignas(64) T held[kPlaced], some[kPlaced], sums[kPlaced];
+  T *out = static_cast<T*>(addition.out), *back = static_cast<T*>(addition.back);
+  alignas(64) T buffer[kPlaced], some[kPlaced], sums[kPlaced];
   std::size_t next = 0;
-  for (std::size_t start = 0; start < what.count; start += kPlaced) {
-    const std::size_t n = what.count - start < kPlaced ? what.count - start : kPlaced, first = next;
-    const std::int64_t* at = values.positions + first;
-    std::memcpy(held, base + start, n * sizeof *held);
+  for (std::size_t start = 0; start < addition.count; start += kPlaced) {
+    const std::size_t n = addition.count - start < kPlaced ? addition.count - start : kPlaced, first = next;
+    const std::int64_t* next_positions = values.positions + first;
+    std::memcpy(buffer, base + start, n * sizeof *buffer);
     for (; next < values.count; ++next) {
       const std::size_t index = static_cast<std::size_t>(values.positions[next]) - start;
       if (index >= n) break;
-      some[next - first] = held[index];
+      some[next - first] = buffer[index];
     }
     const std::size_t count = next - first;
     add_some<kDtype, kLess>(from + first, some, count, sums);
-    for (std::size_t i = 0; i < n; ++i) out[start + i] = with_zero<kDtype, kLess>(held[i]);
+    for (std::size_t i = 0; i < n; ++i) out[start + i] = with_zero<kDtype, kLess>(buffer[i]);
     if (back) std::memcpy(back + start, out + start, n * sizeof *back);  // less 0 they are what they are
-    for (std::size_t i = 0; i < count; ++i) out[at[i]] = sums[i];
+    for (std::size_t i = 0; i < count; ++i) out[next_positions[i]] = sums[i];
     if (!back) continue;
     add_some<kDtype, true>(from + first, sums, count, some);
-    for (std::size_t i = 0; i < count; ++i) back[at[i]] = some[i];
+    for (std::size_t i = 0; i < count; ++i) back[next_positions[i]] = some[i];
   }
 }
 

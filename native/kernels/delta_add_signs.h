@@ -1,4 +1,4 @@
-// Signs of one scale, added to bf16 in registers: even and odd elements apart, as they lie in words of 32 bits.
+// Signs with one scale, added to bf16 in registers: even and odd elements apart, the halves of 32-bit words.
 #pragma once
 #include <array>
 #include <bit>
@@ -16,13 +16,13 @@ using Singles = float __attribute__((vector_size(kVectorBytes)));
 constexpr std::size_t kSigns = kVectorBytes / 2;  // bits that a vector's elements take, two in each word
 
 // The bit of each even element, or of each odd one, in a word of their bits: the first of a byte is in the highest.
-constexpr std::array<std::uint32_t, kSigns / 2> sign_bits(std::size_t odd) {
-  std::array<std::uint32_t, kSigns / 2> found{};
-  for (std::size_t lane = 0; lane < found.size(); ++lane) {
-    const std::size_t at = 2 * lane + odd;
-    found[lane] = std::uint32_t{0x80} >> at % 8 << at / 8 * 8;
+constexpr std::array<std::uint32_t, kSigns / 2> sign_bits(std::size_t parity) {
+  std::array<std::uint32_t, kSigns / 2> result{};
+  for (std::size_t lane = 0; lane < result.size(); ++lane) {
+    const std::size_t index = 2 * lane + parity;
+    result[lane] = std::uint32_t{0x80} >> index % 8 << index / 8 * 8;
   }
-  return found;
+  return result;
 }
 alignas(kVectorBytes) constexpr std::array<std::uint32_t, kSigns / 2> kEvenBits = sign_bits(0), kOddBits = sign_bits(1);
 
@@ -48,12 +48,12 @@ std::size_t add_signs(const std::uint8_t* bits, float scale, const std::uint16_t
     std::memcpy(&signs, bits + i / 8, kSigns / 8);
     Words from, sum[2], less[2];
     std::memcpy(&from, base + i, sizeof from);
-    for (std::size_t odd = 0; odd < 2; ++odd) {
-      const Words minus = std::bit_cast<Words>(((Words{} + signs) & bit[odd]) == 0);
+    for (std::size_t parity = 0; parity < 2; ++parity) {
+      const Words minus = std::bit_cast<Words>(((Words{} + signs) & bit[parity]) == 0);
       const Singles by = std::bit_cast<Singles>(scales ^ minus << 31);
-      const Singles wide = std::bit_cast<Singles>(odd ? from & high : from << 16);
-      sum[odd] = rounded_sum(kLess ? wide - by : wide + by);
-      if (back) less[odd] = rounded_sum(std::bit_cast<Singles>(sum[odd] & high) - by);
+      const Singles wide = std::bit_cast<Singles>(parity ? from & high : from << 16);
+      sum[parity] = rounded_sum(kLess ? wide - by : wide + by);
+      if (back) less[parity] = rounded_sum(std::bit_cast<Singles>(sum[parity] & high) - by);
     }
     const Words both = sum[0] >> 16 | (sum[1] & high);
     std::memcpy(out + i, &both, sizeof both);

@@ -21,7 +21,7 @@ void add_block(const float* __restrict d, const TypeOf<kDtype>* base, std::size_
 }
 
 #if defined(__AVX512BW__)
-// Sixteen bf16 at a time. Of a NaN the first operand's prevails, as the instruction has it.
+// Sixteen bf16 at a time. The NaN of the first operand prevails, as in the instruction.
 template <bool kLess>
 std::size_t add_vectors(const float* d, const std::uint16_t* base, std::size_t n, std::uint16_t* out) {
   const __m512i below = _mm512_set1_epi32(0x7fff), one = _mm512_set1_epi32(1), quiet = _mm512_set1_epi32(0x00400000);
@@ -32,8 +32,8 @@ std::size_t add_vectors(const float* d, const std::uint16_t* base, std::size_t n
     const __m512 wide = _mm512_castsi512_ps(shifted), by = _mm512_loadu_ps(d + i), first = kLess ? wide : by;
     const __m512 sum = kLess ? _mm512_sub_ps(wide, by) : _mm512_add_ps(by, wide);
     const __m512i bits = _mm512_castps_si512(sum);
-    const __m512i odd = _mm512_and_si512(_mm512_maskz_srli_epi32(0xffff, bits, 16), one);
-    __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, below), odd);
+    const __m512i lsb = _mm512_and_si512(_mm512_maskz_srli_epi32(0xffff, bits, 16), one);
+    __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, below), lsb);
     rounded = _mm512_mask_or_epi32(rounded, _mm512_cmp_ps_mask(sum, sum, _CMP_UNORD_Q), bits, quiet);
     rounded = _mm512_mask_or_epi32(rounded, _mm512_cmp_ps_mask(first, first, _CMP_UNORD_Q),
                                    _mm512_castps_si512(first), quiet);

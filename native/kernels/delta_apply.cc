@@ -16,11 +16,11 @@ inline void copy_words(const Byte* from, std::size_t n, Word* to) {
 }
 
 EntropyStatus read_plane(Chunk& chunk, std::size_t n, Byte* room, const Byte*& plane) {
-  if (chunk.left() < 1) return EntropyStatus::chunk;
+  if (chunk.remaining() < 1) return EntropyStatus::chunk;
   const Byte mode = *chunk.p++;
   plane = room;
   if (mode == kPlaneHuffman) return read_huffman(chunk.p, chunk.end, n, room);
-  if (mode > kPlaneConstant || chunk.left() < (mode == kPlaneRaw ? n : 1)) return EntropyStatus::chunk;
+  if (mode > kPlaneConstant || chunk.remaining() < (mode == kPlaneRaw ? n : 1)) return EntropyStatus::chunk;
   if (mode == kPlaneConstant) {
     std::memset(room, *chunk.p++, n);
   } else {
@@ -36,20 +36,21 @@ struct Gaps {
 };
 
 // Moves `at` to the next change; false where the gaps are used up or lead out of the chunk.
-inline bool next_change(Gaps& gaps, std::size_t n, std::size_t& at) {
+inline bool next_change(Gaps& gaps, std::size_t n, std::size_t& index) {
   for (;;) {
     if (gaps.p == gaps.end) return false;
     const std::size_t gap = *gaps.p++;
-    at += gap;
-    if (at >= n) return false;
+    index += gap;
+    if (index >= n) return false;
     if (gap != kFarGap) return true;
   }
 }
 
-template <class Kind>
-EntropyStatus apply_sparse(Chunk& chunk, const typename Kind::Word* base, typename Kind::Word* out, const Room& room) {
-  using Word = typename Kind::Word;
-  if (chunk.left() < 6) return EntropyStatus::chunk;
+template <class Element>
+EntropyStatus apply_sparse(Chunk& chunk, const typename Element::Word* base, typename Element::Word* out,
+                           const Room& room) {
+  using Word = typename Element::Word;
+  if (chunk.remaining() < 6) return EntropyStatus::chunk;
   const std::size_t changes = load_u24(chunk.p), count = load_u24(chunk.p + 3);
   chunk.p += 6;
   if (changes < 1 || changes > chunk.n || count < changes || count > changes + chunk.n / kFarGap) return EntropyStatus::chunk;
@@ -58,56 +59,58 @@ EntropyStatus apply_sparse(Chunk& chunk, const typename Kind::Word* base, typena
   for (std::size_t k = 0; k < sizeof(Word) && status == EntropyStatus::ok; ++k)
     status = read_plane(chunk, changes, room.planes + k * chunk.n, planes[k]);
   if (status != EntropyStatus::ok) return status;
-  if (chunk.left()) return EntropyStatus::chunk;
+  if (chunk.remaining()) return EntropyStatus::chunk;
   if (out != base) std::memcpy(out, base, chunk.have * sizeof(Word));
   Gaps gaps{gap_plane, gap_plane + count};
-  std::size_t at = 0;
-  for (std::size_t i = 0; i < changes; ++i, ++at) {
-    if (!next_change(gaps, chunk.n, at)) return EntropyStatus::stream;
-    if (at >= chunk.have) return EntropyStatus::ok;
+  std::size_t index = 0;
+  for (std::size_t i = 0; i < changes; ++i, ++index) {
+    if (!next_change(gaps, chunk.n, index)) return EntropyStatus::stream;
+    if (index >= chunk.have) return EntropyStatus::ok;
     Word difference = 0;
     for (std::size_t k = 0; k < sizeof(Word); ++k)
       difference = static_cast<Word>(difference | static_cast<Word>(planes[k][i]) << (8 * (sizeof(Word) - 1 - k)));
-    out[at] = Kind::applied(base[at], difference);
+    out[index] = Element::applied(base[index], difference);
   }
   return gaps.p == gaps.end ? EntropyStatus::ok : EntropyStatus::stream;
 }
 
-template <class Kind>
-EntropyStatus apply_chunk(Chunk chunk, int shift, const typename Kind::Word* base, typename Kind::Word* out, const Room& room) {
-  using Word = typename Kind::Word;
-  if (chunk.left() < 1) return EntropyStatus::chunk;
+template <class Element>
+EntropyStatus apply_chunk(Chunk chunk, int shift, const typename Element::Word* base, typename Element::Word* out,
+                          const Room& room) {
+  using Word = typename Element::Word;
+  if (chunk.remaining() < 1) return EntropyStatus::chunk;
   switch (*chunk.p++) {
     case kSame:
-      if (chunk.left()) return EntropyStatus::chunk;
+      if (chunk.remaining()) return EntropyStatus::chunk;
       if (out != base) std::memcpy(out, base, chunk.have * sizeof(Word));
       return EntropyStatus::ok;
     case kWhole:
-      if (chunk.left() != chunk.n * sizeof(Word)) return EntropyStatus::chunk;
+      if (chunk.remaining() != chunk.n * sizeof(Word)) return EntropyStatus::chunk;
       copy_words(chunk.p, chunk.have, out);
       return EntropyStatus::ok;
     case kSparse:
-      return apply_sparse<Kind>(chunk, base, out, room);
+      return apply_sparse<Element>(chunk, base, out, room);
     case kDense:
-      return apply_dense<Kind, TabledSymbols>(chunk, shift, base, out, room);
+      return apply_dense<Element, TabledSymbols>(chunk, shift, base, out, room);
     case kDenseRans:
-      return apply_dense<Kind, RangedSymbols>(chunk, shift, base, out, room);
+      return apply_dense<Element, RangedSymbols>(chunk, shift, base, out, room);
     default:
       return EntropyStatus::chunk;
   }
 }
 
-template <class Kind>
+template <class Element>
 EntropyStatus apply_chunks(const Byte* data, std::size_t size, const std::uint32_t* sizes, const DeltaShape& shape,
-                           const typename Kind::Word* base, typename Kind::Word* out, const Room& room, std::size_t* bad) {
+                           const typename Element::Word* base, typename Element::Word* out, const Room& room,
+                           std::size_t* bad) {
   std::size_t index = 0;
   for (std::size_t start = 0; start < shape.count; start += shape.chunk, ++index) {
-    const std::size_t have = least(shape.chunk, shape.count - start);
+    const std::size_t have = min_of(shape.chunk, shape.count - start);
     const std::size_t n = start + have == shape.count ? shape.last : shape.chunk;
     *bad = index;
     if (sizes[index] > size) return EntropyStatus::chunk;
-    const EntropyStatus status =
-        apply_chunk<Kind>({data, data + sizes[index], n, have}, shape.element.shift, base + start, out + start, room);
+    const EntropyStatus status = apply_chunk<Element>({data, data + sizes[index], n, have}, shape.element.shift,
+                                                      base + start, out + start, room);
     if (status != EntropyStatus::ok) return status;
     data += sizes[index];
     size -= sizes[index];
@@ -125,10 +128,11 @@ EntropyStatus delta_apply(const std::uint8_t* data, std::size_t size, const std:
   room.planes = take<Byte>(scratch, shape.element.width * shape.chunk);
   room.tables = take<Table>(scratch, kDeltaContexts);
   room.slots = reinterpret_cast<std::uint32_t*>(room.tables);
-  return with_kind(shape.element, [&](auto kind) {
-    using Kind = decltype(kind);
-    using Word = typename Kind::Word;
-    return apply_chunks<Kind>(data, size, sizes, shape, static_cast<const Word*>(base), static_cast<Word*>(out), room, bad);
+  return with_kind(shape.element, [&](auto type) {
+    using Element = decltype(type);
+    using Word = typename Element::Word;
+    return apply_chunks<Element>(data, size, sizes, shape, static_cast<const Word*>(base), static_cast<Word*>(out),
+                                 room, bad);
   });
 }
 

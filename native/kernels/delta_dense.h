@@ -7,7 +7,7 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-// What codes by the contexts of a chunk: ANS, or in large chunks rANS.
+// The coders of a chunk's contexts: ANS, or in large chunks rANS.
 struct Coders {
   AnsEncoder<kDeltaScaleBits> tabled[kDeltaContexts];
   RansCoder<kDeltaScaleBits, kDeltaContexts * kDeltaSymbols> ranged;
@@ -51,11 +51,12 @@ struct DensePlan {
   std::size_t bytes;    // of the chunk, its mode included: an estimate
 };
 
-// What coding by the sum of two rows of counts takes, in 2^-12 bits: the ideal size, and about what the table takes.
-inline std::uint64_t cost_of(const DenseWork& work, const std::uint32_t* one, const std::uint32_t* two, std::size_t symbols) {
+// The cost of coding with the sum of two rows of counts, in 2^-12 bits: the ideal size, and an estimate of the table.
+inline std::uint64_t cost_of(const DenseWork& work, const std::uint32_t* first, const std::uint32_t* second,
+                             std::size_t symbols) {
   std::uint64_t total = 0, distinct = 0, less = 0;
   for (std::size_t symbol = 0; symbol < symbols; ++symbol) {
-    const std::uint64_t count = std::uint64_t{one[symbol]} + (two ? two[symbol] : 0);
+    const std::uint64_t count = std::uint64_t{first[symbol]} + (second ? second[symbol] : 0);
     if (!count) continue;
     total += count;
     ++distinct;
@@ -92,29 +93,29 @@ inline void join_groups(const DenseWork& work, DensePlan& plan) {
   }
 }
 
-template <class Kind>
-inline void count_symbols(const typename Kind::Word* base, const typename Kind::Word* tuned, std::size_t n, int shift,
-                          DenseWork& work, DensePlan& plan) {
+template <class Element>
+inline void count_symbols(const typename Element::Word* base, const typename Element::Word* tuned, std::size_t n,
+                          int shift, DenseWork& work, DensePlan& plan) {
   std::memset(work.counts, 0, sizeof(std::uint32_t) * kDeltaBins * kDeltaSymbols);
-  for (std::size_t i = 0; i < n; ++i) work.bins[i] = bin_of<Kind>(base[i], shift);
-  typename Kind::Word* const __restrict differences = static_cast<typename Kind::Word*>(work.differences);
+  for (std::size_t i = 0; i < n; ++i) work.bins[i] = bin_of<Element>(base[i], shift);
+  typename Element::Word* const __restrict differences = static_cast<typename Element::Word*>(work.differences);
   std::uint16_t* const __restrict symbols = work.symbols;
   for (std::size_t start = 0; start < n; start += kBlock) {
-    const std::size_t stop = least(start + kBlock, n);
+    const std::size_t stop = min_of(start + kBlock, n);
     for (std::size_t i = start; i < stop; ++i) {
-      differences[i] = Kind::difference(base[i], tuned[i]);
-      symbols[i] = static_cast<std::uint16_t>(symbol_of<Kind>(differences[i]));
+      differences[i] = Element::difference(base[i], tuned[i]);
+      symbols[i] = static_cast<std::uint16_t>(symbol_of<Element>(differences[i]));
     }
     for (std::size_t i = start; i < stop; ++i) ++work.row(work.bins[i])[symbols[i]];
   }
   plan.open = 0;
-  plan.symbols = kSymbolsOf<Kind>;
+  plan.symbols = kSymbolsOf<Element>;
 }
 
-template <class Kind>
-inline void plan_dense(const typename Kind::Word* base, const typename Kind::Word* tuned, std::size_t n, int shift,
-                       DenseWork& work, DensePlan& plan) {
-  count_symbols<Kind>(base, tuned, n, shift, work, plan);
+template <class Element>
+inline void plan_dense(const typename Element::Word* base, const typename Element::Word* tuned, std::size_t n,
+                       int shift, DenseWork& work, DensePlan& plan) {
+  count_symbols<Element>(base, tuned, n, shift, work, plan);
   work.need_logs();
   plan.groups = 0;
   for (std::size_t bin = 0; bin < kDeltaBins; ++bin) {
@@ -122,7 +123,7 @@ inline void plan_dense(const typename Kind::Word* base, const typename Kind::Wor
     for (std::size_t symbol = 0; symbol < plan.symbols; ++symbol) any |= work.row(bin)[symbol];
     if (!any) continue;
     for (std::size_t symbol = 0; symbol < plan.symbols; ++symbol)
-      plan.open += std::uint64_t{work.row(bin)[symbol]} * open_bits<Kind>(symbol);
+      plan.open += std::uint64_t{work.row(bin)[symbol]} * open_bits<Element>(symbol);
     plan.group[plan.groups++] = {bin, cost_of(work, work.row(bin), nullptr, plan.symbols), 0};
   }
   join_groups(work, plan);
@@ -132,36 +133,37 @@ inline void plan_dense(const typename Kind::Word* base, const typename Kind::Wor
 }
 
 // Writes the open bits of all elements; exactly `size` bytes.
-template <class Kind>
+template <class Element>
 inline Byte* write_open(const DenseWork& work, std::size_t n, Byte* p, std::size_t size) {
   Byte lengths[kDeltaSymbols];
-  for (std::size_t symbol = 0; symbol < kSymbolsOf<Kind>; ++symbol) lengths[symbol] = static_cast<Byte>(open_bits<Kind>(symbol));
-  const typename Kind::Word* const differences = static_cast<const typename Kind::Word*>(work.differences);
+  for (std::size_t symbol = 0; symbol < kSymbolsOf<Element>; ++symbol)
+    lengths[symbol] = static_cast<Byte>(open_bits<Element>(symbol));
+  const typename Element::Word* const differences = static_cast<const typename Element::Word*>(work.differences);
   const Byte* const end = p + size;
   std::uint64_t bits = 0;
-  unsigned held = 0;
+  unsigned bit_count = 0;
   const auto put = [&](std::uint64_t value, unsigned count) {  // at most 32 bits: of those before, at most 7 are held
-    bits |= (value & ~(~std::uint64_t{0} << count)) << held;
-    held += count;
+    bits |= (value & ~(~std::uint64_t{0} << count)) << bit_count;
+    bit_count += count;
     if (end - p >= 8)
       store_le<std::uint64_t>(p, bits);
     else
-      for (unsigned i = 0; 8 * i < held; ++i) p[i] = static_cast<Byte>(bits >> (8 * i));
-    p += held >> 3;
-    bits >>= held & ~7u;
-    held &= 7;
+      for (unsigned i = 0; 8 * i < bit_count; ++i) p[i] = static_cast<Byte>(bits >> (8 * i));
+    p += bit_count >> 3;
+    bits >>= bit_count & ~7u;
+    bit_count &= 7;
   };
   for (std::size_t i = 0; i < n; ++i) {
-    const std::uint64_t value = differences[i] >> Kind::kLow;
+    const std::uint64_t value = differences[i] >> Element::kLow;
     const unsigned count = lengths[work.symbols[i]], first = count < 32 ? count : 32;
     put(value, first);
-    if constexpr (sizeof(typename Kind::Word) == 8) put(value >> first, count - first);
+    if constexpr (sizeof(typename Element::Word) == 8) put(value >> first, count - first);
   }
-  return p + (held != 0);
+  return p + (bit_count != 0);
 }
 
 // Writes symbols and what they leave open; null where it would pass `end`. `contexts` is that of each bin.
-template <class Kind>
+template <class Element>
 inline Byte* write_symbols(const DensePlan& plan, std::size_t n, const Byte* contexts, DenseWork& work, const Coders& coders, Byte* p,
                            const Byte* end) {
   const std::size_t open = (plan.open + 7) / 8;
@@ -175,11 +177,11 @@ inline Byte* write_symbols(const DensePlan& plan, std::size_t n, const Byte* con
     for (std::size_t i = 0; i < n; ++i) work.placed[i] = static_cast<std::uint16_t>(contexts[work.bins[i]] * kDeltaSymbols + work.symbols[i]);
     p = write_rans(work.placed, n, coders.ranged, work.room, p, end - open);
   }
-  return p ? write_open<Kind>(work, n, p, open) : nullptr;
+  return p ? write_open<Element>(work, n, p, open) : nullptr;
 }
 
 // Writes a planned chunk of n elements; null where it would pass `end`.
-template <class Kind>
+template <class Element>
 inline Byte* write_dense(const DensePlan& plan, std::size_t n, DenseWork& work, Coders& coders, Byte* p, const Byte* end) {
   Byte contexts[kDeltaBins] = {};
   if (static_cast<std::size_t>(end - p) < 1 + plan.groups) return nullptr;
@@ -199,7 +201,7 @@ inline Byte* write_dense(const DensePlan& plan, std::size_t n, DenseWork& work, 
     else
       coders.ranged.fill(ans, k * kDeltaSymbols);
   }
-  return write_symbols<Kind>(plan, n, contexts, work, coders, p, end);
+  return write_symbols<Element>(plan, n, contexts, work, coders, p, end);
 }
 
 }  // namespace

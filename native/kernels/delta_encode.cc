@@ -31,26 +31,27 @@ inline Byte* write_whole(const Word* tuned, std::size_t n, Byte* p) {
 
 // Encodes one chunk of n elements to at most 1 + n * sizeof(Word) bytes; returns its end. Few changes are coded sparsely, many
 // densely; where both can be, dense must save a sixteenth, as it is ten times slower to apply.
-template <class Kind>
-Byte* encode_chunk(const typename Kind::Word* base, const typename Kind::Word* tuned, std::size_t n, int shift, Work& work, Byte* p) {
+template <class Element>
+Byte* encode_chunk(const typename Element::Word* base, const typename Element::Word* tuned, std::size_t n, int shift,
+                   Work& work, Byte* p) {
   const std::size_t changes = find_changes(base, tuned, n, n / 2, work.changed);
   if (changes == 0) {
     *p = kSame;
     return p + 1;
   }
-  const std::size_t whole = 1 + n * sizeof(typename Kind::Word);
-  std::size_t sparse = whole, dense = whole;
+  const std::size_t full = 1 + n * sizeof(typename Element::Word);
+  std::size_t sparse = full, dense = full;
   if (changes <= n / 2) {
-    plan_sparse<Kind>(base, tuned, work.changed, changes, work.gaps, work.planes, work.sparse);
+    plan_sparse<Element>(base, tuned, work.changed, changes, work.gaps, work.planes, work.sparse);
     sparse = work.sparse.bytes;
   }
   if (changes > n / 16) {
-    plan_dense<Kind>(base, tuned, n, shift, work.dense, work.densely);
+    plan_dense<Element>(base, tuned, n, shift, work.dense, work.densely);
     dense = work.densely.bytes;
   }
-  if (dense + (sparse < whole ? dense / 16 : 0) < sparse)
-    if (Byte* const end = write_dense<Kind>(work.densely, n, work.dense, work.coders, p, p + whole - 1)) return end;
-  return sparse < whole ? write_sparse(work.sparse, p) : write_whole(tuned, n, p);
+  if (dense + (sparse < full ? dense / 16 : 0) < sparse)
+    if (Byte* const end = write_dense<Element>(work.densely, n, work.dense, work.coders, p, p + full - 1)) return end;
+  return sparse < full ? write_sparse(work.sparse, p) : write_whole(tuned, n, p);
 }
 
 }  // namespace
@@ -68,14 +69,14 @@ std::size_t delta_encode(const void* base, const void* tuned, const DeltaShape& 
   work->dense.bins = take<Byte>(scratch, chunk);
   work->dense.room = take<Byte>(scratch, 2 * chunk + 1024);
   work->dense.counts = take<std::uint32_t>(scratch, kDeltaBins * kDeltaSymbols);
-  return with_kind(shape.element, [&](auto kind) {
-    using Kind = decltype(kind);
-    using Word = typename Kind::Word;
+  return with_kind(shape.element, [&](auto type) {
+    using Element = decltype(type);
+    using Word = typename Element::Word;
     const Word *from = static_cast<const Word*>(base), *to = static_cast<const Word*>(tuned);
     Byte* p = out;
     for (std::size_t start = 0; start < shape.count; start += chunk) {
-      const std::size_t n = least(chunk, shape.count - start);
-      Byte* const end = encode_chunk<Kind>(from + start, to + start, n, shape.element.shift, *work, p);
+      const std::size_t n = min_of(chunk, shape.count - start);
+      Byte* const end = encode_chunk<Element>(from + start, to + start, n, shape.element.shift, *work, p);
       *sizes++ = static_cast<std::uint32_t>(end - p);
       p = end;
     }

@@ -24,28 +24,29 @@ struct SparsePlan {
 // Writes where words differ; returns how often, or some number above `most` where it is more. Runs of equal words are skipped
 // 64 bytes at a time.
 template <class Word>
-inline std::size_t find_changes(const Word* base, const Word* tuned, std::size_t n, std::size_t most, std::uint32_t* at) {
+inline std::size_t find_changes(const Word* base, const Word* tuned, std::size_t n, std::size_t limit,
+                                std::uint32_t* index) {
   constexpr std::size_t run = 64 / sizeof(Word);
-  std::size_t found = 0;
-  for (std::size_t start = 0; start < n && found <= most; start += run) {
-    const std::size_t stop = least(start + run, n);
+  std::size_t result = 0;
+  for (std::size_t start = 0; start < n && result <= limit; start += run) {
+    const std::size_t stop = min_of(start + run, n);
     if (stop - start == run && std::memcmp(base + start, tuned + start, 64) == 0) continue;
     for (std::size_t i = start; i < stop; ++i) {
-      at[found] = static_cast<std::uint32_t>(i);  // overwritten unless the words differ
-      found += base[i] != tuned[i];
+      index[result] = static_cast<std::uint32_t>(i);  // overwritten unless the words differ
+      result += base[i] != tuned[i];
     }
   }
-  return found;
+  return result;
 }
 
-inline std::size_t write_gaps(const std::uint32_t* at, std::size_t changes, Byte* gaps) {
+inline std::size_t write_gaps(const std::uint32_t* index, std::size_t changes, Byte* gaps) {
   Byte* p = gaps;
   std::size_t next = 0;
   for (std::size_t i = 0; i < changes; ++i) {
-    std::size_t gap = at[i] - next;
+    std::size_t gap = index[i] - next;
     for (; gap >= kFarGap; gap -= kFarGap) *p++ = kFarGap;
     *p++ = static_cast<Byte>(gap);
-    next = at[i] + std::size_t{1};
+    next = index[i] + std::size_t{1};
   }
   return static_cast<std::size_t>(p - gaps);
 }
@@ -64,16 +65,16 @@ inline void plan_plane(const Byte* values, std::size_t count, Counts& counts, Sp
 }
 
 // Plans a chunk with one or more changes: gaps first, then the bytes of the differences, highest first.
-template <class Kind>
-inline void plan_sparse(const typename Kind::Word* base, const typename Kind::Word* tuned, const std::uint32_t* at,
-                        std::size_t changes, Byte* gaps, Byte* planes, SparsePlan& plan) {
-  using Word = typename Kind::Word;
+template <class Element>
+inline void plan_sparse(const typename Element::Word* base, const typename Element::Word* tuned,
+                        const std::uint32_t* index, std::size_t changes, Byte* gaps, Byte* planes, SparsePlan& plan) {
+  using Word = typename Element::Word;
   Counts counts;
   plan.changes = changes;
   plan.planes = 1 + sizeof(Word);
-  plan_plane(gaps, write_gaps(at, changes, gaps), counts, plan.plane[0]);
+  plan_plane(gaps, write_gaps(index, changes, gaps), counts, plan.plane[0]);
   for (std::size_t i = 0; i < changes; ++i) {
-    const Word difference = Kind::difference(base[at[i]], tuned[at[i]]);
+    const Word difference = Element::difference(base[index[i]], tuned[index[i]]);
     for (std::size_t k = 0; k < sizeof(Word); ++k)
       planes[k * changes + i] = static_cast<Byte>(difference >> (8 * (sizeof(Word) - 1 - k)));
   }

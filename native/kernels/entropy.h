@@ -1,5 +1,5 @@
-// What the encoder and the decoder of float_entropy share, once per instruction set: constants of the layout, little-
-// endian access and byte planes. spec/float_entropy.md defines the layout.
+// Definitions that the encoder and the decoder of float_entropy share, once per instruction set: constants of the layout,
+// little-endian access and byte planes. spec/float_entropy.md defines the layout.
 #pragma once
 #include <bit>
 #include <cstddef>
@@ -47,22 +47,22 @@ inline void store_le(Byte* p, Word word) {
 // Elements of each of the streams but the last ones: stream s takes [s * quarter, (s + 1) * quarter) of n.
 inline std::size_t quarter_of(std::size_t n) { return (n + kStreams - 1) / kStreams; }
 
-inline std::size_t least(std::size_t a, std::size_t b) { return a < b ? a : b; }
+inline std::size_t min_of(std::size_t a, std::size_t b) { return a < b ? a : b; }
 
 // Sorts ascending; the lists are short.
 inline void sort_keys(std::uint64_t* keys, std::size_t n) {
   for (std::size_t i = 1; i < n; ++i) {
     const std::uint64_t key = keys[i];
-    std::size_t at = i;
-    for (; at > 0 && keys[at - 1] > key; --at) keys[at] = keys[at - 1];
-    keys[at] = key;
+    std::size_t index = i;
+    for (; index > 0 && keys[index - 1] > key; --index) keys[index] = keys[index - 1];
+    keys[index] = key;
   }
 }
 
 // Bytes of the six low bits of n elements: four elements in three bytes, blocks of kSixBlock.
 inline std::size_t six_bytes(std::size_t n) {
-  const std::size_t rest = n % kSixBlock;
-  return n / kSixBlock * (kSixBlock / 4 * 3) + (rest + 3) / 4 * 3;
+  const std::size_t remainder = n % kSixBlock;
+  return n / kSixBlock * (kSixBlock / 4 * 3) + (remainder + 3) / 4 * 3;
 }
 
 }  // namespace

@@ -12,9 +12,9 @@ namespace {
 
 // log2 of a positive number with 12 fractional bits, by squaring; integers only, so that every machine chooses alike.
 inline std::uint32_t log2_fixed(std::uint64_t value) {
-  const int whole = 63 - std::countl_zero(value);
-  std::uint64_t mantissa = whole > 31 ? value >> (whole - 31) : value << (31 - whole);
-  std::uint32_t result = static_cast<std::uint32_t>(whole);
+  const int integer = 63 - std::countl_zero(value);
+  std::uint64_t mantissa = integer > 31 ? value >> (integer - 31) : value << (31 - integer);
+  std::uint32_t result = static_cast<std::uint32_t>(integer);
   for (int i = 0; i < 12; ++i) {
     mantissa = mantissa * mantissa >> 31;
     const std::uint32_t bit = static_cast<std::uint32_t>(mantissa >> 32);
@@ -29,9 +29,9 @@ inline std::size_t ideal_bytes(const std::uint32_t* counts, std::size_t values) 
   std::uint64_t total = 0, bits = 0;
   for (std::size_t value = 0; value < values; ++value) total += counts[value];
   if (total == 0) return 0;
-  const std::uint32_t whole = log2_fixed(total);
+  const std::uint32_t integer = log2_fixed(total);
   for (std::size_t value = 0; value < values; ++value)
-    if (counts[value]) bits += std::uint64_t{counts[value]} * (whole - log2_fixed(counts[value]));
+    if (counts[value]) bits += std::uint64_t{counts[value]} * (integer - log2_fixed(counts[value]));
   return (bits + (8 << 12) - 1) / (8 << 12);
 }
 
@@ -49,22 +49,22 @@ inline void plan_ans(const std::uint32_t* counts, std::size_t values, AnsPlan& p
   for (std::size_t value = 0; value < values; ++value) total += counts[value];
   std::uint64_t keys[kMostDistinct];
   std::size_t n = 0;
-  std::int64_t left = std::int64_t{1} << kBits;
+  std::int64_t remaining = std::int64_t{1} << kBits;
   for (std::size_t value = 0; value < values; ++value) {
     plan.freq[value] = 0;
     if (!counts[value]) continue;
     const std::uint64_t nearest = ((std::uint64_t{counts[value]} << kBits) + total / 2) / total;
     plan.freq[value] = static_cast<std::uint16_t>(nearest ? nearest : 1);
-    left -= plan.freq[value];
+    remaining -= plan.freq[value];
     keys[n++] = (kEntropyMaxChunk - counts[value]) << 16 | value;
   }
   for (std::size_t value = values; value < kSymbols; ++value) plan.freq[value] = 0;
   sort_keys(keys, n);
-  for (std::size_t i = 0; left != 0; i = (i + 1) % n) {
+  for (std::size_t i = 0; remaining != 0; i = (i + 1) % n) {
     std::uint16_t& freq = plan.freq[keys[i] & 0xffff];
-    if (left < 0 && freq == 1) continue;
-    freq = static_cast<std::uint16_t>(left < 0 ? freq - 1 : freq + 1);
-    left += left < 0 ? 1 : -1;
+    if (remaining < 0 && freq == 1) continue;
+    freq = static_cast<std::uint16_t>(remaining < 0 ? freq - 1 : freq + 1);
+    remaining += remaining < 0 ? 1 : -1;
   }
   plan.first = 0;
   while (!plan.freq[plan.first]) ++plan.first;
@@ -116,18 +116,19 @@ inline std::uint64_t low_bits(std::uint64_t bits, std::uint32_t count) {
 // Calls place(symbol, state) for every state in ascending order of states. Position i * step of the spread is symbol i of those in
 // ascending order: so a state's symbol is number state / step of them, modulo the number of states.
 template <int kBits, class Place>
-inline void spread_symbols(const std::uint16_t* freq, std::size_t first, std::size_t last, Place place) {
+inline void spread_symbols(const std::uint16_t* freq, std::size_t first, std::size_t last, Place position) {
   constexpr std::uint32_t scale = 1u << kBits, step = (scale >> 1) + (scale >> 3) + 3;
   constexpr std::uint32_t inverse = [] {
-    std::uint32_t found = 1;
-    while ((found * step) % scale != 1) found += 2;
-    return found;
+    std::uint32_t result = 1;
+    while ((result * step) % scale != 1) result += 2;
+    return result;
   }();
   std::uint16_t symbols[scale];
   std::uint16_t* p = symbols;
   for (std::size_t symbol = first; symbol <= last; ++symbol)
     for (std::uint32_t i = 0; i < freq[symbol]; ++i) *p++ = static_cast<std::uint16_t>(symbol);
-  for (std::uint32_t state = 0, at = 0; state < scale; ++state, at = (at + inverse) % scale) place(symbols[at], state);
+  for (std::uint32_t state = 0, at = 0; state < scale; ++state, at = (at + inverse) % scale)
+    position(symbols[at], state);
 }
 
 template <int kBits = kScaleBits>
@@ -146,8 +147,8 @@ inline void fill_encoder(const AnsPlan& plan, AnsEncoder<kBits>& to) {
   for (std::size_t symbol = plan.first; symbol <= plan.last; ++symbol) {
     const std::uint32_t freq = plan.freq[symbol];
     if (!freq) continue;
-    const std::uint32_t most = static_cast<std::uint32_t>(kBits + 1 - (freq > 1 ? std::bit_width(freq - 1) : 1));
-    to.steps[symbol] = {(most << 16) - (freq << most), static_cast<std::int32_t>(start - freq)};
+    const std::uint32_t limit = static_cast<std::uint32_t>(kBits + 1 - (freq > 1 ? std::bit_width(freq - 1) : 1));
+    to.steps[symbol] = {(limit << 16) - (freq << limit), static_cast<std::int32_t>(start - freq)};
     next[symbol] = static_cast<std::uint16_t>(start);
     start += freq;
   }
@@ -160,15 +161,15 @@ inline void fill_encoder(const AnsPlan& plan, AnsEncoder<kBits>& to) {
 struct BackWriter {
   Byte* p;
   std::uint64_t bits;
-  unsigned held;
+  unsigned bit_count;
 
   // Stores whole bytes; eight bytes before p are written.
   void flush() {
-    const unsigned rest = held & 7, whole = held - rest;
-    store_le<std::uint64_t>(p - 8, (bits >> rest << 1) << (63 - whole));
+    const unsigned pending = bit_count & 7, whole = bit_count - pending;
+    store_le<std::uint64_t>(p - 8, (bits >> pending << 1) << (63 - whole));
     p -= whole >> 3;
-    bits &= (1u << rest) - 1;
-    held = rest;
+    bits &= (1u << pending) - 1;
+    bit_count = pending;
   }
 };
 
@@ -181,7 +182,7 @@ struct BackLane {
     const typename AnsEncoder<kBits>::Step found = encoder.steps[symbol];
     const std::uint32_t count = (state + found.bits) >> 16;
     w.bits = w.bits << count | low_bits(state, count);
-    w.held += count;
+    w.bit_count += count;
     state = encoder.states[static_cast<std::int32_t>(state >> count) + found.find];
   }
 };
@@ -218,20 +219,20 @@ inline Byte* write_streams(std::size_t n, Byte* room, Byte* p, const Byte* end, 
   const std::uint32_t state[kStreams] = {a.state, b.state, c.state, d.state};
   std::size_t sizes[kStreams], total = 5 * kStreams;
   for (std::size_t s = 0; s < kStreams; ++s) {
-    sizes[s] = static_cast<std::size_t>(room + (s + 1) * part - w[s].p) + (w[s].held != 0);
+    sizes[s] = static_cast<std::size_t>(room + (s + 1) * part - w[s].p) + (w[s].bit_count != 0);
     total += sizes[s];
   }
   if (static_cast<std::size_t>(end - p) < total) return nullptr;
-  Byte* at = p + 5 * kStreams;
+  Byte* bytes = p + 5 * kStreams;
   for (std::size_t s = 0; s < kStreams; ++s, p += 5) {
-    const unsigned pad = (8 - w[s].held) & 7;
-    if (w[s].held) *--w[s].p = static_cast<Byte>(w[s].bits << pad);
+    const unsigned pad = (8 - w[s].bit_count) & 7;
+    if (w[s].bit_count) *--w[s].p = static_cast<Byte>(w[s].bits << pad);
     store_le<std::uint16_t>(p, static_cast<std::uint16_t>((state[s] - scale) | pad << kHeadBits));
     for (int byte = 0; byte < 3; ++byte) p[2 + byte] = static_cast<Byte>(sizes[s] >> (8 * byte));
-    std::memcpy(at, w[s].p, sizes[s]);
-    at += sizes[s];
+    std::memcpy(bytes, w[s].p, sizes[s]);
+    bytes += sizes[s];
   }
-  return at;
+  return bytes;
 }
 
 // Writes table, heads and streams of n symbols `get(i)`; as write_streams.

@@ -5,9 +5,9 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-// What a state means. Two loads from one place take less than one and shifts, of which processors do few at a time.
+// The meaning of a state. Two loads from one entry take less time than one load and shifts, of which processors do few.
 struct AnsEntry {
-  std::uint16_t found;  // bits to read, and the symbol kSymbolShift bits up
+  std::uint16_t packed;  // bits to read, and the symbol kSymbolShift bits up
   std::uint16_t next;   // what the bits are added to for the next state
 };
 constexpr int kSymbolShift = 6;
@@ -25,13 +25,14 @@ struct AnsFrequencies {
 
 // Reads frequencies, which must add up to 2^kBits.
 template <int kBits>
-inline bool read_frequencies(const Byte*& p, const Byte* end, std::size_t values, AnsFrequencies& found) {
+inline bool read_frequencies(const Byte*& p, const Byte* end, std::size_t values, AnsFrequencies& result) {
   constexpr std::uint32_t scale = 1u << kBits;
   if (end - p < 4) return false;
-  const std::size_t first = found.first = load_le<std::uint16_t>(p), last = found.last = load_le<std::uint16_t>(p + 2);
+  const std::size_t first = result.first = load_le<std::uint16_t>(p),
+                    last = result.last = load_le<std::uint16_t>(p + 2);
   p += 4;
   if (first > last || last >= values) return false;
-  std::memset(found.freq, 0, sizeof found.freq);
+  std::memset(result.freq, 0, sizeof result.freq);
   std::uint32_t total = 0;
   for (std::size_t value = first; value <= last; ++value) {
     if (p == end) return false;
@@ -46,7 +47,7 @@ inline bool read_frequencies(const Byte*& p, const Byte* end, std::size_t values
       if (value >= last) return false;  // the last symbol occurs
     }
     if (freq > scale - total) return false;
-    found.freq[value] = static_cast<std::uint16_t>(freq);
+    result.freq[value] = static_cast<std::uint16_t>(freq);
     total += freq;
   }
   return total == scale;
@@ -55,11 +56,11 @@ inline bool read_frequencies(const Byte*& p, const Byte* end, std::size_t values
 // Reads frequencies and fills the table; `value(symbol)` is what entries have.
 template <int kBits, class Value>
 inline bool read_table(const Byte*& p, const Byte* end, std::size_t values, AnsTable<kBits>& table, Value value) {
-  AnsFrequencies found;
-  if (!read_frequencies<kBits>(p, end, values, found)) return false;
+  AnsFrequencies result;
+  if (!read_frequencies<kBits>(p, end, values, result)) return false;
   std::uint16_t next[kSymbols];
-  std::memcpy(next, found.freq, sizeof next);
-  spread_symbols<kBits>(found.freq, found.first, found.last, [&](std::uint32_t symbol, std::uint32_t state) {
+  std::memcpy(next, result.freq, sizeof next);
+  spread_symbols<kBits>(result.freq, result.first, result.last, [&](std::uint32_t symbol, std::uint32_t state) {
     const std::uint32_t x = next[symbol]++;
     const std::uint32_t bits = static_cast<std::uint32_t>(kBits + 1 - std::bit_width(x));
     table.entries[state] = {static_cast<std::uint16_t>(bits | value(symbol) << kSymbolShift), static_cast<std::uint16_t>((x << bits) - (1u << kBits))};
@@ -86,10 +87,10 @@ struct AnsLane {
   explicit AnsLane(const AnsStream& s) : p(s.p), bits((load_le<std::uint64_t>(s.p) | mark) >> s.ahead), state(s.state) {}
   // Symbols are written one by one: gathering some of them for one store, as GCC would, takes longer.
   void take(const AnsEntry& entry, volatile std::uint16_t& out) {
-    const std::uint32_t found = entry.found, count = found & ((1u << kSymbolShift) - 1);
+    const std::uint32_t result = entry.packed, count = result & ((1u << kSymbolShift) - 1);
     state = entry.next + low_bits(bits, count);
     bits >>= count;
-    out = static_cast<std::uint16_t>(found);
+    out = static_cast<std::uint16_t>(result);
   }
   void refill() {
     const unsigned taken = static_cast<unsigned>(std::countl_zero(bits));
@@ -110,13 +111,13 @@ template <class Find>
 [[gnu::noinline]] void decode_states(AnsStream* streams, Find find, std::uint16_t* out, std::size_t turns) {
   static_assert(kStreams == 4);
   AnsLane a(streams[0]), b(streams[1]), c(streams[2]), d(streams[3]);
-  for (std::size_t at = 0;;) {
+  for (std::size_t index = 0;;) {
 #pragma GCC unroll 4
-    for (std::size_t i = 0; i < kAnsTurn; ++i, at += kStreams) {
-      a.take(find(at, a.state), out[at]);
-      b.take(find(at + 1, b.state), out[at + 1]);
-      c.take(find(at + 2, c.state), out[at + 2]);
-      d.take(find(at + 3, d.state), out[at + 3]);
+    for (std::size_t i = 0; i < kAnsTurn; ++i, index += kStreams) {
+      a.take(find(index, a.state), out[index]);
+      b.take(find(index + 1, b.state), out[index + 1]);
+      c.take(find(index + 2, c.state), out[index + 2]);
+      d.take(find(index + 3, d.state), out[index + 3]);
     }
     if (--turns == 0) break;
     a.refill();
@@ -134,24 +135,24 @@ template <class Find>
 template <class Find>
 inline bool decode_state(AnsStream& s, Find find, std::size_t i, std::uint16_t& out) {
   Byte next[8] = {};
-  const std::size_t left = static_cast<std::size_t>(s.end - s.p);
-  std::memcpy(next, s.p, left < 8 ? left : 8);
+  const std::size_t remaining = static_cast<std::size_t>(s.end - s.p);
+  std::memcpy(next, s.p, remaining < 8 ? remaining : 8);
   const AnsEntry& entry = find(i, s.state);
-  const std::uint32_t count = entry.found & ((1u << kSymbolShift) - 1);
+  const std::uint32_t count = entry.packed & ((1u << kSymbolShift) - 1);
   const unsigned taken = s.ahead + count;
-  if (taken > 8 * left) return false;
+  if (taken > 8 * remaining) return false;
   s.state = entry.next + low_bits(load_le<std::uint64_t>(next) >> s.ahead, count);
   s.p += taken >> 3;
   s.ahead = taken & 7;
-  out = entry.found;
+  out = entry.packed;
   return true;
 }
 
 inline std::size_t safe_states(const AnsStream* streams, std::size_t count) {
   std::size_t turns = count / (kAnsTurn * kStreams);
   for (std::size_t s = 0; s < kStreams; ++s) {
-    const std::size_t left = static_cast<std::size_t>(streams[s].end - streams[s].p);
-    turns = least(turns, left < 8 ? 0 : (left - 8) / 7 + 1);
+    const std::size_t remaining = static_cast<std::size_t>(streams[s].end - streams[s].p);
+    turns = min_of(turns, remaining < 8 ? 0 : (remaining - 8) / 7 + 1);
   }
   return turns;
 }
@@ -160,18 +161,18 @@ inline std::size_t safe_states(const AnsStream* streams, std::size_t count) {
 template <int kBits>
 inline bool read_heads(const Byte*& p, const Byte* end, AnsStream* streams) {
   if (static_cast<std::size_t>(end - p) < 5 * kStreams) return false;
-  const Byte* at = p + 5 * kStreams;
+  const Byte* bytes = p + 5 * kStreams;
   for (std::size_t i = 0; i < kStreams; ++i) {
     const std::size_t head = load_le<std::uint16_t>(p), size = p[2] | std::size_t{p[3]} << 8 | std::size_t{p[4]} << 16;
     p += 5;
     AnsStream& s = streams[i];
-    s = {at, at + size, head & ((1u << kHeadBits) - 1), static_cast<unsigned>(head >> kHeadBits)};
+    s = {bytes, bytes + size, head & ((1u << kHeadBits) - 1), static_cast<unsigned>(head >> kHeadBits)};
     if (s.state >> kBits) return false;
-    if (static_cast<std::size_t>(end - at) < size || (s.ahead && !size)) return false;
-    if (s.ahead && (*at & ((1u << s.ahead) - 1))) return false;
-    at += size;
+    if (static_cast<std::size_t>(end - bytes) < size || (s.ahead && !size)) return false;
+    if (s.ahead && (*bytes & ((1u << s.ahead) - 1))) return false;
+    bytes += size;
   }
-  p = at;
+  p = bytes;
   return true;
 }
 
@@ -209,7 +210,7 @@ inline EntropyStatus decode_ans(const AnsTable<>& table, AnsStream* streams, std
   const auto find = [&table](std::size_t, std::uint64_t state) -> const AnsEntry& { return table.entries[state]; };
   alignas(64) std::uint16_t block[kSixBlock];
   for (std::size_t start = 0; start < n; start += kSixBlock) {
-    const std::size_t count = least(kSixBlock, n - start);
+    const std::size_t count = min_of(kSixBlock, n - start);
     if (!read_symbols(streams, find, count, block)) return EntropyStatus::stream;
     put(start, block, count);
   }

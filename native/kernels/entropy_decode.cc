@@ -9,12 +9,12 @@ namespace {
 
 constexpr std::size_t kLine = 64;
 constexpr std::size_t kPiece = 4096;          // bytes of elements that are joined at a time
-constexpr std::size_t kAhead = 1536;          // bytes of a raw plane that are asked for beforehand
-constexpr std::size_t kStreamed = 1u << 20;   // results of so many bytes are no longer in the second cache when they are done
+constexpr std::size_t kAhead = 1536;          // bytes of a raw plane to prefetch
+constexpr std::size_t kStreamed = 1u << 20;   // results of this size leave the second cache before they are complete
 
 // The planes of a chunk on their way to elements.
 struct Planes {
-  const Byte* at[8];
+  const Byte* planes_at[8];
   Byte* room[8];
   std::size_t width;
   bool past_caches;
@@ -23,20 +23,20 @@ struct Planes {
   // Joins elements `start` to `stop`.
   void join(std::size_t start, std::size_t stop) const {
     const Byte* from[8];
-    alignas(kLine) Byte piece[kPiece];
+    alignas(kLine) Byte chunk[kPiece];
 #if defined(__AVX2__)
     if (width == 2) {
-      const Byte* const two[] = {at[0] + start, at[1] + start};
+      const Byte* const two[] = {planes_at[0] + start, planes_at[1] + start};
       if (past_caches) return join_in_two<true>(two, stop - start, out + 2 * start);
       return join_in_two<false>(two, stop - start, out + 2 * start);
     }
 #endif
     while (start < stop) {
-      const std::size_t n = past_caches ? least(stop - start, kPiece / width) : stop - start;
-      for (std::size_t k = 0; k < width; ++k) from[k] = at[k] + start;
+      const std::size_t n = past_caches ? min_of(stop - start, kPiece / width) : stop - start;
+      for (std::size_t k = 0; k < width; ++k) from[k] = planes_at[k] + start;
       if (past_caches) {
-        join_values(from, width, n, piece);
-        copy_past_caches(out + start * width, piece, n * width);
+        join_values(from, width, n, chunk);
+        copy_past_caches(out + start * width, chunk, n * width);
       } else {
         join_values(from, width, n, out + start * width);
       }
@@ -55,12 +55,13 @@ struct Planes {
   void look_ahead(std::size_t start, std::size_t stop, std::size_t n) const {
 #if defined(__GNUC__)
     for (std::size_t k = 1; k < width; ++k)
-      for (std::size_t i = start + kAhead; i < least(stop + kAhead, n); i += kLine) __builtin_prefetch(at[k] + i);
+      for (std::size_t i = start + kAhead; i < min_of(stop + kAhead, n); i += kLine)
+        __builtin_prefetch(planes_at[k] + i);
 #endif
   }
 };
 
-// What is known of a coded first plane, or the first two, before streams are decoded.
+// The header of a coded first plane, or of the first two, before streams are decoded.
 struct First {
   Byte mode;
   HuffmanPlane huffman;
@@ -108,17 +109,17 @@ EntropyStatus open_first(const Byte*& p, const Byte* end, std::size_t n, Byte* r
 
 EntropyStatus read_plane(Byte mode, const Byte*& p, const Byte* end, std::size_t n, Tables& tables, Byte* room,
                          const Byte*& plane) {
-  const std::size_t left = static_cast<std::size_t>(end - p);
+  const std::size_t remaining = static_cast<std::size_t>(end - p);
   const auto put = [room](std::size_t start, const std::uint16_t* symbols, std::size_t count) { put_bytes(symbols, count, room + start); };
   plane = room;
   switch (mode) {
     case kRaw:
-      if (left < n) return EntropyStatus::chunk;
+      if (remaining < n) return EntropyStatus::chunk;
       plane = p;
       p += n;
       return EntropyStatus::ok;
     case kConstant:
-      if (left < 1) return EntropyStatus::chunk;
+      if (remaining < 1) return EntropyStatus::chunk;
       std::memset(room, *p++, n);
       return EntropyStatus::ok;
     case kHuffman:
@@ -189,11 +190,11 @@ EntropyStatus decode_chunk(const Byte* p, std::size_t size, std::size_t n, First
     EntropyStatus status;
     if (k == 0 && first.coded()) {
       if (first.joint() && (width < 2 || modes[1] != modes[0])) return EntropyStatus::chunk;
-      planes.at[0] = planes.room[0];
+      planes.planes_at[0] = planes.room[0];
       status = open_first(p, end, n, planes.room[0], first);
-      if (first.joint()) planes.at[++k] = planes.room[1];
+      if (first.joint()) planes.planes_at[++k] = planes.room[1];
     } else {
-      status = read_plane(modes[k], p, end, n, tables, planes.room[k], planes.at[k]);
+      status = read_plane(modes[k], p, end, n, tables, planes.room[k], planes.planes_at[k]);
     }
     if (status != EntropyStatus::ok) return status;
   }
@@ -216,7 +217,7 @@ EntropyStatus entropy_decode(const std::uint8_t* data, std::size_t size, const s
   EntropyStatus status = EntropyStatus::ok;
   std::size_t index = 0;
   for (std::size_t start = 0; start < shape.count; start += shape.chunk, ++index) {
-    const std::size_t n = least(shape.chunk, shape.count - start);
+    const std::size_t n = min_of(shape.chunk, shape.count - start);
     planes.out = static_cast<Byte*>(out) + start * shape.width;
     status = sizes[index] > size ? EntropyStatus::chunk : decode_chunk(data, sizes[index], n, first, tables, planes);
     if (status != EntropyStatus::ok) break;

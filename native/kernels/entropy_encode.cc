@@ -50,9 +50,9 @@ struct Chosen {
 };
 
 std::size_t distinct(const std::uint32_t* counts, std::size_t values) {
-  std::size_t found = 0;
-  for (std::size_t value = 0; value < values; ++value) found += counts[value] != 0;
-  return found;
+  std::size_t result = 0;
+  for (std::size_t value = 0; value < values; ++value) result += counts[value] != 0;
+  return result;
 }
 
 std::size_t ans_bytes(const AnsPlan& plan, const std::uint32_t* counts, std::size_t values) {
@@ -127,10 +127,10 @@ std::size_t plan_joint(std::size_t n, Work& work) {
   std::uint16_t* const __restrict symbols = work.joint.symbols;
   for (std::size_t i = 0; i < n; ++i) symbols[i] = static_cast<std::uint16_t>(top[i] << 2 | next[i] >> 6);
   std::uint32_t counts[4][kSymbols] = {};  // neighbours are often equal: several counters, so that none waits for another
-  const std::size_t whole = n / 4 * 4;
-  for (std::size_t i = 0; i < whole; i += 4)
+  const std::size_t full = n / 4 * 4;
+  for (std::size_t i = 0; i < full; i += 4)
     for (std::size_t k = 0; k < 4; ++k) ++counts[k][symbols[i + k]];
-  for (std::size_t i = whole; i < n; ++i) ++counts[0][symbols[i]];
+  for (std::size_t i = full; i < n; ++i) ++counts[0][symbols[i]];
   for (std::size_t value = 0; value < kSymbols; ++value)
     work.joint.counts[value] = counts[0][value] + counts[1][value] + counts[2][value] + counts[3][value];
   if (distinct(work.joint.counts, kSymbols) > kDistinct) return 2 * n;
@@ -159,7 +159,7 @@ Byte* write_joint(std::size_t n, Work& work, Byte* p, const Byte* end) {
   const Byte* const next = work.planes[1];
   if (static_cast<std::size_t>(end - p) < six_bytes(n)) return nullptr;
   for (std::size_t start = 0; start < n; start += kSixBlock) {
-    const std::size_t count = least(kSixBlock, n - start);
+    const std::size_t count = min_of(kSixBlock, n - start);
     pack_six(next + start, count, p);
     p += six_bytes(count);
   }
@@ -201,7 +201,7 @@ std::size_t entropy_encode(const void* in, const EntropyShape& shape, EntropyCho
   const Byte* source = static_cast<const Byte*>(in);
   Byte* p = out;
   for (std::size_t start = 0; start < shape.count; start += shape.chunk) {
-    const std::size_t n = least(shape.chunk, shape.count - start);
+    const std::size_t n = min_of(shape.chunk, shape.count - start);
     const std::size_t bytes = encode_chunk(source + start * shape.width, shape.width, n, how, work, p);
     *sizes++ = static_cast<std::uint32_t>(bytes);
     p += bytes;

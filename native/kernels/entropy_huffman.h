@@ -12,7 +12,7 @@ namespace {
 
 // Lengths of the codes of 256 byte values, 0 for those that do not occur.
 struct Lengths {
-  Byte of[256];
+  Byte values[256];
 };
 
 // Finds optimal lengths of at most kLimit bits for two or more values by package-merge (Larmore and Hirschberg, "A fast
@@ -37,25 +37,25 @@ inline void choose_lengths(const std::uint32_t* counts, Lengths& lengths) {
     for (std::size_t i = 0; i < pairs; ++i) packages[i] = merged[2 * i] + merged[2 * i + 1];
   }
   std::memset(&lengths, 0, sizeof lengths);
-  std::size_t wanted = 2 * n - 2;
+  std::size_t requested = 2 * n - 2;
   for (int level = kLimit; level-- > 0;) {
     std::size_t taken = 0;
-    for (std::size_t i = 0; i < wanted; ++i) taken += items[level][i];
-    for (std::size_t i = 0; i < taken; ++i) ++lengths.of[keys[i] & 255];
-    wanted = 2 * (wanted - taken);
+    for (std::size_t i = 0; i < requested; ++i) taken += items[level][i];
+    for (std::size_t i = 0; i < taken; ++i) ++lengths.values[keys[i] & 255];
+    requested = 2 * (requested - taken);
   }
 }
 
-// Canonical codes, first by length, then by value, as they lie in the stream: first bit lowest. Returns whether the
-// lengths make a complete code.
+// Assigns canonical codes, first by length, then by value, in stream order: first bit lowest. Returns whether the lengths
+// form a complete code.
 inline bool assign_codes(const Lengths& lengths, std::uint16_t* codes) {
   std::uint32_t count[kLimit + 2] = {}, next[kLimit + 2] = {};
-  for (std::size_t value = 0; value < 256; ++value) ++count[lengths.of[value]];
+  for (std::size_t value = 0; value < 256; ++value) ++count[lengths.values[value]];
   count[0] = 0;
   for (int length = 1; length <= kLimit; ++length) next[length + 1] = (next[length] + count[length]) << 1;
   if (next[kLimit + 1] != 2u << kLimit) return false;
   for (std::size_t value = 0; value < 256; ++value) {
-    const int length = lengths.of[value];
+    const int length = lengths.values[value];
     if (length == 0) continue;
     std::uint32_t code = next[length]++, reversed = 0;
     for (int bit = 0; bit < length; ++bit) reversed |= (code >> bit & 1) << (length - 1 - bit);
@@ -66,25 +66,25 @@ inline bool assign_codes(const Lengths& lengths, std::uint16_t* codes) {
 
 // Counts of each quarter's values: they give the sizes of the streams before a bit is written.
 struct Counts {
-  std::uint32_t of[kStreams][256];
+  std::uint32_t values[kStreams][256];
   std::uint32_t all[256];
 };
 
 inline void count_bytes(const Byte* plane, std::size_t n, Counts& counts) {
   const std::size_t quarter = quarter_of(n);
   const std::size_t even = n > 3 * quarter ? n - 3 * quarter : 0;  // what all four quarters have
-  std::uint32_t odd[kStreams][256] = {};  // neighbours are often equal: two counters, so that none waits for another
+  std::uint32_t parity[kStreams][256] = {};  // neighbours are often equal: two counters, so that none waits for another
   std::size_t i = 0;
   for (; i + 2 <= even; i += 2)
 #pragma GCC unroll 4
     for (std::size_t s = 0; s < kStreams; ++s) {
-      ++counts.of[s][plane[s * quarter + i]];
-      ++odd[s][plane[s * quarter + i + 1]];
+      ++counts.values[s][plane[s * quarter + i]];
+      ++parity[s][plane[s * quarter + i + 1]];
     }
   for (std::size_t s = 0; s < kStreams; ++s)
-    for (std::size_t k = s * quarter + i; k < least((s + 1) * quarter, n); ++k) ++counts.of[s][plane[k]];
+    for (std::size_t k = s * quarter + i; k < min_of((s + 1) * quarter, n); ++k) ++counts.values[s][plane[k]];
   for (std::size_t s = 0; s < kStreams; ++s)
-    for (std::size_t value = 0; value < 256; ++value) counts.of[s][value] += odd[s][value];
+    for (std::size_t value = 0; value < 256; ++value) counts.values[s][value] += parity[s][value];
 }
 
 constexpr std::size_t kPairsLeast = 16384;                // shorter planes are counted byte by byte
@@ -111,18 +111,18 @@ inline Span span_of(const Byte* plane, std::size_t n) {
 // Adds the counts of a quarter's pairs to those of its values.
 inline void add_pairs(const std::uint16_t* pairs, Span span, std::uint32_t* counts) {
   const std::size_t values = span.high - span.low + std::size_t{1};
-  std::uint32_t places[64] = {};
+  std::uint32_t positions[64] = {};
   const auto add_row = [&](std::size_t row) {
     const std::uint16_t* const __restrict of = pairs + 64 * row;
     std::uint32_t sum = 0;
     for (std::size_t k = 0; k < 64; ++k) sum += of[k];
-    for (std::size_t k = 0; k < 64; ++k) places[k] += of[k];
+    for (std::size_t k = 0; k < 64; ++k) positions[k] += of[k];
     counts[row == kOther ? 0 : span.low + row] += sum;
   };
   for (std::size_t row = 0; row < values; ++row) add_row(row);
   add_row(kOther);
-  for (std::size_t k = 0; k < values; ++k) counts[span.low + k] += places[k];
-  counts[0] += places[kOther];
+  for (std::size_t k = 0; k < values; ++k) counts[span.low + k] += positions[k];
+  counts[0] += positions[kOther];
 }
 
 // Counts neighbours together, where all values but zero lie within 63: half as many counters are touched.
@@ -134,28 +134,29 @@ inline void count_pairs(const Byte* plane, std::size_t n, Span span, std::uint16
     std::memset(pairs + s * kPairTable + 64 * kOther, 0, 64 * sizeof *pairs);
   }
   for (std::size_t run = 0; run < runs; ++run) {
-    alignas(64) std::uint16_t at[kStreams][kPairRun / 2];
+    alignas(64) std::uint16_t indices[kStreams][kPairRun / 2];
     for (std::size_t s = 0; s < kStreams; ++s) {
       const Byte* const __restrict in = plane + s * quarter + run * kPairRun;
-      alignas(64) Byte place[kPairRun];
+      alignas(64) Byte position[kPairRun];
       for (std::size_t k = 0; k < kPairRun; ++k) {
         const Byte above = static_cast<Byte>(in[k] - span.low);
-        place[k] = above < kOther ? above : static_cast<Byte>(kOther);
+        position[k] = above < kOther ? above : static_cast<Byte>(kOther);
       }
       for (std::size_t k = 0; k < kPairRun / 2; ++k) {
         std::uint16_t both;
-        std::memcpy(&both, place + 2 * k, sizeof both);
-        at[s][k] = static_cast<std::uint16_t>((both & 63) | both >> 8 << 6);
+        std::memcpy(&both, position + 2 * k, sizeof both);
+        indices[s][k] = static_cast<std::uint16_t>((both & 63) | both >> 8 << 6);
       }
     }
 #pragma GCC unroll 8
     for (std::size_t k = 0; k < kPairRun / 2; ++k)
 #pragma GCC unroll 4
-      for (std::size_t s = 0; s < kStreams; ++s) ++pairs[s * kPairTable + at[s][k]];
+      for (std::size_t s = 0; s < kStreams; ++s) ++pairs[s * kPairTable + indices[s][k]];
   }
   for (std::size_t s = 0; s < kStreams; ++s) {
-    for (std::size_t k = s * quarter + runs * kPairRun; k < least((s + 1) * quarter, n); ++k) ++counts.of[s][plane[k]];
-    add_pairs(pairs + s * kPairTable, span, counts.of[s]);
+    for (std::size_t k = s * quarter + runs * kPairRun; k < min_of((s + 1) * quarter, n); ++k)
+      ++counts.values[s][plane[k]];
+    add_pairs(pairs + s * kPairTable, span, counts.values[s]);
   }
 }
 
@@ -169,7 +170,7 @@ inline void count_plane(const Byte* plane, std::size_t n, Byte* room, Counts& co
   else
     count_bytes(plane, n, counts);
   for (std::size_t value = 0; value < 256; ++value)
-    for (std::size_t s = 0; s < kStreams; ++s) counts.all[value] += counts.of[s][value];
+    for (std::size_t s = 0; s < kStreams; ++s) counts.all[value] += counts.values[s][value];
 }
 
 struct HuffmanPlan {
@@ -189,7 +190,8 @@ inline void plan_huffman(const Counts& counts, HuffmanPlan& plan) {
   plan.bytes = 2 + (plan.last - plan.first + 2) / 2 + 3 * kStreams;
   for (std::size_t s = 0; s < kStreams; ++s) {
     std::uint64_t bits = 0;
-    for (std::size_t value = 0; value < 256; ++value) bits += std::uint64_t{counts.of[s][value]} * plan.lengths.of[value];
+    for (std::size_t value = 0; value < 256; ++value)
+      bits += std::uint64_t{counts.values[s][value]} * plan.lengths.values[value];
     plan.sizes[s] = (bits + 7) / 8;
     plan.bytes += plan.sizes[s];
   }
@@ -201,74 +203,74 @@ struct BitWriter {
   Byte* p;
   Byte* end;
   std::uint64_t bits;
-  unsigned held;
+  unsigned bit_count;
 };
 
 inline void write_rest(BitWriter w, const std::uint32_t* table) {
   while (w.in < w.stop) {
     const std::uint32_t entry = table[*w.in++];
-    w.bits |= std::uint64_t{entry & 0xffff} << w.held;
-    w.held += entry >> 16;
-    for (; w.held >= 8; w.held -= 8, w.bits >>= 8) *w.p++ = static_cast<Byte>(w.bits);
+    w.bits |= std::uint64_t{entry & 0xffff} << w.bit_count;
+    w.bit_count += entry >> 16;
+    for (; w.bit_count >= 8; w.bit_count -= 8, w.bits >>= 8) *w.p++ = static_cast<Byte>(w.bits);
   }
-  if (w.held) *w.p = static_cast<Byte>(w.bits);
+  if (w.bit_count) *w.p = static_cast<Byte>(w.bits);
 }
 
 inline std::size_t safe_writes(const BitWriter& w) {
   const std::size_t values = static_cast<std::size_t>(w.stop - w.in), room = static_cast<std::size_t>(w.end - w.p);
-  return room < 8 ? 0 : least(values / 4, (room - 8) / 6 + 1);
+  return room < 8 ? 0 : min_of(values / 4, (room - 8) / 6 + 1);
 }
 
 // Writes four values of two streams per turn, side by side: at most 48 bits and 7 held over.
-inline void write_turns(BitWriter& one, BitWriter& two, const std::uint32_t* table, std::size_t turns) {
-  BitWriter a = one, b = two;
+inline void write_turns(BitWriter& first, BitWriter& second, const std::uint32_t* table, std::size_t turns) {
+  BitWriter a = first, b = second;
   const auto step = [table](BitWriter& w) {
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
       const std::uint32_t entry = table[w.in[i]];
-      w.bits |= std::uint64_t{entry & 0xffff} << w.held;
-      w.held += entry >> 16;
+      w.bits |= std::uint64_t{entry & 0xffff} << w.bit_count;
+      w.bit_count += entry >> 16;
     }
     w.in += 4;
     store_le<std::uint64_t>(w.p, w.bits);
-    w.p += w.held >> 3;
-    w.bits >>= w.held & ~7u;
-    w.held &= 7;
+    w.p += w.bit_count >> 3;
+    w.bits >>= w.bit_count & ~7u;
+    w.bit_count &= 7;
   };
   for (; turns; --turns) {
     step(a);
     step(b);
   }
-  one = a;
-  two = b;
+  first = a;
+  second = b;
 }
 
 #if defined(__AVX512BW__)
-// Codes of at most kLimit bits below their lengths, by value: what eight registers hold. Where no two values that occur
-// have the same low six bits, two registers do.
+// Codes of at most kLimit bits below their lengths, by value: the contents of eight registers. If no two present values
+// have the same low six bits, two registers suffice.
 struct WideCodes {
   __m512i table[8];
-  bool few = true;
+  bool is_short = true;
 
   WideCodes(const std::uint16_t* codes, const Lengths& lengths) {
     alignas(64) std::uint16_t all[256], low[64] = {};
     for (std::size_t value = 0; value < 256; ++value) {
-      all[value] = static_cast<std::uint16_t>(codes[value] | lengths.of[value] << kLimit);
-      if (!lengths.of[value]) continue;
-      few = few && !low[value % 64];
+      all[value] = static_cast<std::uint16_t>(codes[value] | lengths.values[value] << kLimit);
+      if (!lengths.values[value]) continue;
+      is_short = is_short && !low[value % 64];
       low[value % 64] = all[value];
     }
-    const std::uint16_t* const from = few ? low : all;
-    for (std::size_t k = 0; k < (few ? 2 : 8); ++k) table[k] = _mm512_load_si512(from + 32 * k);
+    const std::uint16_t* const from = is_short ? low : all;
+    for (std::size_t k = 0; k < (is_short ? 2 : 8); ++k) table[k] = _mm512_load_si512(from + 32 * k);
   }
 
   // Codes and lengths of 32 values.
   template <bool kFew>
   __m512i look_up(const Byte* in) const {
     const __mmask32 all = ~__mmask32{0};
-    const __m512i at = _mm512_maskz_cvtepu8_epi16(all, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in)));
-    if constexpr (kFew) return _mm512_permutex2var_epi16(table[0], at, table[1]);
-    return look_up_wide(table, at);
+    const __m512i indices = _mm512_maskz_cvtepu8_epi16(all, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in)));
+    if constexpr (kFew) return _mm512_permutex2var_epi16(table[0], indices, table[1]);
+    return look_up_wide(table, indices);
   }
 };
 
@@ -278,36 +280,36 @@ constexpr std::size_t kWideBytes = kWideTurn * kLimit / 8 + 16;  // that it may 
 // How many turns of write_wide are safe.
 inline std::size_t safe_wide(const BitWriter& w) {
   const std::size_t values = static_cast<std::size_t>(w.stop - w.in), room = static_cast<std::size_t>(w.end - w.p);
-  return least(values / kWideTurn, room / kWideBytes);
+  return min_of(values / kWideTurn, room / kWideBytes);
 }
 
-inline void append(BitWriter& w, std::uint64_t what, std::uint64_t length) {
-  w.bits |= what << w.held;
-  w.held += static_cast<unsigned>(length);
+inline void append(BitWriter& w, std::uint64_t value, std::uint64_t length) {
+  w.bits |= value << w.bit_count;
+  w.bit_count += static_cast<unsigned>(length);
   store_le<std::uint64_t>(w.p, w.bits);
-  w.p += w.held >> 3;
-  w.bits >>= w.held & ~7u;
-  w.held &= 7;
+  w.p += w.bit_count >> 3;
+  w.bits >>= w.bit_count & ~7u;
+  w.bit_count &= 7;
 }
 
-// Joins the codes of four neighbours in registers, of two streams, then appends the words: at most 48 bits and 7 held
-// over. Of few values, whose codes are short, eight neighbours are joined, unless they take more than 56 bits: with 7
-// held over less than a word, which `append` shifts by.
+// Joins the codes of four neighbours in registers, of two streams, then appends the words: at most 48 bits and 7 pending.
+// If there are few values, whose codes are short, eight neighbours are joined, unless they take more than 56 bits: with 7
+// pending less than a word, by which `append` shifts.
 template <bool kFew>
-inline void write_wide(BitWriter& one, BitWriter& two, const WideCodes& codes, std::size_t turns) {
+inline void write_wide(BitWriter& single, BitWriter& two, const WideCodes& codes, std::size_t turns) {
   using Pairs = std::uint32_t __attribute__((vector_size(64)));
   using Fours = std::uint64_t __attribute__((vector_size(64)));
   struct Joined {
     alignas(64) std::uint64_t bits[8], lengths[8];            // of four values
     alignas(64) std::uint64_t eight_bits[8], eight_lengths[8];  // of eight, in every second place
   } joined[2];
-  BitWriter a = one, b = two;
+  BitWriter a = single, b = two;
   // Returns whether there are eight that take too much.
   const auto join = [&](BitWriter& w, Joined& to) {
     constexpr std::uint32_t code = (1u << kLimit) - 1;
-    const Pairs found = reinterpret_cast<Pairs>(codes.look_up<kFew>(w.in));
-    const Pairs first = found >> kLimit & 15, both = first + (found >> (16 + kLimit));
-    const Fours pairs = reinterpret_cast<Fours>((found & code) | (found >> 16 & code) << first);
+    const Pairs result = reinterpret_cast<Pairs>(codes.look_up<kFew>(w.in));
+    const Pairs first = result >> kLimit & 15, both = first + (result >> (16 + kLimit));
+    const Fours pairs = reinterpret_cast<Fours>((result & code) | (result >> 16 & code) << first);
     const Fours length = reinterpret_cast<Fours>(both), low = length & 0xffffffff;
     const Fours four = (pairs & 0xffffffff) | pairs >> 32 << low, all = low + (length >> 32);
     std::memcpy(to.bits, &four, sizeof four);
@@ -339,7 +341,7 @@ inline void write_wide(BitWriter& one, BitWriter& two, const WideCodes& codes, s
       append(b, joined[1].eight_bits[k], joined[1].eight_lengths[k]);
     }
   }
-  one = a;
+  single = a;
   two = b;
 }
 #endif
@@ -350,32 +352,33 @@ inline void write_huffman(const Byte* plane, std::size_t n, const HuffmanPlan& p
   assign_codes(plan.lengths, codes);
   std::uint32_t table[256];
   for (std::size_t value = 0; value < 256; ++value)
-    table[value] = codes[value] | std::uint32_t{plan.lengths.of[value]} << 16;
+    table[value] = codes[value] | std::uint32_t{plan.lengths.values[value]} << 16;
   *p++ = static_cast<Byte>(plan.first);
   *p++ = static_cast<Byte>(plan.last);
   for (std::size_t value = plan.first; value <= plan.last; value += 2) {
-    const unsigned high = value < plan.last ? plan.lengths.of[value + 1] : 0;
-    *p++ = static_cast<Byte>(plan.lengths.of[value] | high << 4);
+    const unsigned high = value < plan.last ? plan.lengths.values[value + 1] : 0;
+    *p++ = static_cast<Byte>(plan.lengths.values[value] | high << 4);
   }
   BitWriter writers[kStreams];
-  Byte* at = p + 3 * kStreams;
+  Byte* bytes = p + 3 * kStreams;
   const std::size_t quarter = quarter_of(n);
   for (std::size_t s = 0; s < kStreams; ++s) {
     for (int i = 0; i < 3; ++i) *p++ = static_cast<Byte>(plan.sizes[s] >> (8 * i));
-    writers[s] = {plane + least(s * quarter, n), plane + least((s + 1) * quarter, n), at, at + plan.sizes[s], 0, 0};
-    at += plan.sizes[s];
+    writers[s] = {
+        plane + min_of(s * quarter, n), plane + min_of((s + 1) * quarter, n), bytes, bytes + plan.sizes[s], 0, 0};
+    bytes += plan.sizes[s];
   }
 #if defined(__AVX512BW__)
   const WideCodes wide(codes, plan.lengths);
   for (std::size_t s = 0; s < kStreams; s += 2)
-    while (const std::size_t turns = least(safe_wide(writers[s]), safe_wide(writers[s + 1])))
-      if (wide.few)
+    while (const std::size_t turns = min_of(safe_wide(writers[s]), safe_wide(writers[s + 1])))
+      if (wide.is_short)
         write_wide<true>(writers[s], writers[s + 1], wide, turns);
       else
         write_wide<false>(writers[s], writers[s + 1], wide, turns);
 #endif
   for (std::size_t s = 0; s < kStreams; s += 2)
-    while (const std::size_t turns = least(safe_writes(writers[s]), safe_writes(writers[s + 1])))
+    while (const std::size_t turns = min_of(safe_writes(writers[s]), safe_writes(writers[s + 1])))
       write_turns(writers[s], writers[s + 1], table, turns);
   for (std::size_t s = 0; s < kStreams; ++s) write_rest(writers[s], table);
 }

@@ -23,8 +23,8 @@ constexpr auto kReversed = [] {
   return of;
 }();
 
-// A complete code in canonical order: values by length, then by value. Codes count up from 0; seen from their first bit on, those
-// of one length follow those of the length before.
+// A complete code in canonical order: values by length, then by value. Codes count up from 0; with the first bit highest,
+// the codes of one length follow the codes of the length before.
 struct CodeOrder {
   Byte values[256];
   std::uint16_t first[kLimit + 2];  // where the values of a length begin
@@ -33,14 +33,14 @@ struct CodeOrder {
 
   explicit CodeOrder(const Lengths& lengths) {
     std::uint16_t counts[kLimit + 1] = {}, next[kLimit + 1];
-    const auto each = [&lengths](auto call) {  // of the values that occur, which are few and near
+    const auto for_each = [&lengths](auto call) {  // of the values that occur, which are few and near
       for (std::size_t from = 0; from < 256; from += 8) {
-        if (!load_le<std::uint64_t>(lengths.of + from)) continue;
+        if (!load_le<std::uint64_t>(lengths.values + from)) continue;
         for (std::size_t value = from; value < from + 8; ++value)
-          if (lengths.of[value]) call(value, lengths.of[value]);
+          if (lengths.values[value]) call(value, lengths.values[value]);
       }
     };
-    each([&](std::size_t, std::size_t length) { ++counts[length]; });
+    for_each([&](std::size_t, std::size_t length) { ++counts[length]; });
     first[1] = start[1] = 0;
     shortest = kLimit;
     longest = 1;
@@ -52,7 +52,7 @@ struct CodeOrder {
       if (length < shortest) shortest = length;
       longest = length;
     }
-    each([&](std::size_t value, std::size_t length) { values[next[length]++] = static_cast<Byte>(value); });
+    for_each([&](std::size_t value, std::size_t length) { values[next[length]++] = static_cast<Byte>(value); });
   }
 
   // The value whose code is longer than a window, and its length, from the next bits.
@@ -66,21 +66,21 @@ struct CodeOrder {
   }
 };
 
-// One entry for each of `count` windows: a value, then what the table of the windows behind its code yields. Where a code may
-// take one bit, six values may follow: the last of them has no room.
+// One entry for each of `count` windows: a value, then the entries of the windows after its code. If a code may take one
+// bit, six values may follow; an entry has no room for the last of them.
 template <bool kFull>
-inline void prepend(const std::uint64_t* __restrict rest, std::size_t count, std::uint64_t first, const Lengths& lengths,
-                    std::uint64_t* __restrict out) {
+inline void prepend(const std::uint64_t* __restrict remainder, std::size_t count, std::uint64_t first,
+                    const Lengths& lengths, std::uint64_t* __restrict out) {
   constexpr std::uint64_t ends = std::uint64_t{255} << 56 | 255, five = 0x0000ffffffffff00;
   for (std::size_t k = 0; k < count; ++k) {
-    std::uint64_t entry = rest[k];
-    if constexpr (kFull) entry -= entry >> 56 == kMost ? kOne + lengths.of[entry >> 48 & 255] : 0;
+    std::uint64_t entry = remainder[k];
+    if constexpr (kFull) entry -= entry >> 56 == kMost ? kOne + lengths.values[entry >> 48 & 255] : 0;
     out[k] = (entry & ends) + ((entry & five) << 8) + first;
   }
 }
 
-// Fills the table of a complete code. Built for windows of 1 to kWindow bits in the order of codes, where a code's windows lie
-// side by side, then put into that of streams, whose first bit is lowest. Where a code is longer than the window, the entry is 0.
+// Fills the table of a complete code. Built for windows of 1 to kWindow bits in the order of codes, where a code's windows
+// are contiguous, then permuted to stream order, first bit lowest. The entry of a code longer than the window is 0.
 template <int kWindow>
 inline void fill_table(const Lengths& lengths, const CodeOrder& order, std::uint64_t* table) {
   alignas(64) std::uint64_t ordered[std::size_t{2} << kWindow];  // those of windows of w bits begin at 2^w
@@ -120,7 +120,7 @@ template <std::size_t kWrites>
 inline std::size_t safe_turns(const BitStream& s) {
   const std::size_t bytes = static_cast<std::size_t>(s.end - s.p), room = static_cast<std::size_t>(s.stop - s.out);
   if (bytes < 8 || room < kWrites + 8) return 0;
-  return least((bytes - 8) / 7 + 1, (room - 8) / kWrites);
+  return min_of((bytes - 8) / 7 + 1, (room - 8) / kWrites);
 }
 
 // Asks for the bytes of a later batch: processors do so by themselves within a page only.
@@ -133,8 +133,8 @@ inline void look_ahead(const BitStream& s) {
 #endif
 }
 
-// Decodes so many turns of kCount streams side by side. Where codes may be longer than the window (`kLong`), a stream that comes to
-// such a code stays there until the turn is over.
+// Decodes `turns` turns of kCount streams in parallel. If codes may be longer than the window (`kLong`), a stream that
+// reaches a longer code waits until the turn ends.
 template <int kWindow, bool kLong, std::size_t kCount>
 [[gnu::noinline]] void decode_turns(BitStream* const* streams, const CodeOrder& order, const std::uint64_t* table, std::size_t turns) {
   constexpr std::uint64_t mark = std::uint64_t{1} << 63, mask = (1u << kWindow) - 1;
@@ -194,7 +194,7 @@ template <int kWindow, bool kLong, std::size_t kCount>
 // Decodes what is left of a stream with a look at every step. It must end in the last byte, and unused bits must be zero.
 template <int kWindow>
 inline bool decode_rest(BitStream& s, const CodeOrder& order, const Lengths& lengths, const std::uint64_t* table) {
-  std::uint64_t at = s.ahead;
+  std::uint64_t index = s.ahead;
   const std::uint64_t size = 8 * static_cast<std::uint64_t>(s.end - s.p);
   const auto peek = [&](std::uint64_t from) {
     const std::size_t byte = from >> 3, left = static_cast<std::size_t>(s.end - s.p) - byte;
@@ -204,29 +204,29 @@ inline bool decode_rest(BitStream& s, const CodeOrder& order, const Lengths& len
     return load_le<std::uint64_t>(next) >> (from & 7);
   };
   while (s.out < s.stop) {
-    if (at >= size) return false;
-    const std::uint64_t bits = peek(at), entry = table[bits & ((1u << kWindow) - 1)];
+    if (index >= size) return false;
+    const std::uint64_t bits = peek(index), entry = table[bits & ((1u << kWindow) - 1)];
     if (!entry) {
       int length = 0;
       *s.out++ = order.beyond<kWindow>(bits, length);
-      at += static_cast<unsigned>(length);
+      index += static_cast<unsigned>(length);
       continue;
     }
     const std::size_t count = entry >> 56, room = static_cast<std::size_t>(s.stop - s.out);
     if (count <= room) {
-      at += entry & 63;
+      index += entry & 63;
       for (std::size_t i = 0; i < count; ++i) *s.out++ = static_cast<Byte>(entry >> (8 * i + 8));
     } else {
       for (std::size_t i = 0; i < room; ++i) {
         *s.out++ = static_cast<Byte>(entry >> (8 * i + 8));
-        at += lengths.of[entry >> (8 * i + 8) & 255];
+        index += lengths.values[entry >> (8 * i + 8) & 255];
       }
     }
   }
-  return at <= size && size - at < 8 && (at == size || peek(at) == 0);
+  return index <= size && size - index < 8 && (index == size || peek(index) == 0);
 }
 
-// What is known of a plane before its streams are decoded.
+// The header of a plane before its streams are decoded.
 struct HuffmanPlane {
   Lengths lengths;
   BitStream streams[kStreams];
@@ -239,24 +239,25 @@ inline EntropyStatus open_huffman(const Byte*& p, const Byte* end, std::size_t n
   p += 2;
   if (static_cast<std::size_t>(end - p) < packed + 3 * kStreams) return EntropyStatus::table;
   plane.lengths = {};
-  std::uint32_t whole = 0;
+  std::uint32_t integer = 0;
   for (std::size_t i = 0; i < 2 * packed; ++i) {
     const int length = p[i / 2] >> (i % 2 * 4) & 15;
     if (length > kLimit || (i == span && length)) return EntropyStatus::table;
-    if (i < span) plane.lengths.of[first + i] = static_cast<Byte>(length);
-    if (length) whole += 1u << (kLimit - length);
+    if (i < span) plane.lengths.values[first + i] = static_cast<Byte>(length);
+    if (length) integer += 1u << (kLimit - length);
   }
-  if (!plane.lengths.of[first] || !plane.lengths.of[first + span - 1] || whole != 1u << kLimit) return EntropyStatus::table;
+  if (!plane.lengths.values[first] || !plane.lengths.values[first + span - 1] || integer != 1u << kLimit)
+    return EntropyStatus::table;
   p += packed;
-  const Byte* at = p + 3 * kStreams;
+  const Byte* bytes = p + 3 * kStreams;
   const std::size_t quarter = quarter_of(n);
   for (std::size_t s = 0; s < kStreams; ++s, p += 3) {
     const std::size_t size = p[0] | std::size_t{p[1]} << 8 | std::size_t{p[2]} << 16;
-    if (static_cast<std::size_t>(end - at) < size) return EntropyStatus::stream;
-    plane.streams[s] = {at, at + size, out + least(s * quarter, n), out + least((s + 1) * quarter, n), 0};
-    at += size;
+    if (static_cast<std::size_t>(end - bytes) < size) return EntropyStatus::stream;
+    plane.streams[s] = {bytes, bytes + size, out + min_of(s * quarter, n), out + min_of((s + 1) * quarter, n), 0};
+    bytes += size;
   }
-  p = at;
+  p = bytes;
   return EntropyStatus::ok;
 }
 
@@ -275,8 +276,8 @@ template <int kWindow, bool kLong, class Done>
 bool decode_streams(HuffmanPlane& plane, const CodeOrder& order, Done done) {
   alignas(64) std::uint64_t table[std::size_t{1} << kWindow];
   fill_table<kWindow>(plane.lengths, order, table);
-  const Byte* told[kStreams];
-  for (std::size_t s = 0; s < kStreams; ++s) told[s] = plane.streams[s].out;
+  const Byte* ends[kStreams];
+  for (std::size_t s = 0; s < kStreams; ++s) ends[s] = plane.streams[s].out;
   for (;;) {  // streams of equal lengths end together; of others, those that are left go on
     BitStream* active[kStreams];
     std::size_t count = 0, turns = kBatch;
@@ -285,15 +286,15 @@ bool decode_streams(HuffmanPlane& plane, const CodeOrder& order, Done done) {
       if (!safe) continue;
       look_ahead(plane.streams[s]);
       active[count++] = &plane.streams[s];
-      turns = least(turns, safe);
+      turns = min_of(turns, safe);
     }
     if (!count) break;
     decode_some<kWindow, kLong>(active, count, order, table, turns);
-    for (std::size_t s = 0; s < kStreams; ++s) told[s] = done(told[s], plane.streams[s].out, false);
+    for (std::size_t s = 0; s < kStreams; ++s) ends[s] = done(ends[s], plane.streams[s].out, false);
   }
   for (std::size_t s = 0; s < kStreams; ++s) {
     if (!decode_rest<kWindow>(plane.streams[s], order, plane.lengths, table)) return false;
-    done(told[s], plane.streams[s].out, true);
+    done(ends[s], plane.streams[s].out, true);
   }
   return true;
 }
@@ -304,11 +305,11 @@ template <class Done>
 inline EntropyStatus decode_huffman(HuffmanPlane& plane, Done done) {
   const CodeOrder order(plane.lengths);
   const bool brief = static_cast<std::size_t>(plane.streams[kStreams - 1].stop - plane.streams[0].out) < kShortPlane;
-  const bool whole = brief && order.longest > kNarrow ? decode_streams<kNarrow, true>(plane, order, done)
+  const bool complete = brief && order.longest > kNarrow ? decode_streams<kNarrow, true>(plane, order, done)
                      : brief                          ? decode_streams<kNarrow, false>(plane, order, done)
                      : order.longest > kWide          ? decode_streams<kWide, true>(plane, order, done)
                                                       : decode_streams<kWide, false>(plane, order, done);
-  return whole ? EntropyStatus::ok : EntropyStatus::stream;
+  return complete ? EntropyStatus::ok : EntropyStatus::stream;
 }
 
 // Decodes a plane of n values at `p`, which moves past it.

@@ -21,7 +21,7 @@ inline Word rotated_right(Word word) {
 }
 
 constexpr std::size_t kSplitRun = 64;      // elements
-constexpr std::size_t kSplitAhead = 2048;  // of which so many are asked for beforehand
+constexpr std::size_t kSplitAhead = 2048;  // elements to prefetch
 
 // Both planes of two bytes in one pass, in words of 16 bits: compilers would widen them.
 inline void split_in_two(const void* in, std::size_t n, Byte* __restrict high, Byte* __restrict low) {
@@ -37,7 +37,7 @@ inline void split_in_two(const void* in, std::size_t n, Byte* __restrict high, B
   std::size_t i = 0;
   for (; i + kSplitRun <= n; i += kSplitRun) {
 #if defined(__GNUC__)
-    const std::uint16_t* const next = values + least(i + kSplitAhead, n - kSplitRun);
+    const std::uint16_t* const next = values + min_of(i + kSplitAhead, n - kSplitRun);
     __builtin_prefetch(next);
     __builtin_prefetch(next + kSplitRun / 2);
 #endif
@@ -51,7 +51,7 @@ inline void split(const void* in, std::size_t n, Byte* const* planes) {
   constexpr std::size_t block = 4096 / sizeof(Word);
   const Word* __restrict values = static_cast<const Word*>(in);
   for (std::size_t start = 0; start < n; start += block) {
-    const std::size_t stop = least(start + block, n);
+    const std::size_t stop = min_of(start + block, n);
     for (std::size_t k = 0; k < sizeof(Word); ++k) {
       Byte* __restrict plane = planes[k];
       for (std::size_t i = start; i < stop; ++i)
@@ -133,7 +133,7 @@ template <bool kPast>
 inline void join_in_two(const Byte* const* planes, std::size_t n, Byte* out) {
   using Lanes = PairLanes::Lanes;
   constexpr std::size_t line = 64, turn = sizeof(Lanes);
-  const std::size_t head = least(n, kPast ? (line - reinterpret_cast<std::uintptr_t>(out) % line) % line / 2 : 0);
+  const std::size_t head = min_of(n, kPast ? (line - reinterpret_cast<std::uintptr_t>(out) % line) % line / 2 : 0);
   const auto put = [](Byte* to, Lanes words) {
     if constexpr (kPast)
       PairLanes::stream(to, PairLanes::rotated_right(words));
@@ -183,7 +183,7 @@ inline void join_six(const Byte* __restrict in, const std::uint16_t* __restrict 
 inline void copy_past_caches(Byte* out, const Byte* in, std::size_t bytes) {
 #if defined(__SSE2__)
   constexpr std::size_t line = 64;
-  const std::size_t head = least((line - reinterpret_cast<std::uintptr_t>(out) % line) % line, bytes);
+  const std::size_t head = min_of((line - reinterpret_cast<std::uintptr_t>(out) % line) % line, bytes);
   std::memcpy(out, in, head);
   std::size_t i = head;
   for (; i + line <= bytes; i += line) {
@@ -200,7 +200,7 @@ inline void copy_past_caches(Byte* out, const Byte* in, std::size_t bytes) {
 #endif
 }
 
-// What was copied so is seen by other threads that hear of it.
+// Makes the copies visible to other threads.
 inline void finish_copies() {
 #if defined(__SSE2__)
   _mm_sfence();

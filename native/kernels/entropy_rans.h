@@ -17,8 +17,8 @@ namespace ingot::INGOT_ISA {
 namespace {
 
 constexpr std::size_t kRansLanes = 32;
-constexpr std::size_t kRansBare = 2 * kRansLanes;  // so many symbols at the end neither take words nor leave a state that has to be large
-constexpr std::uint32_t kRansLeast = 1u << 16;     // of a state between other symbols
+constexpr std::size_t kRansBare = 2 * kRansLanes;  // last symbols: they take no words and may leave a small state
+constexpr std::uint32_t kRansLeast = 1u << 16;     // min state between other symbols
 constexpr std::size_t kRansHead = 3 + 4 * kRansLanes;
 constexpr std::size_t kRansElements = std::size_t{1} << 16;  // chunks from here on are coded so: fewer would feel the head
 constexpr int kRansBits = 12;                                // of planes of floats: a table of 16 KiB
@@ -34,19 +34,19 @@ inline std::size_t coded_bytes(const std::uint32_t* counts, const AnsPlan& plan)
   return (bits + (8 << 12) - 1) / (8 << 12);
 }
 
-// What symbols do to states: where the slots of each begin 16 bits up, above how many there are; and to divide by this.
+// The effect of symbols on states: the first slot of each, 16 bits up, above the number of slots; and its reciprocal.
 template <int kBits, std::size_t kCount>
 struct RansCoder {
   std::uint32_t slots[kCount];
   std::uint64_t inverse[kCount];
 
-  void fill(const AnsPlan& plan, std::size_t at = 0) {
+  void fill(const AnsPlan& plan, std::size_t index = 0) {
     std::uint32_t start = 0;
     for (std::size_t symbol = plan.first; symbol <= plan.last; ++symbol) {
       const std::uint32_t freq = plan.freq[symbol];
       if (!freq) continue;
-      slots[at + symbol] = start << 16 | freq;
-      inverse[at + symbol] = ((std::uint64_t{1} << (32 + kBits)) + freq - 1) / freq;
+      slots[index + symbol] = start << 16 | freq;
+      inverse[index + symbol] = ((std::uint64_t{1} << (32 + kBits)) + freq - 1) / freq;
       start += freq;
     }
   }
@@ -82,8 +82,8 @@ struct RansWriter {
   void put_sixteen(__m512i& x, const std::uint16_t* symbols) {
     constexpr int down = _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC;
     const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-    const __m512i at = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(symbols)));
-    const __m512i slots = _mm512_i32gather_epi32(at, coder.slots, 4);
+    const __m512i indices = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(symbols)));
+    const __m512i slots = _mm512_i32gather_epi32(indices, coder.slots, 4);
     const __m512i freq = _mm512_and_si512(slots, _mm512_set1_epi32(0xffff));
     const __mmask16 gives = _mm512_cmpge_epu32_mask(_mm512_srli_epi32(x, 32 - kBits), freq);
     const int count = __builtin_popcount(gives);
@@ -94,11 +94,11 @@ struct RansWriter {
     x = _mm512_mask_srli_epi32(x, gives, x, 16);
     const __m512 ratio = _mm512_div_round_ps(_mm512_cvt_roundepu32_ps(x, down), _mm512_cvtepi32_ps(freq), down);
     __m512i quotient = _mm512_cvttps_epi32(ratio);
-    __m512i rest = _mm512_sub_epi32(x, _mm512_mullo_epi32(quotient, freq));
-    const __mmask16 more = _mm512_cmpge_epu32_mask(rest, freq);
+    __m512i remainder = _mm512_sub_epi32(x, _mm512_mullo_epi32(quotient, freq));
+    const __mmask16 more = _mm512_cmpge_epu32_mask(remainder, freq);
     quotient = _mm512_mask_add_epi32(quotient, more, quotient, _mm512_set1_epi32(1));
-    rest = _mm512_mask_sub_epi32(rest, more, rest, freq);
-    x = _mm512_add_epi32(_mm512_add_epi32(_mm512_slli_epi32(quotient, kBits), rest), _mm512_srli_epi32(slots, 16));
+    remainder = _mm512_mask_sub_epi32(remainder, more, remainder, freq);
+    x = _mm512_add_epi32(_mm512_add_epi32(_mm512_slli_epi32(quotient, kBits), remainder), _mm512_srli_epi32(slots, 16));
   }
 #endif
 

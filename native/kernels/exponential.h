@@ -18,8 +18,8 @@ inline Floats exponential(Floats x) {
     p = p * r + splat(next);
   p = p * (r * r) + r + splat(1.0f);
   // NaN's whole number is any: 2^n then multiplies a NaN.
-  const Words whole = std::bit_cast<Words>(n + splat(kRound)) << 23;
-  return p * std::bit_cast<Floats>(whole + (127u << 23));
+  const Words integer = std::bit_cast<Words>(n + splat(kRound)) << 23;
+  return p * std::bit_cast<Floats>(integer + (127u << 23));
 }
 
 }  // namespace

@@ -16,9 +16,9 @@ using Floats = float __attribute__((vector_size(kVectorBytes)));
 constexpr std::size_t kWidth = kVectorBytes / sizeof(float);
 
 inline Floats load_floats(const float* from) {
-  Floats found;
-  std::memcpy(&found, from, sizeof found);
-  return found;
+  Floats result;
+  std::memcpy(&result, from, sizeof result);
+  return result;
 }
 // As many doubles as a register holds. GCC 12 makes several instructions of a vector's conversion.
 inline Doubles load_doubles(const float* from) {
@@ -32,16 +32,16 @@ inline Doubles load_doubles(const float* from) {
   return __builtin_convertvector(found, Doubles);
 #endif
 }
-inline void store_floats(float* to, Floats what) { std::memcpy(to, &what, sizeof what); }
-inline Floats all(float what) { return Floats{} + what; }
+inline void store_floats(float* to, Floats values) { std::memcpy(to, &values, sizeof values); }
+inline Floats all(float value) { return Floats{} + value; }
 // The same, but that -0 stays what it is: a move, where that is an addition.
-inline Floats splat(float what) {
+inline Floats splat(float value) {
 #if defined(__AVX512F__)
-  return _mm512_set1_ps(what);
+  return _mm512_set1_ps(value);
 #elif defined(__AVX__)
-  return _mm256_set1_ps(what);
+  return _mm256_set1_ps(value);
 #else
-  return Floats{what, what, what, what};
+  return Floats{value, value, value, value};
 #endif
 }
 // Compilers make a comparison and a choice of `a > b ? a : b`, of which x86 has one instruction. The second where either
@@ -68,9 +68,9 @@ inline bool all_below(Floats a, float limit) {
 #elif defined(__AVX__)
   return _mm256_movemask_ps(_mm256_cmp_ps(a, all(limit), _CMP_LT_OQ)) == 0xff;
 #else
-  bool found = true;
-  for (std::size_t lane = 0; lane < kWidth; ++lane) found &= a[lane] < limit;
-  return found;
+  bool result = true;
+  for (std::size_t lane = 0; lane < kWidth; ++lane) result &= a[lane] < limit;
+  return result;
 #endif
 }
 // A bit for each lane of `a` that is not above that of `b`, the first in the lowest.
@@ -82,9 +82,9 @@ inline std::uint32_t none_above(Floats a, Floats b) {
 #elif defined(__SSE2__)
   return static_cast<std::uint32_t>(_mm_movemask_ps(_mm_cmple_ps(a, b)));
 #else
-  std::uint32_t found = 0;
-  for (std::size_t lane = 0; lane < kWidth; ++lane) found |= static_cast<std::uint32_t>(a[lane] <= b[lane]) << lane;
-  return found;
+  std::uint32_t result = 0;
+  for (std::size_t lane = 0; lane < kWidth; ++lane) result |= static_cast<std::uint32_t>(a[lane] <= b[lane]) << lane;
+  return result;
 #endif
 }
 // The least lane, none of which is NaN.

@@ -62,8 +62,8 @@ inline float f64_to_odd_f32(double value) {
   const double magnitude = std::bit_cast<double>(std::bit_cast<std::uint64_t>(value) & 0x7fffffffffffffffull);
   const double got = std::bit_cast<double>(std::bit_cast<std::uint64_t>(back) & 0x7fffffffffffffffull);
   const bool inexact = got < magnitude || got > magnitude;
-  const std::uint32_t odd = (bits - (got > magnitude ? 1u : 0u)) | 1u;
-  bits = inexact ? odd : bits;
+  const std::uint32_t parity = (bits - (got > magnitude ? 1u : 0u)) | 1u;
+  bits = inexact ? parity : bits;
   return std::bit_cast<float>(bits);
 }
 
@@ -138,8 +138,8 @@ inline void load_block(const TypeOf<kDtype>* __restrict in, std::size_t n, float
 // number_to_bf16 for eight, in the high halves of lanes.
 inline __m256i eight_numbers(__m256 values) {
   const __m256i bits = _mm256_castps_si256(values);
-  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-  return _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+  const __m256i lsb = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  return _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), lsb);
 }
 
 // Element<kDtype>::store for eight values.
@@ -158,8 +158,8 @@ inline __m128i store_eight(__m256 values) {
 // number_to_bf16 for sixteen.
 inline __m256i sixteen_numbers(__m512 values) {
   const __m512i bits = _mm512_castps_si512(values);
-  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+  const __m512i lsb = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), lsb);
   return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
 }
 
@@ -168,8 +168,8 @@ template <Dtype kDtype>
 inline __m256i store_sixteen(__m512 values) {
   if constexpr (kDtype == Dtype::f16) return _mm512_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   const __m512i bits = _mm512_castps_si512(values);
-  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+  const __m512i lsb = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), lsb);
   const __mmask16 nan = _mm512_cmp_ps_mask(values, values, _CMP_UNORD_Q);
   const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x00400000));
   return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_mov_epi32(rounded, nan, quiet), 16));
@@ -183,8 +183,9 @@ inline uint16x8_t store_eight(float32x4_t low, float32x4_t high) {
     return vreinterpretq_u16_f16(vcvt_high_f16_f32(vcvt_f16_f32(low), high));
   const uint32x4_t one = vdupq_n_u32(1), half = vdupq_n_u32(0x7fff);
   const uint32x4_t first = vreinterpretq_u32_f32(low), second = vreinterpretq_u32_f32(high);
-  const auto odd = [=](uint32x4_t bits) { return vandq_u32(vshrq_n_u32(bits, 16), one); };
-  const uint16x8_t rounded = vaddhn_high_u32(vaddhn_u32(vaddq_u32(first, half), odd(first)), vaddq_u32(second, half), odd(second));
+  const auto lsb = [=](uint32x4_t bits) { return vandq_u32(vshrq_n_u32(bits, 16), one); };
+  const uint16x8_t rounded =
+      vaddhn_high_u32(vaddhn_u32(vaddq_u32(first, half), lsb(first)), vaddq_u32(second, half), lsb(second));
   const uint16x8_t numbers = vuzp1q_u16(vreinterpretq_u16_u32(vceqq_f32(low, low)), vreinterpretq_u16_u32(vceqq_f32(high, high)));
   const uint16x8_t bits = vuzp2q_u16(vreinterpretq_u16_f32(low), vreinterpretq_u16_f32(high));
   return vbslq_u16(numbers, rounded, vorrq_u16(bits, vdupq_n_u16(0x40)));

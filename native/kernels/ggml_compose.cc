@@ -1,4 +1,4 @@
-// Codes, and the numbers that blocks have beside them, chosen elsewhere (kernels/rounding.cc), as ggml's blocks.
+// Composition of ggml's blocks from codes and numbers that another kernel has chosen (kernels/rounding.cc).
 #include "core/ggml.h"
 
 #include "kernels/ggml_kinds.h"
@@ -14,7 +14,7 @@ void compose(const GgmlNumbers& from, std::size_t count, std::uint8_t* out) {
   constexpr std::size_t groups = Type<kType>::kGroups;
   const std::size_t nested = groups > 1 ? groups : 0;
   for (std::size_t i = 0; i < count; ++i) {
-    Head head{from.d[i], from.least ? from.least[i] : std::uint16_t{0}};
+    Head head{from.d[i], from.dmin ? from.dmin[i] : std::uint16_t{0}};
     if (nested != 0) head.steps = from.steps + i * nested;
     if (from.minimums != nullptr) head.minimums = from.minimums + i * nested;
     pack<kType>(head, from.codes + i * kOf<kType>.elements, out + i * kOf<kType>.bytes);

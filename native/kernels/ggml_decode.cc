@@ -15,8 +15,8 @@ constexpr std::size_t kPiece = 4096;  // values that stay in the first cache
 inline void fetch_ahead(const float* out, std::size_t count) {
   constexpr std::size_t ahead = 4096, line = 64;
   const auto from = reinterpret_cast<std::uintptr_t>(out) + ahead;
-  for (std::size_t at = 0; at < count * sizeof(float); at += line)
-    __builtin_prefetch(reinterpret_cast<const void*>(from + at), 1);
+  for (std::size_t index = 0; index < count * sizeof(float); index += line)
+    __builtin_prefetch(reinterpret_cast<const void*>(from + index), 1);
 }
 
 // Writes values to where they go; returns whether a number was too large for that type.
@@ -25,7 +25,7 @@ class Target {
   Target(const GgmlTarget& to, bool powers)
       : to_(to), unlimited_(to.type != Dtype::f16 && !powers), past_(powers ? 0xffffffffu : 0x7f800000u) {}
 
-  // Where values are decoded to: the output itself where these are its elements.
+  // The destination of decoded values: the output itself if its elements are f32.
   float* room(std::size_t first) {
     return to_.type == Dtype::f32 ? static_cast<float*>(to_.out) + first : values_;
   }
@@ -41,15 +41,17 @@ class Target {
   bool too_large() const { return too_large_; }
 
  private:
-  // The least magnitudes that become infinite. What is infinite or NaN because a scale is stays that.
+  // Checks for the smallest magnitudes that become infinite. Values that are infinite or NaN because of a scale stay so.
   void look(const float* values, std::size_t n) {
-    const std::uint32_t least = to_.type == Dtype::f16 ? 0x477ff000u : to_.type == Dtype::bf16 ? 0x7f7f8000u : 0x7f800000u;
-    std::uint32_t found = 0;
+    const std::uint32_t smallest = to_.type == Dtype::f16    ? 0x477ff000u
+                                   : to_.type == Dtype::bf16 ? 0x7f7f8000u
+                                                             : 0x7f800000u;
+    std::uint32_t result = 0;
     for (std::size_t i = 0; i < n; ++i) {
       const std::uint32_t size = std::bit_cast<std::uint32_t>(values[i]) & 0x7fffffffu;
-      found |= static_cast<std::uint32_t>(size >= least) & static_cast<std::uint32_t>(size < past_);
+      result |= static_cast<std::uint32_t>(size >= smallest) & static_cast<std::uint32_t>(size < past_);
     }
-    too_large_ |= found != 0;
+    too_large_ |= result != 0;
   }
 
   const GgmlTarget& to_;

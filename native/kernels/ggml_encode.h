@@ -18,7 +18,7 @@ struct GgmlSource {
 };
 
 struct GgmlStatus {
-  enum Kind { ok, non_finite, scale_overflow, no_encoder } kind;
+  enum Code { ok, non_finite, scale_overflow, no_encoder } code;
   std::size_t index;  // of the value, or of the first one of its block
 };
 

@@ -12,9 +12,9 @@ inline float inverse_of(float d) {
   return is_finite(id) ? id : 0.0f;  // of scales so small that f16 has 0 for them
 }
 
-inline Byte code(float t, int most) {
+inline Byte code(float t, int amax) {
   const int q = static_cast<int>(t);
-  return static_cast<Byte>(q < most ? q : most);
+  return static_cast<Byte>(q < amax ? q : amax);
 }
 
 // The value of largest magnitude becomes -kHalf.
@@ -44,14 +44,14 @@ bool exact_affine(const float* x, Byte* out) {
   for (int i = 0; i < 32; ++i) q[i] = code((x[i] - low) * id + 0.5f, kMost);
   const Head head{f32_to_f16(d), f32_to_f16(low)};
   pack<kType>(head, q, out);
-  return is_finite(f16_to_f32(head.d)) && is_finite(f16_to_f32(head.least));
+  return is_finite(f16_to_f32(head.d)) && is_finite(f16_to_f32(head.dmin));
 }
 
 // Half away from zero.
 inline bool exact_q8_0(const float* x, Byte* out) {
-  float most = 0;
-  for (int i = 0; i < 32; ++i) most = std::fabs(x[i]) > most ? std::fabs(x[i]) : most;
-  const float d = most / 127, id = inverse_of(d);
+  float amax = 0;
+  for (int i = 0; i < 32; ++i) amax = std::fabs(x[i]) > amax ? std::fabs(x[i]) : amax;
+  const float d = amax / 127, id = inverse_of(d);
   Byte q[32];
   for (int i = 0; i < 32; ++i) {
     const float t = x[i] * id, size = std::fabs(t), whole = std::floor(size);
@@ -64,18 +64,18 @@ inline bool exact_q8_0(const float* x, Byte* out) {
 
 // The power of two of the largest value becomes 4, of E2M1's values.
 inline bool exact_mxfp4(const float* x, Byte* out) {
-  float most = 0;
-  for (int i = 0; i < 32; ++i) most = std::fabs(x[i]) > most ? std::fabs(x[i]) : most;
+  float amax = 0;
+  for (int i = 0; i < 32; ++i) amax = std::fabs(x[i]) > amax ? std::fabs(x[i]) : amax;
   int power = 0;
-  if (most > 0) power = std::ilogb(most) - 2 + 127;
+  if (amax > 0) power = std::ilogb(amax) - 2 + 127;
   const auto e = static_cast<std::uint32_t>(power > 0 ? power : 0);
   const float d = std::bit_cast<float>(e < 2 ? 0x00200000u << e : (e - 1) << 23);
   Byte q[32];
   for (int i = 0; i < 32; ++i) {
     const float size = std::fabs(x[i]);
-    int found = 0;
-    for (int k = 0; k < 7; ++k) found += size > d * E2m1::middle(k);
-    q[i] = static_cast<Byte>(found + (x[i] < 0 && found > 0 ? 8 : 0));
+    int result = 0;
+    for (int k = 0; k < 7; ++k) result += size > d * E2m1::middle(k);
+    q[i] = static_cast<Byte>(result + (x[i] < 0 && result > 0 ? 8 : 0));
   }
   pack<Ggml::mxfp4>(Head{static_cast<std::uint16_t>(e)}, q, out);
   return true;

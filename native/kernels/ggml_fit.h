@@ -24,7 +24,7 @@ template <class Level, class Weights>
 struct ScaleFit {
   const Weights& tile;
   std::size_t c;
-  Floats most;  // of all magnitudes
+  Floats amax;  // of all magnitudes
   Floats error = all(kInfinite), scale{};
 
   template <std::size_t kMany>
@@ -36,7 +36,7 @@ struct ScaleFit {
   void attempt(const Grids<kMany>& grids) {
     Floats widest = magnitude(grids.id[0]);
     for (std::size_t k = 1; k < kMany; ++k) widest = larger(magnitude(grids.id[k]), widest);
-    switch (Level::ends(most * widest)) {
+    switch (Level::ends(amax * widest)) {
       case Ends::none:
         return attempt<Ends::none>(grids);
       case Ends::high:
@@ -64,9 +64,9 @@ struct ScaleFit {
 #pragma GCC unroll 2
     for (std::size_t k = 0; k < kMany; ++k) {
       const Floats s = grids.s[k], more = qq[k] > 0.0f ? rq[k] / qq[k] : Floats{};
-      const Floats left = (rr[k] - more * rq[k]) * (s * s);
-      const auto better = left < error;
-      error = better ? left : error;
+      const Floats residual = (rr[k] - more * rq[k]) * (s * s);
+      const auto better = residual < error;
+      error = better ? residual : error;
       scale = better ? s + more * s : scale;
     }
   }
@@ -77,17 +77,17 @@ template <class Type, class Weights>
 void fit_scales(const Weights& tile, Lanes& scale) {
   constexpr std::size_t starts = std::size(Type::kStarts);
   for (std::size_t c = 0; c < kLanes; c += kWidth) {
-    Floats most{}, extreme{};
+    Floats amax{}, extreme{};
     for (std::size_t j = 0; j < Weights::kCount; ++j) {
       const Floats x = tile.value(j, c), size = magnitude(x);
-      extreme = size > most ? x : extreme;
-      most = larger(size, most);
+      extreme = size > amax ? x : extreme;
+      amax = larger(size, amax);
     }
-    const auto nothing = most < kTiny;
+    const auto nothing = amax < kTiny;
     extreme = nothing ? all(1) : extreme;
     const Floats id = 1.0f / extreme;
     using Fit = ScaleFit<typename Type::Level, Weights>;
-    Fit fit{tile, c, most};
+    Fit fit{tile, c, amax};
     for (std::size_t first = 0; first < starts; first += kTogether) {
       typename Fit::template Grids<kTogether> grids;
       for (std::size_t k = 0; k < kTogether; ++k) {  // the last one twice where there are too few
@@ -98,7 +98,7 @@ void fit_scales(const Weights& tile, Lanes& scale) {
       fit.attempt(grids);
     }
     for (int k = 0; k < kRounds; ++k) fit.attempt(typename Fit::template Grids<1>{{inverse(fit.scale)}, {fit.scale}});
-    store_floats(scale.of + c, nothing ? Floats{} : fit.scale);
+    store_floats(scale.values + c, nothing ? Floats{} : fit.scale);
   }
 }
 
@@ -117,12 +117,12 @@ struct AffineFit {
 
   template <std::size_t kMany>
   void attempt(const Grids<kMany>& grids) {
-    Floats least = (low - grids.base[0]) * grids.id[0], largest = (high - grids.base[0]) * grids.id[0];
+    Floats smallest = (low - grids.base[0]) * grids.id[0], largest = (high - grids.base[0]) * grids.id[0];
     for (std::size_t k = 1; k < kMany; ++k) {
-      least = smaller((low - grids.base[k]) * grids.id[k], least);
+      smallest = smaller((low - grids.base[k]) * grids.id[k], smallest);
       largest = larger((high - grids.base[k]) * grids.id[k], largest);
     }
-    switch (Level::ends(least, largest)) {
+    switch (Level::ends(smallest, largest)) {
       case Ends::none:
         return attempt<Ends::none>(grids);
       case Ends::near:
@@ -158,29 +158,29 @@ struct AffineFit {
     Floats sq, qq, sr, rq, rr;
   };
 
-  void choose(Floats base, Floats id, Floats s, const Totals& of) {
-    const auto [sq, qq, sr, rq, rr] = of;
+  void choose(Floats base, Floats id, Floats s, const Totals& input) {
+    const auto [sq, qq, sr, rq, rr] = input;
     const Floats spread = weight * qq - sq * sq;
     Floats b = spread > 0x1p-20f * (weight * qq) ? (weight * rq - sr * sq) / spread : Floats{};
-    const Floats rest = sr - b * sq;
+    const Floats remainder = sr - b * sq;
     Floats a;
     if constexpr (Weights::kWhole)
-      a = rest * (1.0f / Weights::kCount);  // exact, of a power of two
+      a = remainder * (1.0f / Weights::kCount);  // exact, of a power of two
     else
-      a = weight > 0.0f ? rest / weight : Floats{};
-    Floats left = (rr - a * sr - b * rq) * (s * s);
+      a = weight > 0.0f ? remainder / weight : Floats{};
+    Floats residual = (rr - a * sr - b * rq) * (s * s);
     Floats to = base + a * s;
     if constexpr (kBelow) {  // where it would be above 0 it is 0, and all that is left is u = r + base / s
       const auto above = to > 0.0f;
       const Floats e = base * id, uq = rq + e * sq, uu = rr + (e * sr + e * (sr + e * weight));
       const Floats other = qq > 0.0f ? uq / qq : Floats{};
-      left = above ? (uu - other * uq) * (s * s) : left;
+      residual = above ? (uu - other * uq) * (s * s) : residual;
       b = above ? other : b;
       to = above ? Floats{} : to;
     }
     const Floats times = s + b * s;
-    const auto better = (left < error) & (times > 0.0f);
-    error = better ? left : error;
+    const auto better = (residual < error) & (times > 0.0f);
+    error = better ? residual : error;
     scale = better ? times : scale;
     offset = better ? to : offset;
   }
@@ -199,7 +199,7 @@ void fit_affine(const Weights& tile, const Lanes& weight, Lanes& scale, Lanes& o
     const auto flat = high - low < kTiny;
     const Floats range = flat ? all(1) : high - low, id = 1.0f / range;
     using Fit = AffineFit<typename Type::Level, Type::kBelow, Weights>;
-    Fit fit{tile, c, load_floats(weight.of + c), low, high};
+    Fit fit{tile, c, load_floats(weight.values + c), low, high};
     constexpr std::size_t starts = std::size(Type::kStarts);
     for (std::size_t first = 0; first < starts; first += kTogether) {
       typename Fit::template Grids<kTogether> grids;
@@ -214,8 +214,8 @@ void fit_affine(const Weights& tile, const Lanes& weight, Lanes& scale, Lanes& o
     }
     for (int k = 0; k < kRounds; ++k)
       fit.attempt(typename Fit::template Grids<1>{{fit.offset}, {inverse(fit.scale)}, {fit.scale}});
-    store_floats(scale.of + c, flat ? Floats{} : fit.scale);
-    store_floats(offset.of + c, flat ? low + 0.0f : fit.offset);  // no minus zero
+    store_floats(scale.values + c, flat ? Floats{} : fit.scale);
+    store_floats(offset.values + c, flat ? low + 0.0f : fit.offset);  // no minus zero
   }
 }
 

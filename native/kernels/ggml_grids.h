@@ -11,22 +11,22 @@ inline std::uint32_t even(std::uint32_t seven) {
 }
 
 // Two entries of eight values, of which `signs` makes some negative.
-inline Codes16 eights(Grid grid, std::uint32_t one, std::uint32_t two, std::uint32_t signs) {
-  const Words2 both = {word_at<std::uint64_t>(grid + 8 * one), word_at<std::uint64_t>(grid + 8 * two)};
+inline Codes16 eights(Grid grid, std::uint32_t first, std::uint32_t second, std::uint32_t signs) {
+  const Words2 both = {word_at<std::uint64_t>(grid + 8 * first), word_at<std::uint64_t>(grid + 8 * second)};
   return negated(reinterpret_cast<Codes16>(both), spread(signs));
 }
 
 // Four entries of four values.
-inline Codes16 fours(Grid grid, std::uint32_t one, std::uint32_t two, std::uint32_t three, std::uint32_t four,
+inline Codes16 fours(Grid grid, std::uint32_t first, std::uint32_t second, std::uint32_t three, std::uint32_t four,
                      std::uint32_t signs) {
-  const Words4 all = {word_at<std::uint32_t>(grid + 4 * one), word_at<std::uint32_t>(grid + 4 * two),
+  const Words4 all = {word_at<std::uint32_t>(grid + 4 * first), word_at<std::uint32_t>(grid + 4 * second),
                       word_at<std::uint32_t>(grid + 4 * three), word_at<std::uint32_t>(grid + 4 * four)};
   return negated(reinterpret_cast<Codes16>(all), spread(signs));
 }
 
 // Two entries of values -1, 0, 1, moved up or (`down`) down by an eighth, in eighths.
-inline Codes16 eighths(Grid grid, std::uint32_t one, std::uint32_t two, bool down_one, bool down_two) {
-  const Words2 both = {word_at<std::uint64_t>(grid + 8 * one), word_at<std::uint64_t>(grid + 8 * two)};
+inline Codes16 eighths(Grid grid, std::uint32_t first, std::uint32_t second, bool down_one, bool down_two) {
+  const Words2 both = {word_at<std::uint64_t>(grid + 8 * first), word_at<std::uint64_t>(grid + 8 * second)};
   const std::uint64_t up = 0x0101010101010101, down = ~std::uint64_t{0};
   const Words2 moved = {down_one ? down : up, down_two ? down : up};
   return reinterpret_cast<Codes16>((reinterpret_cast<Bytes16>(both) << 3) + reinterpret_cast<Bytes16>(moved));
@@ -63,12 +63,12 @@ template <>
 inline void block<Ggml::iq2_xxs>(const Byte* b, Grid grid, float* out) {
   const float d = f16_at(b);
   for (int k = 0; k < 8; ++k) {
-    const Byte* at = b + 2 + 8 * k;
-    const auto word = word_at<std::uint32_t>(at + 4);
+    const Byte* bytes = b + 2 + 8 * k;
+    const auto word = word_at<std::uint32_t>(bytes + 4);
     const float scale = d * (0.5f + static_cast<float>(word >> 28)) * 0.25f;
     for (int i = 0; i < 4; i += 2)
-      times(eights(grid, at[i], at[i + 1], even(word >> 7 * i & 127) | even(word >> (7 * i + 7) & 127) << 8), scale,
-            out + 32 * k + 8 * i);
+      times(eights(grid, bytes[i], bytes[i + 1], even(word >> 7 * i & 127) | even(word >> (7 * i + 7) & 127) << 8),
+            scale, out + 32 * k + 8 * i);
   }
 }
 
@@ -76,9 +76,9 @@ template <>
 inline void block<Ggml::iq2_xs>(const Byte* b, Grid grid, float* out) {
   const float d = f16_at(b);
   for (int k = 0; k < 16; ++k) {
-    const std::uint32_t one = u16_at(b + 2 + 4 * k), two = u16_at(b + 4 + 4 * k);
+    const std::uint32_t first = u16_at(b + 2 + 4 * k), second = u16_at(b + 4 + 4 * k);
     const float scale = d * (0.5f + static_cast<float>(nibble(b + 66, k))) * 0.25f;
-    times(eights(grid, one & 511, two & 511, even(one >> 9) | even(two >> 9) << 8), scale, out + 16 * k);
+    times(eights(grid, first & 511, second & 511, even(first >> 9) | even(second >> 9) << 8), scale, out + 16 * k);
   }
 }
 
@@ -100,9 +100,9 @@ inline void block<Ggml::iq3_xxs>(const Byte* b, Grid grid, float* out) {
     const auto word = word_at<std::uint32_t>(b + 66 + 4 * k);
     const float scale = d * (0.5f + static_cast<float>(word >> 28)) * 0.5f;
     for (int i = 0; i < 2; ++i) {
-      const Byte* at = b + 2 + 8 * k + 4 * i;
+      const Byte* bytes = b + 2 + 8 * k + 4 * i;
       const std::uint32_t signs = even(word >> 14 * i & 127) | even(word >> (14 * i + 7) & 127) << 8;
-      times(fours(grid, at[0], at[1], at[2], at[3], signs), scale, out + 32 * k + 16 * i);
+      times(fours(grid, bytes[0], bytes[1], bytes[2], bytes[3], signs), scale, out + 32 * k + 16 * i);
     }
   }
 }
@@ -111,11 +111,11 @@ template <>
 inline void block<Ggml::iq3_s>(const Byte* b, Grid grid, float* out) {
   const float d = f16_at(b);
   for (int k = 0; k < 16; ++k) {
-    const Byte* at = b + 2 + 4 * k;
+    const Byte* bytes = b + 2 + 4 * k;
     const std::uint32_t ninth = nibble(b + 66, k);
     const float scale = d * static_cast<float>(1 + 2 * nibble(b + 106, k / 2));
-    times(fours(grid, at[0] | (ninth & 1) << 8, at[1] | (ninth & 2) << 7, at[2] | (ninth & 4) << 6, at[3] | (ninth & 8) << 5,
-                u16_at(b + 74 + 2 * k)),
+    times(fours(grid, bytes[0] | (ninth & 1) << 8, bytes[1] | (ninth & 2) << 7, bytes[2] | (ninth & 4) << 6,
+                bytes[3] | (ninth & 8) << 5, u16_at(b + 74 + 2 * k)),
           scale, out + 16 * k);
   }
 }

@@ -1,4 +1,4 @@
-// What the encoders of ggml's blocks have to know of each type (spec/gguf.md, "Search").
+// Properties of each ggml type that the block encoders use (spec/gguf.md, "Search").
 #pragma once
 #include "kernels/ggml_lanes.h"
 

@@ -19,13 +19,13 @@ inline float clipped(float x, float low, float high) { return x > low ? x < high
 
 // A number for each group.
 struct Lanes {
-  alignas(64) float of[kLanes];
-  float& operator[](std::size_t lane) { return of[lane]; }
-  float operator[](std::size_t lane) const { return of[lane]; }
+  alignas(64) float values[kLanes];
+  float& operator[](std::size_t lane) { return values[lane]; }
+  float operator[](std::size_t lane) const { return values[lane]; }
 };
 
-// Which ends of their range levels are held to, for values past these by how much. A search that knows how large values are
-// leaves out what changes none.
+// The ends of the range of levels at which values are clipped. A search that knows the range of the values omits the
+// clipping that would change nothing.
 enum class Ends { both, near, high, none };
 
 // The integers from kLow to kHigh.
@@ -41,21 +41,21 @@ struct Integers {
   }
   // The nearest level, and what is left.
   template <Ends kEnds>
-  static Floats nearest(Floats t, Floats& left) {
+  static Floats nearest(Floats t, Floats& remaining) {
 #if defined(__AVX512DQ__)
     if constexpr (kEnds == Ends::none) {
-      left = _mm512_maskz_reduce_ps(0xffff, t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-      return t - left;
+      remaining = _mm512_maskz_reduce_ps(0xffff, t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+      return t - remaining;
     }
 #endif
     const Floats q = nearest<kEnds>(t);
-    left = t - q;
+    remaining = t - q;
     return q;
   }
   // For values of magnitudes up to `most`.
-  static Ends ends(Floats most) {
+  static Ends ends(Floats amax) {
     static_assert(kLow == 0 || kLow == -kHigh - 1);
-    return all_below(most, kPast) ? Ends::none : all_below(most, 0.5f - kLow) ? Ends::high : Ends::both;
+    return all_below(amax, kPast) ? Ends::none : all_below(amax, 0.5f - kLow) ? Ends::high : Ends::both;
   }
   // For values from `low` to `high`, levels from 0 on.
   static Ends ends(Floats low, Floats high) {
@@ -74,44 +74,44 @@ struct Iq4 {
   static constexpr float kValues[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
   static constexpr float middle(int k) { return (kValues[k] + kValues[k + 1]) * 0.5f; }
   static Floats nearest(Floats t) {
-    Floats found = all(kValues[0]);
+    Floats result = all(kValues[0]);
 #pragma GCC unroll 15
-    for (int k = 0; k < 15; ++k) found = t > middle(k) ? all(kValues[k + 1]) : found;
-    return found;
+    for (int k = 0; k < 15; ++k) result = t > middle(k) ? all(kValues[k + 1]) : result;
+    return result;
   }
   template <Ends>
-  static Floats nearest(Floats t, Floats& left) {
+  static Floats nearest(Floats t, Floats& remaining) {
     const Floats q = nearest(t);
-    left = t - q;
+    remaining = t - q;
     return q;
   }
   static Ends ends(Floats) { return Ends::both; }
   static constexpr bool exact(Ends) { return false; }
   static Ints code(Floats t) {
-    Ints found{};
+    Ints result{};
 #pragma GCC unroll 15
-    for (int k = 0; k < 15; ++k) found -= t > middle(k);
-    return found;
+    for (int k = 0; k < 15; ++k) result -= t > middle(k);
+    return result;
   }
 };
 
-// Twice the values of E2M1. Of two that are equally near the smaller magnitude is taken; zero has no sign.
+// Twice the values of E2M1. Ties go to the smaller magnitude; zero has no sign.
 struct E2m1 {
   static constexpr float kValues[8] = {0, 1, 2, 3, 4, 6, 8, 12};
   static constexpr float middle(int k) { return (kValues[k] + kValues[k + 1]) * 0.5f; }
   static Floats nearest(Floats t) {
     const Floats size = magnitude(t);
-    Floats found{};
+    Floats result{};
 #pragma GCC unroll 7
-    for (int k = 0; k < 7; ++k) found = size > middle(k) ? all(kValues[k + 1]) : found;
-    return t < 0.0f ? -found : found;
+    for (int k = 0; k < 7; ++k) result = size > middle(k) ? all(kValues[k + 1]) : result;
+    return t < 0.0f ? -result : result;
   }
   static Ints code(Floats t) {
     const Floats size = magnitude(t);
-    Ints found{};
+    Ints result{};
 #pragma GCC unroll 7
-    for (int k = 0; k < 7; ++k) found -= size > middle(k);
-    return t < -0.5f ? found + 8 : found;
+    for (int k = 0; k < 7; ++k) result -= size > middle(k);
+    return t < -0.5f ? result + 8 : result;
   }
 };
 
@@ -143,13 +143,13 @@ struct Tile {
   alignas(64) float w[kWeighted ? kN : 1][kLanes];
 
   Floats value(std::size_t j, std::size_t c) const { return load_floats(x[j] + c); }
-  Floats weighed(Floats what, std::size_t j, std::size_t c) const {
-    if constexpr (kWeighted) return load_floats(w[j] + c) * what;
-    return what;
+  Floats weighed(Floats values, std::size_t j, std::size_t c) const {
+    if constexpr (kWeighted) return load_floats(w[j] + c) * values;
+    return values;
   }
 };
 
-// What a scale and an offset leave of each group, and the sums that a better scale and offset are found from. q are the
+// The error of a scale and an offset in each group, and the sums from which a better scale and offset are found. q are the
 // values of the levels; error, q, qq and xq are weighted sums.
 struct Sums {
   Lanes error, q, qq, xq;
@@ -158,20 +158,20 @@ struct Sums {
 template <class Level, class Weights>
 void measure(const Weights& tile, const Lanes& scale, const Lanes& offset, Sums& out) {
   for (std::size_t c = 0; c < kLanes; c += kWidth) {
-    const Floats s = load_floats(scale.of + c), off = load_floats(offset.of + c), id = inverse(s);
+    const Floats s = load_floats(scale.values + c), off = load_floats(offset.values + c), id = inverse(s);
     Floats error{}, sum{}, squares{}, products{};
     for (std::size_t j = 0; j < Weights::kCount; ++j) {
       const Floats x = tile.value(j, c), q = Level::nearest((x - off) * id), wq = tile.weighed(q, j, c);
-      const Floats left = (x - off) - s * q;
-      error += left * tile.weighed(left, j, c);
+      const Floats residual = (x - off) - s * q;
+      error += residual * tile.weighed(residual, j, c);
       sum += wq;
       squares = plus_product<Weights::kWhole>(squares, q, wq);
       products += x * wq;
     }
-    store_floats(out.error.of + c, error);
-    store_floats(out.q.of + c, sum);
-    store_floats(out.qq.of + c, squares);
-    store_floats(out.xq.of + c, products);
+    store_floats(out.error.values + c, error);
+    store_floats(out.q.values + c, sum);
+    store_floats(out.qq.values + c, squares);
+    store_floats(out.xq.values + c, products);
   }
 }
 
@@ -181,7 +181,7 @@ void codes_of(const Weights& tile, const Lanes& scale, const Lanes& offset, Byte
   constexpr std::size_t count = Weights::kCount / 4;
   alignas(64) std::int32_t words[count][kLanes];
   for (std::size_t c = 0; c < kLanes; c += kWidth) {
-    const Floats off = load_floats(offset.of + c), id = inverse(load_floats(scale.of + c));
+    const Floats off = load_floats(offset.values + c), id = inverse(load_floats(scale.values + c));
     for (std::size_t j = 0; j < count; ++j) {
       Ints word{};
 #pragma GCC unroll 4

@@ -16,26 +16,26 @@ inline float rounded(float value, const Powers& powers, std::size_t lane) {
   return f16_to_f32(f32_to_f16(value * powers.back[lane])) * powers.near[lane];
 }
 inline void half_bits(const Lanes& values, const Powers& powers, std::uint16_t* bits) {
-  Lanes own;
-  for (std::size_t lane = 0; lane < kLanes; ++lane) own[lane] = values[lane] * powers.back[lane];
-  store_block<Dtype::f16>(own.of, kLanes, bits);
+  Lanes local;
+  for (std::size_t lane = 0; lane < kLanes; ++lane) local[lane] = values[lane] * powers.back[lane];
+  store_block<Dtype::f16>(local.values, kLanes, bits);
 }
 inline void round(Lanes& values, const Powers& powers) {
   std::uint16_t bits[kLanes];
   half_bits(values, powers, bits);
-  load_block<Dtype::f16>(bits, kLanes, values.of);
+  load_block<Dtype::f16>(bits, kLanes, values.values);
   for (std::size_t lane = 0; lane < kLanes; ++lane) values[lane] *= powers.near[lane];
 }
 
 // Groups of a block: its scales d and least in each lane, the integers, and what they leave.
 struct Nested {
-  Lanes d{}, least{}, steps{}, minimums{};
+  Lanes d{}, dmin{}, steps{}, minimums{};
   Sums sums;
 
   void products(Lanes& scale, Lanes& offset) const {
     for (std::size_t lane = 0; lane < kLanes; ++lane) {
       scale[lane] = d[lane] * steps[lane];
-      offset[lane] = -(least[lane] * minimums[lane]);
+      offset[lane] = -(dmin[lane] * minimums[lane]);
     }
   }
   template <class Level, class Weights>
@@ -46,7 +46,7 @@ struct Nested {
   }
   void take(const Nested& other, std::size_t lane) {
     d[lane] = other.d[lane];
-    least[lane] = other.least[lane];
+    dmin[lane] = other.dmin[lane];
     steps[lane] = other.steps[lane];
     minimums[lane] = other.minimums[lane];
     sums.error[lane] = other.sums.error[lane];
@@ -77,16 +77,16 @@ inline float nearest_step(float value, float unit, float low, float high) {
   return unit != 0 ? round_even(clipped(value / unit, low, high)) : 0.0f;
 }
 
-// Of each block the number of largest magnitude, over `most`, as f16 has it.
+// The scale of each block: the number of largest magnitude, over `limit`, rounded to f16.
 template <std::size_t kGroups>
-void block_scales(const Lanes& fitted, float most, const Powers& powers, Lanes& d) {
+void block_scales(const Lanes& fitted, float amax, const Powers& powers, Lanes& d) {
   for (std::size_t block = 0; block < kLanes; block += kGroups) {
     float extreme = 0;
     for (std::size_t lane = block; lane < block + kGroups; ++lane) {
       const float size = fitted[lane] < 0 ? -fitted[lane] : fitted[lane];
       if (size > (extreme < 0 ? -extreme : extreme)) extreme = fitted[lane];
     }
-    const float unit = rounded(extreme / most, powers, block);
+    const float unit = rounded(extreme / amax, powers, block);
     for (std::size_t lane = block; lane < block + kGroups; ++lane) d[lane] = unit;
   }
 }
@@ -95,7 +95,7 @@ void block_scales(const Lanes& fitted, float most, const Powers& powers, Lanes& 
 template <class Type>
 void fit_minimums(const Lanes& weight, const Lanes& total, Nested& now) {
   for (std::size_t lane = 0; lane < kLanes; ++lane) {
-    const float scale = now.d[lane] * now.steps[lane], unit = now.least[lane] * weight[lane];
+    const float scale = now.d[lane] * now.steps[lane], unit = now.dmin[lane] * weight[lane];
     now.minimums[lane] = nearest_step(scale * now.sums.q[lane] - total[lane], unit, 0, Type::kHigh);
   }
 }
@@ -130,21 +130,21 @@ void fit_block(const Lanes& weight, const Lanes& total, const Powers& powers, st
       mx += minimum * total[lane];
     }
   }
-  float d = ss > 0 ? sx / ss : now.d[block], least = now.least[block];
+  float d = ss > 0 ? sx / ss : now.d[block], dmin = now.dmin[block];
   if constexpr (Type::kAffine) {  // x = d (step q) - least (minimum)
     const float spread = ss * mm - sm * sm;
     if (spread > 0x1p-20f * (ss * mm)) {
       d = (sx * mm - sm * mx) / spread;
-      least = (sm * sx - ss * mx) / spread;
+      dmin = (sm * sx - ss * mx) / spread;
     } else {
       d = now.d[block];
     }
   }
   d = rounded(d, powers, block);
-  least = rounded(least, powers, block);
+  dmin = rounded(dmin, powers, block);
   for (std::size_t lane = block; lane < block + Type::kGroups; ++lane) {
     if (is_finite(d)) now.d[lane] = d;
-    if (is_finite(least)) now.least[lane] = least;
+    if (is_finite(dmin)) now.dmin[lane] = dmin;
   }
 }
 
@@ -154,10 +154,10 @@ Nested nest(const Weights& tile, const Lanes& weight, const Lanes& total, const 
             const Lanes& offset) {
   Nested now;
   block_scales<Type::kGroups>(scale, Type::kExtreme, powers, now.d);
-  if constexpr (Type::kAffine) block_scales<Type::kGroups>(offset, -Type::kHigh, powers, now.least);
+  if constexpr (Type::kAffine) block_scales<Type::kGroups>(offset, -Type::kHigh, powers, now.dmin);
   for (std::size_t lane = 0; lane < kLanes; ++lane) {
     now.steps[lane] = nearest_step(scale[lane], now.d[lane], Type::kLow, Type::kHigh);
-    if constexpr (Type::kAffine) now.minimums[lane] = nearest_step(-offset[lane], now.least[lane], 0, Type::kHigh);
+    if constexpr (Type::kAffine) now.minimums[lane] = nearest_step(-offset[lane], now.dmin[lane], 0, Type::kHigh);
   }
   now.template look<typename Type::Level>(tile);
   for (int round = 0; round < 2; ++round) {

@@ -7,9 +7,9 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-// What a block has beside its codes; f16 as bits. Steps and minimums are integers: factors of d and of `least`.
+// The numbers of a block besides its codes; f16 as bits. Steps and minimums are integers: factors of d and of dmin.
 struct Head {
-  std::uint16_t d = 0, least = 0;
+  std::uint16_t d = 0, dmin = 0;
   const float* steps = nullptr;
   const float* minimums = nullptr;
 
@@ -17,17 +17,17 @@ struct Head {
   unsigned minimum(int k) const { return static_cast<unsigned>(minimums[k]); }
 };
 
-inline void put(Byte* to, std::uint32_t what, int bytes) {
-  for (int k = 0; k < bytes; ++k) to[k] = static_cast<Byte>(what >> 8 * k);
+inline void put(Byte* to, std::uint32_t value, int bytes) {
+  for (int k = 0; k < bytes; ++k) to[k] = static_cast<Byte>(value >> 8 * k);
 }
 
 // Low halves of a run of bytes, then their high ones.
 template <int kRun>
 inline void pack_nibbles(const Byte* __restrict q, int count, Byte* __restrict out) {
-  for (int at = 0; at < count; at += 2 * kRun)
-    for (int j = at; j < at + kRun; j += 16) {
+  for (int index = 0; index < count; index += 2 * kRun)
+    for (int j = index; j < index + kRun; j += 16) {
       const Bytes16 both = (sixteen(q + j) & 15) | sixteen(q + j + kRun) << 4;
-      std::memcpy(out + j - at / 2, &both, sizeof both);
+      std::memcpy(out + j - index / 2, &both, sizeof both);
     }
 }
 
@@ -83,7 +83,7 @@ inline void pack<Ggml::q4_0>(const Head& head, const Byte* q, Byte* out) {
 template <>
 inline void pack<Ggml::q4_1>(const Head& head, const Byte* q, Byte* out) {
   put(out, head.d, 2);
-  put(out + 2, head.least, 2);
+  put(out + 2, head.dmin, 2);
   pack_nibbles<16>(q, 32, out + 4);
 }
 
@@ -96,7 +96,7 @@ inline void pack<Ggml::q5_0>(const Head& head, const Byte* q, Byte* out) {
 template <>
 inline void pack<Ggml::q5_1>(const Head& head, const Byte* q, Byte* out) {
   put(out, head.d, 2);
-  put(out + 2, head.least, 2);
+  put(out + 2, head.dmin, 2);
   pack_fifths(q, out + 4);
 }
 
@@ -125,7 +125,7 @@ inline void pack<Ggml::q2_k>(const Head& head, const Byte* q, Byte* out) {
   for (int k = 0; k < 16; ++k) out[k] = static_cast<Byte>(head.step(k) | head.minimum(k) << 4);
   pack_twos<0>(q, out + 16);
   put(out + 80, head.d, 2);
-  put(out + 82, head.least, 2);
+  put(out + 82, head.dmin, 2);
 }
 
 template <>
@@ -145,7 +145,7 @@ inline void pack<Ggml::q3_k>(const Head& head, const Byte* q, Byte* out) {
 template <>
 inline void pack<Ggml::q4_k>(const Head& head, const Byte* q, Byte* out) {
   put(out, head.d, 2);
-  put(out + 2, head.least, 2);
+  put(out + 2, head.dmin, 2);
   pack_six_bits(head, out + 4);
   pack_nibbles<32>(q, 256, out + 16);
 }
@@ -153,7 +153,7 @@ inline void pack<Ggml::q4_k>(const Head& head, const Byte* q, Byte* out) {
 template <>
 inline void pack<Ggml::q5_k>(const Head& head, const Byte* q, Byte* out) {
   put(out, head.d, 2);
-  put(out + 2, head.least, 2);
+  put(out + 2, head.dmin, 2);
   pack_six_bits(head, out + 4);
   pack_ones<4>(q, out + 16);
   pack_nibbles<32>(q, 256, out + 48);

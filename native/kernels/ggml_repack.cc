@@ -12,28 +12,28 @@ namespace {
 
 constexpr bool has_fifth(Ggml type) { return type == Ggml::q5_0 || type == Ggml::q5_1; }
 
-inline void put_f32(float value, Byte* at) { std::memcpy(at, &value, 4); }  // as the machine has it, for NumPy
+inline void put_f32(float value, Byte* bytes) { std::memcpy(bytes, &value, 4); }  // as the machine has it, for NumPy
 
 // Eight codes are the bytes of a word, the first in the lowest.
 template <std::size_t kBytes = 8>
-inline std::uint64_t load(const Byte* at) {
+inline std::uint64_t load(const Byte* bytes) {
   std::uint64_t word = 0;
-  std::memcpy(&word, at, kBytes);
+  std::memcpy(&word, bytes, kBytes);
   return little(word);
 }
 
 template <std::size_t kBytes = 8>
-inline void store(std::uint64_t word, Byte* at) {
+inline void store(std::uint64_t word, Byte* bytes) {
   word = little(word);
-  std::memcpy(at, &word, kBytes);
+  std::memcpy(bytes, &word, kBytes);
 }
 
 constexpr std::uint64_t kLowNibbles = 0x0f0f0f0f0f0f0f0f, kOnes = 0x0101010101010101;
 
 // The bits of a byte as bytes that are 0 or 1, and back.
 inline std::uint64_t spread1(Byte bits) {
-  const std::uint64_t own = (bits * kOnes) & 0x8040201008040201;  // byte k keeps bit k
-  return (own + 0x7f7f7f7f7f7f7f7f) >> 7 & kOnes;
+  const std::uint64_t local = (bits * kOnes) & 0x8040201008040201;  // byte k keeps bit k
+  return (local + 0x7f7f7f7f7f7f7f7f) >> 7 & kOnes;
 }
 
 inline Byte join1(std::uint64_t bytes) { return static_cast<Byte>((bytes & kOnes) * 0x0102040810204080 >> 56); }
@@ -42,9 +42,9 @@ using Eight = std::uint8_t __attribute__((vector_size(8)));
 using Sixteen = std::uint8_t __attribute__((vector_size(16)));
 
 template <class T>
-inline T bytes_at(const Byte* at) {
+inline T bytes_at(const Byte* cursor) {
   T bytes;
-  std::memcpy(&bytes, at, sizeof bytes);
+  std::memcpy(&bytes, cursor, sizeof bytes);
   return bytes;
 }
 
@@ -52,8 +52,8 @@ inline T bytes_at(const Byte* at) {
 inline void fours_to_row(const Byte* __restrict q, Byte* __restrict row) {
   const Sixteen bytes = bytes_at<Sixteen>(q);
   const Eight even = __builtin_shufflevector(bytes, bytes, 0, 2, 4, 6, 8, 10, 12, 14);
-  const Eight odd = __builtin_shufflevector(bytes, bytes, 1, 3, 5, 7, 9, 11, 13, 15);
-  const Eight low = (even & 0x0f) | (odd << 4), high = (even >> 4) | (odd & 0xf0);
+  const Eight parity = __builtin_shufflevector(bytes, bytes, 1, 3, 5, 7, 9, 11, 13, 15);
+  const Eight low = (even & 0x0f) | (parity << 4), high = (even >> 4) | (parity & 0xf0);
   std::memcpy(row, &low, 8);
   std::memcpy(row + 8, &high, 8);
 }
@@ -147,11 +147,11 @@ void together<Ggml::nvfp4>(const Byte* __restrict row, const Byte* __restrict sc
 template <>
 void apart<Ggml::q2_k>(const Byte* __restrict b, Byte* __restrict row, Byte* __restrict scales,
                        Byte* __restrict minima) {
-  const float d = f16_at(b + 80), least = f16_at(b + 82);
+  const float d = f16_at(b + 80), dmin = f16_at(b + 82);
   Byte codes[256];
   for (int k = 0; k < 16; ++k) {
     put_f32(d * static_cast<float>(b[k] & 15), scales + 4 * k);
-    put_f32(-(least * static_cast<float>(b[k] >> 4)), minima + 4 * k);
+    put_f32(-(dmin * static_cast<float>(b[k] >> 4)), minima + 4 * k);
     const Byte* q = b + 16 + k / 8 * 32 + k % 2 * 16;
     for (int j = 0; j < 16; ++j) codes[16 * k + j] = q[j] >> (k % 8 / 2 * 2) & 3;
   }
@@ -173,12 +173,12 @@ void apart<Ggml::q3_k>(const Byte* __restrict b, Byte* __restrict row, Byte* __r
 
 // The scales and minima of Q4_K and Q5_K.
 inline void scaled(const Byte* b, Byte* __restrict scales, Byte* __restrict minima) {
-  const float d = f16_at(b), least = f16_at(b + 2);
+  const float d = f16_at(b), dmin = f16_at(b + 2);
   for (int k = 0; k < 8; ++k) {
     int scale = 0, minimum = 0;
     six_bits(b, k, scale, minimum);
     put_f32(d * static_cast<float>(scale), scales + 4 * k);
-    put_f32(-(least * static_cast<float>(minimum)), minima + 4 * k);
+    put_f32(-(dmin * static_cast<float>(minimum)), minima + 4 * k);
   }
 }
 
@@ -235,10 +235,10 @@ void apart<Ggml::tq2_0>(const Byte* __restrict b, Byte* __restrict row, Byte* __
   bytes_to_row<2>(codes, 256, row);
 }
 
-// Where block `i` lies, whole and in each of its parts.
+// The offsets of block `i`, as a whole and in each of its parts.
 template <Ggml kType>
-struct Places {
-  explicit Places(std::size_t i)
+struct Offsets {
+  explicit Offsets(std::size_t i)
       : block(i * kOf<kType>.bytes),
         row(i * (kOf<kType>.elements * kOf<kType>.bits / 8)),
         scales(i * kOf<kType>.scales),
@@ -252,8 +252,8 @@ void ggml_unpack(Ggml type, const std::uint8_t* in, std::size_t count, std::uint
                  std::uint8_t* minima) {
   with_type(type, [=]<Ggml kType>() requires(kOf<kType>.bits != 0) {
     for (std::size_t i = 0; i < count; ++i) {
-      const Places<kType> at(i);
-      apart<kType>(in + at.block, codes + at.row, scales + at.scales, minima + at.minima);
+      const Offsets<kType> index(i);
+      apart<kType>(in + index.block, codes + index.row, scales + index.scales, minima + index.minima);
     }
   });
 }
@@ -262,8 +262,8 @@ void ggml_pack(Ggml type, const std::uint8_t* codes, const std::uint8_t* scales,
                std::size_t count, std::uint8_t* out) {
   with_type(type, [=]<Ggml kType>() requires(kOf<kType>.packed) {
     for (std::size_t i = 0; i < count; ++i) {
-      const Places<kType> at(i);
-      together<kType>(codes + at.row, scales + at.scales, minima + at.minima, out + at.block);
+      const Offsets<kType> index(i);
+      together<kType>(codes + index.row, scales + index.scales, minima + index.minima, out + index.block);
     }
   });
 }

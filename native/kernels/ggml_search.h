@@ -28,19 +28,19 @@ void fill(Tile& tile, const float* x, const float* importance, std::size_t first
 
 template <std::size_t kGroups, class Tile>
 void bring_near(Tile& tile, Powers& powers) {
-  Lanes most;
+  Lanes limit;
   for (std::size_t c = 0; c < kLanes; c += kWidth) {
-    Floats found{};
-    for (std::size_t j = 0; j < Tile::kCount; ++j) found = larger(magnitude(tile.value(j, c)), found);
-    store_floats(most.of + c, found);
+    Floats result{};
+    for (std::size_t j = 0; j < Tile::kCount; ++j) result = larger(magnitude(tile.value(j, c)), result);
+    store_floats(limit.values + c, result);
   }
   if constexpr (kGroups > 1)
     for (std::size_t block = 0; block < kLanes; block += kGroups) {
-      const float largest = *std::max_element(most.of + block, most.of + block + kGroups);
-      std::fill_n(most.of + block, kGroups, largest);
+      const float largest = *std::max_element(limit.values + block, limit.values + block + kGroups);
+      std::fill_n(limit.values + block, kGroups, largest);
     }
   for (std::size_t lane = 0; lane < kLanes; ++lane) {
-    std::uint32_t exponent = std::bit_cast<std::uint32_t>(most[lane]) >> 23;
+    std::uint32_t exponent = std::bit_cast<std::uint32_t>(limit[lane]) >> 23;
     exponent = exponent < 1 ? 1 : exponent > 253 ? 253 : exponent;
     powers.near[lane] = std::bit_cast<float>((254 - exponent) << 23);
     powers.back[lane] = std::bit_cast<float>(exponent << 23);
@@ -58,8 +58,8 @@ void sum_up(const Tile& tile, Lanes& weight, Lanes& total) {
       ones += tile.weighed(all(1), j, c);
       values += tile.weighed(tile.value(j, c), j, c);
     }
-    store_floats(weight.of + c, ones);
-    store_floats(total.of + c, values);
+    store_floats(weight.values + c, ones);
+    store_floats(total.values + c, values);
   }
 }
 
@@ -87,24 +87,24 @@ void settle(const Tile& tile, const Powers& powers, Lanes& scale, Lanes& offset)
 template <class Tile>
 void fit_powers(const Tile& tile, const Powers& powers, Lanes& scale, Head* heads) {
   const Lanes none{};
-  Lanes least;
-  for (std::size_t lane = 0; lane < kLanes; ++lane) least[lane] = kInfinite;
+  Lanes smallest;
+  for (std::size_t lane = 0; lane < kLanes; ++lane) smallest[lane] = kInfinite;
   for (const int away : {-2, -1, -3}) {
     Lanes tried;
     Sums sums;
-    std::uint16_t found[kLanes];
+    std::uint16_t results[kLanes];
     for (std::size_t lane = 0; lane < kLanes; ++lane) {
       const int power = static_cast<int>(std::bit_cast<std::uint32_t>(powers.back[lane]) >> 23) + away;
-      found[lane] = static_cast<std::uint16_t>(power > 0 ? power : 0);
-      const std::uint32_t e = found[lane];
+      results[lane] = static_cast<std::uint16_t>(power > 0 ? power : 0);
+      const std::uint32_t e = results[lane];
       tried[lane] = std::bit_cast<float>(e < 2 ? 0x00200000u << e : (e - 1) << 23) * powers.near[lane];
     }
     measure<E2m1>(tile, tried, none, sums);
     for (std::size_t lane = 0; lane < kLanes; ++lane)
-      if (sums.error[lane] < least[lane]) {
-        least[lane] = sums.error[lane];
+      if (sums.error[lane] < smallest[lane]) {
+        smallest[lane] = sums.error[lane];
         scale[lane] = tried[lane];
-        heads[lane].d = found[lane];
+        heads[lane].d = results[lane];
       }
   }
 }
@@ -114,41 +114,41 @@ void fit_powers(const Tile& tile, const Powers& powers, Lanes& scale, Head* head
 template <Ggml kType, bool kWeighted>
 std::size_t search(const float* x, const float* importance, std::size_t first, std::size_t cols, std::size_t blocks,
                    Byte* out) {
-  using Of = Type<kType>;
-  Tile<Of::kSize, kWeighted> tile;
+  using Traits = Type<kType>;
+  Tile<Traits::kSize, kWeighted> tile;
   Powers powers;
   Lanes weight, total, scale{}, offset{};
   Head heads[kLanes];
   Nested nested;
   fill(tile, x, importance, first, cols);
-  bring_near<Of::kGroups>(tile, powers);
-  if constexpr (Of::kAffine || Of::kGroups > 1) sum_up(tile, weight, total);
+  bring_near<Traits::kGroups>(tile, powers);
+  if constexpr (Traits::kAffine || Traits::kGroups > 1) sum_up(tile, weight, total);
   if constexpr (kType == Ggml::mxfp4) {
     fit_powers(tile, powers, scale, heads);
   } else {
-    if constexpr (Of::kAffine)
-      fit_affine<Of>(tile, weight, scale, offset);
+    if constexpr (Traits::kAffine)
+      fit_affine<Traits>(tile, weight, scale, offset);
     else
-      fit_scales<Of>(tile, scale);
-    if constexpr (Of::kGroups == 1) {
-      settle<Of>(tile, powers, scale, offset);
+      fit_scales<Traits>(tile, scale);
+    if constexpr (Traits::kGroups == 1) {
+      settle<Traits>(tile, powers, scale, offset);
     } else {
-      nested = nest<Of>(tile, weight, total, powers, scale, offset);
+      nested = nest<Traits>(tile, weight, total, powers, scale, offset);
       nested.products(scale, offset);
     }
-    const Lanes &d = Of::kGroups == 1 ? scale : nested.d, &least = Of::kGroups == 1 ? offset : nested.least;
+    const Lanes &d = Traits::kGroups == 1 ? scale : nested.d, &dmin = Traits::kGroups == 1 ? offset : nested.dmin;
     std::uint16_t d_bits[kLanes], least_bits[kLanes];
     half_bits(d, powers, d_bits);
-    half_bits(least, powers, least_bits);
+    half_bits(dmin, powers, least_bits);
     for (std::size_t block = 0; block < blocks; ++block) {
-      const std::size_t lane = block * Of::kGroups;
-      if (!is_finite(d[lane]) || !is_finite(least[lane])) return block;
-      heads[block] = {d_bits[lane], least_bits[lane], nested.steps.of + lane, nested.minimums.of + lane};
+      const std::size_t lane = block * Traits::kGroups;
+      if (!is_finite(d[lane]) || !is_finite(dmin[lane])) return block;
+      heads[block] = {d_bits[lane], least_bits[lane], nested.steps.values + lane, nested.minimums.values + lane};
     }
   }
-  Byte codes[kLanes * Of::kSize];
-  codes_of<typename Of::Level>(tile, scale, offset, codes);
-  constexpr std::size_t elements = Of::kSize * Of::kGroups, bytes = kGgmlBlocks[static_cast<int>(kType)].bytes;
+  Byte codes[kLanes * Traits::kSize];
+  codes_of<typename Traits::Level>(tile, scale, offset, codes);
+  constexpr std::size_t elements = Traits::kSize * Traits::kGroups, bytes = kGgmlBlocks[static_cast<int>(kType)].bytes;
   for (std::size_t block = 0; block < blocks; ++block)
     pack<kType>(heads[block], codes + block * elements, out + block * bytes);
   return blocks;
@@ -174,17 +174,17 @@ void widen(const GgmlSource& from, std::size_t first, std::size_t count, float* 
 }
 
 inline bool all_finite(const float* x, std::size_t count) {
-  std::uint32_t found = 0;
+  std::uint32_t result = 0;
   for (std::size_t i = 0; i < count; ++i)
-    found |= static_cast<std::uint32_t>((std::bit_cast<std::uint32_t>(x[i]) & 0x7f800000u) == 0x7f800000u);
-  return found == 0;
+    result |= static_cast<std::uint32_t>((std::bit_cast<std::uint32_t>(x[i]) & 0x7f800000u) == 0x7f800000u);
+  return result == 0;
 }
 
 template <Ggml kType>
 GgmlStatus encode(const GgmlSource& from, Byte* out) {
-  using Of = Type<kType>;
-  constexpr std::size_t elements = Of::kSize * Of::kGroups, bytes = kGgmlBlocks[static_cast<int>(kType)].bytes;
-  constexpr std::size_t at_once = kLanes / Of::kGroups;
+  using Traits = Type<kType>;
+  constexpr std::size_t elements = Traits::kSize * Traits::kGroups, bytes = kGgmlBlocks[static_cast<int>(kType)].bytes;
+  constexpr std::size_t at_once = kLanes / Traits::kGroups;
   alignas(64) float widened[at_once * elements];
   for (std::size_t start = 0; start < from.blocks; start += at_once, out += at_once * bytes) {
     const std::size_t count = from.blocks - start < at_once ? from.blocks - start : at_once, first = start * elements;

@@ -1,5 +1,5 @@
-// What decoders, encoders and whoever takes blocks of ggml apart share: types as template arguments, and where the scales of
-// a block lie (spec/gguf.md).
+// Definitions that decoders, encoders and unpackers of ggml's blocks share: types as template arguments, and the positions
+// of a block's scales (spec/gguf.md).
 #pragma once
 #include <iterator>
 #include <utility>
@@ -18,17 +18,17 @@ constexpr GgmlBlock kOf = kGgmlBlocks[static_cast<int>(kType)];
 // Calls `run.template operator()<type>()`; nothing where `run` is constrained to other types.
 template <class Run>
 void with_type(Ggml type, const Run& run) {
-  const auto one = [&]<Ggml kType>() {
+  const auto first = [&]<Ggml kType>() {
     if constexpr (requires { run.template operator()<kType>(); }) {
       if (type == kType) run.template operator()<kType>();
     }
   };
   [&]<std::size_t... kIndex>(std::index_sequence<kIndex...>) {
-    (one.template operator()<static_cast<Ggml>(kIndex)>(), ...);
+    (first.template operator()<static_cast<Ggml>(kIndex)>(), ...);
   }(std::make_index_sequence<std::size(kGgmlBlocks)>{});
 }
 
-inline std::uint32_t u16_at(const Byte* at) { return at[0] | static_cast<std::uint32_t>(at[1]) << 8; }
+inline std::uint32_t u16_at(const Byte* bytes) { return bytes[0] | static_cast<std::uint32_t>(bytes[1]) << 8; }
 // The number of 16 bits; one instruction where one number is wanted (loops of many become others in `f16_to_f32`).
 inline float half(std::uint32_t bits) {
 #if defined(__F16C__)
@@ -37,8 +37,8 @@ inline float half(std::uint32_t bits) {
   return f16_to_f32(static_cast<std::uint16_t>(bits));
 #endif
 }
-inline float f16_at(const Byte* at) { return half(u16_at(at)); }
-inline int nibble(const Byte* at, int index) { return at[index / 2] >> 4 * (index % 2) & 15; }
+inline float f16_at(const Byte* bytes) { return half(u16_at(bytes)); }
+inline int nibble(const Byte* bytes, int index) { return bytes[index / 2] >> 4 * (index % 2) & 15; }
 
 // The integers that are the scale of group `k` of a block at `b`, and its minimum.
 inline int q3_k_scale(const Byte* b, int k) {
@@ -50,7 +50,7 @@ inline int iq4_xs_scale(const Byte* b, int k) {
   return (nibble(b + 4, k) | static_cast<int>(u16_at(b + 2) >> 2 * k & 3) << 4) - 32;
 }
 
-// Of Q4_K and Q5_K, in 12 bytes.
+// Reads the 6-bit scale and minimum of group k of Q4_K and Q5_K, from 12 bytes.
 inline void six_bits(const Byte* b, int k, int& scale, int& minimum) {
   const Byte* s = b + 4;
   scale = k < 4 ? s[k] & 63 : (s[k + 4] & 15) | s[k - 4] >> 6 << 4;

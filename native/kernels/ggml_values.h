@@ -19,10 +19,10 @@ alignas(16) constexpr std::int8_t kIq4[16] = {-127, -104, -83, -65, -49, -35, -2
 alignas(16) constexpr std::int8_t kE2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 template <class Word>
-inline Word word_at(const void* at) {
-  Word found;
-  std::memcpy(&found, at, sizeof found);
-  return found;
+inline Word word_at(const void* bytes) {
+  Word result;
+  std::memcpy(&result, bytes, sizeof result);
+  return result;
 }
 
 // Low nibbles of sixteen bytes, less `zero`, then their high ones.
@@ -138,15 +138,17 @@ inline void block<Ggml::q3_k>(const Byte* b, Grid, float* out) {
 
 // Scales and minima of Q4_K and Q5_K: six bits each, in 12 bytes.
 struct SixBits {
-  float of[16];  // scales, then minima
+  float numbers[16];  // scales, then minima
   explicit SixBits(const Byte* b) {
-    const auto one = word_at<std::uint32_t>(b + 4), two = word_at<std::uint32_t>(b + 8), rest = word_at<std::uint32_t>(b + 12);
-    const Words4 low = {one, rest & 0x0f0f0f0f, two, rest >> 4 & 0x0f0f0f0f}, high = {0, one >> 2, 0, two >> 2};
-    const Bytes16 whole = (reinterpret_cast<Bytes16>(low) & 63) | (reinterpret_cast<Bytes16>(high) & 48);
-    times(less(whole, 0), 1, of);
-    const float d = f16_at(b), least = f16_at(b + 2);
-    for (int k = 0; k < 8; ++k) of[k] *= d;
-    for (int k = 8; k < 16; ++k) of[k] *= least;
+    const auto first = word_at<std::uint32_t>(b + 4), second = word_at<std::uint32_t>(b + 8),
+               rest = word_at<std::uint32_t>(b + 12);
+    const Words4 low = {first, rest & 0x0f0f0f0f, second, rest >> 4 & 0x0f0f0f0f},
+                 high = {0, first >> 2, 0, second >> 2};
+    const Bytes16 full = (reinterpret_cast<Bytes16>(low) & 63) | (reinterpret_cast<Bytes16>(high) & 48);
+    times(less(full, 0), 1, numbers);
+    const float d = f16_at(b), dmin = f16_at(b + 2);
+    for (int k = 0; k < 8; ++k) numbers[k] *= d;
+    for (int k = 8; k < 16; ++k) numbers[k] *= dmin;
   }
 };
 
@@ -157,7 +159,7 @@ inline void six_bit_block(const Byte* b, const Byte* quants, const Top& top, flo
 #pragma GCC unroll 16
   for (int k = 0; k < 16; ++k) {
     const Bytes16 q = sixteen(quants + k / 4 * 32 + k % 2 * 16) >> (k % 4 / 2 * 4) & 15;
-    times_less(less(q | top(k), 0), scales.of[k / 2], scales.of[8 + k / 2], out + 16 * k);
+    times_less(less(q | top(k), 0), scales.numbers[k / 2], scales.numbers[8 + k / 2], out + 16 * k);
   }
 }
 

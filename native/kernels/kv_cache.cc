@@ -32,7 +32,7 @@ class Columns {
 #endif
   }
 
-  Floats at(const std::uint8_t* codes) const {
+  Floats look_up(const std::uint8_t* codes) const {
     if constexpr (kBits == 8) {
       using Bytes = std::uint8_t __attribute__((vector_size(kWidth)));
       Bytes bytes;
@@ -74,11 +74,12 @@ struct Block {
 
 // sum over rows of x[m, row] * code[row, column] for kVectors vectors of columns, row after row.
 template <int kBits, int kCount, int kVec>
-inline void sum_rows(const Columns<kBits>& columns, const Block& at, const float (*x)[kKvMost], Floats (&sums)[kCount][kVec]) {
-  for (std::size_t row = 0; row < at.rows; ++row) {
-    const std::uint8_t* codes = at.codes + row * at.row_bytes;
+inline void sum_rows(const Columns<kBits>& columns, const Block& block, const float (*x)[kKvMost],
+                     Floats (&sums)[kCount][kVec]) {
+  for (std::size_t row = 0; row < block.rows; ++row) {
+    const std::uint8_t* codes = block.codes + row * block.row_bytes;
     Floats q[kVec];
-    for (int v = 0; v < kVec; ++v) q[v] = columns.at(codes + v * Columns<kBits>::kBytes);
+    for (int v = 0; v < kVec; ++v) q[v] = columns.look_up(codes + v * Columns<kBits>::kBytes);
     for (int m = 0; m < kCount; ++m) {
       const Floats factor = splat(x[m][row]);
       for (int v = 0; v < kVec; ++v) sums[m][v] += factor * q[v];
@@ -86,7 +87,7 @@ inline void sum_rows(const Columns<kBits>& columns, const Block& at, const float
   }
 }
 
-// What is done with the sums of a vector of columns: added to `shift` of the row, and stored or added.
+// The target of the sums of a vector of columns: they are added to `shift` of the row, and stored or added.
 struct Target {
   float* out;
   std::size_t stride;
@@ -101,50 +102,53 @@ struct Target {
 };
 
 template <int kBits, int kCount, int kVec>
-inline void some_columns(const Columns<kBits>& columns, Block at, const float (*x)[kKvMost], std::size_t column, const Target& to) {
+inline void some_columns(const Columns<kBits>& columns, Block block, const float (*x)[kKvMost], std::size_t column,
+                         const Target& to) {
   Floats sums[kCount][kVec] = {};
-  at.codes += column / kWidth * Columns<kBits>::kBytes;
-  sum_rows<kBits, kCount, kVec>(columns, at, x, sums);
+  block.codes += column / kWidth * Columns<kBits>::kBytes;
+  sum_rows<kBits, kCount, kVec>(columns, block, x, sums);
   for (int m = 0; m < kCount; ++m)
     for (int v = 0; v < kVec; ++v) to.put(m, column + v * kWidth, sums[m][v]);
 }
 
 template <int kBits, int kCount>
-void all_columns(const Block& at, const float (*x)[kKvMost], std::size_t cols, const Target& to) {
+void all_columns(const Block& block, const float (*x)[kKvMost], std::size_t cols, const Target& to) {
   constexpr int kVec = kCount == 1 ? 4 : 2;
   const Columns<kBits> columns;
   std::size_t column = 0;
-  for (; column + kVec * kWidth <= cols; column += kVec * kWidth) some_columns<kBits, kCount, kVec>(columns, at, x, column, to);
-  for (; column < cols; column += kWidth) some_columns<kBits, kCount, 1>(columns, at, x, column, to);
+  for (; column + kVec * kWidth <= cols; column += kVec * kWidth)
+    some_columns<kBits, kCount, kVec>(columns, block, x, column, to);
+  for (; column < cols; column += kWidth) some_columns<kBits, kCount, 1>(columns, block, x, column, to);
 }
 
 template <int kBits>
-void product_of(const Block& at, const float (*x)[kKvMost], std::size_t count, std::size_t cols, const Target& to) {
+void product_of(const Block& block, const float (*x)[kKvMost], std::size_t count, std::size_t cols, const Target& to) {
   switch (count) {
     case 1:
-      return all_columns<kBits, 1>(at, x, cols, to);
+      return all_columns<kBits, 1>(block, x, cols, to);
     case 2:
-      return all_columns<kBits, 2>(at, x, cols, to);
+      return all_columns<kBits, 2>(block, x, cols, to);
     case 3:
-      return all_columns<kBits, 3>(at, x, cols, to);
+      return all_columns<kBits, 3>(block, x, cols, to);
     default:
-      return all_columns<kBits, 4>(at, x, cols, to);
+      return all_columns<kBits, 4>(block, x, cols, to);
   }
 }
 
-void product(int bits, const Block& at, const float (*x)[kKvMost], std::size_t count, std::size_t cols, const Target& to) {
-  if (bits == 2) return product_of<2>(at, x, count, cols, to);
-  if (bits == 4) return product_of<4>(at, x, count, cols, to);
-  product_of<8>(at, x, count, cols, to);
+void product(int bits, const Block& block, const float (*x)[kKvMost], std::size_t count, std::size_t cols,
+             const Target& to) {
+  if (bits == 2) return product_of<2>(block, x, count, cols, to);
+  if (bits == 4) return product_of<4>(block, x, count, cols, to);
+  product_of<8>(block, x, count, cols, to);
 }
 
 // Element i goes to partial sum i % 16; these are then added in halves.
 float sum_products(const float* a, const float* b, std::size_t n) {
   alignas(64) float sums[kKvLanes] = {};
-  const std::size_t whole = n / kKvLanes * kKvLanes;
-  for (std::size_t i = 0; i < whole; i += kKvLanes)
+  const std::size_t full = n / kKvLanes * kKvLanes;
+  for (std::size_t i = 0; i < full; i += kKvLanes)
     for (std::size_t lane = 0; lane < kKvLanes; ++lane) sums[lane] += a[i + lane] * b[i + lane];
-  for (std::size_t i = whole; i < n; ++i) sums[i - whole] += a[i] * b[i];
+  for (std::size_t i = full; i < n; ++i) sums[i - full] += a[i] * b[i];
   for (std::size_t half = kKvLanes / 2; half; half /= 2)
     for (std::size_t lane = 0; lane < half; ++lane) sums[lane] += sums[lane + half];
   return sums[0];
@@ -153,13 +157,13 @@ float sum_products(const float* a, const float* b, std::size_t n) {
 // The scales, or zeros, of one group of columns: a value for each row.
 void column_of(const std::uint16_t* from, std::size_t rows, std::size_t groups, std::size_t group, float* out) {
   if (groups == 1) return load_floats_of(from, Dtype::f16, 0, rows, out);
-  alignas(64) float piece[kPiece];
+  alignas(64) float chunk[kPiece];
   const std::size_t n = rows * groups;
   std::size_t next = group;
   for (std::size_t start = 0; start < n; start += kPiece) {
-    const std::size_t held = n - start < kPiece ? n - start : kPiece;
-    load_floats_of(from, Dtype::f16, start, held, piece);
-    for (; next < start + held; next += groups) *out++ = piece[next - start];
+    const std::size_t filled = n - start < kPiece ? n - start : kPiece;
+    load_floats_of(from, Dtype::f16, start, filled, chunk);
+    for (; next < start + filled; next += groups) *out++ = chunk[next - start];
   }
 }
 
@@ -169,10 +173,10 @@ struct Factors {
   alignas(64) float factors[kTile][kKvMost];
   float shift[kTile];
 
-  void of(const KvBlocks& at, std::size_t block, std::size_t group) {
-    const std::size_t first = block * at.rows * at.groups;
-    column_of(at.scales + first, at.rows, at.groups, group, scales);
-    column_of(at.zeros + first, at.rows, at.groups, group, zeros);
+  void load(const KvBlocks& kv, std::size_t block, std::size_t group) {
+    const std::size_t first = block * kv.rows * kv.groups;
+    column_of(kv.scales + first, kv.rows, kv.groups, group, scales);
+    column_of(kv.zeros + first, kv.rows, kv.groups, group, zeros);
   }
 
   void times(const float* x, std::size_t stride, std::size_t count, std::size_t rows) {
@@ -185,38 +189,39 @@ struct Factors {
 
 }  // namespace
 
-void kv_scores(const KvBlocks& at, const float* queries, std::size_t count, std::size_t head, std::size_t first,
+void kv_scores(const KvBlocks& kv, const float* queries, std::size_t count, std::size_t head, std::size_t first,
                std::size_t last, float* out, std::size_t stride) {
   Factors factors;
-  queries += head * count * at.rows;
+  queries += head * count * kv.rows;
   out += head * count * stride;
   for (std::size_t b = first; b < last; ++b) {
-    const std::size_t block = head * at.capacity + b;
-    const Block codes{at.packed + block * at.rows * at.row_bytes, at.row_bytes, at.rows};
-    factors.of(at, block, 0);
+    const std::size_t block = head * kv.capacity + b;
+    const Block codes{kv.packed + block * kv.rows * kv.row_bytes, kv.row_bytes, kv.rows};
+    factors.load(kv, block, 0);
     for (std::size_t m = 0; m < count; m += kTile) {
-      const std::size_t some = count - m < kTile ? count - m : kTile;
-      factors.times(queries + m * at.rows, at.rows, some, at.rows);
-      product(at.bits, codes, factors.factors, some, at.cols, {out + m * stride + b * at.cols, stride, factors.shift, false});
+      const std::size_t batch = count - m < kTile ? count - m : kTile;
+      factors.times(queries + m * kv.rows, kv.rows, batch, kv.rows);
+      product(kv.bits, codes, factors.factors, batch, kv.cols,
+              {out + m * stride + b * kv.cols, stride, factors.shift, false});
     }
   }
 }
 
-void kv_values(const KvBlocks& at, const float* weights, std::size_t stride, std::size_t count, std::size_t head,
+void kv_values(const KvBlocks& kv, const float* weights, std::size_t stride, std::size_t count, std::size_t head,
                std::size_t group, float* out) {
   Factors factors;
-  const std::size_t from = group * at.group, cols = at.cols - from < at.group ? at.cols - from : at.group;
+  const std::size_t from = group * kv.group, cols = kv.cols - from < kv.group ? kv.cols - from : kv.group;
   weights += head * count * stride;
-  out += head * count * at.cols + from;
-  for (std::size_t b = 0; b < at.count; ++b) {
-    const std::size_t block = head * at.capacity + b;
-    const std::size_t start = from * static_cast<std::size_t>(at.bits) / 8;
-    const Block codes{at.packed + block * at.rows * at.row_bytes + start, at.row_bytes, at.rows};
-    factors.of(at, block, group);
+  out += head * count * kv.cols + from;
+  for (std::size_t b = 0; b < kv.count; ++b) {
+    const std::size_t block = head * kv.capacity + b;
+    const std::size_t start = from * static_cast<std::size_t>(kv.bits) / 8;
+    const Block codes{kv.packed + block * kv.rows * kv.row_bytes + start, kv.row_bytes, kv.rows};
+    factors.load(kv, block, group);
     for (std::size_t m = 0; m < count; m += kTile) {
-      const std::size_t some = count - m < kTile ? count - m : kTile;
-      factors.times(weights + m * stride + b * at.rows, stride, some, at.rows);
-      product(at.bits, codes, factors.factors, some, cols, {out + m * at.cols, at.cols, factors.shift, b != 0});
+      const std::size_t batch = count - m < kTile ? count - m : kTile;
+      factors.times(weights + m * stride + b * kv.rows, stride, batch, kv.rows);
+      product(kv.bits, codes, factors.factors, batch, cols, {out + m * kv.cols, kv.cols, factors.shift, b != 0});
     }
   }
 }

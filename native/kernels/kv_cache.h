@@ -5,9 +5,9 @@
 
 #define INGOT_DECLARE_KV(isa)                                                                                         \
   namespace ingot::isa {                                                                                              \
-  void kv_scores(const KvBlocks& at, const float* queries, std::size_t count, std::size_t head, std::size_t first,    \
+  void kv_scores(const KvBlocks& kv, const float* queries, std::size_t count, std::size_t head, std::size_t first,    \
                  std::size_t last, float* out, std::size_t stride);                                                   \
-  void kv_values(const KvBlocks& at, const float* weights, std::size_t stride, std::size_t count, std::size_t head,   \
+  void kv_values(const KvBlocks& kv, const float* weights, std::size_t stride, std::size_t count, std::size_t head,   \
                  std::size_t group, float* out);                                                                      \
   }
 

@@ -30,13 +30,13 @@ template <Dtype kDtype>
 struct Values {
   using Type = TypeOf<kDtype>;
 
-  static const Type* of(const void* from, std::size_t first = 0) { return static_cast<const Type*>(from) + first; }
-  static Type* of(void* from, std::size_t first = 0) { return static_cast<Type*>(from) + first; }
+  static const Type* cast(const void* from, std::size_t first = 0) { return static_cast<const Type*>(from) + first; }
+  static Type* cast(void* from, std::size_t first = 0) { return static_cast<Type*>(from) + first; }
 
   // Up to a piece of them, filled up with zeros.
-  static void load(const void* from, std::size_t first, std::size_t held, float (&values)[kPiece]) {
-    load_block<kDtype>(of(from, first), held, values);
-    for (std::size_t i = held; i < kPiece; ++i) values[i] = 0;
+  static void load(const void* from, std::size_t first, std::size_t filled, float (&values)[kPiece]) {
+    load_block<kDtype>(cast(from, first), filled, values);
+    for (std::size_t i = filled; i < kPiece; ++i) values[i] = 0;
   }
 
   static void round(float* values, std::size_t n) {
@@ -54,49 +54,49 @@ inline void in_pieces(std::size_t n, const Work& work) {
 template <class Work>
 inline void combine(const void* x, const void* y, Dtype type, std::size_t n, void* out, const Work& work) {
   with_type(type, [&]<Dtype kDtype>() {
-    alignas(64) float some[kPiece], others[kPiece];
-    in_pieces(n, [&](std::size_t first, std::size_t held) {
-      Values<kDtype>::load(x, first, held, some);
-      Values<kDtype>::load(y, first, held, others);
-      work.template operator()<kDtype>(some, others);
-      store_block<kDtype>(some, held, Values<kDtype>::of(out, first));
+    alignas(64) float batch[kPiece], others[kPiece];
+    in_pieces(n, [&](std::size_t first, std::size_t filled) {
+      Values<kDtype>::load(x, first, filled, batch);
+      Values<kDtype>::load(y, first, filled, others);
+      work.template operator()<kDtype>(batch, others);
+      store_block<kDtype>(batch, filled, Values<kDtype>::cast(out, first));
     });
   });
 }
 
 inline Floats silu(Floats x) { return x / (splat(1) + exponential(-x)); }
 
-// Of `kRows` rows of a head in one segment of tokens.
+// Attention of `kRows` rows of a head in one segment of tokens.
 template <Dtype kDtype, std::size_t kRows>
 class Segment {
  public:
-  Segment(const Attend& at, std::size_t head, std::size_t segment, std::size_t row)
-      : at_(at), first_(segment * kAttendTokens),
-        count_(at.tokens - first_ < kAttendTokens ? at.tokens - first_ : kAttendTokens) {
-    const auto* queries = Values<kDtype>::of(at.queries, (head * at.rows + row) * at.width);
+  Segment(const Attend& task, std::size_t head, std::size_t segment, std::size_t row)
+      : task_(task), first_(segment * kAttendTokens),
+        count_(task.tokens - first_ < kAttendTokens ? task.tokens - first_ : kAttendTokens) {
+    const auto* queries = Values<kDtype>::cast(task.queries, (head * task.rows + row) * task.width);
     for (std::size_t m = 0; m < kRows; ++m) {
-      load_block<kDtype>(queries + m * at.width, at.width, query_[m]);
-      for (std::size_t i = 0; i < at.width; ++i) query_[m][i] *= at.scale;
+      load_block<kDtype>(queries + m * task.width, task.width, query_[m]);
+      for (std::size_t i = 0; i < task.width; ++i) query_[m][i] *= task.scale;
     }
-    offset_ = (head * at.capacity + first_) * at.width;
+    offset_ = (head * task.capacity + first_) * task.width;
   }
 
   void run(float* parts) {
     score();
-    for (std::size_t m = 0; m < kRows; ++m) weigh(m, parts + m * at_.part());
+    for (std::size_t m = 0; m < kRows; ++m) weigh(m, parts + m * task_.part());
     std::size_t column = 0;
-    for (; column + 4 * kLanes <= at_.width; column += 4 * kLanes) mix<4>(column, parts);
-    for (; column < at_.width; column += kLanes) mix<1>(column, parts);
+    for (; column + 4 * kLanes <= task_.width; column += 4 * kLanes) mix<4>(column, parts);
+    for (; column < task_.width; column += kLanes) mix<1>(column, parts);
   }
 
  private:
   void score() {
-    const auto* keys = Values<kDtype>::of(at_.keys, offset_);
+    const auto* keys = Values<kDtype>::cast(task_.keys, offset_);
     alignas(64) float key[kAttendWidth];
     for (std::size_t token = 0; token < count_; ++token) {
-      load_block<kDtype>(keys + token * at_.width, at_.width, key);
+      load_block<kDtype>(keys + token * task_.width, task_.width, key);
       Floats sums[kRows][kVectors] = {};
-      for (std::size_t i = 0; i < at_.width; i += kWidth) {
+      for (std::size_t i = 0; i < task_.width; i += kWidth) {
         const Floats values = load_floats(key + i);
         for (std::size_t m = 0; m < kRows; ++m) sums[m][i / kWidth % kVectors] += load_floats(query_[m] + i) * values;
       }
@@ -107,26 +107,26 @@ class Segment {
   // Scores become powers; past the last token they are 0.
   void weigh(std::size_t m, float* part) {
     float* scores = scores_[m];
-    float most = scores[0];
-    for (std::size_t token = 1; token < count_; ++token) most = scores[token] > most ? scores[token] : most;
+    float amax = scores[0];
+    for (std::size_t token = 1; token < count_; ++token) amax = scores[token] > amax ? scores[token] : amax;
     Floats sums[kVectors] = {};
     for (std::size_t token = 0; token < count_; token += kLanes) {
       for (std::size_t v = 0; v < kVectors; ++v)
-        store_floats(scores + token + v * kWidth, exponential(load_floats(scores + token + v * kWidth) - splat(most)));
+        store_floats(scores + token + v * kWidth, exponential(load_floats(scores + token + v * kWidth) - splat(amax)));
       for (std::size_t i = count_ - token; i < kLanes; ++i) scores[token + i] = 0;
       for (std::size_t v = 0; v < kVectors; ++v) sums[v] += load_floats(scores + token + v * kWidth);
     }
-    part[0] = most, part[1] = sum_lanes(sums);
+    part[0] = amax, part[1] = sum_lanes(sums);
   }
 
   // Values of `kSixteens` * 16 columns, weighted, token after token.
   template <std::size_t kSixteens>
   void mix(std::size_t column, float* parts) {
-    const auto* values = Values<kDtype>::of(at_.values, offset_ + column);
+    const auto* values = Values<kDtype>::cast(task_.values, offset_ + column);
     Floats sums[kRows][kSixteens * kVectors] = {};
     alignas(64) float value[kSixteens * kLanes];
     for (std::size_t token = 0; token < count_; ++token) {
-      const auto* from = values + token * at_.width;
+      const auto* from = values + token * task_.width;
       for (std::size_t i = 0; i < kSixteens * kLanes; ++i) value[i] = Element<kDtype>::load(from[i]);
       for (std::size_t m = 0; m < kRows; ++m) {
         const Floats weight = splat(scores_[m][token]);
@@ -135,10 +135,10 @@ class Segment {
     }
     for (std::size_t m = 0; m < kRows; ++m)
       for (std::size_t v = 0; v < kSixteens * kVectors; ++v)
-        store_floats(parts + m * at_.part() + 2 + column + v * kWidth, sums[m][v]);
+        store_floats(parts + m * task_.part() + 2 + column + v * kWidth, sums[m][v]);
   }
 
-  const Attend& at_;
+  const Attend& task_;
   const std::size_t first_, count_;
   std::size_t offset_;
   alignas(64) float query_[kRows][kAttendWidth];
@@ -146,10 +146,11 @@ class Segment {
 };
 
 template <Dtype kDtype>
-void segment_of(const Attend& at, std::size_t head, std::size_t segment, float* parts) {
+void segment_of(const Attend& task, std::size_t head, std::size_t segment, float* parts) {
   std::size_t row = 0;
   const auto rows = [&]<std::size_t kRows>() {  // queries that share what is read of keys and values
-    for (; row + kRows <= at.rows; row += kRows) Segment<kDtype, kRows>(at, head, segment, row).run(parts + row * at.part());
+    for (; row + kRows <= task.rows; row += kRows)
+      Segment<kDtype, kRows>(task, head, segment, row).run(parts + row * task.part());
   };
 #if defined(__AVX512F__)
   rows.template operator()<6>();  // sums of 64 columns each: 24 of 32 registers
@@ -165,28 +166,28 @@ void rms_norm(const void* x, const void* weight, Dtype type, std::size_t cols, f
   with_type(type, [&]<Dtype kDtype>() {
     alignas(64) float values[kPiece], weights[kPiece];
     Floats sums[kVectors] = {};
-    in_pieces(cols, [&](std::size_t first, std::size_t held) {
-      Values<kDtype>::load(x, first, held, values);
+    in_pieces(cols, [&](std::size_t first, std::size_t filled) {
+      Values<kDtype>::load(x, first, filled, values);
       for (std::size_t i = 0; i < kPiece; i += kWidth) {
-        const Floats some = load_floats(values + i);
-        sums[i / kWidth % kVectors] += some * some;
+        const Floats partial = load_floats(values + i);
+        sums[i / kWidth % kVectors] += partial * partial;
       }
     });
     const float scale = 1.0f / std::sqrt(sum_lanes(sums) / static_cast<float>(cols) + eps);
-    in_pieces(cols, [&](std::size_t first, std::size_t held) {
-      Values<kDtype>::load(x, first, held, values);
-      Values<kDtype>::load(weight, first, held, weights);
+    in_pieces(cols, [&](std::size_t first, std::size_t filled) {
+      Values<kDtype>::load(x, first, filled, values);
+      Values<kDtype>::load(weight, first, filled, weights);
       for (std::size_t i = 0; i < kPiece; ++i) values[i] *= scale;
       Values<kDtype>::round(values, kPiece);
       for (std::size_t i = 0; i < kPiece; ++i) values[i] = weights[i] * values[i];
-      store_block<kDtype>(values, held, Values<kDtype>::of(out, first));
+      store_block<kDtype>(values, filled, Values<kDtype>::cast(out, first));
     });
   });
 }
 
 void add_values(const void* x, const void* y, Dtype type, std::size_t n, void* out) {
-  combine(x, y, type, n, out, []<Dtype kDtype>(float* some, float* others) {
-    for (std::size_t i = 0; i < kPiece; ++i) some[i] += others[i];
+  combine(x, y, type, n, out, []<Dtype kDtype>(float* listed, float* others) {
+    for (std::size_t i = 0; i < kPiece; ++i) listed[i] += others[i];
   });
 }
 
@@ -201,10 +202,10 @@ void gate_values(const void* gate, const void* up, Dtype type, std::size_t n, vo
 void rotate_heads(void* x, const void* cosines, const void* sines, Dtype type, std::size_t heads, std::size_t width) {
   with_type(type, [&]<Dtype kDtype>() {
     alignas(64) float c[kAttendWidth], s[kAttendWidth], own[kAttendWidth], turned[kAttendWidth];
-    load_block<kDtype>(Values<kDtype>::of(cosines), width, c);
-    load_block<kDtype>(Values<kDtype>::of(sines), width, s);
+    load_block<kDtype>(Values<kDtype>::cast(cosines), width, c);
+    load_block<kDtype>(Values<kDtype>::cast(sines), width, s);
     for (std::size_t head = 0; head < heads; ++head) {
-      auto* values = Values<kDtype>::of(x, head * width);
+      auto* values = Values<kDtype>::cast(x, head * width);
       load_block<kDtype>(values, width, own);
       for (std::size_t i = 0; i < width / 2; ++i) turned[i] = -own[i + width / 2] * s[i];
       for (std::size_t i = width / 2; i < width; ++i) turned[i] = own[i - width / 2] * s[i];
@@ -217,27 +218,27 @@ void rotate_heads(void* x, const void* cosines, const void* sines, Dtype type, s
   });
 }
 
-void attend_segment(const Attend& at, std::size_t head, std::size_t segment, float* parts) {
-  with_type(at.type, [&]<Dtype kDtype>() { segment_of<kDtype>(at, head, segment, parts); });
+void attend_segment(const Attend& task, std::size_t head, std::size_t segment, float* parts) {
+  with_type(task.type, [&]<Dtype kDtype>() { segment_of<kDtype>(task, head, segment, parts); });
 }
 
 // Segment after segment; `parts` of the first, those of the others follow.
-void attend_merge(const Attend& at, std::size_t head, const float* parts) {
+void attend_merge(const Attend& task, std::size_t head, const float* parts) {
   alignas(64) float sums[kAttendWidth];
-  for (std::size_t row = 0; row < at.rows; ++row) {
-    const auto part = [&](std::size_t segment) { return parts + (segment * at.rows + row) * at.part(); };
-    float most = part(0)[0], whole = 0;
-    for (std::size_t i = 1; i < at.segments(); ++i) most = part(i)[0] > most ? part(i)[0] : most;
-    for (std::size_t i = 0; i < at.width; ++i) sums[i] = 0;
-    for (std::size_t segment = 0; segment < at.segments(); ++segment) {
+  for (std::size_t row = 0; row < task.rows; ++row) {
+    const auto part = [&](std::size_t segment) { return parts + (segment * task.rows + row) * task.part(); };
+    float amax = part(0)[0], whole = 0;
+    for (std::size_t i = 1; i < task.segments(); ++i) amax = part(i)[0] > amax ? part(i)[0] : amax;
+    for (std::size_t i = 0; i < task.width; ++i) sums[i] = 0;
+    for (std::size_t segment = 0; segment < task.segments(); ++segment) {
       const float* values = part(segment);
-      const float weight = exponential(splat(values[0] - most))[0];
+      const float weight = exponential(splat(values[0] - amax))[0];
       whole += values[1] * weight;
-      for (std::size_t i = 0; i < at.width; ++i) sums[i] += values[2 + i] * weight;
+      for (std::size_t i = 0; i < task.width; ++i) sums[i] += values[2 + i] * weight;
     }
-    for (std::size_t i = 0; i < at.width; ++i) sums[i] /= whole;
-    with_type(at.type, [&]<Dtype kDtype>() {
-      store_block<kDtype>(sums, at.width, Values<kDtype>::of(at.out, (head * at.rows + row) * at.width));
+    for (std::size_t i = 0; i < task.width; ++i) sums[i] /= whole;
+    with_type(task.type, [&]<Dtype kDtype>() {
+      store_block<kDtype>(sums, task.width, Values<kDtype>::cast(task.out, (head * task.rows + row) * task.width));
     });
   }
 }

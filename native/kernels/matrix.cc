@@ -12,13 +12,13 @@ namespace {
 constexpr std::size_t kBlock = 64;  // columns that are factored together
 constexpr std::size_t kTogether = 16;  // rows that are solved together
 
-// What is left of some columns of A, in f64: `columns` first to last, all rows before `last`, kBlock a row.
+// The remaining part of columns of A, in f64: columns first to last, all rows before `last`, kBlock a row.
 class Columns {
  public:
-  Columns(float* a, double* own, std::size_t n, std::size_t first, std::size_t last)
-      : a_(a), own_(own), n_(n), first_(first), last_(last), count_(last - first), left_(last * kBlock) {
+  Columns(float* a, double* diagonal, std::size_t n, std::size_t first, std::size_t last)
+      : a_(a), diagonal_(diagonal), n_(n), first_(first), last_(last), count_(last - first), lower_(last * kBlock) {
     for (std::size_t i = 0; i < last; ++i)
-      for (std::size_t j = 0; j < count_; ++j) left_[i * kBlock + j] = static_cast<double>(a[i * n + first + j]);
+      for (std::size_t j = 0; j < count_; ++j) lower_[i * kBlock + j] = static_cast<double>(a[i * n + first + j]);
   }
 
   // Takes off what the columns behind them explain: sums over these in one order, some at a time.
@@ -32,15 +32,15 @@ class Columns {
         for (std::size_t t = 0; t < deep; ++t)
           panels[j / wide][t * wide + j % wide] = j < count_ ? weighed(first_ + j, k + t) : 0.0;
       for (std::size_t i = 0; i < last_; i += kTileRows) {
-        const std::size_t some = std::min(kTileRows, last_ - i);
-        for (std::size_t row = 0; row < some; ++row)
+        const std::size_t batch = std::min(kTileRows, last_ - i);
+        for (std::size_t row = 0; row < batch; ++row)
           for (std::size_t t = 0; t < deep; ++t) rows[row * kDepth + t] = static_cast<double>(a_[(i + row) * n_ + k + t]);
         for (std::size_t panel = 0; panel < kBlock / wide; ++panel) {
-          double* out = left_.data() + i * kBlock + panel * wide;
-          if (some == kTileRows) {
+          double* out = lower_.data() + i * kBlock + panel * wide;
+          if (batch == kTileRows) {
             tile<double, kTileRows>(rows, kDepth, deep, panels[panel], out, kBlock, wide, -1.0);
           } else {
-            for (std::size_t row = 0; row < some; ++row)
+            for (std::size_t row = 0; row < batch; ++row)
               tile<double, 1>(rows + row * kDepth, kDepth, deep, panels[panel], out + row * kBlock, kBlock, wide, -1.0);
           }
         }
@@ -51,13 +51,15 @@ class Columns {
   // The triangle that these columns have of their own rows; false where there is none.
   bool factor() {
     for (std::size_t j = count_; j-- > 0;) {
-      const double own = left(first_ + j, j);
-      if (!(own > 0) || !std::isfinite(own)) return false;
-      own_[first_ + j] = own;
-      for (std::size_t i = 0; i < j; ++i) a_[(first_ + i) * n_ + first_ + j] = static_cast<float>(left(first_ + i, j) / own);
+      const double diagonal = lower(first_ + j, j);
+      if (!(diagonal > 0) || !std::isfinite(diagonal)) return false;
+      diagonal_[first_ + j] = diagonal;
+      for (std::size_t i = 0; i < j; ++i)
+        a_[(first_ + i) * n_ + first_ + j] = static_cast<float>(lower(first_ + i, j) / diagonal);
       for (std::size_t i = 0; i < j; ++i)
         for (std::size_t other = i; other < j; ++other)
-          left(first_ + i, other) -= static_cast<double>(a_[(first_ + i) * n_ + first_ + j]) * weighed(first_ + other, first_ + j);
+          lower(first_ + i, other) -=
+              static_cast<double>(a_[(first_ + i) * n_ + first_ + j]) * weighed(first_ + other, first_ + j);
     }
     return true;
   }
@@ -69,31 +71,33 @@ class Columns {
       for (std::size_t other = 0; other < j; ++other) links[j * kBlock + other] = weighed(first_ + other, first_ + j);
     alignas(64) double turned[kBlock][kTogether] = {};
     for (std::size_t i = 0; i < first_; i += kTogether) {
-      const std::size_t some = std::min(kTogether, first_ - i);
-      for (std::size_t row = 0; row < some; ++row)
-        for (std::size_t j = 0; j < count_; ++j) turned[j][row] = left(i + row, j);
+      const std::size_t batch = std::min(kTogether, first_ - i);
+      for (std::size_t row = 0; row < batch; ++row)
+        for (std::size_t j = 0; j < count_; ++j) turned[j][row] = lower(i + row, j);
       for (std::size_t j = count_; j-- > 0;) {
-        const double own = own_[first_ + j];
-        double found[kTogether];
+        const double diagonal = diagonal_[first_ + j];
+        double sums[kTogether];
         for (std::size_t row = 0; row < kTogether; ++row)
-          found[row] = static_cast<double>(static_cast<float>(turned[j][row] / own));
+          sums[row] = static_cast<double>(static_cast<float>(turned[j][row] / diagonal));
         for (std::size_t other = 0; other < j; ++other) {
           const double link = links[j * kBlock + other];
-          for (std::size_t row = 0; row < kTogether; ++row) turned[other][row] -= found[row] * link;
+          for (std::size_t row = 0; row < kTogether; ++row) turned[other][row] -= sums[row] * link;
         }
-        for (std::size_t row = 0; row < some; ++row) a_[(i + row) * n_ + first_ + j] = static_cast<float>(found[row]);
+        for (std::size_t row = 0; row < batch; ++row) a_[(i + row) * n_ + first_ + j] = static_cast<float>(sums[row]);
       }
     }
   }
 
  private:
-  double& left(std::size_t row, std::size_t j) { return left_[row * kBlock + j]; }
-  double weighed(std::size_t row, std::size_t col) const { return own_[col] * static_cast<double>(a_[row * n_ + col]); }
+  double& lower(std::size_t row, std::size_t j) { return lower_[row * kBlock + j]; }
+  double weighed(std::size_t row, std::size_t col) const {
+    return diagonal_[col] * static_cast<double>(a_[row * n_ + col]);
+  }
 
   float* a_;
-  double* own_;
+  double* diagonal_;
   std::size_t n_, first_, last_, count_;
-  std::vector<double> left_;
+  std::vector<double> lower_;
 };
 
 }  // namespace
@@ -108,10 +112,10 @@ void matrix_multiply_add(const float* a, std::size_t a_stride, const float* b, s
   multiply_add<float>(a, a_stride, b, b_stride, out, out_stride, rows, depth, cols, 1.0f);
 }
 
-bool matrix_factor(float* a, double* own, std::size_t n) {
+bool matrix_factor(float* a, double* diagonal, std::size_t n) {
   for (std::size_t last = n; last > 0;) {
     const std::size_t first = (last - 1) / kBlock * kBlock;
-    Columns columns(a, own, n, first, last);
+    Columns columns(a, diagonal, n, first, last);
     columns.take_off();
     if (!columns.factor()) return false;
     columns.solve();

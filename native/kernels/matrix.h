@@ -65,16 +65,17 @@ void multiply_add(const T* a, std::size_t a_stride, const T* b, std::size_t b_st
         stride = deep;
       }
       for (std::size_t col = 0; col < cols; col += wide) {
-        const std::size_t some = std::min(wide, cols - col);
+        const std::size_t batch = std::min(wide, cols - col);
         for (std::size_t i = 0; i < deep; ++i) {
-          std::memcpy(panel + i * wide, b + (k + i) * b_stride + col, some * sizeof(T));
-          std::fill(panel + i * wide + some, panel + (i + 1) * wide, T{0});
+          std::memcpy(panel + i * wide, b + (k + i) * b_stride + col, batch * sizeof(T));
+          std::fill(panel + i * wide + batch, panel + (i + 1) * wide, T{0});
         }
         T* to = out + above * out_stride + col;
         std::size_t row = 0;
         for (; row + kTileRows <= count; row += kTileRows)
-          tile<T, kTileRows>(from + row * stride, stride, deep, panel, to + row * out_stride, out_stride, some, sign);
-        for (; row < count; ++row) tile<T, 1>(from + row * stride, stride, deep, panel, to + row * out_stride, out_stride, some, sign);
+          tile<T, kTileRows>(from + row * stride, stride, deep, panel, to + row * out_stride, out_stride, batch, sign);
+        for (; row < count; ++row)
+          tile<T, 1>(from + row * stride, stride, deep, panel, to + row * out_stride, out_stride, batch, sign);
       }
     }
   }

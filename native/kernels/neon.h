@@ -1,4 +1,4 @@
-// What kernels share on arm64, which always has NEON: look-ups in tables that lie in registers.
+// Functions that kernels share on arm64, which always has NEON: lookups in tables in registers.
 #pragma once
 
 #if defined(__aarch64__) && !defined(__AARCH64EB__)
@@ -16,7 +16,7 @@ namespace {
 template <class T, int kParts>
 class ByteTables {
  public:
-  // Of `count` entries; what is beyond them is 0.
+  // A table of `count` entries; entries beyond them are 0.
   explicit ByteTables(const T* entries, std::size_t count = kEntries) {
     alignas(16) T all[kEntries] = {};
     if (count < kEntries) {
@@ -24,12 +24,12 @@ class ByteTables {
       entries = all;
     }
     for (int part = 0; part < kParts; ++part) {
-      const auto* at = reinterpret_cast<const std::uint8_t*>(entries + 16 * part);
+      const auto* bytes = reinterpret_cast<const std::uint8_t*>(entries + 16 * part);
       if constexpr (sizeof(T) == 2) {
-        const uint8x16x2_t two = vld2q_u8(at);
+        const uint8x16x2_t two = vld2q_u8(bytes);
         for (int byte = 0; byte < 2; ++byte) planes_[byte][part] = two.val[byte];
       } else {
-        const uint8x16x4_t four = vld4q_u8(at);
+        const uint8x16x4_t four = vld4q_u8(bytes);
         for (int byte = 0; byte < 4; ++byte) planes_[byte][part] = four.val[byte];
       }
     }
@@ -59,9 +59,9 @@ class ByteTables {
   static constexpr std::size_t kEntries = 16 * kParts;
 
   uint8x16_t look(int byte, uint8x16_t at) const {
-    const auto& of = planes_[byte];
-    if constexpr (kParts == 1) return vqtbl1q_u8(of[0], at);
-    if constexpr (kParts == 4) return vqtbl4q_u8(uint8x16x4_t{{of[0], of[1], of[2], of[3]}}, at);
+    const auto& base = planes_[byte];
+    if constexpr (kParts == 1) return vqtbl1q_u8(base[0], at);
+    if constexpr (kParts == 4) return vqtbl4q_u8(uint8x16x4_t{{base[0], base[1], base[2], base[3]}}, at);
   }
 
   uint8x16_t planes_[sizeof(T)][kParts];
@@ -73,13 +73,13 @@ struct MaskBytes {
   std::uint8_t spread[256][8], kept[256][8], count[256];
   constexpr MaskBytes() : spread(), kept(), count() {
     for (int mask = 0; mask < 256; ++mask) {
-      std::uint8_t found = 0;
+      std::uint8_t result = 0;
       for (std::uint8_t i = 0; i < 8; ++i) {
         const bool is = mask >> i & 1;
-        spread[mask][i] = is ? found : 0xff;
-        if (is) kept[mask][found++] = i;
+        spread[mask][i] = is ? result : 0xff;
+        if (is) kept[mask][result++] = i;
       }
-      count[mask] = found;
+      count[mask] = result;
     }
   }
 };

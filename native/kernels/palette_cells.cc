@@ -15,7 +15,7 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-// Coordinates are told apart by keys: in even steps near 0, then by 9 bits of the mantissa.
+// Keys of coordinates: even steps near 0, then 9 bits of the mantissa.
 constexpr float kFloor = 0x1p-10F;
 constexpr int kDrop = 14;
 constexpr std::int32_t kHalfKeys = 5184, kKeys = 2 * kHalfKeys;  // for magnitudes up to 1; larger ones have the last
@@ -29,7 +29,7 @@ inline std::int32_t key_of(float value) {
   return kHalfKeys + (bits < 0 ? ~step : step);
 }
 
-// Where the values of a key begin.
+// Returns the smallest value of a key.
 float begin_of(std::int32_t key) {
   const std::int32_t step = key < kHalfKeys ? kHalfKeys - key : key - kHalfKeys;
   const float magnitude = std::bit_cast<float>(std::bit_cast<std::int32_t>(kFloor) + (step << kDrop)) - kFloor;
@@ -41,8 +41,8 @@ struct Axis {
   std::vector<std::uint16_t> bits = std::vector<std::uint16_t>(kKeys);
   std::vector<float> middle, half;
 
-  void lay(const std::vector<std::uint32_t>& found, std::size_t total, std::size_t cuts, std::size_t axis, std::size_t size,
-           float least, float most) {
+  void lay(const std::vector<std::uint32_t>& counts, std::size_t total, std::size_t cuts, std::size_t axis,
+           std::size_t size, float smallest, float amax) {
     std::vector<std::int32_t> begins(cuts + 1, kKeys);
     std::size_t before = 0, next = 0;
     for (std::int32_t key = 0; key < kKeys; ++key) {
@@ -51,13 +51,13 @@ struct Axis {
       std::uint16_t spread = 0;
       for (std::size_t bit = 0; cut >> bit; ++bit) spread |= static_cast<std::uint16_t>((cut >> bit & 1) << (bit * size + axis));
       bits[static_cast<std::size_t>(key)] = spread;
-      before += found[static_cast<std::size_t>(key)];
+      before += counts[static_cast<std::size_t>(key)];
     }
     middle.resize(cuts);
     half.resize(cuts);
     for (std::size_t cut = 0; cut < cuts; ++cut) {
-      const float from = begins[cut] ? std::max(begin_of(begins[cut]), least) : least;
-      const float to = begins[cut + 1] < kKeys ? std::min(begin_of(begins[cut + 1]), most) : most;
+      const float from = begins[cut] ? std::max(begin_of(begins[cut]), smallest) : smallest;
+      const float to = begins[cut + 1] < kKeys ? std::min(begin_of(begins[cut + 1]), amax) : amax;
       middle[cut] = from * 0.5F + to * 0.5F;
       // Keys are those of rounded magnitudes.
       half[cut] = std::max(to - from, 0.0F) * 0.5F + 1e-6F * (std::abs(from) + std::abs(to) + kFloor);
@@ -68,13 +68,14 @@ struct Axis {
 template <int kSize>
 class Cells {
  public:
-  Cells(const float* points, const PaletteCellsToFill& to, std::uint16_t* places) : points_(points), to_(to), places_(places) {}
+  Cells(const float* points, const PaletteCellsToFill& to, std::uint16_t* order)
+      : points_(points), to_(to), order_(order) {}
 
   // Returns the sum of all squares, about.
   double fill() {
     lay_axes();
     const double squares = find_cells();
-    place();
+    sort_points();
     lay_boxes();
     return squares;
   }
@@ -84,31 +85,33 @@ class Cells {
 
   void lay_axes() {
     const std::size_t all_of_them = to_.n * kNumbers;
-    float least[kWidth], most[kWidth];  // number i % size of every so many points
-    for (std::size_t i = 0; i < kWidth; ++i) least[i] = most[i] = points_[i % kNumbers];
-    Floats low = load_floats(least), high = load_floats(most);
+    float smallest[kWidth], most[kWidth];  // lane i: number i % size of all points with that lane
+    for (std::size_t i = 0; i < kWidth; ++i) smallest[i] = most[i] = points_[i % kNumbers];
+    Floats low = load_floats(smallest), high = load_floats(most);
     std::size_t done = 0;
     for (; done + kWidth <= all_of_them; done += kWidth) {
       low = smaller(low, load_floats(points_ + done));
       high = larger(high, load_floats(points_ + done));
     }
-    store_floats(least, low);
+    store_floats(smallest, low);
     store_floats(most, high);
     for (std::size_t i = 0; done + i < all_of_them; ++i) {
-      least[i] = std::min(least[i], points_[done + i]);
+      smallest[i] = std::min(smallest[i], points_[done + i]);
       most[i] = std::max(most[i], points_[done + i]);
     }
     for (std::size_t i = kNumbers; i < kWidth; ++i) {
-      least[i % kNumbers] = std::min(least[i % kNumbers], least[i]);
+      smallest[i % kNumbers] = std::min(smallest[i % kNumbers], smallest[i]);
       most[i % kNumbers] = std::max(most[i % kNumbers], most[i]);
     }
     const std::size_t step = std::max<std::size_t>(1, to_.n / kSample);
     const auto all_bits = static_cast<std::size_t>(std::countr_zero(to_.cells));
     for (std::size_t v = 0; v < kNumbers; ++v) {
-      std::vector<std::uint32_t> found(kKeys);
+      std::vector<std::uint32_t> counts(kKeys);
       std::size_t total = 0;
-      for (std::size_t i = 0; i < to_.n; i += step, ++total) ++found[static_cast<std::size_t>(key_of(points_[i * kNumbers + v]))];
-      axes_[v].lay(found, total, std::size_t{1} << ((all_bits + kNumbers - 1 - v) / kNumbers), v, kNumbers, least[v], most[v]);
+      for (std::size_t i = 0; i < to_.n; i += step, ++total)
+        ++counts[static_cast<std::size_t>(key_of(points_[i * kNumbers + v]))];
+      axes_[v].lay(counts, total, std::size_t{1} << ((all_bits + kNumbers - 1 - v) / kNumbers), v, kNumbers,
+                   smallest[v], most[v]);
     }
   }
 
@@ -124,20 +127,20 @@ class Cells {
       for (std::size_t i = 0; i < n; ++i) {
         unsigned cell = 0;
         for (std::size_t v = 0; v < kNumbers; ++v) cell |= axes_[v].bits[static_cast<std::size_t>(keys[i * kNumbers + v])];
-        places_[first + i] = static_cast<std::uint16_t>(cell);
+        order_[first + i] = static_cast<std::uint16_t>(cell);
         ++to_.starts[cell + 1];
       }
     }
     return squares.sum();
   }
 
-  void place() {
+  void sort_points() {
     for (std::size_t cell = 0; cell < to_.cells; ++cell) to_.starts[cell + 1] += to_.starts[cell];
     std::vector<std::uint32_t> next(to_.starts, to_.starts + to_.cells);
     for (std::size_t i = 0; i < to_.n; ++i) {
-      const std::size_t soon = next[places_[std::min(i + kSoon, to_.n - 1)]];  // about: those between may go there too
+      const std::size_t soon = next[order_[std::min(i + kSoon, to_.n - 1)]];  // about: those between may go there too
       for (std::size_t v = 0; v < kNumbers; ++v) __builtin_prefetch(to_.columns + v * to_.stride() + soon, 1);
-      const std::size_t there = next[places_[i]]++;
+      const std::size_t there = next[order_[i]]++;
       for (std::size_t v = 0; v < kNumbers; ++v) to_.columns[v * to_.stride() + there] = points_[i * kNumbers + v];
     }
     for (std::size_t v = 0; v < kNumbers; ++v) std::fill_n(to_.columns + v * to_.stride() + to_.n, kBehind, 0.0F);
@@ -169,23 +172,23 @@ class Cells {
 
   const float* points_;
   const PaletteCellsToFill& to_;
-  std::uint16_t* places_;
+  std::uint16_t* order_;
   Axis axes_[kNumbers];
 };
 
 }  // namespace
 
-double palette_cells(const float* points, const PaletteCellsToFill& cells, std::uint16_t* places) {
-  return cells.size == 2 ? Cells<2>(points, cells, places).fill() : Cells<4>(points, cells, places).fill();
+double palette_cells(const float* points, const PaletteCellsToFill& cells, std::uint16_t* order) {
+  return cells.size == 2 ? Cells<2>(points, cells, order).fill() : Cells<4>(points, cells, order).fill();
 }
 
-bool palette_codes(const std::uint16_t* places, std::size_t n, const std::uint32_t* starts, std::size_t cells,
+bool palette_codes(const std::uint16_t* order, std::size_t n, const std::uint32_t* starts, std::size_t cells,
                    const std::uint8_t* codes, std::uint8_t* out) {
   std::vector<std::uint32_t> next(std::size_t{1} << 16, 0xffffffffU);  // of cells that are not: past all points
   std::copy(starts, starts + cells, next.begin());
   bool within = true;
   for (std::size_t i = 0; i < n; ++i) {
-    const std::size_t there = next[places[i]]++;
+    const std::size_t there = next[order[i]]++;
     within &= there < n;
     out[i] = codes[there < n ? there : 0];
   }

@@ -33,7 +33,7 @@ void look_up(const T* __restrict table, [[maybe_unused]] int bits, const std::ui
 
 #if defined(__AVX512BW__)
 
-inline __m512i entries(const std::uint16_t* table, int at) { return _mm512_loadu_si512(table + 32 * at); }
+inline __m512i entries(const std::uint16_t* table, int contexts) { return _mm512_loadu_si512(table + 32 * contexts); }
 
 template <>
 void look_up(const std::uint16_t* __restrict table, int bits, const std::uint8_t* __restrict codes, std::size_t n,
@@ -63,18 +63,18 @@ void look_up(const std::uint16_t* __restrict table, int bits, const std::uint8_t
   std::size_t i = 0;
   if (n >= 32 && bits <= 4) {
     alignas(16) std::uint8_t lows[16], highs[16];
-    for (int at = 0; at < 16; ++at) {
-      lows[at] = static_cast<std::uint8_t>(table[at & ((1 << bits) - 1)]);
-      highs[at] = static_cast<std::uint8_t>(table[at & ((1 << bits) - 1)] >> 8);
+    for (int index = 0; index < 16; ++index) {
+      lows[index] = static_cast<std::uint8_t>(table[index & ((1 << bits) - 1)]);
+      highs[index] = static_cast<std::uint8_t>(table[index & ((1 << bits) - 1)] >> 8);
     }
     const __m256i low = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(lows)));
     const __m256i high = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(highs)));
     for (; i + 32 <= n; i += 32) {
       const __m256i raw = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + i));
       const __m256i index = _mm256_permute4x64_epi64(raw, 0xd8);  // joining works within halves
-      const __m256i one = _mm256_shuffle_epi8(low, index), two = _mm256_shuffle_epi8(high, index);
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), _mm256_unpacklo_epi8(one, two));
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i + 16), _mm256_unpackhi_epi8(one, two));
+      const __m256i first = _mm256_shuffle_epi8(low, index), second = _mm256_shuffle_epi8(high, index);
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), _mm256_unpacklo_epi8(first, second));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i + 16), _mm256_unpackhi_epi8(first, second));
     }
   }
   for (; i < n; ++i) out[i] = table[codes[i]];
@@ -83,70 +83,71 @@ void look_up(const std::uint16_t* __restrict table, int bits, const std::uint8_t
 #endif
 
 template <class T>
-void decode(const PaletteLayout& at, const std::uint8_t* packed, const T* tables, std::size_t n, T* out) {
-  const Unpack unpack = unpacker<false>(at.bits);
+void decode(const PaletteLayout& layout, const std::uint8_t* packed, const T* tables, std::size_t n, T* out) {
+  const Unpack unpack = unpacker<false>(layout.bits);
   Codes buffer;
-  std::size_t run = 0, left = at.run - at.phase;  // of the present run
+  std::size_t run = 0, left = layout.run - layout.phase;  // of the present run
   for (std::size_t i = 0; i < n; i += kChunk) {
     const std::size_t count = std::min(kChunk, n - i);
-    const std::uint8_t* from = packed + i / 8 * static_cast<std::size_t>(at.bits);
+    const std::uint8_t* from = packed + i / 8 * static_cast<std::size_t>(layout.bits);
     const std::uint8_t* codes = from;
     std::size_t done = 0;
 #if defined(__AVX512BW__)
     if constexpr (sizeof(T) == 2)
-      if (at.bits <= 4 && left >= count) {
-        const T* table = tables + (at.ids ? std::size_t{at.ids[run]} << at.bits : 0);
-        stream_look_up(at.bits, false)(repeated(table, at.bits), from, count, out + i);
+      if (layout.bits <= 4 && left >= count) {
+        const T* table = tables + (layout.ids ? std::size_t{layout.ids[run]} << layout.bits : 0);
+        stream_look_up(layout.bits, false)(repeated(table, layout.bits), from, count, out + i);
         done = count;
         left -= done;
       }
 #endif
-    if (at.bits < 8 && done < count) {
+    if (layout.bits < 8 && done < count) {
       unpack(from, count, buffer);
       codes = buffer.bytes();
     }
     while (done < count) {
       if (left == 0) {
         ++run;
-        left = at.run;
+        left = layout.run;
       }
-      const std::size_t some = std::min(left, count - done);
-      const T* table = tables + (at.ids ? std::size_t{at.ids[run]} << at.bits : 0);
-      look_up(table, at.bits, codes + done, some, out + i + done);
-      done += some;
-      left -= some;
+      const std::size_t batch = std::min(left, count - done);
+      const T* table = tables + (layout.ids ? std::size_t{layout.ids[run]} << layout.bits : 0);
+      look_up(table, layout.bits, codes + done, batch, out + i + done);
+      done += batch;
+      left -= batch;
     }
     if (left == 0 && i + count < n) {
       ++run;
-      left = at.run;
+      left = layout.run;
     }
   }
 }
 
 }  // namespace
 
-void palette_decode(const PaletteLayout& at, const std::uint8_t* packed, const void* tables, std::size_t n, void* out,
-                    std::size_t width) {
+void palette_decode(const PaletteLayout& layout, const std::uint8_t* packed, const void* tables, std::size_t n,
+                    void* out, std::size_t width) {
   switch (width) {
     case 2:
-      return decode(at, packed, static_cast<const std::uint16_t*>(tables), n, static_cast<std::uint16_t*>(out));
+      return decode(layout, packed, static_cast<const std::uint16_t*>(tables), n, static_cast<std::uint16_t*>(out));
     case 4:
-      return decode(at, packed, static_cast<const std::uint32_t*>(tables), n, static_cast<std::uint32_t*>(out));
+      return decode(layout, packed, static_cast<const std::uint32_t*>(tables), n, static_cast<std::uint32_t*>(out));
     case 8:
-      return decode(at, packed, static_cast<const std::uint64_t*>(tables), n, static_cast<std::uint64_t*>(out));
+      return decode(layout, packed, static_cast<const std::uint64_t*>(tables), n, static_cast<std::uint64_t*>(out));
     default:
-      return decode(at, packed, static_cast<const Wide*>(tables), n, static_cast<Wide*>(out));
+      return decode(layout, packed, static_cast<const Wide*>(tables), n, static_cast<Wide*>(out));
   }
 }
 
-void palette_tile(const void* held, const Tile& tile) {
-  const auto& matrix = *static_cast<const PaletteMatrix*>(held);
+void palette_tile(const void* packed_matrix, const Tile& tile) {
+  const auto& matrix = *static_cast<const PaletteMatrix*>(packed_matrix);
   const std::size_t width = tile.type == Dtype::f32 ? 4 : 2, bits = static_cast<std::size_t>(matrix.bits);
-  const PaletteLayout at{matrix.bits, tile.cols, 0, nullptr};
+  const PaletteLayout layout{matrix.bits, tile.cols, 0, nullptr};
   for (std::size_t i = 0; i < tile.rows; ++i) {
     const std::size_t row = tile.row + i, table = (row / matrix.run << matrix.bits) * width;
-    palette_decode(at, matrix.packed + (row * matrix.cols + tile.first) * bits / 8, static_cast<const std::uint8_t*>(matrix.tables) + table,
-                   tile.cols, static_cast<std::uint8_t*>(tile.out) + i * tile.stride * width, width);
+    palette_decode(layout, matrix.packed + (row * matrix.cols + tile.first) * bits / 8,
+                   static_cast<const std::uint8_t*>(matrix.tables) + table, tile.cols,
+                   static_cast<std::uint8_t*>(tile.out) + i * tile.stride * width, width);
   }
 }
 

@@ -17,8 +17,8 @@ namespace {
 constexpr std::size_t kHalf = kBins / 2;
 
 // The bits of the value that is number `place` in ascending order, negative ones first.
-inline std::uint16_t key_at(std::size_t place) {
-  return static_cast<std::uint16_t>(place < kHalf ? kBins - 1 - place : place - kHalf);
+inline std::uint16_t key_at(std::size_t position) {
+  return static_cast<std::uint16_t>(position < kHalf ? kBins - 1 - position : position - kHalf);
 }
 
 template <Dtype kDtype>
@@ -54,8 +54,8 @@ std::size_t first_bad(const void* source, std::size_t n) {
 template <Dtype kDtype>
 void assign_narrow(const void* source, std::size_t n, const double* thresholds, std::size_t k, std::uint8_t* codes) {
   std::vector<std::uint8_t> table(kBins);
-  const auto above = [](std::size_t place, double limit) {
-    return static_cast<double>(Element<kDtype>::load(key_at(place))) > limit;
+  const auto above = [](std::size_t position, double limit) {
+    return static_cast<double>(Element<kDtype>::load(key_at(position))) > limit;
   };
   constexpr std::size_t infinity = kDtype == Dtype::f16 ? 0x7c00 : 0x7f80;
   std::size_t from = 0;

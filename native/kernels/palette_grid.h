@@ -25,23 +25,23 @@ class Grid {
     for (std::size_t i = 0; i < kParts; i += 2) fill_parts(i, k);
   }
 
-  // Of sixteen points: finds codes and distances; a bit for each of whose square too many centroids may be nearest.
+  // Processes sixteen points: finds codes and distances; returns a bit for each point whose square has too many candidates.
   __mmask16 pass(const float* points, __m512i* codes, Floats* distances) const {
     const Floats x = Tables<2>::column(points, 0), y = Tables<2>::column(points, 1);
-    const __m512i square = _mm512_add_epi32(_mm512_slli_epi32(axes_[1].place(y), kSideBits), axes_[0].place(x));
+    const __m512i square = _mm512_add_epi32(_mm512_slli_epi32(axes_[1].cell_of(y), kSideBits), axes_[0].cell_of(x));
     const __m512i list = _mm512_i32gather_epi32(square, lists_, 4), byte = _mm512_set1_epi32(255);
     const __m512i first = _mm512_and_si512(list, byte), second = _mm512_and_si512(_mm512_srli_epi32(list, 8), byte);
     const __m512i last = _mm512_srli_epi32(list, 24);
-    Floats least = all(std::numeric_limits<float>::infinity());
+    Floats smallest = all(std::numeric_limits<float>::infinity());
     __m512i which{};
-    see(first, x, y, &least, &which);
-    if (_mm512_cmpneq_epi32_mask(first, last)) see(second, x, y, &least, &which);
+    see(first, x, y, &smallest, &which);
+    if (_mm512_cmpneq_epi32_mask(first, last)) see(second, x, y, &smallest, &which);
     if (_mm512_cmpneq_epi32_mask(second, last)) {
-      see(_mm512_and_si512(_mm512_srli_epi32(list, 16), byte), x, y, &least, &which);
-      see(last, x, y, &least, &which);
+      see(_mm512_and_si512(_mm512_srli_epi32(list, 16), byte), x, y, &smallest, &which);
+      see(last, x, y, &smallest, &which);
     }
     *codes = which;
-    *distances = least;
+    *distances = smallest;
     return _mm512_cmpgt_epi32_mask(first, second);
   }
 
@@ -54,8 +54,8 @@ class Grid {
     float low, scale;
     alignas(64) float middle[kSide + kParts], half[kSide + kParts];  // of steps, then of eight steps at a time
 
-    __m512i place(Floats at) const {
-      const Floats step = smaller(larger((at - low) * scale, Floats{}), all(kSide - 1));
+    __m512i cell_of(Floats indices) const {
+      const Floats step = smaller(larger((indices - low) * scale, Floats{}), all(kSide - 1));
       return _mm512_cvttps_epi32(step);
     }
 
@@ -64,14 +64,14 @@ class Grid {
       low = from;
       scale = 1 / width;
       if (!(scale > 0 && scale < 1e30F)) scale = 0;  // one step holds all
-      const auto at = [&](std::size_t i) { return from + static_cast<float>(i) * width; };
-      const auto begin = [&](std::size_t i) { return scale && i ? at(i) : std::min(first, from); };
-      const auto end = [&](std::size_t i) { return scale && i < kSide ? at(i) : std::max(last, to); };
+      const auto element_at = [&](std::size_t i) { return from + static_cast<float>(i) * width; };
+      const auto begin = [&](std::size_t i) { return scale && i ? element_at(i) : std::min(first, from); };
+      const auto end = [&](std::size_t i) { return scale && i < kSide ? element_at(i) : std::max(last, to); };
       for (std::size_t i = 0; i < kSide; ++i) set(i, begin(i), end(i + 1));
       for (std::size_t i = 0; i < kParts; ++i) set(kSide + i, begin(i * kPart), end((i + 1) * kPart));
       // Points may be put into the next step, where they lie at an end as rounded.
       const float room = std::abs(width) * 1e-3F + 1e-6F * (std::abs(from) + std::abs(to));
-      for (float& each : half) each += room;
+      for (float& item : half) item += room;
     }
 
    private:
@@ -87,17 +87,17 @@ class Grid {
   };
 
   void lay_axes(const float* points, std::size_t n, std::size_t k) {
-    Floats least = load_floats(points), most = least;
+    Floats smallest = load_floats(points), most = smallest;
     for (std::size_t i = 0; i + kWidth <= 2 * n; i += kWidth) {
-      least = smaller(least, load_floats(points + i));
+      smallest = smaller(smallest, load_floats(points + i));
       most = larger(most, load_floats(points + i));
     }
-    least = smaller(least, load_floats(points + 2 * n - kWidth));
+    smallest = smaller(smallest, load_floats(points + 2 * n - kWidth));
     most = larger(most, load_floats(points + 2 * n - kWidth));
     for (std::size_t v = 0; v < 2; ++v) {
-      float first = least[v], last = most[v], from = centroids_[v], to = from;
+      float first = smallest[v], last = most[v], from = centroids_[v], to = from;
       for (std::size_t i = v; i < kWidth; i += 2) {
-        first = std::min(first, least[i]);
+        first = std::min(first, smallest[i]);
         last = std::max(last, most[i]);
       }
       for (std::size_t c = 1; c < k; ++c) {
@@ -119,25 +119,25 @@ class Grid {
 
   // Two rows of parts, of eight by eight squares each.
   void fill_parts(std::size_t row, std::size_t k) {
-    std::size_t found[2 * kParts] = {};
+    std::size_t sums[2 * kParts] = {};
     among(every_, k, boxes(kSide, kSide + row), [&](std::uint8_t c, __mmask16 there) {
-      for (unsigned rest = there; rest; rest &= rest - 1) {
-        const auto i = static_cast<std::size_t>(std::countr_zero(rest));
-        parts_[i][found[i]++] = c;
+      for (unsigned pending = there; pending; pending &= pending - 1) {
+        const auto i = static_cast<std::size_t>(std::countr_zero(pending));
+        parts_[i][sums[i]++] = c;
       }
     });
     for (std::size_t i = 0; i < 2 * kParts; ++i)
       for (std::size_t j = 0; j < kPart; j += 2)
-        fill_squares(parts_[i], found[i], i % kParts * kPart, (row + i / kParts) * kPart + j);
+        fill_squares(parts_[i], sums[i], i % kParts * kPart, (row + i / kParts) * kPart + j);
   }
 
   // Two rows of eight squares: up to four centroids each, ascending, the last repeated; 1, 0 stands for more.
-  void fill_squares(const std::uint8_t* some, std::size_t n, std::size_t column, std::size_t row) {
+  void fill_squares(const std::uint8_t* listed, std::size_t n, std::size_t column, std::size_t row) {
     __m512i list{}, bits{};
-    among(some, n, boxes(column, row), [&](std::uint8_t c, __mmask16 there) {
-      const __m512i behind = _mm512_sllv_epi32(_mm512_set1_epi32(-1), bits);
+    among(listed, n, boxes(column, row), [&](std::uint8_t c, __mmask16 there) {
+      const __m512i after = _mm512_sllv_epi32(_mm512_set1_epi32(-1), bits);
       const __m512i bytes = _mm512_set1_epi32(static_cast<int>(c * 0x01010101U));
-      list = _mm512_mask_mov_epi32(list, there, _mm512_ternarylogic_epi32(behind, bytes, list, 0xca));
+      list = _mm512_mask_mov_epi32(list, there, _mm512_ternarylogic_epi32(after, bytes, list, 0xca));
       bits = _mm512_mask_add_epi32(bits, there, bits, _mm512_set1_epi32(8));
     });
     list = _mm512_mask_mov_epi32(list, _mm512_cmpgt_epi32_mask(bits, _mm512_set1_epi32(32)), _mm512_set1_epi32(1));
@@ -146,27 +146,27 @@ class Grid {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(at + kSide), _mm512_extracti64x4_epi64(list, 1));
   }
 
-  // Tells of each centroid in which boxes it may be nearest: where that nearest to the middle is not, at every corner,
-  // nearer by more than squared distances in f32 are wrong. Of both, the square at a point is at most twice that at the
-  // middle and twice that of half a diagonal.
+  // Lists for each centroid the boxes in which it may be nearest: those where the centroid nearest to the middle is not, at
+  // every corner, nearer by more than the error of squared distances in f32. For both, the square at a point is at most
+  // twice the square at the middle plus twice the square of half a diagonal.
   template <class Tell>
-  void among(const std::uint8_t* some, std::size_t n, const Boxes& box, const Tell& tell) const {
-    Floats least = all(std::numeric_limits<float>::infinity()), x{}, y{};
+  void among(const std::uint8_t* listed, std::size_t n, const Boxes& box, const Tell& tell) const {
+    Floats smallest = all(std::numeric_limits<float>::infinity()), x{}, y{};
     for (std::size_t i = 0; i < n; ++i) {
-      const float* const c = centroids_ + std::size_t{some[i]} * 2;
+      const float* const c = centroids_ + std::size_t{listed[i]} * 2;
       const Floats square = squared(box, c);
-      const __mmask16 nearer = _mm512_cmp_ps_mask(square, least, _CMP_LT_OQ);
+      const __mmask16 nearer = _mm512_cmp_ps_mask(square, smallest, _CMP_LT_OQ);
       x = _mm512_mask_mov_ps(x, nearer, _mm512_set1_ps(c[0]));
       y = _mm512_mask_mov_ps(y, nearer, _mm512_set1_ps(c[1]));
-      least = smaller(square, least);
+      smallest = smaller(square, smallest);
     }
     const Floats room = (box.wide * box.wide + box.high * box.high) * (4 * (kRoom - 1)) + kTiny;
     for (std::size_t i = 0; i < n; ++i) {
-      const float* const c = centroids_ + std::size_t{some[i]} * 2;
+      const float* const c = centroids_ + std::size_t{listed[i]} * 2;
       const Floats square = squared(box, c);
       const Floats corner = (box.wide * magnitude(c[0] - x) + box.high * magnitude(c[1] - y)) * (2 * kRoom);
-      const Floats most = least - square + corner + (room + (least + square) * (2 * (kRoom - 1)));
-      tell(some[i], _mm512_cmp_ps_mask(most, Floats{}, _CMP_NLT_UQ));
+      const Floats amax = smallest - square + corner + (room + (smallest + square) * (2 * (kRoom - 1)));
+      tell(listed[i], _mm512_cmp_ps_mask(amax, Floats{}, _CMP_NLT_UQ));
     }
   }
   static Floats squared(const Boxes& box, const float* centroid) {
@@ -175,16 +175,16 @@ class Grid {
   }
 
   // Compares points with a centroid each.
-  void see(__m512i code, Floats x, Floats y, Floats* least, __m512i* which) const {
+  void see(__m512i code, Floats x, Floats y, Floats* smallest, __m512i* which) const {
     const Floats low = _mm512_castpd_ps(_mm512_i32gather_pd(_mm512_castsi512_si256(code), centroids_, 8));
     const Floats high = _mm512_castpd_ps(_mm512_i32gather_pd(_mm512_extracti64x4_epi64(code, 1), centroids_, 8));
     const __m512i even = _mm512_slli_epi32(numbers_of_lanes(), 1);
     const Floats across = x - _mm512_permutex2var_ps(low, even, high);
     const Floats up = y - _mm512_permutex2var_ps(low, _mm512_add_epi32(even, _mm512_set1_epi32(1)), high);
     const Floats distance = across * across + up * up;
-    const __mmask16 nearer = _mm512_cmp_ps_mask(distance, *least, _CMP_LT_OQ);
+    const __mmask16 nearer = _mm512_cmp_ps_mask(distance, *smallest, _CMP_LT_OQ);
     *which = _mm512_mask_mov_epi32(*which, nearer, code);
-    *least = smaller(distance, *least);
+    *smallest = smaller(distance, *smallest);
   }
 
   const float* centroids_ = nullptr;

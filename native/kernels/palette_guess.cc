@@ -1,5 +1,5 @@
-// What Lloyd's steps by slacks begin with (spec/palette.md, "Vectors"): a centroid for each point that is near it as a rule, and how far
-// each centroid reaches.
+// The start of Lloyd's steps by slacks (spec/palette.md, "Vectors"): a near centroid for each point, and the reach of each
+// centroid.
 #include "kernels/gcc_headers.h"
 #include <algorithm>
 #include <cmath>
@@ -28,20 +28,20 @@ class Guess {
       for (std::size_t lane = 0; lane < kWidth; ++lane)
         for (std::size_t v = 0, rest = first + lane; v < kSize; ++v, rest /= kEach)
           middle[v][lane] = (static_cast<float>(rest % kEach) - kEach / 2 + 0.5F) * width_;
-      Least<kSize> found;
-      found.begin();
-      for (std::size_t v = 0; v < kSize; ++v) found.point[v] = load_floats(middle[v]);
-      for (std::size_t c = 0; c < k; ++c) found.see(centroids + c * kSize, static_cast<std::int32_t>(c));
-      std::memcpy(which, &found.which, sizeof which);
+      NearestTwo<kSize> result;
+      result.begin();
+      for (std::size_t v = 0; v < kSize; ++v) result.point[v] = load_floats(middle[v]);
+      for (std::size_t c = 0; c < k; ++c) result.see(centroids + c * kSize, static_cast<std::int32_t>(c));
+      std::memcpy(which, &result.which, sizeof which);
       for (std::size_t lane = 0; lane < kWidth; ++lane) nearest_[first + lane] = static_cast<std::uint8_t>(which[lane]);
     }
   }
 
-  std::uint8_t of(const float* point) const {
+  std::uint8_t nearest_to(const float* point) const {
     std::size_t square = 0;
     for (std::size_t v = kSize; v-- > 0;) {
-      const float place = point[v] * per_ + kEach / 2, last = kEach - 1;
-      square = square * kEach + static_cast<std::size_t>(place > 0 ? (place < last ? place : last) : 0);
+      const float coordinate = point[v] * per_ + kEach / 2, last = kEach - 1;
+      square = square * kEach + static_cast<std::size_t>(coordinate > 0 ? (coordinate < last ? coordinate : last) : 0);
     }
     return nearest_[square];
   }
@@ -53,32 +53,32 @@ class Guess {
 };
 
 template <int kSize>
-double guess(const PalettePoints& at, const float* centroids, std::size_t k, const PaletteSlacks& found) {
+double guess(const PalettePoints& all_points, const float* centroids, std::size_t k, const PaletteSlacks& slack) {
   Squares all_squares;
-  all_squares.add(at.points, at.n * kSize);
+  all_squares.add(all_points.points, all_points.n * kSize);
   const double squares = all_squares.sum();
-  const double mean = at.n ? squares / static_cast<double>(at.n * kSize) : 0;
+  const double mean = all_points.n ? squares / static_cast<double>(all_points.n * kSize) : 0;
   const auto near = std::make_unique<Guess<kSize>>(static_cast<float>(std::sqrt(mean)), centroids, k);
-  for (std::size_t i = 0; i < at.n; ++i) {
-    const float* const point = at.points + i * kSize;
-    const std::size_t code = near->of(point);
-    found.codes[i] = static_cast<std::uint8_t>(code);
-    for (std::size_t v = 0; v < kSize; ++v) found.sums[code * kSize + v] += static_cast<double>(point[v]);
-    ++found.counts[code];
+  for (std::size_t i = 0; i < all_points.n; ++i) {
+    const float* const point = all_points.points + i * kSize;
+    const std::size_t code = near->nearest_to(point);
+    slack.codes[i] = static_cast<std::uint8_t>(code);
+    for (std::size_t v = 0; v < kSize; ++v) slack.sums[code * kSize + v] += static_cast<double>(point[v]);
+    ++slack.counts[code];
   }
-  std::fill_n(found.slacks, at.n, 0.0F);
+  std::fill_n(slack.slacks, all_points.n, 0.0F);
   return squares;
 }
 
 template <int kSize>
-void reach(const float* before, const float* after, std::size_t k, float* reach, float* lost) {
+void reach(const float* before, const float* after, std::size_t k, float* reach, float* shrink) {
   alignas(kVectorBytes) float columns[kSize][kMost], moved[kMost] = {}, away[kMost];
   for (std::size_t c = 0; c < kMost; ++c)
     for (std::size_t v = 0; v < kSize; ++v) columns[v][c] = c < k ? after[c * kSize + v] : 1e18F;
   for (std::size_t c = 0; before && c < k; ++c)
     moved[c] = std::sqrt(squared<kSize>(before + c * kSize, after + c * kSize)) * 1.0001F + 1e-15F;
   for (std::size_t a = 0; a < k; ++a) {
-    Floats most{};
+    Floats amax{};
     for (std::size_t c = 0; c < k; c += kWidth) {
       Floats square{};
       for (std::size_t v = 0; v < kSize; ++v) {
@@ -87,7 +87,7 @@ void reach(const float* before, const float* after, std::size_t k, float* reach,
       }
       store_floats(away + c, smaller(square, all(std::numeric_limits<float>::max())));  // NaNs have no order
       const Ints within = square * kLess < reach[a] * reach[a];
-      most = larger(within ? load_floats(moved + c) : Floats{}, most);
+      amax = larger(within ? load_floats(moved + c) : Floats{}, amax);
     }
     if (!before) {
       // The centroid itself is the nearest.
@@ -97,19 +97,19 @@ void reach(const float* before, const float* after, std::size_t k, float* reach,
       continue;
     }
     float all_of_them = moved[a];
-    for (std::size_t lane = 0; lane < kWidth; ++lane) all_of_them = std::max(all_of_them, most[lane]);
-    lost[a] = moved[a] + all_of_them;
+    for (std::size_t lane = 0; lane < kWidth; ++lane) all_of_them = std::max(all_of_them, amax[lane]);
+    shrink[a] = moved[a] + all_of_them;
   }
 }
 
 }  // namespace
 
-double palette_guess(const PalettePoints& at, const float* centroids, std::size_t k, const PaletteSlacks& found) {
-  return at.size == 2 ? guess<2>(at, centroids, k, found) : guess<4>(at, centroids, k, found);
+double palette_guess(const PalettePoints& points, const float* centroids, std::size_t k, const PaletteSlacks& slack) {
+  return points.size == 2 ? guess<2>(points, centroids, k, slack) : guess<4>(points, centroids, k, slack);
 }
 
-void palette_reach(const float* before, const float* after, std::size_t k, int size, float* to, float* lost) {
-  size == 2 ? reach<2>(before, after, k, to, lost) : reach<4>(before, after, k, to, lost);
+void palette_reach(const float* before, const float* after, std::size_t k, int size, float* to, float* shrink) {
+  size == 2 ? reach<2>(before, after, k, to, shrink) : reach<4>(before, after, k, to, shrink);
 }
 
 }  // namespace ingot::INGOT_ISA

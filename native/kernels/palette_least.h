@@ -33,12 +33,12 @@ inline float squared(const float* point, const float* centroid) {
 
 // The two least squared distances of each lane's point, and which centroid has the least; of equals the first that was seen.
 template <int kSize>
-struct Least {
-  Floats point[kSize], least, second;
+struct NearestTwo {
+  Floats point[kSize], smallest, second;
   Ints which;
 
   void begin() {
-    least = second = all(std::numeric_limits<float>::infinity());
+    smallest = second = all(std::numeric_limits<float>::infinity());
     which = Ints{};
   }
   Floats from(const float* centroid) const {
@@ -51,9 +51,9 @@ struct Least {
   }
   void see(const float* centroid, std::int32_t number) {
     const Floats distance = from(centroid);
-    second = smaller(larger(distance, least), second);
-    which = distance < least ? Ints{} + number : which;
-    least = smaller(distance, least);
+    second = smaller(larger(distance, smallest), second);
+    which = distance < smallest ? Ints{} + number : which;
+    smallest = smaller(distance, smallest);
   }
 };
 

@@ -3,11 +3,12 @@
 #include "core/palette.h"
 #include "core/palette_near.h"
 
-#define INGOT_DECLARE_NEAR(isa)                                                                                                \
-  namespace ingot::isa {                                                                                                       \
-  double palette_guess(const PalettePoints& at, const float* centroids, std::size_t k, const PaletteSlacks& found);             \
-  void palette_reach(const float* before, const float* after, std::size_t k, int size, float* reach, float* lost);              \
-  void palette_near(const PalettePoints& at, const PaletteReach& from, const PaletteSlacks& found);                            \
+#define INGOT_DECLARE_NEAR(isa)                                                                                      \
+  namespace ingot::isa {                                                                                             \
+  double palette_guess(const PalettePoints& points, const float* centroids, std::size_t k,                           \
+                       const PaletteSlacks& slack);                                                                  \
+  void palette_reach(const float* before, const float* after, std::size_t k, int size, float* reach, float* shrink); \
+  void palette_near(const PalettePoints& points, const PaletteReach& from, const PaletteSlacks& slack);              \
   }
 
 INGOT_DECLARE_NEAR(baseline)

@@ -16,7 +16,7 @@ namespace {
 constexpr std::size_t kLanes = kVectorBytes / sizeof(double), kBlock = 64;
 using Narrow = float __attribute__((vector_size(kVectorBytes / 2)));
 
-// What is known of each point.
+// The state of each point.
 struct Scratch {
   double* distance;  // the least squared one
   double* upto;      // sums, one after the other
@@ -28,24 +28,26 @@ struct Scratch {
 template <int kSize>
 class Draw {
  public:
-  Draw(const PalettePoints& at, const Scratch& to) : at_(at), to_(to) {
-    std::fill(to_.distance, to_.distance + at.n, std::numeric_limits<double>::infinity());
-    std::fill(to_.limits, to_.limits + at.n, std::numeric_limits<float>::infinity());
-    std::fill(to_.blocks, to_.blocks + at.n / kBlock + 1, std::numeric_limits<double>::infinity());  // NaNs never come nearer
-    for (std::size_t i = 0; i < at.n; ++i)
-      for (std::size_t v = 0; v < kNumbers; ++v) to_.columns[v * at.n + i] = at.points[i * kNumbers + v];
+  Draw(const PalettePoints& all_points, const Scratch& to) : points_(all_points), to_(to) {
+    std::fill(to_.distance, to_.distance + all_points.n, std::numeric_limits<double>::infinity());
+    std::fill(to_.limits, to_.limits + all_points.n, std::numeric_limits<float>::infinity());
+    std::fill(to_.blocks, to_.blocks + all_points.n / kBlock + 1,
+              std::numeric_limits<double>::infinity());  // NaNs never come nearer
+    for (std::size_t i = 0; i < all_points.n; ++i)
+      for (std::size_t v = 0; v < kNumbers; ++v)
+        to_.columns[v * all_points.n + i] = all_points.points[i * kNumbers + v];
   }
 
   std::size_t next(std::size_t last, double draw) {
-    for (std::size_t v = 0; v < kNumbers; ++v) centre_[v] = static_cast<double>(at_.points[last * kNumbers + v]);
-    for (std::size_t v = 0; v < kNumbers; ++v) narrow_[v] = all(at_.points[last * kNumbers + v]);
+    for (std::size_t v = 0; v < kNumbers; ++v) centre_[v] = static_cast<double>(points_.points[last * kNumbers + v]);
+    for (std::size_t v = 0; v < kNumbers; ++v) narrow_[v] = all(points_.points[last * kNumbers + v]);
     double total = 0;
-    for (std::size_t i = 0; i < at_.n; i += kBlock) {
-      come_nearer(i, std::min(at_.n, i + kBlock));
+    for (std::size_t i = 0; i < points_.n; i += kBlock) {
+      come_nearer(i, std::min(points_.n, i + kBlock));
       total += to_.blocks[i / kBlock];
     }
-    const std::size_t found = look(total, draw);
-    return found < at_.n ? found : look_one_by_one(draw);
+    const std::size_t result = look(total, draw);
+    return result < points_.n ? result : look_one_by_one(draw);
   }
 
  private:
@@ -58,7 +60,7 @@ class Draw {
     for (; i + kWidth <= end; i += kWidth) {
       Floats squares{};
       for (std::size_t v = 0; v < kNumbers; ++v) {
-        const Floats away = load_floats(to_.columns + v * at_.n + i) - narrow_[v];
+        const Floats away = load_floats(to_.columns + v * points_.n + i) - narrow_[v];
         squares = v ? squares + away * away : away * away;
       }
       if (!none_above(squares, load_floats(to_.limits + i))) continue;
@@ -70,27 +72,27 @@ class Draw {
     for (; i < end; ++i) {
       double squares = 0;
       for (std::size_t v = 0; v < kNumbers; ++v) {
-        const double away = static_cast<double>(to_.columns[v * at_.n + i]) - centre_[v];
+        const double away = static_cast<double>(to_.columns[v * points_.n + i]) - centre_[v];
         squares += away * away;
       }
       to_.distance[i] = squares < to_.distance[i] ? squares : to_.distance[i];
     }
-    Doubles some{};
+    Doubles partial{};
     double sum = 0;
     for (i = first; i + kLanes <= end; i += kLanes) {
-      Doubles few;
-      std::memcpy(&few, to_.distance + i, sizeof few);
-      some += few;
+      Doubles is_few;
+      std::memcpy(&is_few, to_.distance + i, sizeof is_few);
+      partial += is_few;
     }
     for (; i < end; ++i) sum += to_.distance[i];
-    for (std::size_t lane = 0; lane < kLanes; ++lane) sum += some[lane];
+    for (std::size_t lane = 0; lane < kLanes; ++lane) sum += partial[lane];
     to_.blocks[first / kBlock] = sum;
   }
 
   void lower(std::size_t i) {
     Doubles squares{}, least;
     for (std::size_t v = 0; v < kNumbers; ++v) {
-      const Doubles away = load_doubles(to_.columns + v * at_.n + i) - centre_[v];
+      const Doubles away = load_doubles(to_.columns + v * points_.n + i) - centre_[v];
       squares = v ? squares + away * away : away * away;
     }
     std::memcpy(&least, to_.distance + i, sizeof least);
@@ -104,44 +106,48 @@ class Draw {
   // The first point past the draw, n if it is not sure. Sums of n numbers that are not negative are wrong by less than n units of
   // 2^-53, whatever their order: that of all, twice, and that up to a point, twice.
   std::size_t look(double total, double draw) const {
-    const double room = total * (static_cast<double>(at_.n) + 64) * 8e-16, place = draw * total;
+    const double room = total * (static_cast<double>(points_.n) + 64) * 8e-16, place = draw * total;
     double sum = 0;
     std::size_t block = 0;
-    const std::size_t blocks = (at_.n + kBlock - 1) / kBlock;
+    const std::size_t blocks = (points_.n + kBlock - 1) / kBlock;
     while (block < blocks && !(sum + to_.blocks[block] > place - 2 * room)) sum += to_.blocks[block++];
-    for (std::size_t i = block * kBlock; i < at_.n; ++i) {
+    for (std::size_t i = block * kBlock; i < points_.n; ++i) {
       sum += to_.distance[i];
-      if (sum > place - room) return sum > place + room ? i : at_.n;
+      if (sum > place - room) return sum > place + room ? i : points_.n;
     }
-    return at_.n;
+    return points_.n;
   }
 
   std::size_t look_one_by_one(double draw) {
     double total = 0;
-    for (std::size_t i = 0; i < at_.n; ++i) to_.upto[i] = total += to_.distance[i];
-    const auto place = static_cast<std::size_t>(std::upper_bound(to_.upto, to_.upto + at_.n, draw * total) - to_.upto);
-    return std::min(place, at_.n - 1);
+    for (std::size_t i = 0; i < points_.n; ++i) to_.upto[i] = total += to_.distance[i];
+    const auto position =
+        static_cast<std::size_t>(std::upper_bound(to_.upto, to_.upto + points_.n, draw * total) - to_.upto);
+    return std::min(position, points_.n - 1);
   }
 
-  const PalettePoints& at_;
+  const PalettePoints& points_;
   const Scratch to_;
   double centre_[kNumbers];
   Floats narrow_[kNumbers];
 };
 
 template <int kSize>
-void draw(const PalettePoints& at, const double* draws, std::size_t k, std::uint64_t* chosen, const Scratch& scratch) {
-  Draw<kSize> points(at, scratch);
+void draw(const PalettePoints& all_points, const double* draws, std::size_t k, std::uint64_t* chosen,
+          const Scratch& scratch) {
+  Draw<kSize> points(all_points, scratch);
   for (std::size_t c = 1; c < k; ++c) chosen[c] = points.next(chosen[c - 1], draws[c - 1]);
 }
 
 }  // namespace
 
-void palette_spread(const PalettePoints& at, const double* draws, std::size_t k, std::uint64_t* chosen, double* scratch) {
-  double* const blocks = scratch + 2 * at.n;
-  float* const columns = reinterpret_cast<float*>(blocks + at.n / kBlock + 1);
-  const Scratch to{scratch, scratch + at.n, blocks, columns, columns + static_cast<std::size_t>(at.size) * at.n};
-  at.size == 2 ? draw<2>(at, draws, k, chosen, to) : draw<4>(at, draws, k, chosen, to);
+void palette_spread(const PalettePoints& points, const double* draws, std::size_t k, std::uint64_t* chosen,
+                    double* scratch) {
+  double* const blocks = scratch + 2 * points.n;
+  float* const columns = reinterpret_cast<float*>(blocks + points.n / kBlock + 1);
+  const Scratch to{scratch, scratch + points.n, blocks, columns,
+                   columns + static_cast<std::size_t>(points.size) * points.n};
+  points.size == 2 ? draw<2>(points, draws, k, chosen, to) : draw<4>(points, draws, k, chosen, to);
 }
 
 }  // namespace ingot::INGOT_ISA

@@ -9,24 +9,24 @@ namespace {
 
 class Squares {
  public:
-  void add(const float* at, std::size_t n) {
+  void add(const float* point, std::size_t n) {
     std::size_t i = 0;
     for (; i + kEach <= n; i += kEach) {
-      const Doubles wide = load_doubles(at + i);
-      some_ += wide * wide;
+      const Doubles wide = load_doubles(point + i);
+      partial_ += wide * wide;
     }
-    for (; i < n; ++i) rest_ += static_cast<double>(at[i]) * static_cast<double>(at[i]);
+    for (; i < n; ++i) remainder_ += static_cast<double>(point[i]) * static_cast<double>(point[i]);
   }
   double sum() const {
-    double found = rest_;
-    for (std::size_t lane = 0; lane < kEach; ++lane) found += some_[lane];
-    return found;
+    double result = remainder_;
+    for (std::size_t lane = 0; lane < kEach; ++lane) result += partial_[lane];
+    return result;
   }
 
  private:
   static constexpr std::size_t kEach = sizeof(Doubles) / sizeof(double);
-  Doubles some_{};
-  double rest_ = 0;
+  Doubles partial_{};
+  double remainder_ = 0;
 };
 
 }  // namespace

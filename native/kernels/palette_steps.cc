@@ -18,55 +18,55 @@ constexpr std::size_t kMost = 256;
 // Centroids for each of a register of boxes, ascending.
 struct Lists {
   std::size_t count[kWidth] = {};
-  std::uint8_t some[kWidth][kMost];
+  std::uint8_t batch[kWidth][kMost];
 };
 
 template <int kSize>
 class Step {
  public:
-  Step(const PaletteCells& at, const float* centroids, std::size_t k, const PaletteSteps& found)
-      : at_(at), centroids_(centroids), k_(k), found_(found), row_(at.boxes_of_a_row()) {
+  Step(const PaletteCells& cells, const float* centroids, std::size_t k, const PaletteSteps& steps)
+      : cells_(cells), centroids_(centroids), k_(k), steps_(steps), row_(cells.boxes_of_a_row()) {
     for (std::size_t c = 0; c < k; ++c) every_[c] = static_cast<std::uint8_t>(c);
   }
 
   // Parts `first` to `end`: a multiple of kPartsAtOnce, or all.
   void run(std::size_t first, std::size_t end) {
     for (std::size_t part = first; part < end; part += kWidth) {
-      among(every_, k_, at_.cells + part, of_parts_);
+      among(every_, k_, cells_.cells + part, of_parts_);
       for (std::size_t lane = 0; lane < std::min(kWidth, end - part); ++lane)
-        run_part((part + lane) * kCellsOfPart, of_parts_.some[lane], of_parts_.count[lane]);
+        run_part((part + lane) * kCellsOfPart, of_parts_.batch[lane], of_parts_.count[lane]);
     }
   }
 
  private:
   static constexpr auto kNumbers = static_cast<std::size_t>(kSize);
 
-  void run_part(std::size_t first, const std::uint8_t* some, std::size_t count) {
-    if (at_.starts[first] == at_.starts[first + kCellsOfPart]) return;
+  void run_part(std::size_t first, const std::uint8_t* batch, std::size_t count) {
+    if (cells_.starts[first] == cells_.starts[first + kCellsOfPart]) return;
     for (std::size_t cell = first; cell < first + kCellsOfPart; cell += kWidth) {
-      if (count > 1) among(some, count, cell, of_cells_);
+      if (count > 1) among(batch, count, cell, of_cells_);
       for (std::size_t lane = 0; lane < kWidth; ++lane) {
         if (count > 1)
-          settle(cell + lane, of_cells_.some[lane], of_cells_.count[lane]);
+          settle(cell + lane, of_cells_.batch[lane], of_cells_.count[lane]);
         else
-          settle(cell + lane, some, count);
+          settle(cell + lane, batch, count);
       }
     }
   }
 
-  // Tells which centroids may be nearest in each of a register of boxes: where that nearest to the middle is not, at every
-  // corner, nearer by more than squared distances in f32 are wrong. Of both, the square at a point is at most twice that at
-  // the middle and twice that of half a diagonal.
-  void among(const std::uint8_t* some, std::size_t count, std::size_t box, Lists& lists) const {
+  // Lists the centroids that may be nearest in each of a register of boxes: those for which the centroid nearest to the
+  // middle is not, at every corner, nearer by more than the error of squared distances in f32. For both, the square at a
+  // point is at most twice the square at the middle plus twice the square of half a diagonal.
+  void among(const std::uint8_t* batch, std::size_t count, std::size_t box, Lists& lists) const {
     Floats middle[kNumbers], half[kNumbers], nearest[kNumbers], least = all(std::numeric_limits<float>::infinity()), room{};
     for (std::size_t v = 0; v < kNumbers; ++v) {
-      middle[v] = load_floats(at_.boxes + 2 * v * row_ + box);
-      half[v] = load_floats(at_.boxes + (2 * v + 1) * row_ + box);
+      middle[v] = load_floats(cells_.boxes + 2 * v * row_ + box);
+      half[v] = load_floats(cells_.boxes + (2 * v + 1) * row_ + box);
       nearest[v] = Floats{};
       room += half[v] * half[v];
     }
     for (std::size_t i = 0; i < count; ++i) {
-      const float* const c = centroids_ + some[i] * kNumbers;
+      const float* const c = centroids_ + batch[i] * kNumbers;
       const Floats square = squared(middle, c);
       const Ints nearer = square < least;
       for (std::size_t v = 0; v < kNumbers; ++v) nearest[v] = nearer ? all(c[v]) : nearest[v];
@@ -75,14 +75,14 @@ class Step {
     room = room * (4 * (kRoom - 1)) + kTiny;
     std::fill_n(lists.count, kWidth, 0);
     for (std::size_t i = 0; i < count; ++i) {
-      const float* const c = centroids_ + some[i] * kNumbers;
+      const float* const c = centroids_ + batch[i] * kNumbers;
       const Floats square = squared(middle, c);
       Floats corner{};
       for (std::size_t v = 0; v < kNumbers; ++v) corner += half[v] * magnitude(c[v] - nearest[v]);
-      const Floats most = least - square + corner * (2 * kRoom) + (room + (least + square) * (2 * (kRoom - 1)));
-      for (std::uint32_t rest = none_above(Floats{}, most); rest; rest &= rest - 1) {
-        const auto lane = static_cast<std::size_t>(std::countr_zero(rest));
-        lists.some[lane][lists.count[lane]++] = some[i];
+      const Floats amax = least - square + corner * (2 * kRoom) + (room + (least + square) * (2 * (kRoom - 1)));
+      for (std::uint32_t pending = none_above(Floats{}, amax); pending; pending &= pending - 1) {
+        const auto lane = static_cast<std::size_t>(std::countr_zero(pending));
+        lists.batch[lane][lists.count[lane]++] = batch[i];
       }
     }
   }
@@ -97,53 +97,54 @@ class Step {
   }
 
   // Gives the points of a cell to the nearest of some centroids, of equals to the first.
-  void settle(std::size_t cell, const std::uint8_t* some, std::size_t count) {
-    const std::size_t from = at_.starts[cell], to = at_.starts[cell + 1];
-    std::uint16_t& owner = found_.owners[cell];
-    if (from >= to || to > at_.n || count == 0 || (count == 1 && owner == some[0])) return;  // 0: centroids are not numbers
+  void settle(std::size_t cell, const std::uint8_t* batch, std::size_t count) {
+    const std::size_t from = cells_.starts[cell], to = cells_.starts[cell + 1];
+    std::uint16_t& owner = steps_.owners[cell];
+    if (from >= to || to > cells_.n || count == 0 || (count == 1 && owner == batch[0]))
+      return;  // 0: centroids are not numbers
     if (count == 1 && owner != kMixed) {
-      pass_on(from, to, owner, some[0]);
-      owner = some[0];
+      pass_on(from, to, owner, batch[0]);
+      owner = batch[0];
       return;
     }
     const bool fresh = owner >= k_ && owner != kMixed;
     for (std::size_t i = from; i < to; i += kWidth) {
       Floats point[kNumbers], least = all(std::numeric_limits<float>::infinity());
-      for (std::size_t v = 0; v < kNumbers; ++v) point[v] = load_floats(at_.columns + v * at_.stride() + i);
-      Ints which = Ints{} + some[0];
+      for (std::size_t v = 0; v < kNumbers; ++v) point[v] = load_floats(cells_.columns + v * cells_.stride() + i);
+      Ints which = Ints{} + batch[0];
       for (std::size_t j = 0; j < count; ++j) {
-        const Floats distance = squared(point, centroids_ + some[j] * kNumbers);
-        which = distance < least ? Ints{} + some[j] : which;
+        const Floats distance = squared(point, centroids_ + batch[j] * kNumbers);
+        which = distance < least ? Ints{} + batch[j] : which;
         least = smaller(distance, least);
       }
       change(i, std::min(kWidth, to - i), which, fresh);
     }
-    owner = count == 1 ? some[0] : kMixed;
+    owner = count == 1 ? batch[0] : kMixed;
   }
 
   // All points of a cell go from one centroid, if any, to another.
   void pass_on(std::size_t from, std::size_t to, std::uint16_t before, std::uint8_t after) {
     for (std::size_t v = 0; v < kNumbers; ++v) {
-      const float* const column = at_.columns + v * at_.stride();
-      double some[8] = {}, sum = 0;
+      const float* const column = cells_.columns + v * cells_.stride();
+      double batch[8] = {}, sum = 0;
       std::size_t i = from;
       for (; i + 8 <= to; i += 8)
-        for (std::size_t lane = 0; lane < 8; ++lane) some[lane] += static_cast<double>(column[i + lane]);
+        for (std::size_t lane = 0; lane < 8; ++lane) batch[lane] += static_cast<double>(column[i + lane]);
       for (; i < to; ++i) sum += static_cast<double>(column[i]);
-      for (const double each : some) sum += each;
-      if (before < k_) found_.sums[before * kNumbers + v] -= sum;
-      found_.sums[after * kNumbers + v] += sum;
+      for (const double item : batch) sum += item;
+      if (before < k_) steps_.sums[before * kNumbers + v] -= sum;
+      steps_.sums[after * kNumbers + v] += sum;
     }
     const auto count = static_cast<double>(to - from);
-    if (before < k_) found_.counts[before] -= count;
-    found_.counts[after] += count;
-    std::fill(found_.codes + from, found_.codes + to, after);
+    if (before < k_) steps_.counts[before] -= count;
+    steps_.counts[after] += count;
+    std::fill(steps_.codes + from, steps_.codes + to, after);
   }
 
   void change(std::size_t from, std::size_t count, Ints which, bool fresh) {
     alignas(kVectorBytes) std::int32_t after[kWidth];
     std::memcpy(after, &which, sizeof after);
-    std::uint8_t* const codes = found_.codes + from;
+    std::uint8_t* const codes = steps_.codes + from;
     std::uint32_t other = fresh ? (1U << count) - 1 : differing(codes, count, which);
     for (; other; other &= other - 1) {
       const auto lane = static_cast<std::size_t>(std::countr_zero(other));
@@ -157,9 +158,9 @@ class Step {
   // A bit for each of `count` points whose code is another.
   static std::uint32_t differing(const std::uint8_t* codes, std::size_t count, Ints which) {
 #if defined(__AVX512F__)
-    const auto some = static_cast<__mmask16>((1U << count) - 1);
-    const __m512i before = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(some, codes));
-    return _mm512_mask_cmpneq_epi32_mask(some, before, reinterpret_cast<__m512i>(which));
+    const auto batch = static_cast<__mmask16>((1U << count) - 1);
+    const __m512i before = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(batch, codes));
+    return _mm512_mask_cmpneq_epi32_mask(batch, before, reinterpret_cast<__m512i>(which));
 #else
     std::uint32_t other = 0;
     for (std::size_t lane = 0; lane < count; ++lane) other |= static_cast<std::uint32_t>(codes[lane] != which[lane]) << lane;
@@ -171,14 +172,14 @@ class Step {
   template <int kSign>
   void count(std::size_t point, std::size_t code) {
     for (std::size_t v = 0; v < kNumbers; ++v)
-      found_.sums[code * kNumbers + v] += kSign * static_cast<double>(at_.columns[v * at_.stride() + point]);
-    found_.counts[code] += kSign;
+      steps_.sums[code * kNumbers + v] += kSign * static_cast<double>(cells_.columns[v * cells_.stride() + point]);
+    steps_.counts[code] += kSign;
   }
 
-  const PaletteCells& at_;
+  const PaletteCells& cells_;
   const float* centroids_;
   std::size_t k_;
-  const PaletteSteps& found_;
+  const PaletteSteps& steps_;
   std::size_t row_;
   std::uint8_t every_[kMost];
   Lists of_parts_, of_cells_;
@@ -187,11 +188,11 @@ class Step {
 }  // namespace
 
 void palette_step(const PaletteCells& cells, std::size_t first, std::size_t end, const float* centroids, std::size_t k,
-                  const PaletteSteps& found) {
+                  const PaletteSteps& steps) {
   if (cells.size == 2)
-    Step<2>(cells, centroids, k, found).run(first, end);
+    Step<2>(cells, centroids, k, steps).run(first, end);
   else
-    Step<4>(cells, centroids, k, found).run(first, end);
+    Step<4>(cells, centroids, k, steps).run(first, end);
 }
 
 }  // namespace ingot::INGOT_ISA

@@ -21,17 +21,18 @@ class Tables {
  public:
   void fill(const float* centroids, const float* guards, std::size_t k) {
     for (int v = 0; v < kSize; ++v)
-      for (std::size_t i = 0; i < kTabled; ++i) places_[v][i] = i < k ? centroids[i * kSize + static_cast<std::size_t>(v)] : 0;
+      for (std::size_t i = 0; i < kTabled; ++i)
+        positions_[v][i] = i < k ? centroids[i * kSize + static_cast<std::size_t>(v)] : 0;
     for (std::size_t i = 0; i < kTabled; ++i) guards_[i] = i < k ? guards[i] : 0;
-    few_ = k <= 2 * kWidth;
+    is_few_ = k <= 2 * kWidth;
   }
 
-  // Of sixteen points: lowers their bounds and finds their distances; a bit for each whose code is sure.
+  // Processes sixteen points: lowers their bounds and finds their distances; returns a bit for each whose code is sure.
   __mmask16 pass(const float* points, const std::uint8_t* codes, float moved, float* bounds, float* distances) const {
     const __m512i code = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
     Floats distance{};
     for (int v = 0; v < kSize; ++v) {
-      const Floats away = column(points, v) - look_up(places_[v], code);
+      const Floats away = column(points, v) - look_up(positions_[v], code);
       distance = v ? distance + away * away : away * away;
     }
     const Floats low = (load_floats(bounds) - moved) * kLess, guard = look_up(guards_, code), zero{};
@@ -53,13 +54,13 @@ class Tables {
  private:
   Floats look_up(const float* table, __m512i code) const {
     const Floats low = _mm512_permutex2var_ps(load_floats(table), code, load_floats(table + kWidth));
-    if (few_) return low;
+    if (is_few_) return low;
     const Floats high = _mm512_permutex2var_ps(load_floats(table + 2 * kWidth), code, load_floats(table + 3 * kWidth));
     return _mm512_mask_mov_ps(low, _mm512_test_epi32_mask(code, _mm512_set1_epi32(2 * kWidth)), high);
   }
 
-  alignas(64) float places_[kSize][kTabled], guards_[kTabled];
-  bool few_ = false;
+  alignas(64) float positions_[kSize][kTabled], guards_[kTabled];
+  bool is_few_ = false;
 };
 #endif
 

@@ -1,9 +1,9 @@
 // Clusters of short vectors (spec/palette.md, "Vectors"): the nearest centroid of each point.
-// All centroids are tried for two registers of points at a time. Where bounds are kept, only points whose code may have changed are
-// tried: another centroid is too far for the rest, by the triangle inequality (Hamerly, "Making k-means even faster",
-// 2010), with room for what rounding does, so that codes and sums are those of trying all. Where sums are exact, they change by the
-// points that move alone. Of many centroids of pairs few are
-// nearest anywhere in a square of the plane: a grid of these, made anew each time, takes the place of bounds.
+// All centroids are tried for two registers of points at a time. If bounds are stored, only points whose code may have
+// changed are tried: another centroid is too far for the others, by the triangle inequality (Hamerly, "Making k-means even
+// faster", 2010), with room for rounding, so that codes and sums are those of trying all. If sums are exact, they change
+// only by the points that move. With many centroids of pairs, few are nearest anywhere in a square of the plane: a grid of
+// squares, built anew each time, takes the place of bounds.
 #include "kernels/gcc_headers.h"
 #include <algorithm>
 #include <bit>
@@ -38,10 +38,10 @@ struct Vector<4> {
   using Wide = double __attribute__((vector_size(32)));
 };
 
-// What stands for each point of a chunk, in its order.
+// The state of each point of a chunk, in its order.
 struct Chunk {
   alignas(64) float distance[kChunk], guard[kChunk];
-  alignas(64) float own[4 * kChunk];
+  alignas(64) float moved_here[4 * kChunk];
   alignas(64) std::uint32_t open[kChunk + kSums];  // points that are to be tried; some more are overwritten
   alignas(64) std::uint8_t shut[kChunk];
 };
@@ -49,28 +49,29 @@ struct Chunk {
 template <int kSize>
 class Nearest {
  public:
-  Nearest([[maybe_unused]] const PalettePoints& at, const float* centroids, std::size_t k, const PaletteFound& found)
-      : centroids_(centroids), k_(k), found_(found) {
+  Nearest([[maybe_unused]] const PalettePoints& all_points, const float* centroids, std::size_t k,
+          const PaletteFound& output)
+      : centroids_(centroids), k_(k), output_(output) {
 #if defined(__AVX512F__)
-    gridded_ = kSize == 2 && k > kTabled && found.bounds && at.n >= Grid::kLeast;
+    gridded_ = kSize == 2 && k > kTabled && output.bounds && all_points.n >= Grid::kLeast;
     if (gridded_) {
-      grid_.fill(at.points, at.n, centroids, k);
+      grid_.fill(all_points.points, all_points.n, centroids, k);
       return;
     }
 #endif
-    if (found.bounds) find_guards();
+    if (output.bounds) find_guards();
 #if defined(__AVX512F__)
-    if (found.bounds && k <= kTabled) tables_.fill(centroids, guards_, k);
+    if (output.bounds && k <= kTabled) tables_.fill(centroids, guards_, k);
 #endif
   }
 
   // Points `from` to `from + n`, a chunk of them; adds to the squared errors.
   void run(const float* points, std::size_t from, std::size_t n, double* errors) {
-    std::uint8_t* const codes = found_.codes + from;
-    float* bounds = found_.bounds ? found_.bounds + from : nullptr;
+    std::uint8_t* const codes = output_.codes + from;
+    float* bounds = output_.bounds ? output_.bounds + from : nullptr;
     std::size_t open = n;
     if (gridded_) {
-      open = place(points, codes, n);
+      open = assign(points, codes, n);
       forget(bounds, n);
       bounds = nullptr;
     } else if (bounds)
@@ -78,7 +79,7 @@ class Nearest {
     else
       for (std::size_t i = 0; i < n; ++i) chunk_.open[i] = static_cast<std::uint32_t>(i);
     for (std::size_t i = 0; i < open; i += 2 * kWidth) attempt(points, codes, bounds, i, std::min(open, i + 2 * kWidth));
-    if (!found_.moves)
+    if (!output_.moves)
       for (std::size_t i = 0; i < n; ++i) count<1>(points + i * kSize, codes[i]);
     add_errors(n, errors);
   }
@@ -87,10 +88,10 @@ class Nearest {
   // Half of how far the nearest other centroid lies: no point nearer than that has another.
   void find_guards() {
     for (std::size_t a = 0; a < k_; ++a) {
-      float least = std::numeric_limits<float>::infinity();
+      float smallest = std::numeric_limits<float>::infinity();
       for (std::size_t c = 0; c < k_; ++c)
-        if (c != a) least = std::min(least, squared<kSize>(centroids_ + a * kSize, centroids_ + c * kSize));
-      guards_[a] = std::sqrt(least) * 0.5F * (1 / kRoom);
+        if (c != a) smallest = std::min(smallest, squared<kSize>(centroids_ + a * kSize, centroids_ + c * kSize));
+      guards_[a] = std::sqrt(smallest) * 0.5F * (1 / kRoom);
     }
   }
 
@@ -100,8 +101,9 @@ class Nearest {
 #if defined(__AVX512F__)
     if (k_ <= kTabled)
       for (; done + kWidth <= n; done += kWidth) {
-        const auto kept = tables_.pass(points + done * kSize, codes + done, found_.moved, bounds + done, chunk_.distance + done);
-        open += list_sixteen(open, done, static_cast<std::uint16_t>(~kept));
+        const auto passed =
+            tables_.pass(points + done * kSize, codes + done, output_.moved, bounds + done, chunk_.distance + done);
+        open += list_sixteen(open, done, static_cast<std::uint16_t>(~passed));
       }
 #endif
     return done == n ? open : pass_rest(points, codes, bounds, done, n, open);
@@ -109,13 +111,13 @@ class Nearest {
 
   std::size_t pass_rest(const float* points, const std::uint8_t* codes, float* bounds, std::size_t from, std::size_t n,
                         std::size_t open) {
-    float* const own = chunk_.own;
+    float* const own = chunk_.moved_here;
     for (std::size_t i = from; i < n; ++i) {
       std::memcpy(own + i * kSize, centroids_ + std::size_t{codes[i]} * kSize, kSize * sizeof(float));
       chunk_.guard[i] = guards_[codes[i]];
     }
     for (std::size_t i = from; i < n; ++i) chunk_.distance[i] = squared<kSize>(points + i * kSize, own + i * kSize);
-    const float moved = found_.moved;
+    const float moved = output_.moved;
     for (std::size_t i = from; i < n; ++i) {
       const float low = (bounds[i] - moved) * kLess;
       bounds[i] = low > 0 ? low : 0;
@@ -133,8 +135,8 @@ class Nearest {
     return open;
   }
 
-  std::size_t list(std::size_t place, std::size_t i) {
-    chunk_.open[place] = static_cast<std::uint32_t>(i);
+  std::size_t list(std::size_t position, std::size_t i) {
+    chunk_.open[position] = static_cast<std::uint32_t>(i);
     return chunk_.shut[i] ? 0 : 1;
   }
 
@@ -146,7 +148,7 @@ class Nearest {
   }
 
   // Finds the codes of points by the grid, and lists those that are left.
-  std::size_t place(const float* points, std::uint8_t* codes, std::size_t n) {
+  std::size_t assign(const float* points, std::uint8_t* codes, std::size_t n) {
     std::size_t open = 0;
 #if defined(__AVX512F__)
     std::size_t done = 0;
@@ -161,7 +163,7 @@ class Nearest {
         const __mmask16 other = _mm512_mask_cmpneq_epi32_mask(static_cast<__mmask16>(~left), which, before);
         if (left) open += list_sixteen(open, done, left);
         if (!other) continue;
-        if (found_.moves) move(points + done * kSize, before, which, other);
+        if (output_.moves) move(points + done * kSize, before, which, other);
         _mm_storeu_si128(at, _mm512_cvtepi32_epi8(_mm512_mask_mov_epi32(before, other, which)));
       }
     for (; done < n; ++done) chunk_.open[open++] = static_cast<std::uint32_t>(done);
@@ -177,16 +179,16 @@ class Nearest {
     alignas(64) std::uint32_t from[kWidth], to[kWidth];
     _mm512_store_si512(from, before);
     _mm512_store_si512(to, after);
-    for (unsigned rest = other; rest; rest &= rest - 1) {
-      const auto lane = static_cast<std::size_t>(std::countr_zero(rest));
+    for (unsigned pending = other; pending; pending &= pending - 1) {
+      const auto lane = static_cast<std::size_t>(std::countr_zero(pending));
       count<-1>(points + lane * kSize, from[lane]);
       count<1>(points + lane * kSize, to[lane]);
     }
   }
 
-  std::size_t list_sixteen(std::size_t place, std::size_t from, std::uint16_t open) {
+  std::size_t list_sixteen(std::size_t position, std::size_t from, std::uint16_t open) {
     const __m512i numbers = _mm512_add_epi32(_mm512_set1_epi32(static_cast<int>(from)), numbers_of_lanes());
-    _mm512_storeu_si512(chunk_.open + place, _mm512_maskz_compress_epi32(open, numbers));
+    _mm512_storeu_si512(chunk_.open + position, _mm512_maskz_compress_epi32(open, numbers));
     return static_cast<std::size_t>(std::popcount(open));
   }
 #endif
@@ -198,7 +200,7 @@ class Nearest {
       const float* const point = points + std::size_t{chunk_.open[std::min(first + lane, end - 1)]} * kSize;
       for (int v = 0; v < kSize; ++v) columns[v][lane] = point[v];
     }
-    Least<kSize> a, b;
+    NearestTwo<kSize> a, b;
     a.begin();
     b.begin();
     for (int v = 0; v < kSize; ++v) {
@@ -213,39 +215,39 @@ class Nearest {
     if (end > first + kWidth) keep(b, points, codes, bounds, first + kWidth, end);
   }
 
-  void keep(const Least<kSize>& found, const float* points, std::uint8_t* codes, float* bounds, std::size_t first,
+  void keep(const NearestTwo<kSize>& result, const float* points, std::uint8_t* codes, float* bounds, std::size_t first,
             std::size_t end) {
-    alignas(64) float least[kWidth], bound[kWidth];
+    alignas(64) float lower[kWidth], bound[kWidth];
     alignas(64) std::int32_t which[kWidth];
-    std::memcpy(least, &found.least, sizeof least);
-    std::memcpy(bound, &found.second, sizeof bound);
-    std::memcpy(which, &found.which, sizeof which);
+    std::memcpy(lower, &result.smallest, sizeof lower);
+    std::memcpy(bound, &result.second, sizeof bound);
+    std::memcpy(which, &result.which, sizeof which);
     for (std::size_t lane = 0; lane < kWidth; ++lane) bound[lane] = std::sqrt(bound[lane]) * kLess;
     for (std::size_t i = first; i < end; ++i) {
-      const std::size_t at = chunk_.open[i];
+      const std::size_t index = chunk_.open[i];
       const auto code = static_cast<std::uint8_t>(which[i - first]);
-      if (found_.moves && code != codes[at]) {
-        count<-1>(points + at * kSize, codes[at]);
-        count<1>(points + at * kSize, code);
+      if (output_.moves && code != codes[index]) {
+        count<-1>(points + index * kSize, codes[index]);
+        count<1>(points + index * kSize, code);
       }
-      codes[at] = code;
-      chunk_.distance[at] = least[i - first];
-      if (bounds) bounds[at] = bound[i - first];
+      codes[index] = code;
+      chunk_.distance[index] = lower[i - first];
+      if (bounds) bounds[index] = bound[i - first];
     }
   }
 
   // Adds a point to its centroid's sum, or takes it away.
   template <int kSign>
-  void count(const float* at, std::size_t code) {
+  void count(const float* values_in, std::size_t code) {
     using Narrow = typename Vector<kSize>::Narrow;
     using Wide = typename Vector<kSize>::Wide;
     Narrow point;
     Wide sum;
-    std::memcpy(&point, at, sizeof point);
-    std::memcpy(&sum, found_.sums + code * kSize, sizeof sum);
+    std::memcpy(&point, values_in, sizeof point);
+    std::memcpy(&sum, output_.sums + code * kSize, sizeof sum);
     sum += kSign * __builtin_convertvector(point, Wide);
-    std::memcpy(found_.sums + code * kSize, &sum, sizeof sum);
-    found_.counts[code] += kSign;
+    std::memcpy(output_.sums + code * kSize, &sum, sizeof sum);
+    output_.counts[code] += kSign;
   }
 
   // Adds the squared errors to kSums sums, in turn.
@@ -257,7 +259,7 @@ class Nearest {
 
   const float* centroids_;
   std::size_t k_;
-  const PaletteFound& found_;
+  const PaletteFound& output_;
   float guards_[256];
 #if defined(__AVX512F__)
   Tables<kSize> tables_;
@@ -268,11 +270,11 @@ class Nearest {
 };
 
 template <int kSize>
-double nearest(const PalettePoints& at, const float* centroids, std::size_t k, const PaletteFound& found) {
-  Nearest<kSize> all(at, centroids, k, found);
+double nearest(const PalettePoints& all_points, const float* centroids, std::size_t k, const PaletteFound& output) {
+  Nearest<kSize> all(all_points, centroids, k, output);
   double errors[kSums] = {};
-  for (std::size_t i = 0; i < at.n; i += kChunk)
-    all.run(at.points + i * kSize, i, std::min(kChunk, at.n - i), errors);
+  for (std::size_t i = 0; i < all_points.n; i += kChunk)
+    all.run(all_points.points + i * kSize, i, std::min(kChunk, all_points.n - i), errors);
   for (std::size_t width = kSums / 2; width; width /= 2)
     for (std::size_t lane = 0; lane < width; ++lane) errors[lane] += errors[lane + width];
   return errors[0];
@@ -280,8 +282,8 @@ double nearest(const PalettePoints& at, const float* centroids, std::size_t k, c
 
 }  // namespace
 
-double palette_nearest(const PalettePoints& at, const float* centroids, std::size_t k, const PaletteFound& found) {
-  return at.size == 2 ? nearest<2>(at, centroids, k, found) : nearest<4>(at, centroids, k, found);
+double palette_nearest(const PalettePoints& points, const float* centroids, std::size_t k, const PaletteFound& output) {
+  return points.size == 2 ? nearest<2>(points, centroids, k, output) : nearest<4>(points, centroids, k, output);
 }
 
 }  // namespace ingot::INGOT_ISA

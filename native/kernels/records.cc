@@ -6,7 +6,7 @@ namespace ingot::INGOT_ISA {
 namespace {
 
 constexpr std::size_t kBlock = 512;  // stays in the nearest cache between the two steps
-// Files do not align records; the type lets the compiler know that while it vectorizes.
+// Files do not align records; the type declares this to the compiler for vectorization.
 using Word = std::uint32_t __attribute__((aligned(1), may_alias));
 
 struct Differences {

@@ -17,17 +17,17 @@ inline __m512i repeated(const std::uint16_t* table, int bits) {
   return _mm512_load_si512(all);
 }
 
-// Where each of 32 codes lies among the bytes that hold them: the two of a number of 16 bits, and by how much that is
-// shifted. Bits above the code stay.
+// The position of each of 32 codes: the two bytes that contain it, as a 16-bit number, and its shift. Bits above the code
+// stay.
 template <int kBits, bool kMsb>
 struct StreamWindows {
   alignas(64) std::uint8_t bytes[64];
   alignas(64) std::uint16_t shifts[32];
   constexpr StreamWindows() : bytes(), shifts() {
     for (int code = 0; code < 32; ++code) {
-      const int place = code * kBits / 8, bit = code * kBits % 8;
-      bytes[2 * code] = static_cast<std::uint8_t>((kMsb ? place + 1 : place) & 15);
-      bytes[2 * code + 1] = static_cast<std::uint8_t>((kMsb ? place : place + 1) & 15);
+      const int position = code * kBits / 8, bit = code * kBits % 8;
+      bytes[2 * code] = static_cast<std::uint8_t>((kMsb ? position + 1 : position) & 15);
+      bytes[2 * code + 1] = static_cast<std::uint8_t>((kMsb ? position : position + 1) & 15);
       shifts[code] = static_cast<std::uint16_t>(kMsb ? 16 - kBits - bit : bit);
     }
   }
@@ -44,17 +44,17 @@ inline __m512i stream_bytes(const std::uint8_t* in) {
 // out[i] = entry of the i-th code of a stream that begins at a byte; kBits is at most 4.
 template <int kBits, bool kMsb>
 void look_up_stream(__m512i table, const std::uint8_t* __restrict in, std::size_t n, std::uint16_t* __restrict out) {
-  static constexpr StreamWindows<kBits, kMsb> at;
-  const __m512i order = _mm512_load_si512(at.bytes), shifts = _mm512_load_si512(at.shifts);
+  static constexpr StreamWindows<kBits, kMsb> index;
+  const __m512i order = _mm512_load_si512(index.bytes), shifts = _mm512_load_si512(index.shifts);
   const auto entries = [&](__m512i bytes) {
     return _mm512_permutexvar_epi16(_mm512_srlv_epi16(_mm512_shuffle_epi8(bytes, order), shifts), table);
   };
   std::size_t i = 0;
   for (; i + 32 <= n; i += 32) _mm512_storeu_si512(out + i, entries(stream_bytes<kBits>(in + i / 8 * kBits)));
   if (i == n) return;
-  const std::size_t left = n - i, bytes = (left * kBits + 7) / 8;
+  const std::size_t remaining = n - i, bytes = (remaining * kBits + 7) / 8;
   const __m128i last = _mm_maskz_loadu_epi8(static_cast<__mmask16>((1u << bytes) - 1), in + i / 8 * kBits);
-  _mm512_mask_storeu_epi16(out + i, (std::uint32_t{1} << left) - 1, entries(_mm512_broadcast_i32x4(last)));
+  _mm512_mask_storeu_epi16(out + i, (std::uint32_t{1} << remaining) - 1, entries(_mm512_broadcast_i32x4(last)));
 }
 
 using LookUpStream = void (*)(__m512i, const std::uint8_t*, std::size_t, std::uint16_t*);
@@ -68,13 +68,13 @@ inline LookUpStream stream_look_up(int bits, bool msb) {
 }
 
 // Entries of a table of 256 in eight registers, of which there are 32 codes in 16 bits each.
-inline __m512i look_up_wide(const __m512i* table, __m512i at) {
-  const __mmask32 sixth = _mm512_test_epi16_mask(at, _mm512_set1_epi16(64));
-  const __mmask32 seventh = _mm512_test_epi16_mask(at, _mm512_set1_epi16(128));
-  const __m512i low = _mm512_mask_blend_epi16(sixth, _mm512_permutex2var_epi16(table[0], at, table[1]),
-                                              _mm512_permutex2var_epi16(table[2], at, table[3]));
-  const __m512i high = _mm512_mask_blend_epi16(sixth, _mm512_permutex2var_epi16(table[4], at, table[5]),
-                                               _mm512_permutex2var_epi16(table[6], at, table[7]));
+inline __m512i look_up_wide(const __m512i* table, __m512i indices) {
+  const __mmask32 sixth = _mm512_test_epi16_mask(indices, _mm512_set1_epi16(64));
+  const __mmask32 seventh = _mm512_test_epi16_mask(indices, _mm512_set1_epi16(128));
+  const __m512i low = _mm512_mask_blend_epi16(sixth, _mm512_permutex2var_epi16(table[0], indices, table[1]),
+                                              _mm512_permutex2var_epi16(table[2], indices, table[3]));
+  const __m512i high = _mm512_mask_blend_epi16(sixth, _mm512_permutex2var_epi16(table[4], indices, table[5]),
+                                               _mm512_permutex2var_epi16(table[6], indices, table[7]));
   return _mm512_mask_blend_epi16(seventh, low, high);
 }
 
@@ -88,8 +88,8 @@ inline void look_up_bytes(const std::uint16_t* __restrict table, const std::uint
   for (; i + 32 <= n; i += 32)
     _mm512_storeu_si512(out + i, entries(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + i))));
   if (i == n) return;
-  const auto left = static_cast<__mmask32>((std::uint32_t{1} << (n - i)) - 1);
-  _mm512_mask_storeu_epi16(out + i, left, entries(_mm256_maskz_loadu_epi8(left, codes + i)));
+  const auto mask = static_cast<__mmask32>((std::uint32_t{1} << (n - i)) - 1);
+  _mm512_mask_storeu_epi16(out + i, mask, entries(_mm256_maskz_loadu_epi8(mask, codes + i)));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Levels that codes stand for, and the scales and zeros that can be stored beside them.
+// Levels of codes, and the scales and zeros that can be stored with them.
 #pragma once
 #include "core/rounding.h"
 
@@ -34,9 +34,9 @@ class Levels {
   std::uint8_t nearest(float x) const {
     if (grid_.uniform) {
       const float low = grid_.levels[0];
-      float place = std::min(std::max(x, low), low + last_);
-      place = to_integer(place) - low;
-      return static_cast<std::uint8_t>(place > 0 ? place : 0.0f);  // NaN: the first
+      float coordinate = std::min(std::max(x, low), low + last_);
+      coordinate = to_integer(coordinate) - low;
+      return static_cast<std::uint8_t>(coordinate > 0 ? coordinate : 0.0f);  // NaN: the first
     }
     std::size_t code = 0;
     for (std::size_t step = grid_.count / 2; step > 0; step /= 2) code += x > between_[code + step - 1] ? step : 0;
@@ -44,20 +44,20 @@ class Levels {
   }
 
   // levels[j] = the level nearest to x[j].
-  void nearest_levels(const float* __restrict x, std::size_t n, float* __restrict found) const {
+  void nearest_levels(const float* __restrict x, std::size_t n, float* __restrict result_out) const {
     const float low = grid_.levels[0], high = low + last_;
     if (grid_.uniform) {
       for (std::size_t j = 0; j < n; ++j) {
-        float place = x[j] > low ? x[j] : low;
-        place = place < high ? place : high;
-        found[j] = to_integer(place);
+        float coordinate = x[j] > low ? x[j] : low;
+        coordinate = coordinate < high ? coordinate : high;
+        result_out[j] = to_integer(coordinate);
       }
       return;
     }
-    for (std::size_t j = 0; j < n; ++j) found[j] = low;
+    for (std::size_t j = 0; j < n; ++j) result_out[j] = low;
     for (std::size_t k = 0; k + 1 < grid_.count; ++k) {
       const float limit = between_[k], level = grid_.levels[k + 1];
-      for (std::size_t j = 0; j < n; ++j) found[j] = x[j] > limit ? level : found[j];
+      for (std::size_t j = 0; j < n; ++j) result_out[j] = x[j] > limit ? level : result_out[j];
     }
   }
 
@@ -67,7 +67,7 @@ class Levels {
     return grid_.offset ? scale * level(code) + zero : scale * (level(code) - zero);
   }
 
-  // What a value is among the levels.
+  // Returns a value in units of the levels.
   float among(float value, float scale, float zero) const {
     return grid_.offset ? (value - zero) / scale : value / scale + zero;
   }

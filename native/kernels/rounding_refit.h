@@ -25,40 +25,42 @@ class Refit {
     rows_.resize(square.size);
     float lanes[kSixteen] = {};
     for (std::size_t j = 0; j < square.size; ++j) {
-      float own[kSixteen] = {};
-      for (std::size_t k = 0; k < square.size; ++k) own[k % kSixteen] += square.a[j * square.stride + k];
-      rows_[j] = total(own);
+      float local[kSixteen] = {};
+      for (std::size_t k = 0; k < square.size; ++k) local[k % kSixteen] += square.a[j * square.stride + k];
+      rows_[j] = total(local);
       lanes[j % kSixteen] += rows_[j];
     }
     ones_ = total(lanes);
   }
 
-  // Of levels as they are now; m is G D A of these weights, `own` the row's entry of G, `at` the place of its scale.
-  Fitted better(const Fitted& now, const float* levels, const float* m, float own, std::size_t at) const {
-    const Error error = error_of(levels, m, own);
+  // Tries a better fit for the present levels; m is G D A of these weights, `diagonal` the row's entry of G, `index` that of
+  // its scale.
+  Fitted better(const Fitted& now, const float* levels, const float* m, float diagonal, std::size_t index) const {
+    const Error error = error_of(levels, m, diagonal);
     if (to_.zeros == nullptr) {
       if (!(error.squares > 0)) return now;
-      const float scale = stored_scale(now.scale - error.along / error.squares, now.scale, at);
-      return allowed(scale) && error.of(scale - now.scale, 0) < 0 ? Fitted{scale, 0} : now;
+      const float scale = stored_scale(now.scale - error.along / error.squares, now.scale, index);
+      return allowed(scale) && error.change(scale - now.scale, 0) < 0 ? Fitted{scale, 0} : now;
     }
     Fitted best = now;
-    float least = 0;
+    float smallest = 0;
     const auto attempt = [&](float scale, float base) {
       if (!allowed(scale)) return;
-      const float zero = stored_zero(scale, base, now.zero, at);
+      const float zero = stored_zero(scale, base, now.zero, index);
       if (!is_finite(zero)) return;
-      const float found = error.of(scale - now.scale, this->base(scale, zero) - this->base(now.scale, now.zero));
-      if (found < least) {
-        least = found;
+      const float result = error.change(scale - now.scale, this->base(scale, zero) - this->base(now.scale, now.zero));
+      if (result < smallest) {
+        smallest = result;
         best = {scale, zero};
       }
     };
     const float from = base(now.scale, now.zero);
     if (error.ones > 0) attempt(now.scale, from - error.shift / error.ones);
-    if (error.squares > 0) attempt(stored_scale(now.scale - error.along / error.squares, now.scale, at), from);
+    if (error.squares > 0) attempt(stored_scale(now.scale - error.along / error.squares, now.scale, index), from);
     const float spread = error.squares * error.ones - error.both * error.both;
     if (spread > 0x1p-18f * (error.squares * error.ones)) {
-      const float scale = stored_scale(now.scale + (error.both * error.shift - error.ones * error.along) / spread, now.scale, at);
+      const float scale =
+          stored_scale(now.scale + (error.both * error.shift - error.ones * error.along) / spread, now.scale, index);
       // The base of least error for the scale that is stored.
       attempt(scale, from - (error.shift + error.both * (scale - now.scale)) / error.ones);
     }
@@ -66,16 +68,16 @@ class Refit {
   }
 
  private:
-  // What the error becomes, less what it is, where scale and base change by so much.
+  // The change of the error for a change of scale and base.
   struct Error {
     float along, shift = 0, squares, both = 0, ones = 0;
 
-    float of(float scale, float base) const {
+    float change(float scale, float base) const {
       return scale * (2 * along + scale * squares) + base * (2 * shift + base * ones) + 2 * scale * base * both;
     }
   };
 
-  Error error_of(const float* levels, const float* m, float own) const {
+  Error error_of(const float* levels, const float* m, float diagonal) const {
     Error error{};
     for (std::size_t j = 0; j < square_.size; ++j) error.along += m[j] * levels[j];
     for (std::size_t j = 0; j < square_.size; ++j) {
@@ -84,36 +86,36 @@ class Refit {
       for (std::size_t k = 0; k < square_.size; ++k) lanes[k % kSixteen] += input[k] * levels[k];
       error.squares += levels[j] * total(lanes);
     }
-    error.squares *= own;
+    error.squares *= diagonal;
     if (to_.zeros == nullptr) return error;
     for (std::size_t j = 0; j < square_.size; ++j) {
       error.shift += m[j];
       error.both += levels[j] * rows_[j];
     }
-    error.both *= own;
-    error.ones = own * ones_;
+    error.both *= diagonal;
+    error.ones = diagonal * ones_;
     return error;
   }
 
-  // What values are at the level 0.
+  // Returns the value of level 0.
   float base(float scale, float zero) const { return grid_.offset ? zero : -(scale * zero); }
 
   bool allowed(float scale) const { return scale != 0 && is_finite(scale) && (grid_.turned || scale > 0); }
 
-  float stored_scale(float scale, float now, std::size_t at) const {
+  float stored_scale(float scale, float now, std::size_t index) const {
     if (to_.units == nullptr) return as_stored(scale, grid_.scale_type);
-    const float unit = to_.units[at];
+    const float unit = to_.units[index];
     if (unit == 0) return now;
     return unit * to_integer(std::min(std::max(scale / unit, grid_.step_low), grid_.step_high));
   }
 
-  float stored_zero(float scale, float base, float now, std::size_t at) const {
+  float stored_zero(float scale, float base, float now, std::size_t index) const {
     if (!grid_.offset) {
       const float first = grid_.levels[0], last = grid_.levels[grid_.count - 1];
       return to_integer(std::min(std::max(-base / scale, first), last));
     }
     if (to_.zero_units == nullptr) return as_stored(base, grid_.scale_type);
-    const float unit = to_.zero_units[at];
+    const float unit = to_.zero_units[index];
     return unit == 0 ? now : -(unit * to_integer(std::min(std::max(-base / unit, 0.0f), grid_.minimum_high)));
   }
 

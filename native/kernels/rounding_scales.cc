@@ -17,7 +17,7 @@ struct Group {
 
   void resize(std::size_t n) {
     size = (n + kSixteen - 1) / kSixteen * kSixteen;
-    for (auto* each : {&values, &weights, &among, &levels}) each->assign(size, 0.0f);
+    for (auto* item : {&values, &weights, &among, &levels}) item->assign(size, 0.0f);
   }
 
   // Weighted sums over the group: of the error, and of v, l, v l and l l, with l the level less the point (if there are points).
@@ -25,7 +25,7 @@ struct Group {
     float error, value, level, product, square;
   };
 
-  // Without zeros nobody asks for the sums of v and l.
+  // Without zeros, the sums of v and l are not needed.
   template <bool kZeros>
   Sums measure(const Levels& levels_of, float scale, float zero, bool offset) {
     for (std::size_t j = 0; j < size; ++j) among[j] = levels_of.among(values[j], scale, zero);
@@ -87,7 +87,7 @@ void consider_both(Group& group, const Levels& levels, const Grid& grid, float s
   }
 }
 
-// Of values between a lowest and a highest.
+// Tries scales for values between a lowest and a highest.
 void consider_range(Group& group, const Levels& levels, const Grid& grid, float low, float high, Best& best) {
   const float first = grid.levels[0], span = grid.levels[grid.count - 1] - first, reach = high - low;
   float lanes[kSixteen] = {};
@@ -122,11 +122,12 @@ Best both(Group& group, const Levels& levels, const Grid& grid, std::size_t cols
   return best;
 }
 
-Best scale_alone(Group& group, const Levels& levels, const Grid& grid, float magnitude, float most) {
+Best scale_alone(Group& group, const Levels& levels, const Grid& grid, float magnitude, float amax) {
   Best best;
   for (int k = 0; k < kFactors; ++k)
     for (const float sign : {1.0f, -1.0f})
-      consider(group, levels, grid, sign * (magnitude / most * (kFirstFactor + kFactorStep * static_cast<float>(k))), best);
+      consider(group, levels, grid, sign * (magnitude / amax * (kFirstFactor + kFactorStep * static_cast<float>(k))),
+               best);
   return best;
 }
 
@@ -138,16 +139,18 @@ std::size_t rounding_scales(const Grid& grid, const float* values, std::size_t s
   Group group;
   group.resize(cols);
   std::copy_n(weights, cols, group.weights.data());
-  const float most = std::max(std::fabs(grid.levels[0]), std::fabs(grid.levels[grid.count - 1]));
+  const float amax = std::max(std::fabs(grid.levels[0]), std::fabs(grid.levels[grid.count - 1]));
   for (std::size_t row = 0; row < rows; ++row) {
     std::copy_n(values + row * stride, cols, group.values.data());
     float magnitude = 0;
     for (std::size_t j = 0; j < cols; ++j) magnitude = std::max(magnitude, std::fabs(group.values[j]));
-    const Best best = zeros == nullptr ? scale_alone(group, levels, grid, magnitude, most) : both(group, levels, grid, cols);
+    const Best best =
+        zeros == nullptr ? scale_alone(group, levels, grid, magnitude, amax) : both(group, levels, grid, cols);
     scales[row * scale_stride] = best.scale;
     if (zeros != nullptr) zeros[row * scale_stride] = best.zero;
     const bool none = best.scale == 0 && best.error > 0;
-    if (magnitude > 0 && ((none && magnitude / most > 1) || !is_finite(best.zero))) return row;  // past the range of the type
+    if (magnitude > 0 && ((none && magnitude / amax > 1) || !is_finite(best.zero)))
+      return row;  // past the range of the type
   }
   return rows;
 }

@@ -53,13 +53,13 @@ void convert(const std::uint8_t* __restrict codes, std::size_t n, float scale, c
   store_block<kDtype>(block, n - start, out + start);
 }
 
-// What one run of codes that share a scale becomes.
+// Decodes one run of codes that share a scale.
 template <Dtype kDtype>
 using Convert = void (*)(const std::uint8_t*, std::size_t, float, const float*, TypeOf<kDtype>*);
 
 template <Dtype kDtype>
-Convert<kDtype> converter(const ScaledLayout& at) {
-  switch (at.values) {
+Convert<kDtype> converter(const ScaledLayout& layout) {
+  switch (layout.values) {
     case ScaledValues::e4m3:
       return convert<kDtype, ScaledValues::e4m3>;
     case ScaledValues::e5m2:
@@ -69,34 +69,34 @@ Convert<kDtype> converter(const ScaledLayout& at) {
     case ScaledValues::table:
       break;
   }
-  return at.bits <= 4 && at.group >= 8 ? look_up<kDtype> : convert<kDtype, ScaledValues::table>;
+  return layout.bits <= 4 && layout.group >= 8 ? look_up<kDtype> : convert<kDtype, ScaledValues::table>;
 }
 
 // Makes runs of codes; `place` is the number of a run in its row.
 template <Dtype kDtype>
 class Runs {
  public:
-  explicit Runs(const ScaledLayout& at) : make_(converter<kDtype>(at)) {
-    if (at.table != nullptr) std::copy_n(at.table, std::size_t{1} << at.bits, table_);
+  explicit Runs(const ScaledLayout& layout) : make_(converter<kDtype>(layout)) {
+    if (layout.table != nullptr) std::copy_n(layout.table, std::size_t{1} << layout.bits, table_);
 #if defined(__AVX512BW__)
-    shared_ = at.values == ScaledValues::e4m3 && at.group >= kLeastShared;
+    shared_ = layout.values == ScaledValues::e4m3 && layout.group >= kLeastShared;
 #endif
   }
 
-  void operator()(const std::uint8_t* codes, std::size_t n, float scale, [[maybe_unused]] std::size_t place,
+  void operator()(const std::uint8_t* codes, std::size_t n, float scale, [[maybe_unused]] std::size_t position,
                   TypeOf<kDtype>* out) {
 #if defined(__AVX512BW__)
     if constexpr (kDtype == Dtype::bf16 || kDtype == Dtype::f16)
-      if (shared_ && place < kPlaces) {
-        Products& products = products_[place];
+      if (shared_ && position < kPlaces) {
+        Products& products = products_[position];
         const bool equal = products.scale == scale;  // never where one is NaN
         if (equal && std::signbit(products.scale) == std::signbit(scale)) {  // seen in the row above: more rows of the block may follow
-          if (!products.made) convert_e4m3<kDtype>(kEvery.codes, 128, scale, products.bits);
-          products.made = true;
+          if (!products.is_filled) convert_e4m3<kDtype>(kEvery.codes, 128, scale, products.bits);
+          products.is_filled = true;
           return look_up_e4m3(codes, n, products, out);
         }
         products.scale = scale;
-        products.made = false;
+        products.is_filled = false;
       }
 #endif
     make_(codes, n, scale, table_, out);
@@ -120,37 +120,39 @@ class Runs {
 };
 
 template <Dtype kDtype>
-void decode(const ScaledLayout& at, const std::uint8_t* packed, std::size_t n, TypeOf<kDtype>* out) {
-  Runs<kDtype> make(at);
-  const Unpack unpack = unpacker<false>(at.bits);
+void decode(const ScaledLayout& layout, const std::uint8_t* packed, std::size_t n, TypeOf<kDtype>* out) {
+  Runs<kDtype> make(layout);
+  const Unpack unpack = unpacker<false>(layout.bits);
   Codes buffer;
-  std::size_t index = at.phase / at.group, row_left = at.cols - at.phase;  // the present group, and columns left
-  std::size_t place = index;                                               // of the group in its row
-  std::size_t left = std::min(at.group - at.phase % at.group, row_left);
+  std::size_t index = layout.phase / layout.group,
+              row_left = layout.cols - layout.phase;                          // the present group, and columns left
+  std::size_t position = index;                                               // of the group in its row
+  std::size_t remaining = std::min(layout.group - layout.phase % layout.group, row_left);
   for (std::size_t start = 0; start < n; start += kChunk) {
     const std::size_t count = std::min(kChunk, n - start);
-    const std::uint8_t* codes = packed + start / 8 * static_cast<std::size_t>(at.bits);
-    if (at.high_first) {
+    const std::uint8_t* codes = packed + start / 8 * static_cast<std::size_t>(layout.bits);
+    if (layout.high_first) {
       unpack_high(codes, (count + 1) / 2, buffer.bytes());
-    } else if (at.bits < 8) {
+    } else if (layout.bits < 8) {
       unpack(codes, count, buffer);
     }
-    if (at.bits < 8) codes = buffer.bytes();
+    if (layout.bits < 8) codes = buffer.bytes();
     for (std::size_t done = 0; done < count;) {
-      const std::size_t some = std::min(left, count - done);
-      const float scale = at.scales != nullptr ? at.scales[index] : at.scale_table[at.scale_bytes[index]];
-      make(codes + done, some, scale, place, out + start + done);
-      done += some;
-      left -= some;
-      row_left -= some;
-      if (left == 0) {
+      const std::size_t batch = std::min(remaining, count - done);
+      const float scale =
+          layout.scales != nullptr ? layout.scales[index] : layout.scale_table[layout.scale_bytes[index]];
+      make(codes + done, batch, scale, position, out + start + done);
+      done += batch;
+      remaining -= batch;
+      row_left -= batch;
+      if (remaining == 0) {
         ++index;
-        ++place;
+        ++position;
         if (row_left == 0) {
-          row_left = at.cols;
-          place = 0;
+          row_left = layout.cols;
+          position = 0;
         }
-        left = std::min(at.group, row_left);
+        remaining = std::min(layout.group, row_left);
       }
     }
   }
@@ -158,14 +160,14 @@ void decode(const ScaledLayout& at, const std::uint8_t* packed, std::size_t n, T
 
 }  // namespace
 
-void scaled_decode(const ScaledLayout& at, const std::uint8_t* packed, std::size_t n, void* out, Dtype type) {
+void scaled_decode(const ScaledLayout& layout, const std::uint8_t* packed, std::size_t n, void* out, Dtype type) {
   switch (type) {
     case Dtype::f32:
-      return decode<Dtype::f32>(at, packed, n, static_cast<float*>(out));
+      return decode<Dtype::f32>(layout, packed, n, static_cast<float*>(out));
     case Dtype::f16:
-      return decode<Dtype::f16>(at, packed, n, static_cast<std::uint16_t*>(out));
+      return decode<Dtype::f16>(layout, packed, n, static_cast<std::uint16_t*>(out));
     case Dtype::bf16:
-      return decode<Dtype::bf16>(at, packed, n, static_cast<std::uint16_t*>(out));
+      return decode<Dtype::bf16>(layout, packed, n, static_cast<std::uint16_t*>(out));
     case Dtype::f64:
       return;
   }

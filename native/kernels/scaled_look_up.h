@@ -80,36 +80,37 @@ std::size_t convert_e4m3(const std::uint8_t* __restrict codes, std::size_t n, fl
   const auto product = [&](__m512i bits) { return _mm512_mul_ps(factor, _mm512_castsi512_ps(bits)); };
   std::size_t i = 0;
   for (; i + 32 <= n; i += 32) {
-    const __m512i at = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + i)));
-    const __m512i low = _mm512_permutex2var_epi16(first, at, second), high = _mm512_permutex2var_epi16(third, at, fourth);
-    const __m512i magnitude = _mm512_mask_mov_epi16(low, _mm512_test_epi16_mask(at, upper), high);
-    const __m512i value = _mm512_or_si512(magnitude, _mm512_and_si512(_mm512_slli_epi16(at, 8), sign));
+    const __m512i indices = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + i)));
+    const __m512i low = _mm512_permutex2var_epi16(first, indices, second),
+                  high = _mm512_permutex2var_epi16(third, indices, fourth);
+    const __m512i magnitude = _mm512_mask_mov_epi16(low, _mm512_test_epi16_mask(indices, upper), high);
+    const __m512i value = _mm512_or_si512(magnitude, _mm512_and_si512(_mm512_slli_epi16(indices, 8), sign));
     if constexpr (kDtype == Dtype::bf16) {  // in lanes of eight, apart and together again
-      const __m512i one = _mm512_set1_epi32(1), half = _mm512_set1_epi32(0x7fff), none = _mm512_setzero_si512();
+      const __m512i ones = _mm512_set1_epi32(1), half = _mm512_set1_epi32(0x7fff), none = _mm512_setzero_si512();
       const auto rounded = [&](__m512i bits) {
-        const __m512i made = _mm512_castps_si512(product(bits));
-        const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(made, 16), one);
-        return _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(made, half), odd), 16);
+        const __m512i result = _mm512_castps_si512(product(bits));
+        const __m512i lsb = _mm512_and_si512(_mm512_srli_epi32(result, 16), ones);
+        return _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(result, half), lsb), 16);
       };
       _mm512_storeu_si512(out + i, _mm512_packus_epi32(rounded(_mm512_unpacklo_epi16(none, value)),
                                                        rounded(_mm512_unpackhi_epi16(none, value))));
     } else {
       for (int part = 0; part < 2; ++part) {
-        const __m256i some = part == 0 ? _mm512_castsi512_si256(value) : _mm512_extracti64x4_epi64(value, 1);
-        const __m512 made = product(_mm512_slli_epi32(_mm512_cvtepu16_epi32(some), 16));
-        if constexpr (kDtype == Dtype::f32) _mm512_storeu_ps(out + i + 16 * part, made);
+        const __m256i half = part == 0 ? _mm512_castsi512_si256(value) : _mm512_extracti64x4_epi64(value, 1);
+        const __m512 result = product(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+        if constexpr (kDtype == Dtype::f32) _mm512_storeu_ps(out + i + 16 * part, result);
         if constexpr (kDtype == Dtype::f16)
-          _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i + 16 * part), store_sixteen<kDtype>(made));
+          _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i + 16 * part), store_sixteen<kDtype>(result));
       }
     }
   }
   return i;
 }
 
-// What every magnitude of E4M3 becomes with the scale of one place in a row, which rows of a block have in common.
+// The product of every magnitude of E4M3 with the scale of one position in a row, which rows of a block share.
 struct Products {
   float scale = std::numeric_limits<float>::quiet_NaN();
-  bool made = false;
+  bool is_filled = false;
   alignas(64) std::uint16_t bits[128];
 };
 
@@ -122,10 +123,11 @@ inline void look_up_e4m3(const std::uint8_t* __restrict codes, std::size_t n, co
   const __m512i sign = _mm512_set1_epi16(static_cast<short>(0x8000)), upper = _mm512_set1_epi16(0x40);
   std::size_t i = 0;
   for (; i + 32 <= n; i += 32) {
-    const __m512i at = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + i)));
-    const __m512i low = _mm512_permutex2var_epi16(first, at, second), high = _mm512_permutex2var_epi16(third, at, fourth);
-    const __m512i magnitude = _mm512_mask_mov_epi16(low, _mm512_test_epi16_mask(at, upper), high);
-    _mm512_storeu_si512(out + i, _mm512_xor_si512(magnitude, _mm512_and_si512(_mm512_slli_epi16(at, 8), sign)));
+    const __m512i indices = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + i)));
+    const __m512i low = _mm512_permutex2var_epi16(first, indices, second),
+                  high = _mm512_permutex2var_epi16(third, indices, fourth);
+    const __m512i magnitude = _mm512_mask_mov_epi16(low, _mm512_test_epi16_mask(indices, upper), high);
+    _mm512_storeu_si512(out + i, _mm512_xor_si512(magnitude, _mm512_and_si512(_mm512_slli_epi16(indices, 8), sign)));
   }
   for (; i < n; ++i) out[i] = static_cast<std::uint16_t>(bits[codes[i] & 127] ^ (codes[i] & 0x80) << 8);
 }
@@ -135,27 +137,29 @@ void look_up(const std::uint8_t* __restrict codes, std::size_t n, float scale, c
              TypeOf<kDtype>* __restrict out) {
   const __m512 products = _mm512_mul_ps(_mm512_set1_ps(scale), _mm512_load_ps(table));
   std::size_t i = 0;
-  const auto sixteen = [&](std::size_t at) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + at)); };
+  const auto sixteen = [&](std::size_t index) {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + index));
+  };
   if constexpr (kDtype == Dtype::f32) {
     for (; i + 16 <= n; i += 16)
       _mm512_storeu_ps(out + i, _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(sixteen(i)), products));
-    alignas(64) float rest[16];
-    _mm512_store_ps(rest, products);
-    for (; i < n; ++i) out[i] = rest[codes[i]];
+    alignas(64) float tail[16];
+    _mm512_store_ps(tail, products);
+    for (; i < n; ++i) out[i] = tail[codes[i]];
   } else {
     const __m256i entries = store_sixteen<kDtype>(products);
     const __m512i both = _mm512_broadcast_i64x4(entries);
     for (; i + 32 <= n; i += 32) {
-      const __m512i at = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + i)));
-      _mm512_storeu_si512(out + i, _mm512_permutexvar_epi16(at, both));
+      const __m512i indices = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + i)));
+      _mm512_storeu_si512(out + i, _mm512_permutexvar_epi16(indices, both));
     }
     for (; i + 16 <= n; i += 16)
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i),
                           _mm256_permutexvar_epi16(_mm256_cvtepu8_epi16(sixteen(i)), entries));
     if (i == n) return;
-    alignas(32) std::uint16_t rest[16];
-    _mm256_store_si256(reinterpret_cast<__m256i*>(rest), entries);
-    for (; i < n; ++i) out[i] = rest[codes[i]];
+    alignas(32) std::uint16_t tail[16];
+    _mm256_store_si256(reinterpret_cast<__m256i*>(tail), entries);
+    for (; i < n; ++i) out[i] = tail[codes[i]];
   }
 }
 
@@ -169,38 +173,42 @@ void look_up(const std::uint8_t* __restrict codes, std::size_t n, float scale, c
   std::size_t i = 0;
   if constexpr (kDtype == Dtype::f32) {
     for (; i + 8 <= n; i += 8) {
-      const __m256i at = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes + i)));
-      const __m256 high = _mm256_castsi256_ps(_mm256_slli_epi32(at, 28));  // bit 3 becomes the sign
-      _mm256_storeu_ps(out + i, _mm256_blendv_ps(_mm256_permutevar8x32_ps(first, at), _mm256_permutevar8x32_ps(second, at), high));
+      const __m256i indices = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes + i)));
+      const __m256 high = _mm256_castsi256_ps(_mm256_slli_epi32(indices, 28));  // bit 3 becomes the sign
+      _mm256_storeu_ps(out + i, _mm256_blendv_ps(_mm256_permutevar8x32_ps(first, indices),
+                                                 _mm256_permutevar8x32_ps(second, indices), high));
     }
     if (i == n) return;
-    alignas(32) float rest[16];
-    _mm256_store_ps(rest, first);
-    _mm256_store_ps(rest + 8, second);
-    for (; i < n; ++i) out[i] = rest[codes[i]];
+    alignas(32) float tail[16];
+    _mm256_store_ps(tail, first);
+    _mm256_store_ps(tail + 8, second);
+    for (; i < n; ++i) out[i] = tail[codes[i]];
   } else {
     // Low and high bytes of the sixteen entries are looked up apart and joined.
-    const __m128i one = store_eight<kDtype>(first), two = store_eight<kDtype>(second), mask = _mm_set1_epi16(0xff);
-    const __m256i low = _mm256_broadcastsi128_si256(_mm_packus_epi16(_mm_and_si128(one, mask), _mm_and_si128(two, mask)));
-    const __m256i high = _mm256_broadcastsi128_si256(_mm_packus_epi16(_mm_srli_epi16(one, 8), _mm_srli_epi16(two, 8)));
+    const __m128i ones = store_eight<kDtype>(first), two = store_eight<kDtype>(second), mask = _mm_set1_epi16(0xff);
+    const __m256i low =
+        _mm256_broadcastsi128_si256(_mm_packus_epi16(_mm_and_si128(ones, mask), _mm_and_si128(two, mask)));
+    const __m256i high = _mm256_broadcastsi128_si256(_mm_packus_epi16(_mm_srli_epi16(ones, 8), _mm_srli_epi16(two, 8)));
     for (; i + 32 <= n; i += 32) {
-      const __m256i at = _mm256_permute4x64_epi64(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + i)), 0xd8);
-      const __m256i lows = _mm256_shuffle_epi8(low, at), highs = _mm256_shuffle_epi8(high, at);  // joined within halves
+      const __m256i indices =
+          _mm256_permute4x64_epi64(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + i)), 0xd8);
+      const __m256i lows = _mm256_shuffle_epi8(low, indices),
+                    highs = _mm256_shuffle_epi8(high, indices);  // joined within halves
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), _mm256_unpacklo_epi8(lows, highs));
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i + 16), _mm256_unpackhi_epi8(lows, highs));
     }
     for (; i + 16 <= n; i += 16) {
-      const __m128i at = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + i));
-      const __m128i lows = _mm_shuffle_epi8(_mm256_castsi256_si128(low), at);
-      const __m128i highs = _mm_shuffle_epi8(_mm256_castsi256_si128(high), at);
+      const __m128i indices = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + i));
+      const __m128i lows = _mm_shuffle_epi8(_mm256_castsi256_si128(low), indices);
+      const __m128i highs = _mm_shuffle_epi8(_mm256_castsi256_si128(high), indices);
       _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i), _mm_unpacklo_epi8(lows, highs));
       _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i + 8), _mm_unpackhi_epi8(lows, highs));
     }
     if (i == n) return;
-    alignas(16) std::uint16_t rest[16];
-    _mm_store_si128(reinterpret_cast<__m128i*>(rest), one);
-    _mm_store_si128(reinterpret_cast<__m128i*>(rest + 8), two);
-    for (; i < n; ++i) out[i] = rest[codes[i]];
+    alignas(16) std::uint16_t tail[16];
+    _mm_store_si128(reinterpret_cast<__m128i*>(tail), ones);
+    _mm_store_si128(reinterpret_cast<__m128i*>(tail + 8), two);
+    for (; i < n; ++i) out[i] = tail[codes[i]];
   }
 }
 

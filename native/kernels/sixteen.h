@@ -20,26 +20,26 @@ using Words4 = std::uint32_t __attribute__((vector_size(16)));
 using Words2 = std::uint64_t __attribute__((vector_size(16)));
 
 inline Bytes16 sixteen(const std::uint8_t* from) {
-  Bytes16 found;
-  std::memcpy(&found, from, sizeof found);
-  return found;
+  Bytes16 result;
+  std::memcpy(&result, from, sizeof result);
+  return result;
 }
 
 // As signed numbers, less `zero`.
 inline Codes16 less(Bytes16 q, int zero) { return reinterpret_cast<Codes16>(q - static_cast<std::uint8_t>(zero)); }
 
 // Entries 0 to 15 of a table.
-inline Codes16 entries(const std::int8_t* table, Bytes16 at) {
-  Codes16 found;
+inline Codes16 entries(const std::int8_t* table, Bytes16 indices) {
+  Codes16 result;
 #if defined(__SSSE3__)
-  found = reinterpret_cast<Codes16>(
-      _mm_shuffle_epi8(_mm_load_si128(reinterpret_cast<const __m128i*>(table)), reinterpret_cast<__m128i>(at)));
+  result = reinterpret_cast<Codes16>(
+      _mm_shuffle_epi8(_mm_load_si128(reinterpret_cast<const __m128i*>(table)), reinterpret_cast<__m128i>(indices)));
 #elif defined(__aarch64__)
-  found = reinterpret_cast<Codes16>(vqtbl1q_s8(vld1q_s8(table), reinterpret_cast<uint8x16_t>(at)));
+  result = reinterpret_cast<Codes16>(vqtbl1q_s8(vld1q_s8(table), reinterpret_cast<uint8x16_t>(indices)));
 #else
-  for (int j = 0; j < 16; ++j) found[j] = table[at[j]];
+  for (int j = 0; j < 16; ++j) result[j] = table[indices[j]];
 #endif
-  return found;
+  return result;
 }
 
 // All bits of byte j are bit j.
@@ -47,17 +47,17 @@ inline Bytes16 spread(std::uint32_t bits) {
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
   return reinterpret_cast<Bytes16>(_mm_movm_epi8(static_cast<__mmask16>(bits)));
 #else
-  constexpr std::uint64_t each = 0x0101010101010101;
-  const Words2 both = {(bits & 255) * each, (bits >> 8 & 255) * each};
-  const Bytes16 one = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
-  return reinterpret_cast<Bytes16>((reinterpret_cast<Bytes16>(both) & one) == one);
+  constexpr std::uint64_t bit_of_lane = 0x0101010101010101;
+  const Words2 both = {(bits & 255) * bit_of_lane, (bits >> 8 & 255) * bit_of_lane};
+  const Bytes16 ones = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
+  return reinterpret_cast<Bytes16>((reinterpret_cast<Bytes16>(both) & ones) == ones);
 #endif
 }
 
 // Minus what the mask has.
-inline Codes16 negated(Codes16 what, Bytes16 mask) {
+inline Codes16 negated(Codes16 values, Bytes16 mask) {
   const Codes16 all = reinterpret_cast<Codes16>(mask);
-  return (what ^ all) - all;
+  return (values ^ all) - all;
 }
 
 // out[j] = scale * q[j] - minimum; the product alone where there is none.

@@ -11,7 +11,7 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-inline bool kept(const std::uint8_t* mask, std::size_t i) { return mask[i / 8] >> (i % 8) & 1; }
+inline bool is_selected(const std::uint8_t* mask, std::size_t i) { return mask[i / 8] >> (i % 8) & 1; }
 
 #if defined(__AVX512F__)
 
@@ -73,7 +73,7 @@ void expand(const std::uint8_t* mask, std::size_t n, const T* values, std::size_
     expand_some(bits, values + taken, out + i);
     taken += ones(bits);
   }
-  for (; i < n; ++i) out[i] = kept(mask, i) && taken < count ? values[taken++] : T{0};
+  for (; i < n; ++i) out[i] = is_selected(mask, i) && taken < count ? values[taken++] : T{0};
 }
 
 template <class T>
@@ -81,15 +81,15 @@ using Eight __attribute__((vector_size(8 * sizeof(T)))) = T;
 
 template <class T>
 void clear(const std::uint8_t* mask, std::size_t n, T* out) {
-  constexpr Eight<T> each = {1, 2, 4, 8, 16, 32, 64, 128};
+  constexpr Eight<T> bit_of_lane = {1, 2, 4, 8, 16, 32, 64, 128};
   std::size_t i = 0;
   for (; i + 8 <= n; i += 8) {
     Eight<T> values;
     std::memcpy(&values, out + i, sizeof values);
-    values &= reinterpret_cast<Eight<T>>(((Eight<T>{} + static_cast<T>(mask[i / 8])) & each) != 0);
+    values &= reinterpret_cast<Eight<T>>(((Eight<T>{} + static_cast<T>(mask[i / 8])) & bit_of_lane) != 0);
     std::memcpy(out + i, &values, sizeof values);
   }
-  for (; i < n; ++i) out[i] = kept(mask, i) ? out[i] : T{0};
+  for (; i < n; ++i) out[i] = is_selected(mask, i) ? out[i] : T{0};
 }
 
 template <class T>
@@ -104,7 +104,7 @@ void select(const std::uint8_t* mask, std::size_t n, const T* values, T* out, st
 #endif
   for (; i < n && taken < count; ++i) {
     out[taken] = values[i];
-    taken += kept(mask, i);
+    taken += is_selected(mask, i);
   }
 }
 
@@ -114,7 +114,7 @@ std::size_t mask_count(const std::uint8_t* mask, std::size_t n) {
   std::size_t total = 0, i = 0;
   for (; i + 8 <= n / 8; i += 8) total += static_cast<std::size_t>(std::popcount(load_word(mask + i)));
   for (; i < n / 8; ++i) total += static_cast<std::size_t>(std::popcount(mask[i]));
-  for (i *= 8; i < n; ++i) total += kept(mask, i);
+  for (i *= 8; i < n; ++i) total += is_selected(mask, i);
   return total;
 }
 

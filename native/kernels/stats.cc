@@ -28,9 +28,9 @@ struct Sums {
   Longs same[kVectors] = {};
 };
 
-// What sums are made of: f32, which holds the shorter types, or doubles.
+// The type of the terms of sums: f32 for shorter types, or doubles.
 template <Dtype kOne, Dtype kTwo>
-using Held = std::conditional_t<kOne == Dtype::f64 || kTwo == Dtype::f64, double, float>;
+using Wide = std::conditional_t<kOne == Dtype::f64 || kTwo == Dtype::f64, double, float>;
 
 template <Dtype kDtype, class T>
 void widen(const void* source, std::size_t start, std::size_t n, T* __restrict out) {
@@ -47,9 +47,9 @@ void widen(const void* source, std::size_t start, std::size_t n, T* __restrict o
 }
 
 inline Doubles load(const double* from) {
-  Doubles found;
-  std::memcpy(&found, from, sizeof found);
-  return found;
+  Doubles result;
+  std::memcpy(&result, from, sizeof result);
+  return result;
 }
 
 inline Doubles load(const float* from) { return load_doubles(from); }
@@ -65,7 +65,7 @@ inline Doubles larger(Doubles a, Doubles b) {
 #endif
 }
 
-// sum + a * b. Of f32's values the product is exact: rounded once either way.
+// sum + a * b. The product of two f32 values is exact in f64, so that there is one rounding either way.
 template <class T>
 Doubles plus_product(Doubles sum, Doubles a, Doubles b) {
 #if defined(__AVX512F__)
@@ -80,7 +80,7 @@ Doubles plus_product(Doubles sum, Doubles a, Doubles b) {
 // adds squared errors alone. No sum of squares of f32's values overflows: it is finite if they all are. One vector of
 // partial sums after the other: the registers do not hold two of each.
 template <bool kAll, class T>
-bool add(Sums& sums, const T* one, const T* two, std::size_t n) {
+bool add(Sums& sums, const T* first, const T* second, std::size_t n) {
   Sums now;
   Longs special{};
   for (std::size_t v = 0; v < kVectors; ++v) {
@@ -88,7 +88,7 @@ bool add(Sums& sums, const T* one, const T* two, std::size_t n) {
     Doubles squared_other = sums.squared_other[v], dot = sums.dot[v], max_abs = sums.max_abs[v];
     Longs same = sums.same[v];
     for (std::size_t i = v * kDoubles; i < n; i += kLanes) {
-      const Doubles r = load(one + i), x = load(two + i), error = r - x;
+      const Doubles r = load(first + i), x = load(second + i), error = r - x;
       if constexpr (std::is_same_v<T, double>) special |= (r - r != 0) | (x - x != 0);  // Inf - Inf and NaN - NaN are NaN
       squared_error += error * error;
       if constexpr (!kAll) continue;
@@ -118,17 +118,17 @@ bool add(Sums& sums, const T* one, const T* two, std::size_t n) {
 
 // Takes pairs that are not finite out of the sums, and counts them.
 template <class T>
-void set_aside(T* one, T* two, std::size_t n, PairStats& stats) {
+void set_aside(T* first, T* second, std::size_t n, PairStats& stats) {
   using Bits = std::conditional_t<std::is_same_v<T, float>, std::uint32_t, std::uint64_t>;
   constexpr Bits kInfinity = std::bit_cast<Bits>(std::numeric_limits<T>::infinity());
   constexpr Bits kMagnitude = ~Bits{0} >> 1;
   for (std::size_t i = 0; i < n; ++i) {
-    const Bits a = std::bit_cast<Bits>(one[i]), b = std::bit_cast<Bits>(two[i]);
+    const Bits a = std::bit_cast<Bits>(first[i]), b = std::bit_cast<Bits>(second[i]);
     if ((a & kMagnitude) < kInfinity && (b & kMagnitude) < kInfinity) continue;
     const bool same = a == b || ((a & kMagnitude) > kInfinity && (b & kMagnitude) > kInfinity);
-    stats.odd += same ? 0 : 1;
+    stats.incomparable += same ? 0 : 1;
     stats.different += same ? 0 : 1;
-    one[i] = two[i] = 0;
+    first[i] = second[i] = 0;
     --stats.finite;
   }
 }
@@ -145,17 +145,17 @@ template <bool kAll, Dtype kOne, Dtype kTwo>
 PairStats measure(const void* reference, const void* other, std::size_t n) {
   PairStats stats{};
   Sums sums;
-  alignas(64) Held<kOne, kTwo> one[kBlock], two[kBlock];
+  alignas(64) Wide<kOne, kTwo> first[kBlock], second[kBlock];
   for (std::size_t start = 0; start < n; start += kBlock) {
     std::size_t count = n - start < kBlock ? n - start : kBlock;
-    widen<kOne>(reference, start, count, one);
-    widen<kTwo>(other, start, count, two);
+    widen<kOne>(reference, start, count, first);
+    widen<kTwo>(other, start, count, second);
     stats.finite += count;
-    for (; count % kLanes; ++count) one[count] = two[count] = 0;
+    for (; count % kLanes; ++count) first[count] = second[count] = 0;
     stats.different += count;  // less those that are the same
-    if (!add<kAll>(sums, one, two, count)) {
-      set_aside(one, two, count, stats);
-      add<kAll>(sums, one, two, count);
+    if (!add<kAll>(sums, first, second, count)) {
+      set_aside(first, second, count, stats);
+      add<kAll>(sums, first, second, count);
     }
   }
   for (std::size_t lane = 0; lane < kLanes; ++lane) {
@@ -185,27 +185,27 @@ PairStats measure_to(const void* reference, const void* other, Dtype two, std::s
 }
 
 template <bool kAll>
-PairStats measure_any(const void* reference, Dtype one, const void* other, Dtype two, std::size_t n) {
-  switch (one) {
+PairStats measure_any(const void* reference, Dtype first, const void* other, Dtype second, std::size_t n) {
+  switch (first) {
     case Dtype::f16:
-      return measure_to<kAll, Dtype::f16>(reference, other, two, n);
+      return measure_to<kAll, Dtype::f16>(reference, other, second, n);
     case Dtype::bf16:
-      return measure_to<kAll, Dtype::bf16>(reference, other, two, n);
+      return measure_to<kAll, Dtype::bf16>(reference, other, second, n);
     case Dtype::f64:
-      return measure_to<kAll, Dtype::f64>(reference, other, two, n);
+      return measure_to<kAll, Dtype::f64>(reference, other, second, n);
     default:
-      return measure_to<kAll, Dtype::f32>(reference, other, two, n);
+      return measure_to<kAll, Dtype::f32>(reference, other, second, n);
   }
 }
 
 }  // namespace
 
-PairStats pair_stats(const void* reference, Dtype one, const void* other, Dtype two, std::size_t n) {
-  return measure_any<true>(reference, one, other, two, n);
+PairStats pair_stats(const void* reference, Dtype first, const void* other, Dtype second, std::size_t n) {
+  return measure_any<true>(reference, first, other, second, n);
 }
 
-double pair_error(const void* reference, Dtype one, const void* other, Dtype two, std::size_t n) {
-  return measure_any<false>(reference, one, other, two, n).squared_error;
+double pair_error(const void* reference, Dtype first, const void* other, Dtype second, std::size_t n) {
+  return measure_any<false>(reference, first, other, second, n).squared_error;
 }
 
 }  // namespace ingot::INGOT_ISA

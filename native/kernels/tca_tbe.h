@@ -40,7 +40,7 @@ struct alignas(64) Stripe {
   std::uint16_t values[kStripe * kSide];
 };
 
-// Where the small tile of word `word` begins in its stripe: groups of 16 x 16 along the columns, in a group the tiles
+// The offset of the small tile of word `word` in its stripe: groups of 16 x 16 along the columns, in a group the tiles
 // (row 0, column 0), (8, 0), (0, 8), (8, 8).
 inline std::size_t word_offset(std::size_t word) {
   return (word & 1) * 8 * kSide + (word >> 2) * 16 + (word >> 1 & 1) * 8;

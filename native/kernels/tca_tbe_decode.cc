@@ -7,7 +7,7 @@ namespace {
 
 constexpr std::size_t kAhead = 8;  // high bytes that may be read behind a tile's last one
 
-// Where the next parts of a tile lie; that there are enough was checked.
+// The next parts of a tile; their sizes were checked.
 struct Feed {
   const std::uint64_t* bitmaps[3];
   const std::uint8_t* high;
@@ -65,7 +65,8 @@ void decode_stripe(Feed& feed, int start, Stripe& stripe) {
       const std::uint16_t byte = bytes[i], code = codes[i];
       values[i] = static_cast<std::uint16_t>((((byte << 8) | byte) & 0x807f) | static_cast<std::uint16_t>((code << 7) + base));
     }
-    for (std::uint64_t rest = ~indicator; rest; rest &= rest - 1) values[std::countr_zero(rest)] = *feed.fallback++;
+    for (std::uint64_t pending = ~indicator; pending; pending &= pending - 1)
+      values[std::countr_zero(pending)] = *feed.fallback++;
     std::uint16_t* const to = stripe.values + word_offset(word);
     for (std::size_t row = 0; row < 8; ++row) std::memcpy(to + row * kSide, values + 8 * row, 16);
   }
@@ -79,13 +80,13 @@ INGOT_VBMI2 inline __m512i compose(__m256i bytes, const std::uint32_t planes[3],
     exponents = _mm512_mask_add_epi16(exponents, planes[plane], exponents,
                                       _mm512_set1_epi16(static_cast<short>(1 << (7 + plane))));
   const __m512i wide = _mm512_cvtepu8_epi16(bytes);
-  const __m512i rest = _mm512_and_si512(_mm512_or_si512(wide, _mm512_slli_epi16(wide, 8)),
+  const __m512i remainder = _mm512_and_si512(_mm512_or_si512(wide, _mm512_slli_epi16(wide, 8)),
                                         _mm512_set1_epi16(static_cast<short>(0x807f)));
   const __mmask32 missing = ~(planes[0] | planes[1] | planes[2]);
   const auto count = static_cast<std::uint32_t>(_mm_popcnt_u32(missing));
   const __m512i elements = _mm512_maskz_loadu_epi16(_bzhi_u32(~0u, count), feed.fallback);
   feed.fallback += count;
-  return _mm512_mask_expand_epi16(_mm512_or_si512(exponents, rest), missing, elements);
+  return _mm512_mask_expand_epi16(_mm512_or_si512(exponents, remainder), missing, elements);
 }
 
 INGOT_VBMI2 inline void store_rows(__m512i values, std::uint16_t* to) {
@@ -98,21 +99,21 @@ INGOT_VBMI2 inline void store_rows(__m512i values, std::uint16_t* to) {
 INGOT_VBMI2 void decode_stripe_vbmi2(Feed& feed, int start, Stripe& stripe) {
   const __m512i base = _mm512_set1_epi16(static_cast<short>(start * 128));
   for (std::size_t word = 0; word < kStripeWords; ++word) {
-    std::uint32_t one[3], two[3];
+    std::uint32_t first[3], second[3];
     std::uint64_t indicator = 0;
     for (int plane = 0; plane < 3; ++plane) {
       const std::uint64_t bits = *feed.bitmaps[plane]++;
       indicator |= bits;
-      one[plane] = static_cast<std::uint32_t>(bits);
-      two[plane] = static_cast<std::uint32_t>(bits >> 32);
+      first[plane] = static_cast<std::uint32_t>(bits);
+      second[plane] = static_cast<std::uint32_t>(bits >> 32);
     }
     const auto count = static_cast<std::uint32_t>(_mm_popcnt_u64(indicator));
     const __m512i bytes =
         _mm512_maskz_expand_epi8(indicator, _mm512_maskz_loadu_epi8(_bzhi_u64(~0ull, count), feed.high));
     feed.high += count;
     std::uint16_t* const to = stripe.values + word_offset(word);
-    store_rows(compose(_mm512_castsi512_si256(bytes), one, base, feed), to);
-    store_rows(compose(_mm512_extracti64x4_epi64(bytes, 1), two, base, feed), to + 4 * kSide);
+    store_rows(compose(_mm512_castsi512_si256(bytes), first, base, feed), to);
+    store_rows(compose(_mm512_extracti64x4_epi64(bytes, 1), second, base, feed), to + 4 * kSide);
   }
 }
 #endif
@@ -163,9 +164,9 @@ std::size_t tca_tbe_decode(const TcaConst& parts, const TcaSizes& sizes, int sta
       high += counts[0];
       fallback += counts[1];
       const std::size_t wide = cols - col < kSide ? cols - col : kSide;
-      for (std::size_t at = row; at < rows && at < row + kSide; at += kStripe) {
+      for (std::size_t index = row; index < rows && index < row + kSide; index += kStripe) {
         decode(feed, start, stripe);
-        store_stripe(stripe, cols, rows - at < kStripe ? rows - at : kStripe, wide, out + at * cols + col);
+        store_stripe(stripe, cols, rows - index < kStripe ? rows - index : kStripe, wide, out + index * cols + col);
       }
     }
   return tile;

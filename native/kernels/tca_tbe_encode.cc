@@ -5,7 +5,7 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-// Where the next parts of a tile go. Up to 64 bytes behind `high` and `fallback` may be overwritten.
+// The output of the next parts of a tile. Up to 64 bytes after `high` and `fallback` may be overwritten.
 struct Sink {
   std::uint64_t* bitmaps[3];
   std::uint8_t* high;
@@ -34,7 +34,7 @@ inline std::uint64_t plane_of(const std::uint8_t* codes, int plane) {
   }
 #elif defined(INGOT_NEON)
   const uint8x16_t which = vdupq_n_u8(static_cast<std::uint8_t>(1 << plane)), bit = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
-  const auto sixteen = [&](int at) { return vandq_u8(vtstq_u8(vld1q_u8(codes + 16 * at), which), bit); };
+  const auto sixteen = [&](int index) { return vandq_u8(vtstq_u8(vld1q_u8(codes + 16 * index), which), bit); };
   const uint8x16_t low = vpaddq_u8(sixteen(0), sixteen(1)), high = vpaddq_u8(sixteen(2), sixteen(3));
   const uint8x16_t all = vpaddq_u8(low, high);
   bits = vgetq_lane_u64(vreinterpretq_u64_u8(vpaddq_u8(all, all)), 0);
@@ -76,8 +76,8 @@ void encode_stripe(const Stripe& stripe, int start, Sink& sink) {
     alignas(64) std::uint8_t codes[64], bytes[64];
     for (std::size_t row = 0; row < 8; ++row) std::memcpy(values + 8 * row, from + row * kSide, 16);
     for (std::size_t i = 0; i < 64; ++i) {
-      const std::uint16_t place = static_cast<std::uint16_t>((values[i] >> 7 & 0xff) - first);
-      const std::uint16_t code = place < 7 ? static_cast<std::uint16_t>(place + 1) : 0;
+      const std::uint16_t position = static_cast<std::uint16_t>((values[i] >> 7 & 0xff) - first);
+      const std::uint16_t code = position < 7 ? static_cast<std::uint16_t>(position + 1) : 0;
       codes[i] = static_cast<std::uint8_t>(code);
       bytes[i] = static_cast<std::uint8_t>((values[i] >> 8 & 0x80) | (values[i] & 0x7f));
     }
@@ -88,7 +88,8 @@ void encode_stripe(const Stripe& stripe, int start, Sink& sink) {
       indicator |= bits;
     }
     for (std::size_t row = 0; row < 8; ++row) keep_eight(indicator >> (8 * row) & 0xff, bytes + 8 * row, sink);
-    for (std::uint64_t rest = ~indicator; rest; rest &= rest - 1) *sink.fallback++ = values[std::countr_zero(rest)];
+    for (std::uint64_t pending = ~indicator; pending; pending &= pending - 1)
+      *sink.fallback++ = values[std::countr_zero(pending)];
   }
 }
 
@@ -124,14 +125,14 @@ INGOT_VBMI2 void encode_stripe_vbmi2(const Stripe& stripe, int start, Sink& sink
   for (std::size_t word = 0; word < kStripeWords; ++word) {
     const std::uint16_t* from = stripe.values + word_offset(word);
     const __m512i upper = load_rows(from), lower = load_rows(from + 4 * kSide);
-    std::uint32_t one[3], two[3];
-    const std::uint64_t first = classify(upper, base, one, sink), second = classify(lower, base, two, sink);
+    std::uint32_t single[3], two[3];
+    const std::uint64_t first = classify(upper, base, single, sink), second = classify(lower, base, two, sink);
     const __m512i bytes = _mm512_inserti64x4(_mm512_castsi256_si512(high_bytes(upper)), high_bytes(lower), 1);
     const std::uint64_t mask = first | second << 32;
     _mm512_storeu_si512(sink.high, _mm512_maskz_compress_epi8(mask, bytes));
     sink.high += _mm_popcnt_u64(mask);
     for (int plane = 0; plane < 3; ++plane)
-      *sink.bitmaps[plane]++ = one[plane] | static_cast<std::uint64_t>(two[plane]) << 32;
+      *sink.bitmaps[plane]++ = single[plane] | static_cast<std::uint64_t>(two[plane]) << 32;
   }
 }
 #endif
@@ -172,9 +173,9 @@ TcaSizes tca_tbe_encode(const std::uint16_t* in, std::size_t rows, std::size_t c
       const std::uint8_t* const high = sink.high;
       const std::uint16_t* const fallback = sink.fallback;
       const std::size_t wide = cols - col < kSide ? cols - col : kSide;
-      for (std::size_t at = row; at < row + kSide; at += kStripe) {
-        const std::size_t left = at < rows ? rows - at : 0, tall = left < kStripe ? left : kStripe;
-        load_stripe(tall ? in + at * cols + col : in, cols, tall, wide, padding, stripe);
+      for (std::size_t index = row; index < row + kSide; index += kStripe) {
+        const std::size_t remaining = index < rows ? rows - index : 0, tall = remaining < kStripe ? remaining : kStripe;
+        load_stripe(tall ? in + index * cols + col : in, cols, tall, wide, padding, stripe);
         encode(stripe, start, sink);
       }
       *counts++ = static_cast<std::uint16_t>(pad_high(sink, high));
@@ -184,9 +185,9 @@ TcaSizes tca_tbe_encode(const std::uint16_t* in, std::size_t rows, std::size_t c
 }
 
 void bf16_exponents(const std::uint16_t* in, std::size_t n, std::uint64_t* counts) {
-  constexpr std::size_t most = std::size_t{1} << 30;  // that many increments fit a counter
-  for (std::size_t start = 0; start < n; start += most) {
-    const std::size_t end = n - start < most ? n : start + most;
+  constexpr std::size_t limit = std::size_t{1} << 30;  // that many increments fit a counter
+  for (std::size_t start = 0; start < n; start += limit) {
+    const std::size_t end = n - start < limit ? n : start + limit;
     std::uint32_t tables[kTables][256] = {};
     std::size_t i = start;
     for (; i + kTables <= end; i += kTables)

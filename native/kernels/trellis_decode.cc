@@ -18,19 +18,19 @@ template <Dtype kDtype>
 void decode_row(const TrellisBand& band, const float* values, const float* scales, std::size_t row, std::size_t first,
                 std::size_t all, TypeOf<kDtype>* out) {
   alignas(64) std::uint16_t windows[kWindows];
-  alignas(64) float made[kWindows];
+  alignas(64) float result[kWindows];
   const RowWindows from(band, row);
   for (std::size_t start = 0; start < all; start += kWindows) {
     const std::size_t count = std::min(kWindows, all - start);
     from.read(first + start, count, windows);
-    look_up(values, windows, count, made);
+    look_up(values, windows, count, result);
     for (std::size_t done = 0; done < count;) {
-      const std::size_t at = first + start + done, some = std::min(count - done, band.group - at % band.group);
-      const float scale = scales[at / band.group - first / band.group];
-      for (std::size_t j = done; j < done + some; ++j) made[j] = scale * made[j];
+      const std::size_t index = first + start + done, some = std::min(count - done, band.group - index % band.group);
+      const float scale = scales[index / band.group - first / band.group];
+      for (std::size_t j = done; j < done + some; ++j) result[j] = scale * result[j];
       done += some;
     }
-    store_block<kDtype>(made, count, out + start);
+    store_block<kDtype>(result, count, out + start);
   }
 }
 
@@ -43,16 +43,18 @@ void decode(const TrellisBand& band, const float* values, const float* scales, s
 }
 
 template <Dtype kDtype>
-void decode_tile(const TrellisMatrix& held, const Tile& tile) {
+void decode_tile(const TrellisMatrix& matrix, const Tile& tile) {
   float scales[kTileCols];
-  const std::size_t groups = held.cols / held.group, from = tile.first / held.group;
-  const std::size_t to = (tile.first + tile.cols - 1) / held.group + 1;
+  const std::size_t groups = matrix.cols / matrix.group, from = tile.first / matrix.group;
+  const std::size_t to = (tile.first + tile.cols - 1) / matrix.group + 1;
   for (std::size_t i = 0; i < tile.rows; ++i) {
-    const std::size_t row = tile.row + i, start = row / held.band * held.band, height = std::min(held.band, held.rows - start);
-    const std::size_t places = held.band * static_cast<std::size_t>(held.bits) / 16;  // of a whole band
-    const TrellisBand band{height, held.cols, held.group, held.bits, held.words + start / held.band * places * held.cols * 2};
-    load_floats_of(held.scales, held.scale_type, row * groups + from, to - from, scales);
-    decode_row<kDtype>(band, held.values, scales, row - start, tile.first, tile.cols,
+    const std::size_t row = tile.row + i, start = row / matrix.band * matrix.band,
+                      height = std::min(matrix.band, matrix.rows - start);
+    const std::size_t positions = matrix.band * static_cast<std::size_t>(matrix.bits) / 16;  // of a whole band
+    const TrellisBand band{height, matrix.cols, matrix.group, matrix.bits,
+                           matrix.words + start / matrix.band * positions * matrix.cols * 2};
+    load_floats_of(matrix.scales, matrix.scale_type, row * groups + from, to - from, scales);
+    decode_row<kDtype>(band, matrix.values, scales, row - start, tile.first, tile.cols,
                        static_cast<TypeOf<kDtype>*>(tile.out) + i * tile.stride);
   }
 }
@@ -73,8 +75,8 @@ void trellis_decode(const TrellisBand& band, const float* values, const float* s
   }
 }
 
-void trellis_tile(const void* held, const Tile& tile) {
-  const auto& matrix = *static_cast<const TrellisMatrix*>(held);
+void trellis_tile(const void* packed_matrix, const Tile& tile) {
+  const auto& matrix = *static_cast<const TrellisMatrix*>(packed_matrix);
   switch (tile.type) {
     case Dtype::f32:
       return decode_tile<Dtype::f32>(matrix, tile);

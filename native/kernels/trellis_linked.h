@@ -19,7 +19,7 @@ namespace {
 template <int kBits>
 class Linked : private Search<kBits> {
   using Base = Search<kBits>;
-  using Base::kPlane, Base::kSymbols, Base::back_, Base::cost_, Base::least_, Base::path_, Base::values_;
+  using Base::kPlane, Base::kSymbols, Base::back_, Base::cost_, Base::smallest_, Base::path_, Base::values_;
 
  public:
   Linked(const float* values, const TrellisLinks& links, std::size_t rows)
@@ -47,7 +47,7 @@ class Linked : private Search<kBits> {
  private:
   static constexpr std::size_t kBlock = 16;
   struct alignas(64) Block {
-    float at[kBlock];
+    float values[kBlock];
   };
 
   const float* links(std::size_t row) const { return links_.below + row * rows_; }
@@ -56,9 +56,9 @@ class Linked : private Search<kBits> {
     pending_.assign(aims, aims + rows_);
     stride_ = rows_;
     const std::size_t first = (rows_ - 1) / kBlock * kBlock;
-    Block some = {};
-    std::copy(aims + first, aims + rows_, some.at);
-    std::fill(near_.begin(), near_.end(), some);
+    Block partial = {};
+    std::copy(aims + first, aims + rows_, partial.values);
+    std::fill(near_.begin(), near_.end(), partial);
     std::fill(errors_.begin(), errors_.end(), Block{});
     std::fill(before_.begin(), before_.end(), Block{});
     std::fill(origin_.begin(), origin_.end(), std::uint16_t{0});
@@ -69,15 +69,15 @@ class Linked : private Search<kBits> {
   void follow(std::size_t row, float target, float scale, const std::uint8_t* back) {
     const std::size_t lane = row % kBlock;
     Block link = {};
-    std::copy_n(links(row) + (row - lane), lane, link.at);
+    std::copy_n(links(row) + (row - lane), lane, link.values);
     for (std::size_t u = 0; u < kPlane; ++u) {
       const std::size_t window = back[u] * kPlane + u, from = window >> kBits;
       const float error = scale * values_[window] - target;
       const Block &near = near_[from], &errors = errors_[from];
       Block &next = next_near_[u], &made = next_errors_[u];
-      for (std::size_t i = 0; i < kBlock; ++i) next.at[i] = near.at[i] - error * link.at[i];
+      for (std::size_t i = 0; i < kBlock; ++i) next.values[i] = near.values[i] - error * link.values[i];
       made = errors;
-      made.at[lane] = error;
+      made.values[lane] = error;
       next_origin_[u] = origin_[from];
     }
     near_.swap(next_near_);
@@ -104,11 +104,11 @@ class Linked : private Search<kBits> {
     stride_ = first;
     for (std::size_t u = 0; u < kPlane; ++u) {
       const std::uint16_t number = number_[origin_[u]];
-      float* near = near_[u].at;
+      float* near = near_[u].values;
       std::copy_n(pending_.data() + number * stride_ + first - kBlock, kBlock, near);
       for (std::size_t k = 0; k < kBlock && first + k < rows_; ++k) {
         const float* __restrict link = links(first + k) + first - kBlock;
-        const float error = errors_[u].at[k];
+        const float error = errors_[u].values[k];
         for (std::size_t i = 0; i < kBlock; ++i) near[i] -= error * link[i];
       }
       next_origin_[u] = number;
@@ -118,21 +118,21 @@ class Linked : private Search<kBits> {
     for (std::size_t u = 0; u < kPlane; ++u) origin_[u] = static_cast<std::uint16_t>(u);
   }
 
-  // What errors of the block from `row` on do to the first `count` targets.
+  // Adds the effect of errors of the block from `row` on to the first `count` targets.
   void carry(const Block& errors, std::size_t row, std::size_t count, float* __restrict targets) const {
     for (std::size_t k = 0; k < kBlock && row + k < rows_; ++k) {
       const float* __restrict link = links(row + k);
-      for (std::size_t i = 0; i < count; ++i) targets[i] -= errors.at[k] * link[i];
+      for (std::size_t i = 0; i < count; ++i) targets[i] -= errors.values[k] * link[i];
     }
   }
 
   void extend(std::size_t row, float scale) {
     const std::size_t lane = row % kBlock;
-    for (std::size_t u = 0; u < kPlane; ++u) aim_[u] = near_[u].at[lane];
-    const float weight = links_.left[row];
+    for (std::size_t u = 0; u < kPlane; ++u) aim_[u] = near_[u].values[lane];
+    const float weight = links_.diagonal[row];
     for (std::size_t s = 0; s < kTrellisStates; s += kCosts) {
       const Costs away = scale * load_costs(values_ + s) - repeated<kBits>(aim_ + (s >> kBits));
-      const Costs sum = repeated<kBits>(least_ + (s >> kBits)) + weight * (away * away);
+      const Costs sum = repeated<kBits>(smallest_ + (s >> kBits)) + weight * (away * away);
       std::memcpy(cost_ + s, &sum, sizeof sum);
     }
   }

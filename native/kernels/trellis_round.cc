@@ -40,38 +40,38 @@ inline float dot(const float* __restrict a, const float* __restrict b, std::size
 // A column as searches take it: targets over scales, and what the squares of these weigh.
 class Column {
  public:
-  explicit Column(const TrellisColumns& of) : of_(of), targets_(of.rows), weights_(of.rows) {}
+  explicit Column(const TrellisColumns& columns) : columns_(columns), targets_(columns.rows), weights_(columns.rows) {}
 
   const float* targets() const { return targets_.data(); }
   const float* weights() const { return weights_.data(); }
 
-  void set(const float* wanted, std::size_t col) {
-    const float* scales = of_.scales + col / of_.group * of_.rows;
-    float most = 0;
-    for (std::size_t i = 0; i < of_.rows; ++i) most = std::max(most, std::fabs(scales[i]));
-    for (std::size_t i = 0; i < of_.rows; ++i) {
-      const float scale = scales[i], part = most > 0 ? scale / most : 0.0f;
-      targets_[i] = scale != 0 ? std::min(std::max(wanted[i] / scale, -kFar), kFar) : 0.0f;
-      weights_[i] = of_.weights[i] * (part * part);
+  void set(const float* target, std::size_t col) {
+    const float* scales = columns_.scales + col / columns_.group * columns_.rows;
+    float amax = 0;
+    for (std::size_t i = 0; i < columns_.rows; ++i) amax = std::max(amax, std::fabs(scales[i]));
+    for (std::size_t i = 0; i < columns_.rows; ++i) {
+      const float scale = scales[i], part = amax > 0 ? scale / amax : 0.0f;
+      targets_[i] = scale != 0 ? std::min(std::max(target[i] / scale, -kFar), kFar) : 0.0f;
+      weights_[i] = columns_.weights[i] * (part * part);
     }
   }
 
  private:
-  const TrellisColumns& of_;
+  const TrellisColumns& columns_;
   std::vector<float> targets_, weights_;
 };
 
 template <int kBits>
-void search(const TrellisColumns& to, const float* wanted, bool open) {
+void search(const TrellisColumns& to, const float* target, bool open) {
   Search<kBits> find(to.values);
   Column column(to);
   for (std::size_t col = 0; col < to.cols; ++col) {
-    column.set(wanted + col * to.rows, col);
+    column.set(target + col * to.rows, col);
     std::uint16_t* windows = to.windows + col * to.rows;
     if (open)
       find.open(column.targets(), column.weights(), to.rows, windows);
     else
-      find.whole(column.targets(), column.weights(), to.rows, windows);
+      find.search_all(column.targets(), column.weights(), to.rows, windows);
   }
 }
 
@@ -79,23 +79,28 @@ void search(const TrellisColumns& to, const float* wanted, bool open) {
 template <int kBits>
 class LinkedColumn {
  public:
-  LinkedColumn(const TrellisColumns& of, const TrellisLinks& links)
-      : of_(of), shift_(links.shift), there_(links.below != nullptr && of.rows * kBits > Search<kBits>::kTried),
-        find_(of.values, links, of.rows), targets_(of.rows), aims_(of.rows), scales_(of.rows) {}
+  LinkedColumn(const TrellisColumns& columns, const TrellisLinks& links)
+      : columns_(columns),
+        shift_(links.shift),
+        there_(links.below != nullptr && columns.rows * kBits > Search<kBits>::kTried),
+        find_(columns.values, links, columns.rows),
+        targets_(columns.rows),
+        aims_(columns.rows),
+        scales_(columns.rows) {}
 
   bool there() const { return there_; }
 
   // The windows, where what goes on from the last row to the first stays as it is.
-  void again(const float* wanted, std::size_t col, std::uint16_t* windows) {
-    const std::size_t rows = of_.rows;
-    const float* scales = of_.scales + col / of_.group * rows;
-    float most = 0;
-    for (std::size_t i = 0; i < rows; ++i) most = std::max(most, std::fabs(scales[i]));
-    if (!(most > 0)) return;
+  void again(const float* target, std::size_t col, std::uint16_t* windows) {
+    const std::size_t rows = columns_.rows;
+    const float* scales = columns_.scales + col / columns_.group * rows;
+    float amax = 0;
+    for (std::size_t i = 0; i < rows; ++i) amax = std::max(amax, std::fabs(scales[i]));
+    if (!(amax > 0)) return;
     for (std::size_t i = 0; i < rows; ++i) {
-      scales_[i] = scales[i] / most;
-      targets_[i] = std::min(std::max(wanted[i] / most, -kFar), kFar);
-      const float shift = shift_ != nullptr ? shift_[col * rows + i] / most : 0.0f;
+      scales_[i] = scales[i] / amax;
+      targets_[i] = std::min(std::max(target[i] / amax, -kFar), kFar);
+      const float shift = shift_ != nullptr ? shift_[col * rows + i] / amax : 0.0f;
       aims_[i] = targets_[i] + std::min(std::max(shift, -kFar), kFar);
     }
     const std::size_t between = windows[rows - 1] >> kBits;
@@ -103,7 +108,7 @@ class LinkedColumn {
   }
 
  private:
-  const TrellisColumns& of_;
+  const TrellisColumns& columns_;
   const float* shift_;
   bool there_;
   Linked<kBits> find_;
@@ -111,8 +116,8 @@ class LinkedColumn {
 };
 
 template <int kBits>
-void feedback(const TrellisColumns& to, const TrellisLinks& links, std::size_t first, std::size_t last, const float* wanted,
-              float* targets, const float* factor, float* errors) {
+void feedback(const TrellisColumns& to, const TrellisLinks& links, std::size_t first, std::size_t last,
+              const float* original, float* targets, const float* factor, float* errors) {
   Search<kBits> find(to.values);
   LinkedColumn<kBits> linked(to, links);
   Column column(to);
@@ -123,11 +128,11 @@ void feedback(const TrellisColumns& to, const TrellisLinks& links, std::size_t f
     for (std::size_t i = 0; links.shift != nullptr && i < rows; ++i) aims[i] += links.shift[col * rows + i];
     column.set(aims.data(), col);
     std::uint16_t* windows = to.windows + col * rows;
-    find.whole(column.targets(), column.weights(), rows, windows);
+    find.search_all(column.targets(), column.weights(), rows, windows);
     if (linked.there()) linked.again(targets + col * rows, col, windows);
     const float* scales = to.scales + col / to.group * rows;
     float* __restrict error = errors + col * rows;
-    for (std::size_t i = 0; i < rows; ++i) error[i] = wanted[col * rows + i] - scales[i] * to.values[windows[i]];
+    for (std::size_t i = 0; i < rows; ++i) error[i] = original[col * rows + i] - scales[i] * to.values[windows[i]];
     for (std::size_t next = col + 1; next < last; ++next) {
       const float link = factor[col * to.cols + next];
       float* __restrict target = targets + next * rows;
@@ -140,7 +145,7 @@ template <int kBits>
 class Descend {
  public:
   Descend(const TrellisColumns& to, const TrellisDescent& down)
-      : to_(to), down_(down), find_(to.values), column_(to), wanted_(to.rows), moved_(to.rows), pulled_(to.rows),
+      : to_(to), down_(down), find_(to.values), column_(to), requested_(to.rows), moved_(to.rows), pulled_(to.rows),
         before_(to.rows), part_(to.group), along_(to.group) {}
 
   void run() {
@@ -175,18 +180,19 @@ class Descend {
   // One column's windows, all others as they are.
   void move(std::size_t first, std::size_t last, std::size_t col) {
     const std::size_t rows = to_.rows;
-    const float own = input(col, col);
-    if (!(own > 0)) return;
+    const float diagonal = input(col, col);
+    if (!(diagonal > 0)) return;
     std::uint16_t* windows = to_.windows + col * rows;
     std::copy_n(windows, rows, before_.data());
     if (rows <= kPart + kSpan) {
-      search(col, own, 0, rows);
+      search(col, diagonal, 0, rows);
     } else {  // parts of the rows, which touch each other less
-      for (std::size_t done = 0; done < rows; done += kPart) search(col, own, (down_.turn + done) % rows, kPart + kSpan - 1);
+      for (std::size_t done = 0; done < rows; done += kPart)
+        search(col, diagonal, (down_.turn + done) % rows, kPart + kSpan - 1);
     }
     float* slope = down_.gradient + col * rows;
     if (rows >= kSpan)
-      for (std::size_t row = 0; row < rows; ++row) one_symbol(windows, slope, scales(col), own, row);
+      for (std::size_t row = 0; row < rows; ++row) one_symbol(windows, slope, scales(col), diagonal, row);
     bool any = false;
     for (std::size_t i = 0; i < rows; ++i) {
       moved_[i] = windows[i] == before_[i] ? 0.0f : scales(col)[i] * (to_.values[windows[i]] - to_.values[before_[i]]);
@@ -210,59 +216,60 @@ class Descend {
     }
   }
 
-  void search(std::size_t col, float own, std::size_t first, std::size_t count) {
-    if (!searched(col, own, 1.0f, first, count)) searched(col, own, kSofter, first, count);
+  void search(std::size_t col, float diagonal, std::size_t first, std::size_t count) {
+    if (!searched(col, diagonal, 1.0f, first, count)) searched(col, diagonal, kSofter, first, count);
   }
 
   // A search as if rows did not touch each other; kept where the error falls though they do.
-  bool searched(std::size_t col, float own, float weight, std::size_t first, std::size_t count) {
+  bool searched(std::size_t col, float diagonal, float weight, std::size_t first, std::size_t count) {
     const std::size_t rows = to_.rows;
     float* __restrict slope = down_.gradient + col * rows;
     std::uint16_t* windows = to_.windows + col * rows;
     const float* scale = scales(col);
     for (std::size_t i = 0; i < rows; ++i) {
-      const float curve = weight * own * output(i)[i];
-      wanted_[i] = scale[i] * to_.values[windows[i]] - (curve > 0 ? slope[i] / curve : 0.0f);
+      const float curve = weight * diagonal * output(i)[i];
+      requested_[i] = scale[i] * to_.values[windows[i]] - (curve > 0 ? slope[i] / curve : 0.0f);
     }
-    column_.set(wanted_.data(), col);
-    std::vector<std::uint16_t>& found = found_;
-    found.assign(windows, windows + rows);
+    column_.set(requested_.data(), col);
+    std::vector<std::uint16_t>& counts = found_;
+    counts.assign(windows, windows + rows);
     if (count == rows)
-      find_.again(column_.targets(), column_.weights(), rows, down_.turn % rows, found.data());
+      find_.again(column_.targets(), column_.weights(), rows, down_.turn % rows, counts.data());
     else
-      find_.within(column_.targets(), column_.weights(), rows, first, count, found.data());
+      find_.within(column_.targets(), column_.weights(), rows, first, count, counts.data());
     for (std::size_t i = 0; i < rows; ++i)
-      moved_[i] = found[i] == windows[i] ? 0.0f : scale[i] * (to_.values[found[i]] - to_.values[windows[i]]);
+      moved_[i] = counts[i] == windows[i] ? 0.0f : scale[i] * (to_.values[counts[i]] - to_.values[windows[i]]);
     pull();
-    if (!(2 * dot(moved_.data(), slope, rows) + own * dot(moved_.data(), pulled_.data(), rows) < 0)) return false;
-    std::copy_n(found.data(), rows, windows);
-    for (std::size_t i = 0; i < rows; ++i) slope[i] += own * pulled_[i];
+    if (!(2 * dot(moved_.data(), slope, rows) + diagonal * dot(moved_.data(), pulled_.data(), rows) < 0)) return false;
+    std::copy_n(counts.data(), rows, windows);
+    for (std::size_t i = 0; i < rows; ++i) slope[i] += diagonal * pulled_[i];
     return true;
   }
 
   // The symbol of one row, whose bit lies in the windows of the rows before it too.
-  void one_symbol(std::uint16_t* windows, float* slope, const float* scale, float own, std::size_t row) {
+  void one_symbol(std::uint16_t* windows, float* slope, const float* scale, float diagonal, std::size_t row) {
     const std::size_t rows = to_.rows;
-    std::size_t at[kSpan];
+    std::size_t index[kSpan];
     float best[kSpan] = {}, least = 0;
     std::uint16_t taken[kSpan];
-    for (std::size_t k = 0; k < kSpan; ++k) at[k] = (row + rows - k) % rows;
+    for (std::size_t k = 0; k < kSpan; ++k) index[k] = (row + rows - k) % rows;
     const std::size_t present = windows[row] % kSymbols;
     for (std::size_t symbol = 0; symbol < kSymbols; ++symbol) {
       if (symbol == present) continue;
       float by[kSpan], error = 0;
       std::uint16_t changed[kSpan];
       for (std::size_t k = 0; k < kSpan; ++k) {
-        const std::size_t place = k * kBits;
-        changed[k] = static_cast<std::uint16_t>((windows[at[k]] & ~((kSymbols - 1) << place)) | symbol << place);
-        by[k] = scale[at[k]] * (to_.values[changed[k]] - to_.values[windows[at[k]]]);
-        error += 2 * by[k] * slope[at[k]];
+        const std::size_t position = k * kBits;
+        changed[k] =
+            static_cast<std::uint16_t>((windows[index[k]] & ~((kSymbols - 1) << position)) | symbol << position);
+        by[k] = scale[index[k]] * (to_.values[changed[k]] - to_.values[windows[index[k]]]);
+        error += 2 * by[k] * slope[index[k]];
       }
       for (std::size_t k = 0; k < kSpan; ++k) {
-        const float* link = output(at[k]);
+        const float* link = output(index[k]);
         float sum = 0;
-        for (std::size_t other = 0; other < kSpan; ++other) sum += by[other] * link[at[other]];
-        error += own * by[k] * sum;
+        for (std::size_t other = 0; other < kSpan; ++other) sum += by[other] * link[index[other]];
+        error += diagonal * by[k] * sum;
       }
       if (!(error < least)) continue;
       least = error;
@@ -271,9 +278,9 @@ class Descend {
     }
     if (!(least < 0)) return;
     for (std::size_t k = 0; k < kSpan; ++k) {
-      windows[at[k]] = taken[k];
-      const float by = own * best[k];
-      const float* __restrict link = output(at[k]);
+      windows[index[k]] = taken[k];
+      const float by = diagonal * best[k];
+      const float* __restrict link = output(index[k]);
       for (std::size_t i = 0; i < rows; ++i) slope[i] += by * link[i];
     }
   }
@@ -306,7 +313,7 @@ class Descend {
     scale = better;
   }
 
-  // What a group's change does to the columns after it.
+  // Adds the effect of a group's change to the columns after it.
   void carry(std::size_t first, std::size_t last) {
     const std::size_t rows = to_.rows, size = last - first, rest = to_.cols - last;
     if (rest == 0) return;
@@ -320,25 +327,25 @@ class Descend {
   const TrellisDescent& down_;
   Search<kBits> find_;
   Column column_;
-  std::vector<float> wanted_, moved_, pulled_;
+  std::vector<float> requested_, moved_, pulled_;
   std::vector<std::uint16_t> before_, found_;
   std::vector<float> part_, along_, product_;
 };
 
 }  // namespace
 
-void trellis_search(const TrellisColumns& to, const float* wanted, bool open) {
-  if (to.bits == 2) return search<2>(to, wanted, open);
-  if (to.bits == 3) return search<3>(to, wanted, open);
-  search<4>(to, wanted, open);
+void trellis_search(const TrellisColumns& to, const float* target, bool open) {
+  if (to.bits == 2) return search<2>(to, target, open);
+  if (to.bits == 3) return search<3>(to, target, open);
+  search<4>(to, target, open);
 }
 
 // Columns first to last, whose targets take in the errors of all before; these of each other are added here.
 void trellis_feedback(const TrellisColumns& to, const TrellisLinks& links, std::size_t first, std::size_t last,
-                      const float* wanted, float* targets, const float* factor, float* errors) {
-  if (to.bits == 2) return feedback<2>(to, links, first, last, wanted, targets, factor, errors);
-  if (to.bits == 3) return feedback<3>(to, links, first, last, wanted, targets, factor, errors);
-  feedback<4>(to, links, first, last, wanted, targets, factor, errors);
+                      const float* original, float* targets, const float* factor, float* errors) {
+  if (to.bits == 2) return feedback<2>(to, links, first, last, original, targets, factor, errors);
+  if (to.bits == 3) return feedback<3>(to, links, first, last, original, targets, factor, errors);
+  feedback<4>(to, links, first, last, original, targets, factor, errors);
 }
 
 void trellis_descend(const TrellisColumns& to, const TrellisDescent& down) {

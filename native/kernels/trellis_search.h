@@ -1,6 +1,6 @@
 // The stream of least squared error through a trellis (Viterbi, IEEE Trans. Inf. Theory 13, 1967), from the last row to
-// the first: a row's window is the next row's, one symbol down, with the row's own symbol in its low bits. Of paths that
-// cost the same the one of the lower number stays, so that results are the same at any width of vectors.
+// the first: a row's window is the next row's, one symbol down, with the row's own symbol in its low bits. Among paths of
+// equal cost, the one of the lower number stays, so that results are the same at any width of vectors.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -24,20 +24,21 @@ constexpr std::size_t kCosts = kVectorBytes / sizeof(float);
 using Bytes = std::uint8_t __attribute__((vector_size(kCosts)));
 
 inline Costs load_costs(const float* from) {
-  Costs found;
-  std::memcpy(&found, from, sizeof found);
-  return found;
+  Costs result;
+  std::memcpy(&result, from, sizeof result);
+  return result;
 }
 
 // Each of the first entries as often as symbols follow it.
 template <int kBits>
 inline Costs repeated(const float* from) {
 #if defined(__AVX512F__)
-  const __m512i at = _mm512_srli_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), kBits);
-  return reinterpret_cast<Costs>(_mm512_permutexvar_ps(at, _mm512_loadu_ps(from)));
+  const __m512i indices =
+      _mm512_srli_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), kBits);
+  return reinterpret_cast<Costs>(_mm512_permutexvar_ps(indices, _mm512_loadu_ps(from)));
 #elif defined(__AVX2__)
-  const __m256i at = _mm256_srli_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), kBits);
-  return reinterpret_cast<Costs>(_mm256_permutevar8x32_ps(_mm256_loadu_ps(from), at));
+  const __m256i indices = _mm256_srli_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), kBits);
+  return reinterpret_cast<Costs>(_mm256_permutevar8x32_ps(_mm256_loadu_ps(from), indices));
 #else
   return Costs{} + *from;  // four lanes, and four symbols at least
 #endif
@@ -58,7 +59,7 @@ class Search {
 
   // The windows of a whole stream that goes round: where it begins follows from a search that begins half-way, of short
   // ones one round before; these are searched again from other rows.
-  void whole(const float* targets, const float* weights, std::size_t rows, std::uint16_t* windows) {
+  void search_all(const float* targets, const float* weights, std::size_t rows, std::uint16_t* windows) {
     if (rows * kBits <= kTried) return all(targets, weights, rows, windows);
     const std::size_t half = rows / 2;
     const bool brief = rows < kBrief * kSpan;
@@ -80,7 +81,7 @@ class Search {
     for (std::size_t i = 0; i < rows; ++i) windows[(turn + i) % rows] = path_[i];
   }
 
-  // The windows of some rows, from `first` on and round, where what they share with those beside them stays as it is.
+  // Searches the windows of `rows` rows from `first` on, cyclically; the bits that they share with their neighbours stay.
   void within(const float* targets, const float* weights, std::size_t rows, std::size_t first, std::size_t count,
               std::uint16_t* windows) {
     turned(targets, weights, rows, first, count);
@@ -98,7 +99,7 @@ class Search {
   }
 
  protected:
-  // So many rows from `by` on and round.
+  // Rotates `rows` rows by `by`, cyclically.
   void turned(const float* targets, const float* weights, std::size_t rows, std::size_t by, std::size_t count) {
     targets_.resize(count);
     weights_.resize(count);
@@ -133,7 +134,7 @@ class Search {
         best = less ? other : best;
         from = less ? Ints{} + static_cast<std::int32_t>(k) : from;
       }
-      std::memcpy(least_ + u, &best, sizeof best);
+      std::memcpy(smallest_ + u, &best, sizeof best);
       const Bytes narrow = __builtin_convertvector(from, Bytes);
       std::memcpy(back + u, &narrow, sizeof narrow);
     }
@@ -143,7 +144,7 @@ class Search {
     choose(back);
     for (std::size_t s = 0; s < kTrellisStates; s += kCosts) {
       const Costs away = target - load_costs(values_ + s);
-      const Costs sum = repeated<kBits>(least_ + (s >> kBits)) + weight * (away * away);
+      const Costs sum = repeated<kBits>(smallest_ + (s >> kBits)) + weight * (away * away);
       std::memcpy(cost_ + s, &sum, sizeof sum);
     }
   }
@@ -165,7 +166,7 @@ class Search {
   // Streams of about a window: every one is tried.
   void all(const float* targets, const float* weights, std::size_t rows, std::uint16_t* windows) const {
     const std::size_t total = rows * kBits;
-    float least = std::numeric_limits<float>::infinity();
+    float smallest = std::numeric_limits<float>::infinity();
     for (std::uint32_t stream = 0; stream < std::uint32_t{1} << total; ++stream) {
       std::uint64_t round = 0;
       for (std::size_t have = 0; have < total + kTrellisBits; have += total) round |= std::uint64_t{stream} << have;
@@ -174,15 +175,15 @@ class Search {
         const float away = targets[i] - values_[round >> i * kBits & (kTrellisStates - 1)];
         error += weights[i] * (away * away);
       }
-      if (!(error < least) && stream > 0) continue;
-      least = error;
+      if (!(error < smallest) && stream > 0) continue;
+      smallest = error;
       for (std::size_t i = 0; i < rows; ++i)
         windows[i] = static_cast<std::uint16_t>(round >> i * kBits & (kTrellisStates - 1));
     }
   }
 
   alignas(64) float cost_[kTrellisStates];
-  alignas(64) float least_[kPlane + 16] = {};  // read past the end, for entries that go unused
+  alignas(64) float smallest_[kPlane + 16] = {};  // read past the end, for entries that go unused
   const float* values_;
   std::vector<float> targets_, weights_;
   std::vector<std::uint16_t> path_;

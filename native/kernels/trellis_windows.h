@@ -31,12 +31,12 @@ class RowWindows {
 
   // windows[j] is that of column `start + j`.
   void read(std::size_t start, std::size_t count, std::uint16_t* __restrict windows) const {
-    const std::uint8_t* __restrict low = at(place_, start);
+    const std::uint8_t* __restrict low = word_at(place_, start);
     if (shift_ + kTrellisBits <= 16 && left_ >= kTrellisBits) {
       for (std::size_t j = 0; j < count; ++j)
         windows[j] = static_cast<std::uint16_t>((load(low, j) >> shift_) & kWindowMask);
     } else if (left_ >= kTrellisBits) {
-      const std::uint8_t* __restrict high = at(place_ + 1, start);
+      const std::uint8_t* __restrict high = word_at(place_ + 1, start);
       const int up = 15 - shift_;  // and one: each shift is below 16
       for (std::size_t j = 0; j < count; ++j) {
         const auto upper = static_cast<std::uint16_t>(load(high, j) << up);
@@ -48,7 +48,9 @@ class RowWindows {
   }
 
  private:
-  const std::uint8_t* at(std::size_t place, std::size_t col) const { return words_ + 2 * (place * cols_ + col); }
+  const std::uint8_t* word_at(std::size_t position, std::size_t col) const {
+    return words_ + 2 * (position * cols_ + col);
+  }
 
   static std::uint16_t load(const std::uint8_t* words, std::size_t j) {
     std::uint16_t word;
@@ -60,12 +62,14 @@ class RowWindows {
   // A window that goes on at the stream's first bit, more than once where the stream is shorter than it.
   std::uint16_t round(std::size_t col) const {
     const std::size_t last = (total_ + 15) / 16;
-    std::uint32_t found = load(at(place_, col), 0);
-    if (place_ + 1 < last) found |= static_cast<std::uint32_t>(load(at(place_ + 1, col), 0)) << 16;
-    found = (found >> shift_) & ((std::uint32_t{1} << left_) - 1);  // left_ is below twelve
-    const std::uint32_t first = load(at(0, col), 0) & ((std::uint32_t{1} << std::min<std::size_t>(total_, 16)) - 1);
-    for (std::size_t have = left_; have < kTrellisBits; have += std::min<std::size_t>(total_, 16)) found |= first << have;
-    return static_cast<std::uint16_t>(found & kWindowMask);
+    std::uint32_t result = load(word_at(place_, col), 0);
+    if (place_ + 1 < last) result |= static_cast<std::uint32_t>(load(word_at(place_ + 1, col), 0)) << 16;
+    result = (result >> shift_) & ((std::uint32_t{1} << left_) - 1);  // left_ is below twelve
+    const std::uint32_t first =
+        load(word_at(0, col), 0) & ((std::uint32_t{1} << std::min<std::size_t>(total_, 16)) - 1);
+    for (std::size_t have = left_; have < kTrellisBits; have += std::min<std::size_t>(total_, 16))
+      result |= first << have;
+    return static_cast<std::uint16_t>(result & kWindowMask);
   }
 
   const std::uint8_t* words_;
@@ -79,13 +83,13 @@ inline void look_up(const float* __restrict values, const std::uint16_t* __restr
   std::size_t j = 0;
 #if defined(__AVX512F__)
   for (; j + 16 <= count; j += 16) {
-    const __m512i at = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(windows + j)));
-    _mm512_storeu_ps(out + j, _mm512_i32gather_ps(at, values, 4));
+    const __m512i indices = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(windows + j)));
+    _mm512_storeu_ps(out + j, _mm512_i32gather_ps(indices, values, 4));
   }
 #elif defined(__AVX2__)
   for (; j + 8 <= count; j += 8) {
-    const __m256i at = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(windows + j)));
-    _mm256_storeu_ps(out + j, _mm256_i32gather_ps(values, at, 4));
+    const __m256i indices = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(windows + j)));
+    _mm256_storeu_ps(out + j, _mm256_i32gather_ps(values, indices, 4));
   }
 #endif
   for (; j < count; ++j) out[j] = values[windows[j]];

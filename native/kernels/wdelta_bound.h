@@ -46,15 +46,15 @@ Bracket bracket_of(const At& value_at, std::size_t n, std::size_t k) {
     sample[i] = magnitude(value_at(at));
   const double rank = static_cast<double>(k) / static_cast<double>(n) * kSample;
   const double slack = 5 * __builtin_sqrt(rank) + 5;
-  const auto at = [&](double index) {
-    const std::size_t place = static_cast<std::size_t>(index < 0 ? 0 : index);
-    if (place >= kSample) return std::uint32_t{0};
-    const auto middle = sample.begin() + static_cast<std::ptrdiff_t>(place);
+  const auto element_at = [&](double index) {
+    const std::size_t position = static_cast<std::size_t>(index < 0 ? 0 : index);
+    if (position >= kSample) return std::uint32_t{0};
+    const auto middle = sample.begin() + static_cast<std::ptrdiff_t>(position);
     std::nth_element(sample.begin(), middle, sample.end(), std::greater<>());
     return *middle;
   };
-  const std::uint32_t low = at(rank + slack);
-  return {low, rank < slack ? kMagnitude : at(rank - slack)};
+  const std::uint32_t low = element_at(rank + slack);
+  return {low, rank < slack ? kMagnitude : element_at(rank - slack)};
 }
 
 template <class At>
@@ -67,19 +67,19 @@ TopBound bound_among(const float* values, std::size_t n, std::size_t k, const Br
   std::size_t above = 0, reach = 0;
   for (std::size_t start = 0; start < n; start += kSmall) {  // blocks: 32-bit sums vectorize better
     const std::size_t stop = n - start < kSmall ? n : start + kSmall;
-    std::uint32_t some = 0, more = 0;
+    std::uint32_t mask = 0, more = 0;
     for (std::size_t i = start; i < stop; ++i) {
-      some += magnitude(values[i]) > bracket.high;
+      mask += magnitude(values[i]) > bracket.high;
       more += magnitude(values[i]) >= bracket.low;
     }
-    above += some, reach += more;
+    above += mask, reach += more;
   }
   if (above >= k || reach < k) return bound_among(values, n, k, {0, kMagnitude});  // a sample that misled
-  const auto held = std::make_unique_for_overwrite<std::uint32_t[]>(reach - above + 1);  // one more is written to
-  const std::span doubtful(held.get(), reach - above);
+  const auto filled = std::make_unique_for_overwrite<std::uint32_t[]>(reach - above + 1);  // one more is written to
+  const std::span doubtful(filled.get(), reach - above);
   for (std::size_t i = 0, at = 0; i < n; ++i) {
-    held[at] = magnitude(values[i]);
-    at += (held[at] >= bracket.low) & (held[at] <= bracket.high);
+    filled[at] = magnitude(values[i]);
+    at += (filled[at] >= bracket.low) & (filled[at] <= bracket.high);
   }
   const auto middle = doubtful.begin() + static_cast<std::ptrdiff_t>(k - above - 1);
   std::nth_element(doubtful.begin(), middle, doubtful.end(), std::greater<>());
@@ -99,8 +99,8 @@ TopBound bound_by_bins(const float* in, std::size_t n, std::size_t k) {
     const std::uint32_t m = magnitude(in[i]);
     if (m >> 16 == bin) ++low[m & 0xffffu];
   }
-  const std::uint32_t rest = static_cast<std::uint32_t>(bin_of(low, k, above));
-  return {bin << 16 | rest, above};
+  const std::uint32_t remainder = static_cast<std::uint32_t>(bin_of(low, k, above));
+  return {bin << 16 | remainder, above};
 }
 
 }  // namespace

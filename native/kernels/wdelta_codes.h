@@ -19,30 +19,30 @@ struct Pairs {
   struct Pair {
     T first, second;
   };
-  Pair of[256];
-  T one[16];
+  Pair entries[256];
+  T single[16];
   std::uint8_t planes[sizeof(T)][16];  // a byte of each, the lowest first
 
   explicit Pairs(const T* table) {
     for (int code = 0; code < 16; ++code) {
-      one[code] = table[code];
+      single[code] = table[code];
       std::uint8_t bytes[sizeof(T)];
       std::memcpy(bytes, table + code, sizeof bytes);
       for (std::size_t byte = 0; byte < sizeof(T); ++byte) planes[byte][code] = bytes[byte];
     }
-    for (int byte = 0; byte < 256; ++byte) of[byte] = {table[byte >> 4], table[byte & 15]};
+    for (int byte = 0; byte < 256; ++byte) entries[byte] = {table[byte >> 4], table[byte & 15]};
   }
 
   // Decodes `n` codes that begin with code `first` of the stream.
   void expand(const std::uint8_t* packed, std::size_t first, std::size_t n, T* out) const {
     packed += first / 2;
     if (first % 2 && n) {
-      *out++ = one[*packed++ & 15];
+      *out++ = single[*packed++ & 15];
       --n;
     }
     for (std::size_t i = expand_many(packed, n / 2, out); i < n / 2; ++i)
-      std::memcpy(out + 2 * i, &of[packed[i]], sizeof(Pair));
-    if (n % 2) out[n - 1] = one[packed[n / 2] >> 4];
+      std::memcpy(out + 2 * i, &entries[packed[i]], sizeof(Pair));
+    if (n % 2) out[n - 1] = single[packed[n / 2] >> 4];
   }
 
  private:
@@ -51,8 +51,8 @@ struct Pairs {
     std::size_t i = 0;
 #if defined(__AVX2__)
     if constexpr (sizeof(T) == 2) {  // by low and by high bytes
-      const __m128i first = _mm_loadu_si128(reinterpret_cast<const __m128i*>(one));
-      const __m128i second = _mm_loadu_si128(reinterpret_cast<const __m128i*>(one + 8));
+      const __m128i first = _mm_loadu_si128(reinterpret_cast<const __m128i*>(single));
+      const __m128i second = _mm_loadu_si128(reinterpret_cast<const __m128i*>(single + 8));
       const __m128i mask = _mm_set1_epi16(0xff), nibble = _mm_set1_epi8(15);
       const __m128i low = _mm_packus_epi16(_mm_and_si128(first, mask), _mm_and_si128(second, mask));
       const __m128i high = _mm_packus_epi16(_mm_srli_epi16(first, 8), _mm_srli_epi16(second, 8));
@@ -70,7 +70,7 @@ struct Pairs {
     }
 #if defined(__AVX512F__)
     if constexpr (sizeof(T) == 4) {  // masks, since GCC 12 takes the plain forms for uses of something uninitialized
-      const __m512i table = _mm512_loadu_si512(one);
+      const __m512i table = _mm512_loadu_si512(single);
       const __m128i nibble = _mm_set1_epi8(15);
       for (; i + 8 <= bytes; i += 8) {
         const __m128i both = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(packed + i));
@@ -82,8 +82,8 @@ struct Pairs {
 #else
     if constexpr (sizeof(T) == 4) i = expand_planes(packed, bytes, out);
     if constexpr (sizeof(T) == 4) {  // each half of the table, chosen by bit 3
-      const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(one));
-      const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(one + 8));
+      const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(single));
+      const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(single + 8));
       const __m128i nibble = _mm_set1_epi8(15);
       for (; i + 4 <= bytes; i += 4) {
         int four;
@@ -99,7 +99,7 @@ struct Pairs {
     }
 #endif
 #elif defined(INGOT_NEON)
-    const ByteTables<T, 1> table(one);
+    const ByteTables<T, 1> table(single);
     for (; i + 16 <= bytes; i += 16) {
       const uint8x16_t both = vld1q_u8(packed + i), even = vshrq_n_u8(both, 4), odd = vandq_u8(both, vdupq_n_u8(15));
       table.store(vzip1q_u8(even, odd), out + 2 * i);
@@ -125,10 +125,12 @@ struct Pairs {
       const __m128i even = _mm_and_si128(_mm_srli_epi16(both, 4), nibble), odd = _mm_and_si128(both, nibble);
       const __m256i in_order = _mm256_set_m128i(_mm_unpackhi_epi8(even, odd), _mm_unpacklo_epi8(even, odd));
       const __m256i codes = _mm256_permutevar8x32_epi32(in_order, turns);
-      __m256i of[4];
-      for (std::size_t byte = 0; byte < 4; ++byte) of[byte] = _mm256_shuffle_epi8(plane[byte], codes);
-      const __m256i low[2] = {_mm256_unpacklo_epi8(of[0], of[1]), _mm256_unpackhi_epi8(of[0], of[1])};
-      const __m256i high[2] = {_mm256_unpacklo_epi8(of[2], of[3]), _mm256_unpackhi_epi8(of[2], of[3])};
+      __m256i entries[4];
+      for (std::size_t byte = 0; byte < 4; ++byte) entries[byte] = _mm256_shuffle_epi8(plane[byte], codes);
+      const __m256i low[2] = {_mm256_unpacklo_epi8(entries[0], entries[1]),
+                              _mm256_unpackhi_epi8(entries[0], entries[1])};
+      const __m256i high[2] = {_mm256_unpacklo_epi8(entries[2], entries[3]),
+                               _mm256_unpackhi_epi8(entries[2], entries[3])};
       auto* to = reinterpret_cast<__m256i*>(out + 2 * i);
       for (std::size_t half = 0; half < 2; ++half) {
         _mm256_storeu_si256(to + 2 * half, _mm256_unpacklo_epi16(low[half], high[half]));
@@ -143,11 +145,11 @@ struct Pairs {
 // masks[byte][j] is the sign bit where bit 7 - j of the byte is 0.
 template <class T>
 struct SignMasks {
-  T of[256][8];
-  constexpr SignMasks() : of() {
+  T entries[256][8];
+  constexpr SignMasks() : entries() {
     for (int byte = 0; byte < 256; ++byte)
       for (int j = 0; j < 8; ++j)
-        of[byte][j] = (byte >> (7 - j)) & 1 ? T{0} : static_cast<T>(T{1} << (8 * sizeof(T) - 1));
+        entries[byte][j] = (byte >> (7 - j)) & 1 ? T{0} : static_cast<T>(T{1} << (8 * sizeof(T) - 1));
   }
 };
 template <class T>
@@ -164,7 +166,7 @@ void sign_row(const std::uint8_t* bits, std::size_t first, T scale, std::size_t 
   std::size_t i = 0;
   Eight<T> scales = Eight<T>{} + scale, signs;
   const auto put = [&](unsigned byte) {
-    std::memcpy(&signs, kMasks<T>.of[byte], sizeof signs);
+    std::memcpy(&signs, kMasks<T>.entries[byte], sizeof signs);
     signs ^= scales;
     std::memcpy(out + i, &signs, sizeof signs);
   };
@@ -173,9 +175,9 @@ void sign_row(const std::uint8_t* bits, std::size_t first, T scale, std::size_t 
   else
     for (; i + 8 <= n; i += 8, ++bits) put(bits[0]);
   for (std::size_t j = 0; i + j < n; ++j) {
-    const std::size_t at = shift + j;
+    const std::size_t index = shift + j;
     const T sign = static_cast<T>(T{1} << (8 * sizeof(T) - 1));
-    out[i + j] = static_cast<T>(scale ^ ((bits[at / 8] >> (7 - at % 8)) & 1 ? T{0} : sign));
+    out[i + j] = static_cast<T>(scale ^ ((bits[index / 8] >> (7 - index % 8)) & 1 ? T{0} : sign));
   }
 }
 

@@ -7,9 +7,9 @@ namespace ingot::INGOT_ISA {
 namespace {
 
 template <class T>
-void place(const Placed& what, T* out) {
-  const T* values = static_cast<const T*>(what.values);
-  for (std::size_t i = 0; i < what.count; ++i) out[what.positions[i]] = values[i];
+void write_entries(const Placed& entries, T* out) {
+  const T* values = static_cast<const T*>(entries.values);
+  for (std::size_t i = 0; i < entries.count; ++i) out[entries.positions[i]] = values[i];
 }
 
 template <class T>
@@ -18,18 +18,18 @@ void int4(const std::uint8_t* packed, std::size_t first, const T* table, const P
   const Pairs<T> pairs(table);
   if (!gaps) {
     pairs.expand(packed, first, n, out);
-    return place(outliers, out);
+    return write_entries(outliers, out);
   }
   const T* values = static_cast<const T*>(outliers.values);
-  std::size_t at = 0;
+  std::size_t index = 0;
   for (std::size_t j = 0; j < outliers.count; ++j) {
     const std::size_t end = static_cast<std::size_t>(outliers.positions[j]);
-    pairs.expand(packed, first, end - at, out + at);
-    first += end - at;
+    pairs.expand(packed, first, end - index, out + index);
+    first += end - index;
     out[end] = values[j];
-    at = end + 1;
+    index = end + 1;
   }
-  pairs.expand(packed, first, n - at, out + at);
+  pairs.expand(packed, first, n - index, out + index);
 }
 
 template <class T>
@@ -56,20 +56,20 @@ void sign_decode(const std::uint8_t* bits, std::size_t first, const void* scales
     signs(bits, first, static_cast<const std::uint32_t*>(scales), rows, cols, static_cast<std::uint32_t*>(out));
 }
 
-void place_values(const Placed& what, void* out, int width) {
+void place_values(const Placed& entries, void* out, int width) {
   if (width == 2)
-    place(what, static_cast<std::uint16_t*>(out));
+    write_entries(entries, static_cast<std::uint16_t*>(out));
   else
-    place(what, static_cast<std::uint32_t*>(out));
+    write_entries(entries, static_cast<std::uint32_t*>(out));
 }
 
 std::size_t first_unordered(const std::int64_t* positions, std::size_t n, std::int64_t last, std::int64_t limit) {
   constexpr std::size_t kBlock = 256;
   for (std::size_t start = 0; start < n; start += kBlock) {
     const std::size_t end = n - start < kBlock ? n : start + kBlock;
-    bool wrong = positions[start] <= last || positions[end - 1] >= limit;
-    for (std::size_t i = start + 1; i < end; ++i) wrong |= positions[i] <= positions[i - 1];
-    if (wrong)
+    bool invalid = positions[start] <= last || positions[end - 1] >= limit;
+    for (std::size_t i = start + 1; i < end; ++i) invalid |= positions[i] <= positions[i - 1];
+    if (invalid)
       for (std::size_t i = start; i < end; ++i) {
         if (positions[i] <= last || positions[i] >= limit) return i;
         last = positions[i];

@@ -35,29 +35,30 @@ void subtract_block(const TypeOf<kDtype>* __restrict first, const TypeOf<kDtype>
 }
 
 // Writes `n` differences, at most a block's, from element `first` on.
-inline void differences_of(const Differences& of, std::size_t first, std::size_t n, float* out) {
+inline void differences_of(const Differences& differences, std::size_t first, std::size_t n, float* out) {
   const auto run = [&]<Dtype kDtype>() {
     using T = TypeOf<kDtype>;
-    subtract_block<kDtype>(static_cast<const T*>(of.tuned) + first, static_cast<const T*>(of.base) + first, n, out);
+    subtract_block<kDtype>(static_cast<const T*>(differences.tuned) + first,
+                           static_cast<const T*>(differences.base) + first, n, out);
   };
-  if (of.type == Dtype::f16) return run.template operator()<Dtype::f16>();
-  if (of.type == Dtype::bf16) return run.template operator()<Dtype::bf16>();
+  if (differences.type == Dtype::f16) return run.template operator()<Dtype::f16>();
+  if (differences.type == Dtype::bf16) return run.template operator()<Dtype::bf16>();
   run.template operator()<Dtype::f32>();
 }
 
-inline float difference_at(const Differences& of, std::size_t i) {
-  if (!of.base) return static_cast<const float*>(of.tuned)[i];
-  return sum_of<true>(load_at(of.tuned, of.type, i), load_at(of.base, of.type, i));
+inline float difference_at(const Differences& differences, std::size_t i) {
+  if (!differences.base) return static_cast<const float*>(differences.tuned)[i];
+  return sum_of<true>(load_at(differences.tuned, differences.type, i), load_at(differences.base, differences.type, i));
 }
 
 // Calls `each(start, n, values)` for block after block of elements from `first` on, before `last`.
 template <class Each>
-void by_blocks(const Differences& of, std::size_t first, std::size_t last, const Each& each) {
+void by_blocks(const Differences& differences, std::size_t first, std::size_t last, const Each& for_each) {
   alignas(64) float values[kDifferences];
   for (std::size_t start = first; start < last; start += kDifferences) {
     const std::size_t n = last - start < kDifferences ? last - start : kDifferences;
-    if (of.base) differences_of(of, start, n, values);
-    each(start, n, of.base ? values : static_cast<const float*>(of.tuned) + start);
+    if (differences.base) differences_of(differences, start, n, values);
+    for_each(start, n, differences.base ? values : static_cast<const float*>(differences.tuned) + start);
   }
 }
 

@@ -37,7 +37,7 @@ class NibblePacker {
       float x = (values_[i] - grid_.low) / grid_.divisor * grid_.factor;
       x = x > 0 ? x : 0;
       x = x < 15 ? x : 15;
-      // Where a unit of f32 is 1, adding rounds to nearest even and leaves the integer in the low bits.
+      // At 1.5 * 2^23 a unit of f32 is 1: adding it rounds to nearest even and leaves the integer in the low bits.
       codes_[i] = static_cast<std::uint8_t>(std::bit_cast<std::uint32_t>(x + 0x1.8p23f) & 15u);
     }
     for (std::size_t i = 0; i < filled_ / 2; ++i)
@@ -55,20 +55,20 @@ class NibblePacker {
 
 }  // namespace
 
-void int4_encode(const Differences& of, const float* before, const std::int64_t* skipped, std::size_t count,
+void int4_encode(const Differences& differences, const float* before, const std::int64_t* skipped, std::size_t count,
                  const Int4Grid& grid, std::uint8_t* packed) {
   NibblePacker packer(grid, packed);
   if (before) packer.add(before, 1);
   std::size_t next = 0;
-  by_blocks(of, 0, of.count, [&](std::size_t start, std::size_t n, const float* values) {
-    std::size_t at = 0;
+  by_blocks(differences, 0, differences.count, [&](std::size_t start, std::size_t n, const float* values) {
+    std::size_t index = 0;
     for (; next < count; ++next) {
       const std::size_t end = static_cast<std::size_t>(skipped[next]) - start;
       if (end >= n) break;
-      packer.add(values + at, end - at);
-      at = end + 1;
+      packer.add(values + index, end - index);
+      index = end + 1;
     }
-    packer.add(values + at, n - at);
+    packer.add(values + index, n - index);
   });
   packer.finish();
 }

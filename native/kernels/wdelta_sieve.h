@@ -59,8 +59,8 @@ inline std::uint32_t sieve(const float* in, std::int32_t below, Lanes& lows, Lan
 // Takes differences apart: those that go to their places, and the range of the others. Positions are counted, or known.
 class Sieve {
  public:
-  explicit Sieve(const TopPlaces& to, const std::int64_t* known = nullptr)
-      : to_(to), known_(known), equals_(to.equals) {}
+  explicit Sieve(const TopPlaces& to, const std::int64_t* sorted = nullptr)
+      : to_(to), known_(sorted), equals_(to.equals) {}
 
   // Returns whether there was room.
   bool take(std::size_t start, std::size_t n, const float* in) {
@@ -71,13 +71,13 @@ class Sieve {
       std::uint32_t hits = sieve(in + i, below, lows, highs);
       if (!hits || put_sixteen(hits, start + i, in + i)) continue;
       for (; hits; hits &= hits - 1) {
-        const std::size_t at = i + static_cast<std::size_t>(std::countr_zero(hits));
-        if (!put(start + at, in[at])) return false;
+        const std::size_t index = i + static_cast<std::size_t>(std::countr_zero(hits));
+        if (!put(start + index, in[index])) return false;
       }
     }
     for (; i < n; ++i)
       if (static_cast<std::int32_t>(magnitude(in[i])) <= below)
-        widen(rest_, in[i]);
+        widen(others_, in[i]);
       else if (!put(start + i, in[i]))
         return false;
     lows_ = lows, highs_ = highs;
@@ -86,8 +86,8 @@ class Sieve {
 
   std::size_t count() const { return count_; }
 
-  FloatRange rest() const {
-    FloatRange range = rest_;
+  FloatRange others() const {
+    FloatRange range = others_;
     for (std::size_t j = 0; j < kLanes; ++j) {
       range.low = lows_[j] < range.low ? lows_[j] : range.low;
       range.high = highs_[j] > range.high ? highs_[j] : range.high;
@@ -97,7 +97,7 @@ class Sieve {
 
  private:
   // Puts those of sixteen that are hit, in registers; false where that is not possible.
-  bool put_sixteen([[maybe_unused]] std::uint32_t hits, [[maybe_unused]] std::size_t at,
+  bool put_sixteen([[maybe_unused]] std::uint32_t hits, [[maybe_unused]] std::size_t index,
                    [[maybe_unused]] const float* in) {
 #if defined(__AVX512F__)
     if (to_.room - count_ < kLanes) return false;
@@ -106,18 +106,18 @@ class Sieve {
       const __m512i bits = _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(static_cast<int>(kMagnitude)));
       const __m512i bound = _mm512_set1_epi32(to_.bound);
       const std::uint32_t equal = _mm512_mask_cmpeq_epi32_mask(static_cast<__mmask16>(hits), bits, bound);
-      const auto some = static_cast<std::size_t>(std::popcount(equal));
-      if (some > equals_) return false;
-      equals_ -= some;
+      const auto batch = static_cast<std::size_t>(std::popcount(equal));
+      if (batch > equals_) return false;
+      equals_ -= batch;
     }
     const __m512i ramp = _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0);
-    __m512i first = _mm512_add_epi64(ramp, _mm512_set1_epi64(to_.offset + static_cast<std::int64_t>(at)));
+    __m512i first = _mm512_add_epi64(ramp, _mm512_set1_epi64(to_.offset + static_cast<std::int64_t>(index)));
     __m512i second = _mm512_add_epi64(first, _mm512_set1_epi64(8));
-    if (known_) first = _mm512_loadu_si512(known_ + at), second = _mm512_loadu_si512(known_ + at + 8);
+    if (known_) first = _mm512_loadu_si512(known_ + index), second = _mm512_loadu_si512(known_ + index + 8);
     const auto low = static_cast<__mmask8>(hits), high = static_cast<__mmask8>(hits >> 8);
-    std::int64_t* places = to_.positions + count_;
-    _mm512_storeu_si512(places, _mm512_maskz_compress_epi64(low, first));
-    _mm512_storeu_si512(places + std::popcount(hits & 0xffu), _mm512_maskz_compress_epi64(high, second));
+    std::int64_t* offsets = to_.positions + count_;
+    _mm512_storeu_si512(offsets, _mm512_maskz_compress_epi64(low, first));
+    _mm512_storeu_si512(offsets + std::popcount(hits & 0xffu), _mm512_maskz_compress_epi64(high, second));
     _mm512_storeu_ps(to_.values + count_, _mm512_maskz_compress_ps(static_cast<__mmask16>(hits), x));
     count_ += static_cast<std::size_t>(std::popcount(hits));
     return true;
@@ -127,16 +127,16 @@ class Sieve {
   }
 
   // Returns whether there was room.
-  bool put(std::size_t at, float x) {
+  bool put(std::size_t index, float x) {
     if (static_cast<std::int32_t>(magnitude(x)) == to_.bound) {
       if (!equals_) {
-        widen(rest_, x);
+        widen(others_, x);
         return true;
       }
       --equals_;
     }
     if (count_ == to_.room) return false;
-    to_.positions[count_] = known_ ? known_[at] : to_.offset + static_cast<std::int64_t>(at);
+    to_.positions[count_] = known_ ? known_[index] : to_.offset + static_cast<std::int64_t>(index);
     to_.values[count_++] = x;
     return true;
   }
@@ -145,7 +145,7 @@ class Sieve {
   const TopPlaces to_;
   const std::int64_t* const known_;
   std::size_t equals_, count_ = 0;
-  FloatRange rest_{kEndless, -kEndless};
+  FloatRange others_{kEndless, -kEndless};
   Lanes lows_ = Lanes{} + kEndless, highs_ = Lanes{} - kEndless;
 };
 

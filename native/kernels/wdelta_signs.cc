@@ -19,19 +19,19 @@ float magnitude(float x) { return std::bit_cast<float>(std::bit_cast<std::uint32
 
 // A bit for each of 64 values that is not below zero, the first in the lowest.
 inline std::uint64_t signs_of(const float* in) {
-  std::uint64_t found = 0;
+  std::uint64_t result = 0;
 #if defined(__AVX512F__)
   for (std::size_t i = 0; i < kBits; i += 16)
-    found |= std::uint64_t{_mm512_cmp_ps_mask(_mm512_loadu_ps(in + i), _mm512_setzero_ps(), _CMP_GE_OQ)} << i;
+    result |= std::uint64_t{_mm512_cmp_ps_mask(_mm512_loadu_ps(in + i), _mm512_setzero_ps(), _CMP_GE_OQ)} << i;
 #elif defined(__AVX2__)
   for (std::size_t i = 0; i < kBits; i += 8) {
     const __m256 positive = _mm256_cmp_ps(_mm256_loadu_ps(in + i), _mm256_setzero_ps(), _CMP_GE_OQ);
-    found |= std::uint64_t{static_cast<std::uint32_t>(_mm256_movemask_ps(positive))} << i;
+    result |= std::uint64_t{static_cast<std::uint32_t>(_mm256_movemask_ps(positive))} << i;
   }
 #else
-  for (std::size_t i = 0; i < kBits; ++i) found |= std::uint64_t{in[i] >= 0} << i;
+  for (std::size_t i = 0; i < kBits; ++i) result |= std::uint64_t{in[i] >= 0} << i;
 #endif
-  return found;
+  return result;
 }
 
 // The bits of each byte in the opposite order.
@@ -65,11 +65,11 @@ float leaf_sum(const float* in, std::size_t n) {
   }
   float sums[8];
   for (std::size_t j = 0; j < 8; ++j) sums[j] = magnitude(in[j]);
-  const std::size_t whole = n - n % 8;
-  for (std::size_t i = 8; i < whole; i += 8)
+  const std::size_t full = n - n % 8;
+  for (std::size_t i = 8; i < full; i += 8)
     for (std::size_t j = 0; j < 8; ++j) sums[j] += magnitude(in[i + j]);
   float sum = ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
-  for (std::size_t i = whole; i < n; ++i) sum += magnitude(in[i]);
+  for (std::size_t i = full; i < n; ++i) sum += magnitude(in[i]);
   return sum;
 }
 
@@ -77,12 +77,12 @@ float leaf_sum(const float* in, std::size_t n) {
 // leaf_sum and pack_signs of `n` differences, a multiple of eight: what a NaN among them is makes no difference.
 template <Dtype kDtype>
 float encode_leaf(const TypeOf<kDtype>* tuned, const TypeOf<kDtype>* base, std::size_t n, std::uint8_t* out) {
-  const __m256 rest = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
+  const __m256 remainder = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
   const __m256i turned = _mm256_setr_epi32(7, 6, 5, 4, 3, 2, 1, 0);  // the first value in the highest bit
   __m256 running = _mm256_setzero_ps();
   for (std::size_t i = 0; i < n; i += 8) {
     const __m256 by = _mm256_sub_ps(load_eight<kDtype>(tuned + i), load_eight<kDtype>(base + i));
-    running = _mm256_add_ps(running, _mm256_and_ps(by, rest));
+    running = _mm256_add_ps(running, _mm256_and_ps(by, remainder));
     const __m256 plus = _mm256_cmp_ps(_mm256_permutevar8x32_ps(by, turned), _mm256_setzero_ps(), _CMP_GE_OQ);
     out[i / 8] = static_cast<std::uint8_t>(_mm256_movemask_ps(plus));
   }
@@ -102,17 +102,18 @@ float pairwise(std::size_t start, std::size_t n, const Leaf& leaf) {
 }
 
 // The first value from `start` on that is not finite; `stop` where all are.
-std::size_t first_odd(const Differences& of, std::size_t start, std::size_t stop) {
-  while (start < stop && is_finite(difference_at(of, start))) ++start;
+std::size_t first_odd(const Differences& differences, std::size_t start, std::size_t stop) {
+  while (start < stop && is_finite(difference_at(differences, start))) ++start;
   return start;
 }
 
 // Rows of whole bytes: each piece of a row is subtracted, summed and packed while it is in registers or close to them.
 template <Dtype kDtype>
-std::size_t encode_pair(const Differences& of, std::size_t rows, std::size_t cols, float* sums, std::uint8_t* bits) {
+std::size_t encode_pair(const Differences& differences, std::size_t rows, std::size_t cols, float* sums,
+                        std::uint8_t* bits) {
   using T = TypeOf<kDtype>;
-  const auto* tuned = static_cast<const T*>(of.tuned);
-  const auto* base = static_cast<const T*>(of.base);
+  const auto* tuned = static_cast<const T*>(differences.tuned);
+  const auto* base = static_cast<const T*>(differences.base);
   alignas(64) float values[kLeaf] = {};
   const auto leaf = [&](std::size_t start, std::size_t n) {
 #if defined(__AVX2__)
@@ -125,34 +126,36 @@ std::size_t encode_pair(const Differences& of, std::size_t rows, std::size_t col
   for (std::size_t row = 0; row < rows; ++row) {
     sums[row] = pairwise(row * cols, cols, leaf);
     if (is_finite(sums[row])) continue;  // it may be too large for f32, too
-    const std::size_t stop = (row + 1) * cols, odd = first_odd(of, row * cols, stop);
+    const std::size_t stop = (row + 1) * cols, odd = first_odd(differences, row * cols, stop);
     if (odd < stop) return odd;
   }
-  return of.count;
+  return differences.count;
 }
 
-std::size_t encode_given(const Differences& of, std::size_t rows, std::size_t cols, float* sums, std::uint8_t* bits) {
-  const auto* in = static_cast<const float*>(of.tuned);
+std::size_t encode_given(const Differences& differences, std::size_t rows, std::size_t cols, float* sums,
+                         std::uint8_t* bits) {
+  const auto* in = static_cast<const float*>(differences.tuned);
   const auto leaf = [&](std::size_t start, std::size_t n) { return leaf_sum(in + start, n); };
   std::size_t packed = 0;
   for (std::size_t row = 0; row < rows; ++row) {
     sums[row] = pairwise(row * cols, cols, leaf);
-    const std::size_t stop = (row + 1) * cols, end = row + 1 < rows ? stop / 8 * 8 : of.count;
+    const std::size_t stop = (row + 1) * cols, end = row + 1 < rows ? stop / 8 * 8 : differences.count;
     if (!is_finite(sums[row]))
-      if (const std::size_t odd = first_odd(of, row * cols, stop); odd < stop) return odd;
+      if (const std::size_t parity = first_odd(differences, row * cols, stop); parity < stop) return parity;
     pack_signs(in + packed, end - packed, bits + packed / 8);
     packed = end;
   }
-  return of.count;
+  return differences.count;
 }
 
 }  // namespace
 
-std::size_t sign_encode(const Differences& of, std::size_t rows, std::size_t cols, float* sums, std::uint8_t* bits) {
-  if (!of.base) return encode_given(of, rows, cols, sums, bits);
-  if (of.type == Dtype::f16) return encode_pair<Dtype::f16>(of, rows, cols, sums, bits);
-  if (of.type == Dtype::bf16) return encode_pair<Dtype::bf16>(of, rows, cols, sums, bits);
-  return encode_pair<Dtype::f32>(of, rows, cols, sums, bits);
+std::size_t sign_encode(const Differences& differences, std::size_t rows, std::size_t cols, float* sums,
+                        std::uint8_t* bits) {
+  if (!differences.base) return encode_given(differences, rows, cols, sums, bits);
+  if (differences.type == Dtype::f16) return encode_pair<Dtype::f16>(differences, rows, cols, sums, bits);
+  if (differences.type == Dtype::bf16) return encode_pair<Dtype::bf16>(differences, rows, cols, sums, bits);
+  return encode_pair<Dtype::f32>(differences, rows, cols, sums, bits);
 }
 
 }  // namespace ingot::INGOT_ISA

@@ -13,45 +13,46 @@ namespace ingot::INGOT_ISA {
 namespace {
 
 // Sorts differences; stops where there is no room.
-bool sieve_all(const Differences& of, Sieve& sieve) {
+bool sieve_all(const Differences& differences, Sieve& sieve) {
   bool fits = true;
-  by_blocks(of, 0, of.count, [&](std::size_t start, std::size_t n, const float* values) {
+  by_blocks(differences, 0, differences.count, [&](std::size_t start, std::size_t n, const float* values) {
     fits = fits && sieve.take(start, n, values);
   });
   return fits;
 }
 
 // Keeps of those found the ones above the bound and the first that equal it; what is not kept widens the range.
-void keep_of_found(const TopPlaces& from, std::size_t count, const TopPlaces& to, FloatRange& rest) {
+void keep_of_found(const TopPlaces& from, std::size_t count, const TopPlaces& to, FloatRange& other_range) {
   Sieve sieve(to, from.positions);
   for (std::size_t i = 0; i < count; i += kDifferences)
     sieve.take(i, count - i < kDifferences ? count - i : kDifferences, from.values + i);
-  const FloatRange others = sieve.rest();
-  rest.low = others.low < rest.low ? others.low : rest.low;
-  rest.high = others.high > rest.high ? others.high : rest.high;
+  const FloatRange others = sieve.others();
+  other_range.low = others.low < other_range.low ? others.low : other_range.low;
+  other_range.high = others.high > other_range.high ? others.high : other_range.high;
 }
 
-std::size_t first_not_finite(const Differences& of) {
-  std::size_t bad = of.count;
-  by_blocks(of, 0, of.count, [&](std::size_t start, std::size_t n, const float* values) {
-    for (std::size_t i = 0; i < n && bad == of.count; ++i)
+std::size_t first_not_finite(const Differences& differences) {
+  std::size_t bad = differences.count;
+  by_blocks(differences, 0, differences.count, [&](std::size_t start, std::size_t n, const float* values) {
+    for (std::size_t i = 0; i < n && bad == differences.count; ++i)
       if (!is_finite(values[i])) bad = start + i;
   });
   return bad;
 }
 
-// What is not finite has the largest magnitudes, so that some of it is among what was kept.
-bool all_finite(const float* kept, std::size_t k) {
+// Values that are not finite have the largest magnitudes, so that some of them are among the selected ones.
+bool all_finite(const float* largest, std::size_t k) {
   bool finite = true;
-  for (std::size_t i = 0; i < k; ++i) finite &= is_finite(kept[i]);
+  for (std::size_t i = 0; i < k; ++i) finite &= is_finite(largest[i]);
   return finite;
 }
 
 // Keeps of all differences those above the bound and the first that equal it.
-TopFound kept_of(const Differences& of, const TopBound& bound, std::size_t k, std::int64_t* positions, float* values) {
+TopFound kept_of(const Differences& differences, const TopBound& bound, std::size_t k, std::int64_t* positions,
+                 float* values) {
   Sieve sieve({static_cast<std::int32_t>(bound.bits), k - bound.above, 0, positions, values, k});
-  sieve_all(of, sieve);
-  return {k, all_finite(values, k) ? of.count : first_not_finite(of), sieve.rest(), -1, 0};
+  sieve_all(differences, sieve);
+  return {k, all_finite(values, k) ? differences.count : first_not_finite(differences), sieve.others(), -1, 0};
 }
 
 }  // namespace
@@ -60,20 +61,20 @@ FloatRange range_between(const float* in, std::size_t n, const std::int64_t* ski
   const float infinity = std::bit_cast<float>(kInfinity);
   FloatRange range{infinity, -infinity};
   Lanes lows = Lanes{} + infinity, highs = Lanes{} - infinity, x;
-  std::size_t at = 0;
+  std::size_t index = 0;
   for (std::size_t j = 0; j <= count; ++j) {
     const std::size_t end = j < count ? static_cast<std::size_t>(skipped[j]) : n;
-    if (end - at < kLanes) {
-      for (; at < end; ++at) widen(range, in[at]);
+    if (end - index < kLanes) {
+      for (; index < end; ++index) widen(range, in[index]);
     } else {
-      for (; at < end; at += kLanes) {
-        if (end - at < kLanes) at = end - kLanes;  // once more over what was seen changes nothing
-        std::memcpy(&x, in + at, sizeof x);
+      for (; index < end; index += kLanes) {
+        if (end - index < kLanes) index = end - kLanes;  // once more over what was seen changes nothing
+        std::memcpy(&x, in + index, sizeof x);
         lows = x < lows ? x : lows;
         highs = x > highs ? x : highs;
       }
     }
-    at = end + 1;
+    index = end + 1;
   }
   for (std::size_t j = 0; j < kLanes; ++j) {
     range.low = lows[j] < range.low ? lows[j] : range.low;
@@ -82,41 +83,43 @@ FloatRange range_between(const float* in, std::size_t n, const std::int64_t* ski
   return range;
 }
 
-TopFound top_of(const Differences& of, std::size_t k, std::int64_t* positions, float* values) {
-  const std::size_t n = of.count;
-  const Bracket bracket = bracket_in(n, k, [&](std::size_t i) { return difference_at(of, i); });
-  const std::size_t most = 2 * k + kSample, room = n < kSmall || n < most ? n : most;
-  const auto at = std::make_unique_for_overwrite<std::int64_t[]>(room);
-  const auto found = std::make_unique_for_overwrite<float[]>(room);
+TopFound top_of(const Differences& differences, std::size_t k, std::int64_t* positions, float* values) {
+  const std::size_t n = differences.count;
+  const Bracket bracket = bracket_in(n, k, [&](std::size_t i) { return difference_at(differences, i); });
+  const std::size_t limit = 2 * k + kSample, room = n < kSmall || n < limit ? n : limit;
+  const auto index = std::make_unique_for_overwrite<std::int64_t[]>(room);
+  const auto result = std::make_unique_for_overwrite<float[]>(room);
   const bool small = n < kSmall;
-  const std::int32_t least = small ? -1 : static_cast<std::int32_t>(bracket.low);
-  const TopPlaces to{least, small ? 0 : k, 0, at.get(), found.get(), room};
+  const std::int32_t smallest = small ? -1 : static_cast<std::int32_t>(bracket.low);
+  const TopPlaces to{smallest, small ? 0 : k, 0, index.get(), result.get(), room};
   Sieve sieve(to);
-  if (sieve_all(of, sieve) && sieve.count() >= k) {
-    FloatRange rest = sieve.rest();
-    const TopBound bound = bound_among(found.get(), sieve.count(), k, {0, bracket.high});
+  if (sieve_all(differences, sieve) && sieve.count() >= k) {
+    FloatRange other_range = sieve.others();
+    const TopBound bound = bound_among(result.get(), sieve.count(), k, {0, bracket.high});
     const auto bits = static_cast<std::int32_t>(bound.bits);
-    keep_of_found(to, sieve.count(), {bits, k - bound.above, 0, positions, values, k}, rest);
-    return {k, all_finite(values, k) ? n : first_not_finite(of), rest, -1, 0};
+    keep_of_found(to, sieve.count(), {bits, k - bound.above, 0, positions, values, k}, other_range);
+    return {k, all_finite(values, k) ? n : first_not_finite(differences), other_range, -1, 0};
   }
   // A sample that misled.
   const auto all = std::make_unique_for_overwrite<float[]>(n);
-  by_blocks(of, 0, n, [&](std::size_t start, std::size_t some, const float* from) {
-    std::memcpy(all.get() + start, from, some * sizeof *from);
+  by_blocks(differences, 0, n, [&](std::size_t start, std::size_t batch, const float* from) {
+    std::memcpy(all.get() + start, from, batch * sizeof *from);
   });
   return kept_of({all.get(), nullptr, n, Dtype::f32}, bound_by_bins(all.get(), n, k), k, positions, values);
 }
 
-TopFound top_collect(const Differences& of, const TopPlaces& to) {
-  const std::size_t n = of.count;
+TopFound top_collect(const Differences& differences, const TopPlaces& to) {
+  const std::size_t n = differences.count;
   Sieve sieve(to);
-  if (!sieve_all(of, sieve)) return {to.room + 1, n, {}, -1, 0};
-  std::size_t left = n, count = sieve.count(), bad = n;
+  if (!sieve_all(differences, sieve)) return {to.room + 1, n, {}, -1, 0};
+  std::size_t remaining = n, count = sieve.count(), bad = n;
   for (std::size_t i = count; i > 0; --i)
     if (!is_finite(to.values[i - 1])) bad = static_cast<std::size_t>(to.positions[i - 1] - to.offset);
-  for (; left && count && to.positions[count - 1] - to.offset == static_cast<std::int64_t>(left - 1); --left) --count;
-  const float value = left ? difference_at(of, left - 1) : 0;
-  return {sieve.count(), bad, sieve.rest(), static_cast<std::int64_t>(left) - 1, value};
+  for (; remaining && count && to.positions[count - 1] - to.offset == static_cast<std::int64_t>(remaining - 1);
+       --remaining)
+    --count;
+  const float value = remaining ? difference_at(differences, remaining - 1) : 0;
+  return {sieve.count(), bad, sieve.others(), static_cast<std::int64_t>(remaining) - 1, value};
 }
 
 std::int32_t top_prune(std::int64_t* positions, float* values, std::size_t n, std::size_t k) {

@@ -15,36 +15,37 @@ using Byte = std::uint8_t;
 using Words = std::uint32_t __attribute__((vector_size(kVectorBytes)));
 
 constexpr std::size_t kLanes = kVectorBytes / 4;
-// Rows and columns of words that are gone through together: so many pages are at hand, and lines are written whole.
+// Rows and columns of words that are processed together, so that their pages stay in the TLB and full lines are written.
 constexpr std::size_t kSpan = 64;
 
 // Files do not align what they hold.
-inline Words load(const Byte* at) {
+inline Words load(const Byte* bytes) {
   Words words;
-  std::memcpy(&words, at, sizeof words);
+  std::memcpy(&words, bytes, sizeof words);
   return words;
 }
 
-inline Words load(const Byte* at, std::size_t count) {
+inline Words load(const Byte* bytes, std::size_t count) {
   Words words = {};
-  std::memcpy(&words, at, 4 * count);
+  std::memcpy(&words, bytes, 4 * count);
   return words;
 }
 
-inline void store(const Words& words, Byte* at, std::size_t count = kLanes) {
+inline void store(const Words& words, Byte* bytes, std::size_t count = kLanes) {
   if (count == kLanes)
-    std::memcpy(at, &words, sizeof words);
+    std::memcpy(bytes, &words, sizeof words);
   else
-    std::memcpy(at, &words, 4 * count);
+    std::memcpy(bytes, &words, 4 * count);
 }
 
 // The elements of `low` whose number has the bit kBit change places with those of `high` that have it not.
 template <std::size_t kBit, class Vector, std::size_t... kLane>
 inline void swap_lanes(Vector& low, Vector& high, std::index_sequence<kLane...>) {
   constexpr std::size_t kCount = sizeof...(kLane);
-  const Vector one = __builtin_shufflevector(low, high, static_cast<int>(kLane & kBit ? kCount + kLane - kBit : kLane)...);
+  const Vector first =
+      __builtin_shufflevector(low, high, static_cast<int>(kLane & kBit ? kCount + kLane - kBit : kLane)...);
   high = __builtin_shufflevector(low, high, static_cast<int>(kLane & kBit ? kCount + kLane : kLane + kBit)...);
-  low = one;
+  low = first;
 }
 
 // A square becomes its transpose.
@@ -69,7 +70,7 @@ inline void turn_codes(Words (&x)[8]) {
   }
 }
 
-inline std::size_t least(std::size_t left, std::size_t most) { return left < most ? left : most; }
+inline std::size_t min_of(std::size_t remaining, std::size_t limit) { return remaining < limit ? remaining : limit; }
 
 // Elements of a type that are turned together: words in vectors of the machine's width, the shorter ones in 16 bytes.
 template <class T>
@@ -98,9 +99,9 @@ template <class Tile>
 void tiles(std::size_t rows, std::size_t cols, Tile tile) {
   for (std::size_t col = 0; col < cols; col += kSpan)
     for (std::size_t row = 0; row < rows; row += kSpan)
-      for (std::size_t i = row; i < least(rows, row + kSpan); i += kLanes)
-        for (std::size_t j = col; j < least(cols, col + kSpan); j += kLanes)
-          tile(i, least(rows - i, kLanes), j, least(cols - j, kLanes));
+      for (std::size_t i = row; i < min_of(rows, row + kSpan); i += kLanes)
+        for (std::size_t j = col; j < min_of(cols, col + kSpan); j += kLanes)
+          tile(i, min_of(rows - i, kLanes), j, min_of(cols - j, kLanes));
 }
 
 // Tiles are copied before they are turned: rows whose distance is a power of two share few places in a cache, and an
@@ -111,19 +112,20 @@ void turn(const WordMatrix& in, const WordWindow& out) {
   alignas(64) Byte tile[kSpan * kStride];
   for (std::size_t col = 0; col < in.cols; col += kSpan)
     for (std::size_t row = 0; row < in.rows; row += kSpan) {
-      const std::size_t rows = least(in.rows - row, kSpan), cols = least(in.cols - col, kSpan);
+      const std::size_t rows = min_of(in.rows - row, kSpan), cols = min_of(in.cols - col, kSpan);
       for (std::size_t i = 0; i < rows; ++i)
         std::memcpy(tile + i * kStride, in.data + (row + i) * in.stride + sizeof(T) * col, sizeof(T) * cols);
       for (std::size_t j = 0; j < cols; j += kCount)
         for (std::size_t i = 0; i < rows; i += kCount)
-          turn_square<T>(tile + i * kStride + sizeof(T) * j, kStride, least(rows - i, kCount), least(cols - j, kCount),
-                         out.data + (col + j) * out.stride + sizeof(T) * (row + i), out.stride);
+          turn_square<T>(tile + i * kStride + sizeof(T) * j, kStride, min_of(rows - i, kCount),
+                         min_of(cols - j, kCount), out.data + (col + j) * out.stride + sizeof(T) * (row + i),
+                         out.stride);
     }
 }
 
-inline std::uint32_t word_at(const Byte* at) {
+inline std::uint32_t word_at(const Byte* bytes) {
   std::uint32_t word;
-  std::memcpy(&word, at, 4);
+  std::memcpy(&word, bytes, 4);
   return word;
 }
 
@@ -140,11 +142,11 @@ void lines_to_awq(const WordMatrix& in, std::uint8_t* out) {
   const std::size_t blocks = in.cols / 8;
   for (std::size_t line = 0; line < in.rows; ++line)
     for (std::size_t first = 0; first < blocks; first += kLanes) {
-      const std::size_t count = least(blocks - first, kLanes);
+      const std::size_t count = min_of(blocks - first, kLanes);
       std::uint32_t tile[8][kLanes] = {};
-      const Byte* at = in.data + line * in.stride + 32 * first;
+      const Byte* bytes = in.data + line * in.stride + 32 * first;
       for (std::size_t i = 0; i < count; ++i)
-        for (std::size_t k = 0; k < 8; ++k) tile[k][i] = word_at(at + 32 * i + 4 * kAwqOrder[k]);
+        for (std::size_t k = 0; k < 8; ++k) tile[k][i] = word_at(bytes + 32 * i + 4 * kAwqOrder[k]);
       Words codes[8];
       std::memcpy(codes, tile, sizeof codes);
       turn_codes(codes);
@@ -155,18 +157,18 @@ void lines_to_awq(const WordMatrix& in, std::uint8_t* out) {
 void lines_from_awq(const WordMatrix& in, std::uint8_t* out) {
   for (std::size_t line = 0; line < in.rows / 8; ++line)
     for (std::size_t first = 0; first < in.cols; first += kLanes) {
-      const std::size_t count = least(in.cols - first, kLanes);
+      const std::size_t count = min_of(in.cols - first, kLanes);
       Words codes[8];
       for (std::size_t k = 0; k < 8; ++k) {
-        const Byte* at = in.data + (8 * line + k) * in.stride + 4 * first;
-        codes[k] = count == kLanes ? load(at) : load(at, count);
+        const Byte* bytes = in.data + (8 * line + k) * in.stride + 4 * first;
+        codes[k] = count == kLanes ? load(bytes) : load(bytes, count);
       }
       turn_codes(codes);
       std::uint32_t tile[8][kLanes];
       std::memcpy(tile, codes, sizeof tile);
-      Byte* at = out + 32 * (line * in.cols + first);
+      Byte* bytes = out + 32 * (line * in.cols + first);
       for (std::size_t i = 0; i < count; ++i)
-        for (std::size_t k = 0; k < 8; ++k) std::memcpy(at + 32 * i + 4 * kAwqOrder[k], &tile[k][i], 4);
+        for (std::size_t k = 0; k < 8; ++k) std::memcpy(bytes + 32 * i + 4 * kAwqOrder[k], &tile[k][i], 4);
     }
 }
 
@@ -174,9 +176,9 @@ void words_from_awq(const WordMatrix& in, const WordWindow& out) {
   tiles(in.rows / 8, in.cols, [&](std::size_t block, std::size_t blocks, std::size_t col, std::size_t cols) {
     Words codes[8], tile[8][kLanes];
     for (std::size_t i = 0; i < blocks; ++i) {
-      const Byte* at = in.data + 8 * (block + i) * in.stride + 4 * col;
+      const Byte* bytes = in.data + 8 * (block + i) * in.stride + 4 * col;
       for (std::size_t k = 0; k < 8; ++k)
-        codes[k] = cols == kLanes ? load(at + k * in.stride) : load(at + k * in.stride, cols);
+        codes[k] = cols == kLanes ? load(bytes + k * in.stride) : load(bytes + k * in.stride, cols);
       turn_codes(codes);
       for (std::size_t lane = 0; lane < 8; ++lane) tile[lane][i] = codes[lane];
     }
@@ -195,8 +197,8 @@ void words_to_awq(const WordMatrix& in, const WordWindow& out) {
     for (std::size_t j = 0; j < cols; ++j) {
       for (std::size_t lane = 0; lane < 8; ++lane) codes[lane] = tile[lane][j];
       turn_codes(codes);
-      Byte* at = out.data + 8 * (col + j) * out.stride + 4 * block;
-      for (std::size_t k = 0; k < 8; ++k) store(codes[k], at + k * out.stride, blocks);
+      Byte* bytes = out.data + 8 * (col + j) * out.stride + 4 * block;
+      for (std::size_t k = 0; k < 8; ++k) store(codes[k], bytes + k * out.stride, blocks);
     }
   });
 }

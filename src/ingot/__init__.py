@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from ingot.errors import INGOT_VERSION
 
 if TYPE_CHECKING:
     from ingot import mlx as mlx
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ingot import views
     from ingot.artifacts.open import open as open
     from ingot.artifacts.save import save as save
-    from ingot.conversion.planfile import execute as execute
+    from ingot.conversion.execute_plan import execute as execute
     from ingot.conversion.run import convert as convert
     from ingot.delta.apply import apply_delta as apply_delta
     from ingot.delta.apply import revert as revert
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from ingot.runtime.evaluation.evaluate import evaluate as evaluate
     from ingot.runtime.loading.transformers import load_model as load_model
 
+__version__ = INGOT_VERSION
+
 _NAMES = {
     "Checkpoint": "ingot.model.checkpoint",
     "IngotError": "ingot.errors",
@@ -49,7 +51,7 @@ _NAMES = {
     "convert": "ingot.conversion.run",
     "diff": "ingot.delta.diff",
     "evaluate": "ingot.runtime.evaluation.evaluate",
-    "execute": "ingot.conversion.planfile",
+    "execute": "ingot.conversion.execute_plan",
     "load_compressed_model": "ingot.ext.squish.compressed",
     "load_model": "ingot.runtime.loading.transformers",
     "open": "ingot.artifacts.open",

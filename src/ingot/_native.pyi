@@ -193,7 +193,7 @@ def ggml_encode(
 ) -> tuple[int, int]: ...
 def ggml_pack(type: str, codes: Array, scales: Array, minima: Maybe, blocks: Array) -> None: ...
 def ggml_compose(
-    type: str, codes: Array, d: Array, least: Maybe, steps: Maybe, minimums: Maybe, blocks: Array
+    type: str, codes: Array, d: Array, dmin: Maybe, steps: Maybe, minimums: Maybe, blocks: Array
 ) -> None: ...
 def ggml_unpack(type: str, blocks: Array, codes: Array, scales: Array, minima: Maybe) -> None: ...
 def kv_scores(
@@ -348,7 +348,7 @@ def trellis_feedback(
     factor: Array,
     errors: Array,
     below: Maybe = ...,
-    left: Maybe = ...,
+    diagonal: Maybe = ...,
     shift: Maybe = ...,
 ) -> None: ...
 def trellis_descend(

@@ -11,7 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 DISTRIBUTION = "ingot"
-"""What pip knows Ingot as: the name in ``pyproject.toml``."""
+"""The name of the distribution in ``pyproject.toml``."""
+
+INGOT_VERSION = "0.1.0"
+"""The version of the distribution; ``ingot.__version__`` repeats it."""
 
 
 def install_hint(extra: str) -> str:

@@ -12,7 +12,8 @@ from ingot.artifacts.save import save as save_checkpoint
 from ingot.artifacts.state_dict import open_bytes, save_bytes
 from ingot.core.border import bordered
 from ingot.model.checkpoint import Checkpoint
-from ingot.runtime.arrays.torch import decodes_on_device, from_numpy
+from ingot.runtime.arrays.torch import from_numpy
+from ingot.runtime.arrays.torch_device import decodes_on_device
 
 __all__ = ["load", "load_file", "save", "save_file"]
 

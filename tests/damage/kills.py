@@ -1,4 +1,4 @@
-"""Kill every writer at random moments: ``make kills``, or ``python tests/damage/kills.py --kills N [NAME ...]``.
+"""Kill every writer at random moments: ``make kills``, or ``python -m tests.damage.kills --kills N [NAME ...]``.
 
 A child process converts, diffs or patches and is killed by SIGKILL after a random time, every second time in a run that
 resumes what another kill left. After each kill the destination is absent, or it has just the bytes of a run that nobody
@@ -23,7 +23,7 @@ from random import Random
 import numpy as np
 
 import ingot
-from ingot.testing import coreml, model_folder
+from tests.support import coreml, model_folder
 
 LAYERS, HIDDEN = 4, 256
 

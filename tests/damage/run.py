@@ -1,4 +1,4 @@
-"""Count what damage does to every format: ``make damage``, or ``python tests/damage/run.py --flips N --mutants N``.
+"""Count what damage does to every format: ``make damage``, or ``python -m tests.damage.run --flips N --mutants N``.
 
 Flips: one byte of a small artifact is changed at random, and what every reader says of it is told. Mutants: bytes are
 flipped, cut off, put in, left out, moved and repeated; each mutant is opened, decoded and verified by a process that
@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from random import Random
 
-from ingot.testing.damage import COVERED, OUTCOMES, Sample, exercise, flipped, judge, mutant, samples
+from tests.support.damage import COVERED, OUTCOMES, Sample, exercise, flipped, judge, mutant, samples
 
 LIMIT = 5.0
 BATCH = 200

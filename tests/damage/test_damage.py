@@ -6,10 +6,10 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from tests.damage import kills
 
 from ingot.errors import ResourceError
-from ingot.testing.damage import COVERED, UNCOVERED, Sample, exercise, flipped, judge, mutant, refusal, samples
+from tests.damage import kills
+from tests.support.damage import COVERED, UNCOVERED, Sample, exercise, flipped, judge, mutant, refusal, samples
 
 
 @pytest.fixture(scope="module")

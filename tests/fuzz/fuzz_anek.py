@@ -1,10 +1,10 @@
 """Fuzzes the reader of kernel units: any bytes open and decode, or end in an IngotError. Nothing else may escape.
 
     pip install --group fuzz
-    python tests/fuzz/fuzz_anek.py -max_total_time=600
+    python -m tests.fuzz.fuzz_anek -max_total_time=600
 
 The golden corpus is the seed; findings are written to the current folder as crash-*. A finding is replayed by
-``python tests/fuzz/fuzz_anek.py crash-...``. Digests are made to fit, so that what lies behind them is reached.
+``python -m tests.fuzz.fuzz_anek crash-...``. Digests are made to fit, so that what lies behind them is reached.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 Anything opens, decodes and is written again, or ends in an IngotError. Nothing else may escape.
 
     pip install --group fuzz
-    python tests/fuzz/fuzz_coreml.py -max_total_time=600
+    python -m tests.fuzz.fuzz_coreml -max_total_time=600
 
-The sample of ``ingot.testing.coreml`` is the seed; findings are written to the current folder as crash-*. A finding is
-replayed by ``python tests/fuzz/fuzz_coreml.py crash-...``. By its first byte an input is a model, a weight file, a
+The sample of ``tests.support.coreml`` is the seed; findings are written to the current folder as crash-*. A finding is
+replayed by ``python -m tests.fuzz.fuzz_coreml crash-...``. By its first byte an input is a model, a weight file, a
 manifest, or a series of choices that change bytes of the sample or make operations with parameters of the right kinds.
 """
 
@@ -30,7 +30,7 @@ from ingot.formats.coreml.reader import read_package
 from ingot.formats.coreml.types import BY_NAME
 from ingot.model.artifact import Artifact
 from ingot.stores.memory import MemoryStore, MemoryTarget
-from ingot.testing.coreml import MODEL, WEIGHTS, Package, sample
+from tests.support.coreml import MODEL, WEIGHTS, Package, sample
 
 MAX_DECODED = 1 << 20
 NUMBERS = [0, 1, 2, 4, 7, 8, 63, 64, 65, 127, 128, 255]

@@ -1,10 +1,10 @@
 """Fuzzes folders that other programs packed: any files open, list and decode, or end in an IngotError.
 
     pip install --group fuzz
-    python tests/fuzz/fuzz_dialects.py -max_total_time=600
+    python -m tests.fuzz.fuzz_dialects -max_total_time=600
 
 The golden folders are the seeds, and folders that Ingot writes of the dialects without one; findings are written to the
-current folder as crash-*. A finding is replayed by ``python tests/fuzz/fuzz_dialects.py crash-...``. By its first byte
+current folder as crash-*. A finding is replayed by ``python -m tests.fuzz.fuzz_dialects crash-...``. By its first byte
 an input is a folder's files as they are, or a series of choices that change keys of the configuration, and names,
 types, shapes and bytes of the entries of a well-formed folder: sizes are put right then, else nothing behind the reader
 of safetensors is reached.
@@ -31,7 +31,7 @@ from ingot.artifacts.open import open_found
 from ingot.core.numeric.dtypes import BY_SAFETENSORS
 from ingot.errors import IngotError
 from ingot.stores.memory import MemoryStore
-from ingot.testing.reading import checked, read_all
+from tests.support.reading import checked, read_all
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 FAMILIES = ("gptq_awq", "compressed_tensors", "small_floats", "torch_packages")

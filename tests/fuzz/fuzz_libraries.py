@@ -1,9 +1,9 @@
 """Fuzzes libraries: any manifest and objects are read, checked and got, or end in an IngotError.
 
     pip install --group fuzz
-    python tests/fuzz/fuzz_libraries.py -max_total_time=600
+    python -m tests.fuzz.fuzz_libraries -max_total_time=600
 
-Findings are written to the current folder as crash-*; ``python tests/fuzz/fuzz_libraries.py crash-...`` replays one. By
+Findings are written to the current folder as crash-*; ``python -m tests.fuzz.fuzz_libraries crash-...`` replays one. By
 its first byte an input is the bytes of one file of a library, or a series of choices: values of a manifest are changed,
 whose digest is put right then, and names and bytes of objects. An artifact that is got is the one that was added.
 """
@@ -19,12 +19,12 @@ from typing import Any
 
 import atheris
 import numpy as np
-from common import VALUES, as_json, changed, fuzz
 
 import ingot
 from ingot.errors import IngotError
 from ingot.library import manifest
-from ingot.testing.reading import checked
+from tests.fuzz.common import VALUES, as_json, changed, fuzz
+from tests.support.reading import checked
 
 BASE = Path(tempfile.mkdtemp(prefix="ingot-fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
 LIBRARY = BASE / "library"

@@ -1,10 +1,10 @@
 """Fuzzes the ONNX reader: any bytes open, list and decode, or end in an IngotError. Nothing else may escape.
 
     pip install --group fuzz
-    python tests/fuzz/fuzz_onnx.py -max_total_time=600
+    python -m tests.fuzz.fuzz_onnx -max_total_time=600
 
 The golden corpus is the seed; findings are written to the current folder as crash-*. A finding is replayed by
-``python tests/fuzz/fuzz_onnx.py crash-...``.
+``python -m tests.fuzz.fuzz_onnx crash-...``.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Fuzzes plans: any JSON is carried out as the plan of a conversion, a diff or a patch, or ends in an IngotError.
 
     pip install --group fuzz
-    python tests/fuzz/fuzz_plans.py -max_total_time=600
+    python -m tests.fuzz.fuzz_plans -max_total_time=600
 
-Findings are written to the current folder as crash-*; ``python tests/fuzz/fuzz_plans.py crash-...`` replays one. By its
+Findings are written to the current folder as crash-*; ``python -m tests.fuzz.fuzz_plans crash-...`` replays one. By its
 first byte an input is a plan as it is, or a series of choices that change values of a plan that is right. Sources and
 results lie in memory. A result has the tensors that its plan is of: nothing is lost without an error.
 """
@@ -18,7 +18,6 @@ from typing import Any
 
 import atheris
 import numpy as np
-from common import VALUES, as_json, changed, fuzz
 
 import ingot
 from ingot.conversion import run as convert
@@ -26,8 +25,10 @@ from ingot.conversion.options import ConvertOptions
 from ingot.conversion.planfile import plan_json
 from ingot.delta import planfile
 from ingot.errors import IngotError, UsageError
+from ingot.stores.location import Location
 from ingot.stores.memory import MemoryTarget, shared_files
-from ingot.testing.reading import checked
+from tests.fuzz.common import VALUES, as_json, changed, fuzz
+from tests.support.reading import checked
 
 RECIPES = ("keep", "bf16", "int4", "lossless")
 FILES = ("m.safetensors", "t.safetensors", "d.zt")
@@ -132,7 +133,7 @@ def run_conversion(raw: bytes) -> None:
 
 def run_delta(raw: bytes) -> None:
     """Open a plan of a diff or patch as a worker does, and make its steps."""
-    opened = planfile.shared("memory:fuzz/q.json")
+    opened = planfile.shared(Location.parse("memory:fuzz/q.json"))
     try:
         plan = opened.plan(range(len(opened.names)))
         opened.hashed(range(len(opened.names)))

@@ -1,9 +1,9 @@
 """Fuzzes recipes: any bytes are a recipe that decides on every tensor, or end in an IngotError.
 
     pip install --group fuzz
-    python tests/fuzz/fuzz_recipes.py -max_total_time=600
+    python -m tests.fuzz.fuzz_recipes -max_total_time=600
 
-The presets are the seeds. Findings are written to the current folder as crash-*; ``python tests/fuzz/fuzz_recipes.py
+The presets are the seeds. Findings are written to the current folder as crash-*; ``python -m tests.fuzz.fuzz_recipes
 crash-...`` replays one. By its first byte an input is TOML as it is, or a series of choices that change tables of a
 preset or of a recipe that uses every key. One in eight plans the conversion of a small checkpoint.
 """
@@ -16,7 +16,6 @@ from typing import Any
 import atheris
 import numpy as np
 import tomli_w
-from common import VALUES, changed, fuzz
 
 import ingot
 from ingot.conversion.options import ConvertOptions
@@ -25,7 +24,8 @@ from ingot.errors import IngotError
 from ingot.recipes.load import PRESETS, parse_recipe, preset_text
 from ingot.recipes.recipe import resolve
 from ingot.stores.memory import shared_files
-from ingot.testing.reading import checked
+from tests.fuzz.common import VALUES, changed, fuzz
+from tests.support.reading import checked
 
 NAMES = ["lm_head.weight", "model.layers.1.mlp.up_proj.weight", "model.layers.31.self_attn.q_proj.bias", "", "\ud800"]
 SHAPES: list[tuple[int, ...]] = [(64, 64), (64,), (), (2**31, 2**31)]

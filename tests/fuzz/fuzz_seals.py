@@ -1,9 +1,9 @@
 """Fuzzes seals: any bytes beside a file are a seal of it or end in an IngotError, as it is verified and repaired.
 
     pip install --group fuzz
-    python tests/fuzz/fuzz_seals.py -max_total_time=600
+    python -m tests.fuzz.fuzz_seals -max_total_time=600
 
-Findings are written to the current folder as crash-*; ``python tests/fuzz/fuzz_seals.py crash-...`` replays one. By its
+Findings are written to the current folder as crash-*; ``python -m tests.fuzz.fuzz_seals crash-...`` replays one. By its
 first byte an input is a seal as it is, or a series of choices that change fields of the right one.
 """
 
@@ -14,13 +14,13 @@ from base64 import b64encode
 
 import atheris
 import numpy as np
-from common import VALUES, as_json, changed, fuzz
 
 from ingot.errors import IngotError
 from ingot.model.bytesource import MemorySource
 from ingot.model.seal import HEAD, parse_seal, seal_of
 from ingot.stores.remote.proof import Proven
-from ingot.testing.reading import checked
+from tests.fuzz.common import VALUES, as_json, changed, fuzz
+from tests.support.reading import checked
 
 FILE = np.random.default_rng(0).bytes((1 << 20) + 777)
 SOURCE = MemorySource(FILE, "file")

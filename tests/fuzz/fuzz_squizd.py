@@ -1,10 +1,10 @@
 """Fuzzes the .squizd reader: any bytes open, list and decode, or end in an IngotError. Nothing else may escape.
 
     pip install --group fuzz
-    python tests/fuzz/fuzz_squizd.py -max_total_time=600
+    python -m tests.fuzz.fuzz_squizd -max_total_time=600
 
 The golden corpus is the seed; findings are written to the current folder as crash-*. A finding is replayed by
-``python tests/fuzz/fuzz_squizd.py crash-...``. By its first byte an input is a file as it is, a file whose checks over
+``python -m tests.fuzz.fuzz_squizd crash-...``. By its first byte an input is a file as it is, a file whose checks over
 the header's metadata are put right first, or a series of choices that change numbers of a well-formed file: header,
 index, blocks, tables, directory.
 """
@@ -27,10 +27,10 @@ import numpy as np
 from ingot.errors import IngotError
 from ingot.ext.squizd.reader import read_catalog
 from ingot.model.bytesource import MemorySource
-from ingot.testing.reading import checked, read_all
-from ingot.testing.squizd import squizd
-from ingot.testing.squizd_items import Item, dense, fnv, pruned, quantized
-from ingot.testing.zt import OMIT
+from tests.support.reading import checked, read_all
+from tests.support.squizd import squizd
+from tests.support.squizd_items import Item, dense, fnv, pruned, quantized
+from tests.support.zt import OMIT
 
 CORPUS = Path(__file__).parent.parent / "golden" / "squizd"
 NUMBERS = [0, 1, 2, 4, 8, 63, 64, 255, 256, 2**16, 2**31, 2**32 - 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1]

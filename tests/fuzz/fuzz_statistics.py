@@ -1,10 +1,10 @@
 """Fuzzes statistics of models: safetensors as ``ingot calibrate`` writes them, importance matrices of llama.cpp.
 
     pip install --group fuzz
-    python tests/fuzz/fuzz_statistics.py -max_total_time=600
+    python -m tests.fuzz.fuzz_statistics -max_total_time=600
 
 Any bytes are statistics whose arrays can be read, or end in an IngotError. Findings are written to the current folder
-as crash-*; ``python tests/fuzz/fuzz_statistics.py crash-...`` replays one. By its first byte an input is a file as it
+as crash-*; ``python -m tests.fuzz.fuzz_statistics crash-...`` replays one. By its first byte an input is a file as it
 is, or a series of choices that change entries, shapes, types and metadata of a well-formed file.
 """
 
@@ -18,14 +18,14 @@ from typing import Any
 
 import atheris
 import numpy as np
-from common import VALUES, change_value, fuzz
 
 import ingot
 from ingot.core.numeric.dtypes import BY_SAFETENSORS
 from ingot.errors import IngotError
 from ingot.model.statistics import FIELDS, Statistics
 from ingot.stores.memory import shared_files
-from ingot.testing.reading import checked
+from tests.fuzz.common import VALUES, change_value, fuzz
+from tests.support.reading import checked
 
 NAMES = ["model.layers.0.mlp.up_proj.weight", "blk.0.ffn_up.weight", "blk.0.ffn_up_exps.weight", "w:expert.1", "w"]
 SHAPES = [[64], [64, 64], [32, 64], [1], [0], [], [2, 64], [2**40], [2**31, 2**31], [64, 64, 2]]

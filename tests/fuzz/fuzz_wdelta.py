@@ -1,10 +1,10 @@
 """Fuzzes the .wdelta reader: any bytes open, list and decode, or end in an IngotError. Nothing else may escape.
 
     pip install --group fuzz
-    python tests/fuzz/fuzz_wdelta.py -max_total_time=600
+    python -m tests.fuzz.fuzz_wdelta -max_total_time=600
 
 The golden corpus is the seed; findings are written to the current folder as crash-*. A finding is replayed by
-``python tests/fuzz/fuzz_wdelta.py crash-...``. By its first byte an input is a file, a header with the records of a
+``python -m tests.fuzz.fuzz_wdelta crash-...``. By its first byte an input is a file, a header with the records of a
 good file behind it, or a series of choices that make a well-typed file.
 """
 
@@ -24,7 +24,7 @@ from ingot.errors import IngotError
 from ingot.formats.wdelta.digest import check_digest
 from ingot.formats.wdelta.reader import read_catalog
 from ingot.model.bytesource import MemorySource
-from ingot.testing.wdelta import Made, Record, int4, quantized, sparse, wdelta_file
+from tests.support.wdelta import Made, Record, int4, quantized, sparse, wdelta_file
 
 CORPUS = Path(__file__).parent.parent / "golden" / "wdelta"
 GOOD = int4(quantized(sparse(Made(), "s"), "q"), "i")

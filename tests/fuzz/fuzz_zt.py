@@ -1,10 +1,10 @@
 """Fuzzes the .zt reader: any bytes open, list and decode, or end in an IngotError. Nothing else may escape.
 
     pip install --group fuzz
-    python tests/fuzz/fuzz_zt.py -max_total_time=600
+    python -m tests.fuzz.fuzz_zt -max_total_time=600
 
 The golden corpus is the seed; findings are written to the current folder as crash-*. A finding is replayed by
-``python tests/fuzz/fuzz_zt.py crash-...``. By its first byte an input is a file, a manifest with blobs around it, or
+``python -m tests.fuzz.fuzz_zt crash-...``. By its first byte an input is a file, a manifest with blobs around it, or
 a series of choices that make a well-typed manifest: the first two test the parser, the third the rules behind it.
 """
 
@@ -24,7 +24,7 @@ from ingot.core.parsing import cbor
 from ingot.errors import IngotError
 from ingot.formats.zt.reader import read_catalog
 from ingot.model.bytesource import MemorySource
-from ingot.testing.zt import loose_cbor, zstd_frame, zt_file
+from tests.support.zt import loose_cbor, zstd_frame, zt_file
 
 CORPUS = Path(__file__).parent.parent / "golden" / "zt"
 FRAME = zstd_frame(bytes(range(64)))

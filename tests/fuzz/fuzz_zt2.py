@@ -2,12 +2,12 @@
 IngotError. Nothing else may escape.
 
     pip install --group fuzz
-    python tests/fuzz/fuzz_zt2.py -max_total_time=600
+    python -m tests.fuzz.fuzz_zt2 -max_total_time=600
 
 An input is a manifest (its length first, 2 bytes) and what lies at byte 4096; frame, place and checksum are made right,
 and the manifest deterministic where it is CBOR at all, so that what lies behind them is reached. The conformance corpus
 is the seed; findings are written to the current folder as crash-*. A finding is replayed by
-``python tests/fuzz/fuzz_zt2.py crash-...``.
+``python -m tests.fuzz.fuzz_zt2 crash-...``.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import numpy as np
 
 from ingot.ext.ane.chips.activation import ActivationLut
 from ingot.ext.ane.chips.chips import load_chip
-from ingot.ext.ane.kernel_units.header import seal, stated
+from ingot.ext.ane.kernel_units.header import seal, stored_digest
 from ingot.ext.ane.kernel_units.index import INDEX, Index
 from ingot.ext.ane.kernel_units.pack import KernelWeight, pack_unit
 
@@ -69,7 +69,7 @@ def corpus() -> dict[str, bytes]:
     files = {f"{name}.anek": data for name, data in units.items()}
     files["version-1.anek"] = first_version(units["palette4"])
     model = {"a.q.weight": "palette4", "a.k.weight": "sparse-palette4"}
-    named = {name: (f"{name}.anek", stated(units[unit])) for name, unit in model.items()}
+    named = {name: (f"{name}.anek", stored_digest(units[unit])) for name, unit in model.items()}
     files[f"model/{INDEX}"] = Index("m4", load_chip("m4").target, named, {"a.v.weight": "a reason"}).to_bytes()
     return {**files, **{f"model/{name}.anek": units[unit] for name, unit in model.items()}}
 

@@ -1,6 +1,6 @@
 """Make the golden corpus of GGUF: tests/golden/gguf/{valid,reject}.
 
-    python tests/golden/make_gguf.py [FOLDER]
+    python -m tests.golden.make_gguf [FOLDER]
 
 No writer makes these files: they are put together byte by byte. The name of a file in ``reject`` is the rule that
 refuses it, two dashes, and what is special about it; a folder is a split.
@@ -15,7 +15,7 @@ from struct import pack
 
 from ingot.formats.gguf.types import BLOCKED, DENSE
 from ingot.model.layouts.ggml import TYPES
-from ingot.testing.gguf import ARRAY, STRING, Item, Value, build, string
+from tests.support.gguf import ARRAY, STRING, Item, Value, build, string
 
 FOLDER = Path(__file__).parent / "gguf"
 ALIGN = "general.alignment"

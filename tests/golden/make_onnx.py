@@ -1,6 +1,6 @@
 """Make the golden corpus of ONNX: tests/golden/onnx/{valid,reject}.
 
-    python tests/golden/make_onnx.py [FOLDER]
+    python -m tests.golden.make_onnx [FOLDER]
 
 The models are put together by hand. The name of a file in ``reject`` is the rule that refuses it, two dashes, and what
 is special about it; ``w.bin``, of 8 bytes, lies beside them. What the packages onnx and onnxruntime write is in
@@ -21,7 +21,7 @@ from ingot.formats.onnx.graph import INITIALIZERS
 from ingot.formats.onnx.types import TYPES
 from ingot.recipes.choice import Choice
 from ingot.recipes.recipe import Recipe, Rule
-from ingot.testing.onnx import Graph, outside, packed, sample, tensor, within
+from tests.support.onnx import Graph, outside, packed, sample, tensor, within
 
 FOLDER = Path(__file__).parent / "onnx"
 

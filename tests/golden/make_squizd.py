@@ -1,8 +1,8 @@
-"""Makes the golden corpus of .squizd files: python tests/golden/make_squizd.py
+"""Makes the golden corpus of .squizd files: python -m tests.golden.make_squizd
 
 ``valid`` files open and what they hold is listed in ``expected.json``. ``reject`` files are named by the rule that
 refuses them, a variant after ``+``; ``damaged`` ones open, and verifying them finds the rule in the name. Everything is
-packed from bytes by ``ingot.testing.squizd``, which shares nothing with the format; only what a tca_tbe tensor holds is
+packed from bytes by ``tests.support.squizd``, which shares nothing with the format; only what a tca_tbe tensor holds is
 that codec's.
 """
 
@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from ingot.core.numeric.dtypes import DTYPES, numpy_dtype
-from ingot.testing.squizd import Made, squizd
-from ingot.testing.squizd_items import Array, Item, astc, bitmap, dense, pruned, quantized, tca
+from tests.support.squizd import Made, squizd
+from tests.support.squizd_items import Array, Item, astc, bitmap, dense, pruned, quantized, tca
 
 packed = squizd
 

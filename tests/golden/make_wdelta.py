@@ -1,8 +1,8 @@
 """Make the golden corpus of .wdelta: tests/golden/wdelta/{valid,reject,damaged} and expected.json.
 
-    python tests/golden/make_wdelta.py [FOLDER]
+    python -m tests.golden.make_wdelta [FOLDER]
 
-Every byte is put together by hand (``ingot.testing.wdelta``), by no writer of Ingot. The name of a file in ``reject``
+Every byte is put together by hand (``tests.support.wdelta``), by no writer of Ingot. The name of a file in ``reject``
 and in ``damaged`` is the rule that refuses it and, after a plus, what is special about it: the former do not open, the
 latter open and are refused by whoever reads them. ``expected.json`` has the float32 differences of the valid files,
 computed as deltatensors 0.2.0 computes them.
@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.testing.wdelta import PARENT, Made, Record, int4, quantized, sparse, wdelta_file
+from tests.support.wdelta import PARENT, Made, Record, int4, quantized, sparse, wdelta_file
 
 FOLDER = Path(__file__).parent / "wdelta"
 

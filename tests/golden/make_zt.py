@@ -1,4 +1,4 @@
-"""Makes the golden corpus of .zt files: python tests/golden/make_zt.py
+"""Makes the golden corpus of .zt files: python -m tests.golden.make_zt
 
 ``valid`` files open and their tensors are listed in ``expected.json``. ``reject`` files are named by the rule that
 refuses them, a variant after ``+``; ``damaged`` ones open, and reading their tensor ``t`` is refused by the rule in
@@ -15,7 +15,7 @@ from typing import Any
 
 from ingot.core.bytes import checksums
 from ingot.core.parsing import cbor
-from ingot.testing.zt import OMIT, component, manifest, nested, replace_at, tensor, zstd_frame, zt_file
+from tests.support.zt import OMIT, component, manifest, nested, replace_at, tensor, zstd_frame, zt_file
 
 ROOT = Path(__file__).parent / "zt"
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from ingot.testing.squizd import Made, squizd
-from ingot.testing.squizd_items import bitmap, id_of
-from ingot.testing.zt import OMIT, replace_at
+from tests.support.squizd import Made, squizd
+from tests.support.squizd_items import bitmap, id_of
+from tests.support.zt import OMIT, replace_at
 
 U32, U64 = 2**32 - 1, 2**64 - 1
 Files = dict[str, bytes]

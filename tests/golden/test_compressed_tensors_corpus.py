@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.testing.entries import stored_entries
+from tests.support.entries import stored_entries
 
 ROOT = Path(__file__).with_name("compressed_tensors")
 WEIGHT = "model.layers.0.mlp.up_proj.weight"

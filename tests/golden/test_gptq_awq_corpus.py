@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.testing.entries import stored_entries
+from tests.support.entries import stored_entries
 
 ROOT = Path(__file__).with_name("gptq_awq")
 FOLDERS = sorted(path.name for path in ROOT.iterdir())

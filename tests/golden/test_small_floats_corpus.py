@@ -13,7 +13,7 @@ import pytest
 import ingot
 from ingot.core.numeric.dtypes import dtype
 from ingot.errors import UnsupportedError
-from ingot.testing.entries import stored_entries
+from tests.support.entries import stored_entries
 
 ROOT = Path(__file__).parent / "small_floats"
 BNB = "bitsandbytes"

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.testing.entries import stored_entries
+from tests.support.entries import stored_entries
 
 ROOT = Path(__file__).parent / "torch_packages"
 FOLDERS = sorted(path.name for path in ROOT.iterdir() if path.is_dir())

@@ -20,7 +20,7 @@ from ingot.errors import IngotError
 from ingot.formats.zt2.format import Zt2Format
 from ingot.formats.zt2.manifest import Object
 from ingot.formats.zt2.reader import read_manifest
-from ingot.formats.zt2.types import types_stored
+from ingot.formats.zt2.types import types_for_file
 from ingot.inspect.verify import examine
 from ingot.model.bytesource import MemorySource
 from ingot.stores.memory import MemoryStore
@@ -123,7 +123,7 @@ def test_valid_files_read_as_the_package_reads_them(name: str) -> None:
                 content = hashlib.sha256(part.view()).hexdigest()
             except IngotError:
                 content = "ValueError"
-            parts[role] = [*types_stored(part.dtype, part.type), content]
+            parts[role] = [*types_for_file(part.dtype, part.type), content]
         found[tensor.name] = {"shape": list(tensor.shape), "parts": parts}
     for entry in (expected := EXPECTED[name]).values():
         del entry["layout"]

@@ -9,7 +9,7 @@ import pytest
 
 from ingot.codecs.table import CODECS
 from ingot.testing.codecs import bits, encode_tensor
-from ingot.testing.reference import palette as reference
+from tests.support.reference import palette as reference
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 

@@ -12,7 +12,7 @@ import torch
 
 import ingot
 from ingot.errors import UnsupportedError
-from ingot.testing.entries import stored_entries
+from tests.support.entries import stored_entries
 
 gguf = pytest.importorskip("gguf")
 transformers = pytest.importorskip("transformers")

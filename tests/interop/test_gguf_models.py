@@ -16,8 +16,8 @@ import ingot
 from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.errors import UsageError
 from ingot.runtime.loading.transformers_tokenizer import load_tokenizer
-from ingot.testing.entries import stored_entries
 from ingot.translate import tokenizer
+from tests.support.entries import stored_entries
 
 gguf = pytest.importorskip("gguf")
 

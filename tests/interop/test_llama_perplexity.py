@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import ingot
-from ingot.testing.models import make, make_tokenizer
+from tests.support.models import make, make_tokenizer
 
 pytestmark = [
     pytest.mark.skipif(

@@ -7,7 +7,6 @@ import importlib.util
 import json
 import subprocess
 import sys
-from importlib import resources
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,7 +15,8 @@ import pytest
 import torch
 import transformers
 
-from ingot.testing.models import make, make_tokenizer
+from tests.support.models import make, make_tokenizer
+from tests.support.paths import DEMO_DATA
 
 pytest.importorskip("lm_eval")
 
@@ -40,7 +40,7 @@ QUESTIONS = [
 
 @pytest.fixture(scope="module")
 def demo() -> Path:
-    return Path(str(resources.files("ingot.demo") / "data"))
+    return DEMO_DATA
 
 
 @pytest.mark.slow

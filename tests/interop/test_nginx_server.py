@@ -17,7 +17,7 @@ import pytest
 import ingot
 from ingot.errors import IngotError
 from ingot.stores.remote import client
-from ingot.testing.proxy import FaultyProxy
+from tests.support.proxy import FaultyProxy
 
 PROGRAM = os.environ.get("INGOT_NGINX", "")
 pytestmark = pytest.mark.skipif(not PROGRAM, reason="INGOT_NGINX names no nginx: make nginx")

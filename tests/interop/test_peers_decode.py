@@ -21,7 +21,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import ingot
-from ingot.testing.matrix import explore
+from tests.support.matrix import explore
 
 pytestmark = [
     pytest.mark.skipif(not os.environ.get("INGOT_PEERS"), reason="INGOT_PEERS is not set: make peers"),

@@ -23,8 +23,8 @@ from ingot.cluster import tasks
 from ingot.delta.cost import delta_cost
 from ingot.errors import IngotError
 from ingot.model.store import Listing
-from ingot.stores.table import from_url
-from ingot.testing.s3 import bucket, environment, moto
+from ingot.stores.location import Location
+from tests.support.s3 import bucket, environment, moto
 
 pytestmark = pytest.mark.skipif(not os.environ.get("INGOT_RAY"), reason="INGOT_RAY is not set: make ray")
 NAMES = [f"model.layers.{i}.mlp.up_proj.weight" for i in range(24)]
@@ -130,10 +130,10 @@ def test_from_a_bucket_into_a_bucket(source: Path, nodes: Any) -> None:
     ingot.convert(source, source.parent / "here", **more)
     ingot.convert(source, "s3://bucket/m.safetensors")
     ingot.convert("s3://bucket/m.safetensors", "s3://bucket/there", engine="ray", address=nodes.address, **more)
-    there, here = from_url("s3://bucket/there"), source.parent / "here"
+    there, here = Location.parse("s3://bucket/there").store(), source.parent / "here"
     assert sorted(there.list().files) == sorted(path.name for path in here.iterdir())
     assert all(there.read(path.name, 1 << 30, "test") == path.read_bytes() for path in here.iterdir())
-    assert from_url("s3://bucket").list() == Listing(("m.safetensors",), ("there",))
+    assert Location.parse("s3://bucket").store().list() == Listing(("m.safetensors",), ("there",))
 
 
 def test_a_worker_s_error_is_the_driver_s(source: Path, nodes: Any) -> None:

@@ -15,12 +15,12 @@ from ingot.cluster import pool
 from ingot.cluster.pool import Processes
 from ingot.errors import IngotError
 from ingot.model.store import Listing
+from ingot.stores.location import Location
 from ingot.stores.remote import client
-from ingot.stores.table import from_url, share
-from ingot.testing.libraries import contents, folder, moved, weights
-from ingot.testing.proxy import FaultyProxy
-from ingot.testing.s3 import bucket, environment, moto, seaweed
-from ingot.testing.workers import Inline
+from tests.support.libraries import contents, folder, moved, weights
+from tests.support.proxy import FaultyProxy
+from tests.support.s3 import bucket, environment, moto, seaweed
+from tests.support.workers import Inline
 
 MOTO = os.environ.get("INGOT_MOTO_SERVER", "")
 WEED = os.environ.get("INGOT_WEED", "")
@@ -54,12 +54,12 @@ def _environment(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 def test_shards_in_parts_there_and_back(tmp_path: Path) -> None:
     ingot.save(tmp_path / "a.safetensors", WEIGHTS)
     ingot.convert(tmp_path / "a.safetensors", "s3://bucket/m", format="safetensors", max_shard=13_000_000)
-    assert len(from_url("s3://bucket/m").list().files) == 3
+    assert len(Location.parse("s3://bucket/m").store().list().files) == 3
     assert ingot.compare("s3://bucket/m", tmp_path / "a.safetensors").same
     ingot.seal("s3://bucket/m")
     assert not ingot.verify("s3://bucket/m")
     ingot.save("s3://bucket/m", WEIGHTS, overwrite=True)
-    assert from_url("s3://bucket/m").list() == Listing(("model.zt",))
+    assert Location.parse("s3://bucket/m").store().list() == Listing(("model.zt",))
 
 
 def test_an_object_that_is_replaced_is_refused() -> None:
@@ -89,7 +89,7 @@ def test_a_library_is_kept_in_a_bucket(tmp_path: Path) -> None:
     library.add(base)
     assert library.add(tuned, "org/tuned").deltas == 2
     library.rm("base")
-    kept = share(library.address)
+    kept = Location.parse(library.address).share()
     with kept.using(), pytest.raises(IngotError) as caught:
         library.gc(wait=0)
     assert caught.value.rule == "library.busy"
@@ -120,11 +120,13 @@ def test_shards_that_workers_made_are_copied_by_the_server(tmp_path: Path, monke
         put.clear()
         resumed = {"resume": out == "made"}
         ingot.convert(tmp_path / "m.safetensors", f"s3://bucket/{out}", engine="processes", **resumed, **more)
-        there, here = from_url(f"s3://bucket/{out}"), tmp_path / "here"
+        there, here = Location.parse(f"s3://bucket/{out}").store(), tmp_path / "here"
         assert sorted(there.list().files) == sorted(path.name for path in here.iterdir())
         assert all(there.read(path.name, 1 << 30, "test") == path.read_bytes() for path in here.iterdir())
         assert len(copied) == 3
         assert [key for key in put if key.endswith(".safetensors") and ".ingot-partial" not in key] == []
         assert len([key for key in put if ".ingot-partial" in key]) == (1 if out == "made" else 0)
-    objects = client.Client.stamps(share("s3://bucket/made").client, "")  # SeaweedFS keeps folders without any
+    objects = client.Client.stamps(
+        Location.parse("s3://bucket/made").share().client, ""
+    )  # SeaweedFS keeps folders without any
     assert [key for key in objects if ".ingot-partial" in key] == []

@@ -32,11 +32,11 @@ from ingot.ext.squish.tiers.prepare import prepare
 from ingot.runtime.loading.load_report import LoadReport
 from ingot.runtime.loading.transformers import load_model
 from ingot.stores.local import LocalStore
-from ingot.testing.matrix import explore
-from ingot.testing.stores import CountingStore
+from tests.support.matrix import explore
+from tests.support.paths import DEMO_DATA as DEMO
+from tests.support.stores import CountingStore
 
 BASE = Path(__file__).parents[3] / "shared" / "models" / "base"
-DEMO = Path(ingot.__file__).parent / "demo" / "data"
 MODELS = [
     pytest.param(DEMO, id="demo"),
     pytest.param(BASE, id="base", marks=pytest.mark.models),

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.testing.matrix import explore
+from tests.support.matrix import explore
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "squizd" / "valid"
 HALVES = {"f16": "e", "f32": "f", "f64": "d", "i64": "q", "i32": "i", "i16": "h", "i8": "b"}

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.testing import model_folder
+from tests.support import model_folder
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -17,7 +17,7 @@ from ingot.model.layouts.trellis import TrellisLayout
 from ingot.model.part import memory_part
 from ingot.model.tensor import Array, Tensor
 from ingot.testing.codecs import encode_tensor
-from ingot.testing.strategies import random_bits
+from ingot.testing.values import random_bits
 
 from . import deltas, exact, textures, weights
 from .common import RefusedError, Stored, as_float, rounded

@@ -1,4 +1,4 @@
-"""What the oracles share: a stored tensor as plain values, numbers from bytes, bits, rounding. NumPy alone."""
+"""What the oracles share: a stored tensor as plain values, numbers from bytes, bits, rounding."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from math import prod
 from typing import Any
 
 import numpy as np
+
+from tests.support.reference import affine
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -51,9 +53,8 @@ class Stored:
 
 def stream(data: bytes, bits: int, count: int, *, high_first: bool = False) -> Array:
     """Unsigned codes of one bit stream: the first in the lowest bits of the first byte, or in the highest."""
-    raw = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="big" if high_first else "little")
-    weights = 1 << np.arange(bits)[:: -1 if high_first else 1]
-    return np.asarray((raw[: count * bits].reshape(count, bits) * weights).sum(axis=1), np.int64)
+    row = np.frombuffer(data, np.uint8)[None]
+    return affine.unpack(row, count, bits, msb=high_first)[0].astype(np.int64)
 
 
 def rounded(values: Array, dtype: str) -> Array:

@@ -16,8 +16,8 @@ import pytest
 
 from ingot.model.layouts.ggml import TYPES
 from ingot.model.tensor import Tensor
-from ingot.testing.matrix import SHAPE, Found, explore, table
-from ingot.testing.reference import ggml
+from tests.support.matrix import SHAPE, Found, explore, table
+from tests.support.reference import ggml
 
 from .common import Stored
 from .weights import DECODERS

@@ -83,7 +83,7 @@ def test_codec_and_format_serve_the_python_interface(installed: Path, folder: Pa
         (("matrix", "model.safetensors"), "flat"),
         (("convert", "model.safetensors", "out.flat"), "out.flat"),
         (("largest", "model.safetensors", "--count", "1"), "1,024 dense        model.layers.0.mlp.up_proj.weight"),
-        (("largest", "--help"), "Checkpoint: a file, a folder or an address."),
+        (("largest", "--help"), "CHECKPOINT is a file, a folder or an address."),
         (("larges",), "largest"),
     ],
 )

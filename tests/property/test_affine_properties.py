@@ -16,9 +16,9 @@ from ingot.errors import CodecError
 from ingot.model.part import memory_part
 from ingot.model.tensor import Array, Tensor
 from ingot.testing.codecs import encode_tensor, read_rows, zstd_part
-from ingot.testing.reference import affine as reference
-from ingot.testing.reference.affine import Grid
-from ingot.testing.strategies import FLOATS, matrices
+from tests.support.reference import affine as reference
+from tests.support.reference.affine import Grid
+from tests.support.strategies import FLOATS, matrices
 
 CODEC = AffineCodec()
 

@@ -15,8 +15,9 @@ from ingot.model.layouts.affine import AffineLayout
 from ingot.model.part import memory_part
 from ingot.model.tensor import Array, Tensor
 from ingot.testing.codecs import repacked, repacks
-from ingot.testing.reference import affine as reference
-from ingot.testing.strategies import matrices, random_bits
+from ingot.testing.values import random_bits
+from tests.support.reference import affine as reference
+from tests.support.strategies import matrices
 
 CODEC = AffineCodec()
 WORDS = ("8", "16", "32", "64")

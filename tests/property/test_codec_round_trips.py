@@ -11,7 +11,7 @@ from ingot.codecs.cast import cast
 from ingot.codecs.table import CODECS
 from ingot.errors import CodecError
 from ingot.testing.codecs import bits, encode_tensor, read_rows, round_once, zstd_part
-from ingot.testing.strategies import FLOATS, arrays, dtypes, matrices, shapes
+from tests.support.strategies import FLOATS, arrays, dtypes, matrices, shapes
 
 CUTS = st.lists(st.integers(0, 40), max_size=4).map(tuple)
 

@@ -12,8 +12,8 @@ from ingot.core.numeric.dtypes import DTYPES, numpy_dtype
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
 from ingot.testing.codecs import bits, chunks
-from ingot.testing.reference import delta_exact as reference
-from ingot.testing.strategies import Array, arrays, shapes
+from tests.support.reference import delta_exact as reference
+from tests.support.strategies import Array, arrays, shapes
 
 CODEC = ExactDelta()
 TYPES = st.sampled_from([row.name for row in DTYPES.values() if row.bits >= 8 and row.kind != "c"])

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from ingot.codecs.lossless.float_entropy import EntropyCodec
 from ingot.core.numeric.dtypes import DTYPES, numpy_dtype
 from ingot.testing.codecs import bits, encode_tensor, read_rows, zstd_part
-from ingot.testing.reference import float_entropy as reference
-from ingot.testing.strategies import Array, arrays, shapes
+from tests.support.reference import float_entropy as reference
+from tests.support.strategies import Array, arrays, shapes
 
 CODEC = EntropyCodec()
 TYPES = st.sampled_from([row.name for row in DTYPES.values() if row.is_float and row.bits >= 8])

@@ -19,7 +19,8 @@ import ingot
 from ingot.core.numeric.dtypes import DTYPES
 from ingot.errors import IngotError
 from ingot.formats.table import FORMATS
-from ingot.testing.strategies import WHOLE_BYTE_DTYPES, random_bits
+from ingot.testing.values import random_bits
+from tests.support.strategies import WHOLE_BYTE_DTYPES
 
 CASES = int(os.environ.get("INGOT_PAIRS", "100"))
 SOURCES = (

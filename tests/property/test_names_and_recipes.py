@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ingot.naming.names import ROLES, layer_of, role_of
 from ingot.recipes.load import PRESETS, load_recipe
 from ingot.recipes.recipe import WEIGHT_DTYPES, resolve
-from ingot.testing.strategies import dtypes, names, shapes
+from tests.support.strategies import dtypes, names, shapes
 
 RECIPES = {preset: load_recipe(preset) for preset in PRESETS}
 

@@ -19,7 +19,7 @@ from ingot.model.artifact import Artifact
 from ingot.model.spec import TensorSpec
 from ingot.stores.memory import MemoryStore, MemoryTarget
 from ingot.testing.formats import Item, dense, feed
-from ingot.testing.reading import checked, read_all
+from tests.support.reading import checked, read_all
 
 FORMAT = NpydirFormat()
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="/\0"), max_size=12) | st.sampled_from(
@@ -63,7 +63,7 @@ def test_what_is_written_is_read(found: list[Item], digest: str | None, step: in
         writer = FORMAT.writer(target, "manifest.json", Artifact(specs, {"a": [1, "b"]}), options)
     except IngotError as error:
         collides = error.rule in ("npydir.collision", "writer.duplicate")
-        assert collides or any(FORMAT.refuses(spec) for spec in specs)
+        assert collides or any(FORMAT.why_unsupported(spec) for spec in specs)
         return
     for index in order:
         feed(writer, found[index], step)

@@ -19,7 +19,7 @@ from ingot.model.layouts.palette import BITS, LEGAL_VECTORS, VECTOR_SIZES, requi
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
 from ingot.testing.codecs import bits, encode_tensor, read_rows
-from ingot.testing.reference import palette as reference
+from tests.support.reference import palette as reference
 
 PALETTE, MASK = CODECS["palette"], CODECS["sparse_mask"]
 

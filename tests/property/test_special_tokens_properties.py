@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.testing import model_folder
 from ingot.translate import companions, special_tokens
+from tests.support import model_folder
 
 gguf = pytest.importorskip("gguf")
 

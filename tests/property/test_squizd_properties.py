@@ -23,8 +23,8 @@ from ingot.model.layouts.ids import file_id
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.stores.memory import MemoryTarget
 from ingot.testing.formats import Item, dense, feed
-from ingot.testing.reading import checked, read_all
-from ingot.testing.squizd_items import fnv
+from tests.support.reading import checked, read_all
+from tests.support.squizd_items import fnv
 
 CORPUS = {
     path.relative_to(path.parent.parent).as_posix(): path.read_bytes()
@@ -140,7 +140,7 @@ def carried(item: Item) -> bool:
         item.spec.name.encode()
     except UnicodeEncodeError:
         return False
-    return FORMAT.refuses(item.spec) is None
+    return FORMAT.why_unsupported(item.spec) is None
 
 
 @settings(deadline=None)

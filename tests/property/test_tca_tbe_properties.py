@@ -14,8 +14,8 @@ from ingot.errors import CodecError
 from ingot.model.part import Part, memory_part
 from ingot.model.tensor import Array
 from ingot.testing.codecs import bits, encode_tensor, read_rows, zstd_part
-from ingot.testing.reference import tca_tbe as reference
-from ingot.testing.strategies import random_bits
+from ingot.testing.values import random_bits
+from tests.support.reference import tca_tbe as reference
 
 CODEC = TcaCodec()
 CUTS = st.lists(st.integers(0, 200), max_size=4).map(tuple)

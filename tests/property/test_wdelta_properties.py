@@ -23,7 +23,7 @@ from ingot.model.delta import Change, DeltaInfo, Identity
 from ingot.model.spec import TensorSpec
 from ingot.stores.memory import MemoryTarget
 from ingot.testing.codecs import bits, encode_parts, encode_tensor, read_rows
-from ingot.testing.wdelta import PARENT, Made, int4, quantized, sparse, wdelta_file
+from tests.support.wdelta import PARENT, Made, int4, quantized, sparse, wdelta_file
 
 Values = np.ndarray[Any, np.dtype[np.float32]]
 SHAPES = st.lists(st.integers(0, 9), max_size=3).map(tuple)

@@ -17,13 +17,13 @@ from ingot.formats.base import WriteOptions
 from ingot.formats.zt.format import ZtFormat
 from ingot.formats.zt.manifest import Component, Object
 from ingot.formats.zt.reader import read_catalog
-from ingot.formats.zt.rules import check_object, check_places, plain
+from ingot.formats.zt.rules import check_blobs, check_object, is_simple_object
 from ingot.formats.zt.writer import ZtWriter
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import MemorySource
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.stores.memory import MemoryTarget
-from ingot.testing.zt import manifest, zt_file
+from tests.support.zt import manifest, zt_file
 
 NAMES = st.text(max_size=12)
 JSON = st.recursive(
@@ -88,7 +88,7 @@ def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
 @given(tensors(), ATTRIBUTES, DIGESTS, st.lists(st.integers(0, 1000), max_size=3), st.randoms())
 def test_what_is_written_is_read(made: Any, metadata: Any, digest: str | None, cuts: list[int], random: Any) -> None:
     specs = [spec for spec, _, _ in made]
-    assert all(ZtFormat().refuses(spec) is None for spec in specs)
+    assert all(ZtFormat().why_unsupported(spec) is None for spec in specs)
     target = MemoryTarget()
     with ZtWriter(target.create("f"), specs, metadata=metadata, digest=digest, name="f") as writer:
         for spec, stored, _ in made:
@@ -153,14 +153,14 @@ def objects(draw: st.DrawFn) -> Object:
 
 @given(objects())
 def test_the_fast_path_takes_only_what_the_rules_take(obj: Object) -> None:
-    if plain(obj):
+    if is_simple_object(obj):
         check_object("f", "t", obj)
 
 
 @given(st.integers(0, 8), st.sampled_from(["f32", "u8", "f64"]))
 def test_the_fast_path_takes_the_usual_tensor(count: int, dtype: str) -> None:
     about = Object((count,), "dense", {"data": Component(dtype, 64, count * STORAGE_DTYPES[dtype].bits // 8)})
-    assert plain(about) == (count > 0)
+    assert is_simple_object(about) == (count > 0)
 
 
 @given(objects())
@@ -185,10 +185,10 @@ def test_places_are_refused_exactly_where_a_plain_loop_would(spans: list[tuple[i
     fine = all(offset % 64 == 0 and offset > 0 and offset + length <= end for offset, length in blobs)
     fine = fine and first_overlap((offset, offset + length, "") for offset, length in set(blobs)) is None
     if fine:
-        check_places("f", found, end)
+        check_blobs("f", found, end)
     else:
         with pytest.raises(FormatError):
-            check_places("f", found, end)
+            check_blobs("f", found, end)
 
 
 FIELDS = st.sampled_from(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from os import PathLike
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -20,6 +19,7 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.model.store import Store
 from ingot.model.tensor import Tensor
 from ingot.naming.config import MAX_CONFIG, parse_config
+from ingot.stores.location import Location
 
 RULE = "model.adapter"
 CONFIG = "adapter_config.json"
@@ -73,11 +73,11 @@ def adapter_of(source: Source) -> Adapter | None:
     return recognise(source.catalog.tensors, source.catalog.metadata, source.store)
 
 
-def adapter_in(checkpoint: Checkpoint, path: str | PathLike[str]) -> Adapter | None:
-    """Return what adapter a checkpoint is that was opened by ``path``; None if it is none."""
+def adapter_in(checkpoint: Checkpoint, location: Location) -> Adapter | None:
+    """Return the adapter that a checkpoint opened from this location is; None if it is not an adapter."""
     if recognise(checkpoint, checkpoint.metadata, None) is None:
         return None
-    return recognise(checkpoint, checkpoint.metadata, find(path)[0])
+    return recognise(checkpoint, checkpoint.metadata, find(location)[0])
 
 
 def note_on_config(source: Source, *, directory: bool) -> str:

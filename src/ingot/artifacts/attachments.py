@@ -6,14 +6,14 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
-from os import PathLike, fspath
+from os import PathLike
 
 import msgspec
 
 from ingot.artifacts.destination import destination
 from ingot.artifacts.draft_head import DraftShape, check_head
 from ingot.artifacts.extract_options import CoremlOptions, DraftOptions
-from ingot.artifacts.open import checkpoint_of, open_source
+from ingot.artifacts.open import open_source
 from ingot.artifacts.save import plan_tensors, save_planned
 from ingot.core.files.archive import Entry, is_unpacked, pack, unpack
 from ingot.core.options import takes
@@ -24,9 +24,7 @@ from ingot.model.store import Store
 from ingot.stores.cache import cached, default_cache, scratch_folder
 from ingot.stores.files import unnamed
 from ingot.stores.local import LocalStore
-from ingot.stores.table import locate, location_of
-
-AnyPath = str | PathLike[str]
+from ingot.stores.location import AnyPath, Location
 
 KINDS = {"draft": "draft head", "coreml": "Core ML package", "program": "Core ML program", "graph": "ONNX graph"}
 WITH_WEIGHTS = ("draft", "coreml")
@@ -48,7 +46,7 @@ def require_carried(format: Format, kinds: Collection[str]) -> None:
         )
 
 
-def pack_package(path: AnyPath) -> Part:
+def pack_package(location: Location) -> Part:
     """Zip a Core ML package into an unnamed temporary file (in ``$TMPDIR``) and return it as a part.
 
     The bytes depend on the files' names and contents alone. The part's source is to be closed.
@@ -60,26 +58,28 @@ def pack_package(path: AnyPath) -> Part:
     UsageError, ResourceError
         ``open.missing``; the disk is full.
     """
-    store = _package_at(path)
+    store = _package_at(location)
     require_package(store)
     source = unnamed(partial(pack, store.require_path("", "packing a Core ML package")))
-    part = Part("u8", source.size, source, where=f"{path} (packed)")
+    part = Part("u8", source.size, source, where=f"{location} (packed)")
     part.digest = f"sha256:{package_digest(part)}"
     return part
 
 
-def _package_at(path: AnyPath) -> Store:
+def _package_at(location: Location) -> Store:
     try:
-        store, name = locate(path)
+        store, name = location.find()
     except UsageError as error:
         if error.rule != "store.missing":
             raise
-        name = fspath(path)
+        raise _no_package_folder(location) from None
     if name:
-        raise UsageError(
-            f"expected a folder *{PACKAGE_SUFFIX}, found none", rule="open.missing", where=location_of(path)
-        )
+        raise _no_package_folder(location)
     return store
+
+
+def _no_package_folder(location: Location) -> UsageError:
+    return UsageError(f"there is no folder *{PACKAGE_SUFFIX} here", rule="open.missing", where=location.display)
 
 
 def require_package(store: Store, folder: str = "") -> None:
@@ -142,7 +142,7 @@ def extract_package(part: Part, cache: AnyPath | None = None) -> PathLike[str]:
         Disk full, cache not writable.
     """
     name = f"{package_digest(part)}{PACKAGE_SUFFIX}"
-    folder = default_cache("coreml") if cache is None else cache
+    folder = default_cache("coreml") if cache is None else Location.parse(cache).text
     store = cached(folder, name, partial(_holds, part), partial(_fill, part))
     return store.local_path(_package_in(store))
 
@@ -182,18 +182,19 @@ def extract_draft(options: DraftOptions) -> DraftShape | None:
     FormatError
         ``draft.*``.
     """
-    path = options.path
-    source = open_source(path)
+    location = Location.parse(options.path)
+    source = open_source(location)
     try:
-        draft = checkpoint_of(source).attachments.draft
+        draft = source.view().attachments.draft
         if draft is None:
-            raise no_attachment("draft", path)
-        with located(location_of(path)):
+            raise no_attachment("draft", location)
+        with located(location.display):
             shape = check_head(draft)
-        target_place = destination(options.out, options.format)
+        target_place = destination(Location.parse(options.out), options.format)
         target = target_place.format
         tensors = {
-            name: tensor if not target.refuses(tensor.spec()) else tensor.numpy() for name, tensor in draft.items()
+            name: tensor if not target.why_unsupported(tensor.spec()) else tensor.numpy()
+            for name, tensor in draft.items()
         }
         save_planned(target_place, plan_tensors(target, tensors), {}, overwrite=options.overwrite)
     finally:
@@ -207,11 +208,12 @@ def extract_coreml(options: CoremlOptions) -> PathLike[str]:
 
     Raises ``UsageError`` ``attachments.none`` where the artifact carries none.
     """
-    source = open_source(options.path, io="pread")
+    location = Location.parse(options.path)
+    source = open_source(location, io="pread")
     try:
         part = source.catalog.attachments.coreml
         if part is None:
-            raise no_attachment("coreml", options.path)
+            raise no_attachment("coreml", location)
         return extract_package(part, options.cache)
     finally:
         source.close()
@@ -251,11 +253,11 @@ def _no_package(where: str, expected: str) -> FormatError:
     return FormatError(_PACKAGE_RULE, f"expected a Core ML package: {expected}", where=where)
 
 
-def no_attachment(kind: str, path: AnyPath) -> UsageError:
-    """Return the refusal ``attachments.none``."""
+def no_attachment(kind: str, location: Location) -> UsageError:
+    """Return the error ``attachments.none``."""
     advice = f"put one in with `ingot convert MODEL OUT --{kind} PATH`"
     return UsageError(
         f"expected a {KINDS[kind]} in this artifact, found none: {advice}",
         rule="attachments.none",
-        where=location_of(path),
+        where=location.display,
     )

@@ -20,11 +20,16 @@ from ingot.model.receipt import SUFFIX as RECEIPTS
 from ingot.model.seal import SUFFIX as SEALS
 from ingot.model.store import Listing, Store, copy_file
 from ingot.naming.config import CONFIG, MAX_CONFIG, parse_config
-from ingot.stores.table import locate
+from ingot.stores.location import Location
 
 _RULE = "companions.config"
 _INDEX_SUFFIX = ".index.json"
 _WEIGHTS, _LINK, _MODEL, _DEEP = "weights", "links out of the folder", "folders with weights", "folders in folders"
+
+
+def holds_a_model(format: str) -> bool:
+    """Return whether files of a format hold a model's config and tokenizer as metadata, under names of the format."""
+    return format == "gguf"
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +176,7 @@ def changed_config(companions: Mapping[str, str], change: ConfigChange) -> bytes
     """
     if CONFIG not in companions:
         return None
-    store, file = locate(companions[CONFIG], io="pread")
+    store, file = Location.parse(companions[CONFIG]).find(io="pread")
     return _changed(store.read(file, MAX_CONFIG, _RULE), change, companions[CONFIG])
 
 
@@ -182,7 +187,7 @@ def companion_config(companions: Mapping[str, str], rule: str) -> dict[str, Any]
     """
     if CONFIG not in companions:
         return {}
-    store, file = locate(companions[CONFIG], io="pread")
+    store, file = Location.parse(companions[CONFIG]).find(io="pread")
     return parse_config(store.read(file, MAX_CONFIG, rule), rule, companions[CONFIG])
 
 
@@ -204,7 +209,7 @@ def copy_companions(companions: Mapping[str, str], target: Target, change: Confi
         A companion cannot be read, or the target not written; the error names which.
     """
     for name, address in companions.items():
-        store, file = locate(address, io="pread")
+        store, file = Location.parse(address).find(io="pread")
         sink = target.create(name)
         try:
             if name == CONFIG and change:

@@ -6,7 +6,6 @@ import re
 from collections.abc import Container
 from dataclasses import dataclass, replace
 from functools import partial
-from os import PathLike, fspath
 from pathlib import PurePosixPath
 
 from ingot.artifacts.replaceable import require_ours
@@ -16,8 +15,7 @@ from ingot.errors import ResourceError, UsageError
 from ingot.formats.base import Format
 from ingot.formats.table import FORMATS
 from ingot.model.store import Replaced
-from ingot.stores import table
-from ingot.stores.table import locate, location_of
+from ingot.stores.location import Location
 
 DEFAULT_FORMAT = "zt"
 STEM = "model"
@@ -25,18 +23,32 @@ STEM = "model"
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """What is to be published at ``location``, a path or address: ``name`` is the weight file to create, ``directory``
-    tells whether in a folder, which of some formats has their suffix."""
+    """A file or folder that an operation writes.
 
-    location: str
+    Attributes
+    ----------
+    location : Location
+    directory : bool
+        Whether the result is a folder. Folders of some formats have the suffix of the format.
+    format : Format
+    name : str
+        The weight file to create.
+    """
+
+    location: Location
     directory: bool
     format: Format
     name: str
 
     @property
     def url(self) -> str:
-        """The address, of a path too."""
-        return table.url_of(self.location)
+        """The address, also of a path."""
+        return self.location.url
+
+    @property
+    def display(self) -> str:
+        """The location as messages and reports show it."""
+        return self.location.display
 
     @property
     def is_local(self) -> bool:
@@ -44,12 +56,11 @@ class Destination:
         return self.url.startswith("file:")
 
 
-def destination(
-    path: str | PathLike[str], format: str | None = None, container: int | str | None = None
-) -> Destination:
-    """Decide by the suffix of ``path``: a known one means a single file of that format, none or a slash a folder.
+def destination(location: Location, format: str | None = None, container: int | str | None = None) -> Destination:
+    """Choose file or folder, and the format, by the suffix of a location.
 
-    ``container`` is the version of the format's container to write.
+    A known suffix means a single file of that format. No suffix, or a slash at the end, means a folder. ``container``
+    is the version of the format's container to write.
 
     Raises
     ------
@@ -58,7 +69,7 @@ def destination(
         it has a suffix of another program (``save.suffix``); a file where a package, a folder, is to be
         (``target.exists``); the format has no such version of a container (``convert.container``).
     """
-    target = _destination(path, format)
+    target = _destination(location, format)
     return target if container is None else replace(target, format=_in_container(target.format, str(container)))
 
 
@@ -73,15 +84,15 @@ def _in_container(format: Format, version: str) -> Format:
     return FORMATS[versions[version]]
 
 
-def _destination(path: str | PathLike[str], format: str | None) -> Destination:
-    kind, text = _kind(path), location_of(path)
+def _destination(location: Location, format: str | None) -> Destination:
+    existing, text = _existing(location), location.display
     last = PurePosixPath(text)
     by_suffix = format_of_suffix(last.name)
     chosen = FORMATS.get_or_refuse(format) if format is not None else by_suffix
     whole = by_suffix is not None and by_suffix.traits.folder
-    named = kind == "folder" or fspath(path).endswith(("/", "\\"))
+    named = existing == "folder" or location.ends_in_slash
     if (named or by_suffix is None or whole) and not (whole and chosen is not by_suffix):
-        if whole and kind == "file":
+        if whole and existing == "file":
             raise UsageError(
                 "expected a folder, which such a package is, or nothing; found a file of this name: remove it or "
                 "choose another destination",
@@ -89,10 +100,10 @@ def _destination(path: str | PathLike[str], format: str | None) -> Destination:
                 where=text,
             )
         files_too = chosen is None or bool(chosen.suffixes)
-        if kind == "file" or (files_too and not named and not whole and _foreign_suffix(last.name)):
+        if existing == "file" or (files_too and not named and not whole and _foreign_suffix(last.name)):
             raise _unknown_suffix(text, last.suffix)
         chosen = chosen or FORMATS[DEFAULT_FORMAT]
-        return Destination(text, True, chosen, chosen.file_name(STEM))
+        return Destination(location, True, chosen, chosen.file_name(STEM))
     if by_suffix is not None and chosen is not None and not last.name.lower().endswith(chosen.suffixes):
         raise UsageError(
             f"expected a file name that fits format {chosen.name} ({', '.join(chosen.suffixes)})",
@@ -100,7 +111,7 @@ def _destination(path: str | PathLike[str], format: str | None) -> Destination:
             where=text,
         )
     assert chosen is not None
-    return Destination(text, False, chosen, last.name)
+    return Destination(location, False, chosen, last.name)
 
 
 def stage(target: Destination, *, overwrite: bool, resume: bool = False, names: Container[str] = ()) -> Staging:
@@ -110,13 +121,13 @@ def stage(target: Destination, *, overwrite: bool, resume: bool = False, names: 
     ``names`` and nothing else (``ops.replaceable``). Errors as ``core.atomic.Staging`` and ``require_ours``.
     """
     ours = partial(require_ours, also=names)
-    return table.stage(target.location, Replaced(overwrite, ours), directory=target.directory, resume=resume)
+    return target.location.stage(Replaced(overwrite, ours), directory=target.directory, resume=resume)
 
 
-def _kind(path: str | PathLike[str]) -> str | None:
-    """Return what is there: a file or a folder; None where there is nothing, or the system does not tell."""
+def _existing(location: Location) -> str | None:
+    """Return ``"file"`` or ``"folder"``; None if there is neither, or if the system does not permit to see it."""
     try:
-        return "file" if locate(path)[1] else "folder"
+        return "file" if location.find()[1] else "folder"
     except UsageError as error:
         if error.rule in ("store.missing", "store.name-too-long"):
             return None

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
-from ingot.artifacts.options import OVERWRITE, PROGRESS, AnyPath
+from ingot.artifacts.options import OVERWRITE, PROGRESS
 from ingot.core.options import about
+from ingot.stores.location import AnyPath
 
 if TYPE_CHECKING:
     from ingot.core.runtime.progress import ProgressCallback

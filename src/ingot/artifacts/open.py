@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
-from os import PathLike, fspath
 from typing import Any
 
 from ingot.artifacts.companions import Companions, find_companions
@@ -23,24 +21,26 @@ from ingot.formats.safetensors.patch import read_pairs
 from ingot.formats.shared.foreign import HEAD
 from ingot.formats.table import FORMATS
 from ingot.model.bytesource import StampedSource
-from ingot.model.checkpoint import Checkpoint, Reopen
+from ingot.model.checkpoint import Checkpoint, CheckpointSource
 from ingot.model.delta import KEY
 from ingot.model.reading.lazy import Many, as_many
 from ingot.model.reading.limits import require_decompressed
 from ingot.model.store import Listed, Store, Without
 from ingot.model.tensor import Tensor
 from ingot.naming.config import CONFIG
-from ingot.stores.table import STORES, beside, from_url, locate_model, location_of
+from ingot.stores.location import AnyPath, Location
+from ingot.stores.table import STORES
 
 STORES.add("library", "ingot.library.place:LibraryScheme")  # what it reads takes formats and codecs: it lies here
 
 
 @dataclass(slots=True)
-class Source:
+class Source(CheckpointSource):
     """An opened artifact before decoders are attached: its store, format, entry file and catalog.
 
-    ``location`` is what it was opened by, for messages and reports. ``name`` is the file that was asked for; empty
-    where it was a folder, which is the store then.
+    ``location`` is the address that it was opened by, for messages and reports. ``name`` is the opened file in
+    ``store``; empty if the store itself, a folder, was opened. ``requested_io`` and ``max_decompressed`` are options of
+    ``ingot.open`` with which a copy of its checkpoint is opened; without ``requested_io`` there are no copies.
     """
 
     location: str
@@ -51,6 +51,8 @@ class Source:
     catalog: Catalog
     io: str
     verify: bool = True
+    requested_io: str | None = None
+    max_decompressed: int | str | None = None
     _whole: bool = False
 
     def require_unchanged(self) -> None:
@@ -131,6 +133,30 @@ class Source:
         """Return what lies beside the artifact's own files in its folder; nothing where a single file was opened."""
         return find_companions(self.store, self.catalog.headers) if self.is_folder else Companions()
 
+    def view(self) -> Checkpoint:
+        """Return the checkpoint of the artifact, with a decoder for each tensor. Closing it closes the source."""
+        catalog, attachments = self.catalog, self.catalog.attachments
+        if attachments.draft is not None:
+            attachments = replace(attachments, draft=with_decoders(attachments.draft))
+        return Checkpoint(
+            with_decoders(catalog.tensors),
+            format=self.format.name,
+            location=self.location,
+            metadata=catalog.metadata,
+            companions=self.companions().files,
+            io=self.io,
+            source=self,
+            attachments=attachments,
+            aliases=catalog.aliases,
+            features=catalog.features,
+            unread=catalog.unread,
+        )
+
+    def reopen(self) -> tuple[Callable[..., Checkpoint], tuple[Any, ...]] | None:
+        if self.requested_io is None:
+            return None
+        return _open_again, (self.url, self.requested_io, self.verify, self.identity(), self.max_decompressed)
+
     def close(self) -> None:
         """Close the files of the catalog."""
         for source in self.catalog.sources:
@@ -173,7 +199,7 @@ def _decoding(tensor: Tensor) -> Tensor:
 
 @bordered
 def open(
-    path: str | PathLike[str], *, io: str = "auto", verify: bool = True, max_decompressed: int | str | None = None
+    path: AnyPath, *, io: str = "auto", verify: bool = True, max_decompressed: int | str | None = None
 ) -> Checkpoint:
     """Open a checkpoint: a file in any format that Ingot reads, or a folder that holds one.
 
@@ -201,119 +227,107 @@ def open(
     FormatError, IntegrityError, UnsupportedError
         The file breaks a rule of its format; ``model.quantized``: another program packed its weights.
     """
-    return open_there(*find(path, io), io=io, verify=verify, max_decompressed=max_decompressed)
+    return open_there(*find(Location.parse(path), io), io=io, verify=verify, max_decompressed=max_decompressed)
 
 
 def open_there(
     store: Store, name: str, *, io: str = "auto", verify: bool = True, max_decompressed: int | str | None = None
 ) -> Checkpoint:
     """Open what ``find`` has found; see ``open``."""
-    source = open_found(store, name, verify=verify, max_decompressed=max_decompressed)
-    return weights_of(source, lambda: (_open_again, (source.url, io, verify, source.identity(), max_decompressed)))
+    return weights_of(open_found(store, name, verify=verify, max_decompressed=max_decompressed, requested_io=io))
 
 
-def weights_of(source: Source, reopen: Reopen | None = None) -> Checkpoint:
-    """Make the user's view of an opened source whose tensors are to be read as numbers; ``reopen`` as there.
+def weights_of(source: Source) -> Checkpoint:
+    """Return the checkpoint of a source whose tensors are to be decoded.
 
-    Raises ``UnsupportedError`` ``model.quantized``, and closes the source, where another program has packed them.
+    If another program has packed them, it raises ``UnsupportedError`` ``model.quantized`` and closes the source.
     """
     dialect = source.dialect()
     if dialect is not None:
         source.close()
         raise _located(dialect.refusal(), source.location)
-    return checkpoint_of(source, reopen)
+    return source.view()
 
 
 def _open_again(
-    location: str, io: str, verify: bool, identity: list[list[Any]], max_decompressed: int | str | None
+    url: str, io: str, verify: bool, identity: list[list[Any]], max_decompressed: int | str | None
 ) -> Checkpoint:
     """Open what a pickled checkpoint was opened from; ``IntegrityError`` ``store.changed`` where that is another."""
-    source = open_source(location, io=io, verify=verify, max_decompressed=max_decompressed)
+    source = open_source(Location.parse(url), io=io, verify=verify, max_decompressed=max_decompressed, requested_io=io)
     if source.identity() != identity:
         source.close()
         raise IntegrityError(
             "store.changed",
             "expected the checkpoint that the copied one was opened from, found one that was written to or replaced "
             "since; open it by its path",
-            where=location,
+            where=source.location,
         )
-    return checkpoint_of(source, lambda: (_open_again, (location, io, verify, identity, max_decompressed)))
+    return source.view()
 
 
-def checkpoint_of(source: Source, reopen: Reopen | None = None) -> Checkpoint:
-    """Make the user's view of an opened source; ``reopen`` as ``Checkpoint.reopen``."""
-    attachments = source.catalog.attachments
-    if attachments.draft is not None:
-        attachments = replace(attachments, draft=with_decoders(attachments.draft))
-    checkpoint = Checkpoint(
-        with_decoders(source.catalog.tensors),
-        format=source.format.name,
-        location=source.location,
-        metadata=source.catalog.metadata,
-        companions=source.companions().files,
-        on_close=source.close,
-        io=source.io,
-    )
-    checkpoint.attachments = attachments
-    checkpoint.features, checkpoint.called = source.catalog.features, source.catalog.called
-    checkpoint.unread = source.catalog.unread
-    checkpoint.reopen = reopen
-    checkpoint.check_whole = source.require_whole
-    checkpoint.check_unchanged = source.require_unchanged
-    checkpoint.stamps = source.identity
-    return checkpoint
+def find(location: Location, io: str = "auto") -> tuple[Store, str]:
+    """Return the store that contains an artifact, and the artifact's name there, which is empty for a folder.
 
-
-def find(path: str | PathLike[str], io: str = "auto") -> tuple[Store, str]:
-    """Return the store that an artifact lies in, and its name there, which is empty for a folder; opens nothing.
-
-    Raises ``UsageError`` ``open.io``, ``open.missing``, ``open.url``, and what the store raises.
+    Opens no file. Raises ``UsageError`` ``open.io``, ``open.missing``, ``open.url``, and the errors of the store.
     """
     if io not in ("auto", "mmap", "pread"):
         raise UsageError(f"expected io 'auto', 'mmap' or 'pread', found {io!r}", rule="open.io")
-    if path == "":  # an unset variable of a shell; it would be the present folder
-        raise missing_path("")
+    if not location.given:  # an unset variable of a shell; it would be the current folder
+        raise missing_error(location)
     try:
-        return locate_model(path, io=io)
+        return location.find_model(io)
     except UsageError as error:
         if error.rule in ("store.missing", "store.scheme"):
-            raise missing_path(fspath(path), error) from None
+            raise missing_error(location, error) from None
         raise
 
 
-def address_of(path: str | PathLike[str]) -> str:
-    """Return where another process finds an artifact; empty where none can. Errors as ``find``."""
-    store, name = find(path)
+def address_of(location: Location) -> str:
+    """Return the address at which another process finds an artifact; empty if no process can.
+
+    Raises the errors of ``find``.
+    """
+    store, name = find(location)
     return store.url_of(name)
 
 
-def path_here(path: str | PathLike[str], address: str) -> str | PathLike[str]:
-    """Return what another process has opened, for this one: ``path`` as it was given there, so that messages are the
-    same, where that leads to the same address; else the address."""
+def local_text(text: str, address: str) -> str:
+    """Return the text of a location that another process parsed, if it leads to the same address; else the address.
+
+    With the same text, messages are the same in both processes.
+    """
     try:
-        return path if address_of(path) == address else address
+        return text if address_of(Location.parse(text)) == address else address
     except IngotError:
         return address
 
 
 def open_source(
-    path: str | PathLike[str],
+    location: Location,
     *,
     io: str = "auto",
     verify: bool = True,
     max_decompressed: int | str | None = None,
     trust_index: bool = False,
+    requested_io: str | None = None,
 ) -> Source:
     """Locate and validate; see ``open``. With ``trust_index``, weight files that a folder's index does not list are
     ignored."""
-    store, name = find(path, io)
+    store, name = find(location, io)
     if trust_index and not name:
         store = Without(store, unlisted_files(store))
-    return open_found(store, name, verify=verify, max_decompressed=max_decompressed)
+    return open_found(store, name, verify=verify, max_decompressed=max_decompressed, requested_io=requested_io)
 
 
-def open_found(store: Store, name: str, *, verify: bool = True, max_decompressed: int | str | None = None) -> Source:
-    """Validate what ``find`` has found; see ``open``."""
+def open_found(
+    store: Store,
+    name: str,
+    *,
+    verify: bool = True,
+    max_decompressed: int | str | None = None,
+    requested_io: str | None = None,
+) -> Source:
+    """Open and validate a file or folder of a store; see ``open`` and ``Source``."""
     listed, location = Listed(store), store.location_of(name)
     try:
         format, entry = detect(listed, name)
@@ -321,9 +335,11 @@ def open_found(store: Store, name: str, *, verify: bool = True, max_decompressed
     except IngotError as error:
         inner = _fallback_folder(listed) if error.rule == "detect.none" else None
         if inner is not None:
-            return open_found(inner, "", verify=verify, max_decompressed=max_decompressed)
+            return open_found(inner, "", verify=verify, max_decompressed=max_decompressed, requested_io=requested_io)
         raise _located(explain(error, store), location) from None
-    source = Source(location, store, name, format, entry, catalog, _io_of(catalog), verify)
+    source = Source(
+        location, store, name, format, entry, catalog, _io_of(catalog), verify, requested_io, max_decompressed
+    )
     try:
         source.require_decompressed(max_decompressed)
     except BaseException:
@@ -337,8 +353,7 @@ def _fallback_folder(store: Store) -> Store | None:
     for _, format in FORMATS.available():
         folder = format.fallback_folder(store)
         if folder is not None:
-            path = store.local_path(folder)
-            return from_url(store.url_of(folder) if path is None else path)
+            return Location.in_store(store, folder).store()
     return None
 
 
@@ -359,16 +374,16 @@ def _located(error: IngotError, location: str) -> IngotError:
 
 
 def open_delta(
-    path: str | PathLike[str], *, io: str = "auto", verify: bool = True, max_decompressed: int | str | None = None
+    location: Location, *, io: str = "auto", verify: bool = True, max_decompressed: int | str | None = None
 ) -> Source:
     """Open what is to be applied to a base; see ``open``.
 
     A safetensors file of nothing but pairs of positions and values is ordinary tensors elsewhere; here it is a patch.
     """
-    source = open_source(path, io=io, verify=verify, max_decompressed=max_decompressed)
+    source = open_source(location, io=io, verify=verify, max_decompressed=max_decompressed)
     if source.format.name == "safetensors" and KEY not in source.catalog.metadata:
         try:
-            source.catalog = read_pairs(source.catalog, location_of(path)) or source.catalog
+            source.catalog = read_pairs(source.catalog, location.display) or source.catalog
         except BaseException:
             source.close()
             raise
@@ -379,36 +394,30 @@ def _io_of(catalog: Catalog) -> str:
     return "mmap" if catalog.sources and all(source.mapped for source in catalog.sources) else "pread"
 
 
-_OWN = ("file", "memory")
-_ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+)://.*", re.IGNORECASE)
-_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_LOCAL = ("file", "memory")
 
 
-def missing_path(text: str, found: IngotError | None = None) -> IngotError:
-    """Return the refusal of a path where there is no file or folder; ``found`` is what its store said.
+def missing_error(location: Location, error: IngotError | None = None) -> UsageError:
+    """Return the error for a location without a file or folder; ``error`` is the error of its store.
 
     Returns
     -------
     UsageError
-        ``open.url``: an address of a kind that is not read; ``open.missing``: anything else, with what may have been
-        meant.
+        ``open.url``: an address of an unknown scheme; ``open.missing``: anything else.
     """
-    address = _ADDRESS.fullmatch(text)
-    if address is not None and address[1].lower() in STORES:
-        message = "expected a file or folder at this address, found none" if found is None else found.message
-        return UsageError(message, rule="open.missing", where=location_of(text))
-    if address is not None:
+    if not location.scheme:
         return UsageError(
-            "expected a file or folder of this machine, or an address of a kind that is read "
-            f"({', '.join(f'{known}:' for known in STORES if known not in _OWN)}); download it first, and give "
-            "the path",
+            "Ingot reads paths, and addresses that begin with "
+            f"{', '.join(f'{name}:' for name in STORES if name not in _LOCAL)}; download it first, and give the path",
             rule="open.url",
-            where=location_of(text),
+            where=location.display,
         )
-    hint, near = "", beside(text) if text else None
-    if _ID.fullmatch(text) and near is None:
+    if location.text.partition("://")[0].lower() == location.scheme:
+        message = "there is no file or folder at this address" if error is None else error.message
+        return UsageError(message, rule="open.missing", where=location.display)
+    hint, names = "", location.siblings() if location.given else None
+    if location.may_be_hub_id and names is None:
         hint = f"; to read a model of the Hugging Face Hub by its name: {install_hint('hub')}"
-    elif near:
-        last = text.rstrip("/").rpartition("/")[2]
-        hint = did_you_mean(last, near)
-    return UsageError(f"no such file or folder{hint}", rule="open.missing", where=text or "''")
+    elif names:
+        hint = did_you_mean(location.name, names)
+    return UsageError(f"no such file or folder{hint}", rule="open.missing", where=location.display or "''")

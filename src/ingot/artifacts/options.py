@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from os import PathLike
 from typing import Literal
 
 from ingot.core.options import About, about
 from ingot.errors import UsageError
 
-AnyPath = str | PathLike[str]
 Digest = Literal["crc32c", "sha256"]
 
 LIMITS = "Limits and checks"

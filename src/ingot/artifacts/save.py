@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from ingot.model.sparse import FROM_SPARSE, SparseArrays
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import TO_NUMPY, Tensor, part_of
 from ingot.stores.local import LocalTarget
+from ingot.stores.location import AnyPath, Location
 
 _CHUNK = 8 << 20
 NO_ATTRIBUTES: Mapping[str, Mapping[str, Any]] = {}
@@ -33,7 +33,7 @@ NO_ATTRIBUTES: Mapping[str, Mapping[str, Any]] = {}
 
 @bordered
 def save(
-    path: str | PathLike[str],
+    path: AnyPath,
     tensors: Mapping[str, Any],
     metadata: Mapping[str, Any] | None = None,
     *,
@@ -77,7 +77,7 @@ def save(
     ResourceError
         Disk full, target not writable.
     """
-    target = destination(path, format)
+    target = destination(Location.parse(path), format)
     planned = plan_tensors(target.format, tensors, attributes or {})
     save_planned(target, planned, metadata or {}, digest=digest, overwrite=overwrite or not target.directory)
 
@@ -94,7 +94,7 @@ def save_planned(
     options, specs = WriteOptions(digest=digest), [spec for _, spec in planned]
     with stage(target, overwrite=overwrite) as staging:
         size = target.format.size(Artifact(specs, target.format.metadata(metadata)), options)
-        staging.require_room(size, target.location)
+        staging.require_room(size, target.display)
         writer = target.format.writer(LocalTarget(staging.files), target.name, Artifact(specs, metadata), options)
         staging.publish(write_tensors(writer, planned))
 
@@ -121,7 +121,7 @@ def plan_tensors(
         if item.name in attributes:
             item.params = _with_attributes(item, attributes[item.name])
         spec = item.spec()
-        reason = format.refuses(spec)
+        reason = format.why_unsupported(spec)
         if reason is not None:
             raise UnsupportedError(
                 f"{format.name} cannot carry this tensor: {reason}", rule="save.unsupported", where=spec.name

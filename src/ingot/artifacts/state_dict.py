@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from os import PathLike
 from typing import Any
 
 from ingot.artifacts.open import Source, open_source, weights_of
@@ -16,6 +15,7 @@ from ingot.formats.shared.foreign import HEAD
 from ingot.formats.table import FORMATS
 from ingot.model.artifact import Artifact
 from ingot.model.checkpoint import Checkpoint
+from ingot.stores.location import AnyPath, Location
 from ingot.stores.memory import MemoryStore, MemoryTarget
 
 _NAME = "<bytes>"
@@ -33,10 +33,11 @@ def open_bytes(
     store = MemoryStore({_NAME: data}, _NAME)
     format = detect_file(_NAME, bytes(memoryview(data)[:HEAD]))
     catalog = format.read(store, _NAME, verify=verify)
-    source = Source(_NAME, store, _NAME, format, _NAME, catalog, "mmap", verify)
+    source = _BytesSource(
+        _NAME, store, _NAME, format, _NAME, catalog, "mmap", verify, None, max_decompressed, data=data
+    )
     source.require_decompressed(max_decompressed)
-    again = partial(open_bytes, verify=verify, max_decompressed=max_decompressed)
-    return weights_of(source, lambda: (again, (bytes(data),)))
+    return weights_of(source)
 
 
 def save_bytes(
@@ -52,7 +53,7 @@ def save_bytes(
 
 
 def opened(
-    weights: str | PathLike[str] | Mapping[str, Any],
+    weights: AnyPath | Mapping[str, Any],
     *,
     io: str = "auto",
     verify: bool = True,
@@ -64,12 +65,22 @@ def opened(
     its digest over the whole file, stay with its tensors.
     """
     if not isinstance(weights, Mapping):
-        return open_source(weights, io=io, verify=verify, max_decompressed=max_decompressed)
+        return open_source(Location.parse(weights), io=io, verify=verify, max_decompressed=max_decompressed)
     catalog = Catalog({item.name: item for item in named_tensors(weights)})
     source = _StateSource(_STATE, MemoryStore({}, _STATE), _STATE, FORMATS[_HOLDER], _STATE, catalog, "mmap", verify)
     if isinstance(weights, Checkpoint):
         catalog.metadata, catalog.check_whole, source.checkpoint = weights.metadata, weights.require_whole, weights
     return source
+
+
+@dataclass(slots=True)
+class _BytesSource(Source):
+    """A buffer as a source. A copy of its checkpoint has a copy of the bytes."""
+
+    data: bytes | bytearray | memoryview = b""
+
+    def reopen(self) -> tuple[Callable[..., Checkpoint], tuple[Any, ...]]:
+        return partial(open_bytes, verify=self.verify, max_decompressed=self.max_decompressed), (bytes(self.data),)
 
 
 @dataclass(slots=True)

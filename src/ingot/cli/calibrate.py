@@ -5,11 +5,10 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
-import typer
-
-from ingot.cli.derive import derived
+from ingot.cli.declare import declare
 from ingot.cli.output import Json, Quiet, progress_bar
 from ingot.cli.render import render
+from ingot.cli.tables import line
 from ingot.runtime.calibration.calibration import CalibrateOptions, CalibratePlan
 
 EPILOG = (
@@ -19,11 +18,7 @@ EPILOG = (
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("calibrate", epilog=EPILOG)(derived(command))
-
-
+@declare("calibrate", EPILOG)
 def command(options: CalibrateOptions, quiet: Quiet = False, json: Json = False) -> None:
     """Take what a model's matrices multiply, by which recipes with a quantizer round; no text is needed.
 
@@ -33,7 +28,7 @@ def command(options: CalibrateOptions, quiet: Quiet = False, json: Json = False)
 
     def say(plan: CalibratePlan) -> None:
         if not quiet:
-            print(f"calibrating takes {plan.describe()}", file=sys.stderr)
+            line(f"calibrating takes {plan.describe()}", stream=sys.stderr)
 
     with progress_bar("calibrating", quiet=quiet or json) as progress:
         done = calibrate(replace(options, progress=progress, plan=say))

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
+from ingot.cli.declare import declare
 from ingot.cli.output import Json
 from ingot.cli.render import render
+from ingot.core.options import About
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command("formats")(formats)
-    app.command("codecs")(codecs)
-    app.command("recipes")(recipes)
-
-
+@declare("formats")
 def formats(json: Json = False) -> None:
     """List the formats, their suffixes, and the codecs that each carries."""
     from ingot.inspect.catalog import formats_report
@@ -24,6 +18,7 @@ def formats(json: Json = False) -> None:
     render(formats_report(), json=json)
 
 
+@declare("codecs")
 def codecs(json: Json = False) -> None:
     """List the codecs, whether they are lossless, and the formats that carry them."""
     from ingot.inspect.catalog import codecs_report
@@ -31,8 +26,11 @@ def codecs(json: Json = False) -> None:
     render(codecs_report(), json=json)
 
 
+@declare("recipes")
 def recipes(
-    name: Annotated[str | None, typer.Argument(help="Print this preset's TOML, to start a recipe of your own.")] = None,
+    name: Annotated[
+        str | None, About("Print this preset's TOML, to start a recipe of your own.", argument=True)
+    ] = None,
     json: Json = False,
 ) -> None:
     """List the preset recipes, or print one as TOML."""

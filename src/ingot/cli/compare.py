@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from click.exceptions import Exit
 
-from ingot.cli.derive import derived
+from ingot.cli.declare import declare
 from ingot.cli.output import Json, progress_bar
 from ingot.cli.render import render
+from ingot.core.options import About
 from ingot.inspect.options import CompareOptions
 
 if TYPE_CHECKING:
@@ -24,18 +25,14 @@ EPILOG = (
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("compare", epilog=EPILOG)(derived(command))
-
-
+@declare("compare", EPILOG)
 def command(
     options: CompareOptions,
     delta: Annotated[
-        str | None, typer.Option(help="A delta from A: show its size per tensor, and how far A + delta is from B.")
+        str | None, About("A delta from A: show its size per tensor, and how far A + delta is from B.")
     ] = None,
-    top: Annotated[int, typer.Option(min=0, metavar="N", help="Rows to print, worst first; 0 for all.")] = 20,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar; exit code only.")] = False,
+    top: Annotated[int, About("Rows to print, worst first; 0 for all.", metavar="N", least=0)] = 20,
+    quiet: Annotated[bool, About("No progress bar; exit code only.", ("--quiet", "-q"))] = False,
     json: Json = False,
 ) -> None:
     """Compare two checkpoints tensor by tensor: equal, or maximum and RMS error, SNR, cosine; worst first.
@@ -47,7 +44,7 @@ def command(
     else:
         same, shown = _compare(options, top, quiet=quiet or json)
     render(shown, json=json, quiet=quiet)
-    raise typer.Exit(0 if same else 1)
+    raise Exit(0 if same else 1)
 
 
 def _compare(options: CompareOptions, top: int, *, quiet: bool) -> tuple[bool, Report]:

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated
 
-import typer
-
 from ingot.artifacts.options import LIMITS
-from ingot.cli.derive import derived
+from ingot.cli.declare import declare
 from ingot.cli.output import Json, Quiet, progress_bar
 from ingot.cli.render import render
 from ingot.cli.tables import line
 from ingot.conversion.options import ConvertOptions
+from ingot.core.options import About
 
 EPILOG = (
     "Examples:\n\n"
@@ -32,21 +31,13 @@ EPILOG = (
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("convert", epilog=EPILOG)(derived(command))
-
-
+@declare("convert", EPILOG)
 def command(
     options: ConvertOptions,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what rules hit and the size; write nothing.")
-    ] = False,
+    dry_run: Annotated[bool, About("Show the effect of each rule and the size; write nothing.")] = False,
     plan_out: Annotated[
         str | None,
-        typer.Option(
-            help="Write the plan as JSON to this file, for `ingot run-plan`; convert nothing.", rich_help_panel=LIMITS
-        ),
+        About("Write the plan as JSON to this file, for `ingot run-plan`; convert nothing.", panel=LIMITS),
     ] = None,
     quiet: Quiet = False,
     json: Json = False,

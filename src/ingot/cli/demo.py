@@ -8,23 +8,17 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
+from ingot.cli.declare import declare
 from ingot.cli.output import Json, print_json
 from ingot.cli.tables import line, table
+from ingot.core.options import About
 from ingot.errors import printable
 from ingot.reporting.text import size_text
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("demo")(command)
-
-
+@declare("demo")
 def command(
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the files; made if absent.")] = Path(
-        "ingot-demo"
-    ),
+    out: Annotated[Path, About("Folder for the files; created if absent.", ("--out", "-o"))] = Path("ingot-demo"),
     json: Json = False,
 ) -> None:
     """Convert a small real language model by the preset recipes, and show size, speed, error and perplexity."""

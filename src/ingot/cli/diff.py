@@ -6,11 +6,11 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from ingot.cli.derive import derived
+from ingot.cli.declare import declare
 from ingot.cli.output import Json, Quiet, progress_bar
 from ingot.cli.render import render
+from ingot.cli.tables import line
+from ingot.core.options import About
 from ingot.delta.options import DiffOptions
 
 if TYPE_CHECKING:
@@ -25,15 +25,11 @@ EPILOG = (
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("diff", epilog=EPILOG)(derived(command))
-
-
+@declare("diff", EPILOG)
 def command(
     options: DiffOptions,
     quiet: Quiet = False,
-    tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
+    tensors: Annotated[bool, About("List every tensor.")] = False,
     json: Json = False,
 ) -> None:
     """Store what turns BASE into FINETUNED: exactly, or smaller and measured.
@@ -44,7 +40,7 @@ def command(
 
     def say(plan: DiffPlan) -> None:
         if not quiet:
-            print(plan.told(), file=sys.stderr)
+            line(plan.told(), stream=sys.stderr)
 
     with progress_bar("comparing", quiet=quiet or json) as progress:
         report = diff(replace(options, progress=progress, plan=say))

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import sys
 
-import typer
+from click.exceptions import Exit
 
+from ingot.cli.declare import declare
 from ingot.cli.output import Json
 from ingot.cli.render import render
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("doctor")(command)
-
-
+@declare("doctor")
 def command(json: Json = False) -> None:
     """Say what this installation has, and what to do about what is missing."""
     from ingot.inspect.doctor import checks_report, examine
@@ -22,4 +19,4 @@ def command(json: Json = False) -> None:
     checks = examine()
     render(checks_report(checks), json=json)
     sys.stdout.flush()
-    raise typer.Exit(1 if any(item.state == "bad" for item in checks) else 0)
+    raise Exit(1 if any(item.state == "bad" for item in checks) else 0)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated
 
-import typer
+from click.exceptions import Exit
 
-from ingot.cli.derive import derived
+from ingot.cli.declare import declare
 from ingot.cli.output import Json, Quiet, print_json, progress_bar
 from ingot.cli.render import render
+from ingot.core.options import About
 from ingot.runtime.loading.options import Loading, Measures, Protocol
 
 EPILOG = (
@@ -21,16 +22,12 @@ EPILOG = (
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("eval", epilog=EPILOG)(derived(command))
-
-
+@declare("eval", EPILOG)
 def command(
     *,
-    model: Annotated[str, typer.Argument(help="Folder or file, with config.json and tokenizer beside the weights.")],
-    text: Annotated[str, typer.Option(help="Text file in UTF-8 that the model was not trained on.")],
-    reference: Annotated[str | None, typer.Option(help="Model to compare the predictions with.")] = None,
+    model: Annotated[str, About("Folder or file, with config.json and tokenizer beside the weights.", argument=True)],
+    text: Annotated[str, About("Text file in UTF-8 that the model was not trained on.")],
+    reference: Annotated[str | None, About("Model to compare the predictions with.")] = None,
     measures: Measures,
     protocol: Protocol,
     loading: Loading,
@@ -50,4 +47,4 @@ def command(
         print_json(result)
     else:
         render(result.report(), quiet=quiet)
-    raise typer.Exit(0 if result.met else 1)
+    raise Exit(0 if result.met else 1)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
 
-import typer
-
 from ingot.artifacts.extract_options import CoremlOptions, DraftOptions, LayerOptions, ModelOptions
-from ingot.cli.derive import option
+from ingot.cli.declare import declare, option
 from ingot.cli.output import Json, print_json, progress_bar
 from ingot.cli.render import render
+from ingot.core.options import About
 from ingot.errors import UsageError, printable
+from ingot.stores.location import Location
 
 EPILOG = (
     "Examples:\n\n"
@@ -23,22 +23,14 @@ EPILOG = (
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("extract", epilog=EPILOG)(command)
-
-
+@declare("extract", EPILOG)
 def command(
     path: Annotated[str, option(DraftOptions, "path")],
     draft: Annotated[str | None, option(DraftOptions, "out")] = None,
-    coreml: Annotated[
-        bool, typer.Option("--coreml", help="Unpack the Core ML package into the cache and print where.")
-    ] = False,
+    coreml: Annotated[bool, About("Unpack the Core ML package into the cache and print its path.")] = False,
     cache: Annotated[str | None, option(CoremlOptions, "cache")] = None,
     layer: Annotated[str | None, option(LayerOptions, "name")] = None,
-    model: Annotated[
-        bool, typer.Option("--model", help="Make a Core ML package of the whole model, a folder with a Llama.")
-    ] = False,
+    model: Annotated[bool, About("Create a Core ML package of the full model, a folder with a Llama.")] = False,
     out: Annotated[str | None, option(ModelOptions, "out")] = None,
     opset: Annotated[str, option(ModelOptions, "opset")] = "iOS16",
     context: Annotated[int | None, option(ModelOptions, "context")] = None,
@@ -101,14 +93,15 @@ def _draft(options: DraftOptions) -> tuple[dict[str, Any], str]:
     """Take out the draft head; return its figures, and a line for people."""
     from ingot.artifacts.attachments import extract_draft
 
-    shape, where = extract_draft(options), printable(str(options.out))
+    shape, out = extract_draft(options), Location.parse(options.out).display
+    where = printable(out)
     if shape is None:
-        return {"path": options.out}, f"{where}: draft head without names"
+        return {"path": out}, f"{where}: draft head without names"
     line = (
         f"{where}: draft head, {shape.layers} layer(s), hidden size {shape.hidden}, vocabulary {shape.draft_vocab} of "
         f"{shape.vocab}"
     )
-    return {"path": options.out, **asdict(shape)}, line
+    return {"path": out, **asdict(shape)}, line
 
 
 def _coreml(options: CoremlOptions) -> tuple[dict[str, Any], str]:

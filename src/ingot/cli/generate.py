@@ -6,11 +6,10 @@ import re
 import sys
 from typing import Annotated, Any
 
-import typer
-
-from ingot.cli.derive import derived
+from ingot.cli.declare import declare
 from ingot.cli.output import Json, print_json
 from ingot.cli.tables import line
+from ingot.core.options import About
 from ingot.errors import printable
 from ingot.reporting.text import size_text
 from ingot.runtime.loading.options import Draft, LoadOptions
@@ -28,19 +27,13 @@ EPILOG = (
 _NOT_BLANK = re.compile(r"[^\n\t]+")
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("generate", epilog=EPILOG)(derived(command))
-
-
+@declare("generate", EPILOG)
 def command(
     *,
     load: LoadOptions,
-    prompt: Annotated[str, typer.Argument(help="Text to continue.")],
-    max_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="At most so many new tokens.")] = 32,
-    draft: Annotated[
-        bool, typer.Option("--draft", help="Decode speculatively with the EAGLE-3 head that the model carries.")
-    ] = False,
+    prompt: Annotated[str, About("Text to continue.", argument=True)],
+    max_tokens: Annotated[int, About("Limit of new tokens.", metavar="N", least=1)] = 32,
+    draft: Annotated[bool, About("Decode speculatively with the EAGLE-3 head that the model carries.")] = False,
     drafting: Draft,
     json: Json = False,
 ) -> None:

@@ -1,135 +1,152 @@
-"""The help of a command: options, then examples. Of many options those that most calls need, the others by their names.
+"""The help of a command: usage, arguments, options by group, examples.
 
-An option belongs to the others if it has a panel of its own (``About.panel``); ``--help-all`` tells of them too.
+A command with many options shows those that belong to no group, and only the names of the others; ``--help-all`` shows
+every option. A field's ``About.panel`` names the group of an option.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache, partial
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from textwrap import wrap
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-import typer.main
+import click
+
+from ingot.core.suggest import did_you_mean
 
 ALL = "--help-all"
-_MANY = 12  # options, of which all are shown
+_ARGUMENTS, _OPTIONS = "Arguments", "Options"
+_MANY = 12  # a command with no more options shows them all
 _EXAMPLES = 3
 _WIDTH = 78
-_WANTED = "ingot.help.all"
+_SPACE, _HYPHEN = "\N{NO-BREAK SPACE}", "\N{NON-BREAKING HYPHEN}"
+_ALL_REQUESTED = "ingot.help.all"
 
 
-def help_briefly(command: Any) -> None:
-    """Give a parser's command this help, and ``--help-all`` where it leaves something out."""
-    brief = len(command.params) > _MANY and any(_panel(parameter) for parameter in command.params)
-    if brief:
-        command.params.append(_help_all())
-    examples, command.epilog = _examples(command.epilog or ""), None
-    command.help = _unbroken(command.help or "")
-    for parameter in command.params:
-        if parameter.param_type_name == "argument":
-            parameter.metavar = parameter.metavar or parameter.name.upper()
-    without_types(command)
-    command.format_help = partial(_format, command, command.format_help, examples, brief=brief)
+class Option(click.Option):
+    """An option that may belong to a group of options."""
+
+    def __init__(self, declarations: Sequence[str], panel: str | None = None, **attributes: Any) -> None:
+        super().__init__(declarations, **attributes)
+        self.panel = panel
 
 
-def _panel(parameter: Any) -> str | None:
-    panel: str | None = getattr(parameter, "rich_help_panel", None)
-    return panel
+class Command(click.Command):
+    """A command with Ingot's help. With many options it has ``--help-all``."""
+
+    def __init__(self, name: str, **attributes: Any) -> None:
+        super().__init__(name, **attributes)
+        if len(self.params) > _MANY and any(_panel(parameter) for parameter in self.params):
+            self.params.append(_help_all())
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx  # some errors of the parser do not name the command
+            raise
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write usage, description, arguments, options and examples."""
+        write_help(self, ctx, formatter)
 
 
-def without_types(command: Any) -> None:
-    """Let a command's help not say of a flag that it is true or false."""
-    command.get_params = partial(_untyped, command.get_params)
+class Group(click.Group):
+    """A command that consists of commands, with Ingot's help. A mistyped name raises an error with a suggestion."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in self.commands and not ctx.resilient_parsing:
+            raise click.UsageError(f"no such command: {args[0]}{did_you_mean(args[0], self.commands)}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write usage, description, options, commands and examples."""
+        write_help(self, ctx, formatter)
+
+
+def write_help(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    """Write the help of a command."""
+    command.format_usage(ctx, formatter)
+    formatter.write_paragraph()
+    with formatter.indentation():
+        formatter.write_text(_unbroken(command.help or ""))
+    parameters = command.get_params(ctx)
+    is_brief = any(ALL in parameter.opts for parameter in parameters) and not ctx.meta.get(_ALL_REQUESTED)
+    sections: dict[str, list[tuple[str, str]]] = {_ARGUMENTS: [], _OPTIONS: []}
+    names: dict[str, list[str]] = {}
+    for parameter in parameters:
+        panel = _panel(parameter)
+        if is_brief and panel:
+            names.setdefault(panel, []).append(max(parameter.opts, key=len))
+        elif isinstance(parameter, click.Argument):
+            sections[_ARGUMENTS].append((parameter.make_metavar(ctx), getattr(parameter, "help", None) or ""))
+        elif (record := parameter.get_help_record(ctx)) is not None:
+            sections.setdefault(panel or _OPTIONS, []).append(record)
+    if isinstance(command, click.Group):
+        sections["Commands"] = [(name, _first_paragraph(item)) for name, item in command.commands.items()]
+    for title, rows in filter(lambda section: section[1], sections.items()):
+        with formatter.section(_styled(title, bold=True)):
+            formatter.write_dl([(_styled(name, fg="cyan"), _unbroken(text)) for name, text in rows])
+    formatter.buffer = [text.replace(_SPACE, " ").replace(_HYPHEN, "-") for text in formatter.buffer]
+    for title, lines in _closing(names, command.epilog or "", is_brief):
+        formatter.write(f"\n{_styled(title, bold=True)}\n")
+        formatter.write("".join(f"{line}\n" for line in lines))
+
+
+def _closing(names: dict[str, list[str]], epilog: str, is_brief: bool) -> Iterator[tuple[str, Iterable[str]]]:
+    """Yield the parts after the options: the names of options that are not shown, and examples."""
+    if names:
+        yield f"More options, which {ALL} describes:", _name_lines(names)
+    title, *examples = [paragraph for paragraph in epilog.split("\n\n") if paragraph] or [""]
+    if title:
+        yield title, map(_example, examples[:_EXAMPLES] if is_brief else examples)
+
+
+def _name_lines(names: dict[str, list[str]]) -> Iterator[str]:
+    for panel, options in names.items():
+        text = f"{panel}: {' '.join(options)}"
+        yield from wrap(text, _WIDTH, initial_indent="  ", subsequent_indent=" " * 6, break_on_hyphens=False)
+
+
+def _example(text: str) -> str:
+    """Return an example, broken into lines that a shell accepts."""
+    indent = " " * (len(text) - len(text.lstrip()))
+    lines = wrap(
+        text.lstrip(), _WIDTH - 2, initial_indent=indent, subsequent_indent=f"{indent}    ", break_on_hyphens=False
+    )
+    return " \\\n".join(lines)
+
+
+def _first_paragraph(command: click.Command) -> str:
+    return " ".join((command.help or "").partition("\n\n")[0].split())
 
 
 def _unbroken(text: str) -> str:
-    """Return a docstring with a line for each paragraph: terminals break it, not the source."""
-    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+    """Return text that is broken neither at hyphens nor inside a default; ``write_help`` restores the characters."""
+    return text.replace("-", _HYPHEN).replace("[default: ", f"[default:{_SPACE}")
 
 
-def _untyped(get_params: Callable[[Any], Any], context: Any) -> Any:
-    """Return a command's parameters, flags without a type."""
-    parameters = get_params(context)
-    for parameter in parameters:
-        if getattr(parameter, "is_flag", False):
-            parameter.display_type_rich = lambda ctx: None
-    return parameters
+def _panel(parameter: click.Parameter) -> str | None:
+    panel: str | None = getattr(parameter, "panel", None)
+    return panel
 
 
-def _examples(epilog: str) -> Sequence[str]:
-    """Return an epilog's lines, its commands broken as a shell takes them."""
-    lines = []
-    for paragraph in filter(None, epilog.split("\n\n")):
-        indent = " " * (len(paragraph) - len(paragraph.lstrip()))
-        pieces = wrap(
-            paragraph.lstrip(),
-            _WIDTH - 2,
-            initial_indent=indent,
-            subsequent_indent=indent + "    ",
-            break_on_hyphens=False,
-        )
-        lines.append(" \\\n".join(pieces))
-    return lines
+def _styled(text: str, **style: Any) -> str:
+    """Return text with a style; a stream that is no terminal drops the style later."""
+    is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return text if is_plain else click.style(text, **style)
 
 
-def _format(
-    command: Any,
-    whole: Callable[[Any, Any], None],
-    examples: Sequence[str],
-    context: Any,
-    formatter: Any,
-    *,
-    brief: bool,
-) -> None:
-    """Print what the parser's own help has; what follows the options is the formatter's text, which comes last."""
-    brief = brief and not context.meta.get(_WANTED)
-    hidden = [parameter for parameter in command.params if _panel(parameter) and not parameter.hidden] if brief else []
-    try:
-        for parameter in hidden:
-            parameter.hidden = True
-        whole(context, formatter)
-    finally:
-        for parameter in hidden:
-            parameter.hidden = False
-    lines = [*_more(hidden), "", *examples[: 1 + _EXAMPLES]] if hidden else examples
-    formatter.write("\n".join(f" {line}".rstrip() for text in lines for line in text.split("\n")) + "\n")
+def _show_all(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        ctx.meta[_ALL_REQUESTED] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
 
 
-def _more(hidden: Sequence[Any]) -> list[str]:
-    """Return the names of options that are not shown, by their panels."""
-    panels: dict[str, list[str]] = {}
-    for parameter in hidden:
-        panels.setdefault(str(_panel(parameter)), []).append(max(parameter.opts, key=len))
-    lines = [f"More, told of by {ALL}:"]
-    for panel, names in panels.items():
-        text = f"{panel}: {' '.join(names)}"
-        lines += wrap(text, _WIDTH, initial_indent="  ", subsequent_indent=" " * 6, break_on_hyphens=False)
-    return lines
-
-
-def _show(context: typer.Context, asked: bool) -> None:
-    if asked:
-        context.meta[_WANTED] = True
-        typer.echo(context.get_help(), color=context.color)
-        raise typer.Exit
-
-
-def _help_all() -> Any:
-    return _made().params[0]
-
-
-@cache
-def _made() -> Any:
-    app = typer.Typer(add_completion=False)
-
-    @app.command()
-    def only(
-        all: Annotated[
-            bool,
-            typer.Option(ALL, is_eager=True, expose_value=False, callback=_show, help="Show every option and example."),
-        ] = False,
-    ) -> None: ...
-
-    return typer.main.get_command(app)
+def _help_all() -> click.Option:
+    text = "Show every option and example."
+    return click.Option([ALL], is_flag=True, is_eager=True, expose_value=False, callback=_show_all, help=text)

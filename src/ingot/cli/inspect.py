@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Protocol
 
-import typer
-
-from ingot.artifacts.options import AnyPath
-from ingot.cli.derive import derived
+from ingot.cli.declare import declare
 from ingot.cli.output import Json, progress_bar
 from ingot.cli.render import render
 from ingot.core.registry import Instances
 from ingot.errors import IngotError
 from ingot.inspect.options import InspectOptions
 from ingot.model.store import Store
+from ingot.stores.location import AnyPath, Location
 
 _HEAD = 16
 
@@ -43,11 +41,7 @@ class FileInspector(Protocol):
 INSPECTORS: Instances[FileInspector] = Instances("inspector", group="ingot.inspectors", contract=FileInspector)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("inspect", epilog=EPILOG)(derived(command))
-
-
+@declare("inspect", EPILOG)
 def command(options: InspectOptions, json: Json = False) -> None:
     """Show what is in a checkpoint: tensors, sizes, codecs, totals. Reads headers, no weights.
 
@@ -58,7 +52,7 @@ def command(options: InspectOptions, json: Json = False) -> None:
     from ingot.artifacts.open import find
     from ingot.inspect.overview import describe
 
-    store, name = find(options.path, "pread" if options.content_id else "auto")
+    store, name = find(Location.parse(options.path), "pread" if options.content_id else "auto")
     inspector = _inspector_for(store, name)
     if inspector is not None:
         inspector.show(options.path, options.tensors, json)

@@ -13,42 +13,41 @@ import sys
 import warnings
 from dataclasses import dataclass
 from types import FrameType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-from typer.core import TyperGroup
+import click
 
-import ingot
-from ingot.cli.commands import COMMANDS, convert_lightly
-from ingot.cli.help import without_types
+from ingot.cli.commands import BRIEFLY, COMMANDS
+from ingot.cli.help import Group
 from ingot.cli.output import Output, open_streams, print_json
 from ingot.cli.tables import line
 from ingot.cli.welcome import overview, welcome
 from ingot.core.border import foreign_error, system_error
 from ingot.core.files.atomic import PUBLISHED
 from ingot.core.suggest import did_you_mean
-from ingot.errors import PluginError, ResourceError, printable
+from ingot.errors import INGOT_VERSION, IngotError, PluginError, ResourceError, printable
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 
-class _Commands(TyperGroup):
+class _Commands(Group):
     """Imports a command when it is called."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.commands: Any = COMMANDS
-        convert_lightly(self)
-        without_types(self)
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args and not ctx.resilient_parsing:
             welcome()
             ctx.exit()
         return super().parse_args(ctx, args)
 
-    def list_commands(self, ctx: Any) -> list[str]:
+    def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         try:
             return super().get_command(ctx, cmd_name)
         except PluginError:
@@ -56,57 +55,71 @@ class _Commands(TyperGroup):
                 return None
             raise
 
-    def invoke(self, ctx: Any) -> Any:
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return names of commands, without the import of Ingot's own commands, and names of options."""
+        from click.shell_completion import CompletionItem
+
+        names = [name for name in self.commands if name.startswith(incomplete)]
+        names = [name for name in names if name in BRIEFLY or self.get_command(ctx, name) is not None]
+        items = [CompletionItem(name, help=BRIEFLY.get(name)) for name in names]
+        return [*items, *click.Command.shell_complete(self, ctx, incomplete)]
+
+    def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except BrokenPipeError as error:  # of a worker: the parser would take it for a reader that left
-            raise system_error(error) from error
+        except KeyboardInterrupt as error:  # the parser would print an empty line
+            raise click.Abort from error
+        except (BrokenPipeError, EOFError) as error:  # the parser assumes that a reader left, or Ctrl-C
+            raise _translated(error) from error
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Tell of every command in a line, on a screen, and import none."""
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write one line for each command, on one screen, and import no command."""
         lines = overview(self.collect_usage_pieces(ctx), self.help or "", self.get_params(ctx))
         formatter.write("".join(f"{text}\n" for text in lines))
 
 
-app = typer.Typer(
-    name="ingot",
-    cls=_Commands,
-    help="Model weights, smaller, elsewhere, and provably the same.",
-    pretty_exceptions_enable=False,
-    add_completion=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    rich_markup_mode="rich",
-)
-
 INTERRUPTED, TERMINATED = 130, 143
 USAGE = 2
+PROGRAM = "ingot"
+_COMPLETE = "_INGOT_COMPLETE"
 
 _DEBUG = {"on": False}
 _REPORTED = {"error": False}
 _STOPPED = {"by": INTERRUPTED}
 
 
-def _version(asked: bool) -> None:
-    if asked:
-        typer.echo(f"ingot {ingot.__version__}")
-        raise typer.Exit
+def _show_completion(ctx: click.Context, parameter: click.Parameter, shell: str | None) -> None:
+    """Print the script that lets a shell complete commands and options."""
+    if shell is None or ctx.resilient_parsing:
+        return
+    from click.shell_completion import get_completion_class
+
+    completion = get_completion_class(shell)
+    assert completion is not None
+    click.echo(completion(ctx.command, {}, PROGRAM, _COMPLETE).source())
+    ctx.exit()
 
 
-@app.callback()
-def options(
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
-    cache_folder: Annotated[
-        str | None,
-        typer.Option("--cache", metavar="DIR|off", help="Keep ranges of remote files in this folder."),
-    ] = None,
-    cache_size: Annotated[
-        str | None, typer.Option("--cache-size", metavar="SIZE", help="The most bytes kept there, such as 20GiB.")
-    ] = None,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    """Take the options that stand before the command."""
+@click.group(
+    cls=_Commands,
+    help="Model weights, smaller, elsewhere, and provably the same.",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.option("--cache", "cache_folder", metavar="DIR|off", help="Keep ranges of remote files in this folder.")
+@click.option("--cache-size", metavar="SIZE", help="The most bytes kept there, such as 20GiB.")
+@click.version_option(INGOT_VERSION, message="ingot %(version)s", help="Print the version.")
+@click.option(
+    "--show-completion",
+    metavar="SHELL",
+    type=click.Choice(["bash", "zsh", "fish"]),
+    is_eager=True,
+    expose_value=False,
+    callback=_show_completion,
+    help="Print the completion script of SHELL, which is bash, zsh or fish.",
+)
+def app(debug: bool, cache_folder: str | None, cache_size: str | None) -> None:
+    """Take the options that precede the command."""
     _DEBUG["on"] = debug
     for name, value in (("INGOT_REMOTE_CACHE", cache_folder), ("INGOT_REMOTE_CACHE_SIZE", cache_size)):
         if value is not None:
@@ -118,16 +131,17 @@ def run(arguments: list[str] | None = None) -> int:
     json = "--json" in (sys.argv[1:] if arguments is None else arguments)
     result: Any = 0
     try:
-        result = app(arguments, standalone_mode=False)
-    except (KeyboardInterrupt, typer.Abort):
+        result = app.main(arguments, PROGRAM, _COMPLETE, standalone_mode=False)
+    except (KeyboardInterrupt, click.Abort):
         result = INTERRUPTED
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        return USAGE
     except Exception as error:
         if _DEBUG["on"]:
             raise
-        if _is_bare(error):  # the parser has printed the help
-            return USAGE
         return _report(_failure(error), json)
-    if result == INTERRUPTED:  # the parser turns Ctrl-C into this code by itself
+    if result == INTERRUPTED:
         message = "interrupted; nothing was left under the final name"
         if PUBLISHED:
             message = f"interrupted after {printable(PUBLISHED[-1])} was complete"
@@ -148,40 +162,30 @@ class Failure:
     where: str = ""
 
 
-def _is_bare(error: Exception) -> bool:
-    return type(error).__name__ == "NoArgsIsHelpError"
-
-
 def _failure(error: Exception) -> Failure:
     """Return what to print about an error."""
-    usage = _usage(error)
-    if usage is not None:
-        return usage
-    translated = foreign_error(error, has_caller=False) or ResourceError(
-        f"a defect of Ingot: {type(error).__name__}: {error}. Please report it with what `ingot --debug ...` prints",
-        rule="cli.defect",
-    )
+    if isinstance(error, click.ClickException):
+        return _usage(error)
+    translated = _translated(error)
     return Failure(translated.exit_code, translated.rule or "", str(translated), translated.where or "")
 
 
-def _usage(error: Exception) -> Failure | None:
-    """Return what the parser has to say about the command line: an unknown option, a missing argument."""
-    describe: Any = getattr(error, "format_message", None)
-    code = getattr(error, "exit_code", None)
-    if describe is None or code is None:
-        return None
-    context: Any = getattr(error, "ctx", None)
-    command = context.command_path if context else "ingot"
-    text = printable(_described(error, describe())).rstrip(".")
-    return Failure(int(code), "cli.usage", f"{text}; see `{command} --help` [cli.usage]")
+def _translated(error: Exception) -> IngotError:
+    """Return Ingot's error for any error."""
+    return foreign_error(error, has_caller=False) or ResourceError(
+        f"a defect of Ingot: {type(error).__name__}: {error}. Please report it with what `ingot --debug ...` prints",
+        rule="cli.defect",
+    )
 
 
-def _described(error: Exception, text: str) -> str:
-    """Return what the parser says in one line; of an option that is not there, which one may have been meant."""
-    name, near = getattr(error, "option_name", None), getattr(error, "possibilities", None)
-    if isinstance(name, str) and near:
-        return f"no such option: {name}{did_you_mean(name, near)}"
-    return " ".join(text.split()).replace(": Value error, ", ": ")
+def _usage(error: click.ClickException) -> Failure:
+    """Return the failure for an error of the parser: an unknown option, a missing argument."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    command = context.command_path if context else PROGRAM
+    text = " ".join(error.format_message().split())
+    if isinstance(error, click.NoSuchOption):
+        text = f"no such option: {error.option_name}{did_you_mean(error.option_name, error.possibilities or ())}"
+    return Failure(error.exit_code, "cli.usage", f"{printable(text).rstrip('.')}; see `{command} --help` [cli.usage]")
 
 
 def _report(failure: Failure, json: bool, label: str = "error: ") -> int:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import typer
-
-from ingot.cli.derive import derived
+from ingot.cli.declare import declare
 from ingot.cli.output import Json
 from ingot.cli.render import render
 from ingot.conversion.options import MatrixOptions
@@ -17,11 +15,7 @@ EPILOG = (
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("matrix", epilog=EPILOG)(derived(command))
-
-
+@declare("matrix", EPILOG)
 def command(options: MatrixOptions, json: Json = False) -> None:
     """Show for every format what a conversion would keep: what is moved, repacked exactly or decoded, and why.
 

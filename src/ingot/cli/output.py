@@ -7,23 +7,25 @@ import json
 import os
 import re
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-import typer
 
+from ingot.cli.tables import BARS, terminal_width
 from ingot.core.files.system import is_reader_gone
+from ingot.core.options import About
 from ingot.core.runtime.memory import format_size
 from ingot.core.runtime.progress import ProgressCallback, ProgressEvent
 
-Json = Annotated[bool, typer.Option("--json", help="Print data as JSON on stdout.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no summary.")]
+Json = Annotated[bool, About("Print data as JSON on stdout.")]
+Quiet = Annotated[bool, About("No progress bar and no summary.", ("--quiet", "-q"))]
 
 _BEYOND_ASCII = re.compile(r"[^\x00-\x7e]")
-_FEW = 4  # workers that are shown one by one
+_SHOWN_WORKERS = 4  # more workers are summarized
 
 
 class Output(io.TextIOWrapper):
@@ -110,39 +112,41 @@ def _encodable(value: Any) -> Any:
 
 @contextmanager
 def progress_bar(label: str, *, quiet: bool = False) -> Iterator[ProgressCallback | None]:
-    """Yield a callback that draws bytes, speed and time left on stderr; None where nobody would see it."""
-    if quiet or not sys.stderr.isatty():
+    """Yield a callback that draws bytes, speed and remaining time on stderr; None if stderr is no terminal."""
+    if quiet or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from tqdm import tqdm
 
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[amount]}"),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
-    with bar:
-        task = bar.add_task(label, total=None, amount="")
+    class Bar(tqdm):  # type: ignore[misc] # tqdm has no types
+        monitor_interval = 0  # no thread
+
+    Bar.set_lock(threading.RLock())  # the default lock is one of processes
+    size = {"ncols": terminal_width(sys.stderr), "nrows": 20}  # tqdm draws nothing on a terminal that states no size
+    with Bar(desc=label, file=sys.stderr, leave=False, miniters=0, bar_format="{desc}", **size) as bar:
 
         def show(event: ProgressEvent) -> None:
-            whole = f" of {format_size(event.total)}" if event.total else ""
-            speed = bar.tasks[task].speed
+            total = f" of {format_size(event.total)}" if event.total else ""
+            speed = bar.format_dict["rate"]
             rate = f", {format_size(int(speed))}/s" if speed else ""
-            amount = f"{format_size(event.done)}{whole}{rate}{_by_workers(event.rates)}"
-            bar.update(task, completed=event.done, total=event.total, amount=amount)
+            text = f"{label} {format_size(event.done)}{total}{rate}{_by_workers(event.rates)}"
+            bar.set_description_str(text, refresh=False)
+            bar.total, bar.ncols = event.total or None, terminal_width(sys.stderr)
+            bar.bar_format = "{desc} {bar} {remaining}" if event.total else "{desc}"
+            bar.update(event.done - bar.n)
 
-        yield show
+        BARS.append(Bar)
+        try:
+            yield show
+        finally:
+            BARS.remove(Bar)
 
 
 def _by_workers(rates: Mapping[str, float]) -> str:
     """Say how fast workers are: each of a few, by their machines, or how far apart many are."""
     if not rates:
         return ""
-    if len(rates) <= _FEW:
+    if len(rates) <= _SHOWN_WORKERS:
         each = ", ".join(f"{name} {format_size(int(rate))}/s" for name, rate in sorted(rates.items()))
         return f" ({each})"
     low, high = format_size(int(min(rates.values()))), format_size(int(max(rates.values())))

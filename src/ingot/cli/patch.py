@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import typer
-
-from ingot.cli.derive import derived
+from ingot.cli.declare import declare
 from ingot.cli.output import Json, Quiet, progress_bar
 from ingot.cli.render import render
 from ingot.delta.options import PatchOptions
@@ -19,11 +17,7 @@ EPILOG = (
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("patch", epilog=EPILOG)(derived(command))
-
-
+@declare("patch", EPILOG)
 def command(options: PatchOptions, quiet: Quiet = False, json: Json = False) -> None:
     """Turn BASE into the fine-tune that DELTA stands for; several deltas are applied in order.
 

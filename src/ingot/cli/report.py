@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import typer
-
-from ingot.cli.derive import derived
+from ingot.cli.declare import declare
 from ingot.cli.output import Json, Quiet, progress_bar
 from ingot.cli.render import render
 from ingot.errors import UsageError
@@ -21,11 +19,7 @@ EPILOG = (
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("report", epilog=EPILOG)(derived(command))
-
-
+@declare("report", EPILOG)
 def command(options: ReportOptions, quiet: Quiet = False, json: Json = False) -> None:
     """Show what a checkpoint is made of, and how far B is from A, as a page to look at in a browser.
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import typer
-
-from ingot.cli.derive import derived
+from ingot.cli.declare import declare
 from ingot.cli.output import Json, Quiet, progress_bar
 from ingot.cli.render import render
 from ingot.conversion.options import ExecuteOptions
@@ -18,17 +16,13 @@ EPILOG = (
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("run-plan", epilog=EPILOG)(derived(command))
-
-
+@declare("run-plan", EPILOG)
 def command(options: ExecuteOptions, quiet: Quiet = False, json: Json = False) -> None:
     """Carry out a plan that `ingot convert --plan-out` wrote, here or on another machine that sees the same files.
 
     The result is byte for byte that of the conversion itself.
     """
-    from ingot.conversion.planfile import execute
+    from ingot.conversion.execute_plan import execute
 
     with progress_bar("converting", quiet=quiet or json) as progress:
         report = execute(replace(options, progress=progress))

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import typer
-
-from ingot.cli.derive import derived
+from ingot.cli.declare import declare
 from ingot.cli.output import Json, Quiet, progress_bar
 from ingot.cli.render import render
 from ingot.inspect.options import SealOptions
@@ -18,11 +16,7 @@ EPILOG = (
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("seal", epilog=EPILOG)(derived(command))
-
-
+@declare("seal", EPILOG)
 def command(options: SealOptions, quiet: Quiet = False, json: Json = False) -> None:
     """Write digests of a checkpoint's files beside them (X.ingot.json), for containers that have none of their own.
 

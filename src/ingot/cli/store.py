@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import typer
+from click.exceptions import Exit
 
-from ingot.cli.derive import derived
+from ingot.cli.declare import declare
+from ingot.cli.help import Group
 from ingot.cli.output import Json, Quiet, progress_bar
 from ingot.cli.render import render
 from ingot.library.options import (
@@ -30,22 +31,7 @@ EPILOG = (
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command group."""
-    group = typer.Typer(
-        help="Many models in one folder or bucket: each tensor once, fine-tunes as exact differences.",
-        no_args_is_help=True,
-        epilog=EPILOG,
-    )
-    group.command("add")(derived(add))
-    group.command("get")(derived(get))
-    group.command("ls")(derived(ls))
-    group.command("rm")(derived(rm))
-    group.command("gc")(derived(gc))
-    group.command("verify")(derived(verify))
-    app.add_typer(group, name="store")
-
-
+@declare("add")
 def add(options: AddOptions, quiet: Quiet = False, json: Json = False) -> None:
     """Add a folder or file with all in it; what the library has already is not stored again.
 
@@ -59,6 +45,7 @@ def add(options: AddOptions, quiet: Quiet = False, json: Json = False) -> None:
     render(added.report(), json=json, quiet=quiet)
 
 
+@declare("get")
 def get(options: GetOptions, quiet: Quiet = False, json: Json = False) -> None:
     """Write an artifact as it was added, bit for bit, or converted into another container."""
     from ingot.library.get import get as get_from
@@ -68,6 +55,7 @@ def get(options: GetOptions, quiet: Quiet = False, json: Json = False) -> None:
     render(got.report(), json=json, quiet=quiet)
 
 
+@declare("ls")
 def ls(options: ListOptions, json: Json = False) -> None:
     """List the artifacts: bytes of their files, bytes that they take, and how many of these are shared."""
     from ingot.library.keep import ls as list_all
@@ -75,6 +63,7 @@ def ls(options: ListOptions, json: Json = False) -> None:
     render(list_all(options).report(), json=json)
 
 
+@declare("rm")
 def rm(options: RemoveOptions) -> None:
     """Remove an artifact from the list; its objects go with `ingot store gc`, unless others need them."""
     from ingot.library.keep import rm as remove
@@ -82,6 +71,7 @@ def rm(options: RemoveOptions) -> None:
     remove(options)
 
 
+@declare("gc")
 def gc(options: CollectOptions, json: Json = False) -> None:
     """Remove objects that no artifact needs, and what interrupted additions left, while nobody uses the library."""
     from ingot.library.keep import gc as collect
@@ -89,6 +79,7 @@ def gc(options: CollectOptions, json: Json = False) -> None:
     render(collect(options).report(), json=json)
 
 
+@declare("verify")
 def verify(options: CheckOptions, quiet: Quiet = False, json: Json = False) -> None:
     """Check the digest of every object and that each artifact's are there; exit code 1 where anything is damaged."""
     from ingot.inspect.findings import verify_report
@@ -98,4 +89,13 @@ def verify(options: CheckOptions, quiet: Quiet = False, json: Json = False) -> N
         findings = check(replace(options, progress=progress))
     render(verify_report(options.library, findings), json=json, quiet=quiet)
     if any(item.level == "error" for item in findings):
-        raise typer.Exit(1)
+        raise Exit(1)
+
+
+command = Group(
+    "store",
+    commands=[add, get, ls, rm, gc, verify],
+    help="Many models in one folder or bucket: each tensor once, fine-tunes as exact differences.",
+    no_args_is_help=True,
+    epilog=EPILOG,
+)

@@ -7,8 +7,9 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from itertools import zip_longest
-from typing import IO
+from typing import IO, Any
 
 from ingot.errors import printable
 
@@ -17,6 +18,10 @@ _NARROWEST = 20  # columns; below it nothing readable fits
 _NAME = 34  # columns that a shortened name keeps where another column can give way instead
 _TEXT = 24  # columns that other text keeps before optional columns go
 _LABEL = re.compile(r" *\S+ {2,}")
+_UNKNOWN_WIDTH = 80  # columns of a terminal that states none
+
+BARS: list[Any] = []
+"""Classes of the progress bars on the terminal; ``line`` removes the bars while it prints."""
 
 
 def terminal_width(stream: IO[str] | None = None) -> int | None:
@@ -26,7 +31,9 @@ def terminal_width(stream: IO[str] | None = None) -> int | None:
     if asked.isascii() and asked.isdigit():
         return max(int(asked), _NARROWEST)
     try:
-        return max(os.get_terminal_size(stream.fileno()).columns, _NARROWEST) if stream.isatty() else None
+        if not stream.isatty():
+            return None
+        return max(os.get_terminal_size(stream.fileno()).columns or _UNKNOWN_WIDTH, _NARROWEST)
     except (OSError, ValueError):  # a terminal without a size, a stream that is closed
         return None
 
@@ -52,7 +59,8 @@ def line(text: str, *, stream: IO[str] | None = None, whole: bool = False) -> No
                 break_on_hyphens=False,
             )
         )
-    print(text, file=stream)
+    with BARS[-1].external_write_mode() if BARS else nullcontext():
+        print(text, file=stream)
 
 
 def table(

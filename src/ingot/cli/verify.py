@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated
 
-import typer
+from click.exceptions import Exit
 
-from ingot.cli.derive import derived
+from ingot.cli.declare import declare
 from ingot.cli.output import Json, progress_bar
 from ingot.cli.render import render
 from ingot.cli.tables import line
+from ingot.core.options import About
 from ingot.inspect.options import VerifyOptions
 
 EPILOG = (
@@ -22,14 +23,10 @@ EPILOG = (
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("verify", epilog=EPILOG)(derived(command))
-
-
+@declare("verify", EPILOG)
 def command(
     options: VerifyOptions,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar; print errors only.")] = False,
+    quiet: Annotated[bool, About("No progress bar; print errors only.", ("--quiet", "-q"))] = False,
     json: Json = False,
 ) -> None:
     """Check that a checkpoint is whole and well-formed: structure, digests, every tensor decodes.
@@ -47,4 +44,4 @@ def command(
             line(finding_text(item))
     else:
         render(verify_report(options.path, findings), json=json)
-    raise typer.Exit(1 if errors else 0)
+    raise Exit(1 if errors else 0)

@@ -47,4 +47,4 @@ def overview(usage: Sequence[str], about: str, parameters: Sequence[Any]) -> Ite
     yield ""
     for place, option in enumerate(parameters):
         flag = " ".join(filter(None, (max(option.opts, key=len), option.metavar)))
-        yield f"{'' if place else 'Options':<8} {flag:<20} {option.help.partition(',')[0].rstrip('.')}"
+        yield f"{'' if place else 'Options':<8} {flag:<23} {option.help.partition(',')[0].rstrip('.')}"

@@ -79,7 +79,7 @@ class StepResult(Struct, frozen=True, forbid_unknown_fields=True):
     The stored bytes lie in ``file`` from ``offset`` on, ``runs`` of a part's role and a number of bytes each, and
     ``crc`` is the CRC-32C over all of them. Or they lie in their final place, and ``written`` is the writer's record.
     ``params`` are parameters that were fitted to the values, as ``engine.data.plain`` returns them. ``notes`` are those
-    of ``Running.notes``.
+    of ``StepRun.notes``.
     """
 
     number: _Count

@@ -14,13 +14,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import ingot
 from ingot.cluster import messages
 from ingot.cluster.messages import Answer, InvalidMessageError, WorkerLostError
 from ingot.cluster.process import ProcessWorker
 from ingot.cluster.task_types import TASK_TYPES
+from ingot.core.registry import Registry
 from ingot.core.runtime.parallel import default_workers
-from ingot.errors import UsageError
+from ingot.errors import INGOT_VERSION, UsageError
 
 TIMEOUT = "INGOT_WORKER_TIMEOUT"
 """The environment variable that sets after how many seconds without a heartbeat a worker is given up."""
@@ -175,7 +175,7 @@ class WorkerPool:
         """As ``Pool.submit``."""
         try:
             number, result = next(self._numbers), TASK_TYPES.get_or_refuse(task_type).result
-            line = messages.encode({"id": number, "ingot": ingot.__version__, "type": task_type, "body": body})
+            line = messages.encode({"id": number, "ingot": INGOT_VERSION, "type": task_type, "body": body})
             job = _Job(number, line, result, check)
         except Exception as error:
             failed: Future[Any] = Future()
@@ -371,13 +371,21 @@ class Processes(WorkerPool):
             return [worker.pid for worker in self._workers if isinstance(worker, ProcessWorker)]
 
 
+def process_pool(address: str | None, threads: int) -> Pool:
+    """Return a worker for each processor of this machine."""
+    return Processes()
+
+
+POOLS: Registry[Callable[[str | None, int], Pool]] = Registry(
+    "engine",
+    (("processes", "ingot.cluster.pool:process_pool"), ("ray", "ingot.cluster.ray:ray_pool")),
+)
+"""Name of an engine to the function that returns its workers for an address and a number of threads."""
+
+
 def pool_of(engine: str, address: str | None, threads: int = 1) -> Pool:
-    """Return the workers of the engine ``processes`` or ``ray``; each task takes ``threads``.
+    """Return the workers of an engine of ``POOLS``; each task takes ``threads``.
 
-    Errors as ``Processes`` and ``ray.ray_pool``.
+    Raises the errors of ``Processes`` and ``ray.ray_pool``.
     """
-    if engine == "processes":
-        return Processes()
-    from ingot.cluster.ray import ray_pool
-
-    return ray_pool(address, threads)
+    return POOLS[engine](address, threads)

@@ -24,7 +24,7 @@ class ProcessWorker:
         # A group of its own keeps Ctrl-C at the terminal from the worker. Closing an unbuffered pipe never waits.
         try:
             self._process = subprocess.Popen(  # noqa: S603
-                isolated_command("cluster.worker", "serve", str(interval)),
+                isolated_command("ingot.cluster.worker", "serve", str(interval)),
                 stdin=pipe,
                 stdout=pipe,
                 bufsize=0,

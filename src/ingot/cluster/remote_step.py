@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from ingot.core.bytes import checksums
 from ingot.engine import cost
 from ingot.engine.data import unplain
 from ingot.engine.watch import Watches
-from ingot.engine.work import Chunking, Encoded, Room, Running, Step, Take, Work
+from ingot.engine.work import AcquireBudget, ChunkBudget, ChunkPlan, ChunkTask, EncodedChunk, Step, StepRun
 from ingot.errors import IntegrityError
 from ingot.model.store import Store
 from ingot.model.tensor import Tensor
@@ -32,11 +32,10 @@ class RemoteStep(Step):
     runner: TaskRunner = field(kw_only=True)
     store: Store = field(kw_only=True)
 
-    encodes_parts: ClassVar[bool] = False
-    elsewhere: ClassVar[bool] = True
+    compress_parts: bool = field(default=False, kw_only=True)
 
     @property
-    def origin(self) -> Step:
+    def planned(self) -> Step:
         return replace(self.local, spec=self.spec)
 
     @property
@@ -47,13 +46,13 @@ class RemoteStep(Step):
     def decodes(self) -> Tensor | None:
         return self.local.decodes
 
-    def chunking(self, room: Room) -> Chunking:
-        size = max(cost.MOVE_LEAST, min(_CHUNK, room.budget // room.slots))
-        return Chunking(self.out_bytes, 1, size, min(size, max(self.out_bytes, 1)))
+    def plan_chunks(self, budget: ChunkBudget) -> ChunkPlan:
+        size = max(cost.MOVE_LEAST, min(_CHUNK, budget.limit // budget.slots))
+        return ChunkPlan(self.out_bytes, 1, size, min(size, max(self.out_bytes, 1)))
 
-    def begin(self, shape: Chunking, watches: Watches, *, measured: bool) -> Running:
+    def start(self, chunk_plan: ChunkPlan, watches: Watches, *, measured: bool) -> StepRun[Any]:
         assert not watches, "the worker hashes the values"
-        return _Waiting(shape, step=self)
+        return _Waiting(self, chunk_plan, watches, measured)
 
 
 def remote_step(step: Step, number: int, runner: TaskRunner, store: Store) -> RemoteStep:
@@ -62,12 +61,11 @@ def remote_step(step: Step, number: int, runner: TaskRunner, store: Store) -> Re
     return RemoteStep(*fields, local=step, number=number, runner=runner, store=store)
 
 
-@dataclass(kw_only=True)
-class _Waiting(Running):
-    step: RemoteStep
-    _results: list[StepResult] = field(default_factory=list)
+@dataclass
+class _Waiting(StepRun[RemoteStep]):
+    _results: list[StepResult] = field(default_factory=list, init=False)
 
-    def learn(self) -> Mapping[str, Any] | None:
+    def fit(self) -> Mapping[str, Any] | None:
         """Wait for the worker; return the parameters that it fitted."""
         self._results = self.step.runner.results(self.step.number)
         params: Mapping[str, Any] | None = unplain(self._results[0].params)
@@ -77,27 +75,27 @@ class _Waiting(Running):
     def written(self) -> dict[str, Any] | None:
         return self._results[0].written
 
-    def work(self, take: Take) -> Iterator[tuple[Work, int]]:
+    def tasks(self, acquire: AcquireBudget) -> Iterator[tuple[ChunkTask, int]]:
         """Pass on what is in files. The runner has counted the source bytes."""
         for result in self._results:
             if result.nbytes:
-                yield from self._read(result, take)
-            if not take():
+                yield from self._read(result, acquire)
+            if not acquire():
                 return
-            yield partial(Encoded, {}, result.error), 0
+            yield partial(EncodedChunk, {}, result.error), 0
 
-    def _read(self, result: StepResult, take: Take) -> Iterator[tuple[Work, int]]:
+    def _read(self, result: StepResult, acquire: AcquireBudget) -> Iterator[tuple[ChunkTask, int]]:
         source, crc, position = self.step.store.open(result.file), checksums.hasher("crc32c"), result.offset
         try:
             for role, count in result.runs:
-                for start in range(0, count, self.shape.chunk_rows):
-                    if not take():
+                for start in range(0, count, self.chunk_plan.chunk_rows):
+                    if not acquire():
                         return
-                    data = np.empty(min(self.shape.chunk_rows, count - start), np.uint8)
+                    data = np.empty(min(self.chunk_plan.chunk_rows, count - start), np.uint8)
                     source.readinto(position, data.data)
                     crc.update(data.data)
                     position += data.nbytes
-                    yield partial(Encoded, {role: data}), 0
+                    yield partial(EncodedChunk, {role: data}), 0
         finally:
             source.close()
         if not checksums.same(result.crc, crc.text()):
@@ -108,5 +106,8 @@ class _Waiting(Running):
             )
 
     def notes(self) -> dict[str, Any]:
-        notes = [result.notes for result in self._results]
-        return dict(notes[0] if len(notes) == 1 else self.step.local.joined(notes))
+        first, *others = [result.notes for result in self._results]
+        return {
+            key: value + sum(notes[key] for notes in others) if isinstance(value, int | float) else value
+            for key, value in first.items()
+        }

@@ -154,16 +154,16 @@ def run_task(
     ``MissingExtraError``.
     """
     require_in_proportion([tensor for step in plan.steps if (tensor := step.decodes) is not None], "")
-    chunkings, budget, recycled = cut(plan, resources)
+    chunk_plans, budget, recycled = cut(plan, resources)
     if task.rows is not None:
-        chunkings = [replace(chunkings[0], first=task.rows[0], last=task.rows[1])]
+        chunk_plans = [replace(chunk_plans[0], first=task.rows[0], last=task.rows[1])]
         hashed = [()]
     results: list[StepResult] = []
     with (
         Lane("values") as lane,
         Pipeline(
             plan.steps,
-            chunkings,
+            chunk_plans,
             workers=resources.workers,
             budget=budget,
             measured=plan.measured,
@@ -178,7 +178,7 @@ def run_task(
             if placed is not None and task.rows is None and has_fixed_place(step):
                 placed.skip_to(task.start + len(results))
                 writer = placed.writer
-            return TensorSink(writer, step.spec, compress=step.encodes_parts, pool=pipeline.pool, pending=pending)
+            return TensorSink(writer, step.spec, compress=step.compress_parts, pool=pipeline.pool, pending=pending)
 
         def finished(event: End, record: dict[str, Any], error: ErrorStats) -> None:
             number, notes = task.start + len(results), event.running.notes()
@@ -189,7 +189,8 @@ def run_task(
                 assert placed is not None
                 placed.position = number + 1
                 results.append(StepResult(number, error, notes, written=record))
-            event.step.forget()
+            if event.step.encoder is not None:
+                event.step.encoder.forget()
 
         drive(pipeline, opened, finished, lambda count, item: None)
     parts.close()

@@ -14,12 +14,11 @@ import time
 from collections.abc import Callable
 from queue import SimpleQueue
 
-import ingot
 from ingot.cluster import messages
 from ingot.cluster.messages import Answer, Beat, InvalidMessageError, Request
 from ingot.cluster.task_types import TASK_TYPES
 from ingot.core.files.system import end_with_parent
-from ingot.errors import FormatError, UsageError
+from ingot.errors import INGOT_VERSION, FormatError, UsageError
 
 
 def worker_name() -> str:
@@ -41,9 +40,9 @@ def answer(line: bytes) -> bytes:
 
 
 def _run(request: Request) -> object:
-    if request.ingot != ingot.__version__:
+    if request.ingot != INGOT_VERSION:
         raise UsageError(
-            f"the driver has Ingot {request.ingot[:40]}, this worker {ingot.__version__}: install the same version",
+            f"the driver has Ingot {request.ingot[:40]}, this worker {INGOT_VERSION}: install the same version",
             rule="cluster.version",
             where=worker_name(),
         )

@@ -1,1 +1,1 @@
-"""Codecs: numbers to parts and back. They know no file. One small class each, listed in ``table.py``."""
+"""Codecs: numbers to parts and back, independent of files. One small class per codec, listed in ``table.py``."""

@@ -1,7 +1,7 @@
 """The contract of a codec.
 
 A codec sees a tensor as a matrix ``rows x cols`` (``Tensor.matrix_shape``: the last dimension is the columns) and
-works on *chunks* of whole rows, so that a tensor larger than memory passes through in pieces.
+works on *chunks* of whole rows, so that a tensor larger than memory passes through chunk by chunk.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Decoder, Tensor, require_writable
 
 _LARGE = 1 << 28
-_PIECE = 1 << 16  # elements that are decoded at a time on their way into a strided output
+_BLOCK = 1 << 16  # elements that are decoded at a time on their way into a strided output
 
 
 class RowReader(Protocol):
@@ -41,25 +41,25 @@ class RowReader(Protocol):
 
 
 class Rows(ABC):
-    """What the readers of codecs share: ``read_into`` fills any writable array, through a small buffer if need be."""
+    """The base class of most readers: ``read_into`` fills any writable array, through a small buffer if necessary."""
 
     @abstractmethod
     def fill(self, out: Array) -> None:
         """Decode the next ``len(out)`` rows into ``out``: writable, aligned, native byte order, C order."""
 
     def read_into(self, out: Array) -> None:
-        """Decode the next ``len(out)`` rows into ``out``, strided or not; rule ``tensor.out`` where it is read-only."""
+        """Decode the next ``len(out)`` rows into ``out``, strided or not; rule ``tensor.out`` if it is read-only."""
         require_writable(out)
         if out.flags.carray and out.dtype.isnative:
             self.fill(out)
             return
         rows = out if out.ndim else out.reshape(1)
-        step = max(1, _PIECE // max(1, prod(rows.shape[1:])))
+        step = max(1, _BLOCK // max(1, prod(rows.shape[1:])))
         for start in range(0, max(1, len(rows)), step):
             target = rows[start : start + step]
-            piece = np.empty(target.shape, out.dtype.newbyteorder("="))
-            self.fill(piece)
-            target[...] = piece
+            block = np.empty(target.shape, out.dtype.newbyteorder("="))
+            self.fill(block)
+            target[...] = block
 
 
 class AddingReader(Rows):
@@ -77,22 +77,22 @@ class BaseEncoder:
     """The part of the contract that ``Encoder`` and ``codecs.delta.base.DeltaEncoder`` share.
 
     An encoder is prepared for one tensor: everything but the bytes is decided. The methods here have defaults for an
-    encoder that needs no memory, no package and no look at the values beforehand.
+    encoder that needs no memory, no package and no observation of the values beforehand.
 
     Attributes
     ----------
     codec : str
         Identifier of the codec.
     params : mapping
-        What the artifact states, and all that the decoder gets. Entries that fit passes determine are missing until
-        the last pass is over.
+        The parameters that the file declares, and all that the decoder receives. Entries that fit passes determine are
+        missing until the last pass is over.
     parts : tuple of PartSpec
         In file order.
     fit_passes : int
         The number of passes over all rows that must go through ``fit_pass`` before ``encode``.
     step : int
-        The number of rows (of elements, if the codec is ``elementwise``) at whose multiples chunks may begin; see
-        ``row_step``.
+        The number of rows (of elements, if the codec is ``elementwise``) of which the start of each chunk is a
+        multiple; ``row_step``.
     single_chunk : bool
         Whether all rows must come in one chunk.
     lossless : bool
@@ -129,7 +129,7 @@ class BaseEncoder:
         return 0
 
     def range_probe(self) -> RangeProbe | None:
-        """Return the probe that decides whether the stated types reach small values; None if any value fits."""
+        """Return the probe that decides whether the declared types reach small values; None if any value fits."""
         return None
 
     def observes(self) -> bool:
@@ -137,7 +137,7 @@ class BaseEncoder:
         return self.range_probe() is not None
 
     def observe(self, rows: Array, start: int) -> bool:
-        """Take in a run of rows, ``start`` rows after the first.
+        """Observe a run of rows, ``start`` rows after the first.
 
         Returns True once further rows can change neither ``wider_options`` nor ``underflow``.
         """
@@ -145,12 +145,12 @@ class BaseEncoder:
         return probe is None or probe.observe(rows)
 
     def wider_options(self) -> Mapping[str, Any]:
-        """Return options for an encoder whose types keep all bits of the observed values; empty if these types do."""
+        """Return options for an encoder whose types keep all bits of the observed values; empty if none must change."""
         probe = self.range_probe()
         return {} if probe is None else probe.wider_options()
 
     def underflow(self) -> str | None:
-        """Return why the stated types lose all observed values; None if they do not."""
+        """Return why the declared types lose all observed values; None if they do not."""
         probe = self.range_probe()
         return None if probe is None else probe.underflow()
 
@@ -161,29 +161,32 @@ class BaseEncoder:
         """
 
     def forget(self) -> None:
-        """Release what fit passes found; called when the tensor is written."""
+        """Release the results of the fit passes; called when the tensor is written."""
 
 
 class Encoder(BaseEncoder, ABC):
     """The prepared encoding of one tensor."""
 
     def fit_pass(self, rows: Array) -> None:
-        """Take in the next rows of the present pass, in order; the result may not depend on how rows are chunked."""
+        """Process the next rows of the present pass, in order; the result may not depend on how rows are chunked."""
 
     @abstractmethod
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
         """Return each part's next bytes for these rows (role to a C-order array). Pure and thread-safe.
 
-        ``start`` is the number of rows before these. Parts that a tensor has once go with row 0.
+        ``start`` is the number of rows before these. Per-tensor parts are emitted with row 0.
         """
 
     @abstractmethod
     def decode(self, parts: Mapping[str, Array], out: Array) -> None:
-        """Decode what ``encode`` returned for one chunk into ``out``, to measure the error. Pure and thread-safe."""
+        """Decode the parts that ``encode`` returned for one chunk into ``out``, to measure the error.
+
+        Pure, thread-safe.
+        """
 
 
 class Codec(Decoder):
-    """Numbers to parts and back.
+    """The conversion of numbers to parts and back.
 
     Attributes
     ----------
@@ -191,9 +194,9 @@ class Codec(Decoder):
     lossless : bool
         Whether decoding gives the encoded values back whatever the options.
     streams : bool
-        Whether a reader holds a chunk and its share of the stored bytes at most, never the whole tensor.
+        Whether a reader holds at most a chunk and its share of the stored bytes, never the full tensor.
     checks_stored : bool
-        Whether ``stored`` checks a tensor without making the values that are left out.
+        Whether ``stored`` checks a tensor without creating the values that are left out.
     """
 
     id: ClassVar[str]
@@ -216,31 +219,31 @@ class Codec(Decoder):
         Raises
         ------
         UsageError
-            An option that the codec does not know or a value out of range.
+            The codec has no such option, or a value is out of range.
         UnsupportedError
             A dtype or shape that the codec cannot encode.
         """
 
     def repack(self, tensor: Tensor, layout: Layout) -> Repacked:
-        """Return ``tensor`` in another layout of the codec, or why not; may read small parts, checking their digests.
+        """Return ``tensor`` in another layout of the codec, or the reason why there is none.
 
-        By default the codec has one layout only.
+        It may read small parts and check their digests. By default the codec has one layout only.
         """
         return cannot(layout, f"codec {self.id} has one layout only")
 
     def stored(self, tensor: Tensor) -> Iterator[Array]:
         """Yield the stored values, in chunks, after checking their positions; digests are checked at the end.
 
-        Called if ``checks_stored`` is set; raises what ``reader`` raises.
+        Called if ``checks_stored`` is set; raises the errors of ``reader``.
         """
         raise NotImplementedError
 
 
 class ChunkParts(dict[str, Array]):
-    """What ``encode`` returns where a chunk's bytes alone do not tell ``decode`` what they stand for.
+    """The parts of one chunk, for encoders whose ``decode`` needs more than the chunk's bytes.
 
-    ``start`` is the number of rows before the chunk, ``within`` what ``decode`` goes by: parts that stand for the chunk
-    alone, or those that the encoder within returned. Any other mapping holds the parts of a whole tensor.
+    ``start`` is the number of rows before the chunk. ``within`` is the input of ``decode``: parts of the chunk alone,
+    or the parts that an inner encoder returned. Any other mapping holds the parts of an entire tensor.
     """
 
     start: int = 0
@@ -251,7 +254,7 @@ class RepackReader(Protocol):
     """Sequential repacking, in memory bounded by the chunk."""
 
     def read(self, rows: int) -> dict[str, Array]:
-        """Return each part's next bytes for the next ``rows`` rows. What a tensor has once goes with the first."""
+        """Return each part's next bytes for the next ``rows`` rows. Per-tensor parts come with the first chunk."""
         ...
 
     def finish(self) -> None:
@@ -260,8 +263,8 @@ class RepackReader(Protocol):
 
 
 INTEGERS, SCALES, IN_F32, IN_TYPE = GRADES = ("integers", "scales", "f32", "type")
-"""In what a repacked tensor can equal its source (``spec/interop.md``, "Grades"): integers, scales, values in f32,
-values in the target's type as its programs compute them."""
+"""The grades of equality between a repacked tensor and its source (``spec/interop.md``, "Grades"): integers, scales,
+values in f32, values in the target's type as its programs compute them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,21 +275,21 @@ class Repacked:
     ----------
     layout : Layout
     parts : tuple of PartSpec
-        Of the result, complete.
+        All parts of the result.
     rows, step, memory : int
-        Rows to go through, in chunks that begin at multiples of ``step``; a chunk takes ``memory`` bytes per row. Where
-        the layout lies column by column, rows are as many columns as can be written alone.
+        Rows to process, in chunks that begin at multiples of ``step``; a chunk takes ``memory`` bytes per row. If the
+        layout stores column by column, a row here is the smallest number of columns that can be written alone.
     why_not : str or None
-        Why a value would not decode to the same bits, or why the family has no way into this layout; None if every
-        value keeps its bits. Known before anything is written.
+        Why a value would not decode to the same bits, or why the codec cannot repack into this layout; None if every
+        value keeps its bits. Decided before anything is written.
     reader : callable
-        Begins a pass over the tensor; for an exact one only.
+        Begins a pass over the tensor; only if ``exact``.
     rounded : bool
-        Indices and scales are the same, and values are once they are rounded to the tensor's type; in f32 not all are.
-    held : int
-        Bytes that a chunk takes beside its rows.
+        Integers and scales are the same, and values are equal after rounding to the tensor's type, but not all in f32.
+    extra_memory : int
+        Bytes that a chunk takes in addition to its rows.
     again : bool
-        Every chunk reads the whole tensor: the fewer chunks, the better.
+        Every chunk reads the entire tensor, so that fewer chunks are faster.
     """
 
     layout: Layout
@@ -297,19 +300,19 @@ class Repacked:
     why_not: str | None
     reader: Callable[[], RepackReader]
     rounded: bool = False
-    held: int = 0
+    extra_memory: int = 0
     again: bool = False
 
     @property
     def exact(self) -> bool:
-        """Whether every value decodes to the same bits, in the tensor's own type at least."""
+        """Whether every value decodes to the same bits, at least in the tensor's type."""
         return self.why_not is None
 
     def equal(self, *, steps: bool) -> tuple[str, ...]:
-        """Return the ``GRADES`` in which the result equals the tensor; what there is none of is equal.
+        """Return the ``GRADES`` in which the result equals the tensor; a grade that does not apply counts as equal.
 
-        ``steps``: who reads it rounds each step of ``s * q + o`` to the type of the scales, where values here are
-        those of f32 rounded once.
+        ``steps``: the target's runtime rounds each step of ``s * q + o`` to the type of the scales; here values are
+        computed in f32 and rounded once.
         """
         if not self.exact:
             return ()
@@ -319,7 +322,7 @@ class Repacked:
 
 
 def cannot(layout: Layout, why: str) -> Repacked:
-    """Return the answer of a family that has no way into ``layout``."""
+    """Return the result of a codec that cannot repack into ``layout``, with the reason ``why``."""
 
     def refuse() -> RepackReader:
         raise ValueError(f"expected a layout that keeps every value: {why}")
@@ -328,17 +331,17 @@ def cannot(layout: Layout, why: str) -> Repacked:
 
 
 def row_step(codec: Codec, encoder: Encoder, cols: int) -> int:
-    """Return the number of rows of ``cols`` columns at whose multiples chunks may begin."""
+    """Return the number of rows of ``cols`` columns of which the start of each chunk is a multiple."""
     if not codec.elementwise:
         return encoder.step
     return encoder.step // gcd(encoder.step, cols) if cols else 1
 
 
-def empty(shape: tuple[int, ...], dtype: str, where: str) -> Array:
-    """Allocate the result of a decode; what cannot be had becomes a ``CodecError`` that says how much was wanted.
+def empty(shape: tuple[int, ...], dtype: str, location: str) -> Array:
+    """Allocate the result of a decode; raise ``CodecError`` ``codec.too-large`` if there is not enough memory.
 
-    A few bytes of a sparse or compressed tensor may stand for any size, and the system grants more than it has: a large
-    array is compared with what is free before it is asked for.
+    A few bytes of a sparse or compressed tensor may stand for any size, and the system grants more memory than it has:
+    the size of a large array is compared with the free memory before it is allocated.
     """
     nbytes = prod(shape) * numpy_dtype(dtype).itemsize
     reason: Exception | None = None
@@ -348,17 +351,17 @@ def empty(shape: tuple[int, ...], dtype: str, where: str) -> Array:
         except (MemoryError, ValueError) as error:
             reason = error
     raise CodecError(
-        "codec.too-large", f"cannot allocate an array of shape {list(shape)} in {dtype}", where=where
+        "codec.too-large", f"cannot allocate an array of shape {list(shape)} in {dtype}", where=location
     ) from reason
 
 
 def result(tensor: Tensor, dtype: str, out: Array | None) -> Array:
-    """Return what ``decode`` writes to: ``out`` if given, else memory of its own (``empty``)."""
+    """Return the array that ``decode`` writes to: ``out`` if given, else a new array (``empty``)."""
     return empty(tensor.shape, dtype, tensor.name) if out is None else out
 
 
 def decode_by_rows(codec: Codec, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
-    """Implement ``decode`` by ``reader``: the checks, one allocation, one pass."""
+    """Implement ``decode`` with ``reader``: check, allocate once, read in one pass."""
     if dtype not in FLOAT_TARGETS:
         raise UnsupportedError(
             f"expected a target dtype {', '.join(FLOAT_TARGETS)} for codec {codec.id}, found {dtype}", where=tensor.name

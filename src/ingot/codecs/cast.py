@@ -1,7 +1,7 @@
 """Casts between element types, shared by the codecs: rounded once, never silently wrong.
 
 Allowed are float to float, integer or bool to float, complex to complex, and integers to integers that hold every
-value. Refused are those that drop what a user may not expect to lose: float to integer, complex to real, anything to a
+value. Refused are casts that could lose more than the caller expects: float to integer, complex to real, anything to a
 type of scales (``f8_e8m0fnu``) or to a packed type. Rounding is to nearest, ties to even. A NaN stays a NaN; its
 payload may change.
 """
@@ -27,16 +27,16 @@ _EXACT_INTEGER = 2**53
 
 
 def flat(array: Array) -> Array:
-    """Return the 1-D view of a C-contiguous array; an array that would need a copy is a mistake of the caller."""
+    """Return the 1-D view of a C-contiguous array; ``ValueError`` for an array that would need a copy."""
     if not array.flags.c_contiguous:
         raise ValueError("expected a C-contiguous array, found a strided one")
     return array.reshape(-1)
 
 
-def require_cast(source: str, target: str, where: str | None = None) -> None:
+def require_cast(source: str, target: str, location: str | None = None) -> None:
     """Raise ``UnsupportedError`` with rule ``dense.cast`` unless ``source`` may be cast to ``target``."""
     if not _allowed(source, target):
-        raise UnsupportedError(f"cannot cast {source} to {target} without surprises", rule="dense.cast", where=where)
+        raise UnsupportedError(f"cannot cast {source} to {target} without surprises", rule="dense.cast", where=location)
 
 
 @cache
@@ -55,7 +55,7 @@ def _allowed(source: str, target: str) -> bool:
 
 @cache
 def exact_cast(source: str, target: str) -> bool:
-    """Whether every value of ``source``, infinities included, is one of ``target``; NaN payloads do not count."""
+    """Return whether ``target`` has every value of ``source``, infinities included; NaN payloads do not count."""
     if source == target:
         return True
     if not _allowed(source, target):
@@ -74,8 +74,8 @@ def exact_cast(source: str, target: str) -> bool:
     return bool(limits.nmant + 1 >= digits and float(limits.max) >= 2.0**digits)
 
 
-def cast(array: Array, target: str, where: str | None = None) -> Array:
-    """Return ``array`` as ``target``, C-contiguous: itself where it is that already, else a new array.
+def cast(array: Array, target: str, location: str | None = None) -> Array:
+    """Return ``array`` as ``target``, C-contiguous: the same array if nothing has to change, else a new one.
 
     Raises
     ------
@@ -85,49 +85,49 @@ def cast(array: Array, target: str, where: str | None = None) -> Array:
         A finite value would become infinite or NaN, or an infinity a NaN (``dense.overflow``); an integer past 2**53 in
         magnitude (``dense.inexact``).
     """
-    wanted = numpy_dtype(target)
-    if array.dtype == wanted:
+    new_dtype = numpy_dtype(target)
+    if array.dtype == new_dtype:
         return np.ascontiguousarray(array).reshape(array.shape)
-    out = np.empty(array.shape, wanted)
-    cast_into(np.ascontiguousarray(array), out, where)
+    out = np.empty(array.shape, new_dtype)
+    cast_into(np.ascontiguousarray(array), out, location)
     return out
 
 
-def cast_into(array: Array, out: Array, where: str | None = None) -> None:
-    """Cast ``array`` into ``out`` (same number of elements, both C-contiguous); errors as of ``cast``."""
+def cast_into(array: Array, out: Array, location: str | None = None) -> None:
+    """Cast ``array`` into ``out`` (same number of elements, both C-contiguous); raises the errors of ``cast``."""
     source, target = dtype(array.dtype), dtype(out.dtype)
-    require_cast(source.name, target.name, where)
-    left, right = flat(array), flat(out)
+    require_cast(source.name, target.name, location)
+    values, rounded = flat(array), flat(out)
     source_name, target_name = source.name, target.name
     if source.kind == "c" and source is not target:
-        left, right = left.view(numpy_dtype(source.storage)), right.view(numpy_dtype(target.storage))
+        values, rounded = values.view(numpy_dtype(source.storage)), rounded.view(numpy_dtype(target.storage))
         source_name, target_name = source.storage, target.storage
     with np.errstate(all="ignore"):  # overflow is checked, underflow rounds, and signalling NaNs are values like others
-        for start in range(0, left.size, _CHUNK):
+        for start in range(0, values.size, _CHUNK):
             stop = start + _CHUNK
-            _cast_chunk(left[start:stop], right[start:stop], source_name, target_name, where)
+            _cast_chunk(values[start:stop], rounded[start:stop], source_name, target_name, location)
 
 
-def _cast_chunk(array: Array, out: Array, source: str, target: str, where: str | None) -> None:
+def _cast_chunk(array: Array, out: Array, source: str, target: str, location: str | None) -> None:
     if source == target or DTYPES[target].kind != "f":
         out[...] = array
         return
     values = array
     if DTYPES[source].kind != "f":
-        values = _exact_f64(array, where)
+        values = _exact_f64(array, location)
         source = "f64"
-    # What the native kernel does not cast goes by way of float32 in NumPy.
+    # NumPy casts the types that the native kernel lacks, through float32.
     native = source in floats.FLOATS and target in floats.FLOATS
     if native and values.flags.aligned and out.flags.aligned:
         floats.cast_into(values, out)
     else:
         out[...] = _once(values, source, target)
     if not _covers(source, target):
-        _check_class(values, out, target, where)
+        _check_class(values, out, target, location)
 
 
 def _once(values: Array, source: str, target: str) -> Array:
-    """Return values that the assignment to ``target`` rounds for the first and only time."""
+    """Return values for which the assignment to ``target`` is the only rounding."""
     if source == "f64" and target not in ("f64", "f32", "f16"):
         return _round_to_odd(values)  # ml_dtypes casts float64 by way of float32
     if source not in ("f64", "f32"):
@@ -147,11 +147,11 @@ def _round_to_odd(values: Array) -> Array:
     inexact = (back != values) & ~np.isnan(values)
     bits = nearest.view(np.uint32)
     bits = bits - (inexact & (np.abs(back) > np.abs(values)))
-    odd: Array = (bits | inexact).astype(np.uint32)
-    return odd.view(np.float32)
+    truncated: Array = (bits | inexact).astype(np.uint32)
+    return truncated.view(np.float32)
 
 
-def _exact_f64(array: Array, where: str | None) -> Array:
+def _exact_f64(array: Array, location: str | None) -> Array:
     if array.dtype.kind in "iu" and array.dtype.itemsize == 8:
         beyond = array > _EXACT_INTEGER
         if array.dtype.kind == "i":
@@ -159,34 +159,36 @@ def _exact_f64(array: Array, where: str | None) -> Array:
         if beyond.any():
             value = int(array[int(np.argmax(beyond))])
             raise CodecError(
-                "dense.inexact", f"expected integers of at most 2**53 in magnitude to cast, found {value}", where=where
+                "dense.inexact",
+                f"expected integers of at most 2**53 in magnitude to cast, found {value}",
+                where=location,
             )
     exact: Array = array.astype(np.float64)
     return exact
 
 
-def _check_class(values: Array, out: Array, target: str, where: str | None) -> None:
+def _check_class(values: Array, out: Array, target: str, location: str | None) -> None:
     mask = _EXPONENT_BITS.get(target)
     if mask is not None and (out.view(np.uint16) & mask).max(initial=0) < mask:
-        return  # all finite: what isfinite would say, several times faster
-    odd = ~np.isfinite(out)
-    if not odd.any():
+        return  # all finite: the result of isfinite, several times faster
+    infinite = ~np.isfinite(out)
+    if not infinite.any():
         return
-    before, after = values[odd].astype(np.float64), out[odd].astype(np.float64)
-    wrong = np.isnan(before) != np.isnan(after)
-    wrong |= np.isinf(before) != np.isinf(after)
-    if wrong.any():
-        value = float(before[int(np.argmax(wrong))])
+    before, after = values[infinite].astype(np.float64), out[infinite].astype(np.float64)
+    changed = np.isnan(before) != np.isnan(after)
+    changed |= np.isinf(before) != np.isinf(after)
+    if changed.any():
+        value = float(before[int(np.argmax(changed))])
         raise CodecError(
             "dense.overflow",
             f"expected values that {target} can hold (at most {float(_finfo(target).max):g}), found {value:g}",
-            where=where,
+            where=location,
         )
 
 
 @cache
 def _covers(source: str, target: str) -> bool:
-    """Whether no value of ``source`` leaves the range of ``target``."""
+    """Return whether no value of ``source`` leaves the range of ``target``."""
     return bool(float(_finfo(target).max) >= float(_finfo(source).max) and (_has_inf(target) or not _has_inf(source)))
 
 
@@ -200,7 +202,7 @@ def _has_inf(name: str) -> bool:
 def _finfo(name: str) -> Any:
     if name in ("f64", "f32", "f16"):
         return np.finfo(numpy_dtype(name))
-    import ml_dtypes  # noqa: PLC0415 - as in core.dtypes, only those who need it pay for it
+    import ml_dtypes  # noqa: PLC0415 - slow to import; only casts to these types need it, as in core.dtypes
 
     finfo: Any = ml_dtypes.finfo
     return finfo(numpy_dtype(name))

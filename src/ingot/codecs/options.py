@@ -1,4 +1,4 @@
-"""What encoders ask of their options alike: known names, and the refusal of a value; what columns weigh."""
+"""Checks that the options of several encoders share: names, ranges, source dtypes and weights of columns."""
 
 from __future__ import annotations
 
@@ -14,50 +14,51 @@ from ingot.model.tensor import Array
 IMPORTANCE = "importance"
 
 
-def wrong_option(codec: str, expected: str, found: object) -> UsageError:
-    """Return the refusal ``<codec>.option`` of an option's value."""
-    return UsageError(f"codec {codec} expects {expected}, found {found!r:.80}", rule=f"{codec}.option")
+def option_error(codec: str, expected: str, value: object) -> UsageError:
+    """Return the error ``<codec>.option`` for the value of an option."""
+    return UsageError(f"codec {codec} expects {expected}, found {value!r:.80}", rule=f"{codec}.option")
 
 
-def require_known(codec: str, options: Mapping[str, Any], known: Collection[str]) -> None:
-    """Refuse options of other names than ``known``: ``UsageError`` ``<codec>.option``."""
-    unknown = sorted(str(key) for key in options if key not in known)
+def require_known(codec: str, options: Mapping[str, Any], names: Collection[str]) -> None:
+    """Raise ``UsageError`` ``<codec>.option`` if an option has a name that is not in ``names``."""
+    unknown = sorted(str(key) for key in options if key not in names)
     if unknown:
-        raise wrong_option(codec, f"the options {', '.join(known)}", unknown[0])
+        raise option_error(codec, f"the options {', '.join(names)}", unknown[0])
 
 
-def source_dtype(codec: str, dtype: str, known: Collection[str]) -> str:
-    """Return the name of the weights' element type; ``UnsupportedError`` ``<codec>.dtype`` for one not ``known``."""
+def source_dtype(codec: str, dtype: str, supported: Collection[str]) -> str:
+    """Return the name of the weights' dtype; ``UnsupportedError`` ``<codec>.dtype`` if it is not ``supported``."""
     source = resolve_dtype(dtype).name
-    if source not in known:
+    if source not in supported:
         raise UnsupportedError(
-            f"expected weights of type {', '.join(known)}, found {source}; keep this tensor dense",
+            f"expected weights of type {', '.join(supported)}, found {source}; keep this tensor dense",
             rule=f"{codec}.dtype",
         )
     return source
 
 
-def is_whole(value: object, low: int, high: int) -> bool:
-    """Whether a value is a whole number from ``low`` to ``high``; true and false are none."""
+def is_int_between(value: object, low: int, high: int) -> bool:
+    """Return whether ``value`` is an integer from ``low`` to ``high``; true and false are not."""
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
 def column_weights(codec: str, options: Mapping[str, Any], cols: int) -> Array | None:
-    """Return what the squared errors of each column weigh (f64), or None where option ``importance`` is not stated.
+    """Return the weight of each column's squared errors (f64, [cols]); None if option ``importance`` is not set.
 
-    Raises ``UsageError`` ``<codec>.option``: not one finite number from 0 on per column, or all of them 0.
+    Raises ``UsageError`` ``<codec>.option`` unless the option has a finite number from 0 on for each column, and not
+    all are 0.
     """
-    stated = options.get(IMPORTANCE)
-    if stated is None:
+    importance = options.get(IMPORTANCE)
+    if importance is None:
         return None
-    if not isinstance(stated, Sequence | np.ndarray) or isinstance(stated, str | bytes):
-        raise wrong_option(codec, "importance as a list of numbers", stated)
+    if not isinstance(importance, Sequence | np.ndarray) or isinstance(importance, str | bytes):
+        raise option_error(codec, "importance as a list of numbers", importance)
     try:
-        weights = np.ascontiguousarray(stated, np.float64)
+        weights = np.ascontiguousarray(importance, np.float64)
     except (TypeError, ValueError):
-        raise wrong_option(codec, "importance as a list of numbers", stated) from None
+        raise option_error(codec, "importance as a list of numbers", importance) from None
     if weights.shape != (cols,) or not (np.isfinite(weights) & (weights >= 0)).all():
-        raise wrong_option(codec, f"{cols} importance weights, finite and not negative", weights.shape)
+        raise option_error(codec, f"{cols} importance weights, finite and not negative", weights.shape)
     if not weights.any():
-        raise wrong_option(codec, "an importance above 0", 0)
+        raise option_error(codec, "an importance above 0", 0)
     return weights

@@ -1,4 +1,4 @@
-"""Matrices that stay as they are stored and are multiplied with, of any codec that can."""
+"""Matrices that are multiplied without being decoded first, for the codecs that support it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from ingot.model.tensor import Array, Tensor
 class Packed(Protocol):
     """A matrix [rows, cols] over the parts of a stored tensor, which it does not copy.
 
-    ``packed`` are bytes, ``scales`` (what codes are multiplied by or looked up in) and ``zeros`` floats; a matrix of
-    the same class can be made of ``params``, ``shape`` and these.
+    ``packed`` are bytes; ``scales`` (factors or lookup tables) and ``zeros`` are floats. The class can build another
+    matrix from ``params``, ``shape`` and arrays of these types.
     """
 
     params: Any
@@ -32,19 +32,19 @@ class Packed(Protocol):
 
     @property
     def rounds(self) -> bool:
-        """Whether ``int8_bits`` takes this layout."""
+        """Whether ``int8_bits`` supports this layout."""
         ...
 
-    def way(self, dtype: str, rows: int) -> Product | None:
-        """Return the product by the kernels for so many rows of x of a type; None where decoding is better."""
+    def choose_product(self, dtype: str, rows: int) -> Product | None:
+        """Return the kernel for ``rows`` rows of x in type ``dtype``; None if decoding the matrix is better."""
         ...
 
     def int8_bits(self, x: Array, out: Array, bias: Array | None, types: tuple[str, str], workers: int) -> None:
-        """Multiply with x rounded to 8 bits."""
+        """Write ``x @ w.T + bias`` into ``out``, with x rounded to 8 bits."""
         ...
 
     def decode_into(self, start: int, out: Array, workers: int | None = None) -> None:
-        """Decode as many rows from ``start`` as ``out`` [n, cols] has, in its type."""
+        """Decode ``len(out)`` rows from row ``start`` into ``out`` [n, cols], in the type of ``out``."""
         ...
 
     def parts(self) -> dict[str, Array]:
@@ -54,20 +54,20 @@ class Packed(Protocol):
 
 CODECS: MappingProxyType[str, tuple[Callable[[Tensor], Packed], Callable[..., bool]]] = MappingProxyType(
     {
-        AffineLayout.codec: (affine.PackedMatrix.of, affine.stays_packed),
-        PaletteLayout.codec: (palette.PaletteMatrix.of, palette.stays_packed),
-        TrellisLayout.codec: (trellis.TrellisMatrix.of, trellis.stays_packed),
+        AffineLayout.codec: (affine.PackedMatrix.from_tensor, affine.stays_packed),
+        PaletteLayout.codec: (palette.PaletteMatrix.from_tensor, palette.stays_packed),
+        TrellisLayout.codec: (trellis.TrellisMatrix.from_tensor, trellis.stays_packed),
     }
 )
 
 
 def matrix_of(tensor: Tensor) -> Packed:
-    """Return the matrix of a 2-d tensor, its parts as they lie.
+    """Return the matrix of a 2-d tensor, over its parts without a copy.
 
     Raises
     ------
     CodecError
-        As the codec's ``check``.
+        The codec's ``check`` fails; its rules.
     UnsupportedError
         ``matmul.layout``: the tensor cannot stay packed.
     """
@@ -81,6 +81,9 @@ def matrix_of(tensor: Tensor) -> Packed:
 
 
 def stays_packed(tensor: Tensor, *, direct: bool = False) -> bool:
-    """Whether ``matrix_of`` takes a tensor, as far as its attributes tell, and where ``direct`` a product of one row is
-    faster than that of the decoded matrix; raises nothing, reads no weights."""
+    """Return whether ``matrix_of`` supports a tensor, judged by its attributes alone.
+
+    If ``direct``, also whether a product with one row is faster than with the decoded matrix. Raises nothing and reads
+    no weights.
+    """
     return tensor.codec in CODECS and CODECS[tensor.codec][1](tensor, direct=direct)

@@ -1,45 +1,38 @@
 """Types of scales and entries that reach down to small values (``spec/affine.md``, "Small values").
 
-f16 has all its bits from 2^-14 on and nothing below 2^-24. An encoder whose scales would be smaller says so before
+f16 has all its bits from 2^-14 on and nothing below 2^-24. An encoder whose scales would be smaller reports it before
 anything is encoded, and is prepared again with a type that holds them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
 from ingot.core.numeric.floats import FLOATS, SMALLEST, TINY, as_bits, float_name
 from ingot.core.runtime import native
-from ingot.errors import UnsupportedError
 from ingot.model.tensor import Array
 
-if TYPE_CHECKING:
-    from ingot.codecs.base import BaseEncoder
-
 AUTO = "auto"
-RULE = "codec.underflow"
-Options = Mapping[str, Any]
-_E = TypeVar("_E", bound="BaseEncoder")
 
 
 class RangeProbe:
-    """The type of one option, and the largest magnitude that it serves.
+    """The type of an option's numbers, and the largest magnitude of the values that they scale.
 
     Parameters
     ----------
     option : str
         ``scales``, ``entries``, ...
     dtype : str
-        The type stated, f16, bf16 or f32.
+        The declared type: f16, bf16 or f32.
     wider : sequence of str
-        Types to choose instead where values are small, in order of preference; none where the user named the type.
+        Types to choose instead if values are small, in order of preference; none if the user named the type.
     levels : float
-        What the largest magnitude is divided by to give the largest number of that type.
+        The largest magnitude over ``levels`` is the largest number of that type.
     source : str
-        Type of the values. One that is no finer than ``dtype`` loses nothing: its numbers are multiples of the
+        Type of the values. If it is no finer than ``dtype``, nothing is lost: its numbers are multiples of the
         smallest.
     power : float
         The number is the magnitude over ``levels`` to this power.
@@ -50,97 +43,39 @@ class RangeProbe:
     ) -> None:
         self._option, self._dtype, self._wider = option, dtype, tuple(wider)
         self._levels, self._power = levels, power
-        self._floor = 0.0 if dtype in (source, "f32") else self._least(SMALLEST[dtype])
-        self._enough = self._least(TINY[dtype]) if self._wider else self._floor
+        self._floor = 0.0 if dtype in (source, "f32") else self._magnitude_for(SMALLEST[dtype])
+        self._enough = self._magnitude_for(TINY[dtype]) if self._wider else self._floor
         self._seen = 0.0
 
     def observe(self, rows: Array) -> bool:
-        """Take in rows; return whether further rows can change neither ``wider_options`` nor ``underflow``."""
+        """Observe rows; return whether further rows can change neither ``wider_options`` nor ``underflow``."""
         if self._seen < self._enough and rows.size:
             self._seen = max(self._seen, magnitude(rows))
         return self._seen >= self._enough
 
     def wider_options(self) -> dict[str, Any]:
-        """Return the option with a type that keeps all bits of the observed values; empty if the stated one does."""
+        """Return the option with a type that keeps all bits of the observed values; empty if it need not change."""
         if not self._wider or not 0 < self._seen < self._enough:
             return {}
-        fitting = [dtype for dtype in self._wider if self._seen >= self._least(TINY[dtype])]
+        fitting = [dtype for dtype in self._wider if self._seen >= self._magnitude_for(TINY[dtype])]
         return {self._option: fitting[0] if fitting else self._wider[-1]}
 
     def underflow(self) -> str | None:
-        """Return why the stated type loses all observed values; None if it does not."""
+        """Return why the declared type loses all observed values; None if it does not."""
         if not 0 < self._seen < self._floor:
             return None
         return (
-            f"expected values that {self._option} of {self._dtype} reach down to, found none above {self._seen:.3g}; "
-            "keep this tensor dense or take a wider type"
+            f"the values are too small for {self._option} of {self._dtype}: the largest is {self._seen:.3g}, expected "
+            f"at least {self._floor:.3g}; keep this tensor dense or take a wider type"
         )
 
-    def _least(self, number: float) -> float:
+    def _magnitude_for(self, number: float) -> float:
         return float(self._levels * number ** (1 / self._power))
 
 
 def magnitude(rows: Array) -> float:
-    """Return the largest finite magnitude in f32; infinite where a value is not finite, which the encoder refuses."""
+    """Return the largest finite magnitude in f32; infinite if a value is not finite, which the encoder refuses."""
     if float_name(rows) not in FLOATS:
         return np.inf
     low, high, bad = native.kernels.affine_range(as_bits(rows).reshape(-1), float_name(rows))
     return float(max(-low, high)) if bad == rows.size else np.inf
-
-
-def merged(options: Options, more: Options) -> dict[str, Any]:
-    """Return options with others in their place; those of an inner codec one by one."""
-    inner = {"options": merged(options.get("options", {}), more["options"])} if "options" in more else {}
-    return {**options, **more, **inner}
-
-
-def named(more: Mapping[str, Any]) -> str:
-    """Name types that were chosen: ``scales bf16``."""
-    return ", ".join(named(value) if isinstance(value, Mapping) else f"{key} {value}" for key, value in more.items())
-
-
-def resolve_range(
-    encoder: _E,
-    make: Callable[[Options], _E],
-    options: Options,
-    pieces: Iterable[tuple[int, Array]],
-    accepts: Callable[[_E], bool] = lambda encoder: True,
-) -> tuple[_E, Options]:
-    """Return an encoder whose types hold the values, and the options that differ from the stated ones.
-
-    Reads only as many pieces as the encoder must observe.
-
-    Parameters
-    ----------
-    encoder
-        What ``make`` gives with ``options``.
-    make : callable
-        From options to encoder.
-    pieces : iterable of (int, array)
-        First row and rows of the matrix, in order. Ordinary weights need the first piece alone.
-    accepts : callable
-        Whether a container takes what an encoder with other types makes.
-
-    Returns
-    -------
-    encoder, and the options that were chosen for it (none for ordinary weights)
-
-    Raises
-    ------
-    UnsupportedError
-        ``codec.underflow``: the values are too small for the types that were asked for or that the container takes.
-    """
-    if not encoder.observes():
-        return encoder, {}
-    for start, rows in pieces:
-        if encoder.observe(rows, start):
-            break
-    more = encoder.wider_options()
-    if more:
-        wide = make(merged(options, more))
-        if accepts(wide):
-            return wide, more
-    reason = encoder.underflow()
-    if reason is not None:
-        raise UnsupportedError(reason, rule=RULE)
-    return encoder, {}

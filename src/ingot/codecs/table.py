@@ -10,7 +10,7 @@ from ingot.core.registry import Instances
 from ingot.model.layouts.sparse import BlocksLayout
 from ingot.model.tensor import Tensor
 
-# Names of codecs whose layouts only their own families look into.
+# Codecs that other codecs and formats name, because they handle their layouts specially.
 FLOAT_ENTROPY, LOW_RANK, WITH_OUTLIERS, DELTA_EXACT = "float_entropy", "low_rank", "with_outliers", "delta_exact"
 DELTA_ROWS = "delta_rows"
 

@@ -1,6 +1,6 @@
-"""Matrices that are multiplied with while they stay packed: tiles of them are decoded in the type of x.
+"""Matrices that are multiplied while they stay packed: tiles of them are decoded in the type of x.
 
-What codecs share whose kernels decode tiles ("Other codecs" under "Many rows" in ``spec/affine.md``).
+The base class of matrices whose kernels decode tiles ("Other codecs" under "Many rows" in ``spec/affine.md``).
 """
 
 from __future__ import annotations
@@ -17,18 +17,21 @@ from ingot.errors import CodecError
 from ingot.model.tensor import Array
 
 Product = Callable[[Array, Array, Array | None, tuple[str, str], int], None]
-"""x [m, cols], out [m, rows], the bias or None, the types of x and of the bias, threads: f16 and bf16 come as u16."""
+"""Arguments: x [m, cols], out [m, rows], the bias or None, the types of x and of the bias, threads.
 
-_FEW = 32  # rows of x in f32, whose products are rounded before they are added: more take decoded blocks of rows
-_REACH = 40  # powers of two that weights may lie between: native/core/matmul.h, kValuesReach
+f16 and bf16 arrays come as u16.
+"""
+
+_F32_ROWS = 32  # for more rows of x in f32, decoding is faster: their products are rounded before they are added
+_REACH = 40  # weights from 2^-40 to 2^40 take the fast kernels: kValuesReach in native/core/matmul.h
 
 
 class TileMatrix(ABC):
-    """A matrix ``w`` [rows, cols] over its parts, which are held, not copied.
+    """A matrix ``w`` [rows, cols] over the parts of a tensor, without a copy.
 
     Parameters
     ----------
-    params : a layout
+    params : the layout
     shape : rows, cols
     packed : u8
     scales : f32, f16 or bf16
@@ -37,7 +40,7 @@ class TileMatrix(ABC):
     Raises
     ------
     CodecError
-        ``*.size``: an array of another size than ``sizes`` says.
+        ``<codec>.size``: an array whose size differs from ``sizes``.
     """
 
     rounds = False
@@ -48,8 +51,8 @@ class TileMatrix(ABC):
         self.params, self.shape, self.zeros = params, shape, zeros
         self.packed, self.scales = packed.reshape(-1).view(np.uint8), scales.reshape(-1)
         if self.sizes() != (self.packed.size, self.scales.size):
-            found = (self.packed.size, self.scales.size)
-            raise CodecError(f"{params.codec}.size", f"expected parts of {self.sizes()} elements, found {found}")
+            actual = (self.packed.size, self.scales.size)
+            raise CodecError(f"{params.codec}.size", f"expected parts of {self.sizes()} elements, found {actual}")
         self._kernels: dict[str, Any] = {}
         self._range: tuple[float, float] | None = None
 
@@ -59,58 +62,70 @@ class TileMatrix(ABC):
 
     @abstractmethod
     def magnitudes(self) -> tuple[float, float]:
-        """Return bounds of the weights that are not 0: infinity above where one is not finite."""
+        """Return bounds of the magnitudes of weights that are not 0.
+
+        The upper one is infinite if a weight is not finite.
+        """
 
     @abstractmethod
     def kernel(self, dtype: str, within: bool) -> Any:
-        """Return what multiplies with x of a type; ``within``: whether weights are in the reach of fast kernels."""
+        """Return the native matrix for x in ``dtype``.
+
+        ``within``: whether all weights are in the range of fast kernels.
+        """
 
     @abstractmethod
     def decode_into(self, start: int, out: Array, workers: int | None = None) -> None:
-        """Decode as many rows from ``start`` as ``out`` [n, cols] has, in its type; raises the codec's ``overflow``."""
+        """Decode ``len(out)`` rows from row ``start`` into ``out`` [n, cols], in its type.
+
+        Rule ``<codec>.overflow``.
+        """
 
     @abstractmethod
     def parts(self) -> dict[str, Array]:
         """Return the parts of the stored tensor by their roles."""
 
-    def way(self, dtype: str, rows: int) -> Product | None:
-        """Return the product by the kernels for so many rows of x, or None where decoding is better: many rows in f32,
-        values that the type of x may not hold."""
+    def choose_product(self, dtype: str, rows: int) -> Product | None:
+        """Return the kernel for ``rows`` rows of x; None if decoding is better.
+
+        It is for many rows in f32, and for weights that the type of x may not hold.
+        """
         if self._range is None:
             self._range = self.magnitudes()
         over = np.isfinite(self._range[1]) and self._range[1] > LARGEST[dtype]
-        return None if over or (dtype == "f32" and rows > _FEW) else self.gemm_bits
+        return None if over or (dtype == "f32" and rows > _F32_ROWS) else self.gemm_bits
 
     def gemm(self, x: Array, out: Array, bias: Array | None = None, workers: int = 1) -> None:
         """Write ``x @ w.T + bias`` into ``out``, summed in f32 in the order of "Many rows" and rounded once.
 
-        x : [m, cols] in f32, f16 or bf16; out : [m, rows] of its type; bias : [rows]. The same bits for any number of
-        rows and workers, on every instruction set. ``ValueError`` where sizes or types do not fit together.
+        x : [m, cols] in f32, f16 or bf16; out : [m, rows] of its type; bias : [rows]. The bits do not depend on the
+        number of rows and workers or on the instruction set. Raises ``ValueError`` if sizes or types do not fit
+        together.
         """
         name = float_name(x)
         types = (name, name if bias is None else float_name(bias))
         self.gemm_bits(as_bits(x), written(out), None if bias is None else as_bits(bias), types, workers)
 
     def gemm_bits(self, x: Array, out: Array, bias: Array | None, types: tuple[str, str], workers: int) -> None:
-        """``gemm`` of arrays in which f16 and bf16 come as u16; ``types`` names those of ``x`` and of ``bias``."""
-        held = self._kernels.get(types[0])
-        if held is None:
+        """Run ``gemm`` on arrays in which f16 and bf16 come as u16; ``types`` names those of ``x`` and of ``bias``."""
+        matrix = self._kernels.get(types[0])
+        if matrix is None:
             low, high = self._range = self._range or self.magnitudes()
-            held = self._kernels[types[0]] = self.kernel(types[0], low >= 2.0**-_REACH and high <= 2.0**_REACH)
-        held.gemm(x, bias, out, types[0], types[1], workers)
+            matrix = self._kernels[types[0]] = self.kernel(types[0], low >= 2.0**-_REACH and high <= 2.0**_REACH)
+        matrix.gemm(x, bias, out, types[0], types[1], workers)
 
     def int8_bits(self, *_: Any) -> None:
-        raise ValueError("expected a layout that is multiplied in 8 bits")
+        raise ValueError("products with x in 8 bits need a layout of codec affine; use gemm")
 
     def decode(self, start: int, stop: int, dtype: str, workers: int | None = None) -> Array:
-        """Return rows ``start`` to ``stop`` in f32, f16 or bf16; raises as ``decode_into``."""
+        """Return rows ``start`` to ``stop`` in f32, f16 or bf16; raises the errors of ``decode_into``."""
         out = np.empty((stop - start, self.shape[1]), numpy_dtype(dtype))
         self.decode_into(start, out, workers)
         return out
 
 
 def bounds(values: Array) -> tuple[float, float]:
-    """Return the smallest magnitude that is not 0 and the largest; infinity above where a value is not finite."""
+    """Return the smallest magnitude that is not 0 and the largest; infinite if a value is not finite."""
     size = np.abs(values[values != 0].astype(np.float32))
     if not size.size:
         return 1.0, 1.0

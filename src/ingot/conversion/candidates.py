@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ingot.codecs.base import Encoder, empty
-from ingot.codecs.range_probe import resolve_range
+from ingot.codecs.resolve_range import resolve_range
 from ingot.codecs.table import CODECS
 from ingot.core.bytes import encodings
 from ingot.core.numeric.dtypes import DTYPES, from_file, numpy_dtype

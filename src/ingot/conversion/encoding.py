@@ -9,8 +9,9 @@ from typing import Any
 
 from ingot.codecs.base import Encoder
 from ingot.codecs.dense.repack import holder_of
-from ingot.codecs.range_probe import AUTO, merged, named, resolve_range
-from ingot.codecs.range_probe import RULE as UNDERFLOW
+from ingot.codecs.range_probe import AUTO
+from ingot.codecs.resolve_range import RULE as UNDERFLOW
+from ingot.codecs.resolve_range import describe_types, merge_options, resolve_range
 from ingot.codecs.table import CODECS, stored_exactly
 from ingot.conversion.candidates import first_values
 from ingot.conversion.ineffective_rules import weighs
@@ -22,7 +23,7 @@ from ingot.engine.steps import DECODED, ENCODED, Encode, Move, Repack
 from ingot.engine.work import Step
 from ingot.errors import UnsupportedError, UsageError
 from ingot.formats.base import Format
-from ingot.formats.shared.accepts import accepts, as_laid, encoding_in
+from ingot.formats.shared.accepts import encoding_in, layout_variants, with_layout
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.alternatives import alternatives
 from ingot.model.layouts.dense import DenseLayout
@@ -116,12 +117,12 @@ def as_chosen(tensor: Tensor, format: Format, rule: str, choice: Choice, asked: 
     options = around(inner)
     encoder = made(options)
     spec = specified(encoder)
-    reason = format.refuses(spec)
+    reason = format.why_unsupported(spec)
     if reason is not None:
         if pruning is None and choice.codec == tensor.codec == DenseLayout.codec and tensor.dtype == spec.dtype:
             return keep(tensor, format, rule)
         others = _instead(choice, inner, settings, format, _stored_columns(tensor, pruning, format))
-        taken = _first_taken(others, lambda inner: format.refuses(specified(made(around(inner)))) is None)
+        taken = _first_taken(others, lambda inner: format.why_unsupported(specified(made(around(inner)))) is None)
         if taken is None:
             reason = _in_two_steps(format, spec) or nearest_refusal(format, spec) or reason
             raise UnsupportedError(
@@ -134,23 +135,23 @@ def as_chosen(tensor: Tensor, format: Format, rule: str, choice: Choice, asked: 
     if not loses and (stays := _as_asked(tensor, spec, rule)) is not None:
         return stays
     encoder, more = resolve_range(
-        encoder, made, options, first_values(tensor), lambda wide: format.refuses(specified(wide)) is None
+        encoder, made, options, first_values(tensor), lambda wide: format.why_unsupported(specified(wide)) is None
     )
     if more:
-        spec, rule = specified(encoder), f"{rule} ({named(more)}: small values)"
+        spec, rule = specified(encoder), f"{rule} ({describe_types(more)}: small values)"
         if not loses and (stays := _as_asked(tensor, spec, rule)) is not None:
             return stays
     action = DECODED if not stored_exactly(tensor) and exact else ENCODED
     if not keeps and codec != DenseLayout.codec:  # a narrower type rounds once more, as anybody who decodes it has to
         _refuse_requantizing(tensor, rule, asked)
     return Encode(
-        tensor, spec, action, rule, exact, encoder=encoder, options=merged(options, more), keeps_weights=keeps
+        tensor, spec, action, rule, exact, encoder=encoder, options=merge_options(options, more), keeps_weights=keeps
     )
 
 
 def _in_two_steps(format: Format, spec: TensorSpec) -> str:
     """Return how numbers that a recipe makes get into a format that has them in a layout of its own; empty if not."""
-    if next(accepts(format, spec), None) is None:
+    if next(layout_variants(format, spec), None) is None:
         return ""
     return (
         f"its layers hold such numbers, but recipes make them in another layout: convert to a .zt by this recipe, and "
@@ -165,7 +166,7 @@ def _as_asked(tensor: Tensor, spec: TensorSpec, rule: str) -> Step | None:
     if tensor.codec == DenseLayout.codec or tensor.codec not in CODECS:
         return None
     for layout in alternatives(tensor.layout, tensor):
-        if layout.codec == spec.codec and as_laid(tensor.spec(), layout) == spec:
+        if layout.codec == spec.codec and with_layout(tensor.spec(), layout) == spec:
             found = CODECS[tensor.codec].repack(tensor, layout)
             return Repack(tensor, spec, rule=rule, repack=found) if found.exact else None
     return None

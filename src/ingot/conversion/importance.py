@@ -6,8 +6,6 @@ mean square of the column's input.
 
 from __future__ import annotations
 
-from os import PathLike
-
 import numpy as np
 
 from ingot.artifacts.open import open as open_checkpoint
@@ -15,12 +13,12 @@ from ingot.core.numeric.floats import FLOATS
 from ingot.errors import UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.tensor import Array
-from ingot.stores.table import location_of
+from ingot.stores.location import AnyPath, Location
 
 RULE = "convert.importance"
 
 
-def read_importance(path: str | PathLike[str], source: Checkpoint) -> dict[str, Array]:
+def read_importance(path: AnyPath, source: Checkpoint) -> dict[str, Array]:
     """Return weights per column by name of the matrix, from a checkpoint of activation norms.
 
     Parameters
@@ -36,7 +34,8 @@ def read_importance(path: str | PathLike[str], source: Checkpoint) -> dict[str, 
         the checkpoint raises.
     """
     found = {}
-    with open_checkpoint(path) as norms:
+    location = Location.parse(path)
+    with open_checkpoint(location) as norms:
         for name, vector in norms.items():
             matrix = next((candidate for candidate in (name, f"{name}.weight") if candidate in source), None)
             if matrix is None:
@@ -53,5 +52,5 @@ def read_importance(path: str | PathLike[str], source: Checkpoint) -> dict[str, 
                 raise UsageError("expected finite magnitudes, not all 0", rule=RULE, where=name)
             found[matrix] = squares / squares.mean()
     if not found:
-        raise UsageError("expected a vector under a matrix's name, found none", rule=RULE, where=location_of(path))
+        raise UsageError("expected a vector under a matrix's name, found none", rule=RULE, where=location.display)
     return found

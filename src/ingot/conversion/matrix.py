@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from ingot.artifacts.account import account_of_conversion, dropped
 from ingot.artifacts.adapter_files import HOLDS_ANY, Adapter, adapter_of
 from ingot.artifacts.destination import STEM, Destination
-from ingot.artifacts.open import Source, checkpoint_of, open_found, open_source
+from ingot.artifacts.open import Source, open_found, open_source
 from ingot.conversion.model_folder import needs_family, with_model_folder
 from ingot.conversion.notes import counted, equality, said
 from ingot.conversion.options import ConvertOptions, MatrixOptions
 from ingot.conversion.placement import kept, obstacle
-from ingot.conversion.prepare_source import viewed
+from ingot.conversion.prepare_source import prepare_source
 from ingot.conversion.report import action_of
 from ingot.core.options import takes
 from ingot.engine.steps import DECODED, MOVED, REPACKED
@@ -24,7 +24,9 @@ from ingot.formats.table import FORMATS
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.tensor import Tensor
-from ingot.reporting.report import Bytes, Column, Count, Counts, Figure, Line, Report, Shown, Table, Texts, table_of
+from ingot.reporting.report import Bytes, Column, Count, Counts, Figure, Line, Report, Table, Texts, table_of
+from ingot.reporting.shown import Shown
+from ingot.stores.location import Location
 
 REFUSED = "refused"
 
@@ -109,7 +111,7 @@ def matrix(options: MatrixOptions) -> Matrix:
         formats = [FORMATS.get_or_refuse(name) for name in options.to]
     else:
         formats = [format for _, format in FORMATS.available()]
-    source = open_source(options.src, io=options.io, verify=options.verify)
+    source = open_source(Location.parse(options.src), io=options.io, verify=options.verify)
     with ExitStack() as stack:
         stack.callback(source.close)
         dialect = source.dialect()
@@ -126,16 +128,16 @@ def _ways(
     source: Source, options: MatrixOptions, format: Format, stack: ExitStack, adapter: Adapter | None
 ) -> Iterator[Way]:
     """Yield what becomes of each tensor under the names that a conversion gives them; views are closed by ``stack``."""
-    place = Destination("", True, format, format.file_name(STEM))
+    place = Destination(Location.parse(""), True, format, format.file_name(STEM))
     keep_names = options.keep_names or adapter is not None
     wanted = ConvertOptions(options.src, "", keep_names=keep_names, no_tokenizer=options.no_tokenizer)
-    checkpoint = checkpoint_of(source)
+    checkpoint = source.view()
     try:
         if adapter is not None and format.name not in HOLDS_ANY:
             raise adapter.refusal(source.location)
         checkpoint = checkpoint if keep_names else _with_folder(source, checkpoint, place, stack)
-        seen = viewed(checkpoint, place, wanted, dropped(checkpoint, options.drop))
-        view = seen.checkpoint
+        prepared = prepare_source(checkpoint, place, wanted, dropped(checkpoint, options.drop))
+        view = prepared.checkpoint
         stack.callback(view.close)
         format = format.for_attachments(view.attachments)
     except (UnsupportedError, UsageError, FormatError, MissingExtraError) as error:
@@ -146,7 +148,7 @@ def _ways(
     for name, reason in account.lost.items():
         codec, nbytes = (checkpoint[name].codec, checkpoint[name].nbytes) if name in checkpoint else ("", 0)
         yield Way(format.name, name, codec, REFUSED, nbytes, 0, why=reason)
-    yield from (_way(format, view[name], seen.inexact) for name in view)
+    yield from (_way(format, view[name], prepared.inexact) for name in view)
 
 
 def _with_folder(source: Source, checkpoint: Checkpoint, place: Destination, stack: ExitStack) -> Checkpoint:
@@ -157,7 +159,7 @@ def _with_folder(source: Source, checkpoint: Checkpoint, place: Destination, sta
     stack.callback(again.close)
     opened, _ = with_model_folder(again, place, None)
     stack.callback(opened.close)
-    return checkpoint_of(opened)
+    return opened.view()
 
 
 def _way(format: Format, tensor: Tensor, inexact: frozenset[str]) -> Way:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ingot.artifacts.companions import holds_a_model
 from ingot.artifacts.destination import Destination
 from ingot.artifacts.open import Source, open_found
 from ingot.errors import IngotError, UsageError
 from ingot.formats.detect import detect_folder, listing
 from ingot.formats.packed_folders.mlx import MlxFormat
 from ingot.naming.config import CONFIG
-from ingot.translate.translated import holds_a_model
 
 RULE = "convert.part"
 

@@ -13,7 +13,7 @@ from ingot.conversion.plan import ConvertPlan
 from ingot.engine.execute import Executed
 from ingot.engine.steps import Repack
 from ingot.engine.work import Step
-from ingot.formats.base import PROMPT, Format, Made, in_python
+from ingot.formats.base import PROMPT, Format, WrittenArtifact, in_python
 from ingot.model.reading.lazy import as_many
 from ingot.naming.config import CONFIG
 from ingot.reporting.report import Counts, Texts
@@ -70,8 +70,8 @@ class SourceFacts:
 
 def commands_for(place: Destination, plan: ConvertPlan, executed: Executed, source: SourceFacts) -> list[str]:
     """Return the commands that run what was made; one that checks it where nothing is known to."""
-    path = _plain(place.location)
-    made = Made(
+    path = _plain(place.display)
+    made = WrittenArtifact(
         path,
         path if not (place.directory and executed.files) else f"{path.rstrip('/')}/{executed.files[0]}",
         place.directory,

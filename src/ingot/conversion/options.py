@@ -18,11 +18,11 @@ from ingot.artifacts.options import (
     PROGRESS,
     RESUME,
     THREADS,
-    AnyPath,
     Digest,
     about_engine,
 )
 from ingot.core.options import about
+from ingot.stores.location import AnyPath
 
 if TYPE_CHECKING:
     from ingot.core.runtime.progress import ProgressCallback

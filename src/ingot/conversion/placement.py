@@ -10,7 +10,7 @@ from ingot.engine.steps import DECODED, Encode, Move, Repack, recode
 from ingot.engine.work import Step
 from ingot.errors import IngotError, UnsupportedError
 from ingot.formats.base import Format
-from ingot.formats.shared.accepts import RAW, accepts, as_laid, recoded
+from ingot.formats.shared.accepts import RAW, encoding_variants, layout_variants, with_layout
 from ingot.model.layouts.alternatives import alternatives
 from ingot.model.layouts.base import is_rows_first
 from ingot.model.layouts.dense import DenseLayout
@@ -43,15 +43,15 @@ def kept(tensor: Tensor, format: Format) -> Step:
 def as_stored(tensor: Tensor, format: Format, rule: str) -> Step | None:
     """Return how the tensor keeps what is stored of it: moved, or repacked where the format wants another layout."""
     spec = tensor.spec()
-    stays = Move(tensor, spec, rule=rule) if format.refuses(spec) is None else None
+    stays = Move(tensor, spec, rule=rule) if format.why_unsupported(spec) is None else None
     foreign = is_rows_first(tensor.layout) and not format.traits.config_keys
-    ways = [] if stays is not None else [recode(tensor, wanted, rule) for wanted in recoded(format, spec)]
+    ways = [] if stays is not None else [recode(tensor, wanted, rule) for wanted in encoding_variants(format, spec)]
     for way in ways:
         if any(part.encoding != RAW for part in way.spec.parts):
             return way
     if tensor.codec not in CODECS or (stays is not None and not foreign):
         return stays or next(iter(ways), None)
-    for layout, wanted in accepts(format, spec):
+    for layout, wanted in layout_variants(format, spec):
         found = CODECS[tensor.codec].repack(tensor, layout)
         if found.exact:
             told = f"{rule} (values equal in {tensor.dtype}, not in f32)" if found.rounded else rule
@@ -71,13 +71,13 @@ def keep(tensor: Tensor, format: Format, rule: str) -> Step:
 
 def decoded(tensor: Tensor, format: Format, rule: str) -> Step:
     """Return how a tensor is decoded for a format; raises ``UnsupportedError`` ``convert.unsupported``."""
-    reason = format.refuses(tensor.spec())
+    reason = format.why_unsupported(tensor.spec())
     if tensor.decoder is None or tensor.dtype not in DTYPES:
         raise UnsupportedError(f"{format.name} cannot carry this tensor: {reason}", rule="convert.unsupported")
     wanted = format.declared_dtype(tensor.name)
     for dtype in dict.fromkeys((tensor.dtype, *(("f32",) if tensor.dtype in HOLDERS else ()), wanted or tensor.dtype)):
         dense = _decoded(tensor, rule, dtype)
-        reason = format.refuses(dense.spec)
+        reason = format.why_unsupported(dense.spec)
         if reason is None:
             return dense
     raise UnsupportedError(f"{format.name} cannot carry this tensor: {reason}", rule="convert.unsupported")
@@ -90,7 +90,7 @@ def obstacle(tensor: Tensor, format: Format) -> str:
     codec that it carries, or against the tensor as stored.
     """
     spec = tensor.spec()
-    for layout, _ in accepts(format, spec) if tensor.codec in CODECS else ():
+    for layout, _ in layout_variants(format, spec) if tensor.codec in CODECS else ():
         found = CODECS[tensor.codec].repack(tensor, layout)
         if not found.exact:
             return found.why_not or ""
@@ -100,10 +100,10 @@ def obstacle(tensor: Tensor, format: Format) -> str:
 def nearest_refusal(format: Format, spec: TensorSpec) -> str:
     """Return why a format refuses the layout of a tensor's numbers that comes nearest to its own."""
     carried, forms = format.traits.packed_codecs, format.traits.word_forms
-    others = [as_laid(spec, layout) for layout in alternatives(layout_of(spec), spec)]
+    others = [with_layout(spec, layout) for layout in alternatives(layout_of(spec), spec)]
     near = [other for other in (spec, *others) if other.codec in carried]
     nearest = next((other for other in near if not forms or other.params.get("form") in forms), next(iter(near), spec))
-    return format.refuses(nearest) or ""
+    return format.why_unsupported(nearest) or ""
 
 
 def _decoded(tensor: Tensor, rule: str, dtype: str) -> Step:

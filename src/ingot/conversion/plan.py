@@ -153,7 +153,7 @@ class _Open:
 
 def layers_of(source: Checkpoint) -> int:
     """Return the number of layers, as names tell it that recipes go by."""
-    return count_layers([source.called.get(name, name) for name in source])
+    return count_layers([source.aliases.get(name, name) for name in source])
 
 
 def decide(source: Checkpoint, name: str, recipe: Recipe | None, layer_count: int, *, turned: bool = False) -> Decision:
@@ -165,7 +165,7 @@ def decide(source: Checkpoint, name: str, recipe: Recipe | None, layer_count: in
         return _KEEP
     tensor = source[name]
     shape = tensor.shape[::-1] if turned else tensor.shape
-    return resolve(recipe, source.called.get(name, name), shape, tensor.dtype, layer_count)
+    return resolve(recipe, source.aliases.get(name, name), shape, tensor.dtype, layer_count)
 
 
 def _step_or_where(tensor: Tensor, format: Format, asked: Asked, decision: Decision) -> Step | _Open:

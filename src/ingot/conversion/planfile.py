@@ -1,43 +1,35 @@
-"""Plans of conversions as JSON: made in one process, executed in another (``spec/operations.md``, "Plans")."""
+"""Plans of conversions as JSON, which another process can execute (``spec/operations.md``, "Plans")."""
 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
 
-import ingot
 from ingot.artifacts.destination import Destination, destination
 from ingot.artifacts.identity import same_identity
-from ingot.artifacts.open import Source, checkpoint_of, open_source
-from ingot.artifacts.options import AnyPath
+from ingot.artifacts.open import Source, open_source
 from ingot.cluster.driver.distribute import StepsType
-from ingot.conversion.options import ConvertOptions, ExecuteOptions
+from ingot.conversion.options import ConvertOptions
 from ingot.conversion.plan import ConvertPlan
-from ingot.conversion.prepare_source import viewed
-from ingot.conversion.report import ConvertReport
-from ingot.conversion.run import Prepared, for_source, refuse_same, run, with_config
-from ingot.core.options import takes
+from ingot.conversion.prepare_source import prepare_source
+from ingot.conversion.prepared import Prepared, for_source, refuse_same
 from ingot.core.parsing.strictjson import strict_json
 from ingot.core.parsing.structs import warm
-from ingot.core.runtime.progress import Progress
-from ingot.engine.bind import RULE as STEP
 from ingot.engine.bind import StepData, bound_steps, specs_of
 from ingot.engine.data import step_data
-from ingot.engine.resources import Resources
-from ingot.errors import FormatError, IntegrityError, UnsupportedError, UsageError
+from ingot.errors import INGOT_VERSION, FormatError, IntegrityError, UnsupportedError, UsageError
 from ingot.formats.base import Format, FormatWriter, WriteOptions
-from ingot.model.account import Account, Omission
+from ingot.model.account import Omission
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import Target
 from ingot.model.checkpoint import Checkpoint
-from ingot.model.spec import TensorSpec
-from ingot.stores.table import locate, location_of, write_file
+from ingot.model.reading.view import View
+from ingot.stores.location import AnyPath, Location
 
 VERSION = 6
 """Of the fields and of what they mean; another one is refused, never guessed at."""
@@ -134,7 +126,7 @@ def plan_json(prepared: Prepared, options: ConvertOptions) -> bytes:
             rule="plan.quantizer",
         )
     data = {
-        "ingot": ingot.__version__,
+        "ingot": INGOT_VERSION,
         "version": VERSION,
         "source": {
             "url": source.url,
@@ -173,11 +165,11 @@ def plan_json(prepared: Prepared, options: ConvertOptions) -> bytes:
 
 
 def save_plan(prepared: Prepared, options: ConvertOptions, path: AnyPath) -> None:
-    """Write a prepared conversion to a file, replaced if it is there.
+    """Write a prepared conversion to a file; an existing file is replaced.
 
-    Errors as ``plan_json`` and ``stores.table.write_file``.
+    Raises the errors of ``plan_json`` and ``Location.write``.
     """
-    write_file(path, plan_json(prepared, options))
+    Location.parse(path).write(plan_json(prepared, options))
 
 
 def _target_text(place: Destination) -> str:
@@ -185,54 +177,24 @@ def _target_text(place: Destination) -> str:
 
 
 def _address(path: AnyPath | None) -> str | None:
-    """Return where another process finds a file or folder."""
+    """Return the address at which another process finds a file or folder."""
     if path is None:
         return None
-    store, name = locate(path)
+    store, name = Location.parse(path).find()
     return store.url_of(name)
 
 
-@takes(ExecuteOptions, "execute")
-def execute(options: ExecuteOptions) -> ConvertReport:
-    """Carry out the plan of a conversion that another process has made.
-
-    The result is byte for byte that of the conversion itself. A plan with some of the steps makes an artifact of those
-    tensors.
-
-    Returns
-    -------
-    ConvertReport
-
-    Raises
-    ------
-    FormatError
-        ``plan.json``, ``plan.version``: no plan, or that of another version of Ingot. ``plan.step``: a step does not
-        fit its source or the format.
-    IntegrityError
-        ``plan.source``: the source, or what is carried beside the weights, is not what the plan was made for.
-    UsageError, UnsupportedError, CodecError, ResourceError
-        As ``ingot.convert``. Nothing is left under the final name.
-    """
-    started = time.perf_counter()
-    data = read_plan(options.plan, PlanData)
-    with _prepared(data, options.out) as prepared:
-        progress = Progress(prepared.plan.in_bytes, options.progress)
-        resources = Resources(options.max_ram, options.threads, progress)
-        report = run(prepared, resources, overwrite=options.overwrite, resume=options.resume)
-    return replace(report, seconds=time.perf_counter() - started)
-
-
-def read_plan(path: AnyPath, kind: type[P]) -> P:
-    """Return the plan of some kind that a file holds; errors as ``execute`` and ``stores.table.locate``."""
-    where = location_of(path)
-    store, name = locate(path)
+def read_plan(location: Location, kind: type[P]) -> P:
+    """Return a plan of the given type; raise the errors of ``execute`` and ``Location.find``."""
+    where = location.display
+    store, name = location.find()
     if not name:
-        raise UsageError("expected a plan, a file; found a folder", rule="open.missing", where=where)
+        raise UsageError("this is a folder; name the file of a plan", rule="open.missing", where=where)
     found = strict_json(store.read(name, _LARGEST, RULE), RULE, RULE, where)
-    if found.get("version") != VERSION or found.get("ingot") != ingot.__version__:
+    if found.get("version") != VERSION or found.get("ingot") != INGOT_VERSION:
         raise FormatError(
             "plan.version",
-            f"expected a plan of version {VERSION} made by Ingot {ingot.__version__}, which encodes alike; found "
+            f"expected a plan of version {VERSION} made by Ingot {INGOT_VERSION}, which encodes alike; found "
             f"{found.get('version')!r:.20} of {found.get('ingot')!r:.20}: make it again",
             where=where,
         )
@@ -242,42 +204,21 @@ def read_plan(path: AnyPath, kind: type[P]) -> P:
         raise FormatError(RULE, f"expected a plan of this kind: {error}", where=where) from error
 
 
-def _prepared(data: PlanData, out: AnyPath | None) -> Prepared:
-    """Open what a plan reads and make its steps again; errors as ``execute``."""
-    opened = open_plan(data, out)
-    try:
-        plan = opened.plan(range(len(data.steps)))
-        _require_order(plan.format, plan.specs)
-        plan = with_config(plan, opened.source, opened.checkpoint, opened.place, untie=data.untie)
-    except BaseException:
-        opened.checkpoint.close()
-        raise
-    source, checkpoint, place = opened.source, opened.checkpoint, opened.place
-    return Prepared(
-        source,
-        checkpoint,
-        plan,
-        place,
-        untie=data.untie,
-        notes=data.notes,
-        read=opened.read,
-        inexact=opened.inexact,
-        account=Account(data.superseded, data.dropped),
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class OpenedPlan:
-    """A plan whose source is open, and proven to be what the plan was made for. ``read`` bytes were read for views."""
+    """A plan whose source is open and identical to the one that the plan was made for, and the view of the source."""
 
     data: PlanData
     source: Source
-    checkpoint: Checkpoint
+    view: View
     place: Destination
     format: Format
     writing: WriteOptions
-    read: int
-    inexact: frozenset[str]
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The checkpoint that the steps read."""
+        return self.view.checkpoint
 
     def plan(self, numbers: range) -> ConvertPlan:
         """Return the plan of some of its steps; raises ``FormatError`` ``plan.step``."""
@@ -317,17 +258,17 @@ class OpenedPlan:
         self.checkpoint.close()
 
 
-def shared(address: str) -> OpenedPlan:
+def shared(location: Location) -> OpenedPlan:
     """Open a plan, in a worker's process; errors as ``execute``."""
-    return open_plan(read_plan(address, PlanData))
+    return open_plan(read_plan(location, PlanData))
 
 
-def open_plan(data: PlanData, out: AnyPath | None = None) -> OpenedPlan:
+def open_plan(data: PlanData, out: Location | None = None) -> OpenedPlan:
     """Open what a plan reads, as it says; errors as ``execute``. Who calls closes the checkpoint."""
-    place = destination(data.target.path if out is None else out, data.target.format)
+    place = destination(Location.parse(data.target.path) if out is None else out, data.target.format)
     told = data.source
     source = open_source(
-        told.url,
+        Location.parse(told.url),
         io=told.io,
         verify=told.verify,
         max_decompressed=told.max_decompressed,
@@ -338,23 +279,19 @@ def open_plan(data: PlanData, out: AnyPath | None = None) -> OpenedPlan:
         refuse_same(source, place)
         place = for_source(place, source)
         named = {name: getattr(data.view, name) for name in (*_VIEWED, *_ADDRESSES)}
-        options = ConvertOptions(data.source.url, place.url, **named)
+        options = ConvertOptions(data.source.url, place.location, **named)
         planned = [str(step.spec.get("name")) for step in data.steps]
-        view = viewed(checkpoint_of(source), place, options, dict.fromkeys(data.view.without, Omission("")), planned)
+        without = dict.fromkeys(data.view.without, Omission(""))
+        view = prepare_source(source.view(), place, options, without, planned)
         checkpoint, close = view.checkpoint, view.checkpoint.close
         require_same(checkpoint.identity(), data.source.identity, source.location)
         writing = WriteOptions(data.target.digest, data.target.max_shard, data.target.compact, place.directory)
         format = place.format.for_attachments(checkpoint.attachments)
         format = format.compacted() if writing.compact else format
-        return OpenedPlan(data, source, checkpoint, place, format, writing, view.read, view.inexact)
+        return OpenedPlan(data, source, view, place, format, writing)
     except BaseException:
         close()
         raise
-
-
-def _require_order(format: Format, specs: Sequence[TensorSpec]) -> None:
-    if len({spec.name for spec in specs}) != len(specs) or list(format.order(specs)) != list(range(len(specs))):
-        raise FormatError(STEP, "expected each tensor once, in the order in which the format wants them")
 
 
 def require_same(found: Sequence[Any], expected: Sequence[Any], where: str) -> None:

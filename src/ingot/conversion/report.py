@@ -27,12 +27,12 @@ from ingot.reporting.report import (
     Report,
     Seconds,
     Shape,
-    Shown,
     Texts,
     data_of,
     figures_of,
     table_of,
 )
+from ingot.reporting.shown import Shown
 from ingot.reporting.summaries import loss, worst_of
 
 

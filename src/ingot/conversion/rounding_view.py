@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,16 +14,17 @@ from ingot.conversion.plan import decide, layers_of
 from ingot.core.registry import Registry
 from ingot.errors import UnsupportedError, UsageError
 from ingot.model.checkpoint import Checkpoint
+from ingot.model.reading.view import View
 from ingot.model.statistics import WINDOW_PREFIX, Statistics
-from ingot.quantization.choice import Asked, asked
+from ingot.quantization.choice import QuantizerSpec, parse_quantizer
 from ingot.quantization.outcome_text import few, outcome_lines
-from ingot.quantization.tensor import Knowing, Outcome
+from ingot.quantization.tensor import Outcome
 from ingot.recipes.choice import WEIGHT_DTYPES, Choice
 from ingot.recipes.recipe import Recipe, Rotate
-from ingot.stores.table import location_of
-from ingot.views.folding.fold import changed_names
+from ingot.stores.location import Location
+from ingot.views.folding.fold import Folding, changed_names
 from ingot.views.folding.graph import Graph, graph_of
-from ingot.views.folding.rotate import Rotated, rotated
+from ingot.views.folding.rotate import rotated
 from ingot.views.folding.scale import ScaleFolding, Searched, scaled, scales
 from ingot.views.folding.statistics import FoldedStatistics
 from ingot.views.rounded_view import Known, Rounding, round_to
@@ -84,19 +85,12 @@ class _Known:
             self._found.close()
 
 
-@dataclass(frozen=True, slots=True)
-class Rounded:
-    """A checkpoint as a recipe turns, scales and rounds it, and notes for the report."""
+def round_weights(
+    checkpoint: Checkpoint, recipe: Recipe | None, options: ConvertOptions
+) -> tuple[View, Rounding | None]:
+    """Return the model with the matrices rounded whose rules name a quantizer, and the rounding.
 
-    checkpoint: Checkpoint
-    rounding: Rounding | None = None
-    notes: Sequence[str] = ()
-
-
-def rounded(view: Checkpoint, recipe: Recipe | None, options: ConvertOptions) -> Rounded:
-    """Return the checkpoint with the matrices rounded that rules with a quantizer hit, all folded in before.
-
-    The checkpoint itself where there is nothing to fold or round.
+    The recipe's rotations and scales are folded in first. Without matrices to round there is no rounding.
 
     Raises
     ------
@@ -106,29 +100,32 @@ def rounded(view: Checkpoint, recipe: Recipe | None, options: ConvertOptions) ->
     UnsupportedError
         ``fold.*``.
     """
-    whole = turned(view, recipe)
-    choices = dict(_choices(whole.checkpoint, recipe, options)) if recipe is not None else {}
+    view = rotate_by_recipe(checkpoint, recipe)
+    choices = dict(_choices(view.checkpoint, recipe, options)) if recipe is not None else {}
+    calibration = options.calibration
     if recipe is None or not choices:
-        if options.calibration is not None:
+        if calibration is not None:
             raise UsageError(
                 "expected a recipe with a quantizer beside --calibration, such as q4_0-calibrated; found none that "
                 "hits a matrix",
                 rule="convert.calibration",
             )
-        return Rounded(whole.checkpoint, None, whole.notes)
-    known = _Known(view, options)
-    notes = list(whole.notes)
-    if options.calibration is not None:
-        statistics = known()  # another model's are refused before anything is read
-        notes += [_NO_PREFIX] if statistics.model_id is not None and WINDOW_PREFIX not in statistics.metadata else []
-    stated = options.calibration
-    source = "samples of the model" if stated is None or isinstance(stated, Statistics) else location_of(stated)
-    folds = folded(view, recipe, choices, known, source)
-    rounding = Rounding(choices, folds.known, source, known.close, folds.dtypes, folds.told, at_hand=stated is not None)
-    return Rounded(round_to(folds.checkpoint, rounding), rounding, notes)
+        return view, None
+    statistics = _Known(checkpoint, options)
+    notes = list(view.notes)
+    if calibration is not None:
+        opened = statistics()  # another model's are refused before anything is read
+        notes += [_NO_PREFIX] if opened.model_id is not None and WINDOW_PREFIX not in opened.metadata else []
+    if calibration is None or isinstance(calibration, Statistics):
+        source = "samples of the model"
+    else:
+        source = Location.parse(calibration).display
+    rounding = Rounding(choices, statistics, source, statistics.close, at_hand=calibration is not None)
+    folded, rounding = fold_model(checkpoint, recipe, rounding)
+    return View(round_to(folded, rounding), notes), rounding
 
 
-def _choices(view: Checkpoint, recipe: Recipe, options: ConvertOptions) -> Sequence[tuple[str, Asked]]:
+def _choices(view: Checkpoint, recipe: Recipe, options: ConvertOptions) -> Sequence[tuple[str, QuantizerSpec]]:
     layer_count, found = layers_of(view), []
     for name, tensor in view.items():
         choice = decide(view, name, recipe, layer_count).choice
@@ -147,35 +144,17 @@ def _choices(view: Checkpoint, recipe: Recipe, options: ConvertOptions) -> Seque
                 rule="convert.requantize",
                 where=name,
             )
-        wanted = asked(choice.quantizer, choice.codec, choice.options)
+        wanted = parse_quantizer(choice.quantizer, choice.codec, choice.options)
         wanted.require(tensor.shape, name)
         found.append((name, wanted))
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Turned:
-    """A checkpoint as a recipe turns it, in the element types that it had; itself where it does not."""
+def with_rotate_option(recipe: Recipe | None, rotate: str | None) -> Recipe | None:
+    """Return the recipe with the rotations of ``--rotate``; the recipe itself if the option is not set.
 
-    checkpoint: Checkpoint
-    notes: Sequence[str] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Folds:
-    """A checkpoint with everything folded in, in f32 where it is to be rounded, and its statistics.
-
-    ``told`` returns lines on the scales once matrices were read; ``dtypes`` are what tensors' element types were.
+    Raises ``UsageError`` ``recipe.rotate`` if the recipe has a table ``[rotate]`` too.
     """
-
-    checkpoint: Checkpoint
-    known: Known
-    dtypes: Mapping[str, str]
-    told: Callable[[], Sequence[str]] | None = None
-
-
-def turned_first(recipe: Recipe | None, rotate: str | None) -> Recipe | None:
-    """Return a recipe, or none but that, which turns the model first; ``UsageError`` ``recipe.rotate``: twice."""
     if rotate is None:
         return recipe
     if recipe is not None and recipe.rotate is not None:
@@ -185,70 +164,72 @@ def turned_first(recipe: Recipe | None, rotate: str | None) -> Recipe | None:
     return replace(recipe or Recipe("rotate", ()), rotate=Rotate.of(rotate))
 
 
-def turned(view: Checkpoint, recipe: Recipe | None) -> Turned:
-    """Return the checkpoint as a recipe turns it; raises what ``rotate`` raises."""
+def rotate_by_recipe(checkpoint: Checkpoint, recipe: Recipe | None) -> View:
+    """Return the model rotated as the recipe requires, in its own element types; raises the errors of ``rotate``."""
     if recipe is None or recipe.rotate is None:
-        return Turned(view)
-    graph = graph_of(view)
-    found = _rotated(view, recipe.rotate, graph, _stated(view, graph))
-    return Turned(found.checkpoint, found.notes)
+        return View(checkpoint)
+    graph = graph_of(checkpoint)
+    return rotated(checkpoint, graph, _options(recipe.rotate), _dtypes_of(checkpoint, graph))[0]
 
 
-def folded(
-    view: Checkpoint, recipe: Recipe, choices: Mapping[str, Asked], known: Callable[[], Knowing], said: str
-) -> Folds:
-    """Return a checkpoint with all folded in that a recipe asks for.
+def fold_model(checkpoint: Checkpoint, recipe: Recipe, rounding: Rounding) -> tuple[Checkpoint, Rounding]:
+    """Return the model with the recipe's rotations and scales folded in, and the rounding of its matrices.
+
+    Matrices to round are in f32. The returned rounding has statistics of the changed model, the element types that the
+    matrices had, and notes on the scales.
 
     Parameters
     ----------
-    view : Checkpoint
-        As it was opened.
+    checkpoint : Checkpoint
+        The model without any of the changes.
     recipe : Recipe
-    choices : mapping of name to Asked
-        What is rounded, under the names of the turned checkpoint.
-    known : callable
-        Returns the statistics of ``view``.
-    said : str
-        What tells them from others.
+    rounding : Rounding
+        Choices by the names of the rotated model; statistics of ``checkpoint``.
     """
-    grids = {name: each.grid for name, each in choices.items() if each.scaled}
+    choices = rounding.choices
+    grids = {name: choice.grid for name, choice in choices.items() if choice.scaled}
     if recipe.rotate is None and not grids:
-        return Folds(view, known, {})
-    graph = graph_of(view)
-    stated = _stated(view, graph)
-    dtypes = {name: "f32" if name in choices else dtype for name, dtype in stated.items()}
-    knowing = known
+        return checkpoint, rounding
+    graph = graph_of(checkpoint)
+    stored = _dtypes_of(checkpoint, graph)
+    dtypes = {name: "f32" if name in choices else dtype for name, dtype in stored.items()}
+    rounding = replace(rounding, dtypes=stored)
     if recipe.rotate is not None:
-        # What scales are folded into afterwards is not rounded in between.
-        between = set(changed_names(graph, lambda stream: scales(graph, grids, stream)))
-        whole = {name: "f32" if name in between else dtype for name, dtype in dtypes.items()}
-        first = _rotated(view, recipe.rotate, graph, whole)
-        view, knowing = first.checkpoint, _through(known, first)
+        # Tensors that scales are folded into afterwards are not rounded in between.
+        scaled_names = set(changed_names(graph, lambda stream: scales(graph, grids, stream)))
+        exact = {name: "f32" if name in scaled_names else dtype for name, dtype in dtypes.items()}
+        view, rotations = rotated(checkpoint, graph, _options(recipe.rotate), exact)
+        checkpoint = view.checkpoint
+        rounding = replace(rounding, known=_folded_statistics(rounding.known, rotations))
     if not grids:
-        return Folds(view, knowing, stated)
-    folding = ScaleFolding(view, graph, grids, knowing, dtypes)
-    return Folds(
-        scaled(folding, said), lambda: FoldedStatistics(knowing(), folding), stated, partial(_told, folding.searched)
+        return checkpoint, rounding
+    folding = ScaleFolding(checkpoint, graph, grids, rounding.known, dtypes)
+    rounding = replace(
+        rounding, known=_folded_statistics(rounding.known, folding), more=partial(_scale_notes, folding.searched)
     )
+    return scaled(folding, rounding.said), rounding
 
 
-def _told(searched: Searched) -> Sequence[str]:
+def _scale_notes(searched: Searched) -> Sequence[str]:
     gains = list(searched.gains.values())
     if not gains:
         return []
-    moved, mean = sum(gain < 1 for gain in gains), sum(gains) / len(gains)
-    done = f"{moved} of {len(gains)} groups of matrices got scales for their channels, folded into what comes before"
-    return [f"{done}; they leave {mean:.1%} of the error of nearest rounding on average"]
+    changed, mean = sum(gain < 1 for gain in gains), sum(gains) / len(gains)
+    groups = (
+        f"{changed} of {len(gains)} groups of matrices got scales for their channels, folded into what comes before"
+    )
+    return [f"{groups}; they leave {mean:.1%} of the error of nearest rounding on average"]
 
 
-def _rotated(view: Checkpoint, asked: Rotate, graph: Graph, dtypes: Mapping[str, str]) -> Rotated:
-    return rotated(view, graph, (asked.r1, asked.r2, asked.seed), dtypes)
+def _options(rotate: Rotate) -> tuple[bool, bool, int]:
+    return rotate.r1, rotate.r2, rotate.seed
 
 
-def _through(known: Callable[[], Knowing], first: Rotated) -> Known:
-    return lambda: FoldedStatistics(known(), first.folding)
+def _folded_statistics(statistics: Known, folding: Folding) -> Known:
+    return lambda: FoldedStatistics(statistics(), folding)
 
 
-def _stated(view: Checkpoint, graph: Graph) -> dict[str, str]:
+def _dtypes_of(checkpoint: Checkpoint, graph: Graph) -> dict[str, str]:
+    """Return the element types of the graph's tensors; a head without a tensor has that of the embedding."""
     names = [*graph.sites, graph.head]
-    return {name: view[name if name in view else graph.embedding].dtype for name in names}
+    return {name: checkpoint[name if name in checkpoint else graph.embedding].dtype for name in names}

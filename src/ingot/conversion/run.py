@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from ingot.artifacts.account import account_of_conversion, dropped, unused_patterns
 from ingot.artifacts.adapter_files import HOLDS_ANY, note_on_config, refuse_adapter
-from ingot.artifacts.companions import ConfigChange, changed_config, copy_companions
+from ingot.artifacts.companions import copy_companions
 from ingot.artifacts.destination import Destination, destination, stage
-from ingot.artifacts.open import Source, checkpoint_of, open_source
+from ingot.artifacts.open import Source, open_source
 from ingot.artifacts.options import is_elsewhere
 from ingot.artifacts.remarks import UNREAD, remarks
-from ingot.conversion.budget.report import BudgetReport
 from ingot.conversion.budget.search import budgeted
-from ingot.conversion.dry_run import dry_run
 from ingot.conversion.ineffective_rules import require_effect
 from ingot.conversion.model_folder import with_model_folder
 from ingot.conversion.notes import SourceFacts, commands_for, equality, unsaid
 from ingot.conversion.options import ConvertOptions
 from ingot.conversion.packed_layers import repeated_scales, require_layers
 from ingot.conversion.plan import ConvertPlan, PlanRequest, plan_conversion
-from ingot.conversion.prepare_source import viewed
-from ingot.conversion.report import ConvertReport, retyped, tensor_reports
-from ingot.conversion.rounding_view import outcomes_of, told, turned_first
+from ingot.conversion.prepare_source import groups_for, view_for_target, view_weights
+from ingot.conversion.prepared import Prepared, config_change, for_source, refuse_same, with_config
+from ingot.conversion.report import ConvertReport, tensor_reports
+from ingot.conversion.rounding_view import outcomes_of, round_weights, told, with_rotate_option
 from ingot.conversion.target import Tied, laid_over, untangle, within, write_options
 from ingot.conversion.tensor_parallel import (
     as_executed,
@@ -46,22 +44,19 @@ from ingot.core.runtime.progress import Progress
 from ingot.engine.execute import Executed, Target, execute
 from ingot.engine.resources import Resources
 from ingot.engine.steps import Repack
-from ingot.errors import UsageError
-from ingot.formats.packed_folders.base import PACKING_FILES, PACKING_KEYS
+from ingot.formats.packed_folders.base import PACKING_FILES
 from ingot.model import bytesource
-from ingot.model.account import Account
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.packed_words import WordsLayout
-from ingot.naming.config import CONFIG, parse_config
+from ingot.naming.config import CONFIG
 from ingot.recipes.load import load_recipe
 from ingot.recipes.patterns import Patterns
 from ingot.recipes.recipe import Recipe
-from ingot.reporting.report import Report, Shown
-from ingot.stores.table import location_of
+from ingot.stores.location import Location
 from ingot.translate.completeness import require_complete
 from ingot.translate.parallel import Rank
-from ingot.views.rounded_view import Rounding
+from ingot.views.regrouped import regroup
 
 if TYPE_CHECKING:
     from ingot.cluster.driver.distribute import Cluster
@@ -89,25 +84,29 @@ def convert(options: ConvertOptions) -> ConvertReport:
     options, budget = budgeted(options, _planned, convert, publish=True)
     ranks = ranks_of(options)
     reports = [_convert(options, rank) for rank in ranks]
-    report = reports[0] if options.tp is None else of_ranks(reports, location_of(options.dst))
+    report = reports[0] if options.tp is None else of_ranks(reports, Location.parse(options.dst))
     return replace(report, seconds=time.perf_counter() - started, budget=budget)
 
 
 def _convert(options: ConvertOptions, rank: Rank | None) -> ConvertReport:
-    own = options if rank is None else replace(options, dst=folder_of(options.dst, rank))
-    with _prepare(within(own), rank) as prepared:
+    with _prepare(within(_for_rank(options, rank)), rank) as prepared:
         require_layers(prepared.plan.steps, prepared.plan.format)
         planned, read = prepared.plan.in_bytes, prepared.read
         every, before = (1, 0) if rank is None else (rank.size, rank.rank)
         total, done = every * (planned + read), before * (planned + read) + read
         resources = Resources(options.max_ram, options.threads, Progress(total, options.progress, done=done))
         if rank is not None:
-            require_folder(options.dst, rank.size)
+            require_folder(Location.parse(options.dst), rank.size)
         if rank is not None and options.resume and is_there(prepared.place, prepared.plan, prepared.checkpoint):
             facts = SourceFacts.from_source(prepared.source)
             return _report(prepared, as_executed(prepared.plan, prepared.place), facts)
         cluster = _cluster(prepared, options)
         return run(prepared, resources, overwrite=options.overwrite, resume=options.resume, cluster=cluster)
+
+
+def _for_rank(options: ConvertOptions, rank: Rank | None) -> ConvertOptions:
+    """Return the options with the folder of one rank as the destination."""
+    return options if rank is None else replace(options, dst=folder_of(Location.parse(options.dst), rank))
 
 
 def _cluster(prepared: Prepared, options: ConvertOptions) -> Cluster | None:
@@ -121,47 +120,6 @@ def _cluster(prepared: Prepared, options: ConvertOptions) -> Cluster | None:
     plan, threads = plan_json(prepared, options), options.threads or 1
     pool = partial(pool_of, options.engine, options.address, threads)
     return Cluster(pool, options.max_ram, threads, plan, "convert")
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared(Shown):
-    """A conversion that is planned and not begun: the opened source, the views over it, the plan, the destination.
-
-    ``untie``: the result's config.json is to say that the head is not the embedding. ``notes`` are for the report,
-    ``read`` bytes were read to make the views, tensors ``without`` are left out of them. ``budget`` is
-    what made the recipe; values of the tensors ``inexact`` are not all equal in f32. ``account``: source tensors that
-    the result does not hold.
-    """
-
-    source: Source
-    checkpoint: Checkpoint
-    plan: ConvertPlan
-    place: Destination
-    recipe: Recipe | None = None
-    untie: bool = False
-    notes: Sequence[str] = ()
-    read: int = 0
-    without: frozenset[str] = frozenset()
-    rounding: Rounding | None = None
-    original: Checkpoint | None = None
-    budget: BudgetReport | None = None
-    inexact: frozenset[str] = frozenset()
-    account: Account = field(default_factory=Account)
-
-    @property
-    def weights(self) -> Checkpoint:
-        """The source as quantizers see it."""
-        return self.original or self.checkpoint
-
-    def report(self) -> Report:
-        """Return which rule hits which tensor, and the resulting size."""
-        return dry_run(self.plan, self.notes, self.budget, self.inexact, self.account)
-
-    def __enter__(self) -> Prepared:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.checkpoint.close()
 
 
 @takes(ConvertOptions, "convert")
@@ -184,18 +142,20 @@ def _planned(options: ConvertOptions) -> Prepared:
     """Return what ``prepare`` does, also of a folder in which nothing is packed: a budget begins with that."""
     options, budget = budgeted(options, _planned, convert, publish=False)
     rank = ranks_of(options)[0]
-    prepared = _prepare(options if rank is None else replace(options, dst=folder_of(options.dst, rank)), rank)
+    prepared = _prepare(_for_rank(options, rank), rank)
     return replace(prepared, budget=budget)
 
 
 def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
-    place, recipe = destination(options.dst, options.format, options.container), options.recipe
+    place = destination(Location.parse(options.dst), options.format, options.container)
+    recipe = options.recipe
     target = laid_over(place, options)
     if not (recipe is None or isinstance(recipe, Recipe)):
         recipe = load_recipe(recipe)
-    recipe = turned_first(recipe, options.rotate)
+    recipe = with_rotate_option(recipe, options.rotate)
+    options = replace(options, recipe=recipe)
     source = open_source(
-        options.src,
+        Location.parse(options.src),
         io=options.io,
         verify=options.verify,
         max_decompressed=options.max_decompressed,
@@ -209,12 +169,16 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
         close = source.close
         refuse_same(source, target)
         target = for_source(target, source)
-        checkpoint = checkpoint_of(source)
+        checkpoint = source.view()
         _require_weights(source, target, recipe, options)
         require_complete(source, checkpoint, Patterns(tuple(options.drop)))
         opened, tied = checkpoint, _tied(source, checkpoint, target)
         without = {**dropped(opened, options.drop), **tied.without}
-        view = viewed(checkpoint, target, replace(options, recipe=recipe), without)
+        weights = view_weights(checkpoint, target, options, without)
+        rounded, rounding = round_weights(weights.checkpoint, recipe, options)
+        view = weights.then(lambda _: rounded).then(partial(view_for_target, target=target, options=options))
+        groups = groups_for(view.checkpoint, target.format)
+        view = view.then(partial(regroup, groups=groups))
         checkpoint, close = view.checkpoint, view.checkpoint.close
         checkpoint = checkpoint if rank is None else slice_for(checkpoint, rank)
         written = write_options(options, target)
@@ -235,7 +199,7 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
         lost = unsaid(source, plan)
         shown = [message for rule, message in remarks(source) if rule != UNREAD]  # the account has those
         settings = note_on_config(source, directory=target.directory)
-        packed = [*plan.notes, repeated_scales(plan.steps, view.regrouped)]
+        packed = [*plan.notes, repeated_scales(plan.steps, groups)]
         told = [used, *account.notes(), *shown, settings, *view.notes, *packed, part, read, lost, tied.note, behind]
         notes = [note for note in told if note]
         return Prepared(
@@ -246,23 +210,16 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
             recipe,
             tied.untie,
             notes,
-            view.read,
+            view.bytes_read,
             frozenset(without),
-            view.rounding,
-            view.weights,
+            rounding,
+            weights.checkpoint,
             inexact=view.inexact,
             account=account,
         )
     except BaseException:
         close()
         raise
-
-
-def for_source(target: Destination, source: Source) -> Destination:
-    """Return the destination with the format for weights of this source."""
-    if not target.format.traits.config_keys:
-        return target
-    return replace(target, format=target.format.for_source(source.config()))
 
 
 def _read_narrower(plan: ConvertPlan) -> str:
@@ -281,25 +238,6 @@ def _read_narrower(plan: ConvertPlan) -> str:
         f"the scales, not in {dtype}: values are rounded to it once"
         for (dtype, scales), count in counts.items()
     )
-
-
-def with_config(
-    plan: ConvertPlan, source: Source, checkpoint: Checkpoint, place: Destination, *, untie: bool
-) -> ConvertPlan:
-    """Return the plan with the ``config.json`` that is true of the result, for formats that write into it."""
-    if not (place.format.traits.config_keys and place.directory):
-        return plan
-    config = changed_config(checkpoint.companions, _config_change(source, plan, untie=untie))
-    return replace(plan, config=_completed(config, source))
-
-
-def _completed(config: bytes | None, source: Source) -> bytes | None:
-    """Return a ``config.json`` with what another file of the source says of packing."""
-    if config is None or not source.format.traits.config_keys:
-        return config
-    own = parse_config(config, "companions.config", source.location)
-    more = {key: value for key, value in source.config().items() if key in PACKING_KEYS and key not in own}
-    return json.dumps({**own, **more}, indent=2).encode() if more else config
 
 
 def _tied(source: Source, checkpoint: Checkpoint, target: Destination) -> Tied:
@@ -323,16 +261,6 @@ def _require_weights(source: Source, target: Destination, recipe: Recipe | None,
         raise dialect.refusal()
 
 
-def refuse_same(source: Source, target: Destination) -> None:
-    """Refuse a destination that is a file of the source, or a folder around one: publishing would remove it."""
-    if source.is_lost(target.url, folder=target.directory):
-        raise UsageError(
-            "the destination is the source, or holds it and would replace it; choose another destination",
-            rule="convert.same-path",
-            where=target.location,
-        )
-
-
 def run(
     prepared: Prepared, resources: Resources, *, overwrite: bool, resume: bool, cluster: Cluster | None = None
 ) -> ConvertReport:
@@ -353,7 +281,7 @@ def _companions(prepared: Prepared, target: bytesource.Target, written: Sequence
     """Copy the companions; what the writer made under the name of one stands, with what it took of ``config.json``."""
     if not prepared.place.directory:
         return []
-    change = _config_change(prepared.source, prepared.plan, untie=prepared.untie)
+    change = config_change(prepared.source, prepared.plan, untie=prepared.untie)
     every = _true_companions(prepared.source, prepared.checkpoint)
     left = {name: path for name, path in every.items() if name not in written}
     copied = copy_companions(left, target, change)
@@ -367,19 +295,13 @@ def _true_companions(source: Source, checkpoint: Checkpoint) -> Mapping[str, str
     return {name: path for name, path in checkpoint.companions.items() if name not in PACKING_FILES}
 
 
-def _config_change(source: Source, plan: ConvertPlan, *, untie: bool) -> ConfigChange:
-    """Return what the plan makes untrue in ``config.json``; keys of its own are the format's to replace."""
-    drop = () if plan.format.traits.config_keys else source.format.traits.config_keys
-    return ConfigChange(drop, *retyped(plan.steps), untie)
-
-
 def _report(prepared: Prepared, executed: Executed, facts: SourceFacts) -> ConvertReport:
     plan = prepared.plan
     with gc_paused():  # many small objects, none of them garbage
-        tensors = tensor_reports(executed.done, lambda step: equality(step.origin, plan.format, prepared.inexact))
+        tensors = tensor_reports(executed.done, lambda step: equality(step.planned, plan.format, prepared.inexact))
     return ConvertReport(
         source=facts.location,
-        destination=prepared.place.location,
+        destination=prepared.place.display,
         format=plan.format.name,
         recipe=plan.recipe,
         tensors=tensors,

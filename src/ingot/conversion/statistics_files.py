@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from os import PathLike
 
 from ingot.artifacts.identity import content_id
 from ingot.artifacts.open import open as open_checkpoint
@@ -11,22 +10,22 @@ from ingot.errors import UsageError
 from ingot.formats.gguf.format import GgufFormat
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.statistics import Statistics
-from ingot.stores.table import location_of, read_start
+from ingot.stores.location import AnyPath, Location
 from ingot.translate import imatrix
 
 
-def open_statistics(path: str | PathLike[str], model: Checkpoint | None = None) -> Statistics:
-    """As ``Statistics.open``, which see."""
-    location = location_of(path)
-    if imatrix.is_binary(read_start(path, imatrix.HEAD), path):
-        found = imatrix.from_binary(path)
+def open_statistics(path: AnyPath, model: Checkpoint | None = None) -> Statistics:
+    """Open statistics; see ``Statistics.open``."""
+    location = Location.parse(path)
+    if imatrix.is_binary(location.head(imatrix.HEAD)):
+        found = imatrix.from_binary(location)
     else:
-        checkpoint = open_checkpoint(path)
+        checkpoint = open_checkpoint(location)
         try:
             if checkpoint.format == GgufFormat.name:
                 found = imatrix.from_gguf(checkpoint)
             else:
-                found = Statistics(checkpoint, checkpoint.metadata, location, checkpoint.close)
+                found = Statistics(checkpoint, checkpoint.metadata, location.display, checkpoint.close)
         except BaseException:
             checkpoint.close()
             raise
@@ -39,7 +38,7 @@ def open_statistics(path: str | PathLike[str], model: Checkpoint | None = None) 
         raise
 
 
-def statistics_of_one(stated: str | PathLike[str] | Statistics, models: Sequence[Checkpoint]) -> Statistics:
+def statistics_of_one(stated: AnyPath | Statistics, models: Sequence[Checkpoint]) -> Statistics:
     """Return statistics that are of one of several models with matrices of the same names: that which they state.
 
     Statistics that state none are taken to be of the first one.

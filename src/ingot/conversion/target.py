@@ -17,7 +17,7 @@ from ingot.formats.base import WriteOptions
 from ingot.model.account import Omission
 from ingot.model.tensor import Tensor
 from ingot.naming.names import role_of
-from ingot.stores.table import locate, location_of
+from ingot.stores.location import Location
 
 DEFAULT_SHARD = 5_000_000_000
 # What a thread takes that encodes a sample of a tensor, of the widest type, in the ways that a recipe lists.
@@ -39,13 +39,13 @@ def write_options(options: ConvertOptions, target: Destination) -> WriteOptions:
         raise UsageError(
             f"expected a folder as destination and a format that shards, found format {target.format.name}",
             rule="convert.shard",
-            where=target.location,
+            where=target.display,
         )
     usual = DEFAULT_SHARD if target.directory and not target.format.traits.shards_on_request else None
     size = usual if shard is None else parse_size(shard)
     compact, beside = options.prune_compact, target.directory
     return WriteOptions(
-        digest=options.digest, max_shard=size, compact=compact, beside=beside, base=target.format.base_identity()
+        digest=options.digest, max_shard=size, compact=compact, siblings=beside, base=target.format.base_identity()
     )
 
 
@@ -71,15 +71,16 @@ def laid_over(place: Destination, options: ConvertOptions) -> Destination:
             f"expected one file of a format that refers to others, such as x.zt with --container 2; found a "
             f"{'folder' if place.directory else 'file'} of format {format.name}",
             rule=_RULE,
-            where=place.location,
+            where=place.display,
         )
-    store, name = locate(options.overlay)
+    base = Location.parse(options.overlay)
+    store, name = base.find()
     if not name or place.url != store.url_of(place.name) or name == place.name:
         raise UsageError(
             "expected the base as another file in the folder of the overlay, where readers look for it; copy or link "
             "it there",
             rule=_RULE,
-            where=location_of(options.overlay),
+            where=base.display,
         )
     return replace(place, format=format.overlay(store, name, place.name, options.digest))
 

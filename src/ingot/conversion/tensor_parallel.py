@@ -6,13 +6,12 @@ import re
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
-from os import fspath
 
 import numpy as np
 
+from ingot.artifacts.companions import holds_a_model
 from ingot.artifacts.destination import Destination, destination
-from ingot.artifacts.open import checkpoint_of, open_source
-from ingot.artifacts.options import AnyPath
+from ingot.artifacts.open import open_source
 from ingot.conversion.options import ConvertOptions
 from ingot.conversion.plan import ConvertPlan
 from ingot.conversion.report import ConvertReport
@@ -24,9 +23,8 @@ from ingot.errors import UnsupportedError, UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.tensor import Tensor
 from ingot.recipes.recipe import Recipe
-from ingot.stores.table import from_url, location_of, make_folder
+from ingot.stores.location import Location
 from ingot.translate.parallel import KEY, MOST, Rank, sliced
-from ingot.translate.translated import holds_a_model
 
 _RANK = re.compile(r"rank([0-9]{1,6})")
 
@@ -37,31 +35,34 @@ def ranks_of(options: ConvertOptions) -> Sequence[Rank | None]:
         return [None]
     if type(options.tp) is not int or not 1 <= options.tp <= MOST:
         raise UsageError(f"expected 1 to {MOST} ranks (tp), found {options.tp!r}", rule="parallel.size")
-    place = destination(options.dst, options.format, options.container)
+    place = destination(Location.parse(options.dst), options.format, options.container)
     if not place.directory or holds_a_model(place.format.name):
         raise UsageError(
             f"expected a folder of model folders to write slices for several ranks (tp) to, found a destination of "
             f"format {place.format.name}; leave out the suffix, or take --format safetensors",
             rule="parallel.size",
-            where=place.location,
+            where=place.display,
         )
     return [Rank(rank, options.tp) for rank in range(options.tp)]
 
 
-def folder_of(dst: AnyPath, rank: Rank) -> str:
+def folder_of(dst: Location, rank: Rank) -> Location:
     """Return the folder of one rank."""
-    return f"{fspath(dst).rstrip('/')}/rank{rank.rank}/"
+    return dst.child(f"rank{rank.rank}")
 
 
-def require_folder(dst: AnyPath, size: int) -> None:
-    """Make the folder around those of the ranks; one with slices for more ranks is refused: ``target.exists``."""
-    make_folder(dst)
-    more = [name for name in from_url(dst).list().folders if (found := _RANK.fullmatch(name)) and int(found[1]) >= size]
+def require_folder(dst: Location, size: int) -> None:
+    """Create the folder that contains the folders of the ranks.
+
+    Raises ``UsageError`` ``target.exists`` if it contains slices for more ranks.
+    """
+    dst.make_folder()
+    more = [name for name in dst.store().list().folders if (found := _RANK.fullmatch(name)) and int(found[1]) >= size]
     if more:
         raise UsageError(
             f"expected no slices of other ranks than 0 to {size - 1}, found {', '.join(sorted(more)[:4])}; remove them",
             rule="target.exists",
-            where=location_of(dst),
+            where=dst.display,
         )
 
 
@@ -94,7 +95,7 @@ def is_there(place: Destination, plan: ConvertPlan, checkpoint: Checkpoint) -> b
     What a recipe rounds never is: only encoding it again would tell.
     """
     try:
-        found = checkpoint_of(open_source(place.location))
+        found = open_source(place.location).view()
     except UsageError:
         return False
     with closing(found):
@@ -116,14 +117,14 @@ def as_executed(plan: ConvertPlan, place: Destination) -> Executed:
     return Executed(done, [place.name], [], plan.size, len(done))
 
 
-def of_ranks(reports: Sequence[ConvertReport], location: str) -> ConvertReport:
+def of_ranks(reports: Sequence[ConvertReport], dst: Location) -> ConvertReport:
     """Return one report of all ranks, with names of tensors and files as seen from the folder around them."""
     first = reports[0]
     names = [f"rank{rank}/" for rank in range(len(reports))]
     pairs = list(zip(names, reports, strict=True))
     return replace(
         first,
-        destination=location,
+        destination=dst.display,
         tensors=[replace(item, name=name + item.name) for name, report in pairs for item in report.tensors],
         size=sum(report.size for report in reports),
         files=[name + file for name, report in pairs for file in report.files],

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 EXTENSIONS: dict[str, dict[str, str]] = {
     "ingot.commands": {
-        "cache": "ingot.ext.squish.cli.cache:register",
-        "int4": "ingot.ext.squish.cli.int4:register",
-        "kernel": "ingot.ext.ane.cli.kernel:register",
-        "lut": "ingot.ext.ane.cli.lut:register",
-        "plan": "ingot.ext.ane.cli.plan:register",
+        "cache": "ingot.ext.squish.cli.cache:command",
+        "int4": "ingot.ext.squish.cli.int4:command",
+        "kernel": "ingot.ext.ane.cli.kernel:command",
+        "lut": "ingot.ext.ane.cli.lut:command",
+        "plan": "ingot.ext.ane.cli.plan:command",
     },
     "ingot.draft_decoders": {
         "eagle3": "ingot.ext.serving.speculate:EagleDecoding",

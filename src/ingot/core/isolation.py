@@ -7,7 +7,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import ingot
+PACKAGE_FILE = Path(__file__).parent.parent / "__init__.py"
+"""The file of the package ``ingot`` in this process."""
 
 # Imports Ingot from where this process has it, and nothing else from there: the folder is not searched for modules.
 _START = """
@@ -16,7 +17,7 @@ if "ingot" not in sys.modules:
     spec = importlib.util.spec_from_file_location("ingot", sys.argv[1])
     sys.modules["ingot"] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-import ingot.{module} as started
+import {module} as started
 started.{function}(*sys.argv[2:])
 """
 
@@ -30,7 +31,7 @@ def isolated_command(module: str, function: str, *arguments: str) -> list[str]:
     flags = {"-I": sys.flags.isolated, "-E": sys.flags.ignore_environment, "-s": sys.flags.no_user_site}
     passed_on = [flag for flag, is_set in flags.items() if is_set]
     code = _START.format(module=module, function=function)
-    return [sys.executable, "-P", *passed_on, "-c", code, ingot.__file__, *arguments]
+    return [sys.executable, "-P", *passed_on, "-c", code, str(PACKAGE_FILE), *arguments]
 
 
 def isolated_environment(variables: Mapping[str, str]) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Options of an operation: one frozen struct says their names, types, defaults and what they do.
 
 A function of the struct gets its fields as keyword parameters (``takes``), and the command line its options
-(``cli.derive``). So a new option is written twice: as a field, and where it acts.
+(``cli.declare``). So a new option is written twice: as a field, and where it acts.
 """
 
 from __future__ import annotations

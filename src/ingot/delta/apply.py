@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from os import PathLike
 from typing import Any
 
 from ingot.artifacts.adapter_files import refuse_adapter
-from ingot.artifacts.open import Source, checkpoint_of, open_delta
+from ingot.artifacts.open import Source, open_delta
 from ingot.core.border import bordered
 from ingot.core.runtime.parallel import Workers, default_workers, ordered
 from ingot.delta.chain import link_of
@@ -19,6 +18,7 @@ from ingot.delta.undo import TensorUndo
 from ingot.errors import UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.tensor import Array
+from ingot.stores.location import AnyPath, Location
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class Applied:
 @bordered
 def apply_delta(
     state_dict: State,
-    delta: str | PathLike[str] | Checkpoint,
+    delta: AnyPath | Checkpoint,
     *,
     verify_base: bool = True,
     verify: bool | None = None,
@@ -105,13 +105,13 @@ def apply_delta(
     workers = default_workers() if workers is None else workers
     if isinstance(delta, Checkpoint):
         return _applied(state_dict, delta, None, (verify_base, verify), undo, workers)
-    source = open_delta(delta)
+    source = open_delta(Location.parse(delta))
     try:
         refuse_adapter(source)
     except BaseException:
         source.close()
         raise
-    return _applied(state_dict, checkpoint_of(source), source, (verify_base, verify), undo, workers)
+    return _applied(state_dict, source.view(), source, (verify_base, verify), undo, workers)
 
 
 def _applied(

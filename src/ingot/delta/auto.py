@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from ingot.codecs.base import Encoder
-from ingot.codecs.delta.base import delta_codec, difference, widened
-from ingot.codecs.range_probe import resolve_range
+from ingot.codecs.delta.base import as_f32, delta_codec, difference
+from ingot.codecs.resolve_range import resolve_range
 from ingot.codecs.table import CODECS, LOW_RANK, WITH_OUTLIERS
 from ingot.codecs.wrap.low_rank_fit import OVERSAMPLING, spectrum
 from ingot.conversion.candidates import sample_of
@@ -176,7 +176,7 @@ def measure(base: Tensor, tuned: Tensor) -> Measured:
         if storage != EXACT
         if (trial := _trial(storage, delta, energy, tuned)) is not None
     ]
-    scale = float(np.square(widened(old).astype(np.float64)).mean())
+    scale = float(np.square(as_f32(old).astype(np.float64)).mean())
     weight = energy * tuned.size / max(delta.size, 1) / (scale or 1.0)
     return Measured(tuned.name, weight, (*trials, *_low_ranks(base, tuned, delta, trials)))
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from ingot.artifacts import equal_tensors
 from ingot.artifacts.equal_tensors import COMPARED_AT_ONCE
-from ingot.codecs.delta.sparse_patch import words
+from ingot.codecs.delta.sparse_patch import as_unsigned
 from ingot.core.runtime.progress import Progress
 from ingot.delta.chain import require_decoders
 from ingot.delta.pairs import Asking, Both, Pairs
@@ -70,7 +70,7 @@ def changed(both: Both) -> int:
     matrix = matrix_of(first, other.codec)
     step = max(1, COMPARED_AT_ONCE // max(matrix[1], 1))
     pairs = zip(chunks(first, matrix, step), chunks(other, matrix, step), strict=True)
-    return sum(int(np.count_nonzero(words(left) != words(right))) for left, right in pairs)
+    return sum(int(np.count_nonzero(as_unsigned(left) != as_unsigned(right))) for left, right in pairs)
 
 
 def check_inputs(*checkpoints: Checkpoint) -> None:
@@ -101,7 +101,7 @@ def is_cast(both: Both) -> bool:
     start = 0
     for old, new in paired_chunks(base, tuned, matrix, left, tuned.dtype):
         count = window(start, start + len(new), shared)
-        if not np.array_equal(words(old[:count]), words(new[:count])):
+        if not np.array_equal(as_unsigned(old[:count]), as_unsigned(new[:count])):
             return False
         start += len(new)
     return True

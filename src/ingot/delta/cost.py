@@ -7,7 +7,6 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from math import inf
-from os import PathLike, fspath
 
 import numpy as np
 from msgspec import Struct
@@ -31,9 +30,7 @@ from ingot.engine.patch_step import Route
 from ingot.errors import IntegrityError
 from ingot.model.tensor import Array, Tensor
 from ingot.reporting.report import Figure, Line, Report, table_of
-from ingot.stores.table import location_of
-
-AnyPath = str | PathLike[str]
+from ingot.stores.location import AnyPath, Location
 
 
 def delta_cost(
@@ -66,11 +63,12 @@ def delta_cost(
         ``cluster.engine``; with workers errors as ``ops.cluster.spread.ask``.
     """
     by_workers = is_elsewhere(engine, address)
-    opened = DeltaFiles(fspath(base), fspath(delta), fspath(finetuned), max_decompressed)
+    locations = {"base": Location.parse(base), "delta": Location.parse(delta), "finetuned": Location.parse(finetuned)}
+    opened = DeltaFiles(**{name: item.text for name, item in locations.items()}, max_decompressed=max_decompressed)
     with open_items(opened) as items:
         state = Progress(sum(item.tuned.nbytes for item in items.items), progress)
         if by_workers:
-            addresses = {name: address_of(getattr(opened, name)) for name in ("base", "delta", "finetuned")}
+            addresses = {name: address_of(item) for name, item in locations.items()}
             files = files_of(opened, addresses, items.identity)
             queries = [Query(number, item.route.name, item.tuned.nbytes) for number, item in enumerate(items.items)]
             with closing(pool_of(engine, address)) as pool:
@@ -127,9 +125,9 @@ def cost_report(base: AnyPath, delta: AnyPath, finetuned: AnyPath, costs: Sequen
     stored, tuned = sum(item.nbytes for item in costs), sum(item.tuned_nbytes for item in costs)
     ranked = sorted(costs, key=lambda item: item.error["snr_db"] if item.error else inf)
     figures = [
-        Figure("base", location_of(base)),
-        Figure("tuned", str(finetuned)),
-        Figure("delta", str(delta)),
+        Figure("base", Location.parse(base).display),
+        Figure("tuned", Location.parse(finetuned).display),
+        Figure("delta", Location.parse(delta).display),
         Figure("same", same, "flag"),
         Figure("stored", stored, "bytes", data=False),
         Figure("share", stored / max(tuned, 1), "ratio", data=False),

@@ -12,7 +12,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from os import fspath
 from typing import TYPE_CHECKING, Any
 
 from ingot.artifacts.account import account_of_reading
@@ -20,9 +19,9 @@ from ingot.artifacts.adapter_files import refuse_adapter
 from ingot.artifacts.companions import copy_companions
 from ingot.artifacts.destination import Destination, destination, stage
 from ingot.artifacts.open import Source, weights_of
-from ingot.artifacts.options import AnyPath, is_elsewhere
+from ingot.artifacts.options import is_elsewhere
 from ingot.artifacts.state_dict import opened
-from ingot.conversion.run import refuse_same
+from ingot.conversion.prepared import refuse_same
 from ingot.conversion.statistics_files import statistics_of_one
 from ingot.core.options import takes
 from ingot.core.runtime.memory import anonymous_in_use, parse_size
@@ -42,7 +41,7 @@ from ingot.delta.explain import note_lines
 from ingot.delta.larger import require_smaller
 from ingot.delta.observe import PARENT, Identify
 from ingot.delta.options import DiffOptions
-from ingot.delta.pairs import Asking, ByWorkers, Here, PairFiles, digest_of, pairs_of
+from ingot.delta.pairs import Asking, Here, PairFiles, digest_of, pairs_of
 from ingot.delta.parent import parent_orders
 from ingot.delta.plan import Draft, Drafted
 from ingot.delta.report import DiffReport, tensor_diffs
@@ -60,7 +59,8 @@ from ingot.model.reading.limits import require_in_proportion
 from ingot.model.statistics import Statistics
 from ingot.model.tensor import Tensor
 from ingot.quantization.outcome_text import few, outcome_lines
-from ingot.quantization.tensor import seen
+from ingot.quantization.tensor import has_statistics
+from ingot.stores.location import AnyPath, Location
 
 if TYPE_CHECKING:
     from ingot.cluster.pool import Pool
@@ -97,12 +97,12 @@ def diff(options: DiffOptions) -> DiffReport:
         As ``ingot.convert``. Nothing is left under the final name.
     """
     started = time.perf_counter()
-    target = destination(options.out)
+    target = destination(Location.parse(options.out))
     if target.format.name not in BY_CONTAINER:
         raise UsageError(
             f"expected a delta's container, {' or '.join(BY_CONTAINER)}, found {target.format.name}",
             rule="delta.container",
-            where=target.location,
+            where=target.display,
         )
     elsewhere = is_elsewhere(options.engine, options.address)
     with ExitStack() as stack:
@@ -191,9 +191,12 @@ class _Diff:
         self._resources = Resources(options.max_ram, options.threads, self._progress, _LEAST)
         self._asking: Asking = Here(self._pairs, self._resources.workers)
         if pool is not None:
-            paths = [path for path in (options.base, options.finetuned) if not isinstance(path, Mapping)]
+            from ingot.delta.questions import ByWorkers
+
+            weights = (options.base, options.finetuned)
+            texts = [Location.parse(path).text for path in weights if not isinstance(path, Mapping)]
             how = (options.io, options.verify, options.max_decompressed)
-            files = PairFiles(fspath(paths[0]), fspath(paths[1]), *how)
+            files = PairFiles(texts[0], texts[1], *how)
             self._asking = ByWorkers(self._pairs, sources, files, pool, self._progress)
         self._shards: Sequence[str] | None = None  # the order in which a sharded base's parent hash goes
         self._counts: Mapping[str, int] = {}
@@ -290,7 +293,7 @@ class _Diff:
             changed = (both for name, both in self._pairs.items() if both.tuned is not None and name not in self._same)
             count, workers = len(self._tuned) - len(self._same), self._resources.workers
             strategy = "" if self._wdelta else self._strategy  # a .wdelta has an int4 of its own
-            require_smaller(nbytes, self._tuned.nbytes, changed, count, strategy, self._place.location, workers)
+            require_smaller(nbytes, self._tuned.nbytes, changed, count, strategy, self._place.display, workers)
 
     def _metadata(self, info: DeltaInfo) -> Mapping[str, Any]:
         """Return the metadata of a delta that says ``info`` of itself."""
@@ -366,7 +369,7 @@ class _Diff:
         return DiffReport(
             base=self._sources[0].location,
             tuned=self._sources[1].location,
-            destination=self._place.location,
+            destination=self._place.display,
             format=self._place.format.name,
             strategy=self._strategy,
             tensors=tensors,
@@ -393,6 +396,6 @@ class _Diff:
         names = [
             item.name
             for item in changed
-            if is_matrix(item.shape, item.dtype) and not seen(self._known, item.name, item.shape)
+            if is_matrix(item.shape, item.dtype) and not has_statistics(self._known, item.name, item.shape)
         ]
         return [f"without statistics, stored as without --calibration: {few(names)}"] if names else []

@@ -80,7 +80,7 @@ class Identify(Observer):
         with Lane("base") as base, Lane("tuned") as tuned, Workers(1, "ingot-parent") as pool:
             watches: dict[int, Watch] = {BASE: ContentWatch(base), RESULT: ContentWatch(tuned)}
             parent: ParentWatch | None = None
-            here = not resumed and not any(step.elsewhere for step in plan.steps)
+            here = not resumed and all(step.planned is step for step in plan.steps)
             if self.wdelta and self.shards is None and here:
                 parent = ParentWatch(base)
                 self._parent = lambda: parent.hex
@@ -90,7 +90,7 @@ class Identify(Observer):
                 self._parent = beside.result
 
             def of_step(step: Step) -> Watches:
-                if step.elsewhere:
+                if step.planned is not step:  # the worker hashes the values
                     return {}
                 if parent is not None and isinstance(step, Diff):
                     return {BASE: parent}

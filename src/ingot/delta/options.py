@@ -18,11 +18,11 @@ from ingot.artifacts.options import (
     PROGRESS,
     RESUME,
     THREADS,
-    AnyPath,
     Digest,
     about_engine,
 )
 from ingot.core.options import about
+from ingot.stores.location import AnyPath
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What is asked of each pair of tensors, of a base and a fine-tune: by threads here, or by many workers."""
+"""Pairs of tensors, of a base and a fine-tune, and the calls of functions for each pair."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ import numpy as np
 from msgspec import Struct
 
 from ingot.artifacts.identity import tensor_digest
-from ingot.artifacts.open import Source, open_source, weights_of
-from ingot.cluster.driver.spread import Opened, Query, ask, files_of
-from ingot.cluster.pool import Pool
+from ingot.artifacts.open import open_source, weights_of
+from ingot.cluster.driver.spread import Opened
 from ingot.codecs.table import CODECS
 from ingot.core.parsing.structs import warm
 from ingot.core.runtime.parallel import ordered
-from ingot.core.runtime.progress import Progress
 from ingot.engine.fit import why_incomparable
 from ingot.model.checkpoint import many_of
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.reading.lazy import Made, Many
 from ingot.model.reading.view import Rows, assemble
 from ingot.model.tensor import Tensor
+from ingot.stores.location import Location
 
 R = TypeVar("R")
 
@@ -143,37 +142,12 @@ class PairFiles(Struct, frozen=True, forbid_unknown_fields=True):
     max_decompressed: int | str | None
 
 
-class ByWorkers:
-    """The workers of a pool answer. ``Asking``.
-
-    ``sources`` are the two as the driver has opened them; ``progress`` gets the bytes that workers read, which are
-    added to its total.
-    """
-
-    def __init__(
-        self, pairs: Mapping[str, Both], sources: Sequence[Source], files: PairFiles, pool: Pool, progress: Progress
-    ) -> None:
-        self._pairs, self._files, self._pool, self._progress = pairs, files, pool, progress
-        self._numbers = {name: number for number, name in enumerate(pairs)}
-        self._addresses = {"base": sources[0].url, "tuned": sources[1].url}
-        self._identity = [weights_of(source).identity() for source in sources]
-
-    def each(self, of: Callable[..., R], names: Sequence[str], told: Sequence[tuple[Any, ...]] = ()) -> list[R]:
-        """As ``Asking.each``, for what ``pair_question`` knows; errors as ``ask``."""
-        from ingot.delta.questions import pair_question
-
-        pairs = zip(names, told or [()] * len(names), strict=True)
-        queries = [Query(self._numbers[name], name, self._pairs[name].nbytes, item) for name, item in pairs]
-        self._progress.total += sum(item.nbytes for item in queries)
-        question, options = pair_question(of, self._files)
-        return ask(question, files_of(options, self._addresses, self._identity), queries, self._pool, self._progress)
-
-
 @contextmanager
 def open_pairs(files: PairFiles) -> Iterator[Opened[Both]]:
     """Open both again, in a worker."""
     more: dict[str, Any] = {"io": files.io, "verify": files.verify, "max_decompressed": files.max_decompressed}
-    with closing(open_source(files.base, **more)) as first, closing(open_source(files.tuned, **more)) as second:
+    locations = Location.parse(files.base), Location.parse(files.tuned)
+    with closing(open_source(locations[0], **more)) as first, closing(open_source(locations[1], **more)) as second:
         base, tuned = weights_of(first), weights_of(second)
         yield Opened(list(pairs_of(base, tuned).values()), [base.identity(), tuned.identity()])
 

@@ -14,11 +14,11 @@ from ingot.artifacts.account import account_of_reading
 from ingot.artifacts.adapter_files import refuse_adapter
 from ingot.artifacts.companions import ConfigChange, copy_companions
 from ingot.artifacts.destination import Destination, destination, stage
-from ingot.artifacts.open import Source, checkpoint_of, open_delta, open_source, weights_of
-from ingot.artifacts.options import AnyPath, is_elsewhere
+from ingot.artifacts.open import Source, open_delta, open_source, weights_of
+from ingot.artifacts.options import is_elsewhere
 from ingot.codecs.table import CODECS
 from ingot.conversion.packed_layers import require_layers
-from ingot.conversion.run import refuse_same
+from ingot.conversion.prepared import refuse_same
 from ingot.conversion.target import DEFAULT_SHARD
 from ingot.core.numeric.dtypes import DTYPES
 from ingot.core.numeric.dtypes import dtype as resolve_dtype
@@ -43,6 +43,7 @@ from ingot.model.delta import KEY
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.reading.limits import require_in_proportion
 from ingot.model.tensor import Tensor
+from ingot.stores.location import Location
 
 _DENSE = ConfigChange(PACKING_KEYS)
 """The change of a ``config.json`` whose folder may have had packed layers: a result has none."""
@@ -71,7 +72,7 @@ def patch(options: PatchOptions) -> PatchReport:
     """
     started = time.perf_counter()
     elsewhere = is_elsewhere(options.engine, options.address)
-    chain = [options.deltas] if isinstance(options.deltas, str | PathLike) else list(options.deltas)
+    chain = [options.deltas] if isinstance(options.deltas, str | PathLike | Location) else list(options.deltas)
     if not chain:
         raise UsageError("expected at least one delta, found none", rule="patch.option")
     with ExitStack() as stack:
@@ -79,19 +80,22 @@ def patch(options: PatchOptions) -> PatchReport:
         for path in (options.base, *chain):
             opened = open_delta if sources else open_source
             source = opened(
-                path, io=options.io, verify=options.check_digests, max_decompressed=options.max_decompressed
+                Location.parse(path),
+                io=options.io,
+                verify=options.check_digests,
+                max_decompressed=options.max_decompressed,
             )
             stack.callback(source.close)
             refuse_adapter(source)
             sources.append(source)
-        target = _destination(options.out, options.format, sources[0])
+        target = _destination(Location.parse(options.out), options.format, sources[0])
         for source in sources:
             refuse_same(source, target)
         report = _Patch(sources, target, options).run(elsewhere=elsewhere)
     return replace(report, seconds=time.perf_counter() - started)
 
 
-def _destination(out: AnyPath, format: str | None, base: Source) -> Destination:
+def _destination(out: Location, format: str | None, base: Source) -> Destination:
     """Return the destination.
 
     A folder without a stated format gets the base's format, or ``safetensors`` if the base has packed layers.
@@ -110,7 +114,7 @@ class _Patch:
     def __init__(self, sources: Sequence[Source], target: Destination, options: PatchOptions) -> None:
         self._sources, self._place, self._options = sources, target, options
         self._base = weights_of(sources[0])
-        self._links: list[Link] = [link_of(checkpoint_of(source)) for source in sources[1:]]
+        self._links: list[Link] = [link_of(source.view()) for source in sources[1:]]
         read = self._base.nbytes + sum(link.checkpoint.nbytes for link in self._links)
         progress = Progress(read, options.progress)
         self._resources = Resources(options.max_ram, options.threads, progress)
@@ -120,7 +124,7 @@ class _Patch:
         read = [self._base, *(link.checkpoint for link in self._links)]
         account = account_of_reading(read, self._base.location, options.drop)
         stage_routes = stages(self._base, self._links)
-        require_in_proportion(map(_largest, stage_routes[-1].uncached()), place.location)
+        require_in_proportion(map(_largest, stage_routes[-1].uncached()), place.display)
         base, result, workers = options.verify_base, options.verify, self._resources.workers
         proof = Proof(self._links, stage_routes, base=base, result=result, workers=workers)
         plan = self._plan(stage_routes[-1], proof.order or ())
@@ -136,7 +140,7 @@ class _Patch:
         return PatchReport(
             base=self._sources[0].location,
             deltas=[source.location for source in self._sources[1:]],
-            destination=place.location,
+            destination=place.display,
             format=place.format.name,
             tensors=len(plan.steps),
             ops=dict(Counter(change.op for link in self._links for change in link.info.tensors.values())),
@@ -198,7 +202,7 @@ class _Patch:
         return self._checked(Patch(tensor, spec, rule="patch", route=route, encoder=encoder, options=options))
 
     def _checked(self, step: Step) -> Step:
-        reason = self._place.format.refuses(step.spec)
+        reason = self._place.format.why_unsupported(step.spec)
         if reason is not None:
             raise UnsupportedError(
                 f"{self._place.format.name} cannot carry this tensor: {reason}",

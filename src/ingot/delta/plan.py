@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from ingot.artifacts.identity import tensor_digest
 from ingot.codecs.delta.base import AdditiveEncoder, DeltaEncoder, delta_codec, difference
-from ingot.codecs.range_probe import merged, resolve_range
+from ingot.codecs.resolve_range import merge_options, resolve_range
 from ingot.codecs.table import CODECS, FLOAT_ENTROPY
 from ingot.core.parsing.structs import warm
 from ingot.delta.exact_dtype import ENTROPY, exact_dtype
@@ -42,7 +42,7 @@ from ingot.model.layouts.dense import DenseLayout
 from ingot.model.statistics import Statistics
 from ingot.model.tensor import Array, Tensor
 from ingot.quantization.encode import encoder_under
-from ingot.quantization.tensor import Knowing, Outcome, seen
+from ingot.quantization.tensor import Outcome, StatisticsSource, has_statistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Draft:
     strategy: str
     default: bool
     options: Mapping[str, Any] = field(default_factory=dict)
-    known: Knowing | None = None
+    known: StatisticsSource | None = None
     said: str = ""
     outcomes: dict[str, Outcome] = field(default_factory=dict, compare=False)
 
@@ -115,7 +115,7 @@ class Draft:
         plain = choices(self.strategy, tensor.name, tensor.shape, tensor.dtype, self.container)
         ways = CALIBRATED.get(self.strategy, ())
         resized = base is not None and base.shape != tensor.shape  # statistics are of one of the two shapes
-        if plain == EXACT or not ways or resized or not seen(self.known, tensor.name, tensor.shape):
+        if plain == EXACT or not ways or resized or not has_statistics(self.known, tensor.name, tensor.shape):
             return plain
         return calibrated(ways, tensor.shape[-1])
 
@@ -160,7 +160,7 @@ class Draft:
         more: Mapping[str, Any] = {}
         if encoder.observes():
             encoder, more = resolve_range(encoder, made, options, _differences(base, tensor))
-            options = merged(options, more)
+            options = merge_options(options, more)
         spec = difference_spec(tensor, codec, encoder, storage.encoding)
         rule = storage.codec if storage.quantizer is None else f"{storage.codec}, {storage.quantizer} by {self.said}"
         told = (tensor, spec, ENCODED, rule, encoder.lossless)
@@ -185,7 +185,7 @@ class Draft:
     def _checked(
         self, change: Change, step: Step, digest: str | None = None, rounded: Storage | None = None
     ) -> Drafted:
-        reason = FORMATS[self.container].refuses(step.spec)
+        reason = FORMATS[self.container].why_unsupported(step.spec)
         if reason is not None:
             raise refused(self.container, reason)
         return Drafted(change, step, digest, rounded)

@@ -10,9 +10,8 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-import ingot
 from ingot.artifacts.destination import Destination
-from ingot.artifacts.open import checkpoint_of, open_delta, open_source, weights_of
+from ingot.artifacts.open import open_delta, open_source, weights_of
 from ingot.cluster.driver.distribute import StepsType
 from ingot.conversion.planfile import RULE, VERSION, SourceData, TargetData, read_plan, require_same
 from ingot.core.parsing.structs import warm
@@ -22,12 +21,13 @@ from ingot.engine.data import plain, step_data, unplain
 from ingot.engine.patch_step import Route
 from ingot.engine.plan import Plan
 from ingot.engine.work import Step
-from ingot.errors import FormatError
+from ingot.errors import INGOT_VERSION, FormatError
 from ingot.formats.base import Format, FormatWriter, WriteOptions
 from ingot.formats.table import FORMATS
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import Target
 from ingot.model.checkpoint import Checkpoint
+from ingot.stores.location import Location
 
 Kind = Literal["diff", "patch"]
 
@@ -60,7 +60,7 @@ def delta_plan_json(
     """
     options = plan.options
     data = {
-        "ingot": ingot.__version__,
+        "ingot": INGOT_VERSION,
         "version": VERSION,
         "kind": kind,
         "sources": [
@@ -140,7 +140,7 @@ class OpenedDeltaPlan:
         return WriteOptions(told.digest, told.max_shard, told.compact)
 
 
-def shared(address: str) -> OpenedDeltaPlan:
+def shared(location: Location) -> OpenedDeltaPlan:
     """Open a plan, in a worker's process.
 
     Raises
@@ -150,15 +150,17 @@ def shared(address: str) -> OpenedDeltaPlan:
     IntegrityError
         ``plan.source``: a source is not what the plan was made for.
     """
-    data = read_plan(address, DeltaPlanData)
+    data = read_plan(location, DeltaPlanData)
     with ExitStack() as stack:
         checkpoints = []
         for number, told in enumerate(data.sources):
             is_delta = number > 0 and data.kind == "patch"
             opened = open_delta if is_delta else open_source
-            source = opened(told.url, io=told.io, verify=told.verify, max_decompressed=told.max_decompressed)
+            source = opened(
+                Location.parse(told.url), io=told.io, verify=told.verify, max_decompressed=told.max_decompressed
+            )
             stack.callback(source.close)
-            checkpoint = checkpoint_of(source) if is_delta else weights_of(source)
+            checkpoint = source.view() if is_delta else weights_of(source)
             require_same(checkpoint.identity(), told.identity, source.location)
             checkpoints.append(checkpoint)
         routes: Mapping[str, Route] = {}

@@ -1,24 +1,29 @@
-"""The questions about pairs of tensors that workers answer for diffs, and about what a delta costs."""
+"""The tasks of workers for diffs, and for the errors of a delta; the calls of functions for pairs by workers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from ingot.cluster.driver.spread import Opened, Question
+from ingot.artifacts.open import Source, weights_of
+from ingot.cluster.driver.spread import Opened, Query, Question, ask, files_of
 from ingot.cluster.messages import Digest
+from ingot.cluster.pool import Pool
 from ingot.core.parsing.structs import warm
+from ingot.core.runtime.progress import Progress
 from ingot.delta.auto import Measured, measure_both
 from ingot.delta.compare_inputs import changed, common_digest, is_cast
 from ingot.delta.cost import DeltaFiles, cost_of, open_items
-from ingot.delta.pairs import PairFiles, digest_of, open_pairs
+from ingot.delta.pairs import Both, PairFiles, digest_of, open_pairs
 from ingot.delta.plan import DraftData, DraftedData
 from ingot.delta.report import TensorDiff
 from ingot.delta.strategy import Storage
+
+R = TypeVar("R")
 
 
 @warm
@@ -67,3 +72,27 @@ def pair_question(function: Callable[..., Any], files: PairFiles) -> tuple[str, 
         named = (files.base, files.tuned, files.io, files.verify, files.max_decompressed)
         return "pair-draft", DraftFiles(*named, function)
     return _PAIR_QUESTIONS[function], files
+
+
+class ByWorkers:
+    """The workers of a pool answer. ``Asking``.
+
+    ``sources`` are the two as the driver has opened them; ``progress`` gets the bytes that workers read, which are
+    added to its total.
+    """
+
+    def __init__(
+        self, pairs: Mapping[str, Both], sources: Sequence[Source], files: PairFiles, pool: Pool, progress: Progress
+    ) -> None:
+        self._pairs, self._files, self._pool, self._progress = pairs, files, pool, progress
+        self._numbers = {name: number for number, name in enumerate(pairs)}
+        self._addresses = {"base": sources[0].url, "tuned": sources[1].url}
+        self._identity = [weights_of(source).identity() for source in sources]
+
+    def each(self, of: Callable[..., R], names: Sequence[str], told: Sequence[tuple[Any, ...]] = ()) -> list[R]:
+        """As ``Asking.each``, for the functions of ``pair_question``; raises the errors of ``ask``."""
+        pairs = zip(names, told or [()] * len(names), strict=True)
+        queries = [Query(self._numbers[name], name, self._pairs[name].nbytes, item) for name, item in pairs]
+        self._progress.total += sum(item.nbytes for item in queries)
+        question, options = pair_question(of, self._files)
+        return ask(question, files_of(options, self._addresses, self._identity), queries, self._pool, self._progress)

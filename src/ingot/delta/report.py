@@ -21,13 +21,13 @@ from ingot.reporting.report import (
     Report,
     Seconds,
     Shape,
-    Shown,
     Table,
     Texts,
     data_of,
     figures_of,
     table_of,
 )
+from ingot.reporting.shown import Shown
 from ingot.reporting.summaries import loss, worst_of
 
 HALF = 0.5

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from ingot.codecs.base import RowReader
-from ingot.codecs.delta.base import delta_codec, fusible, widened
-from ingot.codecs.delta.flat import AddsByPieces
+from ingot.codecs.delta.base import as_f32, delta_codec, fusible
+from ingot.codecs.delta.flat import BatchAddingReader
 from ingot.codecs.table import CODECS, DELTA_EXACT
 from ingot.core.bytes import checksums
 from ingot.core.numeric.buffers import scratch
@@ -132,13 +132,13 @@ class TensorUndo:
     def change(self, rows: Array, reader: RowReader) -> None:
         """Add the next differences to ``rows`` in place, and log what subtracting them will not give back."""
         result, back = scratch(rows.shape, rows.dtype), scratch(rows.shape, rows.dtype)
-        if isinstance(reader, AddsByPieces) and fusible(rows, result):
+        if isinstance(reader, BatchAddingReader) and fusible(rows, result):
             reader.add_back_into(rows, result, back)
         else:
             added, total = scratch(rows.shape, np.float32), scratch(rows.shape, np.float32)
             reader.read_into(added)
             with np.errstate(over="ignore", invalid="ignore"):
-                np.add(widened(rows), added, out=total)
+                np.add(as_f32(rows), added, out=total)
             cast_into(total, result)
             _less(result, added, back)
         self._log(back, rows, result)
@@ -180,7 +180,7 @@ class TensorUndo:
 
 def _subtract(reader: RowReader, rows: Array, out: Array) -> None:
     """Write ``rows`` less the next differences into ``out``."""
-    if isinstance(reader, AddsByPieces) and fusible(rows, out):
+    if isinstance(reader, BatchAddingReader) and fusible(rows, out):
         reader.subtract_from(rows, out)
         return
     added = scratch(rows.shape, np.float32)
@@ -191,7 +191,7 @@ def _subtract(reader: RowReader, rows: Array, out: Array) -> None:
 def _less(result: Array, added: Array, out: Array) -> None:
     """Round ``result - added``, computed in float32 in place of ``added``, to ``out``."""
     with np.errstate(over="ignore", invalid="ignore"):
-        total = np.subtract(widened(result), added, out=added)
+        total = np.subtract(as_f32(result), added, out=added)
     cast_into(total, out)
 
 

@@ -20,22 +20,22 @@ from ingot.model.layouts.trellis import TrellisLayout
 from ingot.model.tensor import Tensor
 from ingot.quantization.encode import encoder_under
 from ingot.quantization.rounding import TWO_SIDED
-from ingot.quantization.tensor import Knowing, seen
+from ingot.quantization.tensor import StatisticsSource, has_statistics
 
 STREAMS_LEAVE = {2: 0.079, 3: 0.020, 4: 0.0053}
 """The share of the squared norm that a trellis of so many bits leaves once it is stretched to the difference's length:
 0.077 to 0.079, 0.019 to 0.020, 0.0047 to 0.0055 of values of Gauss, Laplace and Student (5), in groups of 64."""
 
 
-def measure_known(base: Tensor, tuned: Tensor, known: Knowing) -> Measured:
+def measure_known(base: Tensor, tuned: Tensor, known: StatisticsSource) -> Measured:
     """As ``measure``, with calibrated ways where there are statistics; errors are stated as of the plain ones."""
     found = measure(base, tuned)
-    if not seen(known, tuned.name, tuned.shape):
+    if not has_statistics(known, tuned.name, tuned.shape):
         return found
     return replace(found, trials=list(_trials(found, tuned, known)))
 
 
-def _trials(found: Measured, tuned: Tensor, known: Knowing) -> Iterator[Trial]:
+def _trials(found: Measured, tuned: Tensor, known: StatisticsSource) -> Iterator[Trial]:
     for trial in found.trials:
         way = counterpart(trial.storage, tuned.shape[-1])
         if way is None:
@@ -66,7 +66,7 @@ def counterpart(way: Storage, cols: int) -> Storage | None:
     return calibrated(streams(bits), cols) if bits <= 4 else rounded(AffineLayout.codec, bits, 64)
 
 
-def _size(way: Storage, tuned: Tensor, known: Knowing) -> float | None:
+def _size(way: Storage, tuned: Tensor, known: StatisticsSource) -> float | None:
     """Return the bytes of a whole difference, None where these are as many as of the way that it stands for."""
     if way.encoding != "raw" or way.codec == LOW_RANK:
         return None

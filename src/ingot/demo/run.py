@@ -5,8 +5,10 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import as_file, files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import numpy as np
 from ingot.artifacts.open import open as open_checkpoint
 from ingot.artifacts.owned_arrays import load_owned
 from ingot.conversion.run import convert
+from ingot.core.extras import require
 from ingot.demo.llama import Llama, perplexity
 from ingot.demo.tokenizer import Tokenizer
 from ingot.errors import UsageError
@@ -68,7 +71,7 @@ class DemoReport:
 
 
 def run(folder: Path, tell: Callable[[str], None] = lambda _: None) -> DemoReport:
-    """Convert the model that ships with Ingot by the preset recipes, load each result back, and evaluate it.
+    """Convert the demo's model by the preset recipes, load each result back, and evaluate it.
 
     Parameters
     ----------
@@ -81,6 +84,8 @@ def run(folder: Path, tell: Callable[[str], None] = lambda _: None) -> DemoRepor
     ------
     UsageError
         ``folder`` is a file.
+    MissingExtraError
+        The model is not installed: the extra ``demo`` brings it.
     """
     if folder.exists() and not folder.is_dir():
         raise UsageError("expected a folder or nothing there", rule="demo.folder", where=str(folder))
@@ -102,14 +107,22 @@ def run(folder: Path, tell: Callable[[str], None] = lambda _: None) -> DemoRepor
     return DemoReport(str(folder), parameters, min(WINDOW * WINDOWS, len(tokens)), rows)
 
 
+def _model_files() -> Traversable:
+    """Return the folder with the model: part of the source tree, and of the distribution ``ingot-demo``."""
+    with suppress(ModuleNotFoundError):
+        return files("ingot.demo.data")
+    return files(require("ingot_demo", "demo"))
+
+
 def _unpack(folder: Path) -> Path:
     """Copy the model and its companions out of the package."""
+    model_files = _model_files()
     source = folder / "original"
     try:
         source.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:
         raise UsageError("expected a folder or nothing there", rule="demo.folder", where=str(source)) from error
-    with as_file(files("ingot.demo") / "data") as data:
+    with as_file(model_files) as data:
         for name in (MODEL, *COMPANIONS):
             shutil.copyfile(data / name, source / name)
     return source

@@ -20,7 +20,7 @@ from ingot.engine.steps import DECODED, ENCODED, Encode, Move, Repack, recode
 from ingot.engine.work import Step
 from ingot.errors import FormatError, IngotError
 from ingot.formats.base import Format
-from ingot.formats.shared.accepts import accepts, recoded
+from ingot.formats.shared.accepts import encoding_variants, layout_variants
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Tensor
@@ -96,19 +96,19 @@ def _bound(
             step = _patch(data, routes)
     if spec_data(step.spec) != data.spec:
         raise ValueError("expected what this step makes of the tensor, found something else")
-    reason = format.refuses(step.spec)
+    reason = format.why_unsupported(step.spec)
     if reason is not None:
         raise ValueError(f"{format.name} cannot carry it: {reason}")
     return step
 
 
 def _repack(data: StepData, tensor: Tensor, format: Format) -> Repack:
-    for layout, wanted in accepts(format, tensor.spec()):
+    for layout, wanted in layout_variants(format, tensor.spec()):
         if spec_data(wanted) == data.spec:
             found = CODECS[tensor.codec].repack(tensor, layout)
             if found.exact:
                 return Repack(tensor, wanted, rule=data.rule, repack=found, source=data.source)
-    for wanted in recoded(format, tensor.spec()):
+    for wanted in encoding_variants(format, tensor.spec()):
         if spec_data(wanted) == data.spec:
             return recode(tensor, wanted, data.rule, data.source)
     raise ValueError(f"{format.name} takes no such layout of the tensor, or not every value keeps its bits in it")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ingot.codecs.table import CODECS
 from ingot.core.numeric.dtypes import DTYPES
 from ingot.core.runtime.memory import format_size
-from ingot.engine.work import Chunking, Room
+from ingot.engine.work import ChunkBudget, ChunkPlan
 from ingot.errors import ResourceError
 from ingot.model.tensor import Tensor
 
@@ -37,8 +37,8 @@ def per_element(*tensors: Tensor) -> float:
     return sum(DTYPES[item.dtype].bits / 8 + decompressed(item) / max(item.size, 1) for item in tensors)
 
 
-def by_rows(matrix: tuple[int, int], per_row: float, fixed: int, room: Room, step: int | None) -> Chunking:
-    """Cut rows so that chunks fit into ``room``.
+def by_rows(matrix: tuple[int, int], per_row: float, fixed: int, budget: ChunkBudget, step: int | None) -> ChunkPlan:
+    """Cut rows so that chunks fit into ``budget``.
 
     Parameters
     ----------
@@ -50,20 +50,20 @@ def by_rows(matrix: tuple[int, int], per_row: float, fixed: int, room: Room, ste
     rows, cols = matrix
     count = max(rows, 1)
     if step is not None:
-        share = int((room.budget - fixed) // (room.slots * max(per_row, 1)))
+        share = int((budget.limit - fixed) // (budget.slots * max(per_row, 1)))
         count = min(CHUNK_ELEMENTS // max(cols, 1), share)
         count = min(max(1, count // step) * step, max(rows, 1))
-    return Chunking(rows, cols, count, int(count * per_row) + fixed)
+    return ChunkPlan(rows, cols, count, int(count * per_row) + fixed)
 
 
-def affordable(chunking: Chunking, budget: int, where: str) -> Chunking:
-    """Return ``chunking``; raises ``ResourceError`` ``ram.ceiling`` where not even one chunk fits."""
-    if chunking.cost > budget:
+def affordable(chunk_plan: ChunkPlan, budget: int, where: str) -> ChunkPlan:
+    """Return ``chunk_plan``; raises ``ResourceError`` ``ram.ceiling`` where not even one chunk fits."""
+    if chunk_plan.cost > budget:
         raise ResourceError(
-            f"expected {format_size(chunking.cost)} of working memory for this tensor, "
+            f"expected {format_size(chunk_plan.cost)} of working memory for this tensor, "
             f"found {format_size(max(budget, 0))} beside what Python itself takes; "
-            f"raise --max-ram by {format_size(chunking.cost - budget)} or more",
+            f"raise --max-ram by {format_size(chunk_plan.cost - budget)} or more",
             rule="ram.ceiling",
             where=where,
         )
-    return chunking
+    return chunk_plan

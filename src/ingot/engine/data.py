@@ -20,7 +20,7 @@ _BYTES, _ARRAY, _FLOAT = "$bytes", "$array", "$float"
 
 def step_data(step: Step) -> dict[str, Any]:
     """Return a step as JSON takes it: its kind, what it reads, what it writes, and by which options."""
-    step = step.origin
+    step = step.planned
     data = {"spec": spec_data(step.spec), "action": step.action, "rule": step.rule, "exact": step.exact}
     match step:
         case Move():

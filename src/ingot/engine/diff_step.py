@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +21,7 @@ from ingot.engine.chunks import matrix_of
 from ingot.engine.fit import fitted, narrowed, paired_chunks, rows_of, window
 from ingot.engine.steps import skips_rows
 from ingot.engine.watch import BASE, RESULT, Watches
-from ingot.engine.work import Chunking, Encoded, Room, Running, Step, Take, Work
+from ingot.engine.work import AcquireBudget, ChunkBudget, ChunkPlan, ChunkTask, EncodedChunk, Step, StepRun
 from ingot.errors import IngotError, IntegrityError
 from ingot.model.reading.slices import Skipping
 from ingot.model.tensor import Array, Tensor
@@ -56,27 +56,19 @@ class Diff(Step):
         """Whether base and fine-tune have different numbers of rows."""
         return self.base.shape != self.tensor.shape
 
-    @property
-    def encoders(self) -> Sequence[DeltaEncoder]:
-        return (self.encoder,)
-
-    @property
-    def scratch(self) -> int:
-        return self.encoder.scratch_bytes()
-
-    def chunking(self, room: Room) -> Chunking:
+    def plan_chunks(self, budget: ChunkBudget) -> ChunkPlan:
         tensor, encoder, matrix = self.tensor, self.encoder, self._matrix()
         rebuilt = 0 if encoder.lossless else 8
         fits = DTYPES[tensor.dtype].bits / 4 if self.resized or self.base.dtype != tensor.dtype else 0
         per_element = cost.per_element(self.base, tensor) + 2 * self.out_bytes / max(tensor.size, 1) + 8 + rebuilt
         per_element += fits
         step = None if encoder.single_chunk else self._unit(matrix)
-        return cost.by_rows(matrix, per_element * matrix[1], cost.fixed_cost(self.base, tensor), room, step)
+        return cost.by_rows(matrix, per_element * matrix[1], cost.fixed_cost(self.base, tensor), budget, step)
 
-    def pieces(self, hashed: Collection[int] = ()) -> tuple[int, int] | None:
-        """As ``Step.pieces``, and ``Encode.pieces`` says what is not cut.
+    def row_ranges(self, hashed: Collection[int] = ()) -> tuple[int, int] | None:
+        """Return the rows and the unit of ``Step.row_ranges``; see ``Encode.row_ranges``.
 
-        Nor is what patching gives, and is wanted the digest of, where only the delta's own bytes tell it.
+        Workers do not share a tensor either if the digest of the patched values is required and the delta is lossy.
         """
         encoder, pair = self.encoder, (self.base, self.tensor)
         whole = encoder.fit_passes or encoder.single_chunk or (RESULT in hashed and not encoder.lossless)
@@ -87,10 +79,6 @@ class Diff(Step):
         matrix = self._matrix()
         return matrix[0], self._unit(matrix)
 
-    def joined(self, notes: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """As ``Step.joined``."""
-        return {**notes[0], "moved": sum(item["moved"] for item in notes)}
-
     def _matrix(self) -> tuple[int, int]:
         elementwise = self.codec.elementwise and CODECS[self.base.codec].elementwise
         return matrix_of(self.tensor) if elementwise else self.tensor.matrix_shape
@@ -100,59 +88,56 @@ class Diff(Step):
         step = self.encoder.step
         return step // gcd(step, matrix[1]) if self.codec.elementwise and matrix[1] else step
 
-    def begin(self, shape: Chunking, watches: Watches, *, measured: bool) -> _Comparing:
-        return _Comparing(shape, step=self, watches=watches, measured=measured and self.tensor.dtype in FLOATS)
+    def start(self, chunk_plan: ChunkPlan, watches: Watches, *, measured: bool) -> _Comparing:
+        return _Comparing(self, chunk_plan, watches, measured and self.tensor.dtype in FLOATS)
 
 
-@dataclass(kw_only=True)
-class _Comparing(Running):
-    step: Diff
-    watches: Watches
-    measured: bool
-    _rebuilt: Blake3 | None = None
-    _moved: float = 0.0
+@dataclass
+class _Comparing(StepRun[Diff]):
+    _rebuilt: Blake3 | None = field(default=None, init=False)
+    _moved: float = field(default=0.0, init=False)
 
-    def learn(self) -> Mapping[str, Any] | None:
+    def fit(self) -> Mapping[str, Any] | None:
         encoder = self.step.encoder
         if not encoder.fit_passes:
             return None
-        step, matrix = self.step, (self.shape.rows, self.shape.cols)
+        step, matrix = self.step, (self.chunk_plan.rows, self.chunk_plan.cols)
         for _ in range(encoder.fit_passes):
-            for old, new in paired_chunks(step.base, step.tensor, matrix, self.shape.chunk_rows, step.cast):
+            for old, new in paired_chunks(step.base, step.tensor, matrix, self.chunk_plan.chunk_rows, step.cast):
                 try:
                     encoder.fit_pass(old, new)
                 except IngotError as error:
                     raise error.at(step.tensor.name) from None
         return encoder.params
 
-    def work(self, take: Take) -> Iterator[tuple[Work, int]]:
-        step, shape = self.step, self.shape
+    def tasks(self, acquire: AcquireBudget) -> Iterator[tuple[ChunkTask, int]]:
+        step, plan = self.step, self.chunk_plan
         pair = (step.base, step.tensor)
         readers = [CODECS[tensor.codec].reader(tensor) for tensor in pair]
         self._open_feeds()
-        share = step.in_bytes / max(shape.rows, 1)
-        kinds, start = [numpy_dtype(tensor.dtype) for tensor in pair], shape.first
-        counts = [rows_of(tensor.shape, shape.cols) for tensor in pair]
+        share = step.in_bytes / max(plan.rows, 1)
+        kinds, start = [numpy_dtype(tensor.dtype) for tensor in pair], plan.first
+        counts = [rows_of(tensor.shape, plan.cols) for tensor in pair]
         for reader in readers if start else ():
             assert isinstance(reader, Skipping)
-            reader.skip(start * shape.cols)
-        while start < shape.end or start == 0:
-            if not take():
+            reader.skip(start * plan.cols)
+        while start < plan.end or start == 0:
+            if not acquire():
                 return
-            stop = min(start + shape.chunk_rows, shape.end)
+            stop = min(start + plan.chunk_rows, plan.end)
             sizes = [window(start, stop, count) for count in counts]
-            rows = [scratch((size, shape.cols), kind) for size, kind in zip(sizes, kinds, strict=True)]
+            rows = [scratch((size, plan.cols), kind) for size, kind in zip(sizes, kinds, strict=True)]
             for reader, out in zip(readers, rows, strict=True):
                 reader.read_into(out)
             waits = [feed.take(rows[point]) for point, feed in self.feeds.items()]
             yield partial(self._encode, rows[0], rows[1], start, waits), int(stop * share) - int(start * share)
             start = max(stop, 1)
-        for start in range(shape.rows, counts[BASE], shape.chunk_rows):  # rows that the fine-tune has not
-            old = scratch((min(shape.chunk_rows, counts[BASE] - start), shape.cols), kinds[BASE])
+        for start in range(plan.rows, counts[BASE], plan.chunk_rows):  # rows that the fine-tune has not
+            old = scratch((min(plan.chunk_rows, counts[BASE] - start), plan.cols), kinds[BASE])
             readers[BASE].read_into(old)
             if BASE in self.feeds:
                 self.feeds[BASE].take(old).result()
-        for reader in readers if shape.last is None else ():
+        for reader in readers if plan.last is None else ():
             reader.finish()
 
     def _open_feeds(self) -> None:
@@ -162,7 +147,7 @@ class _Comparing(Running):
         if RESULT in self.watches and not self.step.encoder.lossless:
             self._rebuilt = Blake3()
 
-    def _encode(self, old: Array, new: Array, start: int, waits: list[Future[None]]) -> Encoded:
+    def _encode(self, old: Array, new: Array, start: int, waits: list[Future[None]]) -> EncodedChunk:
         step, shared = self.step, min(len(old), len(new))
         old = fitted(old, len(new), step.cast)
         values = new if step.cast in (None, step.tensor.dtype) else narrowed(new, str(step.cast))
@@ -175,19 +160,19 @@ class _Comparing(Running):
         except IngotError as error:
             name = step.tensor.name
             raise error if error.where and name in error.where else error.at(name) from None
-        stats, settle = None, None
+        stats, commit = None, None
         if not step.encoder.lossless and (self.measured or self._rebuilt is not None):
             rebuilt = scratch(new.shape, new.dtype)
             step.encoder.rebuild(parts, old, rebuilt)
             stats = measure(new, rebuilt) if self.measured else None
             moved = squared_error(new[:shared], old[:shared]) if self.measured and step.base.dtype in FLOATS else 0.0
-            settle = partial(self._settle, moved, file_bytes(rebuilt) if self._rebuilt is not None else b"")
+            commit = partial(self._commit, moved, file_bytes(rebuilt) if self._rebuilt is not None else b"")
         for wait in waits:
             wait.result()
-        return Encoded(parts, stats, settle)
+        return EncodedChunk(parts, stats, commit)
 
-    def _settle(self, moved: float, data: Any) -> None:
-        """Take in what a chunk told, in order."""
+    def _commit(self, moved: float, data: Any) -> None:
+        """Add the results of a chunk, in order."""
         self._moved += moved
         if self._rebuilt is not None:
             self._rebuilt.update(data)

@@ -42,8 +42,8 @@ def drive(
             assert sink is not None
             encoded = event.result()
             sink.write(encoded.parts)
-            if encoded.settle is not None:
-                encoded.settle()
+            if encoded.commit is not None:
+                encoded.commit()
             error = error + (encoded.error or ErrorStats())
             pipeline.done(event)
             advance(event.in_bytes, "")

@@ -20,7 +20,7 @@ from ingot.engine.pipeline import Begin, End, Pipeline, Watching, nothing
 from ingot.engine.plan import Plan
 from ingot.engine.reopen import require_readable
 from ingot.engine.resources import Resources, cut
-from ingot.engine.work import Chunking, Step
+from ingot.engine.work import ChunkPlan, Step
 from ingot.errors import CodecError
 from ingot.formats.base import FormatWriter
 from ingot.model import bytesource
@@ -140,12 +140,12 @@ def execute(
     staging = target.staging
     decoded = (tensor for step in plan.steps if (tensor := step.decodes) is not None)
     require_in_proportion(decoded, staging.location)
-    chunkings, budget, recycled = cut(plan, resources)
+    chunk_plans, budget, recycled = cut(plan, resources)
     with Workers(1, "ingot-whole") as beside:
         run = _Run(plan, target, resources, observer)
         whole = beside.submit(_require_whole, inputs)
         run.prepare([source.identity() for source in inputs])
-        files = run.write(chunkings, (budget, recycled), whole.result)
+        files = run.write(chunk_plans, (budget, recycled), whole.result)
     companions = list(target.beside(run.files, files))
     for source in inputs:
         source.require_unchanged()
@@ -171,7 +171,7 @@ class _Run:
         self.resumed = 0
 
     def prepare(self, identities: Sequence[Any]) -> None:
-        """Take over what an earlier run has left, and make room for the rest."""
+        """Take over the records of an earlier run, and require room for the other tensors."""
         plan, staging = self._plan, self._target.staging
         self._journal = Journal(LocalTarget(staging.folder, late=True), self._fingerprint(identities))
         records = self._intact(self._journal.earlier()) if staging.resuming else []
@@ -193,7 +193,9 @@ class _Run:
         }
         return fingerprint(identities, what, map(step_data, plan.steps))
 
-    def write(self, chunkings: Sequence[Chunking], memory: tuple[int, int], checked: Callable[[], object]) -> list[str]:
+    def write(
+        self, chunk_plans: Sequence[ChunkPlan], memory: tuple[int, int], checked: Callable[[], object]
+    ) -> list[str]:
         """Run what is left; return the names of the finished files.
 
         ``memory``: bytes for chunks in flight, and of those kept for the next ones. ``checked`` waits for the sources'
@@ -204,7 +206,7 @@ class _Run:
             with self._observer.watching(plan, start) as watching:
                 with Pipeline(
                     plan.steps[start:],
-                    chunkings[start:],
+                    chunk_plans[start:],
                     workers=resources.workers,
                     budget=memory[0],
                     measured=plan.measured,
@@ -233,7 +235,9 @@ class _Run:
             written, step = event.running.written, event.step
             if written is not None:
                 return _Restored(self._writer, written)
-            return TensorSink(self._writer, step.spec, compress=step.encodes_parts, pool=pipeline.pool, pending=pending)
+            return TensorSink(
+                self._writer, step.spec, compress=step.compress_parts, pool=pipeline.pool, pending=pending
+            )
 
         drive(pipeline, opened, self._finished, self._resources.progress.advance)
 
@@ -244,7 +248,8 @@ class _Run:
             {"written": record, "nbytes": nbytes, "error": error.sums(), "params": params, "notes": notes}, nbytes
         )
         self.done.append(Done(event.step, nbytes, error, notes))
-        event.step.forget()
+        if event.step.encoder is not None:
+            event.step.encoder.forget()
 
     def _intact(self, earlier: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the leading records whose bytes are all there."""

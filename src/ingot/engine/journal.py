@@ -14,10 +14,9 @@ from typing import Any
 
 import msgspec
 
-import ingot
 from ingot.core.bytes import checksums
 from ingot.core.files.atomic import JOURNAL
-from ingot.errors import IngotError, UsageError
+from ingot.errors import INGOT_VERSION, IngotError, UsageError
 from ingot.model.reading.ranges import read_bytes
 from ingot.model.store import Store
 from ingot.stores.local import LocalSink, LocalTarget
@@ -38,7 +37,7 @@ def fingerprint(identities: Sequence[Any], what: Mapping[str, Any], steps: Itera
     another version may encode differently.
     """
     encode = msgspec.json.Encoder(order="sorted").encode
-    digest = hashlib.sha256(encode({"ingot": ingot.__version__, "files": identities, "what": what}))
+    digest = hashlib.sha256(encode({"ingot": INGOT_VERSION, "files": identities, "what": what}))
     for step in steps:
         digest.update(encode(step))
     return digest.hexdigest()

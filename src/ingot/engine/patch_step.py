@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,7 @@ from ingot.engine import cost
 from ingot.engine.fit import fitted, is_opaque, rows_of, window
 from ingot.engine.steps import DECODED
 from ingot.engine.watch import ContentWatch, Feed, Watches
-from ingot.engine.work import Chunking, Encoded, Room, Running, Sequencer, Step, Take, Work
+from ingot.engine.work import AcquireBudget, ChunkBudget, ChunkPlan, ChunkTask, EncodedChunk, Step, StepRun
 from ingot.errors import IngotError
 from ingot.model.tensor import Array, Tensor
 
@@ -156,7 +157,7 @@ class Patch(Step):
     def decodes(self) -> Tensor | None:
         return self.route.origin
 
-    def chunking(self, room: Room) -> Chunking:
+    def plan_chunks(self, budget: ChunkBudget) -> ChunkPlan:
         route, out = self.route, self.spec.parts[0]
         matrix = route.matrix()
         per_element = cost.per_element(route.origin) + DTYPES[out.type or out.dtype].bits / 8
@@ -167,41 +168,39 @@ class Patch(Step):
             codec = CODECS.get(layer.tensor.codec)
             if codec is not None and not codec.streams:
                 fixed += cost.whole_cost(layer.tensor)
-        shape = cost.by_rows(matrix, per_element * matrix[1], fixed, room, 1)
-        if matrix[1] != 1 or shape.chunk_rows <= _EVEN:
-            return shape
+        plan = cost.by_rows(matrix, per_element * matrix[1], fixed, budget, 1)
+        if matrix[1] != 1 or plan.chunk_rows <= _EVEN:
+            return plan
         # Exact differences are applied in chunks of their own; one that ends inside of ours costs twice.
-        count = shape.chunk_rows // _EVEN * _EVEN
-        return Chunking(shape.rows, 1, count, int(count * per_element) + fixed)
+        count = plan.chunk_rows // _EVEN * _EVEN
+        return ChunkPlan(plan.rows, 1, count, int(count * per_element) + fixed)
 
-    def begin(self, shape: Chunking, watches: Watches, *, measured: bool) -> _Patching:
-        return _Patching(shape, step=self, watches=watches)
+    def start(self, chunk_plan: ChunkPlan, watches: Watches, *, measured: bool) -> _Patching:
+        return _Patching(self, chunk_plan, watches, measured)
 
 
-@dataclass(kw_only=True)
-class _Patching(Running):
-    step: Patch
-    watches: Watches
-    _taps: list[tuple[int, Feed]] = field(default_factory=list)
+@dataclass
+class _Patching(StepRun[Patch]):
+    _taps: list[tuple[int, Feed]] = field(default_factory=list, init=False)
 
-    def work(self, take: Take) -> Iterator[tuple[Work, int]]:
-        route, shape = self.step.route, self.shape
+    def tasks(self, acquire: AcquireBudget) -> Iterator[tuple[ChunkTask, int]]:
+        route, plan = self.step.route, self.chunk_plan
         reader, layers = CODECS[route.origin.codec].reader(route.origin), _Layers(self.step)
         self._open_feeds()
-        share, start, number = self.step.in_bytes / max(shape.rows, 1), 0, 0
-        origin_rows = rows_of(route.origin.shape, shape.cols)
-        while start < shape.rows or start == 0:
-            if not take():
+        share, start, number = self.step.in_bytes / max(plan.rows, 1), 0, 0
+        origin_rows = rows_of(route.origin.shape, plan.cols)
+        while start < plan.rows or start == 0:
+            if not acquire():
                 return
-            stop = min(start + shape.chunk_rows, shape.rows)
-            rows = scratch((window(start, stop, origin_rows), shape.cols), numpy_dtype(route.origin.dtype))
+            stop = min(start + plan.chunk_rows, plan.rows)
+            rows = scratch((window(start, stop, origin_rows), plan.cols), numpy_dtype(route.origin.dtype))
             reader.read_into(rows)
-            if stop == shape.rows:
+            if stop == plan.rows:
                 reader.finish()
             # Here, in the order of tensors: a parent hash goes on from one to the next.
             waits = [feed.take(rows) for point, feed in self._taps if point == route.born]
             yield (
-                partial(layers, Chunk(rows, number, start, stop, stop == shape.rows), self._taps, waits),
+                partial(layers, Chunk(rows, number, start, stop, stop == plan.rows), self._taps, waits),
                 int(stop * share) - int(start * share),
             )
             start, number = max(stop, 1), number + 1
@@ -231,15 +230,45 @@ class Chunk:
     last: bool
 
 
+class _Sequencer:
+    """Lets the chunks of one tensor, worked on by several threads, pass one point in order.
+
+    A pool begins its work in order, so whoever waits knows the one before it running or done.
+    """
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._failed = False
+        self._changed = threading.Condition()
+
+    def run(self, number: int, action: Callable[[], None]) -> None:
+        """Wait until all numbers below have run ``action``, then run it; after a failure nothing runs any more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._next == number)
+            failed = self._failed
+        done = False
+        try:
+            if not failed:
+                action()
+                done = True
+        finally:
+            with self._changed:
+                self._next += 1
+                self._failed = not done
+                self._changed.notify_all()
+        if failed:
+            raise RuntimeError("an earlier chunk of this tensor failed")
+
+
 class _Layers:
     """Applies a route's layers to its chunks, in order, whichever threads they come on."""
 
     def __init__(self, step: Patch) -> None:
         self._step = step
         self._appliers = step.route.appliers()
-        self._sequencer = Sequencer()
+        self._sequencer = _Sequencer()
 
-    def __call__(self, chunk: Chunk, taps: Sequence[tuple[int, Feed]], waits: list[Future[None]]) -> Encoded:
+    def __call__(self, chunk: Chunk, taps: Sequence[tuple[int, Feed]], waits: list[Future[None]]) -> EncodedChunk:
         values = [chunk.rows]
 
         def layers() -> None:
@@ -261,7 +290,7 @@ class _Layers:
                 applier.finish()
         return values
 
-    def _encoded(self, make: Callable[[], Array], waits: list[Future[None]]) -> Encoded:
+    def _encoded(self, make: Callable[[], Array], waits: list[Future[None]]) -> EncodedChunk:
         try:
             parts = self._step.encoder.encode(make())
         except IngotError as error:
@@ -269,4 +298,4 @@ class _Layers:
             raise error if error.where and name in error.where else error.at(name) from None
         for wait in waits:
             wait.result()
-        return Encoded(parts)
+        return EncodedChunk(parts)

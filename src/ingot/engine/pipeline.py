@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from queue import Empty, Full, Queue
+from typing import Any
 
 from ingot.core.numeric.buffers import recycling
 from ingot.core.runtime.parallel import Halt, Workers, adopt
 from ingot.engine.watch import Watches
-from ingot.engine.work import Chunking, Encoded, Running, Step, Work
+from ingot.engine.work import ChunkPlan, ChunkTask, EncodedChunk, Step, StepRun
 
 Watching = Callable[[Step], Watches]
 
@@ -64,7 +65,7 @@ class Budget:
             self._changed.notify_all()
 
 
-Outcome = Encoded | BaseException
+Outcome = EncodedChunk | BaseException
 
 
 @dataclass(slots=True)
@@ -72,7 +73,7 @@ class Batch:
     """Events that are handed on together, and the works of their chunks, which one thread of the pool does in order."""
 
     events: list[Event] = field(default_factory=list)
-    works: list[Work] = field(default_factory=list)
+    works: list[ChunkTask] = field(default_factory=list)
     cost: int = 0
     outcomes: Future[list[Outcome]] | None = None
 
@@ -86,7 +87,7 @@ class Batch:
         while self.events:
             yield self.events.pop()
 
-    def chunk(self, work: Work, in_bytes: int, cost: int) -> None:
+    def chunk(self, work: ChunkTask, in_bytes: int, cost: int) -> None:
         """Add a chunk that ``work`` makes."""
         self.events.append(Chunk(self, len(self.works), in_bytes, cost))
         self.works.append(work)
@@ -99,13 +100,13 @@ class Batch:
             self.outcomes = pool.submit(_outcomes, works)
 
 
-def _outcomes(works: list[Work]) -> list[Outcome]:
+def _outcomes(works: list[ChunkTask]) -> list[Outcome]:
     """Do all, whatever becomes of one: threads may wait for one after it."""
     works.reverse()
     return [_outcome(works.pop()) for _ in range(len(works))]  # what is done holds its input no longer
 
 
-def _outcome(work: Work) -> Outcome:
+def _outcome(work: ChunkTask) -> Outcome:
     try:
         return work()
     except BaseException as error:
@@ -121,7 +122,7 @@ class Chunk:
     in_bytes: int
     cost: int
 
-    def result(self) -> Encoded:
+    def result(self) -> EncodedChunk:
         """Wait for what became of the chunk, and let go of it; raises what its work raised."""
         assert self.batch.outcomes is not None
         outcomes = self.batch.outcomes.result()
@@ -139,7 +140,7 @@ class Begin:
     """The first event of a step, whose spec has what was learnt."""
 
     step: Step
-    running: Running
+    running: StepRun[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,7 @@ class End:
     """All chunks of the step were read and the digests of its source parts fit."""
 
     step: Step
-    running: Running
+    running: StepRun[Any]
 
 
 Event = Begin | Chunk | End
@@ -159,7 +160,7 @@ class Pipeline:
     Parameters
     ----------
     steps : sequence of Step
-    chunkings : sequence of Chunking
+    chunk_plans : sequence of ChunkPlan
         One per step.
     workers : int
         Encoding threads.
@@ -183,7 +184,7 @@ class Pipeline:
     def __init__(
         self,
         steps: Sequence[Step],
-        chunkings: Sequence[Chunking],
+        chunk_plans: Sequence[ChunkPlan],
         *,
         workers: int,
         budget: int,
@@ -192,8 +193,9 @@ class Pipeline:
         watching: Watching = nothing,
     ) -> None:
         for step in steps:
-            step.ready()
-        self._steps, self._chunkings, self._measured, self._watching = steps, chunkings, measured, watching
+            if step.encoder is not None:
+                step.encoder.ready()
+        self._steps, self._chunk_plans, self._measured, self._watching = steps, chunk_plans, measured, watching
         self._budget = Budget(budget)
         self._stop = threading.Event()
         self._recycling = recycling(recycled)
@@ -254,15 +256,15 @@ class Pipeline:
                 raise
         return not self._stop.is_set() and (not batch.events or self._put(batch))
 
-    def _take(self, cost: int) -> bool:
-        """Take a chunk's memory; what would have to be written before there is room is handed on."""
+    def _acquire(self, cost: int) -> bool:
+        """Wait for a chunk's memory; hand on the batch first if its chunks hold that memory."""
         return self._budget.take_now(cost) or (self._flush() and self._budget.take(cost))
 
     def _read(self) -> None:
         adopt(self._halt)
         try:
-            for step, shape in zip(self._steps, self._chunkings, strict=True):
-                if not self._read_step(step, shape):
+            for step, chunk_plan in zip(self._steps, self._chunk_plans, strict=True):
+                if not self._read_step(step, chunk_plan):
                     return
             if self._flush():
                 self._put(None)
@@ -270,15 +272,15 @@ class Pipeline:
             if self._flush():
                 self._put(error)
 
-    def _read_step(self, step: Step, shape: Chunking) -> bool:
+    def _read_step(self, step: Step, chunk_plan: ChunkPlan) -> bool:
         """Add the events of a step to the batch, and hand on each full batch; False if the pipeline was stopped."""
-        running = step.begin(shape, self._watching(step), measured=self._measured)
-        learnt = running.learn()
+        running = step.start(chunk_plan, self._watching(step), measured=self._measured)
+        learnt = running.fit()
         if learnt is not None:
             step = replace(step, spec=replace(step.spec, params=dict(learnt)))
         self._batch.events.append(Begin(step, running))
-        for work, in_bytes in running.work(lambda: self._take(shape.cost)):
-            self._batch.chunk(work, in_bytes, shape.cost)
+        for work, in_bytes in running.tasks(lambda: self._acquire(chunk_plan.cost)):
+            self._batch.chunk(work, in_bytes, chunk_plan.cost)
             if self._batch.is_full and not self._flush():
                 return False
         self._batch.events.append(End(step, running))

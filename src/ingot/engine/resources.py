@@ -11,7 +11,7 @@ from ingot.core.runtime.parallel import default_workers
 from ingot.core.runtime.progress import Progress
 from ingot.engine.cost import affordable
 from ingot.engine.plan import Plan
-from ingot.engine.work import Chunking, Room, Step
+from ingot.engine.work import ChunkBudget, ChunkPlan, Step
 from ingot.errors import ResourceError
 from ingot.model.bytesource import ByteSource, DerivedSource
 
@@ -61,9 +61,9 @@ def chunk_budget(resources: Resources, steps: Sequence[Step]) -> int:
         return max(available_ram() // 4, 1 << 28)
     workers = resources.workers
     reserve = RESERVE + _RESERVE_PER_TENSOR * len(steps)
-    # What one tensor's fit passes found is still written with while the next one's begin; so is what bytes are made of.
-    reserve += sum(sorted(step.held + _made(step) for step in steps)[-2:])
-    reserve += workers * max((step.scratch for step in steps), default=0)
+    # The results of one tensor's fit passes are still in use while the next one's begin; so are sources of its bytes.
+    reserve += sum(sorted(_retained(step) + _made(step) for step in steps)[-2:])
+    reserve += workers * max((step.encoder.scratch_bytes() for step in steps if step.encoder is not None), default=0)
     if any(part.encoding != "raw" for step in steps for part in step.spec.parts):
         reserve += (workers + 2) * 3 * encodings.FRAME
     spare = parse_size(resources.ram) - anonymous_in_use() - reserve
@@ -91,6 +91,11 @@ def _require_room_to_make(steps: Sequence[Step], spare: int) -> int:
     return most
 
 
+def _retained(step: Step) -> int:
+    """Return the memory that a step's encoder keeps from its fit passes until the tensor is written."""
+    return 0 if step.encoder is None else step.encoder.retained_bytes()
+
+
 def _made(step: Step) -> int:
     """Return the memory of sources that make a tensor's bytes as they are read."""
     return sum(source.working_bytes() for source in _sources(step) if isinstance(source, DerivedSource))
@@ -100,7 +105,7 @@ def _sources(step: Step) -> Collection[ByteSource]:
     return {id(part.source): part.source for part in step.tensor.parts.values()}.values()
 
 
-def cut(plan: Plan, resources: Resources) -> tuple[list[Chunking], int, int]:
+def cut(plan: Plan, resources: Resources) -> tuple[list[ChunkPlan], int, int]:
     """Choose each step's chunks; return them, the bytes for all chunks in flight, and those that are kept when done.
 
     Raises ``ResourceError`` ``ram.ceiling`` where a step's smallest chunk does not fit.
@@ -108,12 +113,12 @@ def cut(plan: Plan, resources: Resources) -> tuple[list[Chunking], int, int]:
     steps = plan.steps
     budget = chunk_budget(resources, steps)
     slots = resources.workers + 3  # one being read, one being written, one of a fit pass
-    room = Room(budget, slots, plan.measured)
-    chunkings = [affordable(step.chunking(room), budget, step.tensor.name) for step in steps]
-    largest = max((shape.cost for shape in chunkings), default=0)
+    share = ChunkBudget(budget, slots, plan.measured)
+    chunk_plans = [affordable(step.plan_chunks(share), budget, step.tensor.name) for step in steps]
+    largest = max((chunk_plan.cost for chunk_plan in chunk_plans), default=0)
     recycled = resources.recycled(budget - largest)
     if resources.ram is not None:
         budget -= recycled
     elif resources.without_ceiling is not None:
         budget = min(budget, max(resources.without_ceiling, largest))
-    return chunkings, budget, recycled
+    return chunk_plans, budget, recycled

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from ingot.core.numeric.stats import measure
 from ingot.engine import cost
 from ingot.engine.chunks import chunks, matrix_of
 from ingot.engine.watch import RESULT, Watches
-from ingot.engine.work import Chunking, Encoded, Room, Running, Step, Take, Work
+from ingot.engine.work import AcquireBudget, ChunkBudget, ChunkPlan, ChunkTask, EncodedChunk, Step, StepRun
 from ingot.errors import CodecError, IngotError
 from ingot.model.part import StoredReader
 from ingot.model.reading.slices import Skipping
@@ -37,76 +37,67 @@ class Move(Step):
     action: str = field(default=MOVED, init=False)
     rule: str = field(default=MOVED, kw_only=True)
     source: int = field(default=0, kw_only=True)
-
-    encodes_parts: ClassVar[bool] = False
+    compress_parts: bool = field(default=False, kw_only=True)
 
     @property
     def decodes(self) -> Tensor | None:
         return None
 
-    def chunking(self, room: Room) -> Chunking:
-        piece = max(cost.MOVE_LEAST, min(cost.MOVE_BYTES, room.budget // room.slots))
-        return Chunking(self.in_bytes, 1, piece, min(piece, self.in_bytes))
+    def plan_chunks(self, budget: ChunkBudget) -> ChunkPlan:
+        piece = max(cost.MOVE_LEAST, min(cost.MOVE_BYTES, budget.limit // budget.slots))
+        return ChunkPlan(self.in_bytes, 1, piece, min(piece, self.in_bytes))
 
-    def begin(self, shape: Chunking, watches: Watches, *, measured: bool) -> Running:
-        return _Moving(shape, tensor=self.tensor)
+    def start(self, chunk_plan: ChunkPlan, watches: Watches, *, measured: bool) -> StepRun[Any]:
+        return _Moving(self, chunk_plan, watches, measured)
 
 
-@dataclass(kw_only=True)
-class _Moving(Running):
-    tensor: Tensor
-
-    def work(self, take: Take) -> Iterator[tuple[Work, int]]:
-        for role, part in self.tensor.parts.items():
+class _Moving(StepRun[Move]):
+    def tasks(self, acquire: AcquireBudget) -> Iterator[tuple[ChunkTask, int]]:
+        for role, part in self.step.tensor.parts.items():
             reader = StoredReader(part)
-            for start in range(0, part.length, self.shape.chunk_rows):
-                if not take():
+            for start in range(0, part.length, self.chunk_plan.chunk_rows):
+                if not acquire():
                     return
-                data = scratch((min(self.shape.chunk_rows, part.length - start),), np.uint8)
+                data = scratch((min(self.chunk_plan.chunk_rows, part.length - start),), np.uint8)
                 reader.readinto(data.data)
-                yield partial(Encoded, {role: data}), data.nbytes
+                yield partial(EncodedChunk, {role: data}), data.nbytes
             reader.finish()
 
 
 @dataclass(frozen=True)
 class Repack(Step):
-    """Puts the same integers into another layout; ``repack`` does it. ``source`` as of ``Move``."""
+    """Puts the same integers into another layout; ``repack`` does it. ``source`` is the index of the checkpoint.
+
+    ``compress_parts`` is set if the parts get other encodings.
+    """
 
     action: str = field(default=REPACKED, init=False)
     repack: base.Repacked = field(kw_only=True)
     source: int = field(default=0, kw_only=True)
-
-    encodes_parts: ClassVar[bool] = False
+    compress_parts: bool = field(default=False, kw_only=True)
 
     @property
     def decodes(self) -> Tensor | None:
         return None
 
-    def chunking(self, room: Room) -> Chunking:
+    def plan_chunks(self, budget: ChunkBudget) -> ChunkPlan:
         repack = self.repack
         per_row = max(repack.memory, 1)
-        most = room.budget if repack.again else min(cost.REPACK_BYTES, room.budget // room.slots)
-        count = max(1, (most - repack.held) // per_row // repack.step) * repack.step
+        most = budget.limit if repack.again else min(cost.REPACK_BYTES, budget.limit // budget.slots)
+        count = max(1, (most - repack.extra_memory) // per_row // repack.step) * repack.step
         count = min(count, max(repack.rows, 1))
-        return Chunking(repack.rows, 1, count, count * per_row + repack.held)
+        return ChunkPlan(repack.rows, 1, count, count * per_row + repack.extra_memory)
 
-    def begin(self, shape: Chunking, watches: Watches, *, measured: bool) -> Running:
-        return _Repacking(shape, step=self)
-
-
-@dataclass(frozen=True)
-class Recode(Repack):
-    """Puts the same parts into other encodings, or into none: decoded here, encoded as the spec says on their way."""
-
-    encodes_parts: ClassVar[bool] = True
+    def start(self, chunk_plan: ChunkPlan, watches: Watches, *, measured: bool) -> StepRun[Any]:
+        return _Repacking(self, chunk_plan, watches, measured)
 
 
-def recode(tensor: Tensor, spec: TensorSpec, rule: str, source: int = 0) -> Recode:
-    """Return the step that writes a tensor's parts as ``spec`` has them, whose decoded bytes are the same."""
+def recode(tensor: Tensor, spec: TensorSpec, rule: str, source: int = 0) -> Repack:
+    """Return the step that decodes a tensor's parts and writes the same bytes in the encodings of ``spec``."""
     size = sum(part.nbytes for part in tensor.parts.values())
     rows = -(-size // _UNIT)
     found = base.Repacked(tensor.layout, spec.parts, rows, 1, 2 * _UNIT, None, lambda: _Decoded(tensor))
-    return Recode(tensor, spec, rule=rule, repack=found, source=source)
+    return Repack(tensor, spec, rule=rule, repack=found, source=source, compress_parts=True)
 
 
 class _Decoded:
@@ -139,19 +130,16 @@ class _Decoded:
             reader.finish()
 
 
-@dataclass(kw_only=True)
-class _Repacking(Running):
-    step: Repack
-
-    def work(self, take: Take) -> Iterator[tuple[Work, int]]:
+class _Repacking(StepRun[Repack]):
+    def tasks(self, acquire: AcquireBudget) -> Iterator[tuple[ChunkTask, int]]:
         """Repack chunk by chunk where they are read: shifting bits is not slower than a disk."""
-        share = self.step.tensor.nbytes / max(self.shape.rows, 1)
+        share = self.step.tensor.nbytes / max(self.chunk_plan.rows, 1)
         reader, start = self.step.repack.reader(), 0
-        while start < self.shape.rows or start == 0:
-            if not take():
+        while start < self.chunk_plan.rows or start == 0:
+            if not acquire():
                 return
-            stop = min(start + self.shape.chunk_rows, self.shape.rows)
-            yield partial(Encoded, reader.read(stop - start)), int(stop * share) - int(start * share)
+            stop = min(start + self.chunk_plan.chunk_rows, self.chunk_plan.rows)
+            yield partial(EncodedChunk, reader.read(stop - start)), int(stop * share) - int(start * share)
             start = max(stop, 1)
         reader.finish()
 
@@ -177,26 +165,18 @@ class Encode(Step):
     keeps_weights: bool = field(default=True, kw_only=True)
     source: int = field(default=0, kw_only=True)
 
-    @property
-    def encoders(self) -> Sequence[Encoder]:
-        return (self.encoder,)
-
-    @property
-    def scratch(self) -> int:
-        return self.encoder.scratch_bytes()
-
-    def chunking(self, room: Room) -> Chunking:
+    def plan_chunks(self, budget: ChunkBudget) -> ChunkPlan:
         tensor, encoder = self.tensor, self.encoder
         matrix = matrix_of(tensor, encoder.codec)
         step = None if encoder.single_chunk else row_step(CODECS[encoder.codec], encoder, matrix[1])
-        per_row = self._cost_per_element(room.measured) * matrix[1]
-        return cost.by_rows(matrix, per_row, cost.fixed_cost(tensor), room, step)
+        per_row = self._cost_per_element(budget.measured) * matrix[1]
+        return cost.by_rows(matrix, per_row, cost.fixed_cost(tensor), budget, step)
 
-    def pieces(self, hashed: Collection[int] = ()) -> tuple[int, int] | None:
-        """As ``Step.pieces``.
+    def row_ranges(self, hashed: Collection[int] = ()) -> tuple[int, int] | None:
+        """Return the rows and the unit of ``Step.row_ranges``.
 
-        Not cut is what is learnt of all rows first, or encoded of all at once, what is compressed afterwards, in frames
-        across pieces, and what a digest proves only as a whole.
+        Workers do not share a tensor that is fitted or encoded as a whole, that is compressed in frames across ranges,
+        or whose stored bytes only a digest of the whole proves.
         """
         tensor, encoder = self.tensor, self.encoder
         whole = encoder.fit_passes or encoder.single_chunk
@@ -215,49 +195,44 @@ class Encode(Step):
         own = self.encoder.scratch_bytes_per_element()
         return cost.per_element(self.tensor) + outputs / max(self.tensor.size, 1) + error + inner + own
 
-    def begin(self, shape: Chunking, watches: Watches, *, measured: bool) -> Running:
-        return _Encoding(shape, step=self, watches=watches, measured=measured)
+    def start(self, chunk_plan: ChunkPlan, watches: Watches, *, measured: bool) -> StepRun[Any]:
+        return _Encoding(self, chunk_plan, watches, measured)
 
 
-@dataclass(kw_only=True)
-class _Encoding(Running):
-    step: Encode
-    watches: Watches
-    measured: bool
-
-    def learn(self) -> Mapping[str, Any] | None:
-        encoder, shape = self.step.encoder, self.shape
+class _Encoding(StepRun[Encode]):
+    def fit(self) -> Mapping[str, Any] | None:
+        encoder, plan = self.step.encoder, self.chunk_plan
         if not encoder.fit_passes:
             return None
         try:
             for _ in range(encoder.fit_passes):
-                for rows in chunks(self.step.tensor, (shape.rows, shape.cols), shape.chunk_rows):
+                for rows in chunks(self.step.tensor, (plan.rows, plan.cols), plan.chunk_rows):
                     encoder.fit_pass(rows)
         except CodecError as error:
             raise error.at(self.step.tensor.name) from None
         return encoder.params
 
-    def work(self, take: Take) -> Iterator[tuple[Work, int]]:
-        tensor, shape = self.step.tensor, self.shape
+    def tasks(self, acquire: AcquireBudget) -> Iterator[tuple[ChunkTask, int]]:
+        tensor, plan = self.step.tensor, self.chunk_plan
         self.feeds = {point: watch.tensor(tensor.name) for point, watch in self.watches.items() if point == RESULT}
-        share = tensor.nbytes / max(shape.rows, 1)
-        reader, start = CODECS[tensor.codec].reader(tensor), shape.first
+        share = tensor.nbytes / max(plan.rows, 1)
+        reader, start = CODECS[tensor.codec].reader(tensor), plan.first
         if start:
             assert isinstance(reader, Skipping)
-            reader.skip(start * shape.cols)
-        while start < shape.end or start == 0:
-            if not take():
+            reader.skip(start * plan.cols)
+        while start < plan.end or start == 0:
+            if not acquire():
                 return
-            stop = min(start + shape.chunk_rows, shape.end)
-            rows = scratch((stop - start, shape.cols), numpy_dtype(tensor.dtype))
+            stop = min(start + plan.chunk_rows, plan.end)
+            rows = scratch((stop - start, plan.cols), numpy_dtype(tensor.dtype))
             reader.read_into(rows)
             waits = [feed.take(rows) for feed in self.feeds.values()]
             yield partial(self._encode, rows, start, waits), int(stop * share) - int(start * share)
             start = max(stop, 1)
-        if shape.last is None:
+        if plan.last is None:
             reader.finish()
 
-    def _encode(self, rows: Array, start: int, waits: list[Future[None]]) -> Encoded:
+    def _encode(self, rows: Array, start: int, waits: list[Future[None]]) -> EncodedChunk:
         step, error = self.step, None
         try:
             parts = step.encoder.encode(rows, start)
@@ -269,4 +244,4 @@ class _Encoding(Running):
             error = measure(rows, decoded)
         for wait in waits:
             wait.result()
-        return Encoded(parts, error)
+        return EncodedChunk(parts, error)

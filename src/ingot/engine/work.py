@@ -1,12 +1,11 @@
-"""What a step is, what it becomes while it runs, and what the pipeline's threads hand each other."""
+"""A step, the step in progress, and the objects that the threads of the pipeline hand to each other."""
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, Generic, TypeVar
 
 from ingot.codecs.base import BaseEncoder
 from ingot.core.numeric.stats import ErrorStats
@@ -16,19 +15,19 @@ from ingot.model.tensor import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
-    """What a worker made of one chunk. ``settle`` is called by the thread that writes, chunk after chunk in order."""
+class EncodedChunk:
+    """The result of one chunk. The writing thread calls ``commit``, chunk after chunk in order."""
 
     parts: Mapping[str, Any]
     error: ErrorStats | None = None
-    settle: Callable[[], None] | None = None
+    commit: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Chunking:
-    """How a step's tensor is cut: ``rows`` of ``cols`` elements, ``chunk_rows`` at a time; bytes of budget each.
+class ChunkPlan:
+    """How a tensor is cut into chunks: ``rows`` of ``cols`` elements, ``chunk_rows`` at a time, ``cost`` bytes each.
 
-    Of a step that is done in several pieces, one begins at row ``first`` and ends before row ``last``.
+    A step that several workers share begins at row ``first`` and ends before row ``last``.
     """
 
     rows: int
@@ -45,28 +44,45 @@ class Chunking:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """What a step's chunks may take: ``budget`` bytes, in which ``slots`` of them should fit; whether the error of
-    what is not exact is measured."""
+class ChunkBudget:
+    """The memory for a step's chunks: ``limit`` bytes, in which ``slots`` of them should fit.
 
-    budget: int
+    ``measured`` is set if the error of inexact chunks is measured, which takes memory too.
+    """
+
+    limit: int
     slots: int
     measured: bool = False
 
 
-Work = Callable[[], Encoded]
-Take = Callable[[], bool]
+ChunkTask = Callable[[], EncodedChunk]
+"""Encodes a chunk, in a thread of the pool."""
+
+AcquireBudget = Callable[[], bool]
+"""Waits for the memory of a chunk; returns False if the run was stopped."""
 
 
 @dataclass(frozen=True)
 class Step(ABC):
-    """What happens to one tensor.
+    """The processing of one tensor. Subclasses define ``plan_chunks`` and ``start``.
 
-    ``tensor`` is what is read, the one that the result is like where several are. ``spec`` says what is written,
-    ``rule`` why, ``exact`` whether every value survives. ``action`` names what happens: ``moved`` (stored bytes copied
-    as they are), ``repacked`` (the same integers in another layout), ``decoded`` (a stored codec becomes dense values)
-    or ``encoded``. ``encodes_parts`` tells whether the bytes that it makes still have to be compressed as the spec
-    says.
+    Parameters
+    ----------
+    tensor : Tensor
+        The tensor to read; if there are several, the one that the result resembles.
+    spec : TensorSpec
+        The tensor to write.
+    action : str
+        ``moved`` (stored bytes are copied), ``repacked`` (the same integers in another layout), ``decoded`` (a stored
+        codec becomes dense values) or ``encoded``.
+    rule : str
+        The rule that chose the step.
+    exact : bool
+        Whether every value survives.
+    encoder : optional
+        The encoder that this process uses; None if there is nothing to encode here.
+    compress_parts : bool
+        Whether the bytes of chunks are compressed, as ``spec`` states, when they are written.
     """
 
     tensor: Tensor
@@ -74,24 +90,22 @@ class Step(ABC):
     action: str
     rule: str
     exact: bool = True
-
-    encodes_parts: ClassVar[bool] = True
-    elsewhere: ClassVar[bool] = False
-    """Whether another process does it, so that no values pass here."""
+    encoder: BaseEncoder | None = field(default=None, kw_only=True)
+    compress_parts: bool = field(default=True, kw_only=True)
 
     @property
-    def origin(self) -> Step:
-        """The step that a plan has: this one, unless it stands for one that is done elsewhere."""
+    def planned(self) -> Step:
+        """The step of the plan: the step itself, or the one that this step only collects from a worker."""
         return self
 
     @property
     def in_bytes(self) -> int:
-        """Stored bytes that are read."""
+        """The number of stored bytes to read."""
         return self.tensor.nbytes
 
     @property
     def out_bytes(self) -> int:
-        """Bytes that will be stored; the most they can be where only the bytes themselves tell."""
+        """The number of bytes to store; an upper bound if it depends on the values."""
         return sum(part.at_most for part in self.spec.parts)
 
     @property
@@ -99,105 +113,57 @@ class Step(ABC):
         """The tensor whose values are decoded, if there is one."""
         return self.tensor
 
-    @property
-    def encoders(self) -> Sequence[BaseEncoder]:
-        """What encodes here, and may need packages for it or hold memory."""
-        return ()
+    def row_ranges(self, hashed: Collection[int] = ()) -> tuple[int, int] | None:
+        """Return the number of rows, and the unit at whose multiples workers may share them; None if they may not.
 
-    @property
-    def held(self) -> int:
-        """Bytes held from the fit passes until the tensor is written."""
-        return sum(encoder.retained_bytes() for encoder in self.encoders)
-
-    @property
-    def scratch(self) -> int:
-        """Bytes that one thread needs beside its chunk."""
-        return 0
-
-    def pieces(self, hashed: Collection[int] = ()) -> tuple[int, int] | None:
-        """Return the rows, and the number at whose multiples they may be cut into pieces that several processes do.
-
-        None where they may not. The digests of what passes at the points ``hashed`` are wanted: who cuts finds them out
-        otherwise.
+        ``hashed`` are points at which the digest of the full tensor is required, if this process does the step.
         """
         return None
 
-    def joined(self, notes: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """Return the notes of a step that was done in pieces."""
-        return notes[0]
-
-    def ready(self) -> None:
-        """Ask for the optional packages that are needed; raises ``MissingExtraError``."""
-        for encoder in self.encoders:
-            encoder.ready()
-
-    def forget(self) -> None:
-        """Let go of what fit passes found, when the tensor is written."""
-        for encoder in self.encoders:
-            encoder.forget()
+    @abstractmethod
+    def plan_chunks(self, budget: ChunkBudget) -> ChunkPlan:
+        """Choose chunks that fit in ``budget``, or the smallest possible ones."""
 
     @abstractmethod
-    def chunking(self, room: Room) -> Chunking:
-        """Choose a chunk that fits in ``room``, as far as that can be."""
+    def start(self, chunk_plan: ChunkPlan, watches: Watches, *, measured: bool) -> StepRun[Any]:
+        """Return the step in progress; ``watches`` hash the values."""
 
-    @abstractmethod
-    def begin(self, shape: Chunking, watches: Watches, *, measured: bool) -> Running:
-        """Return the step under way; ``watches`` hash what passes."""
+
+S = TypeVar("S", bound=Step)
 
 
 @dataclass
-class Running(ABC):
-    """A step under way: its state from the first byte that is read to the last one written."""
+class StepRun(ABC, Generic[S]):
+    """A step in progress: its state from the first byte that is read to the last byte that is written.
 
-    shape: Chunking
-    feeds: dict[int, Feed] = field(default_factory=dict)
+    ``measured`` is set if the error of inexact chunks is measured.
+    """
 
-    def learn(self) -> Mapping[str, Any] | None:
-        """Make the passes that come before encoding; return the parameters that they complete."""
+    step: S
+    chunk_plan: ChunkPlan
+    watches: Watches
+    measured: bool = False
+    feeds: dict[int, Feed] = field(default_factory=dict, init=False)
+
+    def fit(self) -> Mapping[str, Any] | None:
+        """Make the passes that come before encoding; return the parameters that they determine."""
         return None
 
     @property
     def written(self) -> dict[str, Any] | None:
-        """The writer's record of a tensor that another process has written in its place; asked after ``learn``."""
+        """The writer's record of a tensor that a worker has written into the result; valid after ``fit``."""
         return None
 
     @abstractmethod
-    def work(self, take: Take) -> Iterator[tuple[Work, int]]:
-        """Read chunk after chunk in the thread that calls; yield each one's work and the bytes read for it.
+    def tasks(self, acquire: AcquireBudget) -> Iterator[tuple[ChunkTask, int]]:
+        """Read chunk after chunk in the calling thread; yield the task of each and the number of bytes read for it.
 
-        ``take`` waits for a chunk's memory; False means to stop.
+        ``acquire`` is called before each chunk is read.
         """
 
     def notes(self) -> dict[str, Any]:
-        """Return what the chunks told, as JSON takes it: digests by point, and what else the step found out."""
+        """Return JSON values that the chunks determined: digests by point, and numbers.
+
+        If several workers share a step, their numbers are added.
+        """
         return {"digests": {str(point): feed.hex for point, feed in self.feeds.items() if feed.own}}
-
-
-class Sequencer:
-    """Lets the chunks of one tensor, worked on by several threads, pass one point in order.
-
-    A pool begins its work in order, so whoever waits knows the one before it running or done.
-    """
-
-    def __init__(self) -> None:
-        self._next = 0
-        self._failed = False
-        self._changed = threading.Condition()
-
-    def run(self, number: int, action: Callable[[], None]) -> None:
-        """Wait until all numbers below have run ``action``, then run it; after a failure nothing runs any more."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._next == number)
-            failed = self._failed
-        done = False
-        try:
-            if not failed:
-                action()
-                done = True
-        finally:
-            with self._changed:
-                self._next += 1
-                self._failed = not done
-                self._changed.notify_all()
-        if failed:
-            raise RuntimeError("an earlier chunk of this tensor failed")

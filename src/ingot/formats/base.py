@@ -1,4 +1,4 @@
-"""The contract of a format: a reader that builds a catalog, a writer that takes parts as they come."""
+"""The contract of a format: a reader that builds a catalog, and a writer that receives the parts in order."""
 
 from __future__ import annotations
 
@@ -23,23 +23,26 @@ from ingot.reporting.report import Table
 
 @dataclass(slots=True)
 class Catalog:
-    """What a format's reader found: every tensor with its parts located and validated, no decoder attached.
+    """The result of a format's reader: every tensor, its parts located and validated, without decoders.
 
-    ``tensors`` keeps the file's order and may build its values on access, the same object each time. ``headers`` maps
-    each file to the bytes of its header or manifest (for fingerprints); ``sources`` are to be closed with the
-    checkpoint. ``notes`` are oddities that are read though the format's document asks for something else, ``remarks``
-    what it does not forbid but is worth telling: pairs of rule and message. ``verify`` prints both; strictly the first
-    are errors.
-    ``check_whole`` compares a digest that covers the whole file, where there is one; it reads everything.
-    ``check_files`` compares digests of whole files whose parts have their own: it yields an error for each that
-    differs, and ``verify`` alone asks for it.
-    ``attachments`` is what the file holds beside the weights; ``details`` makes the tables that ``inspect`` adds;
-    ``features`` are those that decide on the kernels that could run the file, where its format knows such.
-    ``manifest_digest`` tells whether the file has a digest of its header or manifest, which then was right; None where
-    its format has no place for one, or covers the header otherwise. ``receipt`` is the text of the file's own
-    (``model.receipt``), which is no metadata: nothing that is made of the file takes it along. ``called`` are names
-    that recipes go by for tensors whose own tell nothing, as graphs have them.
-    ``unread``: tensors or constants that the file holds and the reader could not express: name to reason.
+    ``tensors`` keeps the order of the file. It may build a tensor on first access and then returns the same object.
+    ``headers`` maps each file to the bytes of its header or manifest (for fingerprints). ``sources`` are closed with
+    the checkpoint.
+
+    ``notes`` and ``remarks`` are pairs of a rule and a message; ``verify`` prints both. A note is a violation of the
+    format's document that the reader tolerates; ``verify --strict`` counts it as an error. A remark is permitted but
+    worth reporting.
+
+    ``check_whole`` reads the complete file and compares its digest, if the file has a digest of itself. ``check_files``
+    compares digests of complete files whose parts have digests of their own. It yields an error for each file that
+    differs; only ``verify`` calls it.
+
+    ``attachments`` are the data other than weights. ``details`` builds the tables that ``inspect`` adds. ``features``
+    are the flags that select kernels, if the format stores them. ``manifest_digest`` is true if the header or manifest
+    has a digest, which was correct, and false if it has none. It is None if the format cannot store one or protects the
+    header in another way. ``receipt`` is the text of the file's receipt (``model.receipt``); it is no metadata, and
+    results do not inherit it. ``aliases`` map tensors with uninformative names, such as constants of graphs, to names
+    that recipes can match.
     """
 
     tensors: Mapping[str, Tensor]
@@ -55,24 +58,25 @@ class Catalog:
     check_files: Callable[[], Iterable[IngotError]] = tuple
     manifest_digest: bool | None = None
     receipt: str | None = None
-    called: Mapping[str, str] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
     unread: Mapping[str, str] = field(default_factory=dict)
-    """Tensors or constants that the file holds and the reader could not express: name -> reason."""
+    """Tensors or constants that the file contains and the reader cannot express; each name maps to the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """Options of a writer: the digest to write (``crc32c``, ``sha256``, None), the size of a shard in bytes.
+    """Options of a writer: the digest to write (``crc32c``, ``sha256`` or None) and the maximum size of a shard in
+    bytes.
 
     If ``compact`` is set, formats that store pruned matrices in full size (``FormatTraits.full_size``) store the
-    remaining rows or columns only. ``beside`` allows files besides the named one. ``base`` is the digest of the file
-    that an overlay refers to.
+    remaining rows or columns only. ``siblings`` allows the writer to create files besides the named file. ``base`` is
+    the digest of the file that an overlay refers to.
     """
 
     digest: str | None = "crc32c"
     max_shard: int | None = None
     compact: bool = False
-    beside: bool = True
+    siblings: bool = True
     base: str | None = None
 
     def __post_init__(self) -> None:
@@ -83,10 +87,11 @@ class WriteOptions:
 
 
 class FormatWriter(Protocol):
-    """Writes tensors one after the other, in the order of the specs it was made with.
+    """A writer of tensors, one after the other, in the order of the specs that the constructor received.
 
-    Between ``begin`` and ``end``, ``write`` may be called any number of times per role; the bytes of one role come in
-    order, roles may alternate. Bytes are the *stored* bytes (already compressed where the part says ``zstd``).
+    Between ``begin`` and ``end``, the caller may call ``write`` any number of times for each role. The bytes of a role
+    come in order; roles may alternate. The bytes are *stored* bytes: they are compressed already if the part's encoding
+    is ``zstd``.
     """
 
     @abstractmethod
@@ -97,25 +102,25 @@ class FormatWriter(Protocol):
 
     @abstractmethod
     def end(self) -> dict[str, Any]:
-        """Close the tensor; return a JSON-able record from which ``restore`` can take it back after a kill.
+        """Close the tensor and return a JSON-serializable record, with which ``restore`` accepts it in a resumed run.
 
-        The record has at least ``{"name": str, "blobs": [[file, offset, length, digest], ...]}`` with a ``crc32c``
-        digest of the stored bytes, so that a resumed run can check that they are there.
+        The record contains at least ``{"name": str, "blobs": [[file, offset, length, digest], ...]}``. The digest is
+        the ``crc32c`` of the stored bytes, so that a resumed run can check that they are present.
         """
         ...
 
     @abstractmethod
     def restore(self, record: Mapping[str, Any]) -> None:
-        """Take a tensor back as written by an earlier run, instead of ``begin`` ... ``end``."""
+        """Accept a tensor that an earlier run wrote, instead of ``begin`` ... ``end``."""
         ...
 
     def amend(self, metadata: Mapping[str, Any]) -> None:
-        """Replace the metadata that the writer was made with; any time before ``finish``.
+        """Replace the metadata that the constructor received, at any time before ``finish``.
 
-        A delta's base and result are hashed in the pass that writes it, so their identities are known only at its end.
-        Formats of deltas implement this.
+        The pass that writes a delta also hashes its base and its result, so their identities are available only at the
+        end. Writers of delta formats implement this method.
         """
-        raise TypeError(f"{type(self).__name__} takes no metadata after it was made")
+        raise TypeError(f"{type(self).__name__} cannot replace its metadata")
 
     @abstractmethod
     def finish(self) -> list[str]:
@@ -124,7 +129,7 @@ class FormatWriter(Protocol):
 
     @abstractmethod
     def abort(self) -> None:
-        """Close all files as they are."""
+        """Close all files in their present state."""
         ...
 
 
@@ -141,56 +146,56 @@ class FormatTraits:
     shards_on_request : bool
         The usual artifact is one file, in a folder too.
     attachments : tuple of str
-        Kinds of attachments that the format carries.
+        Types of attachments that the format can store.
     encodings : tuple of str
         Encodings in which parts can be written, the preferred one first; empty if parts are never compressed.
     containers : mapping
         Versions of the container, by number or name, to the formats that write them.
     folder : bool
-        The artifact is a folder as a whole, not a file. See ``Format.has_sentinel``.
+        The artifact is a complete folder, not a file. See ``Format.has_sentinel``.
     tiers : tuple of str
-        Names of files in the folder that hold the same model in another form: these are no second checkpoint.
+        Names of files in the folder that store another variant of the same model and are no second checkpoint.
     last_resort : bool
-        The format is taken for a folder only if no other format finds anything: the same weights often lie there in a
-        better one.
+        The format applies to a folder only if no other format does: the folder often contains the same weights in a
+        better format.
     exported : bool
-        Files are programs that were exported from a checkpoint. If both lie in a folder, the checkpoint is meant.
+        Files are programs that were exported from a checkpoint. If a folder contains both, the checkpoint is opened.
     looks_inside : bool
-        File names do not identify a folder of this format: ``Format.confirms`` reads a little. The format is asked
-        before one that would open the same entry by its name.
+        File names do not identify a folder of this format: ``Format.confirms`` reads a little. The format takes
+        precedence over a format that would open the same entry by its name.
     carries_receipt : bool
-        A file can be given a receipt while every byte of its tensors stays where it is (``Format.with_receipt``).
+        A file can get a receipt without moving any byte of its tensors (``Format.with_receipt``).
     keeps_attributes : bool
         Attributes of tensors that no codec defines are stored.
     deduplicates : bool
-        Equal parts are stored once; ``Format.size`` is that of a file in which no two are equal.
+        Equal parts are stored once; ``Format.size`` assumes that no two parts are equal.
     overlays : bool
         Files may refer to parts of another file (``Format.overlay``).
     config_keys : tuple of str
         Keys of ``config.json`` that describe how tensors are packed. The writer writes them into the artifact's
         ``config.json``; a conversion into another format leaves them out.
     packed_codecs : tuple of str
-        Codecs of packed layers, for folders whose purpose is packed layers beside dense tensors.
+        Codecs of packed layers, for folders that consist of packed layers and dense tensors.
     word_forms : tuple of str
-        Forms of packed words that are carried, for codecs that have several.
+        Variants of packed integers that the format can store, for codecs with several variants.
     merges : bool
-        vLLM reads such folders, and multiplies by several matrices as one.
+        vLLM reads folders of this format, and merges several matrices into one multiplication.
     dense_key : str
-        Key of ``config.json`` that lists layers which stay dense; empty if the folder needs no list.
+        Key of ``config.json`` that lists the dense layers; empty if the folder needs no list.
     how_to_quantize : str
         How dense weights become packed layers; empty if programs read a folder without packed layers too.
     group_sizes : tuple of int or None
-        Sizes of groups that programs run, where groups must divide the columns; empty if any divisor will do. None if
-        groups need not divide the columns.
+        Group sizes that programs support, if groups must divide the columns; empty if any divisor is supported. None
+        if groups need not divide the columns.
     one_group : bool
-        All layers of a folder have groups of one size.
+        All layers of a folder have the same group size.
     one_head : bool
         Loaders refuse a head if the embeddings are tied to it.
     fixed_scales : bool
-        Operators take scales of the type of the values only, and perhaps only unsigned codes. A recipe that leaves the
-        type of scales open gets that one, and symmetric codes get their zero point in the middle.
+        Operators need scales of the type of the values, and perhaps unsigned codes. If a recipe leaves the type of the
+        scales open, it becomes the type of the values, and symmetric codes get their zero point in the middle.
     full_size : bool
-        Readers take pruned matrices in their full size only (``Format.compacted``).
+        Readers need pruned matrices in their full size (``Format.compacted``).
     rounds_steps : bool
         Programs round the product of a code and its scale, and then the sum with an offset, each to the type of the
         scales. Others compute in f32 and round once.
@@ -251,26 +256,26 @@ class Format(ABC):
         """
 
     def confirms(self, store: Store) -> bool:
-        """Return whether a folder is of this format whose names ``entry`` accepts; reads little.
+        """Return whether a folder whose file names ``entry`` accepted is of this format; reads at most headers.
 
         Called if ``traits.looks_inside`` is set.
         """
         return True
 
     def has_sentinel(self, store: Store) -> bool:
-        """Return whether the file is there that marks a finished folder of this format; reads little.
+        """Return whether the file that marks a finished folder of this format is present; reads little.
 
-        If it is, other weights in the folder are forms of the same model. If not, they are another checkpoint, and the
-        caller has to choose.
+        If it is, other weights in the folder are variants of the same model. If it is not, they are another checkpoint,
+        and the caller has to choose.
         """
         return False
 
     def fallback_entry(self, names: Sequence[str], store: Store) -> str | None:
-        """Return the entry file of a folder that no format claims, or None; reads little."""
+        """Return the file to open in a folder that no format claims; None by default. Reads at most headers."""
         return None
 
     def fallback_folder(self, store: Store) -> str | None:
-        """Return the folder, inside one that no format claims, that holds the weights; None by default."""
+        """Return the inner folder that contains the weights, in a folder that no format claims; None by default."""
         return None
 
     @abstractmethod
@@ -288,44 +293,46 @@ class Format(ABC):
         return stored_config(store, "model.config")
 
     def activations(self, config: Mapping[str, Any]) -> Mapping[str, str]:
-        """Return how ``config.json`` has inputs of layers, keys and values quantized: in a few words, by key."""
+        """Return how layers quantize their inputs, keys and values according to ``config.json``: a short text by
+        key."""
         return {}
 
     def original_name(self, name: str) -> str:
-        """Return the name that a tensor had before writing programs compressed and renamed it."""
+        """Return a tensor's name before compressing programs renamed it."""
         return name
 
     # Deciding what can be written.
 
     @abstractmethod
-    def refuses(self, spec: TensorSpec) -> str | None:
+    def why_unsupported(self, spec: TensorSpec) -> str | None:
         """Return why this format cannot carry the tensor (codec, dtype, encoding); None if it can."""
 
     def for_attachments(self, attachments: Attachments) -> Format:
-        """Return the format for an artifact with these attachments, which may decide what tensors fit.
+        """Return the format for an artifact with these attachments, which may restrict the tensors that it can store.
 
-        Raises ``UnsupportedError`` if an attachment is missing that the format needs.
+        Raises ``UnsupportedError`` if the format needs an attachment that is missing.
         """
         return self
 
     def for_source(self, config: Mapping[str, Any]) -> Format:
-        """Return the format for weights of a folder with this ``config.json``, which may decide what layouts fit."""
+        """Return the format for weights of a folder with this ``config.json``, which may restrict the layouts that
+        fit."""
         return self
 
     def compacted(self) -> Format:
-        """Return the format that takes pruned matrices without the dropped rows or columns."""
+        """Return the format that stores pruned matrices without the removed rows or columns."""
         return self
 
     def overlay(self, store: Store, name: str, target: str, digest: str | None) -> Format:
         """Return the format of a file called ``target`` that refers to parts of the file ``name`` in the same folder.
 
-        ``digest`` is the kind of digest that identifies the file. Called if ``traits.overlays`` is set; raises what
-        ``read`` raises.
+        ``digest`` is the digest algorithm that identifies the file. Called if ``traits.overlays`` is set; raises the
+        errors of ``read``.
         """
         raise NotImplementedError
 
     def base_identity(self) -> str | None:
-        """Return what identifies the file to which an overlay refers; None if this is no format of an overlay."""
+        """Return the identity of the file to which an overlay refers; None if this format is not an overlay."""
         return None
 
     def declared_dtype(self, name: str) -> str | None:
@@ -337,28 +344,28 @@ class Format(ABC):
         return None
 
     def why_constant(self, name: str) -> str | None:
-        """Return why the program that is written into keeps a tensor as it is; None if a recipe may change it."""
+        """Return why the target program requires a tensor to stay unchanged; None if a recipe may change it."""
         return None
 
     def has_constant(self, name: str) -> bool:
-        """Return whether the program has its own values for a tensor, which stay if none are written."""
+        """Return whether the target program contains values for a tensor, which stay if none are written."""
         return False
 
     def dropped_settings(self, artifact: Artifact, settings: Mapping[str, str]) -> Sequence[str]:
-        """Return the ``settings`` that the result does not state; they are the ``activations`` of the source."""
+        """Return the ``settings`` that the result cannot state; ``settings`` are the ``activations`` of the source."""
         return [f"{key} ({value})" for key, value in settings.items()]
 
     # Writing.
 
     def order(self, specs: Sequence[TensorSpec]) -> Sequence[int]:
-        """Return the order in which the writer wants tensors, as indices into ``specs``: by default any order.
+        """Return the order in which the writer needs the tensors, as indices into ``specs``; the default is any order.
 
-        Raises ``UnsupportedError`` if the format cannot carry these tensors together.
+        Raises ``UnsupportedError`` if the format cannot store these tensors together.
         """
         return range(len(specs))
 
     def metadata(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a checkpoint's metadata as this format can carry it: by default as it is."""
+        """Return a checkpoint's metadata as this format can store it; the default is unchanged."""
         return values
 
     def file_name(self, stem: str) -> str:
@@ -367,24 +374,26 @@ class Format(ABC):
 
     @abstractmethod
     def size(self, artifact: Artifact, options: WriteOptions) -> int:
-        """Return the exact bytes of all files, or the most that they can be if ``knows_size`` says so.
+        """Return the exact bytes of all files, or an upper limit if ``knows_size`` returns false.
 
-        Unknown lengths of parts are counted as ``PartSpec.at_most``.
+        Parts of unknown length count as ``PartSpec.at_most``.
         """
 
     @abstractmethod
     def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> FormatWriter:
-        """Start writing. ``name`` is the file to create (the index is named by the format if it shards)."""
+        """Return a writer that creates the file ``name``; if the format shards, it chooses the name of the index."""
 
     def with_receipt(self, source: ByteSource, text: str) -> tuple[int, bytes]:
-        """Return how many of the file's first bytes stay, and the bytes that follow them in one with this receipt.
+        """Return the number of bytes at the start of the file that a receipt leaves unchanged, and the new bytes after
+        them.
 
         Called if ``traits.carries_receipt`` is set.
         """
         raise NotImplementedError
 
-    def commands(self, made: Made) -> Sequence[Sequence[str]]:
-        """Return commands that run what was written, as lists of words; empty if no program runs it."""
+    def commands(self, artifact: WrittenArtifact) -> Sequence[Sequence[str]]:
+        """Return the commands that run the written artifact, each as a list of arguments; empty if no program runs
+        it."""
         return ()
 
 
@@ -392,11 +401,11 @@ PROMPT = "Once upon a time"
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """What was written: the folder, or the file, at ``path`` of this machine.
+class WrittenArtifact:
+    """A written artifact: the folder or file at ``path`` of this machine.
 
-    ``first`` is the path of its first weight file. ``generates`` tells whether there lies beside the weights what a
-    model needs that goes on with a text: config.json and a tokenizer.
+    ``first`` is the path of its first weight file. ``generates`` is true if ``config.json`` and a tokenizer are
+    present, so that a program can generate text.
     """
 
     path: str
@@ -407,5 +416,5 @@ class Made:
 
 
 def in_python(code: str, *texts: str) -> Sequence[str]:
-    """Return the command that runs one line of Python, with ``texts`` in it as literals, in place of each ``{}``."""
+    """Return the command that runs one line of Python, in which each ``{}`` becomes one of ``texts`` as a literal."""
     return "python", "-c", code.format(*(json.dumps(text, ensure_ascii=False) for text in texts))

@@ -1,4 +1,4 @@
-"""Writers of an artifact that several processes write: each some of its tensors, or some of its files."""
+"""Writers of an artifact that several processes share; each process writes part of the tensors or of the files."""
 
 from __future__ import annotations
 
@@ -10,49 +10,50 @@ from ingot.formats.base import FormatWriter
 from ingot.model.bytesource import ByteSource
 from ingot.model.store import Store
 
-Place = tuple[str, int, int]
-"""The place of a part's stored bytes: file, offset, length."""
+BlobLocation = tuple[str, int, int]
+"""The location of a part's stored bytes: file, offset, length."""
 
 Read = Callable[[str, int, memoryview], None]
-"""Reads from an offset of a file into a buffer."""
+"""A function that reads bytes from an offset of a file into a buffer."""
 
 _CHUNK = 1 << 22
 
 
 @runtime_checkable
 class Skips(FormatWriter, Protocol):
-    """A writer in which a tensor's place follows from the specs, so that several processes write one artifact.
+    """A writer whose tensors have offsets that follow from the specs, so that several processes write one artifact.
 
-    Each writes some of the tensors into the same files and skips the others. One ``restore``s all, and finishes.
+    Each process writes its tensors into the same files and skips the others. One process then calls ``restore`` for
+    every tensor and ``finish``.
     """
 
     def skip(self, name: str) -> None:
-        """Pass over the next tensor, which another process writes. All lengths of its parts are known."""
+        """Pass over the next tensor, which another process writes. All lengths of its parts must be known."""
         ...
 
-    def locate(self, name: str) -> list[Place]:
-        """Return where the parts of the next tensor lie, those of its record's ``blobs``, in order."""
+    def locate(self, name: str) -> list[BlobLocation]:
+        """Return the locations of the next tensor's parts: the ``blobs`` of its record, in order."""
         ...
 
-    def record_of(self, name: str, places: Sequence[Place], read: Read) -> dict[str, Any]:
-        """Return the record of a tensor from the bytes that lie in its places.
+    def record_of(self, name: str, locations: Sequence[BlobLocation], read: Read) -> dict[str, Any]:
+        """Return the record of a tensor, computed from the bytes at its locations.
 
-        It equals that of ``end`` if the process that wrote the tensor wrote what it says. Any thread may call it.
+        It equals the record that ``end`` returned if the bytes were written correctly. Any thread may call it.
         """
         ...
 
 
 @runtime_checkable
 class WholeFiles(Skips, Protocol):
-    """One of which each file is complete with the last of its tensors, so that it can be made elsewhere as a whole."""
+    """A writer whose files are complete with their last tensor, so that another process can write complete files."""
 
     def file_of(self, name: str) -> str | None:
-        """Return the file that a tensor of the specs lies in; None where it is not complete before the end."""
+        """Return the file that contains a tensor of the specs; None if that file is complete only at the end."""
         ...
 
 
 class OpenFiles:
-    """The files of a store, each opened when it is first read; a context manager that closes them."""
+    """The open files of a store, each opened at its first read; a context manager that closes them."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -66,16 +67,19 @@ class OpenFiles:
             source.close()
 
     def read(self, file: str, offset: int, out: memoryview) -> None:
-        """As ``Read``; errors as ``Store.open`` and ``ByteSource.readinto``."""
+        """Read from ``offset`` of a file into ``out``.
+
+        Raises the errors of ``Store.open`` and ``ByteSource.readinto``.
+        """
         source = self._sources.get(file)
         if source is None:
             source = self._sources[file] = self._store.open(file)
         source.readinto(offset, out)
 
 
-def read_place(read: Read, place: Place, take: Callable[[memoryview], None]) -> None:
-    """Read the bytes of a part in chunks."""
-    file, offset, length = place
+def read_place(read: Read, location: BlobLocation, take: Callable[[memoryview], None]) -> None:
+    """Read the bytes of a part in chunks and pass each chunk to ``take``."""
+    file, offset, length = location
     buffer = memoryview(bytearray(min(_CHUNK, length)))
     for start in range(0, length, _CHUNK):
         chunk = buffer[: min(_CHUNK, length - start)]
@@ -83,11 +87,11 @@ def read_place(read: Read, place: Place, take: Callable[[memoryview], None]) -> 
         take(chunk)
 
 
-def crc_record(name: str, places: Sequence[Place], read: Read) -> dict[str, Any]:
-    """Return the record of a writer that states nothing but the CRC-32C of each part; as ``Skips.record_of``."""
+def crc_record(name: str, locations: Sequence[BlobLocation], read: Read) -> dict[str, Any]:
+    """Return a writer's record that contains only the CRC-32C of each part; see ``Skips.record_of``."""
     blobs = []
-    for place in places:
+    for location in locations:
         crc = checksums.hasher("crc32c")
-        read_place(read, place, crc.update)
-        blobs.append([*place, crc.text()])
+        read_place(read, location, crc.update)
+        blobs.append([*location, crc.text()])
     return {"name": name, "blobs": blobs}

@@ -1,6 +1,6 @@
-"""Which format a file or folder is of, by its first bytes, then by its name.
+"""Detection of the format of a file or folder, by its first bytes, then by its name.
 
-What Ingot does not read is recognised and named in the error (``formats.foreign``).
+For known formats that Ingot does not read, the error names the format (``formats.foreign``).
 """
 
 from __future__ import annotations
@@ -9,29 +9,29 @@ from collections.abc import Sequence
 
 from ingot.errors import FormatError, IngotError, IntegrityError, UnsupportedError, UsageError
 from ingot.formats.base import Format
-from ingot.formats.shared.foreign import CUT_OFF, HEAD, WEIGHT_SUFFIXES, foreign_file
+from ingot.formats.shared.foreign import HEAD, TRUNCATED_HINT, WEIGHT_SUFFIXES, foreign_file
 from ingot.formats.table import FORMATS
 from ingot.model.store import Listed, Store
 from ingot.naming.config import CONFIG
 
-# So many files of a folder without a checkpoint are looked at for what they are instead.
-_LOOKED_AT = 64
-# Containers of others that our formats have inside their folders: what is wrong there, they say themselves.
-_WITHIN = ("detect.npy", "detect.archive")
+# In a folder without a checkpoint, the beginnings of at most this many files are read to name their format.
+_MAX_HEADS = 64
+# Other containers that folders of Ingot's formats contain; the readers of these formats report their errors.
+_CONTAINED_RULES = ("detect.npy", "detect.archive")
 
 
 def detect_file(name: str, head: bytes) -> Format:
-    """Return the format of a file called ``name`` that begins with ``head`` (its first ``HEAD`` bytes, or all it has).
+    """Return the format of a file called ``name`` that begins with ``head``: ``HEAD`` bytes, or the complete file.
 
     Raises
     ------
     FormatError
-        ``detect.empty``: nothing in it.
+        ``detect.empty``: the file is empty.
     UnsupportedError
-        ``detect.pickle``, ``detect.hdf5``, ...: another container, by its magic; ``detect.unknown``: none known.
+        ``detect.pickle``, ``detect.hdf5``, ...: another container, by its magic. ``detect.unknown``: no known format.
     """
     if not head:
-        raise FormatError("detect.empty", f"expected a checkpoint, found an empty file; {CUT_OFF}", where=name)
+        raise FormatError("detect.empty", f"expected a checkpoint, found an empty file; {TRUNCATED_HINT}", where=name)
     foreign = foreign_file(name, head)
     formats = FORMATS.of_file(name, head) if foreign is None else FORMATS.of_plugins()
     for candidate in formats:
@@ -54,23 +54,23 @@ def listing(store: Store) -> list[str]:
 
 
 def detect_folder(names: Sequence[str], store: Store | None = None) -> tuple[Format, str]:
-    """Return the format and the entry file of a folder with these names, as ``listing`` makes them.
+    """Return the format and the entry file of a folder with these names, which ``listing`` returned.
 
-    ``store`` is the folder, for formats that have to look inside; without it they are passed over.
+    ``store`` is the folder. Without it, formats that read files of the folder to recognize it are skipped.
 
-    A format whose artifact is the whole folder is taken before other weights in it if its sentinel is there
-    (``Format.has_sentinel``). Without one, nothing says which of the two is meant. A program that was exported from a
-    checkpoint (``FormatTraits.exported``) is passed over if the checkpoint is there too, and so is another form of the
-    same model (``tiers``). A folder that holds nothing but squish's finalized arrays is of their format.
+    If the artifact of a format is the complete folder and its sentinel is present (``Format.has_sentinel``), other
+    weights in the folder are ignored. Without the sentinel the choice is ambiguous. Ignored beside a checkpoint are
+    programs exported from it (``FormatTraits.exported``) and other variants of the same model (``tiers``). A folder
+    that contains nothing but finalized arrays of Squish has their format.
 
     Raises
     ------
     FormatError
-        What a format looked at inside is damaged.
+        A file that had to be read to recognize a format is damaged.
     UnsupportedError
-        There is no checkpoint, but a file in another container, or in the place of one: see ``foreign_file``.
+        There is no checkpoint, but a file in an unsupported container or a failed download: see ``foreign_file``.
     UsageError
-        ``detect.none``: no checkpoint among them; ``detect.several``: more than one, the caller has to choose.
+        ``detect.none``: no checkpoint. ``detect.several``: more than one; the caller has to choose.
     """
     claims: list[tuple[Format, str]] = []
     for candidate in FORMATS.of_folder(names):
@@ -84,19 +84,19 @@ def detect_folder(names: Sequence[str], store: Store | None = None) -> tuple[For
         elif any(entry == other for _, other in claims):
             continue
         claims.append((candidate, entry))
-    claims = _meant(claims, store)
+    claims = _select_claims(claims, store)
     if len(claims) == 1:
         return claims[0]
     if claims:
         files = " and ".join(f"{entry} (format {format.name})" for format, entry in claims)
         raise UsageError(
-            f"expected one checkpoint in the folder, found {files}, and nothing says which one is meant: name the "
+            f"expected one checkpoint in the folder, found {files}, but nothing shows which one to read: name the "
             "file, or move the other one away",
             rule="detect.several",
         )
     written = (format for _, format in FORMATS.available() if not format.traits.last_resort)
-    known = tuple(suffix for format in written for suffix in format.suffixes)
-    several = [name for name in names if name.lower().endswith(known)]
+    suffixes = tuple(suffix for format in written for suffix in format.suffixes)
+    several = [name for name in names if name.lower().endswith(suffixes)]
     if several:
         listed = ", ".join(several[:4]) + (", ..." if len(several) > 4 else "")
         raise UsageError(f"expected one checkpoint in the folder, found {listed}; name the file", rule="detect.several")
@@ -106,7 +106,7 @@ def detect_folder(names: Sequence[str], store: Store | None = None) -> tuple[For
     if store is not None:
         _refuse_foreign(names, store)
     raise UsageError(
-        f"expected a folder with a checkpoint ({', '.join(dict.fromkeys(known))}), found {_told(names)}",
+        f"expected a folder with a checkpoint ({', '.join(dict.fromkeys(suffixes))}), found {_describe(names)}",
         rule="detect.none",
     )
 
@@ -122,18 +122,19 @@ def _fallback(names: Sequence[str], store: Store | None) -> tuple[Format, str] |
     return None
 
 
-def _told(names: Sequence[str]) -> str:
-    """Return what lies in a folder without a checkpoint, and what to do about it."""
+def _describe(names: Sequence[str]) -> str:
+    """Describe a folder without a checkpoint, and advise the user what to do."""
     if not names:
         return "an empty folder; was the download complete?"
-    some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    first_names = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     if CONFIG in names:
-        return f"{some}: a model without its weights; were they left out of the download?"
-    return f"{some}; give the folder of the weights, or their file"
+        return f"{first_names}: a model without its weights; were they left out of the download?"
+    return f"{first_names}; give the folder of the weights, or their file"
 
 
-def _meant(claims: list[tuple[Format, str]], store: Store | None) -> list[tuple[Format, str]]:
-    """Return the claims without what lies beside the checkpoint that is meant."""
+def _select_claims(claims: list[tuple[Format, str]], store: Store | None) -> list[tuple[Format, str]]:
+    """Return the claims of formats without accompanying programs and variants; if one has a sentinel, only that
+    claim."""
     tiers = {name for format, _ in claims for name in format.traits.tiers}
     claims = [pair for pair in claims if pair[1] not in tiers]
     if len(claims) > 1:
@@ -153,18 +154,18 @@ def _last_resort(names: Sequence[str], store: Store | None) -> tuple[Format, str
 
 
 def _refuse_foreign(names: Sequence[str], store: Store) -> None:
-    """Raise the refusal of the first file in a folder that holds weights for others."""
-    for name in [name for name in names if name.lower().endswith(WEIGHT_SUFFIXES)][:_LOOKED_AT]:
+    """Raise an error for the first file of the folder that has a known but unsupported format."""
+    for name in [name for name in names if name.lower().endswith(WEIGHT_SUFFIXES)][:_MAX_HEADS]:
         reason = foreign_file(name, store.head(name, HEAD))
         if reason is not None:
             raise reason
 
 
 def explain(error: IngotError, store: Store) -> IngotError:
-    """Return why a format refused a file, in better words where the file is none of its own.
+    """Return a more precise error if the file that a format refused has another format.
 
-    A shard or an array in the middle of a checkpoint may be a Git LFS pointer, a web page or another container: that
-    is what its reader meets as a header that makes no sense.
+    A shard or an array of a checkpoint may be a Git LFS pointer, a web page or another container. Its reader only
+    reports an invalid header.
     """
     name = (error.where or "").removeprefix(f"{store.location}/").split(": ")[0]
     if not isinstance(error, FormatError | IntegrityError) or not name:
@@ -174,4 +175,4 @@ def explain(error: IngotError, store: Store) -> IngotError:
     except IngotError:
         return error
     foreign = foreign_file(name, head)
-    return error if foreign is None or foreign.rule in _WITHIN else foreign
+    return error if foreign is None or foreign.rule in _CONTAINED_RULES else foreign

@@ -1,4 +1,4 @@
-"""The one table of formats. A new format of Ingot is a folder and a line here.
+"""The table of formats. A new format of Ingot is a folder and a line here.
 
 Extensions and plugins add formats by entry points in the group ``ingot.formats``, and their signs in the group
 ``ingot.format_signs``.
@@ -13,15 +13,15 @@ from ingot.core.registry import Instances, Registry
 from ingot.formats.base import Format
 
 Sign: TypeAlias = str | tuple[int, bytes]
-"""What a format needs to claim a file or folder: the end of a name, in lower case (a folder's name ends with a slash),
-or an offset in a file and the bytes there. A format with signs is imported only if one of them is present."""
+"""A sign of a format: the end of a file name in lower case (a folder's name ends with a slash), or an offset in a file
+and the bytes there. A format with signs is imported only if a file or folder has one of them."""
 
 _SAFETENSORS = (".safetensors", ".safetensors.index.json", (8, b"{"))
 _DIALECT = (".safetensors", ".safetensors.index.json")
-_PACKAGE = ".mlpackage"  # the end of a folder's name, in which a file is a sign
+_PACKAGE = ".mlpackage"  # suffix of a folder; its files identify the format
 _TORCH = (".bin", ".pt", ".pth", ".ckpt", ".bin.index.json")
 
-# Name, class and signs of each format.
+# Each row: a format, its class, and its signs.
 _ENTRIES: tuple[tuple[str, str, tuple[Sign, ...]], ...] = (
     ("zt", "ingot.formats.zt.format:ZtFormat", (".zt", (0, b"ZTEN"))),
     ("zt2", "ingot.formats.zt2.format:Zt2Format", (".zt", (0, b"\x89ZT2"))),
@@ -55,11 +55,11 @@ class Formats(Instances[Format]):
     """
 
     def of_file(self, name: str, head: bytes) -> Iterator[Format]:
-        """Yield the formats that a file with this name and beginning may have."""
+        """Yield the formats that may apply to a file with this name and beginning."""
         yield from self._with_sign([name], head)
 
     def of_folder(self, names: Sequence[str]) -> Iterator[Format]:
-        """Yield the formats that a folder with these file names may have."""
+        """Yield the formats that may apply to a folder with files of these names."""
         yield from self._with_sign(names, b"")
 
     def of_plugins(self) -> Iterator[Format]:
@@ -67,9 +67,9 @@ class Formats(Instances[Format]):
         yield from (format for _, format in self.available_plugins())
 
     def endings(self) -> tuple[str, ...]:
-        """Return the ends, in lower case, of names of files and folders with weights; imports no format with signs.
+        """Return the suffixes, in lower case, of files and folders with weights, except ``.npy``.
 
-        Without ``.npy``: arrays beside a checkpoint are seldom weights.
+        It imports no format with signs. Arrays (``.npy``) next to a checkpoint are seldom weights.
         """
         signs = {sign for key in self._targets for sign in _signs_of(key) or () if isinstance(sign, str)}
         added = [self[key] for key in self._targets if _signs_of(key) is None]

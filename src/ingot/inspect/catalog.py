@@ -96,12 +96,12 @@ def _takes(format: Any, codec: str, options: Mapping[str, Any], dtype: str) -> b
         return False
     stored = str(encoder.params.get("dtype", dtype))
     spec = TensorSpec("x.weight", (64, 64), stored, codec, encoder.parts, dict(encoder.params))
-    return format.refuses(spec) is None
+    return format.why_unsupported(spec) is None
 
 
 def _takes_layout(format: Any, layout: GgmlBlocksLayout | WordsLayout) -> bool:
     parts, params = layout.part_specs((64, 64)), layout.attributes()
-    return format.refuses(TensorSpec("x.weight", (64, 64), layout.dtype, layout.codec, parts, params)) is None
+    return format.why_unsupported(TensorSpec("x.weight", (64, 64), layout.dtype, layout.codec, parts, params)) is None
 
 
 def formats() -> list[FormatInfo]:

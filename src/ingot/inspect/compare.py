@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import chain
-from os import fspath
 from typing import Any, overload
 
 import numpy as np
 
 from ingot.artifacts.adapter_files import adapter_in
+from ingot.artifacts.companions import holds_a_model
 from ingot.artifacts.open import address_of
 from ingot.artifacts.open import open as open_checkpoint
 from ingot.artifacts.options import is_elsewhere
@@ -36,14 +36,15 @@ from ingot.inspect.comparisons import (
     Comparisons,
     TensorComparison,
 )
-from ingot.inspect.options import CompareOptions
-from ingot.model.account import describe_unread
+from ingot.inspect.options import ComparedFiles, CompareOptions
+from ingot.model.account import describe_unread, lost_tensors
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.reading.lazy import Many
 from ingot.model.reading.limits import require_in_proportion
 from ingot.model.tensor import Array, Tensor
-from ingot.reporting.report import Column, Figure, Line, Report, Shown, Table, Texts
-from ingot.stores.table import location_of
+from ingot.reporting.report import Column, Figure, Line, Report, Table, Texts
+from ingot.reporting.shown import Shown
+from ingot.stores.location import Location
 
 _CHUNK = 1 << 20
 _NONE = ErrorStats()
@@ -166,16 +167,17 @@ def compare(options: CompareOptions) -> CompareReport:
         What opening and decoding raise, and with workers ``ops.cluster.spread.ask``.
     """
     is_elsewhere(options.engine, options.address)  # refused before anything is read
+    a, b = Location.parse(options.a), Location.parse(options.b)
     with sides(options) as (first, second):
-        results = compared(first, second, options.progress, _by_pair(options, first, second))
+        results = compared(first, second, options.progress, _by_pair(options, (a, b), (first, second)))
         unread = [
             f"{checkpoint.location}: {describe_unread(checkpoint.unread)}"
             for checkpoint in (first, second)
             if checkpoint.unread
         ]
-        adapters = {path: adapter_in(side, path) for path, side in ((options.a, first), (options.b, second))}
-    notes = [f"{location_of(path)}: {adapter.describe()}" for path, adapter in adapters.items() if adapter is not None]
-    return CompareReport(location_of(options.a), location_of(options.b), results, unread, notes)
+        adapters = {location: adapter_in(side, location) for location, side in ((a, first), (b, second))}
+    notes = [f"{location}: {adapter.describe()}" for location, adapter in adapters.items() if adapter is not None]
+    return CompareReport(a.display, b.display, results, unread, notes)
 
 
 @contextmanager
@@ -207,7 +209,9 @@ def compared(
     return Comparisons(chain(alone, (by_pair or _here)(pairs, state)))
 
 
-def _by_pair(options: CompareOptions, first: Checkpoint, second: Checkpoint) -> ByPair:
+def _by_pair(
+    options: CompareOptions, locations: tuple[Location, Location], checkpoints: tuple[Checkpoint, Checkpoint]
+) -> ByPair:
     """Return the comparison of tensors, here or by workers."""
     if not is_elsewhere(options.engine, options.address):
         return _here
@@ -215,11 +219,11 @@ def _by_pair(options: CompareOptions, first: Checkpoint, second: Checkpoint) -> 
     def by_workers(pairs: Sequence[Pair], state: Progress) -> Iterable[TensorComparison]:
         from ingot.cluster.driver.spread import Query, ask, files_of
         from ingot.cluster.pool import pool_of
-        from ingot.inspect.questions import ComparedFiles
 
-        opened = ComparedFiles(fspath(options.a), fspath(options.b), options.max_decompressed)
-        addresses = {"a": address_of(options.a), "b": address_of(options.b)}
-        files = files_of(opened, addresses, [first.identity(), second.identity()])
+        a, b = locations
+        opened = ComparedFiles(a.text, b.text, options.max_decompressed)
+        addresses = {"a": address_of(a), "b": address_of(b)}
+        files = files_of(opened, addresses, [checkpoint.identity() for checkpoint in checkpoints])
         queries = [Query(number, old.name, old.nbytes + other.nbytes) for number, (old, other) in enumerate(pairs)]
         with closing(pool_of(options.engine, options.address)) as pool:
             return ask("compare", files, queries, pool, state)
@@ -245,7 +249,6 @@ def _as_models(first: Checkpoint, second: Checkpoint, stack: ExitStack) -> tuple
     """
     if first.format == second.format or any(name in second for name in first):
         return first, second
-    from ingot.translate.translated import holds_a_model
     from ingot.translate.view import to_model
 
     pair = [first, second]
@@ -253,7 +256,7 @@ def _as_models(first: Checkpoint, second: Checkpoint, stack: ExitStack) -> tuple
         if holds_a_model(checkpoint.format):
             with suppress(UnsupportedError, FormatError, MissingExtraError):
                 translated = to_model(checkpoint, no_tokenizer=True)
-                if not translated.lost:
+                if not lost_tensors(translated.checkpoint.omissions):
                     pair[index] = translated.checkpoint
                     stack.callback(pair[index].close)
     return pair[0], pair[1]

@@ -9,13 +9,13 @@ from importlib import metadata
 
 import numpy as np
 
-import ingot
 from ingot.core.bytes import checksums
+from ingot.core.isolation import PACKAGE_FILE
 from ingot.core.runtime.isa import available_isas
 from ingot.core.runtime.isa import isa as current_isa
 from ingot.core.runtime.memory import available_ram, format_size
 from ingot.core.runtime.parallel import default_workers
-from ingot.errors import install_hint
+from ingot.errors import INGOT_VERSION, install_hint
 from ingot.reporting.report import Figure, Line, Report, table_of
 from ingot.stores.local import LocalStore
 
@@ -32,6 +32,7 @@ EXTRAS = {
     "hub": ("huggingface_hub", "hf: addresses and models by their names on the Hub"),
     "ray": ("ray", "convert, verify, compare(engine='ray'): many machines"),
     "remote": ("obstore", "s3:, gs: and az: addresses"),
+    "demo": ("ingot-demo", "ingot demo outside a source tree"),
 }
 _CHECK_VALUE = "crc32c:0xe3069283"  # CRC-32C of "123456789", the catalogue's check value
 
@@ -58,7 +59,7 @@ def checks_report(checks: Sequence[Check]) -> Report:
 def examine() -> list[Check]:
     """Return all checks; none raises."""
     return [
-        Check("ingot", "ok", f"{ingot.__version__}, {ingot.__file__}"),
+        Check("ingot", "ok", f"{INGOT_VERSION}, {PACKAGE_FILE}"),
         Check("python", "ok", f"{platform.python_version()} on {platform.platform()}"),
         Check("numpy", "ok", np.__version__),
         _native(),

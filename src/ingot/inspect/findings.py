@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from os import PathLike
 
 from ingot.errors import IngotError
 from ingot.reporting.report import Figure, Line, Report, table_of
-from ingot.stores.table import location_of
+from ingot.stores.location import AnyPath, Location
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +24,11 @@ class Finding:
     message: str
 
 
-def verify_report(path: str | PathLike[str], findings: Sequence[Finding]) -> Report:
+def verify_report(path: AnyPath, findings: Sequence[Finding]) -> Report:
     """Return what ``verify`` found, and whether the file is whole."""
     errors = sum(item.level == "error" for item in findings)
     figures = [
-        Figure("path", location_of(path)),
+        Figure("path", Location.parse(path).display),
         Figure("ok", not errors, "flag"),
         Figure("errors", errors, "count", data=False),
         Figure("notes", len(findings) - errors, "count", data=False),

@@ -6,16 +6,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from os import PathLike
 from typing import Any
 
-from ingot.artifacts.open import Source, checkpoint_of, find, open_found
+from ingot.artifacts.open import Source, find, open_found
 from ingot.artifacts.remarks import remarks
 from ingot.inspect.receipt import receipt_of
 from ingot.model.stacks import STACK_SELECTORS
 from ingot.model.store import Store
 from ingot.naming.names import layer_of, role_of
 from ingot.reporting.report import Bytes, Shape, Table, Texts
+from ingot.stores.location import AnyPath, Location
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +95,16 @@ class Inspection:
         return {label: (count[label], elements[label], nbytes[label]) for label in count}
 
 
-def inspect(path: str | PathLike[str]) -> Inspection:
+def inspect(path: AnyPath) -> Inspection:
     """Open ``path`` and describe it; reads no tensor. Errors as ``ingot.open``."""
-    return inspect_found(*find(path))
+    return inspect_found(*find(Location.parse(path)))
 
 
 def inspect_found(store: Store, name: str) -> Inspection:
     """Open what ``ops.open.find`` has found, and describe it; see ``inspect``."""
     source = open_found(store, name)
     try:
-        checkpoint = checkpoint_of(source)
+        checkpoint = source.view()
         files = sorted(source.catalog.headers)
         receipt, fault = receipt_of(source)
         return Inspection(

@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from ingot.artifacts.options import ADDRESS, IO, MAX_DECOMPRESSED, PROGRESS, AnyPath, about_engine
+from msgspec import Struct
+
+from ingot.artifacts.options import ADDRESS, IO, MAX_DECOMPRESSED, PROGRESS, about_engine
 from ingot.core.options import about
+from ingot.core.parsing.structs import warm
+from ingot.stores.location import AnyPath
 
 if TYPE_CHECKING:
     from ingot.core.runtime.progress import ProgressCallback
@@ -75,3 +79,21 @@ class InspectOptions:
         default=False, metadata=about("Hash all weights: the same id for the same tensors in any container.")
     )
     progress: ProgressCallback | None = field(default=None, metadata=PROGRESS)
+
+
+@warm
+class CheckedFile(Struct, frozen=True, forbid_unknown_fields=True):
+    """A file or folder that workers open to check it."""
+
+    path: str
+    io: str
+    max_decompressed: int | str | None
+
+
+@warm
+class ComparedFiles(Struct, frozen=True, forbid_unknown_fields=True):
+    """Two artifacts that workers open to compare them."""
+
+    a: str
+    b: str
+    max_decompressed: int | str | None

@@ -18,7 +18,6 @@ from ingot.model.layouts.short_name import codec_name
 from ingot.model.store import Store
 from ingot.naming.layers import equal_layers
 from ingot.reporting.report import Column, Figure, Line, Report, Table, figures_of, table_of
-from ingot.stores.table import location_of
 
 KEYS = ("layer", "codec", "dtype", "role")
 
@@ -60,7 +59,7 @@ def describe(options: InspectOptions, store: Store, name: str) -> Report:
         with weights_of(source) as checkpoint:
             receipt, _ = receipt_of(source)
             identity = content_id(checkpoint, progress=options.progress)
-            return identity_report(location_of(options.path), identity, None if receipt is None else receipt.weights)
+            return identity_report(source.location, identity, None if receipt is None else receipt.weights)
     found = inspect_found(store, name)
     if options.tensor is not None:
         return one_tensor(found, options.tensor)

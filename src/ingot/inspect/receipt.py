@@ -12,8 +12,7 @@ from contextlib import closing
 from typing import Any
 
 from ingot.artifacts.identity import content_id
-from ingot.artifacts.open import Source, checkpoint_of, open_source
-from ingot.artifacts.options import AnyPath
+from ingot.artifacts.open import Source, open_source
 from ingot.core.runtime.parallel import go_on
 from ingot.core.runtime.progress import ProgressCallback
 from ingot.errors import IngotError
@@ -23,17 +22,17 @@ from ingot.model.receipt import KEY, MAX_RECEIPT, SUFFIX, Fault, Receipt, extend
 from ingot.model.seal import SUFFIX as SEALS
 from ingot.model.store import Replaced
 from ingot.stores.local import LocalTarget
-from ingot.stores.table import stage, write_file
+from ingot.stores.location import AnyPath, Location
 
 _CHUNK = 8 << 20
 
 
 def add_receipt(path: AnyPath, entry: Mapping[str, Any], progress: ProgressCallback | None = None) -> str:
-    """Add a measurement to the receipt of the artifact at ``path``; reads all weights once, for their content id.
+    """Add a measurement to the receipt of an artifact; reads all weights once, for their content id.
 
     Parameters
     ----------
-    path : path
+    path : path or address
     entry : mapping
         JSON-like; ``of`` says what was measured how: a later entry of the same replaces it.
     progress : callable, optional
@@ -50,22 +49,24 @@ def add_receipt(path: AnyPath, entry: Mapping[str, Any], progress: ProgressCallb
     IngotError
         What opening and decoding raise. What was there is there still, whole.
     """
-    with closing(open_source(path, io="pread")) as source:
-        identity = content_id(checkpoint_of(source), progress=progress)
+    with closing(open_source(Location.parse(path), io="pread")) as source:
+        identity = content_id(source.view(), progress=progress)
         old, _ = receipt_of(source)
         data = extended(old, identity, entry).encoded()
         source.require_unchanged()
         inside = _inside(source)
         if inside is None:
-            write_file(_beside(source), data)
-            return source.store.location_of(_name(source) + SUFFIX)
+            target = _sidecar(source)
+            target.write(data)
+            return target.display
         return _rewritten(source, inside, data.decode())
 
 
 def require_place(path: AnyPath) -> None:
     """Refuse, before anything is measured, an artifact that no receipt can be written to: errors as ``add_receipt``."""
-    with closing(open_source(path)) as source:
-        stage(_beside(source) if _inside(source) is None else _url(source), Replaced(allowed=True)).discard()
+    with closing(open_source(Location.parse(path))) as source:
+        target = _sidecar(source) if _inside(source) is None else _file(source)
+        target.stage(Replaced(allowed=True)).discard()
 
 
 def receipt_of(source: Source) -> tuple[Receipt | None, Fault | None]:
@@ -100,12 +101,12 @@ def _name(source: Source) -> str:
     return source.entry or "model"
 
 
-def _url(source: Source) -> str:
-    return source.store.url_of(source.entry)
+def _file(source: Source) -> Location:
+    return Location.in_store(source.store, source.entry)
 
 
-def _beside(source: Source) -> str:
-    return source.store.url_of(_name(source)) + SUFFIX
+def _sidecar(source: Source) -> Location:
+    return Location.in_store(source.store, _name(source) + SUFFIX)
 
 
 def _inside(source: Source) -> Format | None:
@@ -119,7 +120,7 @@ def _rewritten(source: Source, format: Format, text: str) -> str:
     """Replace the file by one that carries a receipt, in one step."""
     file = source.catalog.sources[0]
     kept, ending = format.with_receipt(file, text)
-    with stage(_url(source), Replaced(allowed=True)) as staging:
+    with _file(source).stage(Replaced(allowed=True)) as staging:
         staging.require_room(kept + len(ending), source.location)
         with closing(LocalTarget(staging.files).create("file")) as sink:
             for start in range(0, kept, _CHUNK):

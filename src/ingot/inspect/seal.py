@@ -7,8 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from ingot.artifacts.identity import content_id
-from ingot.artifacts.open import checkpoint_of, open_source
-from ingot.artifacts.options import AnyPath
+from ingot.artifacts.open import open_source
 from ingot.core.options import takes
 from ingot.core.runtime.progress import Progress
 from ingot.errors import IngotError, IntegrityError, UsageError
@@ -18,7 +17,7 @@ from ingot.model.seal import MAX_SEAL, SUFFIX, Seal, parse_seal, seal_of
 from ingot.model.store import Store
 from ingot.reporting.report import Bytes, Report, table_of
 from ingot.stores.folder import LocalFolder
-from ingot.stores.table import locate, location_of, write_file
+from ingot.stores.location import Location
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +50,11 @@ def seal(options: SealOptions) -> list[Sealed]:
     IngotError
         What opening and decoding raise.
     """
-    source = open_source(options.path)
+    source = open_source(Location.parse(options.path))
     try:
         identity = ""
         if options.content_id and source.dialect() is None:
-            identity = content_id(checkpoint_of(source), progress=options.progress)
+            identity = content_id(source.view(), progress=options.progress)
         written = []
         state = Progress(source.stored(), options.progress)
         for name in source.catalog.headers:
@@ -65,8 +64,9 @@ def seal(options: SealOptions) -> list[Sealed]:
             finally:
                 file.close()
             source.require_unchanged()
-            write_file(source.store.url_of(name) + SUFFIX, made.encoded())
-            written.append(Sealed(source.store.location_of(name + SUFFIX), made.size, made.digest))
+            target = Location.in_store(source.store, name + SUFFIX)
+            target.write(made.encoded())
+            written.append(Sealed(target.display, made.size, made.digest))
             state.advance(made.size, name)
         return written
     finally:
@@ -93,7 +93,7 @@ class Repaired:
     nbytes: Bytes
 
 
-def repair(path: AnyPath, origin: AnyPath) -> list[Repaired]:
+def repair(location: Location, origin: Location) -> list[Repaired]:
     """Fetch the chunks of a local file, or of a folder's files, that are not as they were sealed.
 
     The seal beside the file tells, or where there is none, that beside the origin's. A chunk is written only if it is
@@ -101,9 +101,9 @@ def repair(path: AnyPath, origin: AnyPath) -> list[Repaired]:
 
     Parameters
     ----------
-    path : path
+    location : Location
         A file, or a folder.
-    origin : path or address
+    origin : Location
         The same file, or the folder that it is from.
 
     Raises
@@ -115,7 +115,7 @@ def repair(path: AnyPath, origin: AnyPath) -> list[Repaired]:
     UnsupportedError
         ``store.not-local``: what is to be repaired lies on another machine.
     """
-    (here, name), (there, other) = locate(path), locate(origin)
+    (here, name), (there, other) = location.find(), origin.find()
     folder = LocalFolder(here.require_path("", "repairing"))
     found = []
     for mine, theirs in [(name, other or name)] if name else _named(folder, there):
@@ -124,7 +124,7 @@ def repair(path: AnyPath, origin: AnyPath) -> list[Repaired]:
             raise UsageError(
                 f"expected a seal {mine + SUFFIX} beside the file or beside its origin, found none",
                 rule="seal.missing",
-                where=location_of(path),
+                where=location.display,
             )
         done = _repaired(folder, mine, there, theirs, known)
         if done is not None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
-from os import fspath
 
 from ingot.artifacts.attachments import check_package
 from ingot.artifacts.draft_head import check_head
-from ingot.artifacts.open import Source, checkpoint_of, open_source
+from ingot.artifacts.open import Source, open_source
 from ingot.artifacts.options import is_elsewhere
 from ingot.artifacts.remarks import remarks
 from ingot.codecs.sparse.blocks import ID as PRUNED
@@ -20,7 +19,7 @@ from ingot.core.runtime.gcpause import gc_paused
 from ingot.core.runtime.progress import Progress, ProgressCallback
 from ingot.errors import FormatError, IngotError, IntegrityError, ResourceError, UsageError
 from ingot.inspect.findings import Finding, finding_of
-from ingot.inspect.options import VerifyOptions
+from ingot.inspect.options import CheckedFile, VerifyOptions
 from ingot.inspect.receipt import receipt_of
 from ingot.inspect.seal import repair, seal_beside
 from ingot.inspect.tensors import NO_DIGEST, check_tensor, check_tensors
@@ -28,7 +27,7 @@ from ingot.model.delta import delta_of
 from ingot.model.reading.lazy import Many
 from ingot.model.reading.limits import require_in_proportion
 from ingot.model.tensor import Tensor
-from ingot.stores.table import location_of
+from ingot.stores.location import Location
 from ingot.translate.completeness import defects_of
 from ingot.translate.unknown import RULE as UNKNOWN
 from ingot.translate.unopened import unopened_note
@@ -66,22 +65,22 @@ def verify(options: VerifyOptions) -> list[Finding]:
     is_elsewhere(options.engine, options.address)  # refused before anything is fetched
     if options.repair != (options.origin is not None):
         raise UsageError("expected --repair and --from (origin) together, found one of them", rule="verify.repair")
-    mended = []
+    location, mended = Location.parse(options.path), []
     if options.repair and options.origin is not None:
-        for item in repair(options.path, options.origin):
+        for item in repair(location, Location.parse(options.origin)):
             message = f"fetched again, as they were not as sealed: {item.chunks} of its chunks"
             mended.append(Finding("note", "seal.repaired", item.file, message))
     try:
-        source = open_source(options.path, io=options.io, max_decompressed=options.max_decompressed)
+        source = open_source(location, io=options.io, max_decompressed=options.max_decompressed)
     except (FormatError, IntegrityError) as error:
-        return [finding_of(error, location_of(options.path))]
+        return [finding_of(error, location.display)]
     try:
-        return [*examine(source, options.strict, options.progress, _by_tensor(options, source)), *mended]
+        return [*examine(source, options.strict, options.progress, _by_tensor(options, location, source)), *mended]
     finally:
         source.close()
 
 
-def _by_tensor(options: VerifyOptions, source: Source) -> ByTensor:
+def _by_tensor(options: VerifyOptions, location: Location, source: Source) -> ByTensor:
     """Return the check of tensors, here or by workers."""
     if not is_elsewhere(options.engine, options.address):
         return check_tensors
@@ -89,9 +88,8 @@ def _by_tensor(options: VerifyOptions, source: Source) -> ByTensor:
     def by_workers(tensors: Many[Tensor], state: Progress) -> Iterable[list[Finding]]:
         from ingot.cluster.driver.spread import Query, ask, files_of
         from ingot.cluster.pool import pool_of
-        from ingot.inspect.questions import CheckedFile
 
-        opened = CheckedFile(fspath(options.path), options.io, options.max_decompressed)
+        opened = CheckedFile(location.text, options.io, options.max_decompressed)
         files = files_of(opened, {"path": source.url}, source.identity())
         queries = [Query(number, name, tensors.passing(name).nbytes) for number, name in enumerate(tensors)]
         with closing(pool_of(options.engine, options.address)) as pool:
@@ -103,7 +101,7 @@ def _by_tensor(options: VerifyOptions, source: Source) -> ByTensor:
 def tensors_of(source: Source) -> list[Tensor]:
     """Return all tensors of an opened artifact, in order."""
     with gc_paused():  # many small objects, none of them garbage
-        return list(checkpoint_of(source).values())
+        return list(source.view().values())
 
 
 def examine(
@@ -117,7 +115,7 @@ def examine(
     findings += _attachments(source)
     findings += [
         Finding("error", defect.rule, f"{path}: {defect.name}", defect.message)
-        for defect in defects_of(source, checkpoint_of(source))
+        for defect in defects_of(source, source.view())
     ]
     findings += _whole(source)
     sealed = [*_sealed(source)]
@@ -146,7 +144,7 @@ def examine(
 
 
 def _contents(source: Source, progress: ProgressCallback | None, by_tensor: ByTensor) -> Iterator[Finding]:
-    many = checkpoint_of(source).many
+    many = source.view().many
     try:
         require_in_proportion(_decoded(many.uncached()), source.location)
     except ResourceError as error:
@@ -187,7 +185,7 @@ def _description(source: Source) -> Iterator[Finding]:
 
 def _attachments(source: Source) -> Iterator[Finding]:
     """Check a draft head's tensors alone and against each other, and a package's zip without unpacking it."""
-    attached = checkpoint_of(source).attachments
+    attached = source.view().attachments
     if attached.draft is not None:
         findings = [item for tensor in attached.draft.values() for item in check_tensor(tensor)]
         yield from (replace(item, where=f"draft head: {item.where}") for item in findings)

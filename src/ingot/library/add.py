@@ -25,9 +25,10 @@ from ingot.library.place import OpenLibrary
 from ingot.library.remake import contents
 from ingot.model.bytesource import ByteSource, Stamp
 from ingot.model.store import Store
-from ingot.reporting.report import Bytes, Count, Line, Report, Shown, Texts, figures_of
+from ingot.reporting.report import Bytes, Count, Line, Report, Texts, figures_of
+from ingot.reporting.shown import Shown
+from ingot.stores.location import Location
 from ingot.stores.shared import Adding, Use
-from ingot.stores.table import locate_model, location_of, url_of
 
 _BATCH, _BATCH_BYTES = 64, 256 << 20
 
@@ -82,16 +83,17 @@ def add(options: AddOptions) -> Added:
     ResourceError
         ``library.busy``, ``library.lost``; disk full.
     """
-    store, single = locate_model(options.src, io="pread")
+    location = Location.parse(options.library)
+    store, single = Location.parse(options.src).find_model(io="pread")
     name = options.name if options.name is not None else _name_of(store, single)
     file_of(name)
-    if not single and store.holds(url_of(options.library)):
+    if not single and store.holds(location.url):
         raise UsageError(
             "expected a library outside the folder to add: choose another folder for it",
             rule="library.within",
-            where=location_of(options.library),
+            where=location.display,
         )
-    library = OpenLibrary(options.library, create=True)
+    library = OpenLibrary(location, create=True)
     with library.folder.using() as use, library.folder.adding() as adding:
         addition = _Addition(library, adding, store, options)
         manifest = addition.run(name, single)

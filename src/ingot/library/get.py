@@ -15,9 +15,10 @@ from ingot.library.options import GetOptions
 from ingot.library.place import OpenLibrary, using
 from ingot.library.remake import write_file
 from ingot.model.store import Replaced
-from ingot.reporting.report import Bytes, Count, Line, Report, Shown, Texts, figures_of
+from ingot.reporting.report import Bytes, Count, Line, Report, Texts, figures_of
+from ingot.reporting.shown import Shown
 from ingot.stores.local import LocalTarget
-from ingot.stores.table import location_of, stage
+from ingot.stores.location import Location
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ def get(options: GetOptions) -> Got:
     """
     if options.drop and options.format is None:
         raise UsageError("--drop applies to conversions: add --format", rule="library.drop")
-    with using(options.library) as library:
+    with using(Location.parse(options.library)) as library:
         manifest = library.manifest(options.name)
         if options.format is not None:
             return _convert(library, manifest, options)
@@ -71,7 +72,8 @@ def _write(library: OpenLibrary, manifest: Manifest, options: GetOptions) -> Got
     names = [file.name for file in manifest.files]
     replaced = Replaced(options.overwrite, partial(require_ours, also=frozenset(names)))
     state = Progress(manifest.size, options.progress)
-    with stage(options.dst, replaced, directory=manifest.folder) as staging:
+    destination = Location.parse(options.dst)
+    with destination.stage(replaced, directory=manifest.folder) as staging:
         staging.require_room(manifest.size)
         target = LocalTarget(staging.files)
         written = []
@@ -85,7 +87,7 @@ def _write(library: OpenLibrary, manifest: Manifest, options: GetOptions) -> Got
                 sink.close()
             written.append(name)
         staging.publish(written)
-    return Got(manifest.name, location_of(options.dst), len(written), manifest.size)
+    return Got(manifest.name, destination.display, len(written), manifest.size)
 
 
 def _convert(library: OpenLibrary, manifest: Manifest, options: GetOptions) -> Got:

@@ -14,7 +14,9 @@ from ingot.library.manifest import Manifest, file_of
 from ingot.library.objects import Objects, StorageForm, require_known
 from ingot.library.options import CheckOptions, CollectOptions, ListOptions, RemoveOptions
 from ingot.library.place import OpenLibrary, using
-from ingot.reporting.report import Bytes, Count, Line, Report, Shown, figures_of, table_of
+from ingot.reporting.report import Bytes, Count, Line, Report, figures_of, table_of
+from ingot.reporting.shown import Shown
+from ingot.stores.location import Location
 from ingot.stores.shared import Use
 
 _BATCH = 1000
@@ -71,7 +73,7 @@ def ls(options: ListOptions) -> Holdings:
     -------
     Holdings
     """
-    with using(options.library) as library:
+    with using(Location.parse(options.library)) as library:
         objects = library.objects()
         needs: dict[str, set[StorageForm]] = {}
         manifests: dict[str, Manifest] = {}
@@ -112,7 +114,7 @@ def rm(options: RemoveOptions) -> None:
     UsageError
         ``library.unknown``.
     """
-    with using(options.library) as library:
+    with using(Location.parse(options.library)) as library:
         if not library.has(options.name):
             require_known(options.name, library.names(), library.location)
         library.folder.remove([file_of(options.name)])
@@ -156,7 +158,7 @@ def gc(options: CollectOptions) -> Collected:
     IntegrityError, FormatError
         ``library.manifest``, ``library.manifest-digest``, ``library.missing``, ``library.chain``: nothing was deleted.
     """
-    library = OpenLibrary(options.library)
+    library = OpenLibrary(Location.parse(options.library))
     with library.folder.alone(options.wait) as use:
         objects = library.objects()
         needed = {variant for name in library.names() for variant in objects.needed(library.manifest(name).objects())}
@@ -191,7 +193,7 @@ def verify(options: CheckOptions) -> list[Finding]:
     list of Finding
         Errors by rule; findings about artifacts name the missing object.
     """
-    with using(options.library) as library:
+    with using(Location.parse(options.library)) as library:
         objects = library.objects()
         state = Progress(objects.stored(objects.variants()), options.progress)
         findings: list[Finding] = []

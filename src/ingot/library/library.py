@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from os import PathLike
 from typing import Any
 
-from ingot.artifacts.options import AnyPath
 from ingot.core.border import bordered
 from ingot.inspect.findings import Finding
 from ingot.library import add, get, keep
@@ -21,6 +19,7 @@ from ingot.library.options import (
     RemoveOptions,
 )
 from ingot.library.place import OpenLibrary
+from ingot.stores.location import AnyPath, Location
 
 
 class Library:
@@ -36,37 +35,37 @@ class Library:
         A folder, or ``s3://bucket/library``. ``add`` creates the library if it does not exist.
     """
 
-    def __init__(self, address: str | PathLike[str]) -> None:
-        self.address = address
+    def __init__(self, address: AnyPath) -> None:
+        self.address, self.location = address, Location.parse(address)
 
     def __repr__(self) -> str:
-        return f"Library({str(self.address)!r})"
+        return f"Library({self.location.display!r})"
 
     def add(self, src: AnyPath, name: str | None = None, **options: Any) -> Added:
         """Add a folder or file; ``ingot.library.add.add`` documents options, result and errors."""
-        return add.add(AddOptions(self.address, src, name, **options))
+        return add.add(AddOptions(self.location, src, name, **options))
 
     def get(self, name: str, dst: AnyPath, **options: Any) -> Got:
         """Write an artifact to a file or folder, bit for bit, or converted with ``format``."""
-        return get.get(GetOptions(self.address, name, dst, **options))
+        return get.get(GetOptions(self.location, name, dst, **options))
 
     def ls(self) -> Holdings:
         """Return the artifacts with their sizes."""
-        return keep.ls(ListOptions(self.address))
+        return keep.ls(ListOptions(self.location))
 
     def rm(self, name: str) -> None:
         """Remove an artifact from the list; ``gc`` then frees the objects that no other artifact needs."""
-        keep.rm(RemoveOptions(self.address, name))
+        keep.rm(RemoveOptions(self.location, name))
 
     def gc(self, **options: Any) -> Collected:
         """Delete objects that no artifact needs; ``dry_run=True`` only reports them."""
-        return keep.gc(CollectOptions(self.address, **options))
+        return keep.gc(CollectOptions(self.location, **options))
 
     def verify(self, **options: Any) -> list[Finding]:
         """Check every object and manifest."""
-        return keep.verify(CheckOptions(self.address, **options))
+        return keep.verify(CheckOptions(self.location, **options))
 
     @bordered
     def url_of(self, name: str) -> str:
         """Return the address of an artifact; everything that reads checkpoints accepts it."""
-        return OpenLibrary(self.address).url_of(name)
+        return OpenLibrary(self.location).url_of(name)

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
-from ingot.artifacts.options import DROP, OVERWRITE, PROGRESS, AnyPath
+from ingot.artifacts.options import DROP, OVERWRITE, PROGRESS
 from ingot.core.options import about
+from ingot.stores.location import AnyPath
 
 if TYPE_CHECKING:
     from ingot.core.runtime.progress import ProgressCallback

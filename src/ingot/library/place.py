@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from os import PathLike, fspath
 from urllib.parse import quote, unquote
 
 from ingot.core.parsing.strictjson import strict_json
@@ -19,9 +18,9 @@ from ingot.library.objects import Objects, require_known
 from ingot.library.remake import ArtifactStore
 from ingot.library.tree import files_in
 from ingot.model.store import Store
+from ingot.stores.location import Location
 from ingot.stores.scheme import Scheme
 from ingot.stores.shared import LEASES, SCRATCH, SharedFolder
-from ingot.stores.table import from_url, location_of, share
 
 SCHEME = "library"
 _MARK = "library.json"
@@ -31,23 +30,25 @@ _SMALL = 1 << 16
 
 
 class OpenLibrary:
-    """An opened library. Raises ``UsageError`` ``library.none`` for other folders, and the errors of ``share``.
+    """An opened library.
+
+    Raises ``UsageError`` ``library.none`` if the folder is no library, and the errors of ``Location.share``.
 
     Parameters
     ----------
-    address : path or address
+    root : Location
     create : bool
         Whether to create a library if the folder is empty or missing.
     """
 
-    def __init__(self, address: str | PathLike[str], *, create: bool = False) -> None:
-        self.folder: SharedFolder = share(address, create=create)
-        self.address = fspath(address)
+    def __init__(self, root: Location, *, create: bool = False) -> None:
+        self.folder: SharedFolder = root.share(create=create)
+        self.root = root
         store = self.folder.store
         if store.exists(_MARK):
-            root = strict_json(store.read(_MARK, _SMALL, "library.none"), "library.none", "library.none", _MARK)
-            if root.get("format") != FORMAT:
-                raise self._not_a_library(f"a folder of another format, {str(root.get('format'))[:40]!r}")
+            mark = strict_json(store.read(_MARK, _SMALL, "library.none"), "library.none", "library.none", _MARK)
+            if mark.get("format") != FORMAT:
+                raise self._not_a_library(f"a folder of another format, {str(mark.get('format'))[:40]!r}")
         elif not create:
             raise self._not_a_library("no library; `ingot store add` creates one")
         else:
@@ -71,7 +72,7 @@ class OpenLibrary:
     @property
     def location(self) -> str:
         """The library's name in messages."""
-        return location_of(self.address)
+        return self.root.display
 
     def objects(self) -> Objects:
         """Return the objects that the library has now."""
@@ -100,11 +101,11 @@ class OpenLibrary:
 
     def url_of(self, name: str) -> str:
         """Return the address of an artifact."""
-        return f"{SCHEME}:{self.address.replace('!', '%21')}!{quote(name, errors='surrogateescape')}"
+        return f"{SCHEME}:{self.root.text.replace('!', '%21')}!{quote(name, errors='surrogateescape')}"
 
     def _reopen(self) -> Store:
         """Return the store, opened again: a remote store keeps returning the versions that it read first."""
-        return from_url(self.address, io="pread")
+        return self.root.store(io="pread")
 
     def _not_a_library(self, content: str) -> UsageError:
         return UsageError(f"expected a library, found {content}", rule="library.none", where=self.location)
@@ -127,7 +128,7 @@ class LibraryScheme(Scheme):
             raise UsageError(
                 "expected library:ADDRESS!NAME, or library:ADDRESS!NAME/FILE", rule="store.url", where=text
             )
-        library = OpenLibrary(address.replace("%21", "!"))
+        library = OpenLibrary(Location.parse(address.replace("%21", "!")))
         name, inside = _split(library, path)
         artifact = library.manifest(name)
         url = library.url_of(name)
@@ -156,8 +157,8 @@ def _split(library: OpenLibrary, path: str) -> tuple[str, str]:
 
 
 @contextmanager
-def using(address: str | PathLike[str], *, create: bool = False) -> Iterator[OpenLibrary]:
+def using(root: Location, *, create: bool = False) -> Iterator[OpenLibrary]:
     """Open a library and prevent garbage collection in this context."""
-    library = OpenLibrary(address, create=create)
+    library = OpenLibrary(root, create=create)
     with library.folder.using():
         yield library

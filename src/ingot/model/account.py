@@ -93,6 +93,11 @@ def list_names(names: Iterable[str]) -> str:
     return ", ".join(name[:200] for name in shown[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
+def lost_tensors(omissions: Mapping[str, Omission]) -> dict[str, str]:
+    """Return the omitted tensors whose values the target's program does not compute itself: name to reason."""
+    return {name: omission.reason for name, omission in omissions.items() if not omission.superseded}
+
+
 def settle(
     names: Iterable[str],
     carried: Collection[str],

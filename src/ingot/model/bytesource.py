@@ -65,7 +65,11 @@ class DerivedSource:
     """A base class of sources whose bytes are computed from other bytes as they are read.
 
     The defaults are those of a source that needs no memory and derives nothing from unchecked parts.
+    ``integers`` are the first and the last of the integers that the values can be, if that is known before they are
+    computed.
     """
+
+    integers: tuple[int, int] | None = None
 
     def working_bytes(self) -> int:
         """Return the memory that reading takes, for as long as the source is read."""

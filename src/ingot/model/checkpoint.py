@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from ingot.core.border import bordered
 from ingot.core.numeric.dtypes import DTYPES
@@ -21,57 +21,90 @@ from ingot.model.reading.slices import Index
 from ingot.model.tensor import Array, Tensor
 from ingot.naming.names import layer_of, role_of
 
-Reopen = Callable[[], tuple[Callable[..., "Checkpoint"], tuple[Any, ...]]]
-"""Returns a function and its arguments, all of which can be pickled, that open the same checkpoint again."""
+
+class CheckpointSource:
+    """The files, or the other checkpoint, that a checkpoint reads.
+
+    This base class is the source of tensors in memory: it has nothing to compare or to close, and cannot be copied.
+    """
+
+    __slots__ = ()
+
+    @property
+    def views(self) -> tuple[tuple[str, Any], ...]:
+        """The names and JSON arguments of the views between the opened files and the checkpoint, in order."""
+        return ()
+
+    def identity(self) -> list[Any]:
+        """Return JSON values that differ between sources with other files."""
+        return []
+
+    def origins_of(self, name: str) -> tuple[str, ...]:
+        """Return the names of the opened file's tensors that the tensor ``name`` is made of."""
+        return (name,)
+
+    def require_whole(self) -> None:
+        """Compare the digest over each whole file, if the format has one; raises ``IntegrityError``."""
+
+    def require_unchanged(self) -> None:
+        """Raise ``IntegrityError`` ``store.changed`` if a file was written to since it was opened."""
+
+    def reopen(self) -> tuple[Callable[..., Checkpoint], tuple[Any, ...]] | None:
+        """Return a function and arguments that open the same checkpoint again, all picklable; None if not possible."""
+        return None
+
+    def close(self) -> None:
+        """Release files and mappings."""
+
+
+class Attributes(TypedDict, total=False):
+    """Optional attributes of a checkpoint, which ``Checkpoint`` describes; a view may replace them."""
+
+    metadata: Mapping[str, Any]
+    companions: Mapping[str, str]
+    attachments: Attachments
+    importance: Mapping[str, Array]
+    aliases: Mapping[str, str]
+    features: Flags | None
+    unread: Mapping[str, str]
+    omissions: Mapping[str, Omission]
 
 
 class Checkpoint(Mapping[str, Tensor]):
     """A read-only mapping from tensor names to tensors, in file order; a context manager.
 
-    It can be copied and pickled, for worker processes: the copy opens the same files again by their path, and is
-    refused (``IntegrityError`` ``store.changed``) where they were written to or replaced since.
+    It can be copied and pickled, for worker processes. The copy opens the same files by their path, and raises
+    ``IntegrityError`` ``store.changed`` if they were written to or replaced since.
 
     Parameters
     ----------
     tensors : mapping
-        May build its tensors on access; asking for one twice gives the same object.
+        May build its tensors on access, the same object for each access.
     format : str
         Name of the format.
     location : str
-        Path or URL it was opened from.
-    metadata : mapping
-        The file's own metadata (zTensor root attributes, safetensors ``__metadata__``).
-    companions : mapping of file name to path
-        Files that travel with a directory artifact: config.json, tokenizer files, ...
-    on_close : callable
-        Releases files and mappings. Arrays handed out before stay valid.
+        Path or URL of the opened file or folder.
     io : str
         How bytes are read: ``mmap`` or ``pread``.
-    attachments : Attachments
-        What the artifact holds beside its weights.
-
-    Attributes
-    ----------
-    importance : mapping of name to array
-        What errors of a matrix's columns weigh where its values are to be stored as palettes: one f64 per column.
-    check_whole : callable, optional
-        Compares the digest over the whole file, where there is one; see ``require_whole``.
-    check_unchanged : callable, optional
-        Compares the files with what they were when they were opened; see ``require_unchanged``.
+    source : CheckpointSource, optional
+        The files or the checkpoint to read. Arrays that were returned before the source was closed stay valid.
+    metadata : mapping, optional
+        The file's own metadata (zTensor root attributes, safetensors ``__metadata__``).
+    companions : mapping of file name to path, optional
+        Files that travel with a folder: config.json, tokenizer files, ...
+    attachments : Attachments, optional
+        Parts of the artifact that are not weights.
+    importance : mapping of name to array, optional
+        One f64 weight per column of a matrix, for errors of values that are stored as palettes.
+    aliases : mapping of name to name, optional
+        Names that recipes match instead of a tensor's own, which states nothing about its role.
     features : Flags, optional
-        Which kernels could run the file, where its format says so.
-    stamps : callable, optional
-        Returns what tells the opened files from others, JSON-able.
-    views : tuple of (name, argument)
-        What made this checkpoint of the one that was opened, in order, JSON-able: equal views of equal files are equal.
-    unread : mapping of name to reason
-        Tensors or constants that the opened file holds and its reader could not express.
-    omissions : mapping of name to Omission
+        Conditions for the kernels that could run the file, if its format states them.
+    unread : mapping of name to reason, optional
+        Tensors or constants of the opened file that its reader could not express.
+    omissions : mapping of name to Omission, optional
         Why views left out tensors of the opened file, by their names in the file.
     """
-
-    reopen: Reopen | None = None
-    """How a copy is opened, set by whoever opened this; without it copying is refused with ``checkpoint.copy``."""
 
     def __init__(
         self,
@@ -79,38 +112,37 @@ class Checkpoint(Mapping[str, Tensor]):
         *,
         format: str,
         location: str,
-        metadata: Mapping[str, Any] | None = None,
-        companions: Mapping[str, str] | None = None,
-        on_close: Callable[[], None] | None = None,
         io: str = "mmap",
+        source: CheckpointSource | None = None,
+        **attributes: Unpack[Attributes],
     ) -> None:
+        unknown = attributes.keys() - Attributes.__annotations__.keys()
+        if unknown:
+            raise TypeError(f"Checkpoint() has no parameter {', '.join(sorted(unknown))}")
         self._tensors = tensors
         self.format = format
         self.location = location
-        self.metadata: Mapping[str, Any] = dict(metadata or {})
-        self.companions: Mapping[str, str] = dict(companions or {})
         self.io = io
-        self.attachments: Attachments = NOTHING
-        self.importance: Mapping[str, Array] = {}
-        self.called: Mapping[str, str] = {}
-        self.features: Flags | None = None
-        self._on_close = on_close
-        self.check_whole: Callable[[], None] | None = None
-        self.check_unchanged: Callable[[], None] | None = None
-        self.stamps: Callable[[], Any] | None = None
-        self.views: tuple[tuple[str, Any], ...] = ()
-        self.unread: Mapping[str, str] = {}
-        self.omissions: Mapping[str, Omission] = {}
-        self.origins: Callable[[str], tuple[str, ...]] | None = None
+        self.source = source or CheckpointSource()
+        self.metadata: Mapping[str, Any] = dict(attributes.get("metadata") or {})
+        self.companions: Mapping[str, str] = dict(attributes.get("companions") or {})
+        self.attachments = attributes.get("attachments", NOTHING)
+        self.importance = attributes.get("importance", {})
+        self.aliases = attributes.get("aliases", {})
+        self.features = attributes.get("features")
+        self.unread = attributes.get("unread", {})
+        self.omissions = attributes.get("omissions", {})
+        self._closed = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self.reopen is None:
+        reopen = self.source.reopen()
+        if reopen is None:
             raise UsageError(
                 "this checkpoint cannot be copied: open it again by its path",
                 rule="checkpoint.copy",
                 where=self.location,
             )
-        return self.reopen()
+        return reopen
 
     @bordered
     def __getitem__(self, name: str) -> Tensor:
@@ -144,29 +176,35 @@ class Checkpoint(Mapping[str, Tensor]):
         """Stored bytes of all tensors."""
         return sum(tensor.nbytes for tensor in self.many.uncached())
 
-    def require_whole(self) -> None:
-        """Compare the digest over the whole file, where the format has one; a second call does nothing.
+    @property
+    def views(self) -> tuple[tuple[str, Any], ...]:
+        """The names and JSON arguments of the views that made this checkpoint from the opened one, in order.
 
-        Everything that reads all tensors asks this first. Raises ``IntegrityError`` with the format's rule.
+        Equal views of equal files are equal checkpoints.
         """
-        if self.check_whole is not None:
-            self.check_whole()
+        return self.source.views
+
+    def require_whole(self) -> None:
+        """Compare the digest over the whole file, if the format has one; a second call reads nothing.
+
+        Functions that read all tensors call it first. Raises ``IntegrityError`` with the format's rule.
+        """
+        self.source.require_whole()
 
     def require_unchanged(self) -> None:
-        """Refuse files that were written to since they were opened: what was read may be of two versions.
+        """Refuse files that were written to since they were opened: the values read may be of two versions.
 
         Raises ``IntegrityError`` ``store.changed``.
         """
-        if self.check_unchanged is not None:
-            self.check_unchanged()
+        self.source.require_unchanged()
 
     def origins_of(self, name: str) -> tuple[str, ...]:
-        """Return the names of the opened file's tensors of which the tensor ``name`` is made; itself without views."""
-        return (name,) if self.origins is None else self.origins(name)
+        """Return the names of the opened file's tensors that the tensor ``name`` is made of; itself without views."""
+        return self.source.origins_of(name)
 
     def identity(self) -> list[Any]:
-        """Return what tells this checkpoint from others, JSON-able: of the opened files, then of the views."""
-        return [self.stamps() if self.stamps is not None else [], *(list(view) for view in self.views)]
+        """Return JSON values that differ between other checkpoints: of the opened files, then of the views."""
+        return [self.source.identity(), *(list(view) for view in self.views)]
 
     @bordered
     def state_dict(
@@ -262,9 +300,9 @@ class Checkpoint(Mapping[str, Tensor]):
 
     def close(self) -> None:
         """Release files and mappings; a second call does nothing."""
-        if self._on_close is not None:
-            self._on_close()
-            self._on_close = None
+        if not self._closed:
+            self._closed = True
+            self.source.close()
 
     def __enter__(self) -> Checkpoint:
         return self

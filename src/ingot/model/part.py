@@ -16,10 +16,19 @@ from ingot.core.bytes.chunk_digests import ChunkDigests, ChunkedHasher, whole_as
 from ingot.core.numeric.dtypes import STORAGE_DTYPES, from_file, little_endian, native_order
 from ingot.core.runtime.parallel import go_on
 from ingot.errors import FormatError, IntegrityError
-from ingot.model.bytesource import ByteSource, MemorySource, PrivateSource
+from ingot.model.bytesource import ByteSource, DerivedSource, MemorySource, PrivateSource
 from ingot.model.reading.ranges import is_distant
 
 CHUNK = 1 << 20
+
+
+@dataclass(slots=True)
+class _Checks:
+    """The checks of a part that need not be repeated, and its bytes if they are kept."""
+
+    verified: bool = False
+    proven: set[int] = field(default_factory=set)
+    data: memoryview | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -53,9 +62,6 @@ class Part:
     by_chunks : bool
         Readers check each chunk that they touch before they hand out bytes of it, and nothing at their end: for those
         who read a range. By default they check the whole, at its end.
-    integers : (int, int) or None
-        What numbers that are made as they are read are known to be before: integers from the first to the last. Who
-        has to know no more need not read them.
     keeps : bool
         Stored bytes, once read as a whole and checked, are kept with the part: the same memory for whoever asks again.
     """
@@ -74,11 +80,8 @@ class Part:
     verify: bool = True
     occupies: int | None = None
     by_chunks: bool = field(default=False, repr=False)
-    integers: tuple[int, int] | None = None
     keeps: bool = field(default=False, repr=False)
-    _verified: bool = field(default=False, repr=False)
-    _proven: set[int] | None = field(default=None, repr=False)
-    _kept: memoryview | None = field(default=None, repr=False)
+    _checks: _Checks | None = field(default=None, repr=False, init=False)  # ``replace`` leaves it out
 
     @property
     def nbytes(self) -> int:
@@ -89,6 +92,11 @@ class Part:
     def count(self) -> int:
         """Storage elements after decoding the encoding."""
         return self.nbytes * 8 // STORAGE_DTYPES[self.dtype].bits
+
+    @property
+    def integers(self) -> tuple[int, int] | None:
+        """The first and the last of the integers that the values can be, if the source states them; else None."""
+        return self.source.integers if isinstance(self.source, DerivedSource) else None
 
     @property
     def stored_digest(self) -> str | None:
@@ -102,8 +110,8 @@ class Part:
 
     def stored(self) -> memoryview:
         """Return the stored bytes as they are, digest checked."""
-        if self._kept is not None:
-            return self._kept
+        if self._checks is not None and self._checks.data is not None:
+            return self._checks.data
         data = self.source.view(self.offset, self.length)
         try:
             self._check(data)
@@ -113,7 +121,7 @@ class Part:
             data = self.source.view(self.offset, self.length)  # what the way did to it, another journey does not
             self._check(data)
         if self.keeps:
-            self._kept = data
+            self._shared_checks().data = data
         return data
 
     def view(self) -> memoryview:
@@ -174,19 +182,20 @@ class Part:
         return self.chunks or whole_as_chunk(digest, self.length)
 
     def by_ranges(self) -> Part:
-        """Return this part for whoever reads ranges of it: ``by_chunks``. Both know what either has proven."""
-        if self._proven is None:  # most parts are never read by ranges
-            self._proven = set()
-        return replace(self, by_chunks=True)
+        """Return this part with ``by_chunks`` set, for reads of ranges. A chunk that one of both has checked is not
+        checked again."""
+        part = replace(self, by_chunks=True)
+        part._checks = self._shared_checks()
+        return part
 
     def proven(self) -> set[int]:
-        """Return the chunks that were checked and still are what they were; whoever checks one adds it.
+        """Return the chunks that were checked and have not changed since; a reader adds those that it checks.
 
-        Bytes that were proven once are the same ones only in a mapping, and while nobody writes to the file.
+        Checked bytes are certain to be the same only in a mapping, and while the file is not written to.
         """
-        if self._proven is None or not self.source.mapped or self.source.changed():
+        if self._checks is None or not self.source.mapped or self.source.changed():
             return set()
-        return self._proven
+        return self._checks.proven
 
     def private(self) -> Part:
         """Return this part over writable memory of its own: no read of this part sees what is written to it.
@@ -195,8 +204,9 @@ class Part:
         """
         if isinstance(self.source, PrivateSource) or self.keeps:
             return self
-        own = {"source": PrivateSource(self.source)} if self.source.mapped else {"keeps": True, "_kept": None}
-        return replace(self, **own)
+        part = replace(self, source=PrivateSource(self.source)) if self.source.mapped else replace(self, keeps=True)
+        part._checks = None if self._checks is None else replace(self._checks, data=None)
+        return part
 
     def array(self) -> np.ndarray[Any, np.dtype[Any]]:
         """Return the decoded bytes as a 1-D array of the storage dtype in native byte order (a view where possible)."""
@@ -206,12 +216,19 @@ class Part:
         digest = self.stored_digest
         if not self.verify or digest is None:
             return
-        if self._verified and self.source.mapped and not self.source.changed():
+        verified = self._checks is not None and self._checks.verified
+        if verified and self.source.mapped and not self.source.changed():
             return
         algorithm = checksums.known(digest, "part.digest", self.where)
         if algorithm is not None:
             checksums.check(digest, checksums.digest(algorithm, data), "part.digest-mismatch", self.where)
-        self._verified = True
+        self._shared_checks().verified = True
+
+    def _shared_checks(self) -> _Checks:
+        """Return the record of checks, which most parts never need."""
+        if self._checks is None:
+            self._checks = _Checks()
+        return self._checks
 
 
 class StoredReader:

@@ -17,15 +17,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from os import PathLike
 from types import TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from ingot.core.registry import Registry
 from ingot.errors import FormatError, UsageError
 from ingot.model.tensor import Array
+
+if TYPE_CHECKING:
+    from ingot.stores.location import AnyPath
 
 VERSION = "1"
 VERSION_KEY, MODEL_KEY = "ingot.statistics", "model"
@@ -181,7 +183,7 @@ class Statistics:
         self._share(location)
 
     @staticmethod
-    def open(path: str | PathLike[str], model: Any = None) -> Statistics:
+    def open(path: AnyPath, model: Any = None) -> Statistics:
         """Open a statistics file, or an importance matrix of llama.cpp (GGUF or the older binary form).
 
         Parameters

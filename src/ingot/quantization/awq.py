@@ -1,8 +1,8 @@
-"""Scales of input channels under which a matrix is rounded with less error (AWQ, arXiv 2306.00978).
+"""Scales of input channels that reduce the rounding error of matrices (AWQ, arXiv 2306.00978).
 
-What the matrices of a group multiply is divided by a scale for each channel and their columns are multiplied by it,
-which changes nothing until they are rounded. Where AWQ runs a layer for each exponent that it tries, the error here is
-``tr(D A D^T)``, rows weighed by G's diagonal where it is known: A says what running the layer would tell.
+The input of a group of matrices is divided by a scale for each channel, and their columns are multiplied by it, which
+changes nothing until they are rounded. AWQ runs a layer for each exponent that it tries. Here the error is
+``tr(D A D^T)``, with rows weighted by G's diagonal if it is known, because A predicts the result of running the layer.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ import numpy as np
 from ingot.model.tensor import Array
 from ingot.quantization.factors import DAMPING, Factors
 from ingot.quantization.grid import Grid
-from ingot.quantization.rounding import IMPORTANCE, multiplied, round_matrix
+from ingot.quantization.rounding import IMPORTANCE, multiply, round_matrix
 from ingot.quantization.table import learn_levels
 
 EXPONENTS = tuple(step / 20 for step in range(20))
-MOST_ROWS = 512
-_FLOOR = np.float32(1e-3)  # of the mean, for channels that are dead
+MAX_ROWS = 512
+_FLOOR = np.float32(1e-3)  # the smallest root over the mean, for dead channels
 
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """One matrix of a group: some of its rows, and what errors of it weigh.
+    """A matrix of a group: a sample of its rows, and the weights of its errors.
 
     Parameters
     ----------
     weights : f32 [rows, cols]
     grid : Grid
     inputs : f32 [cols, cols] or None
-        A; None where only its diagonal is known.
+        A; None if only its diagonal is known.
     squares : f32 [cols]
         A's diagonal, or mean squares of the inputs.
     heavy : f64 [rows]
-        What errors of each row weigh.
+        The weight of each row's errors.
     block, times : int
-        The channel's scales stand ``times`` times in the columns, each ``block`` of them.
+        The scales of channels occur ``times`` times in the columns, in blocks of ``block``.
     """
 
     weights: Array
@@ -49,8 +49,8 @@ class Reader:
     block: int = 1
     times: int = 1
 
-    def spread(self, scales: Array) -> Array:
-        """Return scales of channels as those of the columns."""
+    def expand(self, scales: Array) -> Array:
+        """Return the scales of columns, from the scales of channels."""
         if self.times == 1:
             return scales
         return np.repeat(scales.reshape(-1, self.block), self.times, 0).reshape(-1)
@@ -59,8 +59,8 @@ class Reader:
 def candidates(squares: Array) -> list[Array]:
     """Return scales to try, from mean squares of the channels: f32 [channels] each, of geometric mean 1.
 
-    The root of the mean square, which stands for AWQ's mean magnitude, to each of the exponents; the first one leaves
-    everything as it is.
+    They are powers of the root of the mean square, in place of AWQ's mean magnitude; the first power is 0, which
+    changes nothing.
     """
     roots = np.sqrt(squares.astype(np.float64))
     mean = roots.mean()
@@ -72,23 +72,23 @@ def candidates(squares: Array) -> list[Array]:
 
 
 def losses(reader: Reader, tried: Sequence[Array]) -> Array:
-    """Return the error of one matrix under each of the scales, rounded to the nearest of its grid: f64."""
+    """Return the error of one matrix under each of the scales, rounded to the nearest levels of its grid: f64."""
     grid, levels = reader.grid, None
-    if grid.learnt and grid.scaled:  # values of a palette are learnt anew, as weights under each of the scales differ
-        levels = learn_levels(reader.weights, grid, _damped(reader.squares))
-    return np.array([_loss(reader, reader.spread(scales), levels) for scales in tried])
+    if grid.learnt and grid.scaled:  # a palette's values are learnt for each of the scales
+        levels = learn_levels(reader.weights, grid, _damp(reader.squares))
+    return np.array([_loss(reader, reader.expand(scales), levels) for scales in tried])
 
 
-def _loss(reader: Reader, spread: Array, levels: Array | None) -> float:
-    # Nearest rounding looks at A's diagonal alone.
-    factors = Factors(np.zeros((0, 0), np.float32), None, _damped(reader.squares / np.square(spread)))
-    scaled = np.ascontiguousarray(reader.weights * spread)
-    change = round_matrix(scaled, reader.grid, factors, IMPORTANCE, levels).values() / spread - reader.weights
-    weighed = change * reader.squares if reader.inputs is None else multiplied(change, reader.inputs)
-    return float(np.dot(reader.heavy, np.einsum("rc,rc->r", change.astype(np.float64), weighed)))
+def _loss(reader: Reader, scales: Array, levels: Array | None) -> float:
+    # Nearest rounding uses only A's diagonal.
+    factors = Factors(np.zeros((0, 0), np.float32), None, _damp(reader.squares / np.square(scales)))
+    scaled = np.ascontiguousarray(reader.weights * scales)
+    change = round_matrix(scaled, reader.grid, factors, IMPORTANCE, levels).values() / scales - reader.weights
+    weighted = change * reader.squares if reader.inputs is None else multiply(change, reader.inputs)
+    return float(np.dot(reader.heavy, np.einsum("rc,rc->r", change.astype(np.float64), weighted)))
 
 
-def _damped(squares: Array) -> Array:
+def _damp(squares: Array) -> Array:
     mean = squares.mean(dtype=np.float64)
-    found: Array = (squares / mean if mean > 0 else np.zeros_like(squares)) + DAMPING
-    return np.ascontiguousarray(found, np.float32)
+    damped: Array = (squares / mean if mean > 0 else np.zeros_like(squares)) + DAMPING
+    return np.ascontiguousarray(damped, np.float32)

@@ -1,7 +1,7 @@
-"""What a recipe's rule asks of a quantizer: which grid, and in which layout its numbers are held until they are stored.
+"""Parsing of a recipe's quantizer: the grid, and the layout of the numbers until a container repacks them.
 
-Numbers are held as the affine family's integers, as a scaled codebook, a palette or as ggml's blocks; containers
-repack these exactly. Those of a trellis are held as its streams.
+The layout is the affine family's integers, a scaled codebook, a palette, ggml's blocks or a trellis's streams;
+containers repack these exactly.
 """
 
 from __future__ import annotations
@@ -24,30 +24,29 @@ from ingot.model.layouts.palette import PaletteLayout
 from ingot.model.layouts.scaled_codebook import MULTIPLY, ScaledCodebookLayout
 from ingot.model.layouts.trellis import TrellisLayout, inner_rows
 from ingot.model.tensor import Array
-from ingot.quantization.blocks import AS_INTEGERS, GRIDS
 from ingot.quantization.factors import Factors
-from ingot.quantization.grid import A_ROW, FOUR_BITS, NONE, OFFSETS, POINTS, Grid, TrellisGrid
+from ingot.quantization.grid import A_ROW, AS_INTEGERS, FOUR_BITS, GRIDS, NONE, OFFSETS, POINTS, Grid, TrellisGrid
 from ingot.quantization.rounding import IMPORTANCE, QUANTIZERS, How, round_bands, round_matrix
-from ingot.quantization.trellis import Made, round_streams
+from ingot.quantization.trellis import RoundedMatrix, round_streams
 
 AWQ = "awq"
 _TABLE_BITS = (2, 3, 4)
-_MOST_GROUP = 1 << 20
+_MAX_GROUP = 1 << 20
 _PARTS: Mapping[str, Zero] = {NONE: NO_ZERO, POINTS: POINT_PART, OFFSETS: OFFSET_PART}
 _ORDER, _CORRECT = "act_order", "correct_bias"
-_TOGETHER = 64  # columns of a palette that descend together
+_DESCENT_COLUMNS = 64  # columns of a palette that descend together
 
-Held = AffineLayout | ScaledCodebookLayout | GgmlBlocksLayout | PaletteLayout | TrellisLayout
+StoredLayout = AffineLayout | ScaledCodebookLayout | GgmlBlocksLayout | PaletteLayout | TrellisLayout
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class QuantizerSpec:
     """A quantizer and a grid.
 
-    ``block`` is the type of ggml's blocks that numbers are held in, if they are. ``scaled``: channels get scales
-    before, which are folded into what comes before. ``channels``, of a palette: how many rows at most have a table of
-    their own, None where the tensor has one. ``streams``: numbers are a trellis's, and the grid says their bits, groups
-    and scales. ``correct_bias``: what rounding moves the mean output by is taken from the bias beside the matrix.
+    ``block`` is the type of ggml's blocks in which numbers are stored, if any. ``scaled``: channels are scaled first,
+    and the scales folded into the operations before. ``channels``, for a palette: the largest number of rows that share
+    a table, None if the tensor has a single one. ``streams``: numbers are a trellis's, and the grid gives their bits,
+    groups and scales. ``correct_bias``: the bias of the layer is corrected for the change of the mean output.
     """
 
     quantizer: str
@@ -61,59 +60,59 @@ class Asked:
 
     @property
     def points(self) -> tuple[int, int] | None:
-        """What zero points are between, where there are any."""
+        """The range of zero points, if there are any."""
         return (0, (1 << self.grid.bits) - 1) if self.grid.zeros == POINTS else None
 
     def band(self, shape: tuple[int, ...]) -> int | None:
-        """Return how many rows of a tensor have a table of their own; None where all of them have one."""
+        """Return the number of rows that share a table; None if all of them share one."""
         if self.channels is None:
             return None
         return shape[0] // codebooks_for(shape[0], self.channels)
 
-    def require(self, shape: tuple[int, ...], where: str) -> None:
-        """Refuse a tensor that this does not fit.
+    def require(self, shape: tuple[int, ...], location: str) -> None:
+        """Raise ``UnsupportedError`` for a tensor that this spec does not fit.
 
-        ``UnsupportedError`` ``ggml_blocks.columns``: rows that are not whole blocks; ``quantizer.matrix``: tables for
-        channels of stacked matrices; ``trellis.group``: rows that are not whole groups.
+        ``ggml_blocks.columns``: rows that are no whole number of blocks; ``quantizer.matrix``: tables for channels of
+        stacked matrices; ``trellis.group``, ``scaled_codebook.group``: rows that are no whole number of groups.
         """
         cols = shape[-1]
         if self.grid.second and len(shape) > 2:
             raise UnsupportedError(
-                f"expected a matrix for scales with one number for all, found shape {list(shape)}",
+                f"expected a matrix for scales with a second scale, found shape {list(shape)}",
                 rule="quantizer.matrix",
-                where=where,
+                where=location,
             )
         if self.grid.table == FOUR_BITS and cols % self.grid.group:
             raise UnsupportedError(
-                f"expected columns that group {self.grid.group} divides, found {cols}; let the rule ask for "
-                "cols_multiple_of, and another one take what is left",
+                f"expected columns that group {self.grid.group} divides, found {cols}; set cols_multiple_of in the "
+                "rule, and let another rule quantize the remaining tensors",
                 rule="scaled_codebook.group",
-                where=where,
+                where=location,
             )
         if self.streams and cols % self.grid.group:
             raise UnsupportedError(
-                f"expected columns that group {self.grid.group} divides, found {cols}; let the rule ask for "
-                "cols_multiple_of, and another one take what is left",
+                f"expected columns that group {self.grid.group} divides, found {cols}; set cols_multiple_of in the "
+                "rule, and let another rule quantize the remaining tensors",
                 rule="trellis.group",
-                where=where,
+                where=location,
             )
         if self.channels is not None and len(shape) > 2:
             raise UnsupportedError(
                 f"expected a matrix for tables of {self.channels} channels, found shape {list(shape)}; use group = "
                 "'tensor' for stacked matrices",
                 rule="quantizer.matrix",
-                where=where,
+                where=location,
             )
         if self.block is not None and cols % TYPES[self.block].elements:
             raise UnsupportedError(
-                f"expected columns that {TYPES[self.block].elements} divides for {self.block}, found {cols}; let the "
-                "rule ask for cols_multiple_of, and another one take what is left",
+                f"expected columns that {TYPES[self.block].elements} divides for {self.block}, found {cols}; set "
+                "cols_multiple_of in the rule, and let another rule quantize the remaining tensors",
                 rule="ggml_blocks.columns",
-                where=where,
+                where=location,
             )
 
-    def layout(self, shape: tuple[int, ...], dtype: str) -> Held:
-        """Return how the numbers of a tensor of this shape and element type are held."""
+    def layout(self, shape: tuple[int, ...], dtype: str) -> StoredLayout:
+        """Return the layout that stores the numbers of a tensor of this shape and element type."""
         grid = self.grid
         if self.streams:
             return TrellisLayout(grid.bits, grid.group, band_for(inner_rows(shape)), dtype, grid.scales)
@@ -132,21 +131,21 @@ class Asked:
         return AffineLayout(grid.bits, shared, ROWS_LSB, not grid.unsigned, zero, dtype, grid.scales)
 
 
-def asked(quantizer: object, codec: str, options: Mapping[str, Any]) -> Asked:
-    """Return what a rule asks for.
+def parse_quantizer(quantizer: object, codec: str, options: Mapping[str, Any]) -> QuantizerSpec:
+    """Return the spec that a rule's quantizer, codec and options declare.
 
     Parameters
     ----------
     quantizer : str
-        ``importance``, ``gptq`` or ``two-sided``. ``awq+`` before it: after scales for channels were searched; ``awq``
-        alone is ``awq+importance``.
+        ``importance``, ``gptq`` or ``two-sided``. With the prefix ``awq+``, scales of channels are searched first;
+        ``awq`` alone is ``awq+importance``.
     codec : str
         ``affine``: integers, options ``bits`` (1 to 8; 1, symmetric alone: signs), ``group`` columns or ``row``,
         ``scales``, ``symmetric`` and ``zero_kind``.
         ``scaled_codebook``: a learnt table, options ``bits`` (2 to 4), ``group``, ``scales``; or ``table``
-        ``f4_e2m1fn`` with ``group`` and ``scales`` as MXFP4 and NVFP4 have them. ``ggml_blocks``: option
-        ``type``. ``palette``: values that are learnt, options ``bits`` and ``group``, channels that share a table or
-        ``tensor``. All but ``importance`` have ``act_order``. ``trellis``: as
+        ``f4_e2m1fn`` with the ``group`` and ``scales`` of MXFP4 or NVFP4. ``ggml_blocks``: option
+        ``type``. ``palette``: learnt values, options ``bits`` and ``group``, channels that share a table or
+        ``tensor``. All but ``importance`` have ``act_order``. ``trellis``: the options of
         ``scaled_codebook``, without ``act_order`` and ``awq``. All have ``correct_bias``.
 
     Raises
@@ -154,134 +153,138 @@ def asked(quantizer: object, codec: str, options: Mapping[str, Any]) -> Asked:
     UsageError
         ``quantizer.option``.
     """
-    left = dict(options)
-    correct = _boolean(left, _CORRECT, default=False)
-    return replace(_asked(quantizer, codec, left), correct_bias=correct)
+    remaining = dict(options)
+    correct = _boolean(remaining, _CORRECT, default=False)
+    return replace(_parse(quantizer, codec, remaining), correct_bias=correct)
 
 
-def _asked(quantizer: object, codec: str, left: dict[str, Any]) -> Asked:
+def _parse(quantizer: object, codec: str, options: dict[str, Any]) -> QuantizerSpec:
     scaled, name = _split(quantizer)
     if name not in QUANTIZERS:
-        raise _wrong(f"quantizer {', '.join(QUANTIZERS)}, {AWQ}, or {AWQ}+ before one of them", quantizer)
-    order = _boolean(left, _ORDER, default=False)
+        raise _option_error(f"quantizer {', '.join(QUANTIZERS)}, {AWQ}, or {AWQ}+ before one of them", quantizer)
+    order = _boolean(options, _ORDER, default=False)
     if order and name == IMPORTANCE:
-        raise _wrong(f"no {_ORDER} with quantizer {IMPORTANCE}, which feeds nothing back", order)
+        raise _option_error(f"no {_ORDER} with quantizer {IMPORTANCE}, which has no feedback", order)
     if codec == PaletteLayout.codec:
-        grid, channels = _palette(left)
-        return Asked(name, grid, None, order, scaled, channels)
+        grid, channels = _palette(options)
+        return QuantizerSpec(name, grid, None, order, scaled, channels)
     if codec == TrellisLayout.codec:
         if order or scaled:
-            raise _wrong(f"neither {_ORDER} nor {AWQ} with codec {codec}", quantizer)
-        return Asked(name, _groups(left, learnt=True, zeros=NONE), streams=True)
-    grid, block = _grid(codec, left)
-    return Asked(name, grid, block, order, scaled)
+            raise _option_error(f"neither {_ORDER} nor {AWQ} with codec {codec}", quantizer)
+        return QuantizerSpec(name, _groups(options, learnt=True, zeros=NONE), streams=True)
+    grid, block = _grid(codec, options)
+    return QuantizerSpec(name, grid, block, order, scaled)
 
 
 def _split(quantizer: object) -> tuple[bool, str]:
-    first, plus, rest = str(quantizer).partition("+")
+    first, plus, suffix = str(quantizer).partition("+")
     if first != AWQ:
         return False, str(quantizer)
-    return True, rest if plus else IMPORTANCE
+    return True, suffix if plus else IMPORTANCE
 
 
-def _grid(codec: str, left: dict[str, Any]) -> tuple[Grid, str | None]:
-    """Return a grid, and the type of ggml's blocks that its numbers are held in."""
+def _grid(codec: str, options: dict[str, Any]) -> tuple[Grid, str | None]:
+    """Return a grid, and the type of ggml's blocks in which its numbers are stored."""
     if codec == GgmlBlocksLayout.codec:
-        _require_known(left, ("type",))
-        kind = left.get("type")
-        if not isinstance(kind, str) or kind not in GRIDS:
-            raise _wrong(f"type {', '.join(GRIDS)} for a quantizer", kind)
-        return GRIDS[kind], None if kind in AS_INTEGERS else kind
+        _require_known(options, ("type",))
+        block_type = options.get("type")
+        if not isinstance(block_type, str) or block_type not in GRIDS:
+            raise _option_error(f"type {', '.join(GRIDS)} for a quantizer", block_type)
+        return GRIDS[block_type], None if block_type in AS_INTEGERS else block_type
     learnt = codec == ScaledCodebookLayout.codec
     if not learnt and codec != AffineLayout.codec:
         layouts = (AffineLayout, ScaledCodebookLayout, GgmlBlocksLayout, PaletteLayout, TrellisLayout)
-        known = tuple(layout.codec for layout in layouts)
-        raise _wrong(f"codec {', '.join(known)} for a quantizer", codec)
-    if learnt and "table" in left:
-        return _four_bits(left), None
-    return _groups(left, learnt=learnt, zeros=NONE if learnt else _zeros(left)), None
+        codecs = tuple(layout.codec for layout in layouts)
+        raise _option_error(f"codec {', '.join(codecs)} for a quantizer", codec)
+    if learnt and "table" in options:
+        return _four_bits(options), None
+    return _groups(options, learnt=learnt, zeros=NONE if learnt else _zeros(options)), None
 
 
-def _four_bits(left: Mapping[str, Any]) -> Grid:
+def _four_bits(options: Mapping[str, Any]) -> Grid:
     """Return MXFP4's grid (OCP Microscaling Formats 1.0) or NVFP4's."""
-    _require_known(left, ("table", "group", "scales", "second"))
-    kinds = {("f8_e8m0fnu", None): 32, ("f8_e4m3fn", MULTIPLY): 16}
-    asked = left.get("scales", "f8_e8m0fnu"), left.get("second")
-    if left["table"] != FOUR_BITS or asked not in kinds:
-        raise _wrong(f"table {FOUR_BITS} with scales f8_e8m0fnu, or f8_e4m3fn and second {MULTIPLY}", dict(left))
-    if left.get("group", kinds[asked]) != kinds[asked]:
-        raise _wrong(f"group {kinds[asked]} for scales {asked[0]}", left["group"])
-    return Grid(4, kinds[asked], asked[0], table=FOUR_BITS, second=asked[1] is not None)
+    _require_known(options, ("table", "group", "scales", "second"))
+    group_sizes = {("f8_e8m0fnu", None): 32, ("f8_e4m3fn", MULTIPLY): 16}
+    scales = options.get("scales", "f8_e8m0fnu"), options.get("second")
+    if options["table"] != FOUR_BITS or scales not in group_sizes:
+        raise _option_error(
+            f"table {FOUR_BITS} with scales f8_e8m0fnu, or f8_e4m3fn and second {MULTIPLY}", dict(options)
+        )
+    if options.get("group", group_sizes[scales]) != group_sizes[scales]:
+        raise _option_error(f"group {group_sizes[scales]} for scales {scales[0]}", options["group"])
+    return Grid(4, group_sizes[scales], scales[0], table=FOUR_BITS, second=scales[1] is not None)
 
 
-def _groups(left: Mapping[str, Any], *, learnt: bool, zeros: str) -> Grid:
+def _groups(options: Mapping[str, Any], *, learnt: bool, zeros: str) -> Grid:
     """Return the grid of options ``bits``, ``group`` and ``scales``."""
-    _require_known(left, ("bits", "group", "scales"))
-    bits, group, scales = left.get("bits", 4), left.get("group", 64), left.get("scales", "f16")
+    _require_known(options, ("bits", "group", "scales"))
+    bits, group, scales = options.get("bits", 4), options.get("group", 64), options.get("scales", "f16")
     group = A_ROW if group == "row" and not learnt else group
-    few = _TABLE_BITS if learnt else tuple(range(1 if zeros == NONE else 2, 9))
-    if not isinstance(bits, int) or isinstance(bits, bool) or bits not in few:
-        raise _wrong(f"bits from {few[0]} to {few[-1]}", bits)
-    if not isinstance(group, int) or isinstance(group, bool) or not (1 <= group <= _MOST_GROUP or group == A_ROW):
-        raise _wrong(f"group from 1 to {_MOST_GROUP} columns", group)
+    allowed = _TABLE_BITS if learnt else tuple(range(1 if zeros == NONE else 2, 9))
+    if not isinstance(bits, int) or isinstance(bits, bool) or bits not in allowed:
+        raise _option_error(f"bits from {allowed[0]} to {allowed[-1]}", bits)
+    if not isinstance(group, int) or isinstance(group, bool) or not (1 <= group <= _MAX_GROUP or group == A_ROW):
+        raise _option_error(f"group from 1 to {_MAX_GROUP} columns", group)
     if scales not in SCALE_DTYPES:
-        raise _wrong(f"scales {', '.join(SCALE_DTYPES)}", scales)
+        raise _option_error(f"scales {', '.join(SCALE_DTYPES)}", scales)
     return Grid(bits, group, scales, learnt, zeros)
 
 
-def rounded_as(asked: Asked, weights: Array, factors: Factors, levels: Array | None = None) -> list[Made]:
-    """Return a matrix rounded as ``asked``, its bands where these have tables of their own.
+def round_with(
+    spec: QuantizerSpec, weights: Array, factors: Factors, levels: Array | None = None
+) -> list[RoundedMatrix]:
+    """Return a matrix rounded as ``spec`` says, split into bands if these have their own tables.
 
     Parameters
     ----------
     weights : f32 [rows, cols]
     levels : f32 [2 ** bits], optional
-        A table that was learnt before.
+        A table from an earlier matrix.
     """
-    grid = asked.grid
-    if asked.streams:
-        return [round_streams(weights, TrellisGrid(grid.bits, grid.group, grid.scales), factors, asked.quantizer)]
-    how = How(asked.quantizer, asked.act_order)
-    rows = asked.band(weights.shape)
+    grid = spec.grid
+    if spec.streams:
+        return [round_streams(weights, TrellisGrid(grid.bits, grid.group, grid.scales), factors, spec.quantizer)]
+    how = How(spec.quantizer, spec.act_order)
+    rows = spec.band(weights.shape)
     if rows is not None:
-        return [*round_bands(weights, asked.grid, factors, how, rows)]
-    return [round_matrix(weights, asked.grid, factors, how.quantizer, levels, act_order=how.act_order)]
+        return [*round_bands(weights, spec.grid, factors, how, rows)]
+    return [round_matrix(weights, spec.grid, factors, how.quantizer, levels, act_order=how.act_order)]
 
 
-def _palette(left: Mapping[str, Any]) -> tuple[Grid, int | None]:
-    """Return the grid of a palette, and how many channels share a table, None for all."""
-    _require_known(left, ("bits", "group"))
-    bits, group = left.get("bits", 4), left.get("group", "tensor")
+def _palette(options: Mapping[str, Any]) -> tuple[Grid, int | None]:
+    """Return the grid of a palette, and the number of channels that share a table, None for all."""
+    _require_known(options, ("bits", "group"))
+    bits, group = options.get("bits", 4), options.get("group", "tensor")
     if bits not in PALETTE_BITS or isinstance(bits, bool):
-        raise _wrong(f"bits {', '.join(map(str, PALETTE_BITS))}", bits)
+        raise _option_error(f"bits {', '.join(map(str, PALETTE_BITS))}", bits)
     if group != "tensor" and (not isinstance(group, int) or isinstance(group, bool) or group < 1):
-        raise _wrong("group 'tensor' or a number of channels", group)
-    return Grid(int(bits), _TOGETHER, learnt=True, scaled=False), None if group == "tensor" else int(group)
+        raise _option_error("group 'tensor' or a number of channels", group)
+    return Grid(int(bits), _DESCENT_COLUMNS, learnt=True, scaled=False), None if group == "tensor" else int(group)
 
 
 def _zeros(options: dict[str, Any]) -> str:
-    """Take what options say of zeros, as codec ``affine`` has them: offsets are never symmetric."""
-    kind = options.pop("zero_kind", "point")
-    if kind not in ("point", "offset"):
-        raise _wrong("zero_kind point or offset", kind)
-    symmetric = _boolean(options, "symmetric", default=kind == "point")
-    if symmetric and kind == "offset":
-        raise _wrong("symmetric false for zero_kind offset", symmetric)
-    return NONE if symmetric else OFFSETS if kind == "offset" else POINTS
+    """Remove the options of zeros and return their type; as in codec ``affine``, offsets are never symmetric."""
+    zero_kind = options.pop("zero_kind", "point")
+    if zero_kind not in ("point", "offset"):
+        raise _option_error("zero_kind point or offset", zero_kind)
+    symmetric = _boolean(options, "symmetric", default=zero_kind == "point")
+    if symmetric and zero_kind == "offset":
+        raise _option_error("symmetric false for zero_kind offset", symmetric)
+    return NONE if symmetric else OFFSETS if zero_kind == "offset" else POINTS
 
 
 def _boolean(options: dict[str, Any], key: str, *, default: bool) -> bool:
     value = options.pop(key, default)
     if not isinstance(value, bool):
-        raise _wrong(f"{key} true or false", value)
+        raise _option_error(f"{key} true or false", value)
     return value
 
 
-def _require_known(options: Mapping[str, Any], known: tuple[str, ...]) -> None:
+def _require_known(options: Mapping[str, Any], names: tuple[str, ...]) -> None:
     for key in options:
-        if key not in known:
-            raise _wrong(f"the options {', '.join(known)} beside a quantizer", key)
+        if key not in names:
+            raise _option_error(f"the options {', '.join(names)} with a quantizer", key)
 
 
-def _wrong(expected: str, found: object) -> UsageError:
-    return UsageError(f"expected {expected}, found {found!r:.80}", rule="quantizer.option")
+def _option_error(expected: str, value: object) -> UsageError:
+    return UsageError(f"expected {expected}, found {value!r:.80}", rule="quantizer.option")

@@ -1,4 +1,4 @@
-"""Encoders of whole matrices by what they multiply: for those who have rows in hand and no view."""
+"""Encoders that round full matrices under their statistics, for callers that have rows in memory."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ from ingot.errors import UsageError
 from ingot.model.layouts.base import matrix_shape
 from ingot.model.part import memory_part
 from ingot.model.tensor import Array, Tensor
-from ingot.quantization.choice import Asked, asked
+from ingot.quantization.choice import QuantizerSpec, parse_quantizer
 from ingot.quantization.factors import Factors
 from ingot.quantization.grid import OFFSETS, Rounded
 from ingot.quantization.low_rank import factors_under
-from ingot.quantization.rounding import TWO_SIDED, multiplied, values_of
+from ingot.quantization.rounding import TWO_SIDED, multiply, values_of
 from ingot.quantization.tensor import (
-    Knowing,
     Outcome,
-    known_factors,
+    StatisticsSource,
+    load_factors,
     matrices,
     require_finite,
     round_tensor,
     rounding_memory,
 )
-from ingot.quantization.trellis import Made
+from ingot.quantization.trellis import RoundedMatrix
 
-Told = Callable[[Sequence[Outcome]], object]
+OutcomeCallback = Callable[[Sequence[Outcome]], object]
 _SCALES = "scales"
-_MOST_STRETCH = 2.0
+_MAX_STRETCH = 2.0
 
 
 class RoundingEncoder(Encoder):
-    """Encodes a tensor at once: its matrices rounded under their statistics, and brought to their own length.
+    """An encoder of a tensor in one chunk: its matrices are rounded under their statistics, then stretched.
 
-    Rounding of least error falls short of a matrix, and what falls short of a difference is missing at every token:
-    scales are stretched until the product under the factors with the matrix is the matrix's own.
+    Rounding of least error shortens a matrix, and for a difference the shortfall recurs at every token. So scales are
+    stretched until the product of the result with the matrix, under the factors, equals that of the matrix with itself.
 
     Parameters
     ----------
     name : str
-        Under which the statistics know the tensor.
+        The tensor's name in the statistics.
     shape : tuple of int
-    wanted : Asked
-    known : Knowing
-    told : callable
-        Gets what became of the matrices.
+    spec : QuantizerSpec
+    statistics : StatisticsSource
+    on_outcomes : callable
+        Called with the outcomes of the matrices.
     """
 
     fit_passes: int = 0
@@ -60,21 +60,29 @@ class RoundingEncoder(Encoder):
     single_chunk: bool = True
     lossless: bool = False
 
-    def __init__(self, name: str, shape: tuple[int, ...], wanted: Asked, known: Knowing, told: Told) -> None:
-        self._name, self._shape, self._asked, self._known, self._told = name, shape, wanted, known, told
+    def __init__(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        spec: QuantizerSpec,
+        statistics: StatisticsSource,
+        on_outcomes: OutcomeCallback,
+    ) -> None:
+        self._name, self._shape, self._spec = name, shape, spec
+        self._statistics, self._on_outcomes = statistics, on_outcomes
         self._reach: RangeProbe | None = None
-        layout = wanted.layout(shape, "f32")
+        layout = spec.layout(shape, "f32")
         self.codec: str = layout.codec
         self.params: Mapping[str, Any] = layout.attributes()
         self.parts = tuple(layout.part_specs(shape))
         first = next(matrix for matrix, _ in matrices(name, shape))
-        self._scratch = rounding_memory(wanted, shape, known.for_matrix(first))
+        self._scratch = rounding_memory(spec, shape, statistics.for_matrix(first))
 
     def scratch_bytes(self) -> int:
         return self._scratch
 
     def set_range_probe(self, probe: RangeProbe | None) -> None:
-        """Have small values looked for, which the scales' type would not reach."""
+        """Set the probe for small values that the scales' type would not reach."""
         self._reach = probe
 
     def range_probe(self) -> RangeProbe | None:
@@ -84,66 +92,73 @@ class RoundingEncoder(Encoder):
         """Return the parts; raises ``quantizer.non-finite``, ``quantizer.scale-overflow``, ``statistics.*``."""
         require_finite(rows, self._name)
         values = np.ascontiguousarray(cast(rows, "f32")).reshape(self._shape)
-        some = ((name, values[place]) for name, place in matrices(self._name, self._shape))
-        parts, outcomes = round_tensor(self._asked, some, self._known, stretch)
-        self._told(outcomes)
+        weights = ((name, values[index]) for name, index in matrices(self._name, self._shape))
+        parts, outcomes = round_tensor(self._spec, weights, self._statistics, stretch)
+        self._on_outcomes(outcomes)
         return {role: np.ascontiguousarray(part) for role, part in parts.items()}
 
     def decode(self, parts: Mapping[str, Array], out: Array) -> None:
-        held = {spec.role: memory_part(parts[spec.role], spec.dtype) for spec in self.parts}
+        stored = {spec.role: memory_part(parts[spec.role], spec.dtype) for spec in self.parts}
         codec = CODECS[self.codec]
-        tensor = Tensor(self._name, self._shape, "f32", self.codec, held, self.params, codec)
+        tensor = Tensor(self._name, self._shape, "f32", self.codec, stored, self.params, codec)
         codec.decode(tensor, "f32", out.reshape(self._shape))
 
 
-def stretch(made: Sequence[Made], weights: Array, factors: Factors) -> None:
-    """Lengthen what a matrix became until ``<W, Q> = <W, W>`` under the factors, twice at most, if it has scales."""
-    length = along(weights, values_of(made), factors)
-    if not 1 / _MOST_STRETCH <= length < 1:
+def stretch(bands: Sequence[RoundedMatrix], weights: Array, factors: Factors) -> None:
+    """Stretch scales until ``<W, Q> = <W, W>`` under the factors, at most by 2; a matrix without scales stays."""
+    length = along(weights, values_of(bands), factors)
+    if not 1 / _MAX_STRETCH <= length < 1:
         return
-    for each in made:
-        if not isinstance(each, Rounded):
-            each.scales = [_stretched(scales, length, each.grid.scales) for scales in each.scales]
-        elif each.grid.scaled and each.grid.nested is None:
-            each.scales = _stretched(each.scales, length, each.grid.scales)
-            if each.zeros is not None and each.grid.zeros == OFFSETS:
-                each.zeros = _stretched(each.zeros, length, each.grid.scales)
+    for band in bands:
+        if not isinstance(band, Rounded):
+            band.scales = [_stretch(scales, length, band.grid.scales) for scales in band.scales]
+        elif band.grid.scaled and band.grid.nested is None:
+            band.scales = _stretch(band.scales, length, band.grid.scales)
+            if band.zeros is not None and band.grid.zeros == OFFSETS:
+                band.zeros = _stretch(band.zeros, length, band.grid.scales)
 
 
 def along(weights: Array, values: Array, factors: Factors) -> float:
-    """Return ``tr(G Q A W^T)`` over ``tr(G W A W^T)``: how much of a matrix ``values`` bring; 1 of nothing."""
-    product = multiplied(weights, factors.inputs)
+    """Return ``tr(G Q A W^T)`` over ``tr(G W A W^T)``: the length of ``values`` along the matrix.
+
+    1 for a zero matrix.
+    """
+    product = multiply(weights, factors.inputs)
     if factors.outputs is not None:
-        product = multiplied(factors.outputs, product)
-    own = float(np.vdot(weights.astype(np.float64), product))
-    return float(np.vdot(values.astype(np.float64), product)) / own if own > 0 else 1.0
+        product = multiply(factors.outputs, product)
+    total = float(np.vdot(weights.astype(np.float64), product))
+    return float(np.vdot(values.astype(np.float64), product)) / total if total > 0 else 1.0
 
 
-def _stretched(scales: Array, length: float, dtype: str) -> Array:
+def _stretch(scales: Array, length: float, dtype: str) -> Array:
     with np.errstate(over="ignore"):
         longer = cast(cast((scales / length).astype(np.float32), dtype), "f32")
     return longer if np.isfinite(longer).all() else scales
 
 
 def encoder_under(
-    name: str, shape: tuple[int, ...], how: tuple[str, str, Mapping[str, Any]], known: Knowing, told: Told
+    name: str,
+    shape: tuple[int, ...],
+    how: tuple[str, str, Mapping[str, Any]],
+    statistics: StatisticsSource,
+    on_outcomes: OutcomeCallback,
 ) -> Encoder:
-    """Return what encodes a tensor of f32 by its statistics.
+    """Return the encoder of an f32 tensor under its statistics.
 
     Parameters
     ----------
     name : str
-        Under which the statistics know it.
+        The tensor's name in the statistics.
     how : quantizer, codec id and options
-        As of ``choice.asked``, where scales may be ``auto``: f16, or what small values need. ``low_rank`` with
-        ``two-sided``: the product of thin matrices of least error under both factors.
+        The arguments of ``choice.parse_quantizer``, where scales may be ``auto``: f16, or a type for small values.
+        ``low_rank`` with ``two-sided``: the product of thin matrices of least error under both factors.
 
     Raises
     ------
     UsageError
         ``quantizer.option``.
     UnsupportedError
-        A shape that the grid cannot hold, by the codec's own rule.
+        A shape that the grid cannot hold, with the codec's own rule.
     """
     quantizer, codec, options = how
     if codec == LOW_RANK:
@@ -154,25 +169,25 @@ def encoder_under(
         encoder = CODECS[codec].encoder(shape, "f32", options)
         assert isinstance(encoder, LowRankEncoder)
         rows, cols = matrix_shape(shape)
-        encoder.fit_by(lambda values, most, error: factors_under(values, most, error, _of(known, name, rows, cols)))
+        encoder.fit_by(
+            lambda values, max_rank, error: factors_under(
+                values, max_rank, error, load_factors(statistics, name, rows, cols)[0]
+            )
+        )
         return encoder
     auto = options.get(_SCALES, AUTO) == AUTO
-    wanted = asked(quantizer, codec, {**options, _SCALES: "f16"} if auto else options)
-    wanted.require(shape, name)
-    rounding = RoundingEncoder(name, shape, wanted, known, told)
-    rounding.set_range_probe(_reach(wanted, auto=auto))
+    spec = parse_quantizer(quantizer, codec, {**options, _SCALES: "f16"} if auto else options)
+    spec.require(shape, name)
+    rounding = RoundingEncoder(name, shape, spec, statistics, on_outcomes)
+    rounding.set_range_probe(_reach(spec, auto=auto))
     return rounding
 
 
-def _of(known: Knowing, name: str, rows: int, cols: int) -> Factors:
-    return known_factors(known, name, rows, cols)[0]
-
-
-def _reach(wanted: Asked, *, auto: bool) -> RangeProbe | None:
-    if not wanted.streams and not wanted.grid.scaled:
+def _reach(spec: QuantizerSpec, *, auto: bool) -> RangeProbe | None:
+    if not spec.streams and not spec.grid.scaled:
         return None
-    if wanted.streams:
-        most = float(np.abs(trellis_values(wanted.grid.bits)).max())
+    if spec.streams:
+        amax = float(np.abs(trellis_values(spec.grid.bits)).max())
     else:
-        most = 1.0 if wanted.grid.learnt else float(np.abs(wanted.grid.levels).max())
-    return RangeProbe(_SCALES, wanted.grid.scales, ("bf16", "f32") if auto else (), most, "f32")
+        amax = 1.0 if spec.grid.learnt else float(np.abs(spec.grid.levels).max())
+    return RangeProbe(_SCALES, spec.grid.scales, ("bf16", "f32") if auto else (), amax, "f32")

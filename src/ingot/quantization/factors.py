@@ -1,4 +1,4 @@
-"""What errors of a matrix weigh, as quantizers take it: second moments, damped, and their triangular factor."""
+"""The weights of a matrix's errors in quantizers: damped second moments, and their triangular factors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ingot.model.tensor import Array
 
 DAMPING = 0.01
 _TRIES = 8
-_PIECE = 1 << 20  # numbers that change places at once
+_CHUNK = 1 << 20  # numbers that are swapped at once
 
 
 @dataclass(frozen=True)
@@ -25,19 +25,18 @@ class Factors:
 
     Parameters
     ----------
-    moment : f32 [cols, cols], or a callable that makes it
+    moment : f32 [cols, cols], or a callable that computes it
         A, damped: symmetric, positive definite.
     outputs : f32 [rows, rows] or None
         G, damped.
     weights : f32 [cols]
         A's diagonal.
     scale : float
-        What A and G were divided by: half of ``scale * tr(G D A D^T)`` is a divergence in nats a token where both are
-        known.
+        The divisor of A and G: half of ``scale * tr(G D A D^T)`` is a divergence in nats per token, if both are known.
     damping : float
-        What was added to the diagonal of A, as a share of its mean.
+        The number added to the diagonal of A, as a fraction of its mean.
     dead : int
-        Columns whose input was 0 for every token: nothing but the damping weighs their errors.
+        The number of columns whose input was 0 for every token: only the damping weighs their errors.
     """
 
     moment: Array | Callable[[], Array]
@@ -52,114 +51,117 @@ class Factors:
         """A, damped: f32 [cols, cols]."""
         return self.moment() if callable(self.moment) else self.moment
 
-    def made(self) -> Array:
-        """Return A, damped, in memory that nobody else looks at."""
+    def new_inputs(self) -> Array:
+        """Return A, damped, as a new array that the caller may overwrite."""
         if callable(self.moment) and "inputs" not in self.__dict__:
             return self.moment()
         return self.inputs.copy()
 
 
 def factors_of(statistics: MatrixStatistics, damping: float = DAMPING) -> Factors:
-    """Return the factors of a matrix, ``damping`` of the mean of the diagonal added to it.
+    """Return the factors of a matrix; ``damping`` times the mean of the diagonal is added to it.
 
-    Where only mean squares were taken, A is diagonal. A matrix whose inputs were all zero gets the identity. A is made
-    of the statistics when it is wanted, which stay open until then.
+    If only mean squares were collected, A is diagonal. A matrix whose inputs were all zero gets the identity. A is
+    computed from the statistics on demand, which must stay open until then.
     """
     moment, diagonal = statistics.inputs, statistics.diagonal
-    own = diagonal if moment is None else moment.diagonal()
-    mean = float(own.mean(dtype=np.float64))
+    inputs_diagonal = diagonal if moment is None else moment.diagonal()
+    mean = float(inputs_diagonal.mean(dtype=np.float64))
     dead, outputs = int(np.count_nonzero(diagonal == 0)), statistics.outputs
 
-    def made() -> Array:
-        return _damped(np.diag(diagonal) if moment is None else moment, mean, damping)
+    def damped_inputs() -> Array:
+        return _damp(np.diag(diagonal) if moment is None else moment, mean, damping)
 
-    weights = np.ascontiguousarray(_weights(own, mean, damping))
+    weights = np.ascontiguousarray(_weights(inputs_diagonal, mean, damping))
     if outputs is None:
-        return Factors(made, None, weights, max(mean, 0.0), damping, dead)
-    more = float(outputs.diagonal().mean(dtype=np.float64))
-    return Factors(made, _damped(outputs, more, damping), weights, max(mean, 0.0) * max(more, 0.0), damping, dead)
+        return Factors(damped_inputs, None, weights, max(mean, 0.0), damping, dead)
+    outputs_mean = float(outputs.diagonal().mean(dtype=np.float64))
+    scale = max(mean, 0.0) * max(outputs_mean, 0.0)
+    return Factors(damped_inputs, _damp(outputs, outputs_mean, damping), weights, scale, damping, dead)
 
 
 def no_factors(cols: int) -> Factors:
-    """Return the factors of a matrix of which nothing is known: all errors weigh alike."""
+    """Return the factors of a matrix without statistics: all errors weigh the same."""
     return Factors(np.eye(cols, dtype=np.float32), None, np.ones(cols, np.float32))
 
 
 class Feedback(NamedTuple):
     """``A = (U + I) D (U + I)^T``: strictly upper U, f32 [cols, cols], and the diagonal D, f32 [cols].
 
-    ``more`` is what had to be added to A's diagonal, as a share of its mean, for this to exist.
+    ``more`` is the number that had to be added to A's diagonal, as a fraction of its mean, for the factor to exist.
     """
 
     upper: Array
-    left: Array
+    diagonal: Array
     more: float
 
 
-def feedback_factor(made: Callable[[], Array]) -> Feedback:
+def feedback_factor(compute: Callable[[], Array]) -> Feedback:
     """Return the triangular factor of A; raises ``ResourceError`` ``quantizer.singular``.
 
-    Column k says how errors of the columns before it move its target (LDLQ: arXiv 2307.13304, section 3.1; the same
-    rounding as GPTQ's, arXiv 2210.17323); D is what is left of each column's error to weigh when it is rounded.
+    Column k is the effect of errors of the columns before it on its target (LDLQ: arXiv 2307.13304, section 3.1; the
+    same rounding as GPTQ's, arXiv 2210.17323). D is the weight of each column's remaining error when it is rounded.
 
     Parameters
     ----------
-    made : callable
-        Makes A, f32 [cols, cols], in memory that becomes U's.
+    compute : callable
+        Returns A, f32 [cols, cols], as a new array that becomes U.
     """
     extra = mean = 0.0
     for _ in range(_TRIES):
-        upper = np.ascontiguousarray(made(), np.float32)
+        upper = np.ascontiguousarray(compute(), np.float32)
         mean = float(upper.diagonal().mean())
         upper[np.diag_indices_from(upper)] += np.float32(extra)
-        own = np.empty(len(upper), np.float64)
-        if native.kernels.matrix_factor(upper, own):
-            return Feedback(upper, own.astype(np.float32), extra / mean if extra else 0.0)
+        diagonal = np.empty(len(upper), np.float64)
+        if native.kernels.matrix_factor(upper, diagonal):
+            return Feedback(upper, diagonal.astype(np.float32), extra / mean if extra else 0.0)
         extra = max(extra * 10, mean * DAMPING)
-    raise ResourceError("expected a positive definite second moment", rule="quantizer.singular")
+    raise ResourceError(
+        "the second moment is not positive definite: collect statistics from more samples", rule="quantizer.singular"
+    )
 
 
 class Links(NamedTuple):
     """``G = (L + I) D (L + I)^T``: strictly lower L, f32 [rows, rows], and the diagonal D, f32 [rows]."""
 
     below: Array
-    left: Array
+    diagonal: Array
 
 
 def links_of(outputs: Array) -> Links:
     """Return the triangular factor of G; raises ``ResourceError`` ``quantizer.singular``.
 
-    Row k says how an error of row k moves the targets of the rows before it. Of G with both axes turned round this is
-    the factor of ``feedback_factor``.
+    Row k is the effect of an error of row k on the targets of the rows before it. It is the ``feedback_factor`` of G
+    with both axes reversed.
     """
-    turned = outputs[::-1, ::-1]
-    found = feedback_factor(lambda: np.array(turned, np.float32, order="C"))
-    _turn_round(found.upper)
-    return Links(found.upper, np.ascontiguousarray(found.left[::-1]))
+    reverse = outputs[::-1, ::-1]
+    factor = feedback_factor(lambda: np.array(reverse, np.float32, order="C"))
+    _reverse(factor.upper)
+    return Links(factor.upper, np.ascontiguousarray(factor.diagonal[::-1]))
 
 
-def _turn_round(matrix: Array) -> None:
-    """Turn both axes round, where the matrix lies."""
+def _reverse(matrix: Array) -> None:
+    """Reverse both axes in place."""
     flat = matrix.reshape(-1)
     half = len(flat) // 2
-    for first in range(0, half, _PIECE):
-        last = min(first + _PIECE, half)
+    for first in range(0, half, _CHUNK):
+        last = min(first + _CHUNK, half)
         front, back = flat[first:last], flat[len(flat) - last : len(flat) - first]
         front[:], back[:] = back[::-1].copy(), front[::-1].copy()
 
 
-def _damped(moment: Array, mean: float, damping: float) -> Array:
-    """Return a moment over its mean, damped: f32, of its own memory."""
+def _damp(moment: Array, mean: float, damping: float) -> Array:
+    """Return a moment over its mean, damped, as a new f32 array."""
     if mean <= 0:
         return np.eye(len(moment), dtype=np.float32)
     # Scaled to a mean of 1: sums of squares of tiny gradients stay within f32.
-    found = np.divide(moment, np.float32(mean), dtype=np.float32, order="C")
-    found[np.diag_indices_from(found)] += np.float32(damping)
-    return found
+    damped = np.divide(moment, np.float32(mean), dtype=np.float32, order="C")
+    damped[np.diag_indices_from(damped)] += np.float32(damping)
+    return damped
 
 
 def _weights(diagonal: Array, mean: float, damping: float) -> Array:
-    """Return the diagonal of that."""
+    """Return the diagonal of the damped moment."""
     if mean <= 0:
         return np.ones(len(diagonal), np.float32)
     return diagonal / np.float32(mean) + np.float32(damping)

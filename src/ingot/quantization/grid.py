@@ -1,7 +1,8 @@
-"""The values that codes may stand for, and matrices of such codes."""
+"""Grids of the values that codes represent, and matrices of these codes."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,24 +14,24 @@ from ingot.model.tensor import Array
 
 NONE, POINTS, OFFSETS = ZEROS = ("none", "points", "offsets")
 A_ROW = (1 << 31) - 1
-"""Columns of a group that is a whole row."""
+"""The number of columns of a group that spans a row."""
 FOUR_BITS = "f4_e2m1fn"
 
 
 @dataclass(frozen=True, slots=True)
 class Nested:
-    """Scales that are integers times a number which a block of a type of ggml's has once; minima likewise.
+    """Scales that are integers times a number of each block of a ggml type; minima likewise.
 
     Parameters
     ----------
     type : str
-        Of ggml: what searches the numbers of a block.
+        The type of ggml's blocks, whose search chooses the numbers of a block.
     low, high : int
-        What integers go from and to.
+        The range of the integers.
     minimum : int
-        The largest integer of a minimum; 0 where there are none.
+        The largest integer of a minimum; 0 if there are none.
     columns : int
-        Of a block.
+        The columns of a block.
     """
 
     type: str
@@ -42,33 +43,34 @@ class Nested:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """``w = scale * level``, ``scale * (level - zero)`` or ``scale * level + zero``: which levels, and what else.
+    """A grid ``w = scale * level``, ``scale * (level - zero)`` or ``scale * level + zero``: levels, groups and types.
 
     Parameters
     ----------
     bits : int
-        Of a code, 1 to 8: there are ``2 ** bits`` levels.
+        The bits of a code, 1 to 8; there are ``2 ** bits`` levels.
     group : int
         Columns that share a scale; the last group of a row may be shorter.
     scales : str
         ``f16``, ``bf16`` or ``f32``: scales (and zeros) are rounded to it before codes are chosen. Or a type of 8 bits:
-        such scales are positive, and stay when the search has chosen them.
+        these scales are positive, and do not change after the search has chosen them.
     learnt : bool
         The levels are a table that is learnt for the tensor.
     zeros : str
         ``points``: an integer among the levels for each scale; ``offsets``: a number of the scales' type. Levels are
-        the integers from 0 on, and scales are positive.
+        then the integers from 0 on, and scales are positive.
     table : str or None
-        Levels by a name of ``model.layouts.scaled_codebook.TABLES``, or those of ``f4_e2m1fn``.
+        The name of a table in ``model.layouts.scaled_codebook.TABLES``, or ``f4_e2m1fn``.
     nested : Nested or None
-        How scales and offsets are stored, where they are not numbers of their own.
+        The storage of scales and offsets, if they are multiples of a block's number.
     scaled : bool
-        There are scales. Without them levels are values, learnt; ``group`` is then how many columns descend together.
+        There are scales. Without them, levels are learnt values, and ``group`` is the number of columns that descend
+        together.
     second : bool
-        Scales are multiples of one number of the matrix.
+        Scales are multiples of a number of the matrix.
 
-    Levels are else the integers from ``-2 ** (bits - 1)`` on, of one bit without zeros -1/2 and 1/2: signs. Scales
-    without zeros may be negative, so that the one integer without an opposite is of use at both ends (Q4_0's).
+    Otherwise levels are the integers from ``-2 ** (bits - 1)`` on; with one bit and no zeros, -1/2 and 1/2: signs.
+    Scales without zeros may be negative, so that the integer without an opposite serves both ends (as in Q4_0).
     """
 
     bits: int
@@ -83,15 +85,15 @@ class Grid:
 
     @property
     def small(self) -> bool:
-        """Scales are of a type of 8 bits."""
+        """Whether scales have a type of 8 bits."""
         return self.scales in SMALL_SCALES
 
     @property
     def levels(self) -> Array:
         """The levels of a grid that is not learnt: f32 [2 ** bits]."""
         if self.table is not None:
-            found = numbers(self.table)
-            return np.sort(found) + np.float32(0) if self.table == FOUR_BITS else np.array(found)  # 0 for -0
+            values = numbers(self.table)
+            return np.sort(values) + np.float32(0) if self.table == FOUR_BITS else np.array(values)  # 0 for -0
         if self.signs:
             return np.array([-0.5, 0.5], np.float32)
         first = 0 if self.zeros != NONE else -(1 << self.bits - 1)
@@ -104,22 +106,22 @@ class Grid:
 
     @property
     def unsigned(self) -> bool:
-        """Whether codes of integers count from 0, zeros telling which of them stands for nothing."""
+        """Whether integer codes count from 0, because zeros or signs define their level 0."""
         return self.zeros != NONE or self.signs
 
     @property
     def span(self) -> int:
-        """Columns whose scales are chosen together."""
+        """The number of columns whose scales are chosen together."""
         return self.group if self.nested is None else self.nested.columns
 
     def groups(self, cols: int) -> Array:
-        """The group of each column: i32 [cols]."""
+        """Return the group index of each column: i32 [cols]."""
         return np.arange(cols, dtype=np.int32) // np.int32(self.group)
 
 
 @dataclass(frozen=True, slots=True)
 class TrellisGrid:
-    """Streams of 2, 3 or 4 bits a weight, and scales of type ``scales`` for ``group`` columns, which divide a row's."""
+    """A grid of streams of 2, 3 or 4 bits a weight, with scales of type ``scales`` for ``group`` columns of a row."""
 
     bits: int
     group: int
@@ -128,7 +130,7 @@ class TrellisGrid:
 
 @dataclass(slots=True)
 class Rounded:
-    """A matrix as codes, level by level.
+    """A matrix rounded to a grid: codes, scales and levels.
 
     Parameters
     ----------
@@ -136,19 +138,19 @@ class Rounded:
     codes : u8 [rows, cols]
         Indices of ``levels``.
     scales : f32 [rows, groups]
-        Values that the scales' type holds.
+        Values of the scales' type.
     levels : f32 [2 ** bits]
     groups : i32 [cols]
     zeros : f32 [rows, groups] or None
         Points or offsets.
     units, zero_units : f32 [rows, groups] or None
-        What nested scales, and offsets, are multiples of.
+        The numbers that nested scales, and offsets, are multiples of.
     more_damping : float
-        What had to be added to A's diagonal for feedback, beside its own damping, as a share of its mean.
+        The number that feedback had to add to A's diagonal besides its damping, as a fraction of its mean.
     second : float
-        What scales are multiples of, where there is such a number.
-    told : pair of float or None
-        ``tr(D A D^T)`` and ``tr(W A W^T)``, where feedback found them on its way.
+        The number that scales are multiples of, if there is one.
+    error_sums : pair of float or None
+        ``tr(D A D^T)`` and ``tr(W A W^T)``, if feedback computed them.
     """
 
     grid: Grid
@@ -161,41 +163,63 @@ class Rounded:
     zero_units: Array | None = None
     more_damping: float = 0.0
     second: float = 1.0
-    told: tuple[float, float] | None = None
+    error_sums: tuple[float, float] | None = None
 
     @classmethod
-    def begun(cls, grid: Grid, shape: tuple[int, int], levels: Array) -> Rounded:
-        """Return a matrix of which nothing is chosen yet but the levels."""
+    def start(cls, grid: Grid, shape: tuple[int, int], levels: Array) -> Rounded:
+        """Return a matrix whose levels are given, with all codes and scales 0."""
         groups = grid.groups(shape[1])
-        found = cls(grid, np.zeros(shape, np.uint8), _numbers(shape[0], groups), levels, groups)
+        rounded = cls(grid, np.zeros(shape, np.uint8), _numbers(shape[0], groups), levels, groups)
         if not grid.scaled:
-            found.scales.fill(1)
+            rounded.scales.fill(1)
         if grid.zeros != NONE:
-            found.zeros = _numbers(shape[0], groups)
+            rounded.zeros = _numbers(shape[0], groups)
         if grid.nested is not None:
-            found.units = _numbers(shape[0], groups)
-            found.zero_units = None if found.zeros is None else _numbers(shape[0], groups)
-        return found
+            rounded.units = _numbers(shape[0], groups)
+            rounded.zero_units = None if rounded.zeros is None else _numbers(shape[0], groups)
+        return rounded
 
     @property
     def kernel_grid(self) -> native.kernels.RoundingGrid:
-        """The grid as kernels take it."""
+        """The grid for native kernels."""
         grid, nested = self.grid, self.grid.nested
         steps = (0.0, 0.0, 0.0) if nested is None else (nested.low, nested.high, nested.minimum)
-        even, turned = not (grid.learnt or grid.signs) and grid.table is None, grid.zeros == NONE
+        even, two_sided = not (grid.learnt or grid.signs) and grid.table is None, grid.zeros == NONE
         scales = "f32" if grid.small else grid.scales
-        return native.kernels.RoundingGrid(self.levels, even, grid.zeros, turned, scales, steps)
+        return native.kernels.RoundingGrid(self.levels, even, grid.zeros, two_sided, scales, steps)
 
     def values(self) -> Array:
-        """Return what the codes stand for: f32 [rows, cols]."""
-        found: Array = self.levels[self.codes]
+        """Return the decoded matrix: f32 [rows, cols]."""
+        values: Array = self.levels[self.codes]
         if self.zeros is not None and self.grid.zeros == POINTS:
-            found -= self.zeros[:, self.groups]
-        found *= self.scales[:, self.groups]
+            values -= self.zeros[:, self.groups]
+        values *= self.scales[:, self.groups]
         if self.zeros is not None and self.grid.zeros == OFFSETS:
-            found += self.zeros[:, self.groups]
-        return found
+            values += self.zeros[:, self.groups]
+        return values
 
 
 def _numbers(rows: int, groups: Array) -> Array:
     return np.zeros((rows, int(groups[-1]) + 1), np.float32)
+
+
+_IQ4 = "iq4_nl"
+
+GRIDS: Mapping[str, Grid] = {
+    "q4_0": Grid(4, 32),
+    "q4_1": Grid(4, 32, zeros=OFFSETS),
+    "q5_0": Grid(5, 32),
+    "q5_1": Grid(5, 32, zeros=OFFSETS),
+    "q8_0": Grid(8, 32),
+    "q2_k": Grid(2, 16, zeros=OFFSETS, nested=Nested("q2_k", 0, 15, 15)),
+    "q3_k": Grid(3, 16, nested=Nested("q3_k", -32, 31)),
+    "q4_k": Grid(4, 32, zeros=OFFSETS, nested=Nested("q4_k", 0, 63, 63)),
+    "q5_k": Grid(5, 32, zeros=OFFSETS, nested=Nested("q5_k", 0, 63, 63)),
+    "q6_k": Grid(6, 16, nested=Nested("q6_k", -128, 127)),
+    "iq4_nl": Grid(4, 32, table=_IQ4),
+    "iq4_xs": Grid(4, 32, table=_IQ4, nested=Nested("iq4_xs", -32, 31)),
+}
+"""Type of ggml's blocks to its grid (``spec/gguf.md``); blocks divide the columns of a matrix."""
+
+AS_INTEGERS = ("q4_0", "q5_0", "q8_0")
+"""Types that are computed as signed integers, which become blocks, or another layout of the same integers."""

@@ -1,8 +1,8 @@
-"""Orthogonal matrices whose entries are all about as large: Hadamard's where there is one of the size.
+"""Orthogonal matrices whose entries have similar magnitudes: Hadamard matrices, if one of the size is known.
 
-An order is 2^k times a small one. The small ones are Paley's (J. Math. Phys. 12, 1933): ``q + 1`` for a prime ``q`` of
-the form 4j + 3, ``2 (q + 1)`` for one of the form 4j + 1: 12, 20, 28, 36, 44, 60, 68 and on. Where none is known here,
-the odd part of the size takes Hartley's transform, whose entries are at most sqrt(2) times as large.
+A size is 2^k times a small one. The small ones are Paley's (J. Math. Phys. 12, 1933): ``q + 1`` for a prime ``q`` of
+the form 4j + 3, ``2 (q + 1)`` for a prime of the form 4j + 1: 12, 20, 28, 36, 44, 60, 68 and so on. If none is known,
+the odd factor of the size takes Hartley's transform, whose entries are at most sqrt(2) times as large.
 """
 
 from __future__ import annotations
@@ -14,41 +14,42 @@ from functools import lru_cache
 import numpy as np
 
 from ingot.model.tensor import Array
-from ingot.quantization.rounding import multiplied
+from ingot.quantization.rounding import multiply
 
 _LARGEST = 1 << 20
 LARGEST_SMALL = 1 << 12
-"""The largest small matrix, which is held whole."""
+"""The size of the largest small matrix, which is stored in full."""
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """A size as ``small * power``: the Kronecker product of a small matrix and Sylvester's of ``power``, one of 2."""
+class HadamardOrder:
+    """A size as ``small * power``: the Kronecker product of a small matrix and Sylvester's of ``power``, a power of
+    2."""
 
     small: int
     power: int
     hadamard: bool
 
     def __str__(self) -> str:
-        kind = "Hadamard" if self.hadamard else "Hartley"
+        family = "Hadamard" if self.hadamard else "Hartley"
         if self.small == 1:
             return f"Hadamard {self.power}"
-        return f"{kind} {self.small}" + (f" x Hadamard {self.power}" if self.power > 1 else "")
+        return f"{family} {self.small}" + (f" x Hadamard {self.power}" if self.power > 1 else "")
 
 
 @lru_cache(maxsize=64)
-def order_of(size: int) -> Order:
-    """Return how a size from 1 to 2^20 is made, of the least small matrix."""
+def order_of(size: int) -> HadamardOrder:
+    """Return the factors of a size from 1 to 2^20, with the smallest possible small matrix."""
     assert 1 <= size <= _LARGEST
     twos = size & -size
-    odd, small = size // twos, size // twos
+    odd_factor, small = size // twos, size // twos
     while small <= size:
         if small == 1 or (small <= LARGEST_SMALL and _paley(small) is not None):
-            return Order(small, size // small, True)
+            return HadamardOrder(small, size // small, True)
         small *= 2
         if size % small:
             break
-    return Order(odd, twos, False)
+    return HadamardOrder(odd_factor, twos, False)
 
 
 @lru_cache(maxsize=16)
@@ -57,34 +58,34 @@ def small_matrix(small: int, hadamard: bool) -> Array:
     if small == 1:
         return np.ones((1, 1), np.float32)
     if hadamard:
-        found = _paley(small)
-        assert found is not None
-        return np.ascontiguousarray(found, np.float32)
+        matrix = _paley(small)
+        assert matrix is not None
+        return np.ascontiguousarray(matrix, np.float32)
     angles = np.outer(np.arange(small), np.arange(small)) % small * (2 * np.pi / small)
     return np.ascontiguousarray(np.cos(angles) + np.sin(angles), np.float32)
 
 
 def signs_of(size: int, seed: int, label: str) -> Array:
-    """Return +1 and -1 as a seed and a label draw them, the same everywhere: f32 [size]."""
+    """Return +1 and -1 drawn from a seed and a label, the same on every machine: f32 [size]."""
     drawn = hashlib.shake_256(f"ingot rotation {seed} {label}".encode()).digest(-(-size // 8))
     bits = np.unpackbits(np.frombuffer(drawn, np.uint8))[:size]
     return 1 - 2 * bits.astype(np.float32)
 
 
-def transformed(rows: Array, order: Order) -> Array:
+def transform(rows: Array, order: HadamardOrder) -> Array:
     """Return each row multiplied by the matrix of an order, divided by the root of its size: f32 [rows, size]."""
     count, size = rows.shape
-    found = _sylvester(np.ascontiguousarray(rows, np.float32).reshape(count * order.small, order.power))
+    result = _sylvester(np.ascontiguousarray(rows, np.float32).reshape(count * order.small, order.power))
     if order.small > 1:
-        turned = found.reshape(count, order.small, order.power).transpose(1, 0, 2)
-        mixed = multiplied(small_matrix(order.small, order.hadamard), turned.reshape(order.small, -1))
-        found = mixed.reshape(order.small, count, order.power).transpose(1, 0, 2)
-    out: Array = found.reshape(count, size) * np.float32(size**-0.5)
+        swapped = result.reshape(count, order.small, order.power).transpose(1, 0, 2)
+        mixed = multiply(small_matrix(order.small, order.hadamard), swapped.reshape(order.small, -1))
+        result = mixed.reshape(order.small, count, order.power).transpose(1, 0, 2)
+    out: Array = result.reshape(count, size) * np.float32(size**-0.5)
     return out
 
 
 def _sylvester(rows: Array) -> Array:
-    """Return the rows after the fast Walsh-Hadamard transform: sums and differences alone, in one order."""
+    """Return the rows after the fast Walsh-Hadamard transform: sums and differences only, in a fixed order."""
     count, size = rows.shape
     half = 1
     while half < size:
@@ -95,7 +96,7 @@ def _sylvester(rows: Array) -> Array:
 
 
 def _paley(order: int) -> Array | None:
-    """Return Paley's matrix of an order, None where neither of his constructions gives it: i8 [order, order]."""
+    """Return Paley's matrix of an order, None if neither of his constructions applies: i8 [order, order]."""
     if order % 4:
         return None
     first, second = order - 1, order // 2 - 1
@@ -106,10 +107,10 @@ def _paley(order: int) -> Array | None:
     if second % 4 == 1 and _is_prime(second):
         core = np.zeros((order // 2, order // 2), np.int8)
         core[0, 1:], core[1:, 0], core[1:, 1:] = 1, 1, _residues(second)
-        one = np.eye(len(core), dtype=np.int8)
+        identity = np.eye(len(core), dtype=np.int8)
         plain, diagonal = np.array([[1, 1], [1, -1]], np.int8), np.array([[1, -1], [-1, -1]], np.int8)
-        found: Array = np.kron(core, plain) + np.kron(one, diagonal)
-        return found
+        matrix: Array = np.kron(core, plain) + np.kron(identity, diagonal)
+        return matrix
     return None
 
 
@@ -119,8 +120,8 @@ def _residues(prime: int) -> Array:
     squares[np.arange(1, prime, dtype=np.int64) ** 2 % prime] = 1
     squares[0] = 0
     numbers = np.arange(prime)
-    found: Array = squares[(numbers[:, None] - numbers) % prime]
-    return found
+    residues: Array = squares[(numbers[:, None] - numbers) % prime]
+    return residues
 
 
 def _is_prime(number: int) -> bool:

@@ -1,8 +1,8 @@
-"""The best product of two thin matrices under both factors: least ``tr(G D A D^T)`` of what it lacks.
+"""The best product of two thin matrices under both factors: its error D has the least ``tr(G D A D^T)``.
 
 With ``A = L L^T`` and ``G = M M^T`` that error is the squared norm of ``M^T D L``: the leading singular vectors of
-``M^T W L`` (Eckart and Young, 1936), taken back through ``M^-T`` and ``L^-1``. Whitening so is that of SVD-LLM (arXiv
-2403.07378), there for the inputs alone.
+``M^T W L`` (Eckart and Young, 1936), mapped back by ``M^-T`` and ``L^-1``. SVD-LLM (arXiv 2403.07378) whitens in this
+way for the inputs alone.
 """
 
 from __future__ import annotations
@@ -16,21 +16,22 @@ from ingot.quantization.factors import Factors
 _TINY = np.finfo(np.float64).tiny
 
 
-def factors_under(rows: Array, most: int, error: float | None, factors: Factors) -> tuple[Array, Array]:
-    """Return left [rows, r] and right [r, cols] in f64; ``most`` and ``error`` as of ``low_rank_fit.factors``.
+def factors_under(rows: Array, max_rank: int, error: float | None, factors: Factors) -> tuple[Array, Array]:
+    """Return left [rows, r] and right [r, cols] in f64; see ``low_rank_fit.factors`` for ``max_rank`` and ``error``.
 
-    ``error`` is a share of the norm under the factors. Columns of left are as long as rows of right.
+    ``error`` is a fraction of the norm under the factors. Columns of left have the norms of the rows of right.
     """
     inner, outer = _roots(factors)
-    left, right = plain_factors(_white(rows, inner, outer), most, error)
+    left_factor, right = plain_factors(_white(rows, inner, outer), max_rank, error)
     if outer is not None:
-        left = np.linalg.solve(outer.T, left)
+        left_factor = np.linalg.solve(outer.T, left_factor)
     right = np.linalg.solve(inner.T, right.T).T
-    even = np.sqrt(np.maximum(np.linalg.norm(right, axis=1), _TINY) / np.maximum(np.linalg.norm(left, axis=0), _TINY))
-    return left * even, right / even[:, None]
+    norms = np.maximum(np.linalg.norm(left_factor, axis=0), _TINY)
+    even = np.sqrt(np.maximum(np.linalg.norm(right, axis=1), _TINY) / norms)
+    return left_factor * even, right / even[:, None]
 
 
-def whitened(rows: Array, factors: Factors) -> Array:
+def whiten(rows: Array, factors: Factors) -> Array:
     """Return ``M^T W L``, f64 [rows, cols]: its squared norm is that of the matrix under the factors."""
     return _white(rows, *_roots(factors))
 

@@ -1,7 +1,7 @@
-"""Invertible linear maps of what flows between a model's matrices, applied to the rows of arrays.
+"""Invertible linear maps of the vectors that flow between a model's matrices, applied to the rows of arrays.
 
-Where ``x`` becomes ``T x``, a matrix that multiplied it becomes ``W T^-1``: its rows go through ``back``. One that puts
-``x`` out becomes ``T W``: its columns go through ``forward``.
+If ``x`` becomes ``T x``, a matrix that is multiplied by ``x`` becomes ``W T^-1``: its rows go through ``back``. A
+matrix whose output is ``x`` becomes ``T W``: its columns go through ``forward``.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Protocol
 import numpy as np
 
 from ingot.model.tensor import Array
-from ingot.quantization.hadamard import Order, transformed
+from ingot.quantization.hadamard import HadamardOrder, transform
 
 
-class Turning(Protocol):
-    """A map T of vectors of ``size`` numbers."""
+class LinearMap(Protocol):
+    """A linear map T of vectors of ``size`` numbers."""
 
     @property
     def size(self) -> int: ...
@@ -31,20 +31,20 @@ class Turning(Protocol):
         ...
 
 
-class Map(Turning, Protocol):
-    """A map of what one matrix hands to others."""
+class RepeatableMap(LinearMap, Protocol):
+    """A linear map that can be repeated block by block."""
 
-    def repeated(self, block: int, times: int) -> Map:
-        """Return the map of vectors in which each ``block`` numbers stand ``times`` times, one copy behind the other.
+    def repeat(self, block: int, times: int) -> RepeatableMap:
+        """Return the map of vectors in which each ``block`` numbers occur ``times`` times in succession.
 
-        Where blocks are shared among heads. Only a map that leaves blocks apart has it.
+        For blocks that several heads share. Only a map that does not mix blocks supports it.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """A diagonal map: ``by`` forward, ``over`` back, each other's reciprocals where neither is 0; f32 [size]."""
+    """A diagonal map: ``by`` forward, ``over`` back, reciprocals of each other unless one is 0; f32 [size]."""
 
     by: Array
     over: Array
@@ -54,25 +54,26 @@ class Scale:
         return len(self.by)
 
     def forward(self, rows: Array) -> Array:
-        found: Array = rows * self.by
-        return found
+        mapped: Array = rows * self.by
+        return mapped
 
     def back(self, rows: Array) -> Array:
-        found: Array = rows * self.over
-        return found
+        mapped: Array = rows * self.over
+        return mapped
 
-    def repeated(self, block: int, times: int) -> Scale:
-        return Scale(_repeated(self.by, block, times), _repeated(self.over, block, times))
+    def repeat(self, block: int, times: int) -> Scale:
+        return Scale(_repeat_blocks(self.by, block, times), _repeat_blocks(self.over, block, times))
 
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """``blocks`` times one behind the other: numbers get signs, then an orthogonal matrix of an order multiplies them.
+    """A rotation of each of ``blocks`` blocks: numbers get signs, then an orthogonal matrix of an order multiplies
+    them.
 
     ``signs``: f32 [order's size].
     """
 
-    order: Order
+    order: HadamardOrder
     signs: Array
     blocks: int = 1
 
@@ -81,87 +82,87 @@ class Rotation:
         return len(self.signs) * self.blocks
 
     def forward(self, rows: Array) -> Array:
-        each = np.ascontiguousarray(rows, np.float32).reshape(-1, len(self.signs)) * self.signs
-        return transformed(each, self.order).reshape(rows.shape)
+        blocks = np.ascontiguousarray(rows, np.float32).reshape(-1, len(self.signs)) * self.signs
+        return transform(blocks, self.order).reshape(rows.shape)
 
     def back(self, rows: Array) -> Array:
         return self.forward(rows)  # orthogonal: the transposed inverse is the matrix itself
 
-    def repeated(self, block: int, times: int) -> Rotation:
+    def repeat(self, block: int, times: int) -> Rotation:
         assert block == len(self.signs)  # all blocks have the same matrix
         return Rotation(self.order, self.signs, self.blocks * times)
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Maps one after the other."""
+    """Maps applied one after the other."""
 
-    maps: Sequence[Map]
+    maps: Sequence[RepeatableMap]
 
     @property
     def size(self) -> int:
         return self.maps[0].size
 
     def forward(self, rows: Array) -> Array:
-        for each in self.maps:
-            rows = each.forward(rows)
+        for link in self.maps:
+            rows = link.forward(rows)
         return rows
 
     def back(self, rows: Array) -> Array:
-        for each in self.maps:
-            rows = each.back(rows)
+        for link in self.maps:
+            rows = link.back(rows)
         return rows
 
-    def repeated(self, block: int, times: int) -> Chain:
-        return Chain([each.repeated(block, times) for each in self.maps])
+    def repeat(self, block: int, times: int) -> Chain:
+        return Chain([link.repeat(block, times) for link in self.maps])
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Maps of pieces of a vector, in order; a number stands for so many numbers that stay as they are."""
+    """Maps of consecutive segments of a vector; an integer stands for that many numbers without a map."""
 
-    pieces: Sequence[Map | int]
+    segments: Sequence[RepeatableMap | int]
 
     @property
     def size(self) -> int:
-        return sum(piece if isinstance(piece, int) else piece.size for piece in self.pieces)
+        return sum(segment if isinstance(segment, int) else segment.size for segment in self.segments)
 
     def forward(self, rows: Array) -> Array:
-        return self._each(rows, forward=True)
+        return self._apply(rows, forward=True)
 
     def back(self, rows: Array) -> Array:
-        return self._each(rows, forward=False)
+        return self._apply(rows, forward=False)
 
-    def _each(self, rows: Array, *, forward: bool) -> Array:
-        found, start = [], 0
-        for piece in self.pieces:
-            size = piece if isinstance(piece, int) else piece.size
-            own = rows[:, start : start + size]
-            if not isinstance(piece, int):
-                own = piece.forward(own) if forward else piece.back(own)
-            found.append(own)
+    def _apply(self, rows: Array, *, forward: bool) -> Array:
+        results, start = [], 0
+        for segment in self.segments:
+            size = segment if isinstance(segment, int) else segment.size
+            columns = rows[:, start : start + size]
+            if not isinstance(segment, int):
+                columns = segment.forward(columns) if forward else segment.back(columns)
+            results.append(columns)
             start += size
-        return np.concatenate(found, 1)
+        return np.concatenate(results, 1)
 
 
-def both_sides(moment: Array, change: Turning) -> Array:
+def both_sides(moment: Array, change: LinearMap) -> Array:
     """Return ``T M T^T`` of a second moment: f32 [size, size], symmetric."""
     once = change.forward(moment)
     twice = change.forward(np.ascontiguousarray(once.T))
     return _symmetric(twice)
 
 
-def both_backs(moment: Array, change: Turning) -> Array:
+def both_backs(moment: Array, change: LinearMap) -> Array:
     """Return ``T^-T M T^-1`` of a second moment of gradients: f32 [size, size], symmetric."""
     once = change.back(moment)
     twice = change.back(np.ascontiguousarray(once.T))
     return _symmetric(twice)
 
 
-def _symmetric(found: Array) -> Array:
-    out: Array = (found + found.T) * np.float32(0.5)
+def _symmetric(moment: Array) -> Array:
+    out: Array = (moment + moment.T) * np.float32(0.5)
     return out
 
 
-def _repeated(values: Array, block: int, times: int) -> Array:
+def _repeat_blocks(values: Array, block: int, times: int) -> Array:
     return np.repeat(values.reshape(-1, block), times, 0).reshape(-1)

@@ -1,4 +1,4 @@
-"""Scales, and zeros, of the groups of some columns, by a search under weights of the columns."""
+"""Search for the scales, and zeros, of groups of columns, with weighted columns."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from ingot.errors import CodecError
 from ingot.model.tensor import Array
 from ingot.quantization.grid import Grid, Rounded
 
-_FACTORS = np.linspace(0.6, 1.4, 17, dtype=np.float32)  # of the scale that the largest magnitude asks for
-_TRIED = 1 << 17  # elements, at a time
+_FACTORS = np.linspace(0.6, 1.4, 17, dtype=np.float32)  # times the scale that the largest magnitude needs
+_TRIED = 1 << 17  # elements that are tried at a time
 
 
 def choose(rounded: Rounded, targets: Array, importance: Array, first: int, last: int) -> None:
-    """Choose the scales (and zeros) of the columns ``first`` to ``last``: those of a span of the grid.
+    """Choose the scales (and zeros) of the columns ``first`` to ``last``, a span of the grid.
 
     Parameters
     ----------
     rounded : Rounded
-        Gets them.
+        Updated in place.
     targets : f32 [rows, cols]
-        What the columns are to be.
+        The values that the columns should have.
     importance : f32 [cols]
-        What squared errors of the columns weigh: above 0.
+        The weights of squared errors of the columns: above 0.
 
     Raises
     ------
@@ -41,8 +41,8 @@ def choose(rounded: Rounded, targets: Array, importance: Array, first: int, last
     if rounded.grid.small:
         step = max(1, _TRIED // (last - first))
         for above in range(0, len(targets), step):
-            some = slice(above, above + step)
-            rounded.scales[some, group] = _small(rounded, targets[some, first:last], importance[first:last])
+            rows = slice(above, above + step)
+            rounded.scales[rows, group] = _small(rounded, targets[rows, first:last], importance[first:last])
         return
     row = native.kernels.rounding_scales(
         rounded.kernel_grid, targets, first, last, importance[first:last], rounded.scales, rounded.zeros, group
@@ -52,24 +52,25 @@ def choose(rounded: Rounded, targets: Array, importance: Array, first: int, last
 
 
 def second_of(weights: Array, grid: Grid) -> float:
-    """Return what the scales of a matrix are multiples of: the largest scale is then for the largest magnitude."""
-    most = float(np.abs(weights).max(initial=0))
-    return float(np.float32(most / (float(grid.levels.max()) * largest(grid.scales)))) or 1.0
+    """Return the number that the scales of a matrix are multiples of: the largest scale serves the largest
+    magnitude."""
+    amax = float(np.abs(weights).max(initial=0))
+    return float(np.float32(amax / (float(grid.levels.max()) * largest(grid.scales)))) or 1.0
 
 
 def _small(rounded: Rounded, targets: Array, importance: Array) -> Array:
-    """Return scales of a type of 8 bits, one for each row of ``targets``: of several, that of least error."""
-    levels, kind, second = rounded.levels, rounded.grid.scales, np.float32(rounded.second)
-    middle, held = (levels[1:] + levels[:-1]) / 2, numbers(kind)
-    smallest = held[held > 0].min()
-    wanted = np.maximum(np.abs(targets).max(1) / levels.max() / second, smallest)
-    best, found = np.full(len(targets), np.inf), np.ones(len(targets), np.float32)
+    """Return scales of a type of 8 bits, for each row of ``targets`` the candidate of least error."""
+    levels, dtype, second = rounded.levels, rounded.grid.scales, np.float32(rounded.second)
+    middle, representable = (levels[1:] + levels[:-1]) / 2, numbers(dtype)
+    smallest = representable[representable > 0].min()
+    ideal = np.maximum(np.abs(targets).max(1) / levels.max() / second, smallest)
+    best, chosen = np.full(len(targets), np.inf), np.ones(len(targets), np.float32)
     for factor in _FACTORS if rounded.grid.second else (0.5, 1, 2):
-        scales = np.maximum(held[codes_of(wanted * np.float32(factor), kind)], smallest) * second
+        scales = np.maximum(representable[codes_of(ideal * np.float32(factor), dtype)], smallest) * second
         near = levels[np.searchsorted(middle, targets / scales[:, None])] * scales[:, None]
         error = np.square(targets - near, dtype=np.float64) @ importance
-        found, best = np.where(error < best, scales, found), np.minimum(error, best)
-    return found
+        chosen, best = np.where(error < best, scales, chosen), np.minimum(error, best)
+    return chosen
 
 
 def _choose_nested(rounded: Rounded, targets: Array, importance: Array, first: int, last: int) -> None:
@@ -77,21 +78,20 @@ def _choose_nested(rounded: Rounded, targets: Array, importance: Array, first: i
     assert nested is not None
     weights = importance[first:last]
     weights = np.ascontiguousarray(weights / weights.max(), np.float32)
-    found = numbers_of(nested.type, np.ascontiguousarray(targets[:, first:last]), weights)
-    if isinstance(found, int):
-        raise _overflow("f16", found // (last - first), first, "")
+    block_numbers = numbers_of(nested.type, np.ascontiguousarray(targets[:, first:last]), weights)
+    if isinstance(block_numbers, int):
+        raise _overflow("f16", block_numbers // (last - first), first, "")
     groups = slice(first // grid.group, -(-last // grid.group))
-    rounded.scales[:, groups] = found.scales
+    rounded.scales[:, groups] = block_numbers.scales
     assert rounded.units is not None
-    rounded.units[:, groups] = found.d
-    if found.minima is not None and rounded.zeros is not None and rounded.zero_units is not None:
-        rounded.zeros[:, groups] = found.minima
-        rounded.zero_units[:, groups] = found.least
+    rounded.units[:, groups] = block_numbers.d
+    if block_numbers.minima is not None and rounded.zeros is not None and rounded.zero_units is not None:
+        rounded.zeros[:, groups] = block_numbers.minima
+        rounded.zero_units[:, groups] = block_numbers.dmin
 
 
-def _overflow(scales: str, row: int, column: int, way_out: str) -> CodecError:
+def _overflow(scales: str, row: int, column: int, hint: str) -> CodecError:
     return CodecError(
         "quantizer.scale-overflow",
-        f"expected a scale that {scales} can hold, found a larger one for the group at row {row}, column {column}"
-        f"{way_out}",
+        f"{scales} cannot hold the scale of the group at row {row}, column {column}{hint}",
     )

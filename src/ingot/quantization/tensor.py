@@ -1,4 +1,4 @@
-"""Rounding of all matrices of a tensor, each by its own statistics, and what there is to tell of it."""
+"""Rounding of all matrices of a tensor, each by its own statistics, and reports of the outcomes."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from ingot.core.runtime.parallel import go_on
 from ingot.errors import CodecError
 from ingot.model.statistics import MatrixStatistics
 from ingot.model.tensor import Array
-from ingot.quantization.choice import Asked, rounded_as
+from ingot.quantization.choice import QuantizerSpec, round_with
 from ingot.quantization.factors import DAMPING, Factors, factors_of, no_factors
 from ingot.quantization.grid import Rounded
 from ingot.quantization.parts import parts_of
 from ingot.quantization.rounding import IMPORTANCE, error_under, values_of
 from ingot.quantization.table import SAMPLE
-from ingot.quantization.trellis import Made
+from ingot.quantization.trellis import RoundedMatrix
 from ingot.reporting.report import Count, Ratio
 
 SIGNS_DAMPING = 0.5
-_ELEMENT = 32  # bytes of a weight on its way: in f32 as it was, as it is wanted, as it became, errors, products
-_LEARNT = 64  # bytes of a weight that a table is learnt of
+_ELEMENT = 32  # bytes per weight: the f32 weight, its target, its result, errors, products
+_LEARNT = 64  # bytes per weight from which a table is learnt
 
 
-class Knowing(Protocol):
-    """What statistics are asked for."""
+class StatisticsSource(Protocol):
+    """A source of the statistics of matrices."""
 
     def for_matrix(self, name: str) -> MatrixStatistics | None:
-        """Return what is known of a matrix, None where nothing is."""
+        """Return the statistics of a matrix, None if there are none."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What rounding did to a matrix.
+    """The effect of rounding on a matrix.
 
-    ``error`` is ``tr(G D A D^T)`` over that of the matrix itself. ``tokens`` are those that its statistics saw: 0 for
-    an expert that none was sent to, None where there are no statistics; then all errors weigh alike. ``damping`` is
-    what was added to A's diagonal, as a share of its mean, ``dead`` counts columns whose input was always 0.
-    ``singular``: A had no triangular factor without more damping than others get.
+    ``error`` is ``tr(G D A D^T)`` over that of the matrix itself. ``tokens`` counts the tokens of its statistics: 0 for
+    an expert without any, None if there are no statistics; then all errors weigh the same. ``damping`` is the number
+    added to A's diagonal, as a fraction of its mean; ``dead`` counts columns whose input was always 0. ``singular``: A
+    had no triangular factor without additional damping.
     """
 
     matrix: str
@@ -54,101 +54,100 @@ class Outcome:
 
 
 def matrices(name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the matrices that a tensor stacks, under the names of their statistics, and where each stands."""
+    """Yield the matrices that a tensor stacks: the name in the statistics, and the index of each in the tensor."""
     lead = shape[:-2]
     count = prod(lead)
-    for number in range(count):
-        place = tuple(map(int, np.unravel_index(number, lead))) if lead else ()
-        yield name if count == 1 else f"{name}:expert.{number}", place
+    for expert in range(count):
+        index = tuple(map(int, np.unravel_index(expert, lead))) if lead else ()
+        yield name if count == 1 else f"{name}:expert.{expert}", index
 
 
-def seen(known: Knowing | None, name: str, shape: tuple[int, ...]) -> bool:
-    """Whether there are statistics of a tensor's matrices, or of the first one that it stacks."""
-    if known is None or len(shape) < 2:
+def has_statistics(statistics: StatisticsSource | None, name: str, shape: tuple[int, ...]) -> bool:
+    """Return whether there are statistics of a tensor's matrix, or of the first matrix that it stacks."""
+    if statistics is None or len(shape) < 2:
         return False
     first = next((first for first, _ in matrices(name, shape)), name)
-    found = known.for_matrix(first)
-    return found is not None and (found.count > 0 or first != name)
+    entry = statistics.for_matrix(first)
+    return entry is not None and (entry.count > 0 or first != name)
 
 
-def damping_for(asked: Asked) -> float:
-    """Return what is added to the diagonals of the factors, as a share of their means.
+def damping_for(spec: QuantizerSpec) -> float:
+    """Return the number to add to the diagonals of the factors, as a fraction of their means.
 
-    Signs are wrong by so much that directions of which the samples say little count too.
+    Signs have such large errors that directions with few samples matter too.
     """
-    return SIGNS_DAMPING if asked.grid.signs else DAMPING
+    return SIGNS_DAMPING if spec.grid.signs else DAMPING
 
 
-def known_factors(
-    known: Knowing, name: str, rows: int, cols: int, damping: float = DAMPING
+def load_factors(
+    statistics: StatisticsSource, name: str, rows: int, cols: int, damping: float = DAMPING
 ) -> tuple[Factors, int | None]:
-    """Return a matrix's factors and the tokens that they are of; without statistics all errors weigh alike.
+    """Return a matrix's factors, and the number of their tokens; without statistics, all errors weigh the same.
 
     Raises ``FormatError`` ``statistics.shape``, ``statistics.value``.
     """
-    found = known.for_matrix(name)
-    if found is None or not found.count:
-        return no_factors(cols), None if found is None else 0
-    found.require_shape(rows, cols)
-    return factors_of(found, damping), found.count
+    entry = statistics.for_matrix(name)
+    if entry is None or not entry.count:
+        return no_factors(cols), None if entry is None else 0
+    entry.require_shape(rows, cols)
+    return factors_of(entry, damping), entry.count
 
 
-def rounding_memory(asked: Asked, shape: tuple[int, ...], known: MatrixStatistics | None) -> int:
-    """Return the bytes that the rounding of a tensor takes at its peak, one of its matrices after the other.
+def rounding_memory(spec: QuantizerSpec, shape: tuple[int, ...], statistics: MatrixStatistics | None) -> int:
+    """Return the peak memory, in bytes, of rounding a tensor, one matrix after the other.
 
-    Without statistics at hand both factors are reckoned with.
+    If ``statistics`` is None, both factors are counted.
     """
     rows, cols = shape[-2:]
-    inputs = known is None or known.has_inputs or asked.quantizer != IMPORTANCE
-    outputs = known is None or known.rows is not None
-    # A: one copy, and another in its order, or its factor turned round; G: one copy, and a trellis takes its factor.
-    sides = (1 + (asked.act_order or asked.streams)) * inputs * cols**2 + (1 + asked.streams) * outputs * rows**2
-    table = _LEARNT * min(rows * cols, 2 * SAMPLE) * (asked.grid.learnt if not asked.streams else 0)
+    inputs = statistics is None or statistics.has_inputs or spec.quantizer != IMPORTANCE
+    outputs = statistics is None or statistics.rows is not None
+    # A: one copy, and a permuted copy or a transposed factor; G: one copy, and its factor for a trellis.
+    sides = (1 + (spec.act_order or spec.streams)) * inputs * cols**2 + (1 + spec.streams) * outputs * rows**2
+    table = _LEARNT * min(rows * cols, 2 * SAMPLE) * (spec.grid.learnt if not spec.streams else 0)
     return _ELEMENT * rows * cols + 4 * sides + table
 
 
-def require_finite(values: Array, where: str) -> None:
-    """Refuse NaN and infinity; ``CodecError`` ``quantizer.non-finite``."""
+def require_finite(values: Array, location: str) -> None:
+    """Raise ``CodecError`` ``quantizer.non-finite`` for NaN and infinity."""
     if not np.isfinite(values).all():
-        raise CodecError("quantizer.non-finite", "expected finite weights; keep this tensor dense", where=where)
+        raise CodecError("quantizer.non-finite", "expected finite weights; keep this tensor dense", where=location)
 
 
 def round_tensor(
-    asked: Asked,
+    spec: QuantizerSpec,
     weights: Iterable[tuple[str, Array]],
-    known: Knowing,
-    settle: Callable[[Sequence[Made], Array, Factors], None] | None = None,
+    statistics: StatisticsSource,
+    settle: Callable[[Sequence[RoundedMatrix], Array, Factors], None] | None = None,
 ) -> tuple[Mapping[str, Array], list[Outcome]]:
-    """Return the parts of a tensor, and what became of its matrices; all have the first one's table.
+    """Return the parts of a tensor, and the outcomes of its matrices; all share the first matrix's table.
 
     Parameters
     ----------
     weights : iterable of (str, f32 [rows, cols])
-        Each matrix under the name of its statistics.
+        Each matrix with its name in the statistics.
     settle : callable, optional
-        Has the last word on a matrix: gets what was made of it, which it may change, the matrix and its factors.
+        Called last for each matrix with the rounded bands, which it may change, the matrix and its factors.
     """
-    found, outcomes = list[Made](), []
+    rounded, outcomes = list[RoundedMatrix](), []
     for name, values in weights:
         go_on()
         rows, cols = values.shape
-        factors, tokens = known_factors(known, name, rows, cols, damping_for(asked))
-        made = rounded_as(asked, values, factors, found[0].levels if found else None)
+        factors, tokens = load_factors(statistics, name, rows, cols, damping_for(spec))
+        bands = round_with(spec, values, factors, rounded[0].levels if rounded else None)
         if settle is not None:
-            settle(made, values, factors)
-        found += made
-        error, more = _told(made) if settle is None else None, made[0].more_damping
+            settle(bands, values, factors)
+        rounded += bands
+        error, more = _error_from_feedback(bands) if settle is None else None, bands[0].more_damping
         if error is None:
-            error = error_under(values, values_of(made), factors)
+            error = error_under(values, values_of(bands), factors)
         outcomes.append(Outcome(name, error, tokens, factors.damping + more, factors.dead, more > 0))
-    return parts_of(found, asked), outcomes
+    return parts_of(rounded, spec), outcomes
 
 
-def _told(made: Sequence[Made]) -> float | None:
-    """Return the error under the factors where feedback found it on its way."""
-    told = [each.told for each in made if isinstance(each, Rounded)]
-    known = [each for each in told if each is not None]
-    if not known or len(known) < len(made):
+def _error_from_feedback(bands: Sequence[RoundedMatrix]) -> float | None:
+    """Return the error under the factors, if feedback computed it for all bands."""
+    sums = [band.error_sums for band in bands if isinstance(band, Rounded) and band.error_sums is not None]
+    if not sums or len(sums) < len(bands):
         return None
-    whole = sum(each[1] for each in known)
-    return sum(each[0] for each in known) / whole if whole > 0 else 0.0
+    total = sum(matrix for _, matrix in sums)
+    return sum(error for error, _ in sums) / total if total > 0 else 0.0

@@ -1,9 +1,9 @@
-"""Rounding of a whole matrix to a trellis (``spec/trellis.md``): streams run down the columns of bands of rows.
+"""Rounding of a full matrix to a trellis (``spec/trellis.md``): streams run down the columns of bands of rows.
 
-Columns are searched one after the other, the errors of each moving the targets of the next. Where G is not asked for, a
-column's rows do not touch each other and Viterbi's search is exact; under both factors each path that it keeps has
-targets of its own. Then some rows of a column at a time are searched as if G were diagonal, what is found is kept where
-the error falls under all of G, and symbols are moved one by one.
+Columns are searched one after the other, and the errors of each move the targets of the next. Without G, the rows of a
+column are independent, and Viterbi's search is exact. Under both factors each surviving path has its own targets. Then
+rows of a column are searched a few at a time as if G were diagonal, the result is accepted if the error falls under all
+of G, and symbols are moved one by one.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from ingot.model.layouts.trellis import SCALES, STREAMS, WORD, TrellisLayout
 from ingot.model.tensor import Array
 from ingot.quantization.factors import Factors, Feedback, Links, feedback_factor, links_of
 from ingot.quantization.grid import Rounded, TrellisGrid
-from ingot.quantization.rounding import GPTQ, TWO_SIDED, multiplied
+from ingot.quantization.rounding import GPTQ, TWO_SIDED, multiply
 
 PASSES = 6
-_STEP = 128  # columns between which errors are carried over at once
-_FACTORS = (0.8, 0.9, 1.0, 1.12, 1.26, 1.42)  # of the root of a group's mean square, tried as its scale
-_SAMPLE = 24  # columns of a group that they are tried on, at least
+_STEP = 128  # columns after which errors are added to the targets of all following columns
+_FACTORS = (0.8, 0.9, 1.0, 1.12, 1.26, 1.42)  # times the root of a group's mean square: candidate scales
+_SAMPLE = 24  # columns of a group on which the factors are tried, at least
 
 
 @dataclass(slots=True)
 class Streams:
-    """A matrix as windows of streams, columns and rows changed over.
+    """A matrix as windows of streams, transposed.
 
     Parameters
     ----------
     grid : TrellisGrid
     windows : list of u16 [cols, rows of a band]
     scales : list of f32 [groups, rows of a band]
-        Values that the scales' type holds.
+        Values of the scales' type.
     more_damping : float
-        As of ``Rounded``.
+        See ``Rounded``.
     levels : None
-        There is no table to learn.
+        There is no learnt table.
     """
 
     grid: TrellisGrid
@@ -54,15 +54,15 @@ class Streams:
     levels: Array | None = None
 
     def values(self) -> Array:
-        """Return what the windows stand for: f32 [rows, cols]."""
-        turned = [self.of_band(band) for band in range(len(self.windows))]
-        return np.ascontiguousarray(np.concatenate(turned, 1).T)
+        """Return the decoded matrix: f32 [rows, cols]."""
+        columns = [self.decode_band(band) for band in range(len(self.windows))]
+        return np.ascontiguousarray(np.concatenate(columns, 1).T)
 
-    def of_band(self, band: int) -> Array:
-        """Return what a band's windows stand for: f32 [cols, rows]."""
-        found: Array = values_of(self.grid.bits)[self.windows[band]]
-        found *= np.repeat(self.scales[band], self.grid.group, 0)
-        return found
+    def decode_band(self, band: int) -> Array:
+        """Return the decoded values of a band: f32 [cols, rows]."""
+        values: Array = values_of(self.grid.bits)[self.windows[band]]
+        values *= np.repeat(self.scales[band], self.grid.group, 0)
+        return values
 
     def parts(self) -> dict[str, Array]:
         """Return the parts of codec ``trellis``."""
@@ -72,8 +72,8 @@ class Streams:
         return {STREAMS: np.concatenate(streams), SCALES: cast(np.concatenate(scales), self.grid.scales)}
 
 
-Made = Rounded | Streams
-"""A matrix as some grid has it."""
+RoundedMatrix = Rounded | Streams
+"""A matrix rounded to a grid of levels, or to a trellis."""
 _Linked = tuple[Array, Array, Array]  # L and D of a band's rows, and the shifts of its targets
 
 
@@ -88,7 +88,7 @@ def round_streams(weights: Array, grid: TrellisGrid, factors: Factors, quantizer
     factors : Factors
     quantizer : str
         ``importance``: scales of least error weighted by A's diagonal, then the streams of least error. ``gptq``:
-        column by column, errors fed back. ``two-sided``: after that ``PASSES`` passes down the error under A and G.
+        column by column, with error feedback. ``two-sided``: the same, then ``PASSES`` passes of descent under A and G.
 
     Raises
     ------
@@ -97,29 +97,29 @@ def round_streams(weights: Array, grid: TrellisGrid, factors: Factors, quantizer
     """
     rows, cols = weights.shape
     bands = list(bands_of(rows, rows, band_for(rows)))
-    wanted = [np.ascontiguousarray(weights[first:last].T) for first, last in bands]
+    targets = [np.ascontiguousarray(weights[first:last].T) for first, last in bands]
     weigh = [_row_weights(factors, first, last) for first, last in bands]
     outputs = factors.outputs if quantizer == TWO_SIDED else None
-    found = Streams(
+    streams = Streams(
         grid,
-        [np.zeros(band.shape, np.uint16) for band in wanted],
-        [np.zeros((cols // grid.group, band.shape[1]), np.float32) for band in wanted],
+        [np.zeros(band.shape, np.uint16) for band in targets],
+        [np.zeros((cols // grid.group, band.shape[1]), np.float32) for band in targets],
     )
-    feedback = feedback_factor(factors.made) if quantizer in (GPTQ, TWO_SIDED) else None
-    rest = None if outputs is None else _Rest(links_of(outputs), wanted, bands)
-    for number in reversed(range(len(bands))):
-        work = _Band(grid, wanted[number], weigh[number], found.windows[number], found.scales[number])
+    feedback = feedback_factor(factors.new_inputs) if quantizer in (GPTQ, TWO_SIDED) else None
+    links = None if outputs is None else _BandLinks(links_of(outputs), targets, bands)
+    for index in reversed(range(len(bands))):
+        work = _Band(grid, targets[index], weigh[index], streams.windows[index], streams.scales[index])
         if feedback is None:
             work.nearest(factors.weights)
             continue
-        found.more_damping = feedback.more
-        targets = work.feed_back(feedback, None if rest is None else rest.links(number))
-        if rest is not None:
-            rest.done(number, found.of_band(number) - targets)
-    del feedback, rest  # as large as A and G, and done with
+        streams.more_damping = feedback.more
+        shifted = work.feed_back(feedback, None if links is None else links.links(index))
+        if links is not None:
+            links.add_errors(index, streams.decode_band(index) - shifted)
+    del feedback, links  # as large as A and G, and no longer needed
     if quantizer == TWO_SIDED:
-        _descend(found, wanted, weigh, bands, factors)
-    return found
+        _descend(streams, targets, weigh, bands, factors)
+    return streams
 
 
 def _row_weights(factors: Factors, first: int, last: int) -> Array:
@@ -128,54 +128,55 @@ def _row_weights(factors: Factors, first: int, last: int) -> Array:
     return np.ascontiguousarray(factors.outputs.diagonal()[first:last])
 
 
-class _Rest:
-    """Which errors of bands that are done move the targets of those before them, and how rows of a band touch."""
+class _BandLinks:
+    """The effect of the errors of finished bands on the targets of earlier ones, and the links of rows within a
+    band."""
 
-    def __init__(self, links: Links, wanted: Sequence[Array], bands: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, links: Links, targets: Sequence[Array], bands: Sequence[tuple[int, int]]) -> None:
         self._all, self._bands = links, bands
-        self._shifts = [np.zeros_like(band) for band in wanted]
+        self._shifts = [np.zeros_like(band) for band in targets]
 
-    def links(self, number: int) -> _Linked:
-        """Return what a search of a band takes."""
-        rows = slice(*self._bands[number])
+    def links(self, index: int) -> _Linked:
+        """Return the arguments of a search of a band under G."""
+        rows = slice(*self._bands[index])
         below = np.ascontiguousarray(self._all.below[rows, rows])
-        return below, np.ascontiguousarray(self._all.left[rows]), self._shifts[number]
+        return below, np.ascontiguousarray(self._all.diagonal[rows]), self._shifts[index]
 
-    def done(self, number: int, errors: Array) -> None:
-        """Let errors (f32 [cols, rows of the band]) move what comes before."""
-        first, last = self._bands[number]
-        for other, (start, stop) in enumerate(self._bands[:number]):
+    def add_errors(self, index: int, errors: Array) -> None:
+        """Add the effect of a band's errors (f32 [cols, rows of the band]) to the shifts of earlier bands."""
+        first, last = self._bands[index]
+        for other, (start, stop) in enumerate(self._bands[:index]):
             link = np.ascontiguousarray(self._all.below[first:last, start:stop])
-            self._shifts[other] -= multiplied(errors, link)
+            self._shifts[other] -= multiply(errors, link)
 
 
 @dataclass(slots=True)
 class _Band:
-    """A band on its way: what is wanted, f32 [cols, rows], what rows weigh, and what is found."""
+    """A band in progress: its target, f32 [cols, rows], the weights of its rows, and its windows and scales."""
 
     grid: TrellisGrid
-    wanted: Array
+    target: Array
     weigh: Array
     windows: Array
     scales: Array
 
     def nearest(self, columns: Array) -> None:
-        """Choose every group's scales, its columns weighed, and then the streams."""
+        """Choose every group's scales, with weighted columns, and then the streams."""
         for group in range(len(self.scales)):
-            self.choose(self.wanted, columns, group)
-        self.search(self.wanted, self.windows, self.scales)
+            self.choose(self.target, columns, group)
+        self.search(self.target, self.windows, self.scales)
 
     def feed_back(self, feedback: Feedback, links: _Linked | None) -> Array:
-        """Round group by group; what is left of each column's error moves the targets of those after it.
+        """Round group by group; the weighted error of each column moves the targets of the columns after it.
 
-        With links of the rows a column is searched under all of G. Returns the targets, f32 [cols, rows].
+        With ``links`` of the rows, a column is searched under all of G. Returns the targets, f32 [cols, rows].
         """
-        grid, cols, factor, left = self.grid, len(self.wanted), feedback.upper, feedback.left
-        targets, errors = self.wanted.copy(), np.zeros_like(self.wanted)
-        turned = np.ascontiguousarray(factor.T)
+        grid, cols, factor, diagonal = self.grid, len(self.target), feedback.upper, feedback.diagonal
+        targets, errors = self.target.copy(), np.zeros_like(self.target)
+        transposed = np.ascontiguousarray(factor.T)
         for first in range(0, cols, grid.group):
             last = first + grid.group
-            self.choose(targets if links is None else targets + links[2], left, first // grid.group)
+            self.choose(targets if links is None else targets + links[2], diagonal, first // grid.group)
             for start in range(first, last, _STEP):
                 go_on()
                 stop = min(start + _STEP, last)
@@ -183,7 +184,7 @@ class _Band:
                     *self._to(self.windows, self.scales),
                     start,
                     stop,
-                    self.wanted,
+                    self.target,
                     targets,
                     factor,
                     errors,
@@ -191,41 +192,42 @@ class _Band:
                 )
                 if stop < cols:
                     rows = targets.shape[1]
-                    native.kernels.matrix_multiply_add(turned[stop:], errors, targets[stop:], start, stop, 0, rows)
+                    native.kernels.matrix_multiply_add(transposed[stop:], errors, targets[stop:], start, stop, 0, rows)
         return targets
 
     def choose(self, targets: Array, columns: Array, group: int) -> None:
-        """Set the scales of a group to those of least squares, columns weighed, for an open search.
+        """Set the scales of a group to those of least squares, with weighted columns, for an open search.
 
-        It divides by the rows' size times a factor, of which some columns say which leaves the least error.
+        The search divides by the rows' RMS times a factor; a sample of columns decides which factor leaves the least
+        error.
         """
         grid, first = self.grid, group * self.grid.group
         span = slice(first, first + grid.group)
-        some, heavy = targets[span], columns[span, None].astype(np.float64)
-        size, step = np.sqrt(np.square(some, dtype=np.float64).mean(0)), max(1, grid.group // _SAMPLE)
-        best, least = np.ones(len(size)), np.full(len(size), np.inf)
+        group_targets, heavy = targets[span], columns[span, None].astype(np.float64)
+        size, step = np.sqrt(np.square(group_targets, dtype=np.float64).mean(0)), max(1, grid.group // _SAMPLE)
+        best, least_error = np.ones(len(size)), np.full(len(size), np.inf)
         for factor in _FACTORS:
-            scales = _stored(size * factor, grid.scales)
-            product, square = self._fit(np.ascontiguousarray(some[::step]), heavy[::step], scales)
+            scales = _round_to(size * factor, grid.scales)
+            product, square = self._fit(np.ascontiguousarray(group_targets[::step]), heavy[::step], scales)
             gain = -np.square(product) / np.where(square > 0, square, 1)
-            best, least = np.where(gain < least, factor, best), np.minimum(gain, least)
-        scales = _stored(size * best, grid.scales)
-        product, square = self._fit(some, heavy, scales)
-        self.scales[group] = np.where(scales == 0, 0, _stored(product / np.where(square > 0, square, 1), grid.scales))
+            best, least_error = np.where(gain < least_error, factor, best), np.minimum(gain, least_error)
+        scales = _round_to(size * best, grid.scales)
+        product, square = self._fit(group_targets, heavy, scales)
+        self.scales[group] = np.where(scales == 0, 0, _round_to(product / np.where(square > 0, square, 1), grid.scales))
 
-    def _fit(self, wanted: Array, heavy: Array, scales: Array) -> tuple[Array, Array]:
-        """Return by rows the sums of ``wanted * found`` and ``found ** 2``, weighed, of an open search."""
-        windows = np.zeros(wanted.shape, np.uint16)
-        self.search(wanted, windows, scales[None], open_ends=True)
-        found = values_of(self.grid.bits)[windows].astype(np.float64)
-        return (heavy * wanted * found).sum(0), (heavy * np.square(found)).sum(0)
+    def _fit(self, targets: Array, heavy: Array, scales: Array) -> tuple[Array, Array]:
+        """Return the weighted sums of ``targets * values`` and ``values ** 2`` by rows, after an open search."""
+        windows = np.zeros(targets.shape, np.uint16)
+        self.search(targets, windows, scales[None], open_ends=True)
+        values = values_of(self.grid.bits)[windows].astype(np.float64)
+        return (heavy * targets * values).sum(0), (heavy * np.square(values)).sum(0)
 
-    def search(self, wanted: Array, windows: Array, scales: Array, *, open_ends: bool = False) -> None:
-        native.kernels.trellis_search(*self._to(windows, scales), wanted, open_ends)
+    def search(self, targets: Array, windows: Array, scales: Array, *, open_ends: bool = False) -> None:
+        native.kernels.trellis_search(*self._to(windows, scales), targets, open_ends)
 
     def descend(self, factors: tuple[Array, Array], gradient: Array, turn: int, *, refit: bool) -> Array:
-        """Move the band down the error; returns what its values changed by."""
-        change = np.zeros_like(self.wanted)
+        """Move the band down the error; return the change of its values."""
+        change = np.zeros_like(self.target)
         native.kernels.trellis_descend(
             *self._to(self.windows, self.scales), *factors, gradient, change, turn, refit, self.grid.scales
         )
@@ -236,41 +238,47 @@ class _Band:
 
 
 def _descend(
-    found: Streams, wanted: Sequence[Array], weigh: Sequence[Array], bands: Sequence[tuple[int, int]], factors: Factors
+    streams: Streams,
+    targets: Sequence[Array],
+    weigh: Sequence[Array],
+    bands: Sequence[tuple[int, int]],
+    factors: Factors,
 ) -> None:
-    """Move band after band down the error, some passes; it never grows."""
-    work = [_Band(found.grid, *each) for each in zip(wanted, weigh, found.windows, found.scales, strict=True)]
-    product = [multiplied(factors.inputs, found.of_band(number) - band) for number, band in enumerate(wanted)]
+    """Move band after band down the error, in ``PASSES`` passes; the error never grows."""
+    work = [
+        _Band(streams.grid, *fields) for fields in zip(targets, weigh, streams.windows, streams.scales, strict=True)
+    ]
+    product = [multiply(factors.inputs, streams.decode_band(index) - band) for index, band in enumerate(targets)]
     for passed in range(PASSES):
-        for number, (first, last) in enumerate(bands):
+        for index, (first, last) in enumerate(bands):
             go_on()
-            outputs, gradient = _pulled(factors, product, bands, number)
+            outputs, gradient = _gradient(factors, product, bands, index)
             turn = passed * (last - first) // PASSES
-            change = work[number].descend((factors.inputs, outputs), gradient, turn, refit=passed > 0)
+            change = work[index].descend((factors.inputs, outputs), gradient, turn, refit=passed > 0)
             cols, rows = change.shape
-            native.kernels.matrix_multiply_add(factors.inputs, change, product[number], 0, cols, 0, rows)
+            native.kernels.matrix_multiply_add(factors.inputs, change, product[index], 0, cols, 0, rows)
 
 
-def _pulled(
-    factors: Factors, product: Sequence[Array], bands: Sequence[tuple[int, int]], number: int
+def _gradient(
+    factors: Factors, product: Sequence[Array], bands: Sequence[tuple[int, int]], index: int
 ) -> tuple[Array, Array]:
     """Return G of a band with itself, and the gradient (G D A)' of the band."""
-    first, last = bands[number]
+    first, last = bands[index]
     if factors.outputs is None:
-        return np.eye(last - first, dtype=np.float32), product[number].copy()
-    gradient = np.zeros_like(product[number])
+        return np.eye(last - first, dtype=np.float32), product[index].copy()
+    gradient = np.zeros_like(product[index])
     for other, (start, stop) in enumerate(bands):
         link = np.ascontiguousarray(factors.outputs[start:stop, first:last])
         native.kernels.matrix_multiply_add(product[other], link, gradient, 0, stop - start, 0, last - first)
     return np.ascontiguousarray(factors.outputs[first:last, first:last]), gradient
 
 
-def _stored(scales: Array, dtype: str) -> Array:
+def _round_to(scales: Array, dtype: str) -> Array:
     with np.errstate(over="ignore"):
         stored = cast(cast(scales.astype(np.float32), dtype), "f32")
     if not np.isfinite(stored).all():
         raise CodecError(
             "quantizer.scale-overflow",
-            f"expected a scale that {dtype} can hold, found a larger one; use scales=bf16 or scales=f32",
+            f"{dtype} cannot hold the scale of a group; use scales=bf16 or scales=f32",
         )
     return stored

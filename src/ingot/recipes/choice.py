@@ -12,7 +12,7 @@ from ingot.codecs.table import CODECS
 from ingot.core.bytes.encodings import ENCODINGS
 from ingot.errors import UnsupportedError, UsageError
 from ingot.model.layouts.ids import codec_named
-from ingot.quantization.choice import asked
+from ingot.quantization.choice import parse_quantizer
 
 # What a codec that changes values may be used on: tensors of weights, never indices, masks or bytes of another format.
 WEIGHT_DTYPES = ("f64", "f32", "f16", "bf16")
@@ -50,7 +50,7 @@ class Choice:
         if self.quantizer is not None:
             if self.encoding != "raw":
                 raise UsageError("expected encoding raw beside a quantizer", rule="recipe.encoding")
-            asked(self.quantizer, self.codec, self.options)
+            parse_quantizer(self.quantizer, self.codec, self.options)
             return
         if self.encoding not in ENCODINGS:
             raise UsageError(

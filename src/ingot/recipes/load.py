@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from importlib import resources
-from os import PathLike, fspath
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -16,7 +15,7 @@ from ingot.errors import IngotError, ResourceError, UsageError
 from ingot.model.layouts.dense import DenseLayout
 from ingot.recipes.choice import Choice, Measured
 from ingot.recipes.recipe import Recipe, Rotate, Rule
-from ingot.stores.table import beside, location_of, read_start
+from ingot.stores.location import AnyPath, Location
 
 PRESETS = (
     "keep",
@@ -81,7 +80,7 @@ _MEASURED_KEYS = ("pick", "min_snr_db", "candidates")
 _CHOICE_KEYS = ("keep", *_CODEC_KEYS, *_MEASURED_KEYS)
 
 
-def load_recipe(source: str | PathLike[str]) -> Recipe:
+def load_recipe(source: AnyPath) -> Recipe:
     """Return the recipe of a preset's name or of a TOML file's path.
 
     A name of a preset wins; write ``./int4`` for a file that is called like one.
@@ -91,18 +90,18 @@ def load_recipe(source: str | PathLike[str]) -> Recipe:
     UsageError
         No such preset or file (``recipe.unknown``), or a file that breaks a rule ``recipe.*`` of ``spec/recipes.md``.
     """
-    text = fspath(source)
-    if text in PRESETS:
-        return _preset(text)
-    text = location_of(source)
+    location = Location.parse(source)
+    if location.given in PRESETS:
+        return _preset(location.given)
+    text = location.display
     try:
-        data = read_start(source, _LARGEST_FILE + 1)
+        data = location.head(_LARGEST_FILE + 1)
     except ResourceError as error:
         raise UsageError(f"cannot read this recipe: {error.message}", rule="recipe.unknown", where=text) from error
     except IngotError as error:
         if error.rule == "store.path":
             raise
-        raise _no_recipe(text) from None
+        raise _no_recipe(location) from None
     if len(data) > _LARGEST_FILE:
         raise UsageError(
             f"expected a recipe of at most {_LARGEST_FILE} bytes, found more", rule="recipe.syntax", where=text
@@ -110,11 +109,12 @@ def load_recipe(source: str | PathLike[str]) -> Recipe:
     return parse_recipe(data, where=text, name=PurePosixPath(text).stem)
 
 
-def _no_recipe(text: str) -> UsageError:
-    """Return the refusal of what is neither a preset nor a file, in words for what it was meant to be."""
+def _no_recipe(location: Location) -> UsageError:
+    """Return the error for a name that is neither a preset nor a file, with a hint at what the user may have meant."""
+    text = location.display
     if text.lower().endswith(".toml") or any(slash in text for slash in "/\\"):
         folder = PurePosixPath(text).parent
-        others = [str(folder / name) for name in beside(text) or () if name.endswith(".toml")]
+        others = [str(folder / name) for name in location.siblings() or () if name.endswith(".toml")]
         return UsageError(
             f"expected a recipe, found no such file{did_you_mean(text, others)}; `ingot recipes` lists the presets",
             rule="recipe.unknown",

@@ -1,12 +1,11 @@
-"""Reports: what an operation has to tell, as figures and tables of typed values; renderers give them their looks.
+"""Reports of operations as plain data: figures, tables and lines. Other modules render them.
 
-A report object of an operation is a dataclass whose annotations say what its numbers are (``size: Bytes``,
-``share: Ratio``); ``figures_of`` and ``table_of`` read them there, so that a quantity is named once.
+The result of an operation is a dataclass whose annotations state the units of its numbers (``size: Bytes``,
+``share: Ratio``). ``figures_of`` and ``table_of`` read the annotations, so that each quantity is named once.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -116,31 +115,12 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What an operation has to tell: ``figures`` by name, ``lines`` that name them, ``tables``, ``closing`` lines."""
+    """The report of an operation: ``figures`` by name, ``lines`` that name them, ``tables``, ``closing`` lines."""
 
     figures: Sequence[Figure] = ()
     lines: Sequence[Line] = ()
     tables: Sequence[Table] = ()
     closing: Sequence[Line] = ()
-
-    def _repr_html_(self) -> str:
-        """Return what notebooks show."""
-        from ingot.reporting.html import report_html  # noqa: PLC0415 - what prints reports imports this
-
-        return report_html(self)
-
-
-class Shown(ABC):
-    """What has a report of itself, which notebooks show."""
-
-    __slots__ = ()
-
-    @abstractmethod
-    def report(self) -> Report:
-        """Return all that there is to tell."""
-
-    def _repr_html_(self) -> str:
-        return self.report()._repr_html_()
 
 
 def figures_of(report: Any, *computed: str) -> list[Figure]:

@@ -24,8 +24,7 @@ from ingot.core.files.mapping import map_file
 from ingot.core.files.oserrors import read_error, write_error
 from ingot.errors import FormatError, IngotError, IntegrityError, ResourceError, UsageError
 from ingot.model.bytesource import PrivateMapping, Stamp, StampedSource
-from ingot.stores.ahead import SMALL, WINDOW, Ahead
-from ingot.stores.reads import read_all
+from ingot.stores.reads import SMALL, WINDOW, Ahead, read_all
 
 # Files held open for the next read: a quarter of what the process may open, within these bounds.
 _LEAST, _MOST = 4, 256

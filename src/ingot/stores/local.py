@@ -22,9 +22,8 @@ from ingot.model.bytesource import Buffer, ByteSource, DiskSink, Stamp
 from ingot.model.store import Listing, Store
 from ingot.stores.files import MmapSource, PreadSource, open_regular, stamp_of
 from ingot.stores.local_names import file_name, path_of, url_of
-from ingot.stores.memory import flat
 from ingot.stores.mounts import is_network
-from ingot.stores.reads import MAX_CALL, read_all
+from ingot.stores.reads import MAX_CALL, flat, read_all
 from ingot.stores.scan import is_folder, is_regular, tree
 
 IO_MODES = ("auto", "mmap", "pread")

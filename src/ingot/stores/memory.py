@@ -7,11 +7,13 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
+from urllib.parse import quote, unquote
 
 from ingot.core.files.atomic import Staging
 from ingot.errors import UsageError
 from ingot.model.bytesource import Buffer, MemorySource
 from ingot.model.store import Listing, Replaced, Store, checked_name
+from ingot.stores.reads import flat
 from ingot.stores.scheme import WritableScheme
 
 
@@ -60,7 +62,7 @@ class MemoryScheme(WritableScheme):
     def store(self, text: str, io: str) -> MemoryStore:
         """Return the store, or a folder in it; ``io`` says nothing here."""
         name, _, folder = _name_of(text).partition("/")
-        return MemoryStore(shared_files(name), text, url=f"memory:{_name_of(text)}", folder=folder)
+        return MemoryStore(shared_files(name), text, url=self.url(text), folder=folder)
 
     def locate(self, text: str, io: str) -> tuple[MemoryStore, str]:
         """Return the store and the name in it: none for a folder.
@@ -72,7 +74,7 @@ class MemoryScheme(WritableScheme):
         files = shared_files(name)
         if key in files:
             folder, _, last = path.rpartition("/")
-            return self.store(f"memory:{folder}", io), last
+            return self.store(f"memory:{quote(folder)}", io), last
         if not any(other.startswith(f"{key}/" if key else "") for other in files):
             raise UsageError("expected a file or folder in memory, found none", rule="store.missing", where=text[:200])
         return self.store(text, io), ""
@@ -83,7 +85,7 @@ class MemoryScheme(WritableScheme):
 
     def url(self, text: str) -> str:
         """Return the address without needless slashes."""
-        return f"memory:{_name_of(text)}"
+        return f"memory:{quote(_name_of(text))}"
 
 
 _SHARED: dict[str, dict[str, bytearray]] = {}
@@ -95,8 +97,8 @@ def shared_files(name: str) -> dict[str, bytearray]:
 
 
 def _name_of(text: str) -> str:
-    """Return what follows ``memory:``, without slashes at the ends; ``store.url`` where that names nothing."""
-    path = text.partition(":")[2].strip("/")
+    """Return the decoded name after ``memory:``, without slashes at its ends; raise ``store.url`` if it is no name."""
+    path = unquote(text.partition(":")[2], errors="surrogateescape").strip("/")
     if not path or "\0" in path or any(piece in ("", ".", "..") for piece in path.split("/")):
         raise UsageError("expected memory:NAME, or memory:NAME/file", rule="store.url", where=text[:200])
     return path
@@ -196,8 +198,3 @@ class MemorySink:
 
     def close(self) -> None:
         """Nothing to do."""
-
-
-def flat(data: memoryview) -> memoryview:
-    """Return ``data`` as unsigned bytes in one dimension; it may be empty in any shape, which ``cast`` refuses."""
-    return data.cast("B") if data.nbytes else memoryview(b"")

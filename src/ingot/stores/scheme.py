@@ -5,12 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
-from ingot.core.files.atomic import Staging
 from ingot.core.files.oserrors import write_error
 from ingot.errors import UsageError
-from ingot.model.store import Replaced, Store
 
 if TYPE_CHECKING:
+    from ingot.core.files.atomic import Staging
+    from ingot.model.store import Replaced, Store
     from ingot.stores.shared import SharedFolder
 
 
@@ -78,6 +78,8 @@ class WritableScheme(Scheme):
 
         Raises what ``stage`` raises; without ``overwrite`` ``UsageError`` ``target.exists`` if a file is there.
         """
+        from ingot.model.store import Replaced  # noqa: PLC0415 - imports NumPy, which options and --help do without
+
         with self.stage(text, Replaced(overwrite), directory=False, resume=False) as staging:
             staged = staging.files / "file"
             try:

@@ -1,1 +1,1 @@
-"""Test suites that every codec, format and store inherits, with references and strategies. Ships with the package."""
+"""Test suites that authors of codecs, formats and stores inherit."""

@@ -36,7 +36,7 @@ from ingot.testing.encoding import (
     with_parts,
     zstd_part,
 )
-from ingot.testing.strategies import indices, random_bits
+from ingot.testing.values import indices, random_bits
 
 __all__ = [
     "Case",
@@ -81,6 +81,7 @@ class CodecSuite:
     """Inherit, set ``codec`` and ``cases``; for a codec that rounds also ``min_snr_db`` or ``check_loss``.
 
     ``cases`` should hold zero sizes, 0-d where the codec takes it, one, two and more dimensions, and every option.
+    ``test_case`` runs once for each case. Its checks are methods ``subtest_*``: override one, or add one.
     """
 
     codec: ClassVar[Codec]
@@ -131,9 +132,16 @@ class CodecSuite:
         """The float types that this tensor must decode to."""
         return FLOAT_TARGETS if DTYPES[tensor.dtype].is_float else ()
 
-    # The tests.
+    # The checks: each is a subtest of each case.
 
-    def test_round_trip(self, case: Case) -> None:
+    def test_case(self, case: Case, subtests: pytest.Subtests) -> None:
+        """Run every method ``subtest_*`` of the class on one case; a failure names the method and the case."""
+        names = (name for cls in reversed(type(self).__mro__) for name in vars(cls) if name.startswith("subtest_"))
+        for name in dict.fromkeys(names):
+            with subtests.test(name.removeprefix("subtest_")):
+                getattr(self, name)(case)
+
+    def subtest_round_trip(self, case: Case) -> None:
         tensor, source = self.tensor(case), self.values(case)
         assert isinstance(self.codec, Codec)
         assert isinstance(self.encoder(case), Encoder)
@@ -143,7 +151,7 @@ class CodecSuite:
         else:
             self.check_loss(case, source, tensor.numpy("f32"))
 
-    def test_parts_are_as_announced(self, case: Case) -> None:
+    def subtest_parts_are_as_announced(self, case: Case) -> None:
         encoder, tensor = self.encoder(case), self.tensor(case)
         assert [spec.role for spec in encoder.parts] == list(tensor.parts)
         assert encoder.codec == self.codec.id
@@ -151,14 +159,14 @@ class CodecSuite:
             assert spec.encoding == "raw"
             assert spec.length in (None, tensor.parts[spec.role].length)
 
-    def test_params_survive_json(self, case: Case) -> None:
+    def subtest_params_survive_json(self, case: Case) -> None:
         tensor = self.tensor(case)
         params = json.loads(json.dumps(tensor.params, allow_nan=False))
         assert params == dict(tensor.params)
         again = replace(tensor, params=params)
         assert bits(again.numpy()) == bits(tensor.numpy())
 
-    def test_bytes_do_not_depend_on_chunks(self, case: Case) -> None:
+    def subtest_bytes_do_not_depend_on_chunks(self, case: Case) -> None:
         rows = case.matrix[0]
         whole = self.tensor(case)
         for cuts in (range(rows), (1,), (rows - 1, rows // 2)):
@@ -166,7 +174,7 @@ class CodecSuite:
             for role, part in whole.parts.items():
                 assert bytes(cut.parts[role].view()) == bytes(part.view()), role
 
-    def test_encoding_is_pure(self, case: Case) -> None:
+    def subtest_encoding_is_pure(self, case: Case) -> None:
         source = self.values(case)
         before = bits(source)
         source.flags.writeable = False
@@ -177,7 +185,7 @@ class CodecSuite:
         assert {role: bits(part) for role, part in again.items()} == first
         assert bits(source) == before
 
-    def test_encoder_decodes_what_it_encoded(self, case: Case) -> None:
+    def subtest_encoder_decodes_what_it_encoded(self, case: Case) -> None:
         source, encoder = self.weights(case), self.encoder(case)
         tensor, arrays = self.tensor(case, source=source), encode_parts(self.codec, encoder, source)
         dtype = "f32" if "f32" in self.targets(tensor) else tensor.dtype
@@ -185,7 +193,7 @@ class CodecSuite:
         encoder.decode(arrays, out)
         assert bits(out) == bits(tensor.numpy(dtype))
 
-    def test_reader_equals_decode(self, case: Case) -> None:
+    def subtest_reader_equals_decode(self, case: Case) -> None:
         rows = case.matrix[0]
         tensor = self.tensor(case)
         dtype = tensor.dtype if self.codec.lossless else "f32"
@@ -193,7 +201,7 @@ class CodecSuite:
         for cuts in ((), tuple(range(rows)), (rows // 3,)):
             assert bits(read_rows(self.codec, tensor, dtype, cuts)) == whole, cuts
 
-    def test_pieces_equal_decode(self, case: Case) -> None:
+    def subtest_pieces_equal_decode(self, case: Case) -> None:
         tensor = self.tensor(case)
         packed = replace(tensor, parts={role: zstd_part(part) for role, part in tensor.parts.items()})
         whole = tensor.numpy()
@@ -201,24 +209,26 @@ class CodecSuite:
             assert bits(tensor[index]) == bits(packed[index]) == bits(whole[index]), index
             assert tensor[index].shape == whole[index].shape
 
-    def test_rows_are_passed_over(self, case: Case) -> None:
-        """Readers that can skip give the rows behind as if they had read those before, wherever runs end."""
+    def subtest_rows_are_passed_over(self, case: Case) -> None:
+        """After a skip, a reader returns the same rows as after reading the rows before, wherever a run ends."""
         tensor, (rows, cols) = self.tensor(case), case.matrix
         dtype = tensor.dtype if self.codec.lossless else "f32"
-        whole = tensor.numpy(dtype).reshape(rows, cols)
-        for passed, read in ((1, 1), (2, 3), (max(1, rows // 3), 1), (rows // 2, 2)):
-            reader, row = self.codec.reader(tensor), 0
-            if not isinstance(reader, Skipping) or not whole.size:
-                return
-            while row < rows:
-                count = min(passed, rows - row)
-                reader.skip(count * cols)
-                out = np.empty_like(whole[row + count : row + count + read])
-                reader.read_into(out)
-                assert bits(out) == bits(whole[row + count : row + count + read]), (passed, read, row)
-                row += count + read
+        packed = replace(tensor, parts={role: zstd_part(part) for role, part in tensor.parts.items()})
+        values = tensor.numpy(dtype).reshape(rows, cols)
+        for source in (tensor, packed):
+            for skipped, read in ((1, 1), (2, 3), (max(1, rows // 3), 1), (rows // 2, 2)):
+                reader, row = self.codec.reader(source), 0
+                if not isinstance(reader, Skipping) or not values.size:
+                    return
+                while row < rows:
+                    count = min(skipped, rows - row)
+                    reader.skip(count * cols)
+                    out = np.empty_like(values[row + count : row + count + read])
+                    reader.read_into(out)
+                    assert bits(out) == bits(values[row + count : row + count + read]), (skipped, read, row)
+                    row += count + read
 
-    def test_outputs_of_any_order_are_filled(self, case: Case) -> None:
+    def subtest_outputs_of_any_order_are_filled(self, case: Case) -> None:
         """Every second column, columns first, off alignment: the values of a plain output, and nothing beside them."""
         tensor = self.tensor(case)
         (rows, cols), dtype = case.matrix, tensor.dtype if self.codec.lossless else "f32"
@@ -232,7 +242,7 @@ class CodecSuite:
             assert bits(out) == bits(whole)
         assert not np.ascontiguousarray(wide[:, ::2]).view(np.uint8).any()
 
-    def test_read_only_outputs_are_refused(self, case: Case) -> None:
+    def subtest_read_only_outputs_are_refused(self, case: Case) -> None:
         tensor = self.tensor(case)
         out = np.zeros(case.matrix, numpy_dtype(tensor.dtype))
         out.flags.writeable = False
@@ -240,14 +250,14 @@ class CodecSuite:
             self.codec.reader(tensor).read_into(out)
         assert caught.value.rule == "tensor.out"
 
-    def test_decodes_into_memory_that_is_given(self, case: Case) -> None:
+    def subtest_decodes_into_memory_that_is_given(self, case: Case) -> None:
         tensor = self.tensor(case, source=self.weights(case))
         for dtype in {tensor.dtype, *self.targets(tensor)}:
             out = np.full(case.shape, 1, numpy_dtype(dtype))
             assert tensor.numpy(out=out) is out
             assert bits(out) == bits(tensor.numpy(dtype))
 
-    def test_decoding_rounds_once(self, case: Case) -> None:
+    def subtest_decoding_rounds_once(self, case: Case) -> None:
         tensor = self.tensor(case, source=self.weights(case))
         rows = case.matrix[0]
         for dtype in self.targets(tensor):
@@ -255,14 +265,14 @@ class CodecSuite:
             assert bits(tensor.numpy(dtype)) == bits(wanted)
             assert bits(read_rows(self.codec, tensor, dtype, (rows // 2,))) == bits(wanted)
 
-    def test_compressed_parts_decode(self, case: Case) -> None:
+    def subtest_compressed_parts_decode(self, case: Case) -> None:
         tensor = self.tensor(case)
         packed = replace(tensor, parts={role: zstd_part(part) for role, part in tensor.parts.items()})
         self.codec.check(packed)
         assert bits(packed.numpy()) == bits(tensor.numpy())
         assert bits(read_rows(self.codec, packed, tensor.dtype)) == bits(tensor.numpy())
 
-    def test_repacking_changes_no_bit(self, case: Case) -> None:
+    def subtest_repacking_changes_no_bit(self, case: Case) -> None:
         tensor = self.tensor(case)
         packed = replace(tensor, parts={role: zstd_part(part) for role, part in tensor.parts.items()})
         targets = (tensor.dtype,) if self.encoder(case).lossless else self.targets(tensor)
@@ -282,12 +292,12 @@ class CodecSuite:
                 cut = repacked(other, packed, cuts)
                 assert all(bytes(part.view()) == bytes(cut.parts[role].view()) for role, part in whole.parts.items())
 
-    def test_check_reads_nothing(self, case: Case) -> None:
+    def subtest_check_reads_nothing(self, case: Case) -> None:
         tensor = self.tensor(case)
         parts = {role: replace(part, source=Unreadable(part.length)) for role, part in tensor.parts.items()}
         self.codec.check(replace(tensor, parts=parts))
 
-    def test_check_refuses_wrong_sizes(self, case: Case) -> None:
+    def subtest_check_refuses_wrong_sizes(self, case: Case) -> None:
         tensor = self.tensor(case)
         for role, part in tensor.parts.items():
             width = DTYPES[part.dtype].bits // 8
@@ -297,7 +307,7 @@ class CodecSuite:
                     self.codec.check(with_parts(tensor, {role: wrong}))
                 assert caught.value.rule, (role, length)
 
-    def test_check_refuses_missing_parts(self, case: Case) -> None:
+    def subtest_check_refuses_missing_parts(self, case: Case) -> None:
         tensor = self.tensor(case)
         for spec in self.encoder(case).parts:
             parts = {role: part for role, part in tensor.parts.items() if role != spec.role}
@@ -306,7 +316,7 @@ class CodecSuite:
             with pytest.raises(CodecError):
                 self.codec.reader(replace(tensor, parts=parts))
 
-    def test_damage_is_noticed(self, case: Case) -> None:
+    def subtest_damage_is_noticed(self, case: Case) -> None:
         tensor = self.tensor(case)
         for role, part in tensor.parts.items():
             wrong = replace(part, digest="crc32c:0xdeadbeef")
@@ -317,6 +327,6 @@ class CodecSuite:
             with pytest.raises(IntegrityError):
                 read_rows(self.codec, damaged, tensor.dtype)
 
-    def test_unknown_options_are_refused(self, case: Case) -> None:
+    def subtest_unknown_options_are_refused(self, case: Case) -> None:
         with pytest.raises(UsageError):
             self.codec.encoder(case.shape, case.dtype, {**case.options, "no-such-option": 1})

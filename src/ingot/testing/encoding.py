@@ -14,7 +14,7 @@ from ingot.codecs.base import Codec, Encoder, Repacked, row_step
 from ingot.core.bytes import checksums, encodings
 from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.model.bytesource import MemorySource
-from ingot.model.layouts.base import Alternative
+from ingot.model.layouts.alternatives import family_alternatives
 from ingot.model.part import Part, memory_part
 from ingot.model.tensor import Array, Tensor
 
@@ -74,8 +74,7 @@ def encode_tensor(
 
 def repacks(codec: Codec, tensor: Tensor) -> list[Repacked]:
     """Return ``tensor`` in each of the other layouts that its codec has for its numbers, the nearest first."""
-    layout = tensor.layout
-    others = layout.alternatives(tensor) if isinstance(layout, Alternative) else ()
+    others = family_alternatives(tensor.layout, tensor)
     return [codec.repack(tensor, other) for other in others if other.codec == tensor.codec]
 
 

@@ -13,10 +13,10 @@ from ingot.formats.packed_folders.compressed_tensors import CompressedTensorsFor
 from ingot.formats.packed_folders.mlx import MlxFormat
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.dense import DenseLayout
+from ingot.model.reading.view import View
 from ingot.naming.config import CONFIG
 from ingot.translate import companions, hyper
 from ingot.translate.families import FAMILIES, Family
-from ingot.translate.translated import Translated
 from ingot.views.names import rename
 from ingot.views.rows import stack, unstack
 from ingot.views.strided import Strided, Units, strided, woven
@@ -109,29 +109,30 @@ def experts_together(checkpoint: Checkpoint) -> Checkpoint:
     return rename(view, biases) if biases else view
 
 
-def experts_for(checkpoint: Checkpoint, format: str) -> Translated:
+def experts_for(checkpoint: Checkpoint, format: str, *, hint: str = "") -> View:
     """Return a checkpoint of gpt-oss with its experts as the programs of a format have them; itself for other models.
 
     mlx_lm has ``gate_proj``, ``up_proj`` and ``down_proj`` of all experts, llm-compressor (compressed-tensors) those
-    of each, ``mlp.experts.N.gate_proj``; others what is published. Errors as ``apart``.
+    of each, ``mlp.experts.N.gate_proj``; others what is published. ``hint`` is appended to the note. Errors as
+    ``apart``.
     """
     files = companions.read_files({key: path for key, path in checkpoint.companions.items() if key == CONFIG})
     if companions.parsed(files, CONFIG).get("model_type") not in _INTERLEAVED:
-        return Translated(checkpoint)
+        return View(checkpoint)
     single = _by_expert(checkpoint)
     wanted = {MlxFormat.name: _STACKED, CompressedTensorsFormat.name: _SINGLE}.get(format, _PUBLISHED)
     here = (
         _SINGLE if single else _STACKED if any(name.endswith(f"{_GATE}.weight") for name in checkpoint) else _PUBLISHED
     )
     if here == wanted:
-        return Translated(checkpoint)
+        return View(checkpoint)
     view = stack(checkpoint, single) if single else checkpoint
     if wanted == _PUBLISHED:
         view = experts_together(view)
     else:
         view = experts_apart(view)
         view = _one_by_one(view) if wanted == _SINGLE else view
-    return Translated(view, done=f"experts of gpt-oss are {wanted}")
+    return View(view, [f"experts of gpt-oss are {wanted}{hint}"])
 
 
 def _one_by_one(checkpoint: Checkpoint) -> Checkpoint:

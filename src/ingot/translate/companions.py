@@ -14,7 +14,7 @@ from typing import Any
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.packed_folders.base import PACKING_KEYS
 from ingot.naming.config import CONFIG, MAX_CONFIG, parse_config
-from ingot.stores.table import locate
+from ingot.stores.location import Location
 from ingot.translate import (
     chat_templates,
     demo_vocabulary,
@@ -49,7 +49,7 @@ def read_files(companions: Mapping[str, str]) -> dict[str, str]:
     for name in sorted(
         filter(_is_kept, companions), key=lambda name: order.index(name) if name in order else len(order)
     ):
-        store, file = locate(companions[name], io="pread")
+        store, file = Location.parse(companions[name]).find(io="pread")
         data = store.read(file, MAX_CONFIG * (8 if name == TOKENIZER else 1), RULE)
         try:
             found[name] = b64encode(data).decode() if name in SENTENCES else data.decode()

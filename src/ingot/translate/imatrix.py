@@ -9,7 +9,6 @@ of all experts one after the other.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from os import PathLike
 from struct import Struct
 from typing import Any
 
@@ -22,7 +21,7 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.model.statistics import COUNT, SQUARES, VERSION, VERSION_KEY, Held, Statistics
 from ingot.model.tensor import Array
 from ingot.naming.config import CONFIG
-from ingot.stores.table import location_of, read_file
+from ingot.stores.location import AnyPath, Location
 from ingot.translate import companions
 from ingot.translate.families import FAMILIES
 from ingot.translate.names import Names
@@ -36,7 +35,7 @@ _INT, _MOST_NAME, _MOST_ENTRIES, _MOST_VALUES = Struct("<i"), 512, 1 << 20, 1 <<
 _MOST_TOKENS = 1 << 53  # counted exactly
 
 
-def is_binary(head: bytes, path: str | PathLike[str]) -> bool:
+def is_binary(head: bytes) -> bool:
     """Whether a file that begins with these bytes is an importance matrix of the older kind."""
     if len(head) < 9 or head.startswith(MAGIC):
         return False
@@ -46,10 +45,9 @@ def is_binary(head: bytes, path: str | PathLike[str]) -> bool:
     return named and name.decode().isprintable() and (b".weight"[: len(name)] in name or len(name) < length)
 
 
-def from_binary(path: str | PathLike[str]) -> Statistics:
-    """Read a file of the older kind; ``FormatError`` ``statistics.imatrix``."""
-    location = location_of(path)
-    return _made(dict(_binary_entries(read_file(path), location)), location)
+def from_binary(location: Location) -> Statistics:
+    """Read a file of the older binary form; raise ``FormatError`` ``statistics.imatrix`` if it is malformed."""
+    return _made(dict(_binary_entries(location.read(), location.display)), location.display)
 
 
 def from_gguf(checkpoint: Checkpoint) -> Statistics:
@@ -139,9 +137,7 @@ def names_of(model: Checkpoint) -> dict[str, str]:
     return found
 
 
-def write_imatrix(
-    path: str | PathLike[str], statistics: Statistics, model: Checkpoint, *, overwrite: bool = False
-) -> list[str]:
+def write_imatrix(path: AnyPath, statistics: Statistics, model: Checkpoint, *, overwrite: bool = False) -> list[str]:
     """Write the mean squares of all matrices as a GGUF importance matrix under llama.cpp's names.
 
     Returns the names that llama.cpp has no place for.

@@ -14,7 +14,6 @@ from ingot.model.account import Omission
 from ingot.model.checkpoint import Checkpoint
 from ingot.translate import superseded
 from ingot.translate.families import FAMILIES, Family
-from ingot.translate.translated import Translated
 from ingot.translate.unknown import RULE
 from ingot.views.names import omit
 
@@ -41,7 +40,7 @@ REMAPPED = frozenset(_REMAPPED.split())
 """Types of models that the module of another family computes."""
 
 
-def for_mlx(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Translated:
+def for_mlx(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Checkpoint:
     """Return a model folder's checkpoint without the tensors that mlx_lm has no place for, which it would refuse.
 
     Tensors of a family that Ingot translates and whose modules are no modules of it are lost.
@@ -58,7 +57,7 @@ def for_mlx(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Translated:
             omission = _without_place(name, family, config)
         if omission is not None:
             omissions[name] = omission
-    return Translated(omit(checkpoint, omissions))
+    return omit(checkpoint, omissions)
 
 
 def require_mlx_family(config: Mapping[str, Any], location: str) -> None:

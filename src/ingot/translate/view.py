@@ -9,19 +9,20 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
+from ingot.artifacts.companions import holds_a_model
 from ingot.core.numeric.floats import cast
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.gguf.format import GgufFormat
-from ingot.formats.gguf.metadata import ABOUT, carried, with_values
+from ingot.formats.gguf.metadata import ABOUT, to_gguf_metadata, with_values
 from ingot.model.account import Omission
-from ingot.model.checkpoint import Checkpoint
+from ingot.model.checkpoint import Attributes, Checkpoint
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.reading.lazy import Lazy
-from ingot.model.reading.view import derived
+from ingot.model.reading.view import View, derived
 from ingot.model.tensor import Tensor
 from ingot.naming.config import CONFIG
 from ingot.stores.temporary import TemporaryFolder
@@ -41,7 +42,6 @@ from ingot.translate.tensor_plan import (
     stacked,
     unstacked,
 )
-from ingot.translate.translated import Translated, holds_a_model
 from ingot.translate.unknown import require_family, unknown_architecture
 from ingot.views.dense import Change, add, change
 from ingot.views.rows import take
@@ -56,7 +56,7 @@ def is_translated(checkpoint: Checkpoint) -> bool:
     return holds_a_model(checkpoint.format) or isinstance(checkpoint.metadata.get("general.architecture"), str)
 
 
-def to_gguf(checkpoint: Checkpoint, *, no_tokenizer: bool = False) -> Translated:
+def to_gguf(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = "") -> View:
     """Return a model folder's checkpoint as llama.cpp has it.
 
     Tensors without a name there are omissions of the view: superseded or lost.
@@ -66,6 +66,8 @@ def to_gguf(checkpoint: Checkpoint, *, no_tokenizer: bool = False) -> Translated
     checkpoint : Checkpoint
     no_tokenizer : bool
         Whether a file without a tokenizer is accepted, if the folder has none that GGUF can hold.
+    hint : str
+        Appended to the first note, which counts the tensors with new names.
 
     Raises
     ------
@@ -93,7 +95,7 @@ def to_gguf(checkpoint: Checkpoint, *, no_tokenizer: bool = False) -> Translated
     pools, told = pooling.to_metadata(pooled, family, labels)
     notes += [*more, *told]
     kept = {key: value for key, value in checkpoint.metadata.items() if key not in ("format", ABOUT)}
-    metadata = with_values(carried(kept), {**typed, **words, **pools, **companions.to_metadata(files)})
+    metadata = with_values(to_gguf_metadata(kept), {**typed, **words, **pools, **companions.to_metadata(files)})
     view = stacked(checkpoint, plan)
     if family.padded and POSITIONS in view:
         view, before = _behind_padding(view, config)
@@ -102,10 +104,10 @@ def to_gguf(checkpoint: Checkpoint, *, no_tokenizer: bool = False) -> Translated
         view = add(view, factors)
     changes, inverted = _widened(view, family), rounded_seconds(own)
     lost += _rounded(view, changes, inverted)
-    view = _labelled(change(view, changes), {"metadata": metadata, "companions": None})
-    view.unread = {**view.unread, **pooled.missing}
-    done = plan.describe(f"llama.cpp's architecture {family.arch}")
-    return Translated(view, [*_lost(lost), *notes], done, _named(plan, inverted))
+    view = change(view, changes)
+    view = _labelled(view, {"metadata": metadata, "companions": None}, unread={**view.unread, **pooled.missing})
+    renamed = plan.describe(f"llama.cpp's architecture {family.arch}") + hint
+    return View(view, [renamed, *_lost(lost), *notes], inexact=_named(plan, inverted))
 
 
 def _rounded(view: Checkpoint, changes: Mapping[str, Change], inverted: Sequence[str]) -> Iterator[str]:
@@ -178,7 +180,7 @@ def _behind_padding(view: Checkpoint, config: Mapping[str, Any]) -> tuple[Checkp
     return take(view, {POSITIONS: slice(before, None)}), before
 
 
-def to_model(checkpoint: Checkpoint, *, no_tokenizer: bool = False) -> Translated:
+def to_model(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = "") -> View:
     """Return a GGUF file's checkpoint as transformers has it, with the files of its folder.
 
     Tensors without a name there are omissions of the view: superseded or lost.
@@ -188,6 +190,8 @@ def to_model(checkpoint: Checkpoint, *, no_tokenizer: bool = False) -> Translate
     checkpoint : Checkpoint
     no_tokenizer : bool
         Whether a folder without a tokenizer is accepted, if ``tokenizer.json`` cannot hold that of the file.
+    hint : str
+        Appended to the first note, which counts the tensors with new names.
 
     Raises
     ------
@@ -227,18 +231,17 @@ def to_model(checkpoint: Checkpoint, *, no_tokenizer: bool = False) -> Translate
             f"the GGUF metadata differ from the config.json that the file keeps; they count for {', '.join(changed)}"
         )
     files, lost = _files(metadata, config, family, no_tokenizer=no_tokenizer)
+    omissions = view.omissions
     if not stated and "long_factor" not in rotary.rope_of(config):
         unstated = Omission("config.json has no key for this scaling of the rotary embedding")
         stored = [origin for name in rotary.TENSORS if name in omitted for origin in checkpoint.origins_of(name)]
-        view.omissions = {**view.omissions, **dict.fromkeys(stored, unstated)}
+        omissions = {**omissions, **dict.fromkeys(stored, unstated)}
     unread = [*_unread(metadata, family)]
     if unread:
         lost.append(f"metadata {', '.join(unread[:6])}" + (f" and {len(unread) - 6} more" if len(unread) > 6 else ""))
-    return Translated(
-        _labelled(view, {"metadata": {"format": "pt"}, "companions": files}),
-        [*notes, *_lost(lost)],
-        plan.describe(f"transformers' {family.model_class}"),
-    )
+    renamed = plan.describe(f"transformers' {family.model_class}") + hint
+    view = _labelled(view, {"metadata": {"format": "pt"}, "companions": files}, omissions=omissions)
+    return View(view, [renamed, *notes, *_lost(lost)])
 
 
 def _files(
@@ -323,18 +326,17 @@ def _main_type(view: Checkpoint) -> str:
     return sizes.most_common(1)[0][0] if sizes else "f32"
 
 
-def _labelled(checkpoint: Checkpoint, label: Mapping[str, Any]) -> Checkpoint:
-    """Return the checkpoint with other metadata and, where they are given, companions: names to text."""
+def _labelled(checkpoint: Checkpoint, label: Mapping[str, Any], **changes: Unpack[Attributes]) -> Checkpoint:
+    """Return the checkpoint with the metadata of a label, its companions (names to text) if any, and other changes."""
     with ExitStack() as stack:
         folder = None if label["companions"] is None else TemporaryFolder(label["companions"])
         if folder is not None:
             stack.callback(folder.close)
         said = {"metadata": sorted(label["metadata"]), "companions": sorted(label["companions"] or ())}
         tensors = Lazy(checkpoint, checkpoint.__getitem__)
-        view = derived(checkpoint, tensors, _labelled, dict(label), said, also_close=stack.pop_all().close)
-    view.metadata = dict(label["metadata"])
-    view.companions = {**checkpoint.companions, **(folder.paths if folder is not None else {})}
-    return view
+        changes["metadata"] = label["metadata"]
+        changes["companions"] = {**checkpoint.companions, **(folder.paths if folder is not None else {})}
+        return derived(checkpoint, tensors, _labelled, dict(label), said, also_close=stack.pop_all().close, **changes)
 
 
 def _unread(metadata: Mapping[str, Any], family: Family) -> Iterator[str]:

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from os import PathLike
 from typing import Any
 
 from ingot.artifacts.attachments import located, no_attachment, pack_package
 from ingot.artifacts.draft_head import CONFIG_KEY, check_head, config_of_draft
-from ingot.artifacts.open import Source, checkpoint_of, open_source
+from ingot.artifacts.open import Source, open_source
 from ingot.model.attachments import Attachments
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.part import Part
 from ingot.model.reading.lazy import Lazy
 from ingot.model.reading.view import derived
-from ingot.stores.table import location_of
-
-AnyPath = str | PathLike[str]
+from ingot.stores.location import AnyPath, Location
 
 
 def attach(
@@ -50,49 +47,44 @@ def attach(
         ``attachments.none``: what is named as ``program`` is no Core ML package.
     """
     paths = {"draft": draft, "coreml": coreml, "program": program}
-    return _attach(checkpoint, {kind: path for kind, path in paths.items() if path is not None})
+    return _attach(checkpoint, {kind: Location.parse(path) for kind, path in paths.items() if path is not None})
 
 
 def detach(checkpoint: Checkpoint, kinds: Collection[str]) -> Checkpoint:
     """Return the checkpoint without its attachments of some kinds: ``draft``, ``coreml``, ``program``."""
     tensors, chosen = Lazy(checkpoint, checkpoint.__getitem__), sorted(kinds)
-    view = derived(checkpoint, tensors, detach, chosen, chosen)
-    gone: dict[str, Any] = dict.fromkeys(chosen)
-    view.attachments = replace(checkpoint.attachments, **gone)
+    removed: dict[str, Any] = dict.fromkeys(chosen)
+    attachments, metadata = replace(checkpoint.attachments, **removed), checkpoint.metadata
     if "draft" in chosen:
-        view.metadata = {key: value for key, value in checkpoint.metadata.items() if key != CONFIG_KEY}
-    return view
+        metadata = {key: value for key, value in metadata.items() if key != CONFIG_KEY}
+    return derived(checkpoint, tensors, detach, chosen, chosen, attachments=attachments, metadata=metadata)
 
 
 def describe(checkpoint: Checkpoint, metadata: Mapping[str, Any]) -> Checkpoint:
     """Return the checkpoint with further entries of metadata, which replace those of the same keys."""
     tensors, added = Lazy(checkpoint, checkpoint.__getitem__), dict(sorted(metadata.items()))
-    view = derived(checkpoint, tensors, describe, added, added)
-    view.metadata = {**checkpoint.metadata, **added}
-    return view
+    return derived(checkpoint, tensors, describe, added, added, metadata={**checkpoint.metadata, **added})
 
 
-def _attach(checkpoint: Checkpoint, paths: Mapping[str, AnyPath]) -> Checkpoint:
+def _attach(checkpoint: Checkpoint, locations: Mapping[str, Location]) -> Checkpoint:
     with ExitStack() as stack:
         opened = _Opened(stack, checkpoint.attachments)
-        for kind, path in paths.items():
-            opened.add(kind, path)
-        view = derived(
+        for kind, location in locations.items():
+            opened.add(kind, location)
+        metadata = checkpoint.metadata
+        if "draft" in locations:
+            metadata = {key: value for key, value in metadata.items() if key != CONFIG_KEY} | opened.metadata
+        return derived(
             checkpoint,
             Lazy(checkpoint, checkpoint.__getitem__),
             _attach,
-            dict(paths),
+            dict(locations),
             opened.identity,
+            opened=opened.sources,
             also_close=stack.pop_all().close,
+            attachments=opened.attachments,
+            metadata=metadata,
         )
-    view.attachments = opened.attachments
-    if "draft" in paths:
-        own = {key: value for key, value in checkpoint.metadata.items() if key != CONFIG_KEY}
-        view.metadata = own | opened.metadata
-    view.check_unchanged = each(checkpoint.require_unchanged, *(source.require_unchanged for source in opened.sources))
-    whole = view.check_whole or checkpoint.require_whole
-    view.check_whole = each(whole, *(source.require_whole for source in opened.sources))
-    return view
 
 
 class _Opened:
@@ -104,41 +96,31 @@ class _Opened:
         self.identity: dict[str, Any] = {}
         self.metadata: dict[str, str] = {}
 
-    def add(self, kind: str, path: AnyPath) -> None:
+    def add(self, kind: str, location: Location) -> None:
         if kind == "coreml":
-            package = pack_package(path)
+            package = pack_package(location)
             self._stack.callback(package.source.close)
             self.identity[kind] = [package.length, package.digest]
             self.attachments = replace(self.attachments, coreml=package)
             return
-        source = open_source(path, io="pread")
+        source = open_source(location, io="pread")
         self._stack.callback(source.close)
         self.sources.append(source)
         self.identity[kind] = source.identity()
         if kind == "draft":
-            head = checkpoint_of(source)
-            with located(location_of(path)):
+            head = source.view()
+            with located(location.display):
                 check_head(head)
                 config = config_of_draft(head)
             if config:
                 self.metadata[CONFIG_KEY] = json.dumps(config, sort_keys=True)
             self.attachments = replace(self.attachments, draft=head)
         else:
-            self.attachments = replace(self.attachments, program=_program(source, path))
+            self.attachments = replace(self.attachments, program=_program(source, location))
 
 
-def _program(source: Source, path: AnyPath) -> Mapping[str, Part]:
+def _program(source: Source, location: Location) -> Mapping[str, Part]:
     program = source.catalog.attachments.program
     if program is None:
-        raise no_attachment("program", path)
+        raise no_attachment("program", location)
     return program
-
-
-def each(*checks: Callable[[], None]) -> Callable[[], None]:
-    """Return a check that is all of these."""
-
-    def check() -> None:
-        for one in checks:
-            one()
-
-    return check

@@ -11,7 +11,7 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.model.delta import KEY
 from ingot.model.reading.lazy import Lazy
 from ingot.model.reading.view import Verb, derived
-from ingot.model.tensor import Tensor
+from ingot.model.tensor import Array, Tensor
 
 Make = Callable[[], Tensor]
 
@@ -23,22 +23,33 @@ def view_of(
     argument: Any,
     said: Any = None,
     origins: Mapping[str, Sequence[str]] | None = None,
+    importance: Mapping[str, Array] | None = None,
+    aliases: Mapping[str, str] | None = None,
 ) -> Checkpoint:
-    """Return a view; what errors of columns weigh stays with the tensors whose columns are the same.
+    """Return a view. Weights of columns (``importance``) stay with tensors whose names and columns are the same.
 
-    ``said`` is the argument as JSON, where that is not the argument itself. An entry is made of the tensor that it
-    names last, unless ``origins`` lists others.
+    ``said`` is the argument as JSON, if that is not the argument itself. An entry is made of the tensor that it names
+    last, unless ``origins`` lists others. ``importance`` and ``aliases`` are those of new tensors.
     """
     made_of = {new: (old,) for new, _, old in entries if new != old} | dict(origins or {})
     description = argument if said is None else said
-    view = derived(checkpoint, mapping(entries, checkpoint), verb, argument, description, origins=made_of)
-    cols = {new: old for new, _, old in entries if new == old and old in checkpoint.importance}
-    view.importance = {
-        new: checkpoint.importance[old]
-        for new, old in cols.items()
-        if len(checkpoint.importance[old]) == view[new].matrix_shape[1]
+    tensors = mapping(entries, checkpoint)
+    names = [new for new, _, old in entries if new == old and old in checkpoint.importance]
+    unchanged = {
+        name: checkpoint.importance[name]
+        for name in names
+        if len(checkpoint.importance[name]) == tensors[name].matrix_shape[1]
     }
-    return view
+    return derived(
+        checkpoint,
+        tensors,
+        verb,
+        argument,
+        description,
+        origins=made_of,
+        importance={**unchanged, **(importance or {})},
+        aliases={**checkpoint.aliases, **(aliases or {})},
+    )
 
 
 def mapping(entries: Sequence[tuple[str, Make | None, str]], checkpoint: Checkpoint) -> Mapping[str, Tensor]:

@@ -33,20 +33,21 @@ def rename(checkpoint: Checkpoint, names: Mapping[str, str]) -> Checkpoint:
 
     tensors = mapping([(new, None if new == old else named(old, new), old) for old, new in pairs.items()], checkpoint)
     origins = {new: (old,) for old, new in pairs.items() if new != old}
-    view = derived(checkpoint, tensors, rename, dict(names), dict(names), origins=origins)
-    view.importance = {pairs[name]: weights for name, weights in checkpoint.importance.items()}
-    view.called = {pairs[name]: told for name, told in checkpoint.called.items()}
-    return view
+    return derived(
+        checkpoint,
+        tensors,
+        rename,
+        dict(names),
+        dict(names),
+        origins=origins,
+        importance={pairs[name]: weights for name, weights in checkpoint.importance.items()},
+        aliases={pairs[name]: alias for name, alias in checkpoint.aliases.items()},
+    )
 
 
 def select(checkpoint: Checkpoint, names: Iterable[str]) -> Checkpoint:
     """Return the checkpoint with these tensors alone, in its own order. Raises ``UsageError`` ``tensor.unknown``."""
-    chosen = set(names)
-    require_known(checkpoint, chosen)
-    tensors = Lazy(dict.fromkeys(name for name in checkpoint if name in chosen), checkpoint.__getitem__)
-    view = derived(checkpoint, tensors, select, sorted(chosen), sorted(chosen))
-    view.importance = {name: weights for name, weights in checkpoint.importance.items() if name in chosen}
-    return view
+    return _select(checkpoint, set(names), checkpoint.omissions)
 
 
 def drop(checkpoint: Checkpoint, names: Iterable[str]) -> Checkpoint:
@@ -63,7 +64,15 @@ def omit(checkpoint: Checkpoint, omissions: Mapping[str, Omission]) -> Checkpoin
     """
     if not omissions:
         return checkpoint
-    view = drop(checkpoint, omissions)
+    require_known(checkpoint, omissions)
     reasons = {origin: reason for name, reason in omissions.items() for origin in checkpoint.origins_of(name)}
-    view.omissions = {**view.omissions, **reasons}
-    return view
+    remaining = {name for name in checkpoint if name not in omissions}
+    return _select(checkpoint, remaining, {**checkpoint.omissions, **reasons})
+
+
+def _select(checkpoint: Checkpoint, selected: set[str], omissions: Mapping[str, Omission]) -> Checkpoint:
+    require_known(checkpoint, selected)
+    tensors = Lazy(dict.fromkeys(name for name in checkpoint if name in selected), checkpoint.__getitem__)
+    importance = {name: weights for name, weights in checkpoint.importance.items() if name in selected}
+    names = sorted(selected)
+    return derived(checkpoint, tensors, select, names, names, importance=importance, omissions=omissions)

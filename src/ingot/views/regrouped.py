@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ingot.codecs.affine.regroup import regrouped
+from ingot.codecs.affine.regroup import split_groups
 from ingot.errors import CodecError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import AffineLayout, Group
@@ -20,7 +20,7 @@ def even_group(group: object, cols: int, sizes: Sequence[int]) -> int | None:
 
 
 def regroup(checkpoint: Checkpoint, groups: Mapping[str, int]) -> Checkpoint:
-    """Return the checkpoint with smaller groups in some affine tensors; no value changes.
+    """Return the checkpoint with smaller groups in some affine tensors, itself without ``groups``; no value changes.
 
     Parameters
     ----------
@@ -35,8 +35,10 @@ def regroup(checkpoint: Checkpoint, groups: Mapping[str, int]) -> Checkpoint:
     """
 
     def with_smaller_groups(name: str) -> Make:
-        return lambda: regrouped(checkpoint[name], groups[name])
+        return lambda: split_groups(checkpoint[name], groups[name])
 
+    if not groups:
+        return checkpoint
     entries = [(name, with_smaller_groups(name) if name in groups else None, name) for name in checkpoint]
     return view_of(checkpoint, entries, regroup, dict(groups), dict(groups))
 

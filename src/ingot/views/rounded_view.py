@@ -20,12 +20,12 @@ from ingot.model.layouts.dense import DenseLayout
 from ingot.model.part import Part
 from ingot.model.reading.view import derived
 from ingot.model.tensor import Array, Tensor
-from ingot.quantization.choice import Asked
-from ingot.quantization.rounding import multiplied
-from ingot.quantization.tensor import Knowing, Outcome, matrices, require_finite, round_tensor, rounding_memory
+from ingot.quantization.choice import QuantizerSpec
+from ingot.quantization.rounding import multiply
+from ingot.quantization.tensor import Outcome, StatisticsSource, matrices, require_finite, round_tensor, rounding_memory
 from ingot.views.common import Make, mapping, require_known
 
-Known = Callable[[], Knowing]
+Known = Callable[[], StatisticsSource]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Rounding:
 
     Parameters
     ----------
-    choices : mapping of name to Asked
+    choices : mapping of name to QuantizerSpec
     known : callable
         Returns the statistics; called when the first matrix is read.
     said : str
@@ -53,7 +53,7 @@ class Rounding:
         The statistics are there, and may be asked before a matrix is read.
     """
 
-    choices: Mapping[str, Asked]
+    choices: Mapping[str, QuantizerSpec]
     known: Known
     said: str
     close: Callable[[], None] | None = None
@@ -82,7 +82,7 @@ def round_to(checkpoint: Checkpoint, rounding: Rounding) -> Checkpoint:
     entries = [(name, made(name), name) for name in checkpoint]
     text = {name: repr(asked) for name, asked in choices.items()}
     told = [rounding.said, text]
-    return derived(checkpoint, mapping(entries, checkpoint), round_to, rounding, told, rounding.close)
+    return derived(checkpoint, mapping(entries, checkpoint), round_to, rounding, told, also_close=rounding.close)
 
 
 class _Held:
@@ -147,7 +147,7 @@ def _matrices(tensor: Tensor) -> Iterator[tuple[str, Array]]:
         yield name, np.ascontiguousarray(values)
 
 
-def _bias_of(checkpoint: Checkpoint, name: str, asked: Asked) -> str | None:
+def _bias_of(checkpoint: Checkpoint, name: str, asked: QuantizerSpec) -> str | None:
     """Return the bias beside a matrix, where there is one and it is to be corrected."""
     bias = f"{name.removesuffix('weight')}bias"
     if not asked.correct_bias or not name.endswith(".weight") or bias not in checkpoint:
@@ -184,7 +184,7 @@ class _Bias:
             self._rounding.corrected[self.tensor.name] = None
             return _bytes(self.tensor.numpy())
         lost = cast(matrix.numpy(), "f32") - _tensor(self._work).numpy("f32")
-        more = multiplied(lost, means[:, None])[:, 0]
+        more = multiply(lost, means[:, None])[:, 0]
         self._rounding.corrected[self.tensor.name] = float(np.abs(more).max(initial=0))
         return _bytes(cast(values + more, self.tensor.dtype))
 
@@ -199,10 +199,9 @@ def _tensor(work: _Work) -> Tensor:
         spec.role: Part(
             spec.dtype,
             int(spec.length or 0),
-            _Bytes(work, spec.role, int(spec.length or 0)),
+            _Bytes(work, spec.role, int(spec.length or 0), work.asked.points if spec.role == ZEROS else None),
             type=spec.type,
             where=f"{tensor.name}: {spec.role}",
-            integers=work.asked.points if spec.role == ZEROS else None,
         )
         for spec in layout.part_specs(tensor.shape)
     }
@@ -224,8 +223,8 @@ class _Bytes(DerivedSource):
 
     mapped = False
 
-    def __init__(self, work: _Work | _Bias, role: str, size: int) -> None:
-        self._work, self._role, self.size = work, role, size
+    def __init__(self, work: _Work | _Bias, role: str, size: int, integers: tuple[int, int] | None = None) -> None:
+        self._work, self._role, self.size, self.integers = work, role, size, integers
         self.name = work.tensor.name
 
     def view(self, offset: int, length: int) -> memoryview:

@@ -211,12 +211,14 @@ def _joined(
         if name not in gone
     ]
     joined_names = {new: list(members) for new, members in names.items()}
-    view = view_of(checkpoint, entries, verb, joined_names, origins=joined_names)
+    importance = {}
     for new, members in names.items():
-        own = [checkpoint.importance.get(name) for name in members]
-        if own[0] is not None and all(other is not None and np.array_equal(own[0], other) for other in own):
-            view.importance = {**view.importance, new: own[0]}
-    return view
+        first_weights, *others = [checkpoint.importance.get(name) for name in members]
+        if first_weights is not None and all(
+            other is not None and np.array_equal(first_weights, other) for other in others
+        ):
+            importance[new] = first_weights
+    return view_of(checkpoint, entries, verb, joined_names, origins=joined_names, importance=importance)
 
 
 def _cut(
@@ -243,15 +245,13 @@ def _cut(
             if cut is None
             else [(new, piece(name, new, shape, row), name) for new, shape, row in cut]
         )
-    view = view_of(checkpoint, entries, verb, argument)
     columns = {
         new: weights
         for name, weights in checkpoint.importance.items()
         for new, shape, _ in pieces.get(name, ())
         if shape and len(weights) == shape[-1]
     }
-    view.importance = {**view.importance, **columns}
-    return view
+    return view_of(checkpoint, entries, verb, argument, importance=columns)
 
 
 def _indices(tensor: Tensor, index: Index) -> Array:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ingot.codecs.blocks.from_blocks import taken_apart
+from ingot.codecs.blocks.from_blocks import unpack_blocks
 from ingot.codecs.scaled_codebook.repack import Second, second_scale
 from ingot.codecs.table import CODECS
 from ingot.model.checkpoint import Checkpoint
@@ -66,7 +66,7 @@ def join_seconds(checkpoint: Checkpoint, _: object = None) -> Checkpoint:
         if scale is None or scale.codec != DenseLayout.codec or (scale.dtype, scale.size) != ("f32", 1):
             continue
         if tensor.codec == GgmlBlocksLayout.codec and GgmlBlocksLayout.of(tensor).type == "nvfp4":
-            apart = taken_apart(tensor)
+            apart = unpack_blocks(tensor)
             if apart is not None:
                 parts = {**apart.parts, SECOND: scale.parts[DATA]}
                 joined[name] = Tensor.from_parts(_NVFP4, parts, tensor.shape, name)

@@ -12,7 +12,7 @@ from math import prod
 
 import numpy as np
 
-from ingot.codecs.affine.windows import MadeSource, Windows
+from ingot.codecs.affine.windows import ComputedRows, Windows
 from ingot.codecs.table import CODECS
 from ingot.errors import UsageError
 from ingot.model.checkpoint import Checkpoint
@@ -219,7 +219,7 @@ class _Stored:
 
     def read(self, positions: Array) -> Array:
         """Return units, u8 [units, width]; positions ascend."""
-        whole, rows = self._windows.whole(), slice(0, 0)
+        whole, rows = self._windows.all_bytes(), slice(0, 0)
         if whole is not None:
             units: Array = whole.reshape(self._windows.rows, self._width)
             return _at(units, positions)
@@ -271,7 +271,7 @@ class _Sources:
         return any(part.source.changed() for part in self._parts)
 
 
-class _Source(MadeSource):
+class _Source(ComputedRows):
     """Units that are put together when they are read."""
 
     def __init__(

@@ -8,8 +8,8 @@ from math import prod
 
 import numpy as np
 
-from ingot.codecs.affine.windows import MadeSource, Windows, made_part
-from ingot.codecs.blocks.from_blocks import taken_apart
+from ingot.codecs.affine.windows import ComputedRows, Windows, computed_part
+from ingot.codecs.blocks.from_blocks import unpack_blocks
 from ingot.codecs.table import CODECS
 from ingot.core.numeric.dtypes import DTYPES, file_bytes, numpy_dtype
 from ingot.errors import UsageError
@@ -63,10 +63,8 @@ def turn(checkpoint: Checkpoint, names: Mapping[str, str]) -> Checkpoint:
         return lambda: turned_matrix(checkpoint[name], names[name])
 
     entries = [(names.get(name, name), turned(name) if name in names else None, name) for name in checkpoint]
-    view = view_of(checkpoint, entries, turn, dict(names))
-    called = {name: checkpoint.called.get(name, name) for name in names}
-    view.called = {**view.called, **{names[name]: told for name, told in called.items()}}
-    return view
+    aliases = {new: checkpoint.aliases.get(name, name) for name, new in names.items()}
+    return view_of(checkpoint, entries, turn, dict(names), aliases=aliases)
 
 
 def turned_matrix(tensor: Tensor, name: str) -> Tensor:
@@ -78,7 +76,7 @@ def turned_matrix(tensor: Tensor, name: str) -> Tensor:
     columns = _Columns(tensor)
     first = next(iter(tensor.parts.values()))
     width = shape[-1] * row.bits // 8
-    source = MadeSource(first.source, prod(shape[:-1]), width, columns.read, HELD, columns.held)
+    source = ComputedRows(first.source, prod(shape[:-1]), width, columns.read, HELD, columns.held)
     part = Part(row.storage, source.size, source, type=None if row.is_storage else row.name, where=f"{name}: {DATA}")
     codec = CODECS[DenseLayout.codec]
     told = "" if tensor.codec == DenseLayout.codec else tensor.codec
@@ -92,7 +90,7 @@ def _flipped(tensor: Tensor) -> Tensor | None:
     if tensor.codec == GgmlBlocksLayout.codec and isinstance(
         OWN.get(GgmlBlocksLayout.of(tensor).type), ScaledCodebookLayout
     ):
-        apart = taken_apart(tensor)
+        apart = unpack_blocks(tensor)
     if apart is None or apart.codec != ScaledCodebookLayout.codec:
         return None
     layout = ScaledCodebookLayout.of(apart)
@@ -135,7 +133,7 @@ def turned_integers(tensor: Tensor) -> Tensor | None:
         return packed
 
     stored = tensor.parts[CODES]
-    source = MadeSource(stored.source, cols, rows // per_byte, codes, HELD)
+    source = ComputedRows(stored.source, cols, rows // per_byte, codes, HELD)
     parts = {CODES: Part("u8", source.size, source, where=stored.where)}
     size, count = DTYPES[layout.scales].bits // 8, layout.scale_count(tensor.shape)
     across = 1 if layout.per_tensor else count // cols
@@ -144,7 +142,9 @@ def turned_integers(tensor: Tensor) -> Tensor | None:
             parts[role] = tensor.parts[role]
             continue
         numbers = Windows(tensor.parts[role], across, cols * size)
-        parts[role] = made_part(tensor.parts[role], layout.scales, cols, across * size, _turner(numbers, across, size))
+        parts[role] = computed_part(
+            tensor.parts[role], layout.scales, cols, across * size, _turner(numbers, across, size)
+        )
     return replace(tensor, shape=(cols, rows), parts=parts, params=made.attributes(), origin=None)
 
 

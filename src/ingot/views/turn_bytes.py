@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ingot.codecs.affine.windows import MadeSource, Windows
+from ingot.codecs.affine.windows import ComputedRows, Windows
 from ingot.codecs.table import CODECS
 from ingot.core.numeric.dtypes import DTYPES
 from ingot.model.layouts.affine import ROW, Group, Row, Whole
@@ -32,7 +32,7 @@ def turned_bytes(tensor: Tensor) -> Tensor | None:
         return np.ascontiguousarray(window.read(slice(0, rows), first, last).T)
 
     stored, scales = tensor.parts[INDICES], tensor.parts[SCALES]
-    source = MadeSource(stored.source, cols, rows, columns, HELD)
+    source = ComputedRows(stored.source, cols, rows, columns, HELD)
     parts = {**tensor.parts, INDICES: Part("u8", source.size, source, where=stored.where)}
     grid = _turned(layout.grid, rows, cols)
     across = layout.groups(cols)

@@ -8,7 +8,7 @@ from math import prod
 
 import numpy as np
 
-from ingot.codecs.sparse.blocks import of_matrix
+from ingot.codecs.sparse.blocks import with_blocks_dropped
 from ingot.codecs.table import CODECS
 from ingot.core.bytes import checksums
 from ingot.core.numeric.blocks import Blocks
@@ -90,9 +90,9 @@ def weigh(checkpoint: Checkpoint, importance: Mapping[str, Array]) -> Checkpoint
                 where=name,
             )
     said = {name: checksums.digest("crc32c", values.view(np.uint8).data) for name, values in weights.items()}
-    view = derived(checkpoint, Lazy(checkpoint, checkpoint.__getitem__), weigh, weights, said)
-    view.importance = {**checkpoint.importance, **weights}
-    return view
+    importance = {**checkpoint.importance, **weights}
+    tensors = Lazy(checkpoint, checkpoint.__getitem__)
+    return derived(checkpoint, tensors, weigh, weights, said, importance=importance)
 
 
 def _pruned(tensor: Tensor, pruning: Pruning) -> Tensor:
@@ -108,4 +108,4 @@ def _pruned(tensor: Tensor, pruning: Pruning) -> Tensor:
         inner = decoded(
             tensor.name, left, [tensor], np.array([[0], [0], [prod(left)]]), CODECS[DenseLayout.codec], columns
         )
-    return replace(of_matrix(tensor, inner, pruning.axis, pruning.blocks), origin=tensor)
+    return replace(with_blocks_dropped(tensor, inner, pruning.axis, pruning.blocks), origin=tensor)

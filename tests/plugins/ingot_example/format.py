@@ -36,7 +36,7 @@ class FlatFormat(SingleFile):
     def claims(self, name: str, head: bytes) -> bool:
         return head.startswith(MAGIC)
 
-    def refuses(self, spec: TensorSpec) -> str | None:
+    def why_unsupported(self, spec: TensorSpec) -> str | None:
         if spec.codec != "dense" or any(part.encoding != "raw" for part in spec.parts):
             return f".flat stores dense tensors without compression, not codec {spec.codec}"
         return None
@@ -49,7 +49,7 @@ class FlatFormat(SingleFile):
 
     def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> FlatWriter:
         for spec in artifact.tensors:
-            reason = self.refuses(spec)
+            reason = self.why_unsupported(spec)
             if reason is not None:
                 raise UnsupportedError(reason, rule="flat.carry", where=spec.name)
         return FlatWriter(target, name, artifact)

@@ -23,8 +23,8 @@ from ingot.runtime.calibration import skeleton_ends
 from ingot.runtime.calibration.calibrate_work import Work
 from ingot.runtime.calibration.calibration import CalibratePlan
 from ingot.runtime.loading.transformers import load_model
-from ingot.testing.memory import peak_anonymous
-from ingot.testing.models import KINDS, make, make_tokenizer
+from tests.support.memory import peak_anonymous
+from tests.support.models import KINDS, make, make_tokenizer
 
 Moments = dict[str, np.ndarray[Any, np.dtype[Any]]]
 

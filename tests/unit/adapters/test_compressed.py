@@ -11,11 +11,10 @@ import pytest
 import ingot
 from ingot.ext.squish.tiers.status import status
 from ingot.runtime.loading.load_report import LoadReport
+from tests.support.paths import DEMO_DATA as DEMO
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
-
-DEMO = Path(ingot.__file__).parent / "demo" / "data"
 
 
 @pytest.fixture

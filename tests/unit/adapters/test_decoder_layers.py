@@ -19,7 +19,7 @@ from ingot.runtime.layers.decoder_layers import InNativeCalls, attend_each, put_
 from ingot.runtime.layers.growing_cache import SPARE_TOKENS, append
 from ingot.runtime.layers.packed_linear import PackedLinear
 from ingot.runtime.loading.transformers import load_model
-from ingot.testing.models import KINDS, SMALL
+from tests.support.models import KINDS, SMALL
 
 SIZES = {**SMALL, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "max_position_embeddings": 1024}
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -33,7 +33,7 @@ RULE = 'match = ["*"]\nmin_ndim = 2\ncodec = "affine"\noptions = { bits = 4, gro
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    from ingot.testing import models
+    from tests.support import models
 
     root = tmp_path_factory.mktemp("layers")
     (root / "all.toml").write_text(f'name = "all"\ndescription = "all"\n[[rules]]\nlabel = "all"\n{RULE}\n')

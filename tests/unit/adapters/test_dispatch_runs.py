@@ -20,7 +20,7 @@ from ingot.runtime.evaluation.generate import generate
 from ingot.runtime.layers.packed_linear import PackedLinear
 from ingot.runtime.loading.load_report import LoadReport
 from ingot.runtime.loading.transformers import load_model
-from ingot.testing.models import make, make_tokenizer, output_of
+from tests.support.models import make, make_tokenizer, output_of
 
 RULE = '[[rules]]\nlabel = "{label}"\nmatch = ["{match}"]\nmin_ndim = 2\ncodec = "{codec}"\noptions = {{ {options} }}\n'
 CODECS = {

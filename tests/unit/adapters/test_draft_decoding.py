@@ -28,8 +28,8 @@ from ingot.runtime.layers.packed_linear import PackedLinear, rows_alone
 from ingot.runtime.loading.options import Draft
 from ingot.runtime.loading.transformers import load_model
 from ingot.testing.codecs import encode_tensor
-from ingot.testing.drafts import draft_head as random_head
-from ingot.testing.models import make, make_tokenizer
+from tests.support.drafts import draft_head as random_head
+from tests.support.models import make, make_tokenizer
 
 ROOT = Path(__file__).resolve().parents[3]
 MODELS = ROOT.parent / "shared" / "models"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,14 +27,15 @@ from ingot.runtime.evaluation.layer_errors import LayerError, LayerErrors, first
 from ingot.runtime.loading.options import Loading, Measures, Protocol
 from ingot.runtime.loading.transformers import load_model
 from ingot.runtime.loading.transformers_tokenizer import load_tokenizer
-from ingot.testing.models import make
+from tests.support.models import make
+from tests.support.paths import DEMO_DATA
 
 SHORT = Protocol(window=64, sequences=3)
 
 
 @pytest.fixture(scope="module")
 def demo() -> Path:
-    return Path(str(resources.files("ingot.demo") / "data"))
+    return DEMO_DATA
 
 
 @pytest.fixture(scope="module")

@@ -175,7 +175,7 @@ def test_norms_in_few_bits_lose_nothing(tmp_path: Path) -> None:
 def test_statistics_are_those_of_the_folded_model(tmp_path: Path) -> None:
     model = made("llama", tmp_path / "model")
     with ingot.open(model) as checkpoint:
-        folding = rotated(checkpoint, graph_of(checkpoint), (True, True, 3), {}).folding
+        _, folding = rotated(checkpoint, graph_of(checkpoint), (True, True, 3), {})
         saved(views.rotate(checkpoint, r1=True, r2=True, seed=3), tmp_path / "turned")
         for folder in (model, tmp_path / "turned"):
             ingot.calibrate(folder, tmp_path / f"{folder.name}.safetensors", samples=8, length=16)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,8 @@ from ingot.ext.squish.gate import PerplexityGate
 from ingot.ext.squish.tiers.build import build
 from ingot.runtime.evaluation.evaluate import evaluate
 from ingot.runtime.loading.options import Loading, Protocol
+from tests.support.paths import DEMO_DATA as DEMO
 
-DEMO = Path(str(resources.files("ingot.demo") / "data"))
 TEXT = DEMO / "heldout.txt"
 SHORT = Protocol(window=64, sequences=4)
 

@@ -17,7 +17,7 @@ import ingot.hf
 from ingot.errors import UnsupportedError
 from ingot.runtime.layers.packed_linear import PackedEmbedding, PackedLinear
 from ingot.runtime.loading import transformers_quantizer
-from ingot.testing.models import make, output_of
+from tests.support.models import make, output_of
 
 RULE = 'match = ["*"]\nmin_ndim = 2\ncodec = "affine"\noptions = { bits = 4, group = 16 }'
 RECIPE = f'name = "all"\ndescription = "all"\n[[rules]]\nlabel = "all"\n{RULE}\n'

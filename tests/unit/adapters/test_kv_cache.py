@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from ingot.runtime.evaluation.generate import generate
 from ingot.runtime.layers.decoded_on_use import DecodedOnUse
 from ingot.runtime.loading.kv_options import KvCache, kv_cache
 from ingot.runtime.loading.options import Draft, Loading, LoadOptions, Measures, Protocol
+from tests.support.paths import DEMO_DATA
 
 SMALL = KvCache("int4", window=16, block=16, group=16)
 TOKENS = torch.randint(2, 90, (2, 100), generator=torch.Generator().manual_seed(0))
@@ -448,7 +448,7 @@ def test_states_that_cannot_be_packed(bad: float) -> None:
 
 
 def test_loading_generating_evaluating(capsys: Any) -> None:
-    demo = Path(str(resources.files("ingot.demo") / "data"))
+    demo = DEMO_DATA
     asked = ["--kv-cache", "int4,window=0,block=16", "--max-tokens", "40", "--json"]
     assert run(["generate", str(demo), "The file", *asked]) == 0
     told = json.loads(capsys.readouterr().out)["kv_cache"]

@@ -11,7 +11,7 @@ import ingot
 from ingot.errors import ResourceError
 from ingot.runtime.layers.packed_linear import PackedLinear
 from ingot.runtime.loading.load_report import LoadReport
-from ingot.testing.models import make, output_of
+from tests.support.models import make, output_of
 
 RECIPES = {
     "int4": 'codec = "affine"\noptions = { bits = 4, group = 32 }',

@@ -16,7 +16,7 @@ from ingot.runtime.loading.load_report import LoadReport
 from ingot.runtime.loading.transformers import load_model
 from ingot.runtime.loading.transformers_weights import materialize
 from ingot.testing.codecs import encode_tensor
-from ingot.testing.models import KINDS, make, output_of
+from tests.support.models import KINDS, make, output_of
 
 
 @pytest.fixture(scope="module")

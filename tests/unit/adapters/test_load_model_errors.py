@@ -14,7 +14,7 @@ import ingot
 from ingot.errors import IngotError
 from ingot.runtime.loading.transformers import load_model
 from ingot.runtime.loading.transformers_tokenizer import load_tokenizer
-from ingot.testing.models import make, output_of
+from tests.support.models import make, output_of
 
 Change = Callable[[dict[str, Any], dict[str, Any]], None]
 

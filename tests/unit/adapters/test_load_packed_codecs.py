@@ -11,7 +11,7 @@ import ingot
 from ingot.runtime.layers.packed_linear import PackedEmbedding, PackedLinear
 from ingot.runtime.loading.load_report import LoadReport
 from ingot.runtime.loading.transformers import load_model
-from ingot.testing.models import make, output_of
+from tests.support.models import make, output_of
 
 OPTIONS = {"trellis": "{ bits = 4, group = 8 }", "palette": "{ bits = 4 }"}
 

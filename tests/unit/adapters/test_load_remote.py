@@ -21,8 +21,8 @@ from ingot.runtime.loading.transformers_tokenizer import load_tokenizer  # noqa:
 from ingot.runtime.loading.transformers_weights import loading_order  # noqa: E402
 from ingot.stores.remote import ahead, client  # noqa: E402
 from ingot.stores.remote.source import RemoteSource  # noqa: E402
-from ingot.testing.models import make, make_tokenizer, output_of  # noqa: E402
-from ingot.testing.web import Fault, Request, WebServer  # noqa: E402
+from tests.support.models import make, make_tokenizer, output_of  # noqa: E402
+from tests.support.web import Fault, Request, WebServer  # noqa: E402
 
 
 def test_a_model_and_its_tokenizer_come_from_afar(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,14 +17,14 @@ from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
 from ingot.runtime.loading.mlx_load import packed_layout
 from ingot.testing.codecs import bits
-from ingot.testing.models import make
+from tests.support.models import make
 
 mx = pytest.importorskip("mlx.core")
 utils = pytest.importorskip("mlx_lm.utils")
 
 from ingot.mlx import load_file, load_model, save_file  # noqa: E402
+from tests.support.paths import DEMO_DATA as DEMO  # noqa: E402
 
-DEMO = Path(ingot.__file__).parent / "demo" / "data"
 IDS = mx.array([[1, 2, 3, 50, 77, 40, 9]])
 
 

@@ -22,8 +22,8 @@ mx = pytest.importorskip("mlx.core")
 utils = pytest.importorskip("mlx_lm.utils")
 
 from ingot.mlx import load_model  # noqa: E402
+from tests.support.paths import DEMO_DATA as DEMO  # noqa: E402
 
-DEMO = Path(ingot.__file__).parent / "demo" / "data"
 IDS = mx.array([[1, 2, 3, 50, 77, 40, 9]])
 
 

@@ -21,7 +21,7 @@ from ingot.errors import UnsupportedError, UsageError
 from ingot.runtime.layers import packed_linear, rounded_inputs
 from ingot.runtime.layers.packed_linear import PackedEmbedding, PackedLinear, pack_linears
 from ingot.testing.codecs import encode_tensor
-from ingot.testing.packed import KINDS, PLAIN, matrix
+from tests.support.packed import KINDS, PLAIN, matrix
 
 DTYPES = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
@@ -343,7 +343,7 @@ def test_what_cannot_stay_packed_is_decoded_where_nothing_else_is_there():
     odd.parts = {**odd.parts, "scales": stored((1, 1), bits=4, group=32).parts["scales"]}
     assert not stays_packed(odd)
     with pytest.raises(UnsupportedError) as caught:
-        PackedMatrix.of(odd)
+        PackedMatrix.from_tensor(odd)
     assert caught.value.rule == "matmul.layout"
     model = Model()
     before = model.inner[0].weight

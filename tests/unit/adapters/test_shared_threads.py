@@ -13,7 +13,7 @@ import ctypes, os, warnings
 import torch
 from ingot.runtime.layers.packed_linear import PackedLinear
 from ingot.core.runtime import native
-from ingot.testing.packed import PLAIN, matrix
+from tests.support.packed import PLAIN, matrix
 
 warnings.simplefilter("ignore", DeprecationWarning)
 layer = PackedLinear(matrix(PLAIN, 900, 300))

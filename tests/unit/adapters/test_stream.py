@@ -19,7 +19,7 @@ from ingot.runtime.evaluation.generate import generate
 from ingot.runtime.loading.load_report import LoadReport
 from ingot.runtime.loading.options import LoadOptions
 from ingot.runtime.loading.transformers import load_model
-from ingot.testing.models import KINDS, make, make_tokenizer, output_of, tokens
+from tests.support.models import KINDS, make, make_tokenizer, output_of, tokens
 
 ALL = """name = "all"
 description = "all"

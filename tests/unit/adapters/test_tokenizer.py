@@ -10,7 +10,7 @@ import transformers
 
 from ingot.runtime.loading.transformers_tokenizer import load_tokenizer
 from ingot.stores.local import LocalStore
-from ingot.testing.models import make_tokenizer
+from tests.support.models import make_tokenizer
 
 TEXT = "in the 123123 cafe\u0301 then 12 <s>"
 

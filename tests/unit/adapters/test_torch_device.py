@@ -24,8 +24,8 @@ from ingot.runtime.layers import packed_linear
 from ingot.runtime.layers.packed_linear import PackedLinear
 from ingot.runtime.loading.transformers_weights import materialize
 from ingot.testing.codecs import encode_tensor
-from ingot.testing.models import make, output_of
-from ingot.testing.packed import KINDS, matrix
+from tests.support.models import make, output_of
+from tests.support.packed import KINDS, matrix
 
 HERE = torch.device("cpu")  # by no name: "cpu" is never asked whether it has kernels
 

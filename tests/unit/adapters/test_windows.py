@@ -34,7 +34,8 @@ from ingot.runtime.evaluation.windows import cut_windows, read_windows, sample_p
 from ingot.runtime.loading.options import Measures, Protocol
 from ingot.runtime.loading.transformers import load_model
 from ingot.runtime.loading.transformers_tokenizer import load_tokenizer
-from ingot.testing.models import make, make_tokenizer
+from tests.support.models import make, make_tokenizer
+from tests.support.web import WebServer
 
 TEXT = "in the 123 cafe, a thing in the end; then another one. " * 12
 
@@ -201,6 +202,17 @@ def test_a_receipt_states_what_windows_begin_with(begun: Path, tmp_path: Path) -
     assert receipt is not None
     (entry,) = json.loads(Path(receipt).read_text())["entries"]
     assert [token["id"] for token in entry["of"]["window_prefix"]] == [0, 1]
+
+
+def test_a_receipt_names_a_text_of_a_web_server_without_its_secrets(begun: Path, tmp_path: Path) -> None:
+    shutil.copytree(begun, tmp_path / "m")
+    shape, measures = Protocol(window=16, sequences=2), Measures(receipt=True)
+    with WebServer({"texts/a b.txt": (begun / "text").read_bytes()}) as server:
+        receipt = evaluate(tmp_path / "m", f"{server.url}/texts/a%20b.txt?sig=SECRET", None, shape, measures=measures)
+    assert receipt.receipt is not None
+    text = Path(receipt.receipt).read_text()
+    assert json.loads(text)["entries"][0]["of"]["text"]["name"] == "a b.txt"
+    assert "SECRET" not in text
 
 
 def test_a_gate_s_record_is_of_its_windows(begun: Path, tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_dry_run_tells_what_will_not_be_pruned(run: Run, tmp_path: Path) -> None
         (("convert", "source.safetensors", "out.safetensors", "--recipe", "int4"), 1, "convert.unsupported"),
         (("inspect", "source.safetensors", "--tensor", "nothing"), 2, "tensor.unknown"),
         (("convert", "source.safetensors"), 2, "Missing argument"),
-        (("no-such-command",), 2, "No such command"),
+        (("no-such-command",), 2, "no such command"),
     ],
 )
 def test_wrong_usage_is_one_line_and_a_code(

@@ -10,11 +10,13 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 
 import ingot
 from ingot.cli import main
+from ingot.cli.commands import COMMANDS
 
 Shell = Callable[..., subprocess.CompletedProcess[bytes]]
 INGOT = f'"{sys.executable}" -m ingot.cli.main'
@@ -179,3 +181,19 @@ def test_ingot_alone_is_no_error(shell: Shell) -> None:
     result = shell("ingot ")  # the space tells the fixture that a command follows
     assert result.stdout
     assert (result.returncode, result.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [(KeyboardInterrupt(), 130, "interrupted"), (EOFError("short"), 1, "EOFError: short")],
+)
+def test_an_exception_that_click_handles_itself_is_one_line(
+    error: BaseException, code: int, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setitem(COMMANDS._loaded, "doctor", click.Command("doctor", callback=fail))
+    assert main.run(["doctor"]) == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ingot.testing.zt import component, manifest, tensor, zt_file
+from tests.support.zt import component, manifest, tensor, zt_file
 
 COMMANDS = {
     "verify": ["verify", "{src}"],

@@ -9,7 +9,7 @@ from ingot.codecs.cast import cast, cast_into, exact_cast, require_cast
 from ingot.core.numeric.dtypes import DTYPES, numpy_dtype
 from ingot.errors import CodecError, UnsupportedError
 from ingot.testing.codecs import bits, round_once
-from ingot.testing.strategies import random_bits
+from ingot.testing.values import random_bits
 
 FLOATS = ("f64", "f32", "f16", "bf16", "f8_e4m3fn", "f8_e5m2", "f8_e4m3fnuz", "f8_e5m2fnuz")
 SMALL = ("f16", "bf16", "f8_e4m3fn", "f8_e5m2", "f8_e4m3fnuz", "f8_e5m2fnuz", "f8_e8m0fnu")

@@ -169,6 +169,17 @@ def test_broken_command_is_one_error(broken: Path) -> None:
     assert line.endswith("[plugin.import]")
 
 
+def test_command_of_another_type_is_one_error(tmp_path: Path) -> None:
+    write_distribution(
+        tmp_path / "site", "cli-old", "[ingot.commands]\nold = cli_old:register\n", "def register(app): pass\n"
+    )
+    done = run(tmp_path, "old")
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert "cli-old 1.0 cannot be created: TypeError: expected an object of click.Command, found function" in line
+    assert line.endswith("[plugin.type]")
+
+
 def test_broken_format_is_an_error_of_the_conversion_to_it(broken: Path) -> None:
     done = run(broken, "convert", "model", "out", "--format", "broken")
     assert done.returncode == 1
@@ -179,11 +190,9 @@ def test_broken_format_is_an_error_of_the_conversion_to_it(broken: Path) -> None
 def test_completion_lists_commands_that_can_be_loaded(broken: Path) -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(broken / 'site')!r})\n"
-        "import typer\n"
         "from ingot.cli.main import app\n"
-        "group = typer.main.get_command(app)\n"
-        "with group.make_context('ingot', [], resilient_parsing=True) as context:\n"
-        "    names = [item.value for item in group.shell_complete(context, '')]\n"
+        "with app.make_context('ingot', [], resilient_parsing=True) as context:\n"
+        "    names = [item.value for item in app.shell_complete(context, '')]\n"
         "assert 'convert' in names and 'broken' not in names, names\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from importlib import resources
 from typing import Any
 
 import ml_dtypes
@@ -25,8 +24,8 @@ from ingot.demo.llama import (
 )
 from ingot.demo.tokenizer import Tokenizer
 from ingot.errors import UnsupportedError, UsageError
+from tests.support.paths import DEMO_DATA as DATA
 
-DATA = resources.files("ingot.demo") / "data"
 PERPLEXITY = 18.94874
 TINY: dict[str, object] = {
     "hidden_size": 6,

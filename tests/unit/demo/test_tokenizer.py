@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from importlib import resources
 
 import pytest
 from hypothesis import example, given
@@ -12,8 +11,8 @@ from hypothesis import strategies as st
 
 from ingot.demo.tokenizer import Tokenizer, split_words
 from ingot.errors import UsageError
+from tests.support.paths import DEMO_DATA as DATA
 
-DATA = resources.files("ingot.demo") / "data"
 SHIPPED = Tokenizer.from_json((DATA / "tokenizer.json").read_text(encoding="utf-8"))
 A, B, C = b"abc"
 

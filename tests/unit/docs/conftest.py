@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-import ingot
 from ingot.cli.main import run
-from ingot.testing.web import WebServer
+from tests.support.paths import DEMO_DATA
+from tests.support.web import WebServer
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -49,6 +49,11 @@ def check_words() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def check_style() -> ModuleType:
+    return tool("check_style")
+
+
+@pytest.fixture(scope="session")
 def sample_docstrings() -> ModuleType:
     return tool("sample_docstrings")
 
@@ -76,7 +81,7 @@ def tour_page(check_docs: ModuleType) -> Any:
 @pytest.fixture
 def after_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder as ``make demo`` leaves it, as far as the documents use it."""
-    data = Path(ingot.__file__).parent / "demo" / "data"
+    data = DEMO_DATA
     shutil.copytree(data, tmp_path / "ingot-demo" / "original", ignore=shutil.ignore_patterns("__*"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -84,7 +89,7 @@ def after_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 # Pages that are done -------------------------------------------------------------------------------------------------
 
-SERVE = "python -m ingot.testing.web "
+SERVE = "python -m tests.support.web "
 ELLIPSIS = "..."
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import ingot
+from tests.support.paths import DEMO_DATA
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
@@ -37,7 +38,7 @@ def test_each_section_is_a_walk() -> None:
 def test_a_walk_lists_functions_in_the_order_of_their_first_call(walk: str, tmp_path: Path) -> None:
     if walk == "Load a model":
         pytest.importorskip("transformers")
-    data = Path(ingot.__file__).parent / "demo" / "data"
+    data = DEMO_DATA
     shutil.copytree(data, tmp_path / "model", ignore=shutil.ignore_patterns("__*"))
     if walk == "Diff":
         shutil.copy(data / "model.safetensors", tmp_path / "base.safetensors")

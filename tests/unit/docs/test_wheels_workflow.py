@@ -31,7 +31,7 @@ def test_every_action_is_pinned_to_a_commit_whose_version_is_said() -> None:
 
 def test_programs_are_pinned() -> None:
     runs = re.findall(r"pipx run (\S+)", TEXT)
-    assert len(runs) == 2
+    assert len(runs) == 3
     assert all(re.fullmatch(r"[\w-]+==[\d.]+", name) for name in runs), runs
 
 

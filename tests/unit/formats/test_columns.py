@@ -232,8 +232,8 @@ def test_what_we_write_is_not_looked_at_closely(artifacts, monkeypatch):
 
     for module, function in (
         (zt_reader, "check_objects"),
-        (zt2_rules, "plain"),
-        (section_reader, "_closely"),
+        (zt2_rules, "is_simple_object"),
+        (section_reader, "_locate_in_detail"),
         (gguf_header, "_entry"),
         (safetensors_header, "_strict"),
     ):

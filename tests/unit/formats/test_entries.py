@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from ingot.core.parsing import cbor
-from ingot.ext.squizd.directory import Directory, Entry, Written, build
+from ingot.ext.squizd.directory import Directory, EncodedEntries, Entry, build
 from ingot.ext.squizd.directory import parse as parse_directory
 from ingot.formats.zt2.blobs import Blobs
 from ingot.formats.zt2.manifest import Entries
@@ -35,7 +35,7 @@ def test_a_manifest_is_that_of_all_entries_in_order(count, metadata, shards):
 @pytest.mark.parametrize("count", [0, 3, 24, 300])
 def test_a_directory_is_that_of_all_entries_with_their_masks(count, digest):
     said = {f"t{number}": Entry((number,), "f32", "dense", 0, number) for number in range(count)}
-    written = Written()
+    written = EncodedEntries()
     for number, (name, entry) in enumerate(said.items()):
         written.add(name, entry, late=number % 5 == 2)
     for number, name in enumerate(said):
@@ -55,5 +55,5 @@ def test_blobs_of_one_length_and_checksum_are_all_told():
     blobs = Blobs()
     assert [blobs.add(5, "crc32c:0x0000000a", offset) for offset in (0, 64, 0, 128, 64)] == [1, 1, 0, 1, 0]
     assert blobs.add(6, "crc32c:0x0000000a", 0)
-    assert blobs.at(5, "crc32c:0x0000000a") == [0, 64, 128]
-    assert blobs.at(5, "crc32c:0x0000000b") == []
+    assert blobs.offsets(5, "crc32c:0x0000000a") == [0, 64, 128]
+    assert blobs.offsets(5, "crc32c:0x0000000b") == []

@@ -7,6 +7,7 @@ from safetensors.numpy import save_file
 
 import ingot
 from ingot.artifacts.open import open_source
+from ingot.stores.location import Location
 
 
 def test_a_large_header_is_read_again_and_is_the_same(tmp_path: Path) -> None:
@@ -14,7 +15,7 @@ def test_a_large_header_is_read_again_and_is_the_same(tmp_path: Path) -> None:
     save_file({f"a.long.name.of.a.tensor.{number}": np.zeros(2, np.float32) for number in range(1000)}, path)
     raw = path.read_bytes()
     length = int.from_bytes(raw[:8], "little")
-    source = open_source(path)
+    source = open_source(Location.parse(path))
     try:
         headers = source.catalog.headers
         assert headers[path.name] is not headers[path.name]

@@ -10,7 +10,7 @@ import pytest
 import ingot
 from ingot.formats.table import FORMATS
 from ingot.stores.memory import MemoryStore
-from ingot.testing.stores import CountingStore
+from tests.support.stores import CountingStore
 
 TENSORS = 150
 MOST = {"safetensors": 2, "zt": 3, "squizd": 8, "sparse": 8, "quantized": 8, "int4": 8}

@@ -54,7 +54,7 @@ class PlainFormat(Format):
     def entry(self, names: Sequence[str]) -> str | None:
         return None
 
-    def refuses(self, spec: TensorSpec) -> str | None:
+    def why_unsupported(self, spec: TensorSpec) -> str | None:
         return None
 
     def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:

@@ -27,7 +27,7 @@ from ingot.model.bytesource import MemorySource
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.model.tensor import Tensor
 from ingot.stores.memory import MemoryTarget
-from ingot.testing.zt import component, manifest, tensor, zt_file
+from tests.support.zt import component, manifest, tensor, zt_file
 
 ROW = 4096  # bytes of a row of the tensors below
 ROWS = (LARGE + CHUNK + CHUNK // 2) // ROW

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ingot.codecs.affine.windows import MadeSource
+from ingot.codecs.affine.windows import ComputedRows
 from ingot.core.bytes import encodings
 from ingot.ext.squish.npydir.files import ZstdFile
 from ingot.formats.shared.numbers import ComputedSource, ConvertedSource
@@ -32,8 +32,10 @@ def test_a_derived_source_needs_no_memory_unless_it_says_so() -> None:
 
 
 def test_derived_sources_state_their_memory() -> None:
-    made = MadeSource(MemorySource(b""), 16, 8, lambda first, last: np.zeros((last - first, 8), np.uint8), beside=5)
-    assert made.working_bytes() == 2 * 16 * 8 + 5
+    rows = ComputedRows(
+        MemorySource(b""), 16, 8, lambda first, last: np.zeros((last - first, 8), np.uint8), extra_bytes=5
+    )
+    assert rows.working_bytes() == 2 * 16 * 8 + 5
     assert ConvertedSource(lambda: b"1234", 4, "x").working_bytes() == 8
     computed = ComputedSource(lambda: b"1234", 4, 100, "x")
     assert (computed.computing_bytes(), computed.working_bytes()) == (100, 0)

@@ -20,7 +20,7 @@ from ingot.errors import CodecError
 from ingot.model.layouts.affine import NO_ZERO, OFFSETS, POINTS, ROW, WHOLE, AffineLayout, Group
 from ingot.model.tensor import Array
 from ingot.testing.codecs import bits, encode_tensor
-from ingot.testing.reference import affine as reference
+from tests.support.reference import affine as reference
 
 FLOATS = ("f32", "f16", "bf16")
 

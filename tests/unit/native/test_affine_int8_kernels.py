@@ -12,8 +12,8 @@ from ingot.codecs.affine.matmul import PackedMatrix
 from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.model.layouts.affine import OFFSETS, POINTS, ROW, WHOLE, AffineLayout, Constant, Group
 from ingot.model.tensor import Array
-from ingot.testing.packed import PLAIN, matrix, weights_of
-from ingot.testing.reference.affine_matmul import fused, int8, rounded
+from tests.support.packed import PLAIN, matrix, weights_of
+from tests.support.reference.affine_matmul import fused, int8, rounded
 
 KINDS = (
     PLAIN,

@@ -12,8 +12,8 @@ import pytest
 from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.core.numeric.floats import as_bits
 from ingot.core.runtime import native
-from ingot.testing.reference import affine as reference
-from ingot.testing.reference.affine import Grid
+from tests.support.reference import affine as reference
+from tests.support.reference.affine import Grid
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

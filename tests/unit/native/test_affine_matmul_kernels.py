@@ -16,8 +16,8 @@ from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.core.runtime import native
 from ingot.model.layouts.affine import OFFSETS, POINTS, ROW, WHOLE, AffineLayout, Constant, Group
 from ingot.model.tensor import Array
-from ingot.testing.packed import PLAIN, matrix, weights_of
-from ingot.testing.reference.affine_matmul import gemm, matmul
+from tests.support.packed import PLAIN, matrix, weights_of
+from tests.support.reference.affine_matmul import gemm, matmul
 
 TYPES = ("f32", "f16", "bf16")
 KINDS = (
@@ -193,15 +193,15 @@ def test_what_the_kernels_do_not_take() -> None:
     assert not multiplies(replace(PLAIN, grid=Group(12)), 64)
     assert not multiplies(PLAIN, 0)
     held = matrix(replace(PLAIN, bits=3), 3, 20, "f16", 0)
-    assert (held.direct, held.many) == (False, True)
+    assert (held.direct, held.takes_gemm) == (False, True)
     with pytest.raises(ValueError, match="expected"):
         product(held, np.ones((1, 20), np.float32))
     held = matrix(replace(PLAIN, grid=Group(40)), 3, 60, "f16", 0)
-    assert (held.direct, held.many) == (True, False)
+    assert (held.direct, held.takes_gemm) == (True, False)
     with pytest.raises(ValueError, match="expected"):
         product_of_many(held, np.ones((1, 60), np.float32))
     held = matrix(replace(PLAIN, bits=5), 3, 20, "f16", 0)
-    assert (held.direct, held.many) == (False, False)
+    assert (held.direct, held.takes_gemm) == (False, False)
     for call in (product, product_of_many):
         with pytest.raises(ValueError, match="decode"):
             call(held, np.ones((1, 20), np.float32))

@@ -10,7 +10,7 @@ import pytest
 from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.core.numeric.floats import as_bits, float_name, written
 from ingot.core.runtime import native
-from ingot.testing.reference import affine_zeros as reference
+from tests.support.reference import affine_zeros as reference
 
 Array = np.ndarray[Any, np.dtype[Any]]
 SCALES = ("f32", "f16", "bf16")

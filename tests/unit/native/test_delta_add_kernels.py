@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.core.numeric.floats import as_bits
 from ingot.core.runtime import native
-from ingot.testing.reference import delta_add as reference
+from tests.support.reference import delta_add as reference
 
 K = native.kernels
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -11,8 +11,8 @@ import pytest
 
 from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.core.runtime import native
-from ingot.testing.reference import delta_exact as reference
-from ingot.testing.strategies import random_bits
+from ingot.testing.values import random_bits
+from tests.support.reference import delta_exact as reference
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Pair = tuple[Array, Array]

@@ -10,8 +10,8 @@ import pytest
 
 from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.core.runtime import native
-from ingot.testing.reference import float_entropy as reference
-from ingot.testing.strategies import random_bits
+from ingot.testing.values import random_bits
+from tests.support.reference import float_entropy as reference
 
 Array = np.ndarray[Any, np.dtype[Any]]
 LEVELS = (False, True)

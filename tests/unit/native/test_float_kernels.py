@@ -12,8 +12,8 @@ from ingot.core.numeric.floats import as_bits, cast, cast_into
 from ingot.core.numeric.stats import measure
 from ingot.core.runtime import native
 from ingot.errors import UnsupportedError
-from ingot.testing.reference import floats as reference
-from ingot.testing.strategies import random_bits
+from ingot.testing.values import random_bits
+from tests.support.reference import floats as reference
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

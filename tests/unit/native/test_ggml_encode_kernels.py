@@ -9,7 +9,7 @@ from ingot.codecs.blocks.encode import LEVELS
 from ingot.core.numeric.floats import as_bits, cast
 from ingot.core.runtime import native
 from ingot.model.layouts.ggml import TYPES
-from ingot.testing.reference.ggml_encode import KINDS, encoded
+from tests.support.reference.ggml_encode import KINDS, encoded
 
 BLOCKS = 37  # the last sixteen groups are not full
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ingot.codecs.blocks.apart import STRANGE
+from ingot.codecs.blocks.apart import INCOMPATIBLE_SCALES
 from ingot.codecs.blocks.grids import OF_TYPE, grid
 from ingot.codecs.scaled_codebook.tables import numbers
 from ingot.core.numeric.floats import cast, written
@@ -13,7 +13,7 @@ from ingot.core.runtime import native
 from ingot.model.layouts.alternatives import AFFINE, CODEBOOKS, OWN
 from ingot.model.layouts.ggml import TYPES
 from ingot.model.layouts.scaled_codebook import ScaledCodebookLayout
-from ingot.testing.reference.ggml import DECODERS
+from tests.support.reference.ggml import DECODERS
 
 decode = native.kernels.ggml_decode
 
@@ -90,8 +90,8 @@ def test_codes_are_taken_out_and_put_back(type: str) -> None:
         groups = times.reshape(501, -1, 1) * values.reshape(501, times.size // 501, -1).astype(np.float32)
         found = (groups + typed(minima[0], own.scales).reshape(501, -1, 1)) if minima else groups
     sound = np.isfinite(expected).all(axis=1)
-    if type in STRANGE:
-        sound &= ~np.isin(scales.reshape(501, -1), STRANGE[type]).any(axis=1)
+    if type in INCOMPATIBLE_SCALES:
+        sound &= ~np.isin(scales.reshape(501, -1), INCOMPATIBLE_SCALES[type]).any(axis=1)
     assert sound.sum() > 20
     assert np.array_equal(found.reshape(501, -1)[sound], expected[sound])
     if type not in AFFINE and type not in CODEBOOKS:

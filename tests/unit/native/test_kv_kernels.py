@@ -8,7 +8,7 @@ import pytest
 from ingot.codecs.affine.blocks import PackedBlocks
 from ingot.core.runtime import native
 from ingot.errors import CodecError
-from ingot.testing.reference import affine, kv_cache
+from tests.support.reference import affine, kv_cache
 
 
 def unpacked(blocks: PackedBlocks) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -63,7 +63,7 @@ def test_weighted(bits: int, heads: int, count: int, rows: int, width: int, toke
     wanted = kv_cache.weighted(np.ascontiguousarray(weights[:, :, 1:-2]), codes, scales, zeros, group)
     for threads in (1, 3):
         out = np.full((heads, rows, width), 7, np.float32)
-        blocks.weighted(weights, 1, out, threads)
+        blocks.weighted_sums(weights, 1, out, threads)
         assert out.tobytes() == wanted.tobytes()
     dense = blocks.decode("f32").astype("f8").reshape(heads, count * tokens, width)
     exact = np.einsum("hrt,htc->hrc", weights[:, :, 1:-2].astype("f8"), dense)

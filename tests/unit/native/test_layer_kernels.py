@@ -11,7 +11,7 @@ from ingot.codecs.affine.layer import DecoderLayer, Norm, attend
 from ingot.codecs.affine.matmul import PackedMatrix
 from ingot.core.numeric.floats import as_bits
 from ingot.testing.codecs import encode_tensor
-from ingot.testing.reference import layer as reference
+from tests.support.reference import layer as reference
 
 TYPES = {"f32": np.dtype("f4"), "f16": np.dtype("f2"), "bf16": np.dtype(ml_dtypes.bfloat16)}
 HIDDEN, BETWEEN, HEADS, SHARED, WIDTH = 64, 96, 6, 2, 16
@@ -20,7 +20,7 @@ HIDDEN, BETWEEN, HEADS, SHARED, WIDTH = 64, 96, 6, 2, 16
 def matrix(rows: int, cols: int, seed: int, group: int = 32) -> PackedMatrix:
     values = np.random.default_rng(seed).normal(size=(rows, cols)).astype("f4") / cols**0.5
     options = {"bits": 4, "group": group, "scales": "f16"}
-    return PackedMatrix.of(encode_tensor(AffineCodec(), values, options, dtype="f32"))
+    return PackedMatrix.from_tensor(encode_tensor(AffineCodec(), values, options, dtype="f32"))
 
 
 def product(weights: PackedMatrix, x: np.ndarray, bias: np.ndarray | None) -> np.ndarray:

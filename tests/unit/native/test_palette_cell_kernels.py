@@ -10,7 +10,7 @@ import pytest
 from ingot.codecs.palette import cells as palette_cells
 from ingot.core.runtime import native
 from ingot.model.tensor import Array
-from ingot.testing.reference import palette as reference
+from tests.support.reference import palette as reference
 
 
 def rng(seed: int) -> np.random.Generator:

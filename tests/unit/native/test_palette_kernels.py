@@ -10,7 +10,7 @@ import pytest
 from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.core.numeric.floats import as_bits
 from ingot.core.runtime import isa, native
-from ingot.testing.reference import palette as reference
+from tests.support.reference import palette as reference
 
 Array = np.ndarray[Any, np.dtype[Any]]
 WIDTHS = (1, 2, 3, 4, 6, 8)

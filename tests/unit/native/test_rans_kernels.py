@@ -12,7 +12,7 @@ import pytest
 
 from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.core.runtime import native
-from ingot.testing.reference import float_entropy as reference
+from tests.support.reference import float_entropy as reference
 
 Array = np.ndarray[Any, np.dtype[Any]]
 CHUNK = 1 << 17

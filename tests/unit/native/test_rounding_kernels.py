@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ingot.core.runtime import isa, native
-from ingot.testing.reference import rounding as reference
+from tests.support.reference import rounding as reference
 
 kernels = native.kernels
 WIDTH, ROWS, COLS = 8, 5, 24

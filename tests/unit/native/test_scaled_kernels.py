@@ -10,7 +10,7 @@ import pytest
 from ingot.codecs.scaled_codebook.tables import numbers
 from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.core.runtime import native
-from ingot.testing.reference import scaled as reference
+from tests.support.reference import scaled as reference
 
 DTYPES = ("f32", "f16", "bf16")
 NUMBERS = ("f8_e4m3fn", "f8_e5m2", "i8")

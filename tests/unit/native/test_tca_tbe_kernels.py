@@ -10,8 +10,8 @@ import pytest
 
 from ingot.codecs.lossless import tca_tbe_bands as bands
 from ingot.core.runtime import native
-from ingot.testing.reference import tca_tbe as reference
-from ingot.testing.strategies import random_bits
+from ingot.testing.values import random_bits
+from tests.support.reference import tca_tbe as reference
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

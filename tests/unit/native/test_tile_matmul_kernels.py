@@ -14,7 +14,7 @@ from ingot.errors import CodecError
 from ingot.model.layouts.palette import PaletteLayout
 from ingot.model.layouts.trellis import TrellisLayout
 from ingot.model.tensor import Array
-from ingot.testing.reference.affine_matmul import Weights, gemm
+from tests.support.reference.affine_matmul import Weights, gemm
 
 TYPES = ("bf16", "f16", "f32")
 
@@ -99,13 +99,13 @@ def test_weights_of_tiny_scales_in_f32_are_not_flushed() -> None:
 
 def test_what_is_left_to_decoding() -> None:
     held = trellis(2)
-    assert held.way("f32", 33) is None
-    assert held.way("f32", 32) is not None
+    assert held.choose_product("f32", 33) is None
+    assert held.choose_product("f32", 32) is not None
     large = TrellisMatrix(held.params, held.shape, held.packed, np.full(held.scales.size, 60000, np.float16))
-    assert large.way("f16", 1) is None
+    assert large.choose_product("f16", 1) is None
     with pytest.raises(CodecError, match="overflow"):
         large.decode(0, 3, "f16")
-    assert large.way("bf16", 1) is not None
+    assert large.choose_product("bf16", 1) is not None
 
 
 def test_rows_are_decoded_from_anywhere() -> None:

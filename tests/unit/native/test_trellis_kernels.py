@@ -13,7 +13,7 @@ from ingot.codecs.trellis.values import values_of
 from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.core.runtime import isa, native
 from ingot.model.layouts.trellis import TrellisLayout
-from ingot.testing.reference import trellis as reference
+from tests.support.reference import trellis as reference
 
 kernels = native.kernels
 SHAPES = ((1, 1, 1), (3, 5, 5), (5, 7, 7), (6, 40, 8), (16, 33, 11), (37, 64, 16), (256, 20, 4))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ingot.core.runtime import native
-from ingot.testing.reference import words
+from tests.support.reference import words
 
 KERNELS = {
     "turn": (native.kernels.words_turn, words.turn),

@@ -20,10 +20,11 @@ from ingot.inspect.inspect import inspect
 from ingot.model.store import Store
 from ingot.runtime.loading.model_source import model_folder, resolve
 from ingot.stores.local_scheme import LocalScheme
+from ingot.stores.location import Location
 from ingot.stores.memory import shared_files
 from ingot.stores.scheme import Scheme
 from ingot.stores.table import STORES
-from ingot.testing.drafts import draft_head
+from tests.support.drafts import draft_head
 
 WEIGHTS = {"model.layers.0.mlp.up_proj.weight": np.arange(64, dtype=np.float32).reshape(8, 8)}
 
@@ -58,8 +59,8 @@ def test_a_folder_and_a_file_open_by_address(model: Path, in_memory: str) -> Non
 
 def test_a_source_names_its_store_and_its_address(model: Path, in_memory: str) -> None:
     for path in (model, model / "model.safetensors", in_memory, f"{in_memory}/model.safetensors"):
-        source = open_source(path)
-        again = open_source(source.url)
+        source = open_source(Location.parse(path))
+        again = open_source(Location.parse(source.url))
         assert (again.url, again.name, again.identity()) == (source.url, source.name, source.identity())
         assert again.store.open(again.name or "model.safetensors").size == again.stored()
         again.close()
@@ -93,7 +94,8 @@ def test_the_source_is_known_by_its_address(model: Path) -> None:
 
 
 def test_who_needs_a_local_disk_says_so(model: Path, in_memory: str) -> None:
-    assert model_folder(model.as_uri()).local_path() == model_folder(model / "model.safetensors").local_path() == model
+    for path in (model.as_uri(), model / "model.safetensors"):
+        assert model_folder(Location.parse(path)).local_path() == model
     shared_files("test_addresses").update({"manifest.json": bytearray(b"{}"), "tensors/a.npy": bytearray()})
     with pytest.raises(UnsupportedError) as caught:
         build(in_memory, "bf16")

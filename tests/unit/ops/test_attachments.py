@@ -28,7 +28,7 @@ from ingot.artifacts.destination import destination
 from ingot.artifacts.save import plan_tensors
 from ingot.cli.main import run
 from ingot.conversion.options import ConvertOptions
-from ingot.conversion.prepare_source import viewed
+from ingot.conversion.prepare_source import prepare_source
 from ingot.conversion.run import convert
 from ingot.errors import FormatError, IngotError, IntegrityError, UnsupportedError, UsageError
 from ingot.formats.table import FORMATS
@@ -38,8 +38,9 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.model.part import Part
 from ingot.stores.cache import default_cache
 from ingot.stores.local import LocalStore
+from ingot.stores.location import Location
 from ingot.testing.codecs import bits
-from ingot.testing.drafts import draft_head
+from tests.support.drafts import draft_head
 
 ROOT = "6A4C1F0E-0000-4000-8000-000000000001"
 MANIFEST = {
@@ -159,11 +160,14 @@ def test_a_broken_draft_head_in_the_source_is_not_carried_on(tmp_path: Path) -> 
     head = draft_head()
     head["d2t"][3] = 1000
     tensors = {tensor.name: tensor for tensor, _ in plan_tensors(FORMATS["zt"], head)}
-    source = Checkpoint({}, format="squizd", location="")
-    source.attachments = Attachments(draft=tensors)
+    source = Checkpoint({}, format="squizd", location="", attachments=Attachments(draft=tensors))
     options = ConvertOptions("", "")
-    assert rule_of(lambda: viewed(source, destination("x.squizd"), options, {})) == "draft.range"
-    assert viewed(source, destination("x.zt"), options, {}).checkpoint.attachments == Attachments()
+    assert (
+        rule_of(lambda: prepare_source(source, destination(Location.parse("x.squizd")), options, {})) == "draft.range"
+    )
+    assert (
+        prepare_source(source, destination(Location.parse("x.zt")), options, {}).checkpoint.attachments == Attachments()
+    )
     assert source.attachments.draft is tensors
 
 
@@ -199,7 +203,7 @@ def test_packing_is_deterministic_and_leaves_nothing(
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(scratch))
-    one, two = pack_package(package), pack_package(package)
+    one, two = pack_package(Location.parse(package)), pack_package(Location.parse(package))
     assert one.digest == two.digest
     assert bytes(one.view()) == bytes(two.view())
     assert not list(scratch.iterdir())

@@ -12,19 +12,16 @@ import numpy as np
 import pytest
 
 from ingot.engine.pipeline import Begin, Chunk, End, Pipeline
-from ingot.engine.work import Chunking, Encoded, Room, Running, Step, Take, Work
+from ingot.engine.work import AcquireBudget, ChunkBudget, ChunkPlan, ChunkTask, EncodedChunk, Step, StepRun
 from ingot.errors import CodecError
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Tensor
 
 
-@dataclass(kw_only=True)
-class _Counting(Running):
-    step: Counted
-
-    def work(self, take: Take) -> Iterator[tuple[Work, int]]:
+class _Counting(StepRun["Counted"]):
+    def tasks(self, acquire: AcquireBudget) -> Iterator[tuple[ChunkTask, int]]:
         for index in range(self.step.chunks):
-            if not take():
+            if not acquire():
                 return
             yield partial(self.step.make, index), 1
 
@@ -38,16 +35,16 @@ class Counted(Step):
     cost: int = field(default=1, kw_only=True)
     fails_at: int | None = field(default=None, kw_only=True)
 
-    def make(self, index: int) -> Encoded:
+    def make(self, index: int) -> EncodedChunk:
         if index == self.fails_at:
             raise CodecError("test.fails", f"chunk {index} of {self.number}")
-        return Encoded({"by": (self.number, index, threading.get_ident())})
+        return EncodedChunk({"by": (self.number, index, threading.get_ident())})
 
-    def chunking(self, room: Room) -> Chunking:
-        return Chunking(self.chunks, 1, 1, self.cost)
+    def plan_chunks(self, budget: ChunkBudget) -> ChunkPlan:
+        return ChunkPlan(self.chunks, 1, 1, self.cost)
 
-    def begin(self, shape: Chunking, watches: Any, *, measured: bool) -> Running:
-        return _Counting(shape, step=self)
+    def start(self, chunk_plan: ChunkPlan, watches: Any, *, measured: bool) -> StepRun[Any]:
+        return _Counting(self, chunk_plan, watches, measured)
 
 
 def counted(number: int, **how: Any) -> Counted:
@@ -60,8 +57,8 @@ def run(steps: Sequence[Counted], budget: int = 1 << 20) -> list[tuple[int, int,
     """Return who made each chunk, in the order in which they came; checks that each lies within its step."""
     found: list[tuple[int, int, int]] = []
     now: Step | None = None
-    chunkings = [step.chunking(Room(budget, 4)) for step in steps]
-    with Pipeline(steps, chunkings, workers=2, budget=budget, measured=False) as pipeline:
+    chunk_plans = [step.plan_chunks(ChunkBudget(budget, 4)) for step in steps]
+    with Pipeline(steps, chunk_plans, workers=2, budget=budget, measured=False) as pipeline:
         for event in pipeline.events():
             if isinstance(event, Begin):
                 assert now is None
@@ -96,7 +93,7 @@ def test_a_large_chunk_is_a_batch_of_its_own() -> None:
 
     @dataclass(frozen=True)
     class Meeting(Counted):
-        def make(self, index: int) -> Encoded:
+        def make(self, index: int) -> EncodedChunk:
             barrier.wait(30)
             return super().make(index)
 
@@ -109,10 +106,10 @@ def test_a_large_chunk_is_a_batch_of_its_own() -> None:
 def test_what_came_before_a_failure_is_handed_on(failing: int) -> None:
     seen: list[int] = []
     steps = [counted(number, fails_at=0 if number == failing else None) for number in range(100)]
-    chunkings = [step.chunking(Room(1 << 20, 4)) for step in steps]
+    chunk_plans = [step.plan_chunks(ChunkBudget(1 << 20, 4)) for step in steps]
 
     def read() -> None:
-        with Pipeline(steps, chunkings, workers=2, budget=1 << 20, measured=False) as pipeline:
+        with Pipeline(steps, chunk_plans, workers=2, budget=1 << 20, measured=False) as pipeline:
             seen.extend(event.result().parts["by"][0] for event in pipeline.events() if isinstance(event, Chunk))
 
     with pytest.raises(CodecError, match=f"chunk 0 of {failing} "):
@@ -123,8 +120,8 @@ def test_what_came_before_a_failure_is_handed_on(failing: int) -> None:
 def test_what_is_taken_is_let_go() -> None:
     """A batch holds no results of chunks that were written."""
     steps = [counted(number) for number in range(3)]
-    chunkings = [step.chunking(Room(1 << 20, 4)) for step in steps]
-    with Pipeline(steps, chunkings, workers=1, budget=1 << 20, measured=False) as pipeline:
+    chunk_plans = [step.plan_chunks(ChunkBudget(1 << 20, 4)) for step in steps]
+    with Pipeline(steps, chunk_plans, workers=1, budget=1 << 20, measured=False) as pipeline:
         chunks = [event for event in pipeline.events() if isinstance(event, Chunk)]
         assert np.array_equal([chunk.result().parts["by"][0] for chunk in chunks], [0, 1, 2])
         with pytest.raises(RuntimeError, match="taken before"):

@@ -13,9 +13,9 @@ from ingot.cli.main import run
 from ingot.delta.cost import delta_cost
 from ingot.errors import FormatError, IngotError
 from ingot.model.reading.limits import DECOMPRESSED, VARIABLE
-from ingot.testing.wdelta import Made
-from ingot.testing.wdelta import sparse as add_sparse
-from ingot.testing.zt import component, manifest, tensor, zstd_frame, zt_file
+from tests.support.wdelta import Made
+from tests.support.wdelta import sparse as add_sparse
+from tests.support.zt import component, manifest, tensor, zstd_frame, zt_file
 
 
 def sparse(shape: list[int]) -> bytes:

@@ -18,6 +18,7 @@ from ingot.artifacts.open import open_source
 from ingot.errors import IngotError
 from ingot.inspect.verify import examine
 from ingot.model.reading.late_parts import LateParts
+from ingot.stores.location import Location
 
 RNG = np.random.default_rng(5)
 TYPES = [
@@ -145,7 +146,7 @@ def test_several_damaged_tensors_are_all_found(tmp_path: Path) -> None:
 
 
 def test_a_file_that_shrinks_is_refused(file: Path) -> None:
-    source = open_source(file, io="pread")
+    source = open_source(Location.parse(file), io="pread")
     data = file.read_bytes()
     try:
         file.write_bytes(data[: len(data) // 2])

@@ -20,8 +20,8 @@ from ingot.engine.resources import Resources
 from ingot.engine.steps import Move
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
-from ingot.testing.memory import peak_anonymous
 from ingot.views.turn import turn
+from tests.support.memory import peak_anonymous
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads RssAnon from /proc")
 

@@ -16,7 +16,7 @@ from ingot.inspect.inspect import inspect
 from ingot.inspect.receipt import add_receipt, require_place
 from ingot.model.receipt import KEY, MAX_RECEIPT, MOST, SUFFIX, Receipt, extended, parse_receipt
 from ingot.stores.local import LocalTarget
-from ingot.testing.web import WebServer
+from tests.support.web import WebServer
 
 ENTRY = {"of": {"kind": "eval", "text": {"name": "prose.txt"}}, "figures": {"kl": 0.0123}, "gate": []}
 OTHER = {"of": {"kind": "eval", "text": {"name": "code.txt"}}, "figures": {"kl": 0.5}}

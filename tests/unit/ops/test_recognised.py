@@ -11,7 +11,7 @@ import pytest
 
 import ingot
 from ingot.errors import IngotError, UsageError
-from ingot.formats.shared.foreign import CUT_OFF
+from ingot.formats.shared.foreign import TRUNCATED_HINT
 
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 4\n"
 
@@ -96,7 +96,7 @@ def test_a_folder_is_told_though_its_name_is_within_that_of_the_file(
 @pytest.mark.parametrize("content", [b"\x10\0\0", bytes(4096)], ids=["a few bytes", "zeros"])
 def test_a_download_that_has_only_begun_is_told_of(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "model.safetensors").write_bytes(content)
-    with pytest.raises(IngotError, match=re.escape(CUT_OFF)):
+    with pytest.raises(IngotError, match=re.escape(TRUNCATED_HINT)):
         ingot.open(tmp_path / "model.safetensors")
 
 
@@ -150,4 +150,4 @@ def test_half_downloads_are_told_as_such(model: Path, tmp_path: Path, name: str,
     file.write_bytes(file.read_bytes()[:kept])
     with pytest.raises(IngotError) as caught:
         ingot.open(file)
-    assert CUT_OFF in str(caught.value)
+    assert TRUNCATED_HINT in str(caught.value)

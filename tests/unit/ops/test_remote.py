@@ -16,8 +16,8 @@ from ingot.errors import IngotError, UsageError
 from ingot.inspect.inspect import inspect
 from ingot.stores.remote import client
 from ingot.stores.remote.source import HEAD
-from ingot.testing.stores import rule_of
-from ingot.testing.web import Fault, Request, WebServer
+from tests.support.stores import rule_of
+from tests.support.web import Fault, Request, WebServer
 
 pytest.importorskip("obstore")
 RNG = np.random.default_rng(0)

@@ -13,7 +13,7 @@ import pytest
 import ingot
 from ingot.errors import CodecError, MissingExtraError, UnsupportedError, UsageError
 from ingot.model.layouts.affine import NO_ZERO, ROWS_LSB, AffineLayout, Group
-from ingot.testing.zt import component, manifest, tensor, zt_file
+from tests.support.zt import component, manifest, tensor, zt_file
 
 sparse = pytest.importorskip("scipy.sparse")
 torch = pytest.importorskip("torch")

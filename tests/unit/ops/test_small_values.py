@@ -10,7 +10,7 @@ import pytest
 
 import ingot
 from ingot.codecs.delta.base import delta_codec
-from ingot.codecs.range_probe import RULE, merged, resolve_range
+from ingot.codecs.resolve_range import RULE, merge_options, resolve_range
 from ingot.codecs.table import CODECS
 from ingot.conversion.plan import PlanRequest, plan_conversion
 from ingot.delta import diff as diffing
@@ -64,7 +64,7 @@ def test_small_values_are_kept_as_well_as_others(codec: str, options: dict[str, 
         array = normal(scale)
         more = chosen(codec, options, array)
         assert more
-        tensor = encode_tensor(CODECS[codec], array, merged(options, more), dtype="f32")
+        tensor = encode_tensor(CODECS[codec], array, merge_options(options, more), dtype="f32")
         assert error(array, tensor.numpy()) < 1.15 * wanted
 
 
@@ -123,8 +123,10 @@ def test_a_conversion_chooses_and_says_so(small: Path) -> None:
 class _Halves(ZtFormat):
     """A container whose scales are f16."""
 
-    def refuses(self, spec: TensorSpec) -> str | None:
-        return "its scales are f16" if any(part.dtype == "bf16" for part in spec.parts) else super().refuses(spec)
+    def why_unsupported(self, spec: TensorSpec) -> str | None:
+        return (
+            "its scales are f16" if any(part.dtype == "bf16" for part in spec.parts) else super().why_unsupported(spec)
+        )
 
 
 def test_a_container_of_f16_scales_keeps_the_tensor_as_it_is(small: Path) -> None:

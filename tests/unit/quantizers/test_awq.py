@@ -7,7 +7,7 @@ import pytest
 
 from ingot.errors import UsageError
 from ingot.quantization.awq import EXPONENTS, Reader, candidates, losses
-from ingot.quantization.choice import asked
+from ingot.quantization.choice import parse_quantizer
 from ingot.quantization.grid import Grid
 
 
@@ -37,7 +37,7 @@ def test_losses_are_those_of_a_plain_computation() -> None:
     found = losses(reader, tried)
     assert found.shape == (20,)
     spread = np.tile(tried[10], 2)
-    assert (reader.spread(tried[10]) == spread).all()
+    assert (reader.expand(tried[10]) == spread).all()
     again = losses(
         Reader(weights * spread, Grid(4, 16), wide / np.outer(spread, spread), wide.diagonal() / spread**2, heavy),
         [np.ones(16, np.float32)],
@@ -60,14 +60,14 @@ def test_scales_serve_a_channel_that_is_much_larger() -> None:
     ("text", "rounding"), [("awq", "importance"), ("awq+gptq", "gptq"), ("awq+two-sided", "two-sided")]
 )
 def test_what_rounds_after_is_named(text: str, rounding: str) -> None:
-    found = asked(text, "affine", {})
+    found = parse_quantizer(text, "affine", {})
     assert found.scaled
     assert found.quantizer == rounding
-    assert not asked("gptq", "affine", {}).scaled
+    assert not parse_quantizer("gptq", "affine", {}).scaled
 
 
 @pytest.mark.parametrize("text", ["awq+", "awq+awq", "gptq+awq", "awq+rtn", "+gptq"])
 def test_other_words_are_refused(text: str) -> None:
     with pytest.raises(UsageError) as refused:
-        asked(text, "affine", {})
+        parse_quantizer(text, "affine", {})
     assert refused.value.rule == "quantizer.option"

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from ingot.codecs.table import CODECS
 from ingot.errors import CodecError, FormatError, UnsupportedError, UsageError
 from ingot.model.statistics import Statistics
-from ingot.quantization.choice import asked, rounded_as
+from ingot.quantization.choice import parse_quantizer, round_with
 from ingot.quantization.encode import RoundingEncoder, along, encoder_under, stretch
 from ingot.quantization.factors import DAMPING, Factors, factors_of, no_factors
 from ingot.quantization.grid import Rounded
-from ingot.quantization.low_rank import factors_under, whitened
+from ingot.quantization.low_rank import factors_under, whiten
 from ingot.quantization.rounding import error_under, values_of
 from ingot.quantization.tensor import Outcome, damping_for
 
@@ -73,7 +73,7 @@ def test_signs_are_stored_as_signs_always_were() -> None:
 def test_signs_stand_for_one_magnitude_a_row() -> None:
     # With nothing known, a row's magnitude of least squares is its mean one; stretched, it is sum w^2 / sum |w|.
     values = np.array([[1, -3, 2, -2], [0.5, 0.5, 0.5, -0.5]], np.float32)
-    made = rounded_as(asked("importance", "affine", {"bits": 1, "group": "row"}), values, no_factors(4))
+    made = round_with(parse_quantizer("importance", "affine", {"bits": 1, "group": "row"}), values, no_factors(4))
     assert np.allclose(values_of(made), [[2, -2, 2, -2], [0.5, 0.5, 0.5, -0.5]], atol=2e-3)
     length = along(values, values_of(made), no_factors(4))
     assert length == pytest.approx((16 + 1) / (18 + 1), abs=1e-3)
@@ -83,12 +83,12 @@ def test_signs_stand_for_one_magnitude_a_row() -> None:
 
 @pytest.mark.parametrize("how", [SIGNS, STREAMS, ("two-sided", "scaled_codebook", {"bits": 2, "group": 32})])
 def test_nothing_is_missing_along_the_matrix(how: tuple[str, str, dict[str, object]]) -> None:
-    wanted = asked(*how)
+    wanted = parse_quantizer(*how)
     values, factors = matrix(48, 64), known(48, 64, damping=damping_for(wanted))
     found, _, outcomes = encoded(values, how)
     assert along(values, found, factors) == pytest.approx(1, abs=2e-3)
     assert outcomes[0].error == pytest.approx(error_under(values, found, factors), rel=1e-4)
-    nearest = rounded_as(asked("importance", *how[1:]), values, factors)
+    nearest = round_with(parse_quantizer("importance", *how[1:]), values, factors)
     stretch(nearest, values, factors)
     assert error_under(values, found, factors) < 0.9 * error_under(values, values_of(nearest), factors)
     assert wanted.layout(values.shape, "f32").codec == how[1]
@@ -96,13 +96,13 @@ def test_nothing_is_missing_along_the_matrix(how: tuple[str, str, dict[str, obje
 
 def test_what_falls_short_by_more_than_half_is_left_and_so_is_what_has_no_scales() -> None:
     values, none = matrix(8, 16), no_factors(16)
-    (short,) = rounded_as(asked("importance", "affine", {"bits": 4, "group": 16}), values, none)
+    (short,) = round_with(parse_quantizer("importance", "affine", {"bits": 4, "group": 16}), values, none)
     assert isinstance(short, Rounded)
     short.scales = short.scales * np.float32(0.25)
     kept = short.scales.copy()
     stretch([short], values, none)
     assert (short.scales == kept).all()
-    palette = rounded_as(asked("importance", "palette", {"bits": 2}), values, none)
+    palette = round_with(parse_quantizer("importance", "palette", {"bits": 2}), values, none)
     before = values_of(palette)
     stretch(palette, values, none)
     assert (values_of(palette) == before).all()
@@ -159,14 +159,14 @@ def test_thin_products_are_the_best_of_their_rank(rows: int, cols: int, rank: in
     values, factors = matrix(rows, cols, seed), known(rows, cols, seed)
     rank = min(rank, rows, cols)
     left, right = factors_under(values, rank, None, factors)
-    values_left = np.linalg.svd(whitened(values, factors), compute_uv=False)[rank:]
-    whole = np.square(whitened(values, factors)).sum()
-    error = np.square(whitened((left @ right - values).astype(np.float64), factors)).sum() / whole
+    values_left = np.linalg.svd(whiten(values, factors), compute_uv=False)[rank:]
+    whole = np.square(whiten(values, factors)).sum()
+    error = np.square(whiten((left @ right - values).astype(np.float64), factors)).sum() / whole
     assert error == pytest.approx(np.square(values_left).sum() / whole, abs=1e-6)
     assert np.allclose(np.linalg.norm(left, axis=0), np.linalg.norm(right, axis=1))
     plain = np.linalg.svd(values.astype(np.float64), full_matrices=False)
     product = (plain[0][:, :rank] * plain[1][:rank]) @ plain[2][:rank]
-    assert error <= np.square(whitened(product - values, factors)).sum() / whole + 1e-6
+    assert error <= np.square(whiten(product - values, factors)).sum() / whole + 1e-6
 
 
 def test_two_by_two_by_hand() -> None:

@@ -9,21 +9,20 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.quantizers.test_rounding import factors, matrix
 
-from ingot.codecs.blocks.compose import Numbers, composed, numbers_of
+from ingot.codecs.blocks.compose import Numbers, compose_blocks, numbers_of
 from ingot.codecs.table import CODECS
 from ingot.core.runtime import isa, native
 from ingot.errors import UnsupportedError, UsageError
 from ingot.model.layouts.ggml import TYPES
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
-from ingot.quantization.blocks import GRIDS
-from ingot.quantization.choice import asked, rounded_as
+from ingot.quantization.choice import parse_quantizer, round_with
 from ingot.quantization.factors import feedback_factor, no_factors
-from ingot.quantization.grid import OFFSETS, POINTS, Grid, Rounded
+from ingot.quantization.grid import GRIDS, OFFSETS, POINTS, Grid, Rounded
 from ingot.quantization.parts import parts_of
 from ingot.quantization.rounding import QUANTIZERS, descend, error_under, round_matrix, values_of
+from tests.unit.quantizers.test_rounding import factors, matrix
 
 NESTED = tuple(kind for kind, grid in GRIDS.items() if grid.nested is not None)
 ZEROS = (POINTS, OFFSETS)
@@ -38,7 +37,7 @@ def each_isa() -> Iterator[tuple[str, ...]]:
 
 def decoded(found: Rounded, quantizer: str, codec: str, options: dict[str, object]) -> np.ndarray:
     """What stands in a container: the parts as the codec's own decoder reads them."""
-    wanted = asked(quantizer, codec, options)
+    wanted = parse_quantizer(quantizer, codec, options)
     layout = wanted.layout(found.codes.shape, "f32")
     parts = parts_of([found], wanted)
     made = {
@@ -70,7 +69,7 @@ def test_blocks_are_put_together_as_the_encoder_packs_them(kind: str) -> None:
     base = 0 if numbers.minima is None else np.repeat(numbers.minima, grid.group, axis=1)
     among = (values.reshape(weights.shape) - base) / np.where(spread != 0, spread, 1)
     codes = np.abs(grid.levels - among[..., None]).argmin(-1).astype(np.uint8)
-    made = composed(kind, codes, numbers)
+    made = compose_blocks(kind, codes, numbers)
     again = np.empty_like(values)
     native.kernels.ggml_decode(kind, made, None, again, "f32")
     assert np.array_equal(again, values)
@@ -197,8 +196,8 @@ def test_palettes_descend_over_all_their_tables(tables: int, channels: int, cols
     rows = tables * channels
     weights, known = matrix(rows, cols, seed), factors(rows, cols, seed + 1)
     weights[:channels] *= 3  # a table of its own is of use
-    wanted = asked("gptq", "palette", {"bits": bits, "group": channels})
-    found = rounded_as(wanted, weights, known)
+    wanted = parse_quantizer("gptq", "palette", {"bits": bits, "group": channels})
+    found = round_with(wanted, weights, known)
     assert len(found) == tables
     assert all((band.levels == band.levels.astype(np.float16)).all() for band in found)
     errors = [error_under(weights, values_of(found), known)]
@@ -218,7 +217,7 @@ def test_palettes_descend_over_all_their_tables(tables: int, channels: int, cols
 def test_importance_gives_palettes_the_exact_values() -> None:
     """Without feedback a palette is what the codec makes under the same weights of columns."""
     weights, known = matrix(12, 40, 2), factors(12, 40, 3)
-    found = rounded_as(asked("importance", "palette", {"bits": 3}), weights, known)
+    found = round_with(parse_quantizer("importance", "palette", {"bits": 3}), weights, known)
     own = CODECS["palette"].encoder((12, 40), "f32", {"bits": 3, "importance": known.weights.astype(np.float64)})
     for _ in range(own.fit_passes):
         own.fit_pass(weights)
@@ -238,8 +237,8 @@ def test_four_bit_floats_hold_what_was_chosen_and_each_quantizer_is_better(optio
     weights[3, :32] = 0  # a group of nothing
     errors = []
     for name in QUANTIZERS:
-        wanted = asked(name, "scaled_codebook", options)
-        made = rounded_as(wanted, weights, known)
+        wanted = parse_quantizer(name, "scaled_codebook", options)
+        made = round_with(wanted, weights, known)
         assert isinstance(made[0], Rounded)
         values = decoded(made[0], name, "scaled_codebook", options)
         np.testing.assert_array_equal(values, values_of(made))
@@ -266,7 +265,7 @@ def test_four_bit_floats_hold_what_was_chosen_and_each_quantizer_is_better(optio
 )
 def test_four_bit_floats_have_the_scales_that_others_read(options: dict[str, object]) -> None:
     with pytest.raises(UsageError) as refused:
-        asked("gptq", "scaled_codebook", options)
+        parse_quantizer("gptq", "scaled_codebook", options)
     assert refused.value.rule == "quantizer.option"
 
 
@@ -276,5 +275,5 @@ def test_four_bit_floats_need_whole_groups_and_one_matrix_for_one_number() -> No
         (NVFP4, (2, 4, 32), "quantizer.matrix"),
     ):
         with pytest.raises(UnsupportedError) as caught:
-            asked("gptq", "scaled_codebook", options).require(shape, "w")
+            parse_quantizer("gptq", "scaled_codebook", options).require(shape, "w")
         assert caught.value.rule == rule

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.quantization.hadamard import order_of, signs_of, transformed
-from ingot.quantization.maps import Chain, Map, Parts, Rotation, Scale, both_backs, both_sides
+from ingot.quantization.hadamard import order_of, signs_of, transform
+from ingot.quantization.maps import Chain, Parts, RepeatableMap, Rotation, Scale, both_backs, both_sides
 
 
 def matrix(size: int) -> np.ndarray:
     """Return what rows are multiplied by: the images of the unit vectors are its columns."""
-    return transformed(np.eye(size, dtype=np.float32), order_of(size)).T.astype(np.float64)
+    return transform(np.eye(size, dtype=np.float32), order_of(size)).T.astype(np.float64)
 
 
 def test_two_and_four_are_sylvesters() -> None:
@@ -54,7 +54,7 @@ def test_sizes_are_made_of_known_matrices(size: int, text: str) -> None:
 def test_every_size_is_orthogonal(size: int) -> None:
     random = np.random.default_rng(size)
     rows = random.normal(size=(3, size)).astype(np.float32)
-    found = transformed(rows, order_of(size))
+    found = transform(rows, order_of(size))
     np.testing.assert_allclose(found @ found.T, rows @ rows.T, rtol=1e-4, atol=1e-4 * size**0.5)
 
 
@@ -63,7 +63,7 @@ def test_signs_are_the_same_everywhere() -> None:
     assert signs_of(12, 1, "residual").tolist() != signs_of(12, 0, "residual").tolist()
 
 
-def maps(size: int, seed: int) -> list[Map]:
+def maps(size: int, seed: int) -> list[RepeatableMap]:
     random = np.random.default_rng(seed)
     by = np.exp(random.normal(size=size)).astype(np.float32)
     rotation = Rotation(order_of(size), signs_of(size, seed, "x"))
@@ -78,7 +78,7 @@ def test_products_stay_what_they_are(size: int, seed: int) -> None:
     for change in maps(size, seed):
         found = change.back(w) @ change.forward(x).T
         np.testing.assert_allclose(found, w @ x.T, atol=1e-3, rtol=1e-3)
-        wide = change.repeated(size, 3)
+        wide = change.repeat(size, 3)
         assert wide.size == 3 * size
         several, heavy = np.tile(x, 3), random.normal(size=(2, 3 * size)).astype(np.float32)
         np.testing.assert_allclose(wide.forward(several), np.tile(change.forward(x), 3), rtol=1e-5, atol=1e-6)

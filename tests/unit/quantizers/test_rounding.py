@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ingot.core.runtime import isa
 from ingot.errors import CodecError, UsageError
 from ingot.model.statistics import Statistics
-from ingot.quantization.choice import asked, rounded_as
+from ingot.quantization.choice import parse_quantizer, round_with
 from ingot.quantization.factors import Factors, factors_of, feedback_factor, no_factors
 from ingot.quantization.grid import Grid, Rounded
 from ingot.quantization.rounding import error_under, round_matrix, values_of
@@ -164,7 +164,7 @@ def test_scales_past_their_type_are_refused() -> None:
 )
 def test_what_no_quantizer_makes_is_refused(quantizer: str, codec: str, options: dict[str, object]) -> None:
     with pytest.raises(UsageError) as refused:
-        asked(quantizer, codec, options)
+        parse_quantizer(quantizer, codec, options)
     assert refused.value.rule == "quantizer.option"
 
 
@@ -174,14 +174,14 @@ def test_the_error_that_feedback_tells_is_that_of_what_it_gave(bits: int, act_or
     known = replace(factors(40, 96, 5), outputs=None)
     weights = matrix(40, 96, 6)
     options = {"bits": bits, "group": 32, "act_order": act_order}
-    made = rounded_as(asked("gptq", codec, options), weights, known)
-    told = [each.told for each in made if isinstance(each, Rounded) and each.told is not None]
+    made = round_with(parse_quantizer("gptq", codec, options), weights, known)
+    told = [each.error_sums for each in made if isinstance(each, Rounded) and each.error_sums is not None]
     assert len(told) == len(made)
     error, whole = (sum(each[part] for each in told) for part in (0, 1))
     assert error / whole == pytest.approx(error_under(weights, values_of(made), known), rel=1e-4)
     assert whole == pytest.approx(np.vdot(weights.astype(np.float64), weights @ known.inputs), rel=1e-5)
-    both = rounded_as(asked("gptq", codec, options), weights, factors(40, 96, 5))
-    assert all(each.told is None for each in both if isinstance(each, Rounded))  # G is no part of it
+    both = round_with(parse_quantizer("gptq", codec, options), weights, factors(40, 96, 5))
+    assert all(each.error_sums is None for each in both if isinstance(each, Rounded))  # G is no part of it
 
 
 @pytest.mark.parametrize("outputs", [True, False])
@@ -203,7 +203,7 @@ def test_the_error_that_feedback_tells_is_that_of_what_it_gave(bits: int, act_or
 def test_no_more_memory_is_taken_than_is_said(
     quantizer: str, codec: str, options: dict[str, object], outputs: bool, shape: tuple[int, int]
 ) -> None:
-    wanted, (rows, cols) = asked(quantizer, codec, options), shape
+    wanted, (rows, cols) = parse_quantizer(quantizer, codec, options), shape
     random = np.random.default_rng(3)
     arrays = {f"w:{field}": random.normal(size=(size, size)).astype(np.float32) for field, size in
               (("inputs", cols), ("outputs", rows))}  # fmt: skip

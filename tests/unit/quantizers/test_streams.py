@@ -11,7 +11,7 @@ from ingot.core.runtime import isa
 from ingot.errors import CodecError, UnsupportedError, UsageError
 from ingot.model.statistics import Statistics
 from ingot.model.tensor import Tensor
-from ingot.quantization.choice import asked, rounded_as
+from ingot.quantization.choice import parse_quantizer, round_with
 from ingot.quantization.factors import Factors, factors_of, no_factors
 from ingot.quantization.grid import Grid, TrellisGrid
 from ingot.quantization.parts import parts_of
@@ -77,9 +77,12 @@ def test_feedback_between_rows_goes_on_from_band_to_band() -> None:
 
 
 def test_bands_and_stacked_matrices_become_parts_that_decode_to_what_was_chosen() -> None:
-    for wanted in (asked("gptq", "trellis", {"bits": 3, "group": 4}), asked("importance", "trellis", {"group": 4})):
+    for wanted in (
+        parse_quantizer("gptq", "trellis", {"bits": 3, "group": 4}),
+        parse_quantizer("importance", "trellis", {"group": 4}),
+    ):
         stack = [matrix(270, 8, seed) for seed in (3, 4)]
-        made = [rounded_as(wanted, weights, no_factors(8))[0] for weights in stack]
+        made = [round_with(wanted, weights, no_factors(8))[0] for weights in stack]
         layout = wanted.layout((2, 270, 8), "f32")
         tensor = Tensor.from_parts(layout, parts_of(made, wanted), (2, 270, 8))
         assert tensor.numpy().tobytes() == np.stack([each.values() for each in made]).tobytes()
@@ -122,8 +125,8 @@ def test_scales_past_their_type_are_refused() -> None:
 )
 def test_options_are_checked(options: dict[str, object]) -> None:
     with pytest.raises(UsageError) as refused:
-        asked("gptq", "trellis", options)
+        parse_quantizer("gptq", "trellis", options)
     assert refused.value.rule == "quantizer.option"
     with pytest.raises(UnsupportedError) as caught:
-        asked("gptq", "trellis", {"group": 96}).require((4, 100), "w")
+        parse_quantizer("gptq", "trellis", {"group": 96}).require((4, 100), "w")
     assert caught.value.rule == "trellis.group"

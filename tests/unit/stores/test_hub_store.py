@@ -14,9 +14,9 @@ import ingot
 from ingot.errors import IngotError
 from ingot.model.store import Listing
 from ingot.stores.local import LocalStore
+from ingot.stores.location import Location
 from ingot.stores.remote.hub import hub_address, hub_page
-from ingot.stores.table import from_url, locate, locate_model
-from ingot.testing.web import Fault, Request, WebServer
+from tests.support.web import Fault, Request, WebServer
 
 constants = pytest.importorskip("huggingface_hub.constants")
 COMMIT = "a" * 40
@@ -74,14 +74,14 @@ def test_a_model_is_read_by_its_name(hub: WebServer, text: str, tmp_path: Path) 
 
 
 def test_a_file_a_folder_and_what_there_is_not(hub: WebServer) -> None:
-    store, name = locate("hf://org/name/onnx/x.txt")
+    store, name = Location.parse("hf://org/name/onnx/x.txt").find()
     assert (name, store.head(name, 9), store.url) == ("x.txt", b"x", f"hf://org/name@{COMMIT}/onnx")
-    folder = from_url("hf://org/name")
+    folder = Location.parse("hf://org/name").store()
     assert folder.list() == Listing(("config.json", "model.safetensors"), ("onnx",))
-    assert locate("hf://org/name/onnx")[0].list() == Listing(("x.txt",))
+    assert Location.parse("hf://org/name/onnx").find()[0].list() == Listing(("x.txt",))
     for text in ("hf://org/name/absent", "hf://org/none", "hf://org/name@v2"):
         with pytest.raises(IngotError) as caught:
-            locate(text)
+            Location.parse(text).find()
         assert caught.value.rule == "store.missing"
         assert "SECRET" not in str(caught.value)
     hub.far.log.clear()
@@ -99,9 +99,9 @@ def test_what_lies_in_the_cache_is_not_asked_for(
     snapshot = cached / "snapshots" / COMMIT
     snapshot.mkdir(parents=True)
     (snapshot / "config.json").write_bytes((model / "config.json").read_bytes())
-    assert not isinstance(locate_model("org/name")[0], LocalStore)  # its weights are not there
+    assert not isinstance(Location.parse("org/name").find_model()[0], LocalStore)  # its weights are not there
     hub.log.clear()
-    assert isinstance(locate("hf://org/name/config.json")[0], LocalStore)
+    assert isinstance(Location.parse("hf://org/name/config.json").find()[0], LocalStore)
     (snapshot / "model.safetensors").write_bytes((model / "model.safetensors").read_bytes())
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with ingot.open("org/name") as checkpoint:

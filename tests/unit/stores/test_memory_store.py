@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.errors import FormatError, IngotError
+from ingot.stores.location import Location
 from ingot.stores.memory import MemoryStore, MemoryTarget, shared_files
-from ingot.stores.table import from_url
-from ingot.testing.stores import ESCAPES, CountingStore, FaultyStore, FullTarget, StoreSuite, rule_of
+from ingot.testing.stores import ESCAPES, StoreSuite
+from tests.support.stores import CountingStore, FaultyStore, FullTarget, rule_of
 
 
 class TestMemoryStore(StoreSuite):
@@ -23,7 +24,7 @@ class TestFolderOfMemory(StoreSuite):
     def make(self, folder, files):
         kept = shared_files(folder.name)
         kept.update({f"in/{name}": bytearray(data) for name, data in files.items()}, other=bytearray(b"out"))
-        return from_url(f"memory:{folder.name}/in")
+        return Location.parse(f"memory:{folder.name}/in").store()
 
 
 class TestCountingStore(StoreSuite):

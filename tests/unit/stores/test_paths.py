@@ -17,7 +17,7 @@ PACKAGES = (
 MODULES = sorted([*PACKAGE.glob("*.py"), *(path for name in PACKAGES for path in (PACKAGE / name).rglob("*.py"))])
 
 HANDLING = {"pathlib", "shutil", "tempfile", "glob", "ingot.core.files.paths"}
-WRITING = {"ingot.core.files.atomic.atomic_write"}  # only to paths: stores.table.write_file
+WRITING = {"ingot.core.files.atomic.atomic_write"}  # only to paths: Location.write
 # Arithmetic on names with slashes, and what says of something that it is a path, touch no file system.
 HARMLESS = {"pathlib.PurePosixPath", "os.PathLike", "os.fspath", "os.environ"}
 ALLOWED = {
@@ -51,6 +51,30 @@ def test_no_module_above_the_stores_handles_paths() -> None:
         name = module.relative_to(PACKAGE).as_posix()
         found |= {(name, used) for used in handled(ast.parse(module.read_text("utf-8")))}
     assert found == ALLOWED
+
+
+BELOW_THE_EDGE = ("core", "model", "targets", "codecs", "formats", "quantizers", "engine")
+"""Packages whose functions get stores and names in them, never a text that a user wrote."""
+
+
+def parses_locations(tree: ast.Module) -> bool:
+    """Return whether a module turns text into a location."""
+    calls = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return any(
+        isinstance(function, ast.Attribute)
+        and function.attr in ("parse", "in_store")
+        and isinstance(function.value, ast.Name)
+        and function.value.id == "Location"
+        for function in calls
+    )
+
+
+def test_text_becomes_a_location_at_the_edge_alone() -> None:
+    for folder in BELOW_THE_EDGE:
+        for module in (PACKAGE / folder).rglob("*.py"):
+            text = module.read_text("utf-8")
+            assert "Location" not in text or not parses_locations(ast.parse(text)), module
+    assert parses_locations(ast.parse((PACKAGE / "ops" / "open.py").read_text("utf-8")))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ingot.errors import IngotError, IntegrityError
 from ingot.model.reading.ranges import MAX_REQUEST, HeaderSource, coalesced, read_bytes
 from ingot.stores.memory import MemoryStore
-from ingot.testing.stores import CountingStore
+from tests.support.stores import CountingStore
 
 DATA = bytes(range(251)) * 12_000  # three megabytes
 

@@ -14,8 +14,8 @@ from ingot.errors import IngotError
 from ingot.stores.remote import ahead, client
 from ingot.stores.remote.ahead import Ahead
 from ingot.stores.remote.source import RemoteSource
-from ingot.testing.stores import rule_of
-from ingot.testing.web import Fault, WebServer
+from tests.support.stores import rule_of
+from tests.support.web import Fault, WebServer
 
 pytest.importorskip("obstore")
 RANGES = [(start, 1000 + start % 7) for start in range(0, 200_000, 2000)]

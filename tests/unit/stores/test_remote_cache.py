@@ -13,10 +13,10 @@ import pytest
 import ingot
 from ingot.cli.main import run
 from ingot.errors import IngotError
+from ingot.stores.location import Location
 from ingot.stores.remote import transfer
 from ingot.stores.remote.cache import FOLDER, SIZE, RangeCache, range_cache
-from ingot.stores.table import from_url
-from ingot.testing.web import MODIFIED, Fault, Request, WebServer
+from tests.support.web import MODIFIED, Fault, Request, WebServer
 
 DATA = np.random.default_rng(0).bytes(1 << 20)
 
@@ -41,7 +41,7 @@ def blobs(folder: Path) -> dict[str, int]:
 def read(server: WebServer, name: str, start: int = 100_000, length: int = 200_000) -> int:
     """Read from afar; return how many bytes came."""
     folder, _, last = name.rpartition("/")
-    file = from_url(f"{server.url}/{folder}").open(last)
+    file = Location.parse(f"{server.url}/{folder}").store().open(last)
     server.sent = 0
     assert bytes(file.view(start, length)) == server.files[name][start : start + length]
     return server.sent
@@ -87,7 +87,7 @@ def test_a_weak_tag_proves_nothing_and_is_not_cached(server: WebServer, cache: P
 def test_ranges_of_versions_that_may_differ_are_not_mixed(server: WebServer, first: Fault, later: Fault) -> None:
     faults = [first, later]
     server.fault = lambda request: faults[len(server.gets("a")) > 1] if request.key == "a" else None
-    file = from_url(server.url).open("a")
+    file = Location.parse(server.url).store().open("a")
     with pytest.raises(IngotError) as caught:
         file.view(100_000, 200_000)
     assert caught.value.rule == "store.changed"

@@ -19,12 +19,13 @@ import pytest
 from ingot.core.runtime.parallel import Stopped, Workers
 from ingot.errors import IngotError
 from ingot.model.store import Listing, Replaced
+from ingot.stores.location import Location
 from ingot.stores.remote import client, pace, source, transfer
 from ingot.stores.remote.address import address_of, shown
 from ingot.stores.remote.store import RemoteStore
-from ingot.stores.table import from_url, locate, stage
-from ingot.testing.stores import StoreSuite, rule_of
-from ingot.testing.web import Fault, Request, WebServer
+from ingot.testing.stores import StoreSuite
+from tests.support.stores import rule_of
+from tests.support.web import Fault, Request, WebServer
 
 pytest.importorskip("obstore")
 DATA = np.random.default_rng(0).bytes(3 << 20)
@@ -54,7 +55,7 @@ class TestWebStore(StoreSuite):
     def make(self, folder, files):
         self.server.files.clear()
         self.server.files.update({f"in {folder.name}#/{name}": data for name, data in files.items()}, other=b"out")
-        return from_url(f"{self.server.url}/in%20{folder.name}%23/")
+        return Location.parse(f"{self.server.url}/in%20{folder.name}%23/").store()
 
 
 class TestObjectStore(StoreSuite):
@@ -65,11 +66,11 @@ class TestObjectStore(StoreSuite):
     def make(self, folder, files):
         self.server.files.clear()
         self.server.files.update({f"in {folder.name}/{name}": data for name, data in files.items()}, other=b"out")
-        return from_url(f"s3://bucket/in%20{folder.name}")
+        return Location.parse(f"s3://bucket/in%20{folder.name}").store()
 
 
 def opened(server: WebServer):
-    return from_url(f"{server.url}/m").open("a.bin")
+    return Location.parse(f"{server.url}/m").store().open("a.bin")
 
 
 def failing(fault: Fault, times: int = 1):
@@ -108,7 +109,10 @@ def test_what_a_server_does_once_is_overcome(server: WebServer, fault: Fault, mo
 
 def test_a_bucket_that_sends_whole_objects_is_refused(server: WebServer) -> None:
     server.fault = failing(Fault(whole=True), 1000)
-    assert rule_of_call(lambda: from_url("s3://bucket/m").open("a.bin").view(100_000, 10)) == "remote.no-ranges"
+    assert (
+        rule_of_call(lambda: Location.parse("s3://bucket/m").store().open("a.bin").view(100_000, 10))
+        == "remote.no-ranges"
+    )
 
 
 @pytest.mark.parametrize(
@@ -135,7 +139,7 @@ def test_what_a_server_does_always_is_one_error_without_secrets(
     monkeypatch.setattr(client, "STALL", 0.1)
     monkeypatch.setattr(client, "TRIES", 2)
     monkeypatch.setattr(client, "RETRIES", 1)
-    store, name = locate(f"{server.url.replace('://', '://name:SECRET@')}/m/a.bin?token=SECRET")
+    store, name = Location.parse(f"{server.url.replace('://', '://name:SECRET@')}/m/a.bin?token=SECRET").find()
     file = store.open(name)
     server.fault = failing(fault, 1000)
     with pytest.raises(IngotError) as caught:
@@ -164,7 +168,7 @@ def test_a_bucket_that_refuses_the_credentials_is_asked_once_and_the_error_says_
     server: WebServer, status: int, code: str, remedy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_SESSION_TOKEN", "TOKENOFTEST")
-    store = from_url("s3://bucket/m")
+    store = Location.parse("s3://bucket/m").store()
     assert isinstance(store, RemoteStore)
     file, key = store.open("a.bin"), "m/a.bin"
     file.view(1 << 20, 8)  # a seal was looked for
@@ -182,10 +186,10 @@ def test_a_bucket_that_refuses_the_credentials_is_asked_once_and_the_error_says_
 
 def test_a_bad_request_is_not_taken_for_bad_credentials(server: WebServer) -> None:
     """S3 has ``RequestTimeout`` with status 400, too, after which one tries again."""
-    file = from_url("s3://bucket/m").open("a.bin")
+    file = Location.parse("s3://bucket/m").store().open("a.bin")
     server.fault = failing(Fault(status=400, body=b"<Error><Code>RequestTimeout</Code></Error>"))
     assert bytes(file.view(1 << 20, 8)) == DATA[1 << 20 :][:8]
-    assert rule_of_call(from_url("s3://nobucket").list) == "store.missing"
+    assert rule_of_call(Location.parse("s3://nobucket").store().list) == "store.missing"
 
 
 def test_a_server_whose_certificate_nobody_vouches_for_is_refused(
@@ -199,7 +203,7 @@ def test_a_server_whose_certificate_nobody_vouches_for_is_refused(
     names = ["-subj", "/CN=localhost", "-keyout", str(key), "-out", str(certificate)]
     subprocess.run([*make, *names], check=True, capture_output=True)
     with WebServer({"m/a.bin": DATA}, listing=True, certificate=(certificate, key)) as unknown:
-        store = from_url(f"{unknown.url.replace('127.0.0.1', 'name:SECRET@localhost')}/m")
+        store = Location.parse(f"{unknown.url.replace('127.0.0.1', 'name:SECRET@localhost')}/m").store()
         for call in (lambda: store.open("a.bin"), store.list):
             with pytest.raises(IngotError) as caught:
                 call()
@@ -207,14 +211,14 @@ def test_a_server_whose_certificate_nobody_vouches_for_is_refused(
             assert "SECRET" not in str(caught.value)
         assert not unknown.log
     secure = server.url.replace("http:", "https:")  # which speaks no TLS at all
-    assert rule_of_call(lambda: from_url(f"{secure}/m").open("a.bin")) == "remote.failed"
+    assert rule_of_call(lambda: Location.parse(f"{secure}/m").store().open("a.bin")) == "remote.failed"
 
 
 @pytest.mark.parametrize("address", ["{url}/m", "s3://bucket/m"])
 def test_a_server_that_drips_is_given_up(server: WebServer, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "STALL", 0.2)
     monkeypatch.setattr(client, "TRIES", 2)
-    store = from_url(address.format(url=server.url))
+    store = Location.parse(address.format(url=server.url)).store()
     file = store.open("a.bin")
     server.fault = failing(Fault(drip=0.05), 1000)
     for read in (lambda: file.view(1 << 20, 1 << 20), lambda: file.view(1 << 20, 40)):
@@ -223,7 +227,7 @@ def test_a_server_that_drips_is_given_up(server: WebServer, address: str, monkey
         assert caught.value.rule == "remote.slow"
         assert pace.VARIABLE in str(caught.value)
     server.fault = lambda request: Fault(drip=0.05)
-    assert rule_of_call(lambda: from_url(address.format(url=server.url)).open("a.bin")) == "remote.slow"
+    assert rule_of_call(lambda: Location.parse(address.format(url=server.url)).store().open("a.bin")) == "remote.slow"
     monkeypatch.setenv(pace.VARIABLE, "off")
     assert bytes(file.view(1 << 20, 8)) == DATA[1 << 20 :][:8]
     monkeypatch.setenv(pace.VARIABLE, "fast")
@@ -266,7 +270,7 @@ def test_headers_and_pages_that_drip_are_given_up(monkeypatch: pytest.MonkeyPatc
                         time.sleep(0.01)
 
         threading.Thread(target=drip, daemon=True).start()
-        store = from_url(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        store = Location.parse(f"http://127.0.0.1:{listener.getsockname()[1]}").store()
         assert rule_of_call(lambda: store.open("a")) == "remote.slow"
         assert rule_of_call(store.list) == "remote.slow"
 
@@ -277,7 +281,7 @@ def test_a_signed_address_is_told_to_no_other_server(server: WebServer) -> None:
         near = third.url.replace("127.0.0.1", "localhost")
         to_second = Fault(status=302, headers={"Location": f"{second.url}/m/a.bin?sig=SECRET2"})
         to_third = Fault(status=307, headers={"Location": f"{near}/m/a.bin?sig=SECRET3"})
-        file = from_url(f"{server.url}/m?sig=SECRET1").open("a.bin")
+        file = Location.parse(f"{server.url}/m?sig=SECRET1").store().open("a.bin")
         server.fault = lambda request: to_second if request.key == "m/a.bin" else None
         second.fault = lambda request: to_third
         assert bytes(file.view(70_000, 10)) == DATA[70_000:70_010]
@@ -301,7 +305,7 @@ def test_connections_are_used_again_and_made_again(server: WebServer) -> None:
 
 def test_the_environments_proxy_is_used(server: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", server.url.replace("://", "://me:SECRET@"))
-    file = from_url("http://weights.invalid/m").open("a.bin")
+    file = Location.parse("http://weights.invalid/m").store().open("a.bin")
     assert bytes(file.view(1 << 20, 8)) == DATA[1 << 20 :][:8]
     assert server.log[-1].headers["host"] == "weights.invalid"
     assert server.log[-1].headers["proxy-authorization"].startswith("Basic ")
@@ -313,7 +317,7 @@ def test_the_environments_proxy_is_used(server: WebServer, monkeypatch: pytest.M
 def test_a_file_without_bytes_has_no_range(server: WebServer) -> None:
     server.files["m/none"] = b""
     for address in (f"{server.url}/m", "s3://bucket/m"):
-        file = from_url(address).open("none")
+        file = Location.parse(address).store().open("none")
         assert (file.size, bytes(file.view(0, 0)), file.changed()) == (0, b"", False)
 
 
@@ -339,7 +343,7 @@ def test_ten_percent_of_requests_failing_are_overcome(server: WebServer, monkeyp
 
 
 def test_a_file_that_changes_while_it_is_read_is_refused(server: WebServer) -> None:
-    store = from_url(f"{server.url}/m")
+    store = Location.parse(f"{server.url}/m").store()
     file = store.open("a.bin")
     data = pickle.dumps(file)
     assert not file.changed()
@@ -353,7 +357,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(server: WebServer) -> N
         with pytest.raises(IngotError) as caught:
             read()
         assert caught.value.rule == "store.changed"
-    assert bytes(from_url(f"{server.url}/m").open("a.bin").view(1 << 20, 8)) == DATA[::-1][1 << 20 :][:8]
+    assert bytes(Location.parse(f"{server.url}/m").store().open("a.bin").view(1 << 20, 8)) == DATA[::-1][1 << 20 :][:8]
 
 
 def test_few_requests_and_no_byte_twice(server: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,14 +382,14 @@ def test_credentials_do_not_go_to_another_host(server: WebServer) -> None:
         location = f"{other.url.replace('127.0.0.1', 'localhost')}/m/a.bin"
         moved = Fault(status=302, headers={"Location": location})
         server.fault = lambda request: moved if request.key == "m/a.bin" else None
-        file = from_url(f"{server.url.replace('://', '://name:SECRET@')}/m").open("a.bin")
+        file = Location.parse(f"{server.url.replace('://', '://name:SECRET@')}/m").store().open("a.bin")
         assert bytes(file.view(70_000, 10)) == DATA[70_000:70_010]
         assert not any("authorization" in request.headers for request in other.log)
     assert all("authorization" in request.headers for request in server.log)
 
 
 def test_pages_are_looked_for_no_further_than_files(server: WebServer) -> None:
-    server.listing, store = True, from_url(f"{server.url.replace('://', '://name:SECRET@')}/m")
+    server.listing, store = True, Location.parse(f"{server.url.replace('://', '://name:SECRET@')}/m").store()
     for location in ("file:///etc/", "/m/", "ftp://127.0.0.1/m/"):
         moved = Fault(status=302, headers={"Location": location})
         server.fault = lambda _, moved=moved: moved
@@ -415,7 +419,10 @@ def test_versions_without_tags_are_told_by_time_and_size(server: WebServer) -> N
 def test_a_bucket_with_names_that_lead_elsewhere_is_refused(server: WebServer, key: str) -> None:
     server.files[key] = b"x"
     with pytest.raises(IngotError) as caught:
-        [from_url("s3://bucket/m").open(name) for name in from_url("s3://bucket/m").list().folders]
+        [
+            Location.parse("s3://bucket/m").store().open(name)
+            for name in Location.parse("s3://bucket/m").store().list().folders
+        ]
     assert caught.value.rule == "store.escape"
 
 
@@ -435,21 +442,21 @@ def test_pages_link_only_to_what_is_below_them(server: WebServer) -> None:
     ]
     page = "".join(f'<a href="{link}">x</a>' for link in links).encode()
     server.fault = lambda request: Fault(status=200, headers={"Content-Type": "text/html"}, body=page)
-    assert from_url(f"{server.url}/m").list() == Listing(("a", "b"), ("f",))
+    assert Location.parse(f"{server.url}/m").store().list() == Listing(("a", "b"), ("f",))
 
 
 def test_a_server_without_pages_says_so(server: WebServer) -> None:
     with pytest.raises(IngotError) as caught:
-        from_url(f"{server.url}/m/").list()
+        Location.parse(f"{server.url}/m/").store().list()
     assert caught.value.rule == "remote.no-listing"
-    assert from_url(f"{server.url}/m").exists("b")
-    assert not from_url(f"{server.url}/m").exists("c")
+    assert Location.parse(f"{server.url}/m").store().exists("b")
+    assert not Location.parse(f"{server.url}/m").store().exists("c")
 
 
 def test_a_machine_without_credentials_is_told_so(server: WebServer) -> None:
     """Whatever becomes of the request to the cloud's own service for them: the bucket was not even asked."""
     told = "Generic S3 error: Error performing PUT http://169.254.169.254/latest/api/token in 5 ms - {}"
-    store = from_url("s3://bucket/m")
+    store = Location.parse("s3://bucket/m").store()
     assert isinstance(store, RemoteStore)
     for end in ("Server returned non-2xx status code: 403 Forbidden", "operation timed out", "connection refused"):
         assert store._client.explain(ValueError(told.format(end)), "x").rule == "store.denied"
@@ -473,7 +480,7 @@ def test_what_is_secret_in_an_address_is_not_shown() -> None:
 def test_a_name_with_a_colon_is_a_path(tmp_path, monkeypatch) -> None:
     (tmp_path / "s3:x").write_bytes(b"1")
     monkeypatch.chdir(tmp_path)
-    store, name = locate("s3:x")
+    store, name = Location.parse("s3:x").find()
     assert store.head(name, 9) == b"1"
 
 
@@ -502,7 +509,7 @@ def uploads(server: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def publish(address: str, files: dict[str, bytes], *, overwrite: bool = False, resume: bool = False) -> None:
     directory = address.endswith("/")
-    with stage(address, Replaced(overwrite), directory=directory, resume=resume) as staging:
+    with Location.parse(address).stage(Replaced(overwrite), directory=directory, resume=resume) as staging:
         for name, data in files.items():
             (staging.files / name).write_bytes(data)
         staging.publish([*files])

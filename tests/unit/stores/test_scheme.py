@@ -9,7 +9,7 @@ import pytest
 from ingot.core.files.atomic import Staging
 from ingot.errors import UsageError
 from ingot.model.store import Replaced, Store
-from ingot.stores import table
+from ingot.stores.location import Location
 from ingot.stores.memory import MemoryStore
 from ingot.stores.scheme import Scheme, WritableScheme
 from ingot.stores.table import STORES
@@ -49,18 +49,18 @@ def test_each_scheme_derives_from_the_base_class(name: str) -> None:
 
 @pytest.fixture
 def only(monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(table, "_scheme_name", lambda text: "only" if text.startswith("only:") else "")
-    monkeypatch.setattr(table, "scheme_of", lambda url: ReadScheme())
+    monkeypatch.setitem(STORES._targets, "only", f"{__name__}:ReadScheme")
+    monkeypatch.setitem(STORES._loaded, "only", ReadScheme())
     return "only:somewhere"
 
 
 def test_a_scheme_that_is_only_read_refuses_writing(only: str) -> None:
     refused = (
-        lambda: table.stage(only, Replaced()),
-        lambda: table.make_folder(only),
-        lambda: table.write_file(only, b"x"),
-        lambda: table.share(only),
-        lambda: table.url_of(only),
+        lambda: Location.parse(only).stage(Replaced()),
+        lambda: Location.parse(only).make_folder(),
+        lambda: Location.parse(only).write(b"x"),
+        lambda: Location.parse(only).share(),
+        lambda: Location.parse(only).url,
     )
     for attempt in refused:
         with pytest.raises(UsageError) as caught:

@@ -25,22 +25,22 @@ from pathlib import Path
 from typing import Any
 
 # All that others bring is imported as it is here: this is about Ingot's own calls.
+import click
+import click.shell_completion
 import filelock
 import ml_dtypes
 import msgspec
 import numpy as np
 import platformdirs
 import psutil
-import rich.console
-import rich.progress
-import typer
+import tqdm
 
 # Of the standard library what looks at the system while it is imported.
 sysconfig.get_config_vars()
 _LOOKING = "asyncio multiprocessing.pool concurrent.futures.process ssl urllib.request uuid zipfile zoneinfo"
 for _name in _LOOKING.split():
     importlib.import_module(_name)
-OTHERS = (filelock, ml_dtypes, msgspec, platformdirs, psutil, rich.console, rich.progress, typer)
+OTHERS = (click.shell_completion, filelock, ml_dtypes, msgspec, platformdirs, psutil, tqdm)
 MODULES = ("fcntl", "resource", "pwd", "grp", "termios", "tty", "pty", "syslog")
 # None of these is a core dependency, and some would not be imported as of another system.
 EXTRAS = ("torch", "transformers", "mlx", "mlx_lm", "jax", "lm_eval", "coremltools", "ray", "scipy", "obstore", "gguf")

@@ -21,7 +21,7 @@ from ingot.core.files.oserrors import write_error
 from ingot.core.runtime import memory
 from ingot.errors import FormatError, UsageError
 from ingot.stores.local_names import address_of, file_name, path_text
-from ingot.stores.table import STORES, scheme_of
+from ingot.stores.location import Location
 
 
 @pytest.fixture
@@ -224,11 +224,11 @@ class TestNames:
 
     @pytest.mark.parametrize("text", ["C:\\models\\x.zt", "c:/models/x.zt", "C://models/x.zt", "C:x.zt"])
     def test_a_drive_is_no_scheme(self, text: str) -> None:
-        assert scheme_of(text) is STORES["file"]
+        assert Location.parse(text).scheme == "file"
 
     def test_two_letters_are_one(self) -> None:
         with pytest.raises(UsageError) as caught:
-            scheme_of("cd://models/x.zt")
+            Location.parse("cd://models/x.zt").find()
         assert caught.value.rule == "store.scheme"
 
 

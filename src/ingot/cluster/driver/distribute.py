@@ -43,8 +43,8 @@ from ingot.model import bytesource
 from ingot.model.artifact import Artifact
 from ingot.model.store import Joined, Store
 from ingot.stores.local import LocalTarget
+from ingot.stores.location import Location
 from ingot.stores.shared import SharedFolder
-from ingot.stores.table import share
 
 _PLAN = "plan.json"
 _IN_FLIGHT = 512 << 20  # of a worker without a ceiling: it is not alone on its machine
@@ -130,7 +130,8 @@ def distribute(
     """As ``engine.execute.execute``, whose errors it raises, by workers; and those of ``Cluster.pool`` and
     ``TaskRunner``."""
     staging, key, progress = target.staging, sha256(by.plan).hexdigest()[:16], resources.progress
-    folder = share(staging.share(), create=True)
+    parts = Location.parse(staging.share())
+    folder = parts.share(create=True)
     folder.write(f"{key}/{_PLAN}", by.plan)
     files = staging.shared_files if plan.size_exact else None
     in_full = _files_in_full(plan, target) if staging.takes_over else None
@@ -140,7 +141,7 @@ def distribute(
     earlier = _earlier(folder, key, checks) if staging.resuming else []
     done = {item.number for result in earlier for item in result.steps}
     progress.advance(sum(step.in_bytes for number, step in enumerate(plan.steps) if number in done))
-    job = Job(staging.share(), key, files, by.max_ram, by.threads)
+    job = Job(parts.text, key, files, by.max_ram, by.threads)
     pool = by.pool()
 
     def submit(task: Task) -> Future[TaskResult]:
@@ -167,14 +168,14 @@ def distribute(
         kept, scattered = _ends(earlier), in_full is not None
         shared = replace(target, beside=beside, kept=kept, scattered=scattered, reads=reads)
         executed = execute(replace(plan, steps=steps), inputs, shared, quiet, observer)
-    return replace(executed, done=[replace(item, step=item.step.origin) for item in executed.done])
+    return replace(executed, done=[replace(item, step=item.step.planned) for item in executed.done])
 
 
 def tasks_of(plan: Plan, done: set[int], slots: int, hashed: Sequence[Sequence[int]]) -> list[Task]:
     """Cut the steps that are not done into tasks, of consecutive steps; a step that is more than a worker's share of
     all into several. ``hashed`` are the points of each step whose values are hashed."""
     sizes = [step.in_bytes for step in plan.steps]
-    return runs_of(sizes, slots, done, lambda number: plan.steps[number].pieces(hashed[number]))
+    return runs_of(sizes, slots, done, lambda number: plan.steps[number].row_ranges(hashed[number]))
 
 
 def tasks_by_file(plan: Plan, done: set[int], files: Sequence[str]) -> list[Task]:
@@ -258,9 +259,9 @@ def _is_there(result: TaskResult, checks: ResultCheck) -> bool:
 class _Opened:
     """A job's plan in a worker: the open sources, and the writer of the files that other workers write too."""
 
-    def __init__(self, opened: Callable[[str], Shared], job: Job) -> None:
+    def __init__(self, opened: Callable[[Location], Shared], job: Job) -> None:
         self.job = job
-        self.plan = opened(f"{job.parts.rstrip('/')}/{job.key}/{_PLAN}")
+        self.plan = opened(Location.parse(job.parts).child(job.key).child(_PLAN))
         self._placed: SharedWriter | None = None
 
     def placed(self, number: int) -> SharedWriter | None:
@@ -298,15 +299,15 @@ def _require_rows(task: Task, plan: Plan, hashed: Sequence[Sequence[int]]) -> No
     if task.rows is None:
         return
     start, stop = task.rows
-    cut = plan.steps[0].pieces(hashed[0]) if len(plan.steps) == 1 else None
+    cut = plan.steps[0].row_ranges(hashed[0]) if len(plan.steps) == 1 else None
     if cut is None or not start < stop <= cut[0] or start % cut[1] or (stop % cut[1] and stop != cut[0]):
         raise FormatError("cluster.task", f"step {task.start} cannot be cut into rows {start} to {stop}")
 
 
 class StepsType(TaskType[StepsBody, TaskResult]):
-    """Tasks of plans that ``opened`` opens; the last plan stays open."""
+    """Tasks of plans that a function opens by location; the last plan stays open."""
 
-    def __init__(self, opened: Callable[[str], Shared]) -> None:
+    def __init__(self, opened: Callable[[Location], Shared]) -> None:
         super().__init__(StepsBody, TaskResult, self._run_or_close)
         self._open = OpenJob[Job, _Opened](lambda job: closing(_Opened(opened, job)))
 
@@ -336,7 +337,7 @@ class StepsType(TaskType[StepsBody, TaskResult]):
             raise FormatError("cluster.task", f"the plan has no steps {task.start} to {task.stop - 1}")
         plan, hashed = opened.plan.plan(numbers), opened.plan.hashed(numbers)
         _require_rows(task, plan, hashed)
-        folder, name = share(job.parts), f"{job.key}/{task.name}.{body.attempt}"
+        folder, name = Location.parse(job.parts).share(), f"{job.key}/{task.name}.{body.attempt}"
         with folder.adding() as adding:
             parts = PartsFile(adding.files, f"{name}.bin")
             in_full = opened.in_full(PrefixedTarget(adding.files, f"{name}.")) if task.files else None

@@ -20,7 +20,7 @@ from ingot.engine.execute import Target
 from ingot.engine.plan import Plan
 from ingot.engine.work import Step
 from ingot.errors import IngotError
-from ingot.formats.by_many import OpenFiles, Place, Read, Skips, read_place
+from ingot.formats.by_many import BlobLocation, OpenFiles, Read, Skips, read_place
 from ingot.model.bytesource import Buffer
 from ingot.model.spec import TensorSpec
 from ingot.stores.local import LocalStore
@@ -60,7 +60,7 @@ class ResultCheck:
         self._files = LocalStore(target.staging.files, "pread") if shared else None
         self._is_placed = shared or in_full
         self._writer: SharedWriter | None = None
-        self._places: dict[Task, list[list[Place]]] = {}
+        self._places: dict[Task, list[list[BlobLocation]]] = {}
 
     def prepare(self, task: Task) -> None:
         """Find out where the tensors of a task lie. Tasks come in the order of their steps, or cost more time."""
@@ -71,7 +71,7 @@ class ResultCheck:
         if self._writer is None:
             self._is_placed = False
             return
-        places: list[list[Place]] = []
+        places: list[list[BlobLocation]] = []
         for number in range(task.start, task.stop):
             self._writer.skip_to(number)
             step = self._plan.steps[number]
@@ -135,14 +135,14 @@ class ResultCheck:
         if not task.files and end and result.states != [str(end)] and not result.states[0].startswith(f"{end} "):
             raise InvalidMessageError(f"expected {end} bytes in the file")
 
-    def _places_of(self, task: Task) -> Iterator[list[Place] | None]:
+    def _places_of(self, task: Task) -> Iterator[list[BlobLocation] | None]:
         """Yield the places of each step of a task; None for one whose bytes wait for the driver."""
         located = self._places.get(task)
         for offset, number in enumerate(range(task.start, task.stop)):
             placed = located is not None and has_fixed_place(self._plan.steps[number])
             yield located[offset] if placed and located is not None else None
 
-    def _require_record(self, step: Step, item: StepResult, places: Sequence[Place], read: Read | None) -> None:
+    def _require_record(self, step: Step, item: StepResult, places: Sequence[BlobLocation], read: Read | None) -> None:
         """Compare the record of a tensor in its final place with the layout, and with its bytes if they are read."""
         record = item.written
         if record is None or item.file or item.runs or record.get("name") != step.spec.name:

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta, Struct, structs
 
 from ingot.artifacts.identity import same_identity
-from ingot.artifacts.open import path_here
+from ingot.artifacts.open import local_text
 from ingot.cluster.messages import Task, WorkerLostError
 from ingot.cluster.pool import Pool
 from ingot.cluster.run_task import OpenJob
@@ -189,8 +189,8 @@ def _opened(
     opened: Callable[[Options], AbstractContextManager[Opened[Item]]], files: Files[Options]
 ) -> Iterator[Opened[Item]]:
     """Open items, and prove the files to be those that the driver has opened; errors as ``ask``."""
-    paths = {name: path_here(getattr(files.options, name), url) for name, url in files.addresses.items()}
-    with opened(structs.replace(files.options, **paths)) as items:
+    texts = {name: local_text(getattr(files.options, name), url) for name, url in files.addresses.items()}
+    with opened(structs.replace(files.options, **texts)) as items:
         if not same_identity(items.identity, files.identity):
             raise IntegrityError(
                 "cluster.source",

@@ -1,4 +1,4 @@
-"""Keys and values of attention as blocks of affine codes: appended to, never packed again (``spec/kv-cache.md``)."""
+"""Keys and values of attention as blocks of affine codes that are appended and not rewritten (``spec/kv-cache.md``)."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from ingot.errors import CodecError
 from ingot.model.tensor import Array
 
 BITS = (2, 4, 8)
-MOST = 1024
-"""Rows, and columns, of a block."""
+MAX_EXTENT = 1024
+"""The largest number of rows, and of columns, of a block."""
 LANES = 16
-"""Columns of a block, and those of a group, come in as many."""
+"""The columns of a block, and of a group, are multiples of this."""
 
 _NON_FINITE = 1
-_SLACK = 8  # room for one block more in so many
+_SLACK = 8  # when memory runs out, it grows by the number of blocks over this
 
 
 class PackedBlocks:
-    """Blocks [rows, cols] of so many heads: codes in rows, an f16 scale and offset for each group of a row's columns.
+    """Blocks [rows, cols] of several heads: codes in rows, an f16 scale and offset for each group of a row's columns.
 
     Blocks of keys are [channels, tokens] in one group, those of values [tokens, channels] in groups of channels.
 
     Parameters
     ----------
     heads : int
-        Of all sequences.
+        The heads of all sequences together.
     shape : rows, cols
-        Of a block; columns in sixteens, at most ``MOST`` of either.
+        Shape of a block; at most ``MAX_EXTENT`` each, columns a multiple of 16.
     bits : 2, 4 or 8
     group : int
-        Columns that share a scale, in sixteens; the last group of a row may be shorter.
+        Columns that share a scale, a multiple of 16; the last group of a row may be shorter.
     """
 
     def __init__(self, heads: int, shape: tuple[int, int], bits: int, group: int) -> None:
@@ -48,27 +48,28 @@ class PackedBlocks:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, with room for the next blocks."""
+        """Allocated bytes, with room for the next blocks."""
         return int(self._packed.nbytes + 2 * self._scales.nbytes)
 
     def snapshot(self) -> PackedBlocks:
-        """Return these blocks as they are now: what is appended later is not among them, and nothing is copied."""
+        """Return a view of the present blocks, without a copy; blocks that are appended later are not in it."""
         return copy(self)
 
     def pack(self, values: Array) -> tuple[Array, Array, Array]:
-        """Return blocks [heads, blocks, rows, cols] in f32, f16 or bf16, each packed by itself, for ``put``.
+        """Return blocks [heads, blocks, rows, cols] in f32, f16 or bf16, each packed independently, for ``put``.
 
         Raises
         ------
         CodecError
-            ``kv.range``: values that are not finite, or of which f16 cannot hold the smallest or the step.
+            ``kv.range``: values that are not finite, or whose smallest value or step f16 cannot hold.
         """
         heads, count, _, cols = values.shape
-        made: list[Array] = [
-            np.empty((heads, count, *held.shape[2:]), held.dtype) for held in (self._packed, self._scales, self._zeros)
+        arrays: list[Array] = [
+            np.empty((heads, count, *stored.shape[2:]), stored.dtype)
+            for stored in (self._packed, self._scales, self._zeros)
         ]
-        packed, scales, zeros = made
-        kind, index = native.kernels.affine_quantize(
+        packed, scales, zeros = arrays
+        status, index = native.kernels.affine_quantize(
             as_bits(values).reshape(-1, cols),
             float_name(values),
             packed.reshape(-1),
@@ -78,24 +79,24 @@ class PackedBlocks:
             "f16",
             "range",
         )
-        if kind:
+        if status:
             row, column = divmod(index, cols)
-            found = values.reshape(-1, cols)[row].astype(np.float64)
-            what = f"{found[column]:g}" if kind == _NON_FINITE else f"up to {np.abs(found).max():g}"
+            row_values = values.reshape(-1, cols)[row].astype(np.float64)
+            reason = f"{row_values[column]:g}" if status == _NON_FINITE else f"up to {np.abs(row_values).max():g}"
             raise CodecError(
                 "kv.range",
-                f"expected keys and values that are finite and that f16 has offsets for, at most 65504, found {what}: "
+                f"expected finite keys and values that f16 has offsets for, at most 65504, found {reason}; "
                 "run the model with the full cache",
             )
         return packed, scales, zeros
 
     def put(self, packed: tuple[Array, Array, Array]) -> None:
-        """Append what ``pack`` returned; nothing that is here changes."""
+        """Append the blocks that ``pack`` returned; stored blocks do not change."""
         count = packed[0].shape[1]
         self._make_room(count)
         last = self.count + count
-        for held, new in zip((self._packed, self._scales, self._zeros), packed, strict=True):
-            held[:, self.count : last] = new
+        for stored, new in zip((self._packed, self._scales, self._zeros), packed, strict=True):
+            stored[:, self.count : last] = new
         self.count = last
 
     def decode(self, dtype: str) -> Array:
@@ -103,8 +104,8 @@ class PackedBlocks:
         rows, cols = self.shape
         out = np.empty((self.heads, self.count, rows, cols), numpy_dtype(dtype))
         packed, scales, zeros = (
-            np.ascontiguousarray(held[:, : self.count]).reshape(-1)
-            for held in (self._packed, self._scales, self._zeros)
+            np.ascontiguousarray(stored[:, : self.count]).reshape(-1)
+            for stored in (self._packed, self._scales, self._zeros)
         )
         flat = out.reshape(-1, cols)
         native.kernels.affine_dequantize(packed, scales, zeros, written(flat), self._layout(), "f16", dtype)
@@ -113,16 +114,17 @@ class PackedBlocks:
     def scores(self, queries: Array, out: Array, first: int, workers: int) -> None:
         """Write products of queries [heads, n, rows] with all columns to ``out`` [heads, n, tokens], from ``first`` on.
 
-        Both are f32. The columns of all blocks follow each other: these are blocks of keys.
+        Both are f32. The blocks hold keys, and the columns of all blocks follow each other.
         """
         native.kernels.kv_scores(
             queries, self._packed, self._scales, self._zeros, self.count, self.bits, out, first, workers
         )
 
-    def weighted(self, weights: Array, first: int, out: Array, workers: int) -> None:
-        """Write rows summed by ``weights`` [heads, n, tokens], from token ``first`` on, to ``out`` [heads, n, cols].
+    def weighted_sums(self, weights: Array, first: int, out: Array, workers: int) -> None:
+        """Write the sums of rows, weighted by ``weights`` [heads, n, tokens] from token ``first`` on, to ``out``.
 
-        Both are f32. The rows of all blocks follow each other: these are blocks of values.
+        ``weights`` and ``out`` [heads, n, cols] are f32. The blocks hold values, and the rows of all blocks follow each
+        other.
         """
         native.kernels.kv_values(
             weights,
@@ -138,16 +140,16 @@ class PackedBlocks:
         )
 
     def take(self, heads: Array) -> None:
-        """Keep the heads of these indices, in their order; one may be there several times."""
+        """Replace the heads by the heads of these indices, in their order; an index may occur several times."""
         self._packed, self._scales, self._zeros = (
-            np.take(held, heads, axis=0) for held in (self._packed, self._scales, self._zeros)
+            np.take(stored, heads, axis=0) for stored in (self._packed, self._scales, self._zeros)
         )
         self.heads = len(heads)
 
     def drop(self, first: int) -> None:
-        """Forget the first blocks."""
+        """Remove the first ``first`` blocks."""
         self._packed, self._scales, self._zeros = (
-            held[:, first : self.count].copy() for held in (self._packed, self._scales, self._zeros)
+            stored[:, first : self.count].copy() for stored in (self._packed, self._scales, self._zeros)
         )
         self.count -= first
 
@@ -169,8 +171,8 @@ class PackedBlocks:
         if needed <= self._packed.shape[1]:
             return
         capacity = needed + self.count // _SLACK
-        held = (self._packed, self._scales, self._zeros)
-        larger = [np.zeros((self.heads, capacity, *each.shape[2:]), each.dtype) for each in held]
-        for each, new in zip(held, larger, strict=True):
-            new[:, : self.count] = each[:, : self.count]
+        arrays = (self._packed, self._scales, self._zeros)
+        larger = [np.zeros((self.heads, capacity, *stored.shape[2:]), stored.dtype) for stored in arrays]
+        for stored, new in zip(arrays, larger, strict=True):
+            new[:, : self.count] = stored[:, : self.count]
         self._packed, self._scales, self._zeros = larger

@@ -28,7 +28,7 @@ from ingot.model.tensor import Array, Tensor
 
 
 class AffineReader(AddingReader):
-    """Sequential decoding through a packed buffer of at most about ``STEP`` codes (never less than a row)."""
+    """A sequential reader with a packed buffer of at most about ``STEP`` codes (never less than a row)."""
 
     def __init__(self, tensor: Tensor, params: AffineLayout, workers: int | None = 1) -> None:
         self._params, self._workers = params, workers
@@ -50,7 +50,7 @@ class AffineReader(AddingReader):
             add_rows(self._params, packed, scales, zeros, base[target], out[target])
 
     def skip(self, count: int) -> None:
-        """Pass over ``count`` codes, whole rows of them."""
+        """Skip ``count`` codes, a whole number of rows."""
         rows = count // max(self._cols, 1)
         self._row += rows
         self._packed.skip(rows)
@@ -63,12 +63,12 @@ class AffineReader(AddingReader):
         if out.ndim != 2 or out.shape[1] != self._cols or len(out) > self._rows - self._row:
             raise ValueError(f"expected at most {self._rows - self._row} rows of {self._cols}, found {out.shape}")
         self._row += len(out)
-        if not out.size:  # there may be any number of empty rows; scales that they have are read by finish
+        if not out.size:  # there may be any number of empty rows; finish reads the scales that they have
             return
         for start in range(0, len(out), self._step):
             target = slice(start, min(start + self._step, len(out)))
             count = target.stop - start
-            packed = self._packed.look(count)
+            packed = self._packed.borrow(count)
             scales = self._scales.next(count, self._cols)
             zeros = self._zeros.next(count, self._cols) if self._zeros else None
             yield target, packed, scales, zeros
@@ -81,38 +81,38 @@ class AffineReader(AddingReader):
 
 
 class CutReader(Rows):
-    """Sequential decoding of a tensor whose codes are packed as another matrix than its own, in runs of its own rows.
+    """A sequential reader of a tensor whose codes are packed as a matrix of another shape than the tensor's.
 
-    Holds one row of that matrix where a run ends within it.
+    The reader returns rows of the tensor; if they end within a row of that matrix, it buffers the row.
     """
 
     def __init__(self, tensor: Tensor, params: AffineLayout) -> None:
         self._inner = AffineReader(tensor, params)
         self._cols = params.matrix_of(tensor.shape)[1]
-        self._left: Array = np.empty(0, np.float32)
-        self._passed = 0  # values that were passed over in the row that comes next
+        self._row_tail: Array = np.empty(0, np.float32)
+        self._passed = 0  # values to skip in the next row
 
     def fill(self, out: Array) -> None:
-        if not out.flags.c_contiguous or (self._left.size and self._left.dtype != out.dtype):
+        if not out.flags.c_contiguous or (self._row_tail.size and self._row_tail.dtype != out.dtype):
             raise ValueError(f"expected an output in C order, of one type, found {out.dtype}")
         flat = out.reshape(-1)
         if self._passed and flat.size:
-            self._left, self._passed = self._next_row(out.dtype)[self._passed :], 0
-        taken = min(self._left.size, flat.size)
-        flat[:taken], self._left = self._left[:taken], self._left[taken:]
+            self._row_tail, self._passed = self._next_row(out.dtype)[self._passed :], 0
+        taken = min(self._row_tail.size, flat.size)
+        flat[:taken], self._row_tail = self._row_tail[:taken], self._row_tail[taken:]
         if taken == flat.size:
             return
-        whole = (flat.size - taken) // self._cols
-        end = taken + whole * self._cols
-        self._inner.read_into(flat[taken:end].reshape(whole, self._cols))
+        count = (flat.size - taken) // self._cols
+        end = taken + count * self._cols
+        self._inner.read_into(flat[taken:end].reshape(count, self._cols))
         if end < flat.size:
             row = self._next_row(out.dtype)
-            flat[end:], self._left = row[: flat.size - end], row[flat.size - end :]
+            flat[end:], self._row_tail = row[: flat.size - end], row[flat.size - end :]
 
     def skip(self, count: int) -> None:
-        """Pass over ``count`` values."""
-        taken = min(self._left.size, count)
-        self._left = self._left[taken:]
+        """Skip ``count`` values."""
+        taken = min(self._row_tail.size, count)
+        self._row_tail = self._row_tail[taken:]
         rows, self._passed = divmod(self._passed + count - taken, max(self._cols, 1))
         self._inner.skip(rows * self._cols)
 
@@ -126,7 +126,7 @@ class CutReader(Rows):
 
 
 class AffineCodec(Codec):
-    """Integers with scales and zero points: INT8 per row (Vectro), INT4, INT3 and INT2 in groups, and all between."""
+    """Integers with scales and zero points: from INT8 per row (Vectro) to INT4, INT3 and INT2 in groups."""
 
     id: ClassVar[str] = AffineLayout.codec
     lossless: ClassVar[bool] = False
@@ -134,14 +134,14 @@ class AffineCodec(Codec):
     streams: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
-        """Rules ``affine.params``, ``affine.parts``, ``affine.dtype``, ``affine.size``."""
+        """Check the tensor; rules ``affine.params``, ``affine.parts``, ``affine.dtype``, ``affine.size``."""
         _checked(tensor)
 
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
         """Return the values in f32, f16 or bf16, rounded once from f32, or in f64, which holds the f32 values.
 
-        Raw codes in a mapped file are decoded where they lie, if each row begins at a byte. Large tensors use
-        several threads (``core.parallel.default_workers``).
+        Raw codes in a mapped file are decoded without a copy, if each row begins at a byte. Large tensors use several
+        threads (``core.parallel.default_workers``).
         """
         params = _checked(tensor)
         if dtype not in FLOATS:
@@ -167,7 +167,10 @@ class AffineCodec(Codec):
         return AffineReader(tensor, params) if params.matrix is None else CutReader(tensor, params)
 
     def runs(self, tensor: Tensor, shape: tuple[int, ...]) -> RunLayout | None:
-        """Rows of packed codes with their scales and zero points; scales of a whole tensor belong to all of them."""
+        """Return rows of packed codes with their scales and zero points as runs.
+
+        Scales per tensor go with every run.
+        """
         params, cols = _checked(tensor), tensor.matrix_shape[1]
         if params.matrix is not None or "matrix" in tensor.params or params.block is not None:
             return None
@@ -177,7 +180,7 @@ class AffineCodec(Codec):
         return RunLayout(cols, {**dict.fromkeys(tensor.parts, scales), CODES: params.row_bytes(cols)})
 
     def columns(self, tensor: Tensor, count: int) -> Mapping[str, int] | None:
-        """Codes with the scales of their groups; None where columns begin within a byte, a word or a group."""
+        """Return codes with the scales of their groups; None if columns begin within a byte, a word or a group."""
         params, cols = _checked(tensor), tensor.matrix_shape[1]
         if params.matrix is not None or "matrix" in tensor.params or params.block is not None:
             return None
@@ -195,16 +198,16 @@ class AffineCodec(Codec):
         return {**dict.fromkeys(tensor.parts, scales), CODES: params.row_bytes(count)}
 
     def repack(self, tensor: Tensor, layout: Layout) -> Repacked:
-        """Return the same integers in another layout of the family, or in ggml's blocks (``spec/affine.md``,
-        "Repacking").
+        """Return the same integers in another layout of the family, or in ggml's blocks.
 
-        Reads scales and zero points, and checks their digests, where only they tell whether every value stays.
+        See ``spec/affine.md``, "Repacking". Reads scales and zero points, and checks their digests, if the decision
+        whether every value stays equal depends on them.
         """
         stored = _checked(tensor)
         if isinstance(layout, GgmlBlocksLayout):
             return to_blocks(tensor, stored, layout)
         if not isinstance(layout, AffineLayout | WordsLayout):
-            return cannot(layout, f"affine integers are no {layout.codec}")
+            return cannot(layout, f"affine integers cannot be stored in {layout.codec}")
         if stored.offset and not (isinstance(layout, AffineLayout) and layout.offset):
             points = as_points(tensor, stored)
             if points is None:
@@ -215,21 +218,21 @@ class AffineCodec(Codec):
         return repack(tensor, replace(stored, dtype=tensor.dtype), layout)
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> AffineEncoder:
-        """Prepare to quantize. Options, all with defaults (``spec/affine.md``, "Options"):
+        """Return the encoder. Options, all with defaults (``spec/affine.md``, "Options"):
 
         ``bits`` 1 to 8 (4); ``group`` columns per group, ``"row"`` or ``"tensor"`` (128; ``"row"`` at 8 bits);
         ``symmetric`` (true); ``signed`` (as ``symmetric``): two's complement codes; ``scales`` auto, f16, bf16,
         f32 or source (auto: f16, or what small values need; f32 where a scale serves a whole row or tensor);
         ``bit_order`` lsb or msb (lsb);
-        ``quantizer`` absmax, minmax, mse, or, for one bit, sign or sign-rms (absmax; minmax where not
-        symmetric); ``unbiased`` scales (false); ``zero_kind`` point or offset (point); ``zero_point``, one for
-        all unsigned codes of a symmetric quantizer (none); ``cut`` rows, axis0 or flat (rows).
+        ``quantizer`` absmax, minmax, mse, or, for one bit, sign or sign-rms (absmax; minmax if not symmetric);
+        ``unbiased`` scales (false); ``zero_kind`` point or offset (point); ``zero_point``, a single point for all
+        unsigned codes of a symmetric quantizer (none); ``cut`` rows, axis0 or flat (rows).
         """
         return prepare(shape, dtype, options)
 
 
 def _checked(tensor: Tensor) -> AffineLayout:
-    """Return the layout, in the tensor's own matrix where that says the same."""
+    """Return the checked layout, in the tensor's own matrix if the packed matrix is equivalent."""
     layout = AffineLayout.of(tensor)
     expected = ROLES if layout.zeros else ROLES[:2]
     if set(tensor.parts) != set(expected):
@@ -239,11 +242,11 @@ def _checked(tensor: Tensor) -> AffineLayout:
             where=tensor.name,
         )
     if layout.scales not in SCALE_DTYPES:
-        raise _wrong_type(tensor, SCALES, " or ".join(SCALE_DTYPES))
+        raise _dtype_error(tensor, SCALES, " or ".join(SCALE_DTYPES))
     for spec in layout.part_specs(tensor.shape):
         part = tensor.parts[spec.role]
         if part.dtype != spec.dtype or part.type not in (None, spec.dtype):
-            raise _wrong_type(tensor, spec.role, spec.dtype)
+            raise _dtype_error(tensor, spec.role, spec.dtype)
         if part.nbytes != spec.length:
             raise CodecError(
                 "affine.size",
@@ -253,7 +256,7 @@ def _checked(tensor: Tensor) -> AffineLayout:
     return natural(layout, tensor.shape)
 
 
-def _wrong_type(tensor: Tensor, role: str, expected: str) -> CodecError:
+def _dtype_error(tensor: Tensor, role: str, expected: str) -> CodecError:
     part = tensor.parts[role]
     return CodecError(
         "affine.dtype", f"expected {expected}, found {part.type or part.dtype}", where=f"{tensor.name}.{role}"

@@ -29,10 +29,10 @@ _NON_FINITE, _SCALE_OVERFLOW = 1, 2
 
 @dataclass(frozen=True, slots=True)
 class AffineEncoder(Encoder):
-    """Quantizes chunks of rows. One scale for a whole tensor (``fit``) is learnt in fit passes and stored with row 0.
+    """An encoder of chunks of rows. A scale for the entire tensor (``fit``) comes from fit passes, stored with row 0.
 
-    Rows have ``width`` columns; codes are packed in rows of ``cols``, of which a chunk holds whole ones (``step``).
-    ``flat`` joins these rows to one stream of bits; ``settings`` have them as they are before.
+    Rows have ``width`` columns; codes are packed in rows of ``cols``, and a chunk holds a whole number of these
+    (``step``). ``flat`` joins packed rows to one bit stream; ``settings`` describe the rows before that.
     """
 
     settings: AffineLayout
@@ -58,9 +58,9 @@ class AffineEncoder(Encoder):
         return self.reach
 
     def fit_pass(self, rows: Array) -> None:
-        """Learn the tensor's scale; groups and rows lie within a chunk and need nothing."""
+        """Fit the tensor's scale; scales of groups and rows need no pass."""
         if self.fit is not None:
-            bad = self.fit.take(rows)
+            bad = self.fit.add(rows)
             if bad is not None:
                 raise self._non_finite(rows, bad, self.fit.seen)
 
@@ -78,7 +78,7 @@ class AffineEncoder(Encoder):
         if self.width != self.cols:
             start, rows = start * self.width // self.cols, rows.reshape(-1, self.cols)
         if self.quantizer in SIGNS:
-            return self._joined(self._signs(rows, start))
+            return self._join_if_flat(self._signs(rows, start))
         packed = np.empty((len(rows), self.settings.row_bytes(self.cols)), np.uint8)
         scales, zeros = self._scales(len(rows))
         if rows.size:
@@ -93,10 +93,10 @@ class AffineEncoder(Encoder):
             scales = scales[:0]
             zeros = None if zeros is None else zeros[:0]
         parts = {"packed_weight": packed, "scales": scales}
-        return self._joined(parts if zeros is None else {**parts, "zeros": zeros})
+        return self._join_if_flat(parts if zeros is None else {**parts, "zeros": zeros})
 
-    def _joined(self, parts: dict[str, Array]) -> dict[str, Array]:
-        """Return the parts with rows of codes as they are stored."""
+    def _join_if_flat(self, parts: dict[str, Array]) -> dict[str, Array]:
+        """Return the parts, with the rows of codes joined to a bit stream if the layout is flat."""
         packed = parts["packed_weight"]
         if not self.flat or not packed.size:
             return parts
@@ -112,7 +112,7 @@ class AffineEncoder(Encoder):
         decode_rows(self.settings, packed, scales, zeros if self.settings.zeros else None, out)
 
     def _scales(self, count: int) -> tuple[Array, Array | None]:
-        """Return scales and zero points for so many rows: the fitted ones, or ones to be filled in."""
+        """Return scales and zero points for ``count`` rows: the fitted ones, or arrays for the kernel to fill."""
         if self.fit is not None:
             return self.fit.scales.copy(), self.fit.zeros.copy() if self.settings.zeros else None
         shape = self.settings.scale_shape(count, self.cols)
@@ -138,7 +138,7 @@ class AffineEncoder(Encoder):
     def _quantize(
         self, rows: Array, packed: Array, scales: Array, zeros: Array | None, method: str, start: int
     ) -> None:
-        kind, index = native.kernels.affine_quantize(
+        status, index = native.kernels.affine_quantize(
             as_bits(rows),
             float_name(rows),
             packed.reshape(-1),
@@ -149,16 +149,16 @@ class AffineEncoder(Encoder):
             method,
             -1 if self.settings.zero_point is None else self.settings.zero_point,
         )
-        if kind == _NON_FINITE:
+        if status == _NON_FINITE:
             raise self._non_finite(rows, index, start)
-        if kind == _SCALE_OVERFLOW:
+        if status == _SCALE_OVERFLOW:
             row, column = divmod(index, self.cols)
             raise self._overflow(start + row, column)
 
     def _overflow(self, row: int, column: int) -> CodecError:
         return CodecError(
             "affine.scale-overflow",
-            f"expected a scale and offset that {self.settings.scales} can hold, found a larger one for the group at "
+            f"{self.settings.scales} cannot hold the scale or the offset of the group at "
             f"row {row}, column {column}; use scales=bf16 or scales=f32",
         )
 

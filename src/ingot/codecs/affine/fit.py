@@ -1,4 +1,4 @@
-"""One scale (and zero point) for a whole tensor, learnt from chunks of its rows (``spec/affine.md``, "Quantizers")."""
+"""The scale (and zero point) of an entire tensor, from chunks of its rows (``spec/affine.md``, "Quantizers")."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from ingot.model.tensor import Array
 
 
 class TensorFit:
-    """Takes in all rows once (range), and once more for the search by squared error.
+    """A fit that reads all rows once for their range, and a second time for the search by squared error.
 
     Parameters
     ----------
     settings : AffineLayout
     search : bool
-        Choose among ``AFFINE_CANDIDATES`` shrunk ranges by squared error, added up row by row in double precision, so
-        that chunks do not matter.
+        Choose among ``AFFINE_CANDIDATES`` shrunk ranges by squared error. Errors are added row by row in double
+        precision, so that chunks do not matter.
     rows : int
-        Rows of the tensor: after so many a pass is over.
+        Rows of the tensor; a pass ends after them.
 
     Attributes
     ----------
     seen : int
-        Rows taken in the present pass.
+        Rows processed in the present pass.
     scales, zeros : arrays of one element
-        What was found; 1 and ``settings.no_zero`` for a tensor without values.
+        The result; 1 and ``settings.no_zero`` for a tensor without values.
     """
 
     def __init__(self, settings: AffineLayout, search: bool, rows: int) -> None:
         self._search, self._rows = search, rows
         self._low, self._high = np.inf, -np.inf
         self.seen = 0
-        self._codes = settings.bits, settings.signed, not settings.zeros  # as the kernels take them
+        self._codes = settings.bits, settings.signed, not settings.zeros  # arguments of the kernels
         self._candidates: tuple[Array, Array, Array] | None = None  # steps, offsets, squared errors so far
         self.scales = np.ones(1, numpy_dtype(settings.scales))
         self.zeros = np.full(1, settings.no_zero, numpy_dtype(settings.scales))
@@ -44,22 +44,22 @@ class TensorFit:
 
     @property
     def fit_passes(self) -> int:
-        """Passes that are needed."""
+        """The number of passes over all rows."""
         return 2 if self._search else 1
 
-    def take(self, rows: Array) -> int | None:
-        """Take in the next rows; return the index of the first value that is not finite, None if all are.
+    def add(self, rows: Array) -> int | None:
+        """Process the next rows; return the index of the first value that is not finite, None if all are.
 
         Raises ``CodecError`` ``affine.scale-overflow`` at the end of a pass.
         """
-        values, kind = as_bits(rows), float_name(rows)
+        values, dtype = as_bits(rows), float_name(rows)
         if self._candidates is None:
-            low, high, bad = native.kernels.affine_range(values, kind)
+            low, high, bad = native.kernels.affine_range(values, dtype)
             if bad < rows.size:
                 return int(bad)
             self._low, self._high = min(self._low, low), max(self._high, high)
         else:
-            native.kernels.affine_errors(values, kind, *self._codes, *self._candidates)
+            native.kernels.affine_errors(values, dtype, *self._codes, *self._candidates)
         self.seen += len(rows)
         if self.seen == self._rows:
             self.seen = 0
@@ -80,7 +80,6 @@ class TensorFit:
         if not len(fits):
             raise CodecError(
                 "affine.scale-overflow",
-                f"expected a scale that {self._scale_dtype} can hold, found a larger one for the whole tensor; use "
-                "scales=bf16 or scales=f32",
+                f"{self._scale_dtype} cannot hold the scale of the entire tensor; use scales=bf16 or scales=f32",
             )
         return steps[fits], offsets[fits], np.zeros(len(fits))

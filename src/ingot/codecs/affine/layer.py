@@ -1,5 +1,5 @@
-"""A decoder layer by its packed matrices: what it computes before attention and behind it, attention of a few queries,
-and all of it for one more token (``spec/loading.md``, "Layers in native calls")."""
+"""A decoder layer on packed matrices: the parts before and after attention, attention of a few queries, and all of
+them for one more token (``spec/loading.md``, "Layers in native calls")."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ingot.core.runtime import native
 from ingot.model.tensor import Array
 
 LARGEST_HEAD = 512
-"""Columns of a head, at most; ``attend`` takes them in sixteens, ``DecoderLayer`` in pairs."""
+"""The largest number of columns of a head. It must be a multiple of 16 for ``attend``, of 2 for ``DecoderLayer``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,23 +23,24 @@ class Norm:
 
 
 class DecoderLayer:
-    """Seven products with x in 8 bits, the norms before them, rotary positions, the gate and the sums.
+    """A decoder layer: seven products with x in 8 bits, the norms before them, rotary positions, the gate and the sums.
 
-    Arrays have f16 and bf16 as u16. The result of a row does not depend on how many there are, on the number of threads
+    Arrays have f16 and bf16 as u16. The result of a row does not depend on the number of rows, on the number of threads
     or on the instruction set.
 
     Parameters
     ----------
     matrices : sequence of PackedMatrix
-        Of queries, keys, values, the output of attention, gate, up and down; all of which ``rounds`` is true.
+        For queries, keys, values, attention output, gate, up and down; ``rounds`` must be true for all.
     biases : sequence of (array [rows] or None)
-        As many.
+        One for each matrix.
     norms : sequence of (Norm or None)
-        Before attention, before the gate; and of each head of queries and of keys, where there are such.
+        Before attention, before the gate, of each head of queries, and of each head of keys; None if the model has
+        none.
     width : int
         Columns of a head, at most ``LARGEST_HEAD``.
     dtype : "f32", "f16" or "bf16"
-        Of x, biases and norms.
+        The dtype of x, biases and norms.
 
     Raises
     ------
@@ -56,54 +57,54 @@ class DecoderLayer:
         dtype: str,
     ) -> None:
         self.shared = matrices[1].shape[0] // width
-        """Heads of keys."""
+        """The number of heads of keys."""
         self.steps = width % 16 == 0 and matrices[0].shape[0] // width % self.shared == 0
-        """Whether ``step`` takes heads of this width."""
+        """Whether ``step`` supports heads of this width."""
         weights = [None if norm is None else norm.weight for norm in norms]
         epsilons = [0.0 if norm is None else norm.eps for norm in norms]
-        opened = [matrix.opened() for matrix in matrices]
-        self._native = native.kernels.DecoderLayer(opened, list(biases), weights, epsilons, width, dtype)
+        matrices_native = [matrix.native_matrix() for matrix in matrices]
+        self._native = native.kernels.DecoderLayer(matrices_native, list(biases), weights, epsilons, width, dtype)
 
     def project(
         self, x: Array, cosines: Array, sines: Array, queries: Array, keys: Array, values: Array, threads: int
     ) -> None:
-        """Write queries, keys and values, rows of heads, of x [rows, hidden] and angles [rows, width]."""
+        """Write queries, keys and values, rows of heads, from x [rows, hidden] and angles [rows, width]."""
         self._native.project(x, cosines, sines, queries, keys, values, threads)
 
     def finish(self, attended: Array, x: Array, out: Array, threads: int) -> None:
-        """Write what the layer returns [rows, hidden], of what attention gave and of the layer's input."""
+        """Write the layer's output [rows, hidden], from the output of attention and the layer's input."""
         self._native.finish(attended, x, out, threads)
 
     def step(
         self,
         x: Array,
         angles: tuple[Array, Array],
-        kept: tuple[Array, Array],
+        cache: tuple[Array, Array],
         used: int,
         scale: float,
         out: Array,
         threads: int,
     ) -> None:
-        """Write what the layer returns [sequences, hidden] for one more token of each sequence.
+        """Write the layer's output [sequences, hidden] for one more token of each sequence.
 
-        The same as ``project``, ``attend`` and ``finish`` give.
+        Equivalent to ``project``, ``attend`` and ``finish``.
 
         Parameters
         ----------
         x, out : [sequences, hidden]
         angles : (cosines, sines), [sequences, width]
-        kept : (keys, values), [sequences, heads of keys, capacity, width]
-            Those of the tokens are written behind the first ``used``, fewer than ``capacity``, and attended to with
-            these.
+        cache : (keys, values), [sequences, heads of keys, capacity, width]
+            The new token's keys and values are written after the first ``used``, which must be below ``capacity``;
+            attention covers both.
         scale : float
-            Of products of queries and keys.
+            Factor of the products of queries and keys.
 
         Raises
         ------
         ValueError
-            Sizes or types do not fit together, heads have no whole sixteens of columns, or there is no room.
+            Sizes or types do not fit together, the width of heads is no multiple of 16, or the cache is full.
         """
-        self._native.step(x, *angles, *kept, used, scale, out, threads)
+        self._native.step(x, *angles, *cache, used, scale, out, threads)
 
 
 def attend(
@@ -114,12 +115,12 @@ def attend(
     Parameters
     ----------
     queries, out : [heads, rows, width]
-        ``width`` in sixteens, at most ``LARGEST_HEAD``; f16 and bf16 as u16.
+        ``width`` is a multiple of 16, at most ``LARGEST_HEAD``; f16 and bf16 as u16.
     keys, values : [heads, capacity, width]
     tokens : int
-        How many of them, from the first on, are attended to.
+        Attention covers this many tokens, from the first on.
     dtype : "f32", "f16" or "bf16"
-        Of all arrays.
+        The dtype of all arrays.
 
     Raises
     ------

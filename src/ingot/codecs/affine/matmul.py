@@ -15,24 +15,24 @@ from ingot.model.layouts.affine import AffineLayout, natural
 from ingot.model.tensor import Array, Tensor
 
 BATCH = {"f32": 32, "f16": 4, "bf16": 4}
-"""Rows of x, by its type, that ``matmul`` is for; more take ``gemm`` in 16 bits, and decoded blocks of rows in f32,
-whose products with codes are not exact: they would be multiplied and added in two instructions, not one."""
+"""The largest number of rows of x, by its type, for which ``matmul`` is chosen. More rows take ``gemm`` in 16 bits, and
+decoded blocks of rows in f32: their products with codes are not exact, and take two instructions instead of one."""
 
 _LARGEST_POINT = 1 << 15
 
 
 class PackedMatrix:
-    """A matrix ``w`` [rows, cols] that is held as codes, scales and zero points.
+    """A matrix ``w`` [rows, cols] that is stored as codes, scales and zero points.
 
     Parameters
     ----------
     params : AffineLayout
-        As ``packed_params`` returns them.
+        A layout that ``packed_params`` returned.
     shape : rows, cols
     packed : u8, rows * params.row_bytes(cols)
-        Held, not copied: a mapped file stays mapped.
+        Not copied: a mapped file stays mapped.
     scales, zeros : of ``params.scale_shape(rows, cols)``, any number of dimensions; f32, f16 or bf16, one type
-        ``zeros`` is None where ``params.zeros`` is false.
+        ``zeros`` is None if ``params.zeros`` is false.
 
     Raises
     ------
@@ -48,17 +48,17 @@ class PackedMatrix:
         self.scales = scales.reshape(-1)
         self.zeros = None if zeros is None else zeros.reshape(-1)
         self._check()
-        self._direct, self._many = multiplies(params, shape[1]), in_blocks(params, shape[1])
-        self._native = self._open() if self._direct or self._many else None
+        self._direct, self._takes_gemm = multiplies(params, shape[1]), in_blocks(params, shape[1])
+        self._native = self._open() if self._direct or self._takes_gemm else None
 
     @classmethod
-    def of(cls, tensor: Tensor) -> PackedMatrix:
-        """Return the matrix of a 2-d tensor, its parts as they lie.
+    def from_tensor(cls, tensor: Tensor) -> PackedMatrix:
+        """Return the matrix of a 2-d tensor, over its parts without a copy.
 
         Raises
         ------
         CodecError
-            As ``AffineCodec.check``.
+            The checks of ``AffineCodec.check``.
         UnsupportedError
             ``matmul.layout``: the tensor cannot stay packed.
         """
@@ -69,18 +69,18 @@ class PackedMatrix:
 
     @property
     def direct(self) -> bool:
-        """Whether ``matmul`` takes this layout: 4 or 8 bits, low bits first."""
+        """Whether ``matmul`` supports this layout: 4 or 8 bits, low bits first."""
         return self._direct
 
     @property
-    def many(self) -> bool:
-        """Whether ``gemm`` takes this layout: 2, 3, 4 or 8 bits, low bits first, groups of whole blocks of 32."""
-        return self._many
+    def takes_gemm(self) -> bool:
+        """Whether ``gemm`` supports this layout: 2, 3, 4 or 8 bits, low bits first, groups of 32n columns."""
+        return self._takes_gemm
 
     def matmul(self, x: Array, out: Array, bias: Array | None = None, workers: int = 1) -> None:
         """Write ``x @ w.T + bias`` into ``out``, summed in f32 in a fixed order and rounded once.
 
-        The same bits for any number of workers, on every instruction set.
+        The bits do not depend on the number of workers or on the instruction set.
 
         Parameters
         ----------
@@ -100,37 +100,37 @@ class PackedMatrix:
         self.matmul_bits(as_bits(x), written(out), None if bias is None else as_bits(bias), types, workers)
 
     def matmul_bits(self, x: Array, out: Array, bias: Array | None, types: tuple[str, str], workers: int) -> None:
-        """``matmul`` of arrays in which f16 and bf16 come as u16; ``types`` names those of ``x`` and of ``bias``.
+        """Run ``matmul`` on arrays in which f16 and bf16 come as u16; ``types`` names those of ``x`` and of ``bias``.
 
-        For callers in a hurry: it looks at nothing but sizes.
+        It checks nothing but sizes, for speed.
         """
-        self.opened().matmul(x, bias, out, types[0], types[1], workers)
+        self.native_matrix().matmul(x, bias, out, types[0], types[1], workers)
 
     def gemm(self, x: Array, out: Array, bias: Array | None = None, workers: int = 1) -> None:
-        """As ``matmul``, for any number of rows of ``x``: weights are unpacked once for 256 of them.
+        """Write ``x @ w.T + bias`` into ``out`` for any number of rows of ``x``: 256 rows share each unpacked weight.
 
-        The order of sums is another ("Many rows" in ``spec/affine.md``), and a row's result does not depend on how many
-        there are. Raises ``ValueError`` where sizes or types do not fit together, or ``many`` is false.
+        Sums have another order than in ``matmul`` ("Many rows" in ``spec/affine.md``). A row's result does not depend
+        on the number of rows. Raises ``ValueError`` if sizes or types do not fit together, or ``takes_gemm`` is false.
         """
         name = float_name(x)
         types = (name, name if bias is None else float_name(bias))
         self.gemm_bits(as_bits(x), written(out), None if bias is None else as_bits(bias), types, workers)
 
     def gemm_bits(self, x: Array, out: Array, bias: Array | None, types: tuple[str, str], workers: int) -> None:
-        """``gemm`` of arrays as ``matmul_bits`` takes them."""
-        self.opened().gemm(x, bias, out, types[0], types[1], workers)
+        """Run ``gemm`` on arrays of the types that ``matmul_bits`` expects."""
+        self.native_matrix().gemm(x, bias, out, types[0], types[1], workers)
 
     @property
     def rounds(self) -> bool:
-        """Whether ``int8`` takes this layout: what ``gemm`` takes, with zero points of at most 2^15."""
-        return self._many and abs(self.params.zero_point or 0) <= _LARGEST_POINT
+        """Whether ``int8`` supports this layout: a layout of ``gemm``, with zero points of at most 2^15."""
+        return self._takes_gemm and abs(self.params.zero_point or 0) <= _LARGEST_POINT
 
     def int8(self, x: Array, out: Array, bias: Array | None = None, workers: int = 1, *, dots: bool = True) -> None:
-        """As ``gemm``, with ``x`` rounded to 8 bits for every block of 32 columns ("Activations in 8 bits" in
-        ``spec/affine.md``).
+        """Run ``gemm`` with ``x`` rounded to 8 bits for every block of 32 columns.
 
-        Without ``dots`` instructions are not used that only some processors of an instruction set have; the result is
-        the same. Raises ``ValueError`` where sizes or types do not fit together, or ``rounds`` is false.
+        See "Activations in 8 bits" in ``spec/affine.md``. ``dots`` allows instructions that only some processors of an
+        instruction set have; the result is the same. Raises ``ValueError`` if sizes or types do not fit together, or
+        ``rounds`` is false.
         """
         name = float_name(x)
         types = (name, name if bias is None else float_name(bias))
@@ -139,20 +139,20 @@ class PackedMatrix:
     def int8_bits(
         self, x: Array, out: Array, bias: Array | None, types: tuple[str, str], workers: int, *, dots: bool = True
     ) -> None:
-        """``int8`` of arrays as ``matmul_bits`` takes them."""
-        self.opened().int8(x, bias, out, types[0], types[1], workers, dots)
+        """Run ``int8`` on arrays of the types that ``matmul_bits`` expects."""
+        self.native_matrix().int8(x, bias, out, types[0], types[1], workers, dots)
 
-    def opened(self) -> native.kernels.PackedMatrix:
-        """Return what kernels of several matrices take; ``ValueError`` where none takes this layout."""
+    def native_matrix(self) -> native.kernels.PackedMatrix:
+        """Return the native matrix; ``ValueError`` if the kernels do not support this layout."""
         if self._native is None:
-            raise ValueError("expected a layout that the kernels take; decode it")
+            raise ValueError("expected a layout that the kernels support; decode the matrix")
         return self._native
 
-    def way(self, dtype: str, rows: int) -> Product | None:
-        """Return the product by the kernels for so many rows of x of a type; None where decoding is better."""
+    def choose_product(self, dtype: str, rows: int) -> Product | None:
+        """Return the kernel for ``rows`` rows of x in type ``dtype``; None if decoding the matrix is better."""
         if rows <= BATCH[dtype] and self._direct:
             return self.matmul_bits
-        return self.gemm_bits if self._many and dtype != "f32" else None
+        return self.gemm_bits if self._takes_gemm and dtype != "f32" else None
 
     def parts(self) -> dict[str, Array]:
         """Return the parts of the stored tensor by their roles."""
@@ -166,7 +166,10 @@ class PackedMatrix:
         return out
 
     def decode_into(self, start: int, out: Array, workers: int | None = None) -> None:
-        """Decode as many rows from ``start`` as ``out`` [n, cols] has, in its type; raises as ``decode``."""
+        """Decode ``len(out)`` rows from row ``start`` into ``out`` [n, cols], in its type.
+
+        Raises the errors of ``decode``.
+        """
         stop, row_bytes, scales = start + len(out), self.params.row_bytes(self.shape[1]), self._scales_per_row()
         span = slice(start * scales, stop * scales) if not self.params.per_tensor else slice(None)
         zeros = None if self.zeros is None else self.zeros[span]
@@ -180,10 +183,10 @@ class PackedMatrix:
     def _check(self) -> None:
         rows, cols = self.shape
         count = int(np.prod(self.params.scale_shape(rows, cols)))
-        wanted = (self.params.packed_bytes(rows, cols), count, count if self.params.zeros else None)
+        expected = (self.params.packed_bytes(rows, cols), count, count if self.params.zeros else None)
         sizes = (self.packed.size, self.scales.size, None if self.zeros is None else self.zeros.size)
-        if wanted != sizes:
-            raise CodecError("affine.size", f"expected codes, scales and zeros of sizes {wanted}, found {sizes}")
+        if expected != sizes:
+            raise CodecError("affine.size", f"expected codes, scales and zeros of sizes {expected}, found {sizes}")
 
     def _open(self) -> native.kernels.PackedMatrix:
         rows, cols = self.shape
@@ -205,8 +208,10 @@ class PackedMatrix:
 
 
 def stays_packed(tensor: Tensor, *, direct: bool = False) -> bool:
-    """Whether ``PackedMatrix.of`` takes a tensor, as far as its attributes tell, and where ``direct`` the kernels too;
-    raises nothing, reads no weights."""
+    """Return whether ``PackedMatrix.from_tensor`` supports a tensor, judged by its attributes alone.
+
+    If ``direct``, also whether ``matmul`` supports its layout. Raises nothing and reads no weights.
+    """
     try:
         params = packed_params(tensor)
     except IngotError:
@@ -215,12 +220,12 @@ def stays_packed(tensor: Tensor, *, direct: bool = False) -> bool:
 
 
 def packed_params(tensor: Tensor) -> AffineLayout:
-    """Return the parameters by which a tensor's rows can be decoded a few at a time; it reads no weights.
+    """Return the parameters of a tensor whose rows can be decoded a few at a time; reads no weights.
 
     Raises
     ------
     CodecError
-        As ``AffineCodec.check``.
+        The checks of ``AffineCodec.check``.
     UnsupportedError
         ``matmul.layout``: not a matrix of the affine family whose rows begin at a byte and have scales of their own.
     """
@@ -230,7 +235,7 @@ def packed_params(tensor: Tensor) -> AffineLayout:
         if params.matrix is None and params.block is None and params.in_rows(tensor.shape[1]):
             return params
     raise UnsupportedError(
-        "expected a matrix of codec affine in rows of whole bytes with scales along the rows, found "
+        "expected a matrix of codec affine in rows of whole bytes with scales along the rows, found codec "
         f"{tensor.codec} of shape {list(tensor.shape)}; decode it",
         rule="matmul.layout",
         where=tensor.name,
@@ -238,15 +243,17 @@ def packed_params(tensor: Tensor) -> AffineLayout:
 
 
 def multiplies(params: AffineLayout, cols: int) -> bool:
-    """Whether the kernels multiply with such rows: 4 or 8 bits, the lowest first, groups of whole 4-byte words."""
+    """Return whether ``matmul`` supports the layout: 4 or 8 bits, the lowest first, groups that fill 4-byte words."""
     group = params.group_columns(cols)
     fits = (params.group_size is None and params.block is None) or group >= cols or group % (32 // params.bits) == 0
     return params.bits in (4, 8) and not params.msb and cols > 0 and fits
 
 
 def in_blocks(params: AffineLayout, cols: int) -> bool:
-    """Whether the kernels for many rows multiply with such rows: 2, 3, 4 or 8 bits, the lowest first, groups of whole
-    blocks of 32 columns, or one for a row."""
+    """Return whether ``gemm`` supports the layout: 2, 3, 4 or 8 bits, lowest first.
+
+    Groups must be multiples of 32 columns, or a row must be one group.
+    """
     group = params.group_columns(cols)
     fits = (params.group_size is None and params.block is None) or group >= cols or group % 32 == 0
     return params.bits in (2, 3, 4, 8) and not params.msb and cols > 0 and fits

@@ -1,4 +1,4 @@
-"""The same integers with the same scales for smaller groups of columns: each scale is repeated."""
+"""Smaller groups of columns for the same integers: each scale is repeated."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from ingot.codecs.affine.windows import Windows, made_part
+from ingot.codecs.affine.windows import Windows, computed_part
 from ingot.core.numeric.dtypes import DTYPES
 from ingot.model.layouts.affine import SCALES, ZEROS, AffineLayout, Group
 from ingot.model.part import Part
 from ingot.model.tensor import Array, Tensor
 
 
-def regrouped(tensor: Tensor, columns: int) -> Tensor:
-    """Return an affine tensor with groups of ``columns``, which divide the stored groups; no value changes.
+def split_groups(tensor: Tensor, columns: int) -> Tensor:
+    """Return an affine tensor with groups of ``columns``, a divisor of the stored group size; no value changes.
 
     Scales and zero points are repeated while they are read.
     """
@@ -30,13 +30,13 @@ def regrouped(tensor: Tensor, columns: int) -> Tensor:
         if role in parts:
             make = _repeater(parts[role], rows, before, after, groups // columns, size)
             parts[role] = replace(
-                made_part(parts[role], parts[role].dtype, rows, after * size, make), type=parts[role].type
+                computed_part(parts[role], parts[role].dtype, rows, after * size, make), type=parts[role].type
             )
     return replace(tensor, parts=parts, params={**tensor.params, "group_size": columns})
 
 
 def _repeater(part: Part, rows: int, before: int, after: int, times: int, size: int) -> Callable[[int, int], Array]:
-    """Return the function that reads some rows of ``before`` numbers and repeats each of them."""
+    """Return the function that reads rows of ``before`` numbers and repeats each number ``times`` times."""
     stored = Windows(part, rows, before * size)
 
     def make(first: int, last: int) -> Array:

@@ -18,8 +18,8 @@ from ingot.model.tensor import Array
 
 # Elements per call: enough to make a call's cost vanish, few enough to spread over threads.
 STEP = 1 << 20
-_FRESH = 1 << 22  # the same where pages are cleared just before, which puts them into a cache
-_ALONE = 1 << 24  # the same on one thread: a few milliseconds, so that an interrupt does not wait long
+_FRESH = 1 << 22  # in memory whose pages are cleared just before the call, which puts them into a cache
+_ALONE = 1 << 24  # on one thread: a few milliseconds, so that an interrupt is handled soon
 
 
 def layout(params: AffineLayout, cols: int) -> native.kernels.AffineLayout:
@@ -38,7 +38,7 @@ def layout(params: AffineLayout, cols: int) -> native.kernels.AffineLayout:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Some rows of a tensor as its parts hold them, flat."""
+    """Rows of a tensor as its parts store them, flat."""
 
     params: AffineLayout
     packed: Array
@@ -80,13 +80,13 @@ class _Rows:
         )
 
     def may_overflow(self, dtype: str) -> bool:
-        """Whether the largest scale and zero point leave room for a value past the range of ``dtype``."""
-        most, zero = 2.0**self.params.bits, 0.0 if self.zeros is None else _largest(self.zeros)
+        """Return whether the largest scale and zero point allow a value past the range of ``dtype``."""
+        levels, zero = 2.0**self.params.bits, 0.0 if self.zeros is None else _largest(self.zeros)
         scale = _largest(self.scales)
-        return not (scale * most + zero if self.params.offset else scale * (most + zero)) <= LARGEST[dtype]
+        return not (scale * levels + zero if self.params.offset else scale * (levels + zero)) <= LARGEST[dtype]
 
     def refuse_overflow(self, out: Array) -> None:
-        """Raise where ``out`` is not finite though scale and zero point are."""
+        """Raise ``CodecError`` if a value of ``out`` is not finite though its scale and zero point are."""
         row, column = np.nonzero(~np.isfinite(out))
         group = column // self.params.group_columns(out.shape[1])
         index = 0 * row if self.params.per_tensor else row if self.params.per_row else None
@@ -105,7 +105,7 @@ class _Rows:
 
 
 def _rows_of(params: AffineLayout, packed: Array, scales: Array, zeros: Array | None) -> _Rows:
-    """View whole rows flat; a constant zero point becomes one for every scale, whose type holds any code."""
+    """Return flat views of full rows; a constant zero point becomes an array, for the type of scales holds any code."""
     if zeros is None and params.zero_point is not None:
         zeros = np.full(scales.size, params.zero_point, scales.dtype)
     flat = None if zeros is None else zeros.reshape(-1)
@@ -113,14 +113,14 @@ def _rows_of(params: AffineLayout, packed: Array, scales: Array, zeros: Array | 
 
 
 def skip_bits(reader: PartReader, bit: int, last: int, count: int) -> tuple[int, int]:
-    """Pass over ``count`` bits of a stream of which bit ``bit`` is the next, of byte ``last`` if it is not 0.
+    """Skip ``count`` bits of a stream; return the position after them as (bit, last).
 
-    Returns the same two for the bit behind them; the byte in which it lies is read.
+    The next bit of the stream is bit ``bit`` of byte ``last``, which was read already unless ``bit`` is 0.
     """
-    held, end = bit > 0, bit + count
-    if held and end < 8:
+    carry, end = bit > 0, bit + count
+    if carry and end < 8:
         return end, last
-    reader.skip(end // 8 - held)
+    reader.skip(end // 8 - carry)
     byte = np.zeros(1, np.uint8)
     if end % 8:
         reader.readinto(byte.data)
@@ -128,7 +128,7 @@ def skip_bits(reader: PartReader, bit: int, last: int, count: int) -> tuple[int,
 
 
 def align_rows(stream: Array, first: int, shape: tuple[int, int]) -> Array:
-    """Cut a bit stream, bit 0 of a byte first, into rows that begin at a byte, the rest of their last byte 0.
+    """Cut a bit stream, bit 0 of a byte first, into rows that begin at a byte; their spare bits are 0.
 
     Parameters
     ----------
@@ -141,7 +141,7 @@ def align_rows(stream: Array, first: int, shape: tuple[int, int]) -> Array:
     size = -(-row_bits // 8)
     out = np.empty((rows, size), np.uint8)
     padded = np.append(stream, np.zeros(2, np.uint8))
-    period = 8 // gcd(8, row_bits)  # after so many rows one begins at the same bit of a byte again
+    period = 8 // gcd(8, row_bits)  # rows that begin at the same bit of a byte are this far apart
     for row in range(min(period, rows)):
         byte, bit = divmod(first + row * row_bits, 8)
         count = len(range(row, rows, period))
@@ -156,16 +156,16 @@ def align_rows(stream: Array, first: int, shape: tuple[int, int]) -> Array:
 
 
 def join_rows(rows: Array, row_bits: int) -> Array:
-    """Undo ``align_rows`` with ``first`` 0: one bit stream of rows, whose spare bits must be 0."""
+    """Undo ``align_rows`` with ``first`` 0: return one bit stream of rows, whose spare bits must be 0."""
     count = len(rows)
     out = np.zeros(-(-count * row_bits // 8) + 2, np.uint8)
     period = 8 // gcd(8, row_bits)
     for row in range(min(period, count)):
         byte, bit = divmod(row * row_bits, 8)
-        some = rows[row::period]
+        lines = rows[row::period]
         # Windows of one turn do not overlap: they are as long as a row, at distances of a row or more.
-        for start, part in ((byte, some << bit), (byte + 1, some >> (8 - bit))) if bit else ((byte, some),):
-            window = np.lib.stride_tricks.as_strided(out[start:], some.shape, (period * row_bits // 8, 1))
+        for start, part in ((byte, lines << bit), (byte + 1, lines >> (8 - bit))) if bit else ((byte, lines),):
+            window = np.lib.stride_tricks.as_strided(out[start:], lines.shape, (period * row_bits // 8, 1))
             window |= part
     return out[:-2]
 
@@ -179,20 +179,19 @@ def decode_rows(
     workers: int | None = 1,
     new: bool = False,
 ) -> None:
-    """Decode whole rows: ``w = s * (q - z)``, or ``s * q + z``, in f32, rounded once to ``out.dtype`` (f32, f16, bf16;
-    f64 holds f32).
+    """Decode rows into ``out``: ``w = s * (q - z)``, or ``s * q + z``, in f32, rounded once to ``out.dtype``.
 
     Parameters
     ----------
     params : AffineLayout
-        Of granularity ``blocks``, scales are spread out, [rows, columns / block]. ``matrix`` is not looked at.
+        ``matrix`` is ignored. For a grid of blocks, scales must be repeated for each row, [rows, columns / block].
     packed : u8, rows * row_bytes
     scales, zeros : of ``scale_shape(rows, cols)``, any number of dimensions; f32, f16 or bf16
-    out : rows x cols, C order
+    out : rows x cols, C order; f32, f16, bf16, or f64, which holds the f32 values
     workers : int, optional
-        Threads; None for as many as there are processors. Small matrices take one.
+        Threads; None for ``default_workers()``. Small matrices take one.
     new : bool
-        Nothing was written to the memory of ``out`` yet.
+        The memory of ``out`` was not written to since it was allocated.
 
     Raises
     ------
@@ -207,18 +206,18 @@ def decode_rows(
     risky = everything.may_overflow("f32" if wide else float_name(out))
 
     def run(start: int, stop: int) -> None:
-        some, target = everything.cut(start, stop, rows), out[start:stop]
-        if new:  # what comes next is written next, if there is one thread: so a page that is begun is cleared whole
+        batch, target = everything.cut(start, stop, rows), out[start:stop]
+        if new:  # a single thread writes the following memory next, so a page that is entered is cleared as a whole
             enter(out[start:], target.nbytes + (HUGE if workers == 1 else 0))
         narrow = np.empty(target.shape, np.float32) if wide else target
-        some.decode(narrow)
+        batch.decode(narrow)
         if risky:
-            some.refuse_overflow(narrow)
+            batch.refuse_overflow(narrow)
         if wide:
             cast_into(narrow, target)
 
     workers = 1 if out.size < 4 * STEP else default_workers() if workers is None else workers
-    # Scratch memory, and a second look at the values, want pieces that stay in a cache.
+    # Scratch memory, and a second pass over the values, need chunks that stay in a cache.
     step = STEP if workers > 1 or wide or risky else _FRESH if new else _ALONE
     for_ranges(rows, max(1, step // cols), run, workers)
 
@@ -226,8 +225,8 @@ def decode_rows(
 def add_rows(params: AffineLayout, packed: Array, scales: Array, zeros: Array | None, base: Array, out: Array) -> None:
     """Write ``base + s * (q - z)`` into ``out``: the same bits as decoding to f32, adding, and rounding once.
 
-    Parameters as of ``decode_rows``; ``base`` and ``out`` are rows x cols of one type, f32, f16 or bf16, and may be the
-    same array.
+    ``base`` and ``out`` are rows x cols of one type, f32, f16 or bf16, and may be the same array. See ``decode_rows``
+    for the other parameters.
 
     Raises
     ------
@@ -250,6 +249,6 @@ def add_rows(params: AffineLayout, packed: Array, scales: Array, zeros: Array | 
 
 
 def _largest(values: Array) -> float:
-    """Return the largest magnitude; NaN where one is not finite."""
+    """Return the largest magnitude; NaN if a value is not finite."""
     low, high, bad = native.kernels.affine_range(as_bits(values), float_name(values))
     return max(-low, high) if bad == values.size else float("nan")

@@ -1,4 +1,4 @@
-"""What differences ask of the affine family: one-bit codes, and scales that do not fall short.
+"""One-bit codes, and scales without bias; both serve differences.
 
 ``spec/affine.md``, "Signs" and "Unbiased scales".
 
@@ -14,8 +14,8 @@ from ingot.core.numeric.floats import LARGEST
 from ingot.model.tensor import Array
 
 SIGNS = ("sign", "sign-rms")
-"""Quantizers: the magnitude of least squared error, mean |w| (BitDelta, arXiv 2402.10193, section 3.1), or that keeps
-the group's norm, the root mean square of w."""
+"""Quantizers by the magnitude of a group: sign has least squared error, mean |w| (BitDelta, arXiv 2402.10193, section
+3.1); sign-rms keeps the group's norm, the root mean square of w."""
 
 
 def sign_codes(rows: Array, msb: bool) -> Array:
@@ -41,16 +41,16 @@ def sign_scales(rows: Array, group: int, quantizer: str, scale_dtype: str) -> Ar
 
 
 def unbiased_scales(rows: Array, decoded: Array, group: int, scales: Array) -> Array:
-    """Return the scales by which each group's projection on what it stands for is its own: ``<w, decoded> = <w, w>``.
+    """Return scales for which the projection of each group on its decoded values is exact: ``<w, decoded> = <w, w>``.
 
-    A factor is at most 2, and not applied where the scale's type cannot hold the product. Sums in double precision,
+    A factor is at most 2, and is not applied if the scale's type cannot hold the product. Sums are in double precision,
     group by group.
     """
     starts = np.arange(0, rows.shape[1], group)
     wide = rows.astype(np.float64)
-    own = np.add.reduceat(np.square(wide), starts, axis=1)
+    squares = np.add.reduceat(np.square(wide), starts, axis=1)
     products = np.add.reduceat(wide * decoded, starts, axis=1)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        factor = np.where(products > 0, np.minimum(own / products, 2), 1)
+        factor = np.where(products > 0, np.minimum(squares / products, 2), 1)
         better = (scales.astype(np.float64) * factor.reshape(scales.shape)).astype(np.float32).astype(scales.dtype)
     return np.where(np.isfinite(better.astype(np.float32)), better, scales)

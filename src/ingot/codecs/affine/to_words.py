@@ -1,4 +1,4 @@
-"""The affine family's integers as other programs pack them (``spec/affine_words.md``)."""
+"""Conversion of the affine family's integers to the packed forms of other programs (``spec/affine_words.md``)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from math import lcm
 
 import numpy as np
 
-from ingot.codecs.affine.repack import AffineRepack, difference, pieces, shift
-from ingot.codecs.affine.word_codes import packed_points, packed_words, plane_words, unpacked
+from ingot.codecs.affine.repack import AffineRepack, difference, number_chunks, shift
+from ingot.codecs.affine.word_codes import pack_planes, pack_points, pack_words, unpack_codes
 from ingot.codecs.base import Repacked, RepackReader, cannot
 from ingot.core.numeric.buffers import scratch, turn_into
 from ingot.core.numeric.dtypes import file_bytes, from_file, numpy_dtype
@@ -19,44 +19,48 @@ from ingot.model.layouts.affine import CODES, SCALES, ZEROS, AffineLayout, Point
 from ingot.model.layouts.packed_words import AWQ, AWQ_GEMV, GPTQ_PLANES, GPTQ_V1, MODELOPT, WordsLayout, words
 from ingot.model.tensor import Array, Tensor
 
-_STRIP = 1 << 20  # bytes of rows that are turned at a time
-_FEW_STRIPS = 1 << 22  # the same where the source is gone through for each
-_PLANES_MEMORY = 24  # bytes per code on the way to planes: a byte a bit, twice, and words
-_PAIRS_MEMORY = 3  # the same on the way to bytes of two rows
+_STRIP = 1 << 20  # bytes of rows that are transposed at a time
+_LARGE_STRIP = 1 << 22  # the same if each strip reads all of the source again
+_PLANES_MEMORY = 24  # bytes per code for packing planes: a byte a bit, twice, and words
+_PAIRS_MEMORY = 3  # bytes per code for packing two rows in a byte
 
 
 def to_words(tensor: Tensor, stored: AffineLayout, target: WordsLayout) -> Repacked:
     """Return a checked tensor of layout ``stored`` in the layout ``target``."""
     rows, cols = tensor.matrix_shape
-    reason = "the order or factors of columns are not known" if target.scattered else difference(stored, target.rows)
+    reason = "its columns have an order or factors" if target.scattered else difference(stored, target.rows)
     if len(tensor.shape) != 2 or not rows or not cols:
-        reason = f"words are of matrices with weights in them, not of shape {list(tensor.shape)}"
+        reason = f"words need a matrix that is not empty, not shape {list(tensor.shape)}"
     elif target.form == AWQ and (rows % 8 or cols % 8):
-        reason = f"AWQ has rows and columns in eights, not {rows} x {cols}"
+        reason = f"AWQ needs rows and columns in multiples of 8, not {rows} x {cols}"
     elif target.form == GPTQ_PLANES and (rows % 32 or cols % 32):
-        reason = f"planes are of rows and columns in 32s, not {rows} x {cols}"
+        reason = f"planes need rows and columns in multiples of 32, not {rows} x {cols}"
     elif target.form == MODELOPT and rows % 2:
-        reason = f"ModelOpt has two rows in a byte, not {rows} rows"
+        reason = f"ModelOpt packs two rows in a byte, so it needs an even number, not {rows} rows"
     elif not target.known.written:
-        reason = f"the form {target.form} is read only"
+        reason = f"Ingot reads the form {target.form} but does not write it"
     if reason is not None:
         return cannot(target, reason)
     plain = AffineRepack(tensor, stored, target.rows)
     why_not = plain.why_not() or _why_not(plain, target)
-    return in_words(plain, plain.passing if target.turned else plain.reader, target, why_not)
+    return in_words(plain, plain.reusing_reader if target.turned else plain.reader, target, why_not)
 
 
 def in_words(
-    plain: AffineRepack, begin: Callable[[], RepackReader], target: WordsLayout, why_not: str | None, beside: int = 0
+    plain: AffineRepack,
+    begin: Callable[[], RepackReader],
+    target: WordsLayout,
+    why_not: str | None,
+    extra_row_bytes: int = 0,
 ) -> Repacked:
-    """Return a matrix in the layout ``target``, of whose rows ``begin`` makes a pass as ``plain`` would.
+    """Return a matrix in the layout ``target``; ``begin`` starts a pass over the rows that ``plain`` describes.
 
-    A row takes ``beside`` bytes more than it does there. What goes row by row is made chunk by chunk. What is turned
-    goes through all rows for some of the columns, as many as there is room for: all at best.
+    A row takes ``extra_row_bytes`` more than ``plain`` states. Forms that store row by row are packed chunk by chunk.
+    Transposed forms read all rows for a run of columns, which is as long as memory allows: all columns at best.
     """
     tensor = plain.tensor
     (rows, cols), parts = tensor.matrix_shape, target.part_specs(tensor.shape)
-    memory = plain.memory + beside + 4 * words(cols, target.bits) + 16 * target.groups(cols)
+    memory = plain.memory + extra_row_bytes + 4 * words(cols, target.bits) + 16 * target.groups(cols)
     memory += {GPTQ_PLANES: _PLANES_MEMORY, MODELOPT: _PAIRS_MEMORY}.get(target.form, 0) * cols
     if not target.turned:
         return Repacked(
@@ -69,67 +73,67 @@ def in_words(
             lambda: RowsReader(_Rows(begin(), tensor, target), target, cols),
             again=plain.again,
         )
-    unit = lcm(32, target.group or 32)  # columns, which begin a word and a group
-    each = rows * (4 * words(unit, target.bits) + 8 * (unit // (target.group or unit)))
-    size = _FEW_STRIPS if plain.again else _STRIP
+    unit = lcm(32, target.group or 32)  # columns that begin both a word and a group
+    unit_bytes = rows * (4 * words(unit, target.bits) + 8 * (unit // (target.group or unit)))
+    size = _LARGE_STRIP if plain.again else _STRIP
     strip = max(1, size // (4 * words(cols, target.bits)) // 32) * 32
     return Repacked(
         target,
         parts,
         -(-cols // unit),
         1,
-        each,
+        unit_bytes,
         why_not,
-        lambda: TurnedReader(lambda: _Rows(begin(), tensor, target), target, (rows, cols), strip),
-        held=min(strip, rows) * memory,
+        lambda: TransposedReader(lambda: _Rows(begin(), tensor, target), target, (rows, cols), strip),
+        extra_memory=min(strip, rows) * memory,
         again=True,
     )
 
 
 def point_range(target: WordsLayout) -> tuple[int, int]:
-    """Return the least and the largest zero point that the form holds."""
+    """Return the smallest and the largest zero point that the form holds."""
     if target.signed:
         return -128, 127
     return int(target.form == GPTQ_V1), (1 << target.bits) - 1
 
 
 def _why_not(plain: AffineRepack, target: WordsLayout) -> str | None:
-    """Why the form cannot hold a zero point; reads them, and checks their digest, where they must be."""
+    """Return why the form cannot hold a zero point; reads zero points, and checks their digest, only if necessary."""
     if not isinstance(target.zero, Points):
         return None
     low, high = point_range(target)
-    known = plain.tensor.parts[ZEROS].integers if plain.stored.zeros else None
-    if known is not None:
+    bounds = plain.tensor.parts[ZEROS].integers if plain.stored.zeros else None
+    if bounds is not None:
         delta = shift(plain.stored, target.rows)
-        fits = low <= known[0] + delta and known[1] + delta <= high
+        fits = low <= bounds[0] + delta and bounds[1] + delta <= high
     else:
         fits = True
-        every = pieces(plain.tensor.parts[ZEROS]) if plain.stored.zeros else iter((plain.new_zeros(1),))
-        for zeros in every:
+        chunks = number_chunks(plain.tensor.parts[ZEROS]) if plain.stored.zeros else iter((plain.new_zeros(1),))
+        for zeros in chunks:
             shifted = plain.shift(zeros) if plain.stored.zeros else zeros
             fits = fits and _integers(shifted, target) is not None
-    return None if fits else f"zero points are integers from {low} to {high} in the form {target.form}"
+    return None if fits else f"the form {target.form} needs zero points that are integers from {low} to {high}"
 
 
 def _integers(zeros: Array, target: WordsLayout) -> Array | None:
-    """Return zero points as bytes, of signed codes in two's complement; None unless all are integers in range."""
+    """Return zero points as u8, in two's complement for signed codes; None unless all are integers in range."""
     low, high = point_range(target)
-    found = np.empty(zeros.shape, np.uint8)
-    fits = native.kernels.affine_integers(as_bits(zeros), float_name(zeros), low, high, found.reshape(-1))
-    return found if fits else None
+    integers = np.empty(zeros.shape, np.uint8)
+    fits = native.kernels.affine_integers(as_bits(zeros), float_name(zeros), low, high, integers.reshape(-1))
+    return integers if fits else None
 
 
 class _Rows:
-    """One pass over a tensor's rows, packed row by row already."""
+    """A pass over a tensor's rows, which come packed row by row."""
 
     def __init__(self, inner: RepackReader, tensor: Tensor, target: WordsLayout) -> None:
-        self._inner, self._target, self._where = inner, target, tensor.name
+        self._inner, self._target, self._tensor_name = inner, target, tensor.name
 
     def finish(self) -> None:
         self._inner.finish()
 
     def read(self, rows: int) -> tuple[Array, Array, Array | None]:
-        """Return the next rows: codes [rows, whole words in bytes], scales and zero points [rows, groups]."""
+        """Return the next rows: codes [rows, bytes of full words], scales and zero points [rows, groups]."""
         parts = self._inner.read(rows)
         padded = codes = parts[CODES].reshape(rows, -1)
         if codes.shape[1] % 4:
@@ -138,17 +142,17 @@ class _Rows:
         zeros = None
         if ZEROS in parts:
             zeros = _integers(parts[ZEROS].reshape(rows, -1), self._target)
-            if zeros is None:  # ``_why_not`` saw others
+            if zeros is None:  # not the values that ``_why_not`` checked
                 raise IntegrityError(
                     "store.changed",
-                    "expected the zero points that were read before, found others: the source changed",
-                    where=self._where,
+                    "the zero points differ from an earlier read: the source changed meanwhile; run again",
+                    where=self._tensor_name,
                 )
         return padded, parts[SCALES].reshape(rows, -1), zeros
 
 
 class RowsReader:
-    """Makes forms that go row by row."""
+    """A packer of the forms that store row by row."""
 
     def __init__(self, source: _Rows, target: WordsLayout, cols: int) -> None:
         self._source, self._target, self._cols = source, target, cols
@@ -167,15 +171,15 @@ class RowsReader:
         if target.form != AWQ_GEMV:
             parts = {CODES: codes, SCALES: scales}
             if zeros is not None:
-                packed = zeros.view(np.int8) if target.signed else packed_words(zeros.T, target.bits).T
+                packed = zeros.view(np.int8) if target.signed else pack_words(zeros.T, target.bits).T
                 parts[ZEROS] = np.ascontiguousarray(packed)
             return parts
         return self._for_gemv(codes, scales, zeros)
 
     def _in_pairs(self, codes: Array) -> Array:
-        """Return rows of codes in words as bytes of two rows each, the first in the low bits."""
-        every = unpacked(from_file(codes.reshape(-1), "u32").reshape(len(codes), -1), 4, self._cols)
-        pairs: Array = every[0::2] | every[1::2] << 4
+        """Return rows of codes in words as bytes with codes of two rows, the first in the low bits."""
+        rows = unpack_codes(from_file(codes.reshape(-1), "u32").reshape(len(codes), -1), 4, self._cols)
+        pairs: Array = rows[0::2] | rows[1::2] << 4
         return pairs
 
     def _for_gemv(self, codes: Array, scales: Array, zeros: Array | None) -> dict[str, Array]:
@@ -187,13 +191,15 @@ class RowsReader:
         if zeros is not None:
             points = np.zeros((rows, 8 * width), np.uint8)
             points[:, : self._groups] = zeros
-            parts[ZEROS] = packed_words(points, target.bits)
+            parts[ZEROS] = pack_words(points, target.bits)
         return parts
 
 
-class TurnedReader:
-    """Makes forms whose words hold several inputs of one output, or several outputs of one input: some columns of all
-    rows at a time, in a pass over the tensor each."""
+class TransposedReader:
+    """A packer of the forms whose words hold several inputs of one output, or several outputs of one input.
+
+    Each run of columns takes a pass over all rows of the tensor.
+    """
 
     def __init__(self, begin: Callable[[], _Rows], target: WordsLayout, matrix: tuple[int, int], strip: int) -> None:
         self._begin, self._target, self._strip = begin, target, strip
@@ -202,44 +208,44 @@ class TurnedReader:
         self._next = 0
 
     def read(self, units: int) -> dict[str, Array]:
-        """Return the next columns, ``units`` times as many as are written alone."""
+        """Return the next ``units`` units of columns."""
         first, last = self._next * self._unit, min((self._next + units) * self._unit, self._cols)
         self._next += units
         target, height, source = self._target, self._height, self._begin()
         line, end = words(first, target.bits), words(last, target.bits)
         size = target.group or self._cols
         groups = slice(first // size if target.group else int(first > 0), -(-last // size))
-        turned = scratch((4 * (end - line) * height,), np.uint8)
+        transposed = scratch((4 * (end - line) * height,), np.uint8)
         scales = np.empty((groups.stop - groups.start, height), numpy_dtype(target.scales))
         zeros = np.empty(scales.shape, np.uint8) if isinstance(target.zero, Points) else None
         for row in range(0, height, self._strip):
-            some = slice(row, min(row + self._strip, height))
-            codes, steps, points = source.read(some.stop - row)
-            self._turn(codes, line, end, row, turned)
+            rows = slice(row, min(row + self._strip, height))
+            codes, steps, points = source.read(rows.stop - row)
+            self._transpose(codes, line, end, row, transposed)
             turn_into(steps[:, groups], scales, row)
             if zeros is not None and points is not None:
                 turn_into(points[:, groups], zeros, row)
         source.finish()
-        parts = {CODES: turned, SCALES: scales}
-        if zeros is not None and len(zeros):  # what rows have once goes with the first columns
-            parts[ZEROS] = packed_points(zeros, target)
+        parts = {CODES: transposed, SCALES: scales}
+        if zeros is not None and len(zeros):  # per-row parts go with the first columns
+            parts[ZEROS] = pack_points(zeros, target)
         return parts
 
     def finish(self) -> None:
-        """Each pass ends with ``read``."""
+        """Do nothing: each pass ends with ``read``."""
 
-    def _turn(self, codes: Array, line: int, end: int, row: int, out: Array) -> None:
-        """Put words ``line`` to ``end`` of some rows, the first of them ``row``, where they belong."""
+    def _transpose(self, codes: Array, line: int, end: int, row: int, out: Array) -> None:
+        """Transpose words ``line`` to ``end`` of rows of codes, the first of them ``row``, into ``out``."""
         if self._target.form == GPTQ_PLANES:
             codes = self._in_planes(codes)
-        at = (codes.reshape(-1), 4 * line, codes.shape[1], len(codes), end - line, out)
+        source = (codes.reshape(-1), 4 * line, codes.shape[1], len(codes), end - line, out)
         if self._target.form == AWQ:
-            native.kernels.words_to_awq(*at, row // 2, self._height // 2)
+            native.kernels.words_to_awq(*source, row // 2, self._height // 2)
         else:
-            native.kernels.words_turn(*at, 4 * row, 4 * self._height)
+            native.kernels.words_turn(*source, 4 * row, 4 * self._height)
 
     def _in_planes(self, rows: Array) -> Array:
-        """Return rows of codes in words, one stream a row, as words of planes; both in bytes as files have them."""
+        """Return rows of codes in words, one stream a row, as words of planes; both as little-endian bytes."""
         stored = from_file(rows.reshape(-1), "u32").reshape(len(rows), -1)
-        packed = plane_words(unpacked(stored, self._target.bits, self._cols), self._target.bits)
+        packed = pack_planes(unpack_codes(stored, self._target.bits, self._cols), self._target.bits)
         return np.frombuffer(file_bytes(packed), np.uint8).reshape(len(rows), -1)

@@ -1,4 +1,4 @@
-"""Pieces of parts that are not runs of bytes, and parts whose bytes are made when they are read."""
+"""Reading of byte ranges across the rows of parts, and parts whose bytes are computed when they are read."""
 
 from __future__ import annotations
 
@@ -11,74 +11,73 @@ from ingot.model.bytesource import DerivedSource
 from ingot.model.part import Part
 from ingot.model.tensor import Array
 
-_HELD = 1 << 23  # bytes of whole rows that are made at a time
-_FIRST = 1 << 20  # at first
-_READ = 1 << 20  # bytes that are read at a time where only some bytes of each row are asked for
-_FAR = 16  # times the bytes asked for, for which a row is read whole
-_STEP = 32  # rows at whose multiples they begin: so many codes fill whole words, whatever their bits
+_CACHED = 1 << 23  # bytes of rows that are computed and cached at a time
+_FIRST = 1 << 20  # the same at first
+_READ = 1 << 20  # bytes that are read at a time to extract a range of each row
+_FAR = 16  # if a row is longer than this factor times the range, only the range is read
+_STEP = 32  # chunks of rows begin at multiples of this: 32 codes fill whole words for any number of bits
 
 
 class Windows:
-    """A part as ``rows`` rows of ``width`` bytes, of which some bytes of some rows are asked for.
+    """A part as ``rows`` rows of ``width`` bytes, which is read in ranges of bytes of a run of rows.
 
-    A mapped part is looked into where it lies, and its digest checked once; of another one only what is asked for is
-    read. A compressed part is held whole.
+    A mapped part is read in place, and its digest checked once. For another raw part, only the requested bytes are
+    read. A compressed part is decompressed and cached.
     """
 
     def __init__(self, part: Part, rows: int, width: int) -> None:
         self._part, self.rows, self.width = part, rows, width
-        self._whole: Array | None = None
+        self._bytes: Array | None = None
 
-    def whole(self) -> Array | None:
-        """Return all bytes, in one dimension, where that is free or they are held anyway; else None."""
+    def all_bytes(self) -> Array | None:
+        """Return all bytes, in one dimension, if the part is mapped or compressed; else None."""
         part = self._part
-        if self._whole is None and (part.encoding != "raw" or part.source.mapped):
-            self._whole = np.frombuffer(part.view(), np.uint8)
-        return self._whole
+        if self._bytes is None and (part.encoding != "raw" or part.source.mapped):
+            self._bytes = np.frombuffer(part.view(), np.uint8)
+        return self._bytes
 
     def read(self, rows: slice, start: int, stop: int) -> Array:
-        """Return bytes ``start`` to ``stop`` of some rows, [rows, bytes]."""
-        whole = self.whole()
+        """Return bytes ``start`` to ``stop`` of each row of ``rows``, [rows, bytes]."""
+        data = self.all_bytes()
         count = rows.stop - rows.start
         if not count or stop == start:
             return np.empty((count, stop - start), np.uint8)
-        if whole is not None:
-            return whole.reshape(self.rows, self.width)[rows, start:stop]
+        if data is not None:
+            return data.reshape(self.rows, self.width)[rows, start:stop]
         out = np.empty((count, stop - start), np.uint8)
         if stop - start == self.width:
             self._part.readinto(rows.start * self.width, out.reshape(-1).data)
         elif self.width > _FAR * (stop - start):
             for index in range(count):
                 self._part.readinto((rows.start + index) * self.width + start, out[index].data)
-        else:  # what lies between is sooner read than passed over
+        else:  # reading the bytes between two ranges is faster than a call for each range
             lines = max(1, _READ // self.width)
-            held = np.empty((min(lines, count), self.width), np.uint8)
+            buffer = np.empty((min(lines, count), self.width), np.uint8)
             for first in range(0, count, lines):
-                some = held[: count - first]
-                self._part.readinto((rows.start + first) * self.width, some.reshape(-1).data)
-                out[first : first + len(some)] = some[:, start:stop]
+                batch = buffer[: count - first]
+                self._part.readinto((rows.start + first) * self.width, batch.reshape(-1).data)
+                out[first : first + len(batch)] = batch[:, start:stop]
         return out
 
 
 class Watched(Protocol):
-    """What bytes are made of, as far as it can be told whether that has changed."""
+    """The source of computed bytes, as far as ``ComputedRows`` uses it."""
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """The location for error messages."""
         ...
 
     def changed(self) -> bool:
-        """As ``ByteSource.changed``."""
+        """Return whether the source changed since it was opened; see ``ByteSource.changed``."""
         ...
 
 
-class MadeSource(DerivedSource):
-    """Rows of bytes that ``make(first, last)`` makes when they are read; at most ``most`` bytes of them are held, and
-    ``beside`` that ``make`` holds itself.
+class ComputedRows(DerivedSource):
+    """Rows of bytes that ``make(first, last)`` computes when they are read.
 
-    Who reads on gets more at a time, who only looks at the beginning leaves little behind. ``again`` tells whether
-    ``make`` goes through all of the source each time.
+    At most ``max_bytes`` of them are cached; ``extra_bytes`` is the memory of ``make`` itself. Sequential readers get
+    larger chunks, readers of the beginning a small one. ``again``: ``make`` reads all of the source for each call.
     """
 
     mapped, again = False, False
@@ -89,18 +88,18 @@ class MadeSource(DerivedSource):
         rows: int,
         width: int,
         make: Callable[[int, int], Array],
-        most: int = _HELD,
-        beside: int = 0,
+        max_bytes: int = _CACHED,
+        extra_bytes: int = 0,
     ) -> None:
         self._source, self._rows, self._width, self._make = source, rows, width, make
         self.name, self.size = source.name, rows * width
-        self._most = max(1, most // max(1, width) // _STEP) * _STEP
-        self._step = self._least = min(self._most, max(1, _FIRST // max(1, width) // _STEP) * _STEP)
-        self._first, self._held, self._beside = 0, np.empty(0, np.uint8), beside
+        self._max_rows = max(1, max_bytes // max(1, width) // _STEP) * _STEP
+        self._step = self._first_rows = min(self._max_rows, max(1, _FIRST // max(1, width) // _STEP) * _STEP)
+        self._first, self._cache, self._extra_bytes = 0, np.empty(0, np.uint8), extra_bytes
 
     def working_bytes(self) -> int:
-        """Return twice the bytes of a chunk, which is computed from as many other bytes."""
-        return 2 * min(self.size, self._most * self._width) + self._beside
+        """Return twice the bytes of a chunk, because it is computed from equally many bytes of the source."""
+        return 2 * min(self.size, self._max_rows * self._width) + self._extra_bytes
 
     def view(self, offset: int, length: int) -> memoryview:
         out = np.empty(length, np.uint8).data
@@ -108,19 +107,20 @@ class MadeSource(DerivedSource):
         return out
 
     @property
-    def by_pieces(self) -> bool:
-        """Whether some rows cost no more than their share of all: what they are made of lies in memory."""
+    def by_chunks(self) -> bool:
+        """Whether a chunk of rows costs no more than its share of all: the source is in memory."""
         return bool(getattr(self._source, "mapped", False))
 
     def whole_rows(self, offset: int, length: int) -> Array | None:
-        """Return so many bytes, which are nobody's to write to.
+        """Return ``length`` bytes, which the caller must not write to; None if they cannot be computed in one call.
 
-        None unless they are whole rows, not held, and no more than may be held where fewer at a time cost no more.
+        They must be whole rows that are not cached. If ``make`` may compute fewer rows at the same cost, they must also
+        fit in the cache.
         """
         (row, before), (count, after) = divmod(offset, max(self._width, 1)), divmod(length, max(self._width, 1))
-        if before or after or not count or row < self._first + self._held.size // max(self._width, 1):
+        if before or after or not count or row < self._first + self._cache.size // max(self._width, 1):
             return None
-        if count > self._most and not self.again:
+        if count > self._max_rows and not self.again:
             return None
         return self._make(row, row + count).reshape(-1).view(np.uint8)
 
@@ -130,30 +130,30 @@ class MadeSource(DerivedSource):
         target, done = np.frombuffer(out, np.uint8), 0
         while done < target.size:
             position = offset + done - self._first * self._width
-            if not 0 <= position < self._held.size:
+            if not 0 <= position < self._cache.size:
                 row = (offset + done) // self._width // _STEP * _STEP
-                goes_on = self._held.size and position == self._held.size
-                self._step = min(4 * self._step, self._most) if goes_on else self._least
+                goes_on = self._cache.size and position == self._cache.size
+                self._step = min(4 * self._step, self._max_rows) if goes_on else self._first_rows
                 last = min(row + self._step, self._rows)
-                self._first, self._held = row, self._make(row, last).reshape(-1).view(np.uint8)
+                self._first, self._cache = row, self._make(row, last).reshape(-1).view(np.uint8)
                 continue
-            piece = self._held[position : position + target.size - done]
-            target[done : done + piece.size] = piece
-            done += piece.size
-        if offset + target.size == self.size:  # whoever reads in order has all
-            self._first, self._held = 0, np.empty(0, np.uint8)
+            chunk = self._cache[position : position + target.size - done]
+            target[done : done + chunk.size] = chunk
+            done += chunk.size
+        if offset + target.size == self.size:  # a sequential reader has all bytes now
+            self._first, self._cache = 0, np.empty(0, np.uint8)
 
     def changed(self) -> bool:
         return self._source.changed()
 
     def close(self) -> None:
-        """Nothing to do: the source belongs to somebody else."""
+        """Do nothing: another object owns the source."""
 
 
-def made_part(
+def computed_part(
     part: Part, dtype: str, rows: int, width: int, make: Callable[[int, int], Array], *, again: bool = False
 ) -> Part:
-    """Return a part of ``rows`` rows of ``width`` bytes that are made of ``part`` as they are read."""
-    source = MadeSource(part.source, rows, width, make)
+    """Return a part of ``rows`` rows of ``width`` bytes that ``make`` computes from ``part`` as they are read."""
+    source = ComputedRows(part.source, rows, width, make)
     source.again = again
     return Part(dtype, source.size, source, where=part.where)

@@ -1,6 +1,6 @@
-"""``affine_words``: affine integers as other programs pack them; see ``spec/affine_words.md``.
+"""``affine_words``: affine integers in the packed forms of other programs; see ``spec/affine_words.md``.
 
-Their rows are made as they are read, and decoded and repacked as those of the codec ``affine``.
+Their rows are computed as they are read, then decoded and repacked by the codec ``affine``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from ingot.codecs.affine.codec import AffineCodec, AffineReader
 from ingot.codecs.affine.lines import between_lines, with_one_point
 from ingot.codecs.affine.rows import decode_rows
-from ingot.codecs.affine.word_codes import signed, unpacked
+from ingot.codecs.affine.word_codes import sign_extend, unpack_codes
 from ingot.codecs.affine.word_rows import WordRows, order_of, rows_tensor
 from ingot.codecs.base import Codec, Repacked, Rows, cannot, decode_by_rows
 from ingot.core.numeric.dtypes import from_file
@@ -36,7 +36,7 @@ from ingot.model.layouts.packed_words import (
 from ingot.model.tensor import Array, Tensor
 
 ID = WordsLayout.codec
-_STEP = 1 << 18  # codes that are decoded at a time where each column has a group of its own
+_STEP = 1 << 18  # codes that are decoded at a time if each column has its own group
 
 
 _STEPS: Mapping[str, tuple[int, int]] = {
@@ -46,19 +46,21 @@ _STEPS: Mapping[str, tuple[int, int]] = {
     MODELOPT: (2, 1),
     TORCHAO: (1, 2),
 }
-"""Of what rows and columns are multiples."""
+"""The numbers that rows and columns must be multiples of."""
 
 
 class ScatteredReader(Rows):
-    """Sequential decoding where each code has numbers of its own: the scale and zero point of its column's group, or
-    those times the column's factor."""
+    """A sequential reader of tensors whose codes have their own scale and zero point.
+
+    They are the scale and zero point of the column's group, or these times the column's factor.
+    """
 
     def __init__(self, tensor: Tensor, layout: WordsLayout) -> None:
         self._rows, self._layout, self._next = WordRows(tensor, layout), layout, 0
         self._order = order_of(tensor, layout) if layout.order else None
         self._factors = cast(tensor.parts[FACTORS].array(), "f32") if layout.factors else None
-        kind = layout.scales if self._factors is None else "f32"
-        self._single = AffineLayout(8, Group(1), ROWS_LSB, layout.signed, layout.zero, layout.dtype, kind)
+        scale_dtype = layout.scales if self._factors is None else "f32"
+        self._single = AffineLayout(8, Group(1), ROWS_LSB, layout.signed, layout.zero, layout.dtype, scale_dtype)
 
     def fill(self, out: Array) -> None:
         step = max(1, _STEP // max(1, self._rows.cols))
@@ -74,10 +76,10 @@ class ScatteredReader(Rows):
         padded = np.zeros((len(packed), -(-packed.shape[1] // 4) * 4), np.uint8)
         padded[:, : packed.shape[1]] = packed
         words = from_file(padded.reshape(-1), "u32").reshape(len(packed), -1)
-        codes = unpacked(words, self._layout.bits, self._rows.cols)
+        codes = unpack_codes(words, self._layout.bits, self._rows.cols)
         if self._layout.signed:
-            codes = signed(codes, self._layout.bits)
-        scales = self._spread(self._rows.scales(first, last).view(np.uint8), len(out))
+            codes = sign_extend(codes, self._layout.bits)
+        scales = self._expand(self._rows.scales(first, last).view(np.uint8), len(out))
         zeros = None
         if isinstance(self._layout.zero, Points):
             zeros = self._zeros(first, last, scales.dtype)
@@ -89,10 +91,10 @@ class ScatteredReader(Rows):
         if self._layout.known.zeros == INTEGERS:
             points = self._rows.points(first, last).astype(dtype)
             return points if self._order is None else points[:, self._order]
-        return self._spread(self._rows.float_points(first, last), last - first)
+        return self._expand(self._rows.float_points(first, last), last - first)
 
-    def _spread(self, stored: Array, rows: int) -> Array:
-        """Return numbers of the scales' type, [rows, columns], of those of groups as they lie in files."""
+    def _expand(self, stored: Array, rows: int) -> Array:
+        """Return a number for each column, [rows, columns] in the scales' type, from the bytes of groups' numbers."""
         numbers = from_file(stored.reshape(-1), self._layout.scales).reshape(rows, -1)
         if self._order is not None:
             return numbers[:, self._order]
@@ -101,11 +103,11 @@ class ScatteredReader(Rows):
         return np.repeat(numbers, self._layout.group or self._rows.cols, axis=1)[:, : self._rows.cols]
 
     def skip(self, count: int) -> None:
-        """Pass over ``count`` values, whole rows of them."""
+        """Skip ``count`` values, a whole number of rows."""
         self._next += count // max(1, self._rows.cols)
 
     def finish(self) -> None:
-        """Digests are checked where parts are looked into."""
+        """Do nothing: digests are checked when parts are read."""
 
 
 class WordsCodec(Codec):
@@ -117,11 +119,11 @@ class WordsCodec(Codec):
     streams: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
-        """Rules ``affine_words.params``, ``.shape``, ``.parts``, ``.dtype`` and ``.size``."""
+        """Check the tensor; rules ``affine_words.params``, ``.shape``, ``.parts``, ``.dtype`` and ``.size``."""
         _checked(tensor)
 
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
-        """Return the values in f32, f16 or bf16, rounded once from f32, or in f64; errors as the codec ``affine``."""
+        """Return the values in f32, f16 or bf16, rounded once from f32, or in f64; rules of the codec ``affine``."""
         layout = _checked(tensor)
         if layout.scattered:
             return decode_by_rows(self, tensor, dtype, out)
@@ -136,8 +138,10 @@ class WordsCodec(Codec):
         return reader
 
     def to_runs(self, tensor: Tensor) -> Tensor | None:
-        """Return the same integers as ``affine`` has them, row by row; None where each code
-        has numbers of its own."""
+        """Return the same integers as a tensor of ``affine``, row by row.
+
+        None if columns have their own order or factors.
+        """
         stored = _checked(tensor)
         if stored.scattered or len(tensor.shape) != 2 or not tensor.size:
             return None
@@ -147,15 +151,15 @@ class WordsCodec(Codec):
         """Return the same integers in a layout of ``affine``, or in another form of words."""
         stored = _checked(tensor)
         if stored.scattered:
-            return cannot(layout, "columns of a group lie apart or have factors, and only this layout says which")
+            return cannot(layout, "its columns have an order or factors, which only this layout stores")
         tensor, stored = with_one_point(tensor, stored)
         direct = between_lines(tensor, stored, layout) if isinstance(layout, WordsLayout) else None
         return direct or AffineCodec().repack(rows_tensor(tensor, stored), layout)
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> NoReturn:
-        """Raise ``UnsupportedError`` ``affine_words.encoder``: what ``affine`` has encoded is repacked."""
+        """Raise ``UnsupportedError`` ``affine_words.encoder``: ``affine`` encodes, and its results are repacked."""
         raise UnsupportedError(
-            f"codec {ID} has no encoder: expected affine to encode with; a conversion repacks what it made",
+            f"codec {ID} has no encoder: encode with affine; a conversion repacks the result",
             rule=f"{ID}.encoder",
         )
 
@@ -164,25 +168,27 @@ def _checked(tensor: Tensor) -> WordsLayout:
     layout = WordsLayout.of(tensor)
     specs = {spec.role: spec for spec in layout.part_specs(tensor.shape)}
     if set(tensor.parts) != set(specs):
-        known = ", ".join(specs)
+        roles = ", ".join(specs)
         raise CodecError(
             f"{ID}.parts",
-            f"expected the parts {known}, found {', '.join(sorted(tensor.parts)) or 'none'}",
+            f"expected the parts {roles}, found {', '.join(sorted(tensor.parts)) or 'none'}",
             where=tensor.name,
         )
     rows, cols = tensor.matrix_shape
     tall, wide = _STEPS.get(layout.form, (1, 1))
     if rows % tall or cols % wide:
         raise CodecError(
-            f"{ID}.shape", f"expected rows in {tall}s and columns in {wide}s, found {rows} x {cols}", where=tensor.name
+            f"{ID}.shape",
+            f"expected rows in multiples of {tall} and columns in multiples of {wide}, found {rows} x {cols}",
+            where=tensor.name,
         )
     _check_zeros(tensor, layout)
     if layout.scales not in SCALE_DTYPES:
-        raise _wrong_type(tensor, SCALES, " or ".join(SCALE_DTYPES))
+        raise _dtype_error(tensor, SCALES, " or ".join(SCALE_DTYPES))
     for role, spec in specs.items():
         part = tensor.parts[role]
         if part.dtype != spec.dtype or part.type not in (None, spec.dtype):
-            raise _wrong_type(tensor, role, spec.dtype)
+            raise _dtype_error(tensor, role, spec.dtype)
         if part.nbytes != spec.length:
             raise CodecError(
                 f"{ID}.size",
@@ -193,24 +199,25 @@ def _checked(tensor: Tensor) -> WordsLayout:
 
 
 def _check_zeros(tensor: Tensor, layout: WordsLayout) -> None:
-    """Refuse zero points and parts of columns that the form has not, and groups that do not divide the matrix."""
+    """Raise ``CodecError`` if the form has no such zero points or parts of columns, or if groups do not divide the
+    matrix."""
     zeros, (rows, cols) = layout.known.zeros, tensor.matrix_shape
     down = layout.form == HQQ_COLUMNS
     deep = layout.group or (rows if down else cols) or 1
     integers = zeros == INTEGERS
-    whole = integers or zeros is None or (rows * cols if down else cols) % deep == 0
+    divides = integers or zeros is None or (rows * cols if down else cols) % deep == 0
     points = layout.zero == Constant(layout.point) if zeros is None else integers or isinstance(layout.zero, Points)
     columns = (integers or not layout.order) and (not layout.factors or layout.form == MODELOPT)
-    if not (whole and points and columns):
+    if not (divides and points and columns):
         raise CodecError(
             f"{ID}.shape",
-            f"expected groups that divide {rows} x {cols}, zero points and parts of columns as the form {layout.form} "
-            "has them",
+            f"expected groups that divide {rows} x {cols}, and zero points and parts of columns that the form "
+            f"{layout.form} supports",
             where=tensor.name,
         )
 
 
-def _wrong_type(tensor: Tensor, role: str, expected: str) -> CodecError:
+def _dtype_error(tensor: Tensor, role: str, expected: str) -> CodecError:
     part = tensor.parts[role]
     return CodecError(
         f"{ID}.dtype", f"expected {expected}, found {part.type or part.dtype}", where=f"{tensor.name}.{role}"

@@ -1,1 +1,1 @@
-"""Codecs whose numbers lie in blocks, as other programs keep them: ggml."""
+"""Codecs that store numbers in the blocks of other programs: ggml."""

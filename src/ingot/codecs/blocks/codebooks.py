@@ -1,12 +1,12 @@
-"""Codebooks as ggml's blocks: MXFP4, NVFP4 and IQ4_NL (``spec/gguf.md``, "Repacking"); no value goes through floats."""
+"""Repacking of codebooks as ggml's blocks MXFP4, NVFP4 and IQ4_NL, without rounding (``spec/gguf.md``, "Repacking")."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from ingot.codecs.affine.repack import pieces
+from ingot.codecs.affine.repack import number_chunks
 from ingot.codecs.base import Repacked, RepackReader, cannot
-from ingot.codecs.blocks.apart import as_f16, changed, pack, strange
+from ingot.codecs.blocks.apart import as_f16, pack, source_changed, why_incompatible
 from ingot.codecs.scaled_codebook.repack import repack
 from ingot.core.numeric.floats import cast
 from ingot.model.layouts.alternatives import CODEBOOKS
@@ -16,30 +16,34 @@ from ingot.model.tensor import Array, Tensor
 
 
 def to_blocks(tensor: Tensor, stored: ScaledCodebookLayout, target: GgmlBlocksLayout) -> Repacked:
-    """Return a checked tensor in blocks, or why not; reads scales, and checks their digest."""
-    own = CODEBOOKS.get(target.type)
+    """Return a checked tensor in blocks, or the reason why not; reads scales, and checks their digest."""
+    layout = CODEBOOKS.get(target.type)
     rows, cols = tensor.matrix_shape
-    if own is None or cols % target.block.elements or stored.transposed:
-        return cannot(target, f"these indices and scales are no blocks of {target.type}")
-    floats = own.scales == "f16"
-    if not floats and stored.scales != own.scales:
-        return cannot(target, f"blocks of {target.type} have scales of {own.scales}, found {stored.scales}")
-    inner = repack(tensor, stored, replace(own, dtype=stored.dtype, scales="f32" if floats else own.scales))
+    if layout is None or cols % target.block.elements or stored.transposed:
+        return cannot(target, f"blocks of {target.type} cannot hold these indices and scales")
+    floats = layout.scales == "f16"
+    if not floats and stored.scales != layout.scales:
+        return cannot(target, f"blocks of {target.type} have scales of {layout.scales}, found {stored.scales}")
+    inner = repack(tensor, stored, replace(layout, dtype=stored.dtype, scales="f32" if floats else layout.scales))
     if not inner.exact:
         return cannot(target, inner.why_not or "")
-    for scales in () if floats and stored.scales == "f16" and not stored.nested else pieces(tensor.parts[SCALES]):
-        reason = strange(target.type, scales) if not floats else None
+    for scales in (
+        () if floats and stored.scales == "f16" and not stored.nested else number_chunks(tensor.parts[SCALES])
+    ):
+        reason = why_incompatible(target.type, scales) if not floats else None
         if floats and (stored.nested or as_f16(cast(scales, "f32")) is None):
-            reason = "a scale is no number of f16, which blocks have"
+            reason = "f16, the type of scales in blocks, cannot hold a scale exactly"
         if reason is not None:
             return cannot(target, reason)
     memory = inner.memory + 3 * cols // target.block.elements * target.block.nbytes
-    made = replace(inner, layout=target, parts=target.part_specs(tensor.shape), rows=rows if cols else 0, memory=memory)
-    return replace(made, reader=lambda: _Blocks(tensor, target, inner.reader(), floats=floats))
+    result = replace(
+        inner, layout=target, parts=target.part_specs(tensor.shape), rows=rows if cols else 0, memory=memory
+    )
+    return replace(result, reader=lambda: _Blocks(tensor, target, inner.reader(), floats=floats))
 
 
 class _Blocks:
-    """One pass over indices and scales, of which blocks come."""
+    """A pass over indices and scales that packs them into blocks."""
 
     def __init__(self, tensor: Tensor, target: GgmlBlocksLayout, inner: RepackReader, *, floats: bool) -> None:
         self._tensor, self._target, self._inner, self._floats = tensor, target, inner, floats
@@ -49,8 +53,8 @@ class _Blocks:
         scales: Array | None = parts[SCALES]
         if self._floats:
             scales = as_f16(parts[SCALES])
-        if scales is None or strange(self._target.type, scales):  # none was, when they were read before
-            raise changed(self._tensor)
+        if scales is None or why_incompatible(self._target.type, scales):  # not the scales that were checked
+            raise source_changed(self._tensor)
         return {BLOCKS: pack(self._target.type, {INDICES: parts[INDICES], SCALES: scales})}
 
     def finish(self) -> None:

@@ -1,4 +1,4 @@
-"""``ggml_blocks``: weights in the blocks that ggml computes with, as GGUF files hold them (``spec/gguf.md``)."""
+"""``ggml_blocks``: weights in the blocks of ggml, as GGUF files store them (``spec/gguf.md``)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from ingot.model.tensor import Array, Tensor
 
 ID = GgmlBlocksLayout.codec
 _SCRATCH = 1 << 16  # elements that stay in cache
-_STEP = 1 << 20  # elements that a thread takes at a time
+_STEP = 1 << 20  # elements per thread and call
 
 
 class BlockReader(Rows):
-    """Sequential decoding, some blocks at a time."""
+    """A sequential reader that decodes a few blocks at a time."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._decoder = BlockDecoder(_checked(tensor), tensor.name)
@@ -40,7 +40,7 @@ class BlockReader(Rows):
             self._decoder.decode(blocks, target)
 
     def skip(self, count: int) -> None:
-        """Pass over ``count`` values, whole rows of them."""
+        """Skip ``count`` values, a whole number of rows."""
         self._part.skip(count // self._decoder.block.elements * self._decoder.block.nbytes)
 
     def finish(self) -> None:
@@ -48,7 +48,7 @@ class BlockReader(Rows):
 
 
 class BlocksCodec(Codec):
-    """The block types of ggml: Q4_0 to Q8_0, Q2_K to Q6_K, IQ4 and MXFP4; IQ1 to IQ3 and others only read."""
+    """The block types of ggml: Q4_0 to Q8_0, Q2_K to Q6_K, IQ4 and MXFP4; IQ1 to IQ3 and others are only read."""
 
     id: ClassVar[str] = ID
     lossless: ClassVar[bool] = False
@@ -56,7 +56,7 @@ class BlocksCodec(Codec):
     streams: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
-        """Rules ``ggml_blocks.params``, ``.columns``, ``.parts``, ``.dtype`` and ``.size``."""
+        """Check the tensor; rules ``ggml_blocks.params``, ``.columns``, ``.parts``, ``.dtype`` and ``.size``."""
         _checked(tensor)
 
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
@@ -86,7 +86,7 @@ class BlocksCodec(Codec):
         return BlockReader(tensor)
 
     def runs(self, tensor: Tensor, shape: tuple[int, ...]) -> RunLayout | None:
-        """Blocks, where a row of the new shape has whole ones."""
+        """Return blocks as runs, if a row of the new shape is a whole number of blocks."""
         block = _checked(tensor).block
         if not shape or shape[-1] % block.elements:
             return None
@@ -97,17 +97,17 @@ class BlocksCodec(Codec):
         return from_blocks(tensor, _checked(tensor), layout)
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> BlocksEncoder:
-        """Prepare to encode. Options, all with defaults:
+        """Return the encoder. Options, all with defaults:
 
         ``type`` q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl, iq4_xs or mxfp4 (q4_k); ``search``
-        true, or ``"reference"`` for what the package gguf writes; ``importance`` weights of columns.
+        true, or ``"reference"`` for the bytes of the package gguf; ``importance`` weights of columns.
 
         Raises
         ------
         UsageError
             ``ggml_blocks.option``.
         UnsupportedError
-            ``ggml_blocks.dtype``: no floats; ``ggml_blocks.columns``: rows that are not whole blocks.
+            ``ggml_blocks.dtype``: no floats; ``ggml_blocks.columns``: a row is no whole number of blocks.
         """
         return prepare(shape, dtype, options)
 

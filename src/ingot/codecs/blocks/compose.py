@@ -1,4 +1,4 @@
-"""Blocks whose numbers are chosen elsewhere: what a search gives each group, and blocks put together from numbers."""
+"""Blocks with chosen numbers: a search of the scales of each group, and blocks composed from numbers and codes."""
 
 from __future__ import annotations
 
@@ -15,67 +15,67 @@ from ingot.model.tensor import Array
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """What a block of nested scales has beside its codes: f32 [rows, groups] each, products of f16 and an integer.
+    """The numbers of blocks with nested scales, besides codes: f32 [rows, groups], products of f16 and an integer.
 
-    ``d`` and ``least`` are the block's own scale and minimum, for each of its groups.
+    ``d`` and ``dmin`` are the block's f16 scale and minimum, repeated for each of its groups.
     """
 
     scales: Array
     minima: Array | None
     d: Array
-    least: Array | None
+    dmin: Array | None
 
 
-def numbers_of(kind: str, values: Array, importance: Array) -> Numbers | int:
-    """Search the scales of values, f32 [rows, columns of whole blocks], of a type with nested scales.
+def numbers_of(block_type: str, values: Array, importance: Array) -> Numbers | int:
+    """Return the searched scales of values, f32 [rows, columns of full blocks], for a type with nested scales.
 
-    ``importance`` is what squared errors of the columns weigh. Returns the index of the first value of a block for
-    whose scale f16 has no room, if there is one.
+    ``importance`` weighs the squared errors of the columns. Returns the index of the first value of a block whose scale
+    f16 cannot hold, if there is one.
     """
-    elements, nbytes, wide = TYPES[kind]
+    elements, nbytes, wide = TYPES[block_type]
     blocks = np.empty(values.size // elements * nbytes, np.uint8)
-    status, index = native.kernels.ggml_encode(kind, values, "f32", importance, True, blocks)
+    status, index = native.kernels.ggml_encode(block_type, values, "f32", importance, True, blocks)
     if status:
         return int(index)
-    parts, rows = unpack(kind, blocks), len(values)
+    parts, rows = unpack(block_type, blocks), len(values)
     scales = parts[SCALES].reshape(rows, -1)
     minima = parts[ZEROS].reshape(rows, -1) if ZEROS in parts else None
     table = blocks.reshape(-1, nbytes)
 
-    def own(at: int) -> Array:
-        halves = np.ascontiguousarray(table[:, at : at + 2]).view("<f2").astype(np.float32).reshape(rows, -1)
+    def repeat_halves(offset: int) -> Array:
+        halves = np.ascontiguousarray(table[:, offset : offset + 2]).view("<f2").astype(np.float32).reshape(rows, -1)
         return np.repeat(halves, scales.shape[1] // halves.shape[1], axis=1)
 
-    return Numbers(scales, minima, own(wide[0][0]), None if minima is None else own(wide[1][0]))
+    return Numbers(scales, minima, repeat_halves(wide[0][0]), None if minima is None else repeat_halves(wide[1][0]))
 
 
-def composed(kind: str, codes: Array, numbers: Numbers) -> Array:
-    """Return blocks (u8) of codes, u8 [rows, columns], and the numbers that stand beside them.
+def compose_blocks(block_type: str, codes: Array, numbers: Numbers) -> Array:
+    """Return blocks (u8) of codes, u8 [rows, columns], and their numbers.
 
-    Of types without nested scales ``d`` and ``least`` are the scales and minima themselves.
+    For types without nested scales, ``d`` and ``dmin`` are the scales and minima themselves.
     """
-    elements, nbytes, _ = TYPES[kind]
+    elements, nbytes, _ = TYPES[block_type]
     blocks = np.empty(codes.size // elements * nbytes, np.uint8)
     groups = numbers.scales.size * elements // max(codes.size, 1)
     native.kernels.ggml_compose(
-        kind,
+        block_type,
         np.ascontiguousarray(codes).reshape(-1),
         _bits(numbers.d, groups),
-        None if numbers.least is None else _bits(numbers.least, groups),
+        None if numbers.dmin is None else _bits(numbers.dmin, groups),
         _integers(numbers.scales, numbers.d) if groups > 1 else None,
-        _integers(-numbers.minima, numbers.least) if groups > 1 and numbers.minima is not None else None,
+        _integers(-numbers.minima, numbers.dmin) if groups > 1 and numbers.minima is not None else None,
         blocks,
     )
     return blocks
 
 
 def _bits(values: Array, groups: int) -> Array:
-    """Return a block's own number, which stands with each of its groups, as bits of f16."""
+    """Return the number of each block, which is repeated for its groups, as bits of f16."""
     return np.ascontiguousarray(values.reshape(-1, groups)[:, 0]).astype(np.float16).view(np.uint16)
 
 
 def _integers(products: Array, units: Array | None) -> Array:
     assert units is not None
-    found = np.zeros(products.shape, np.float32)
-    np.divide(products, units, out=found, where=units != 0)
-    return np.rint(found).reshape(-1)
+    ratios = np.zeros(products.shape, np.float32)
+    np.divide(products, units, out=ratios, where=units != 0)
+    return np.rint(ratios).reshape(-1)

@@ -10,7 +10,7 @@ import numpy as np
 
 from ingot.codecs.base import Encoder
 from ingot.codecs.blocks.values import BlockDecoder
-from ingot.codecs.options import IMPORTANCE, column_weights, require_known, source_dtype, wrong_option
+from ingot.codecs.options import IMPORTANCE, column_weights, option_error, require_known, source_dtype
 from ingot.codecs.range_probe import RangeProbe
 from ingot.core.numeric.floats import FLOATS, as_bits, float_name
 from ingot.core.runtime import native
@@ -24,7 +24,7 @@ ID = GgmlBlocksLayout.codec
 OPTIONS = ("type", "search", IMPORTANCE)
 REFERENCE = "reference"
 
-# By type that is encoded: what the largest magnitude is divided by to give the block's scale.
+# For each type that can be encoded: the largest magnitude over this number is the block's scale.
 LEVELS: Mapping[str, float] = {
     "q4_0": 8,
     "q4_1": 15,
@@ -40,7 +40,7 @@ LEVELS: Mapping[str, float] = {
     "iq4_xs": 127 * 32,
     "mxfp4": 1,
 }
-# Types that the package gguf encodes, whose scales are not searched.
+# Types that the package gguf encodes without a search.
 EXACT = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "mxfp4")
 
 _NON_FINITE = 1
@@ -48,7 +48,7 @@ _NON_FINITE = 1
 
 @dataclass(frozen=True, slots=True)
 class BlocksEncoder(Encoder):
-    """Encodes chunks of rows; a row has whole blocks, so that any row begins a chunk."""
+    """An encoder of chunks of rows; a row is a whole number of blocks, so that a chunk may begin at any row."""
 
     layout: GgmlBlocksLayout
     search: bool
@@ -80,28 +80,28 @@ class BlocksEncoder(Encoder):
         block = self.layout.block
         blocks = np.empty(rows.size // block.elements * block.nbytes, np.uint8)
         if rows.size:
-            kind, index = native.kernels.ggml_encode(
+            status, index = native.kernels.ggml_encode(
                 self.layout.type, as_bits(rows), float_name(rows), self.importance, self.search, blocks
             )
-            if kind:
-                raise self._refused(kind, index, rows, start)
+            if status:
+                raise self._encode_error(status, index, rows, start)
         return {BLOCKS: blocks}
 
     def decode(self, parts: Mapping[str, Array], out: Array) -> None:
         if out.size:
             BlockDecoder(self.layout, "").decode(parts[BLOCKS].reshape(-1), out.reshape(-1))
 
-    def _refused(self, kind: int, index: int, rows: Array, start: int) -> CodecError:
+    def _encode_error(self, status: int, index: int, rows: Array, start: int) -> CodecError:
         row, column = divmod(index, self.cols)
-        at = f"row {start + row}, column {column}"
-        if kind == _NON_FINITE:
+        location = f"row {start + row}, column {column}"
+        if status == _NON_FINITE:
             return CodecError(
                 f"{ID}.non-finite",
-                f"expected finite weights, found {float(rows[row, column]):g} at {at}; keep this tensor dense",
+                f"expected finite weights, found {float(rows[row, column]):g} at {location}; keep this tensor dense",
             )
         return CodecError(
             f"{ID}.scale-overflow",
-            f"expected a scale that f16 can hold, found a larger one for the block at {at}; keep this tensor dense",
+            f"f16 cannot hold the scale of the block at {location}; keep this tensor dense",
         )
 
 
@@ -109,26 +109,26 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> B
     """Return the encoder for a tensor of ``shape`` and source ``dtype``; see ``BlocksCodec.encoder``."""
     source_dtype(ID, dtype, FLOATS)
     require_known(ID, options, OPTIONS)
-    kind, search = options.get("type", "q4_k"), options.get("search", True)
-    if not isinstance(kind, str) or kind not in LEVELS:
-        raise wrong_option(ID, f"type {', '.join(LEVELS)}", kind)
+    block_type, search = options.get("type", "q4_k"), options.get("search", True)
+    if not isinstance(block_type, str) or block_type not in LEVELS:
+        raise option_error(ID, f"type {', '.join(LEVELS)}", block_type)
     if search is not True and search != REFERENCE:
-        raise wrong_option(ID, f"search true or {REFERENCE!r}", search)
-    layout, cols = GgmlBlocksLayout(kind), matrix_shape(shape)[1]
+        raise option_error(ID, f"search true or {REFERENCE!r}", search)
+    layout, cols = GgmlBlocksLayout(block_type), matrix_shape(shape)[1]
     importance = column_weights(ID, options, cols)
-    if search == REFERENCE and (kind not in EXACT or importance is not None):
-        found = kind if importance is None else IMPORTANCE
-        raise wrong_option(
-            ID, f"search {REFERENCE!r} with one of the types {', '.join(EXACT)} and without importance", found
+    if search == REFERENCE and (block_type not in EXACT or importance is not None):
+        conflict = block_type if importance is None else IMPORTANCE
+        raise option_error(
+            ID, f"search {REFERENCE!r} with one of the types {', '.join(EXACT)} and without importance", conflict
         )
     if cols % layout.block.elements:
         raise UnsupportedError(
-            f"codec {ID} expects columns that {layout.block.elements} divides for {kind}, found {cols}; take a type "
-            "with smaller blocks, or keep this tensor dense",
+            f"codec {ID} expects columns that {layout.block.elements} divides for {block_type}, found {cols}; take "
+            "a type with smaller blocks, or keep this tensor dense",
             rule=f"{ID}.columns",
         )
     if importance is not None:
         importance = (importance / importance.max()).astype(np.float32)
     # MXFP4's scales have the exponents of f32. Others round to 0 below f16's smallest number, whatever the source.
-    reach = RangeProbe("scales", "f32" if kind == "mxfp4" else "f16", (), LEVELS[kind], "f64")
+    reach = RangeProbe("scales", "f32" if block_type == "mxfp4" else "f16", (), LEVELS[block_type], "f64")
     return BlocksEncoder(layout, search is True, cols, importance, layout.attributes(), layout.part_specs(shape), reach)

@@ -1,4 +1,4 @@
-"""ggml's blocks in layouts of other families: they are taken apart, and that family does the rest."""
+"""Repacking of ggml's blocks into other families: blocks are unpacked, and the codec of that family does the rest."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 from ingot.codecs.affine.codec import AffineCodec
 from ingot.codecs.affine.repack import AffineRepack
 from ingot.codecs.affine.to_words import in_words
-from ingot.codecs.affine.windows import Windows, made_part
+from ingot.codecs.affine.windows import Windows, computed_part
 from ingot.codecs.base import Repacked, cannot
-from ingot.codecs.blocks.apart import STRANGE, changed, strange, taken, unpack
+from ingot.codecs.blocks.apart import INCOMPATIBLE_SCALES, extract_part, source_changed, unpack, why_incompatible
 from ingot.codecs.scaled_codebook.codec import ScaledCodebookCodec
 from ingot.core.numeric.buffers import scratch
 from ingot.core.numeric.dtypes import file_bytes
@@ -25,117 +25,122 @@ from ingot.model.part import CHUNK, Part, memory_part
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor
 
-_ONCE = (CODEBOOK, SECOND)  # what a tensor has once, and each chunk taken for a tensor too
+_ONCE = (CODEBOOK, SECOND)  # per-tensor parts, which each chunk has because it is repacked like a tensor
 
 
 def from_blocks(tensor: Tensor, stored: GgmlBlocksLayout, target: Layout) -> Repacked:
-    """Return a checked tensor of blocks in another layout, or why not.
+    """Return a checked tensor of blocks in another layout, or the reason why not.
 
-    Reads it where only its scales tell whether that is exact: where zero points become offsets or these zero points,
-    and where bytes of scales mean something else in blocks than elsewhere.
+    Reads the blocks if exactness depends on their scales: zero points become offsets or the reverse, or bytes of scales
+    mean different numbers in blocks and elsewhere.
     """
-    own = OWN.get(stored.type)
-    if own is None:
-        return cannot(target, f"blocks of {stored.type} are no codes with scales that {target.codec} has")
-    blocks = _Blocks(tensor, stored, own)
+    layout = OWN.get(stored.type)
+    if layout is None:
+        return cannot(target, f"{target.codec} cannot hold the codes and scales of blocks of {stored.type}")
+    blocks = _Blocks(tensor, stored, layout)
     cols = tensor.matrix_shape[1]
-    found = blocks.repacked(blocks.whole(), target)
-    reason = blocks.strange() if found.exact else None
-    if not found.exact or reason:
-        return found if reason is None else cannot(target, reason)
-    numbers = sum(part.length or 0 for part in own.part_specs((1, cols)))
-    apart = blocks.row_bytes + 2 * numbers  # as read, and taken apart
-    if isinstance(target, WordsLayout) and isinstance(own, AffineLayout) and target.turned:
-        plain = AffineRepack(blocks.whole(), own, target.rows)
-        return in_words(plain, lambda: _BlockParts(blocks, target.rows), target, None, apart)
-    memory = found.memory + apart
-    return replace(found, rows=found.rows if cols else 0, memory=memory, reader=lambda: _BlockParts(blocks, target))
+    result = blocks.repack(blocks.as_tensor(), target)
+    reason = blocks.why_incompatible() if result.exact else None
+    if not result.exact or reason:
+        return result if reason is None else cannot(target, reason)
+    numbers = sum(part.length or 0 for part in layout.part_specs((1, cols)))
+    row_memory = blocks.row_bytes + 2 * numbers  # as read, and unpacked
+    if isinstance(target, WordsLayout) and isinstance(layout, AffineLayout) and target.turned:
+        plain = AffineRepack(blocks.as_tensor(), layout, target.rows)
+        return in_words(plain, lambda: _BlockParts(blocks, target.rows), target, None, row_memory)
+    memory = result.memory + row_memory
+    return replace(result, rows=result.rows if cols else 0, memory=memory, reader=lambda: _BlockParts(blocks, target))
 
 
-def taken_apart(tensor: Tensor) -> Tensor | None:
-    """Return a checked tensor of blocks in its layout of another family, whose parts are made as they are read.
+def unpack_blocks(tensor: Tensor) -> Tensor | None:
+    """Return a checked tensor of blocks in the equivalent layout of another family, unpacked as it is read.
 
-    None where it has none, or where a scale means something else there; to know, blocks of small floats are read.
+    None if there is no such layout, or if a scale means another number there; the check reads blocks of small floats.
     """
     stored = GgmlBlocksLayout.of(tensor)
-    own = OWN.get(stored.type)
-    blocks = None if own is None else _Blocks(tensor, stored, own)
-    return None if blocks is None or blocks.strange() else blocks.whole()
+    layout = OWN.get(stored.type)
+    blocks = None if layout is None else _Blocks(tensor, stored, layout)
+    return None if blocks is None or blocks.why_incompatible() else blocks.as_tensor()
 
 
 @dataclass(frozen=True, slots=True)
 class _Blocks:
     tensor: Tensor
     stored: GgmlBlocksLayout
-    own: AffineLayout | ScaledCodebookLayout
+    layout: AffineLayout | ScaledCodebookLayout
 
     @property
     def row_bytes(self) -> int:
         return self.tensor.matrix_shape[1] // self.stored.block.elements * self.stored.block.nbytes
 
-    def whole(self) -> Tensor:
-        """Return the tensor in its own layout of the other family; its parts are made as they are read."""
+    def as_tensor(self) -> Tensor:
+        """Return the tensor in ``layout``; its parts are unpacked as they are read."""
         rows = self.tensor.matrix_shape[0]
         source = Windows(self.tensor.parts[BLOCKS], rows, self.row_bytes)
 
-        def made(spec: PartSpec) -> Part:
+        def unpacked_part(spec: PartSpec) -> Part:
             def make(first: int, last: int) -> Array:
                 blocks = np.ascontiguousarray(source.read(slice(first, last), 0, self.row_bytes)).reshape(-1)
-                return np.frombuffer(file_bytes(taken(self.stored.type, blocks, spec.role)), np.uint8)
+                return np.frombuffer(file_bytes(extract_part(self.stored.type, blocks, spec.role)), np.uint8)
 
             width = (spec.length or 0) // max(rows, 1)
-            return replace(made_part(self.tensor.parts[BLOCKS], spec.dtype, rows, width, make), type=spec.type)
+            return replace(computed_part(self.tensor.parts[BLOCKS], spec.dtype, rows, width, make), type=spec.type)
 
-        parts = {spec.role: made(spec) for spec in self.own.part_specs(self.tensor.shape)}
-        return Tensor.from_parts(self.own, parts, self.tensor.shape, self.tensor.name)
+        parts = {spec.role: unpacked_part(spec) for spec in self.layout.part_specs(self.tensor.shape)}
+        return Tensor.from_parts(self.layout, parts, self.tensor.shape, self.tensor.name)
 
     def rows(self, shape: tuple[int, ...], blocks: Array) -> Tensor:
-        """Return rows of blocks as a tensor in memory, in its own layout of the other family."""
-        made = unpack(self.stored.type, blocks)
-        parts = {spec.role: memory_part(made[spec.role], spec.dtype, spec.type) for spec in self.own.part_specs(shape)}
-        return Tensor.from_parts(self.own, parts, shape, self.tensor.name)
+        """Return rows of blocks as a tensor in memory, in ``layout``."""
+        arrays = unpack(self.stored.type, blocks)
+        parts = {
+            spec.role: memory_part(arrays[spec.role], spec.dtype, spec.type) for spec in self.layout.part_specs(shape)
+        }
+        return Tensor.from_parts(self.layout, parts, shape, self.tensor.name)
 
-    def strange(self) -> str | None:
-        """Why a scale's byte means something else outside of blocks; reads all and checks their digest."""
+    def why_incompatible(self) -> str | None:
+        """Return why a scale's byte means another number outside of blocks.
+
+        Reads all blocks and checks their digest.
+        """
         rows, cols = self.tensor.matrix_shape
-        if self.stored.type not in STRANGE or not rows * cols:
+        if self.stored.type not in INCOMPATIBLE_SCALES or not rows * cols:
             return None
         reader, why_not, (elements, nbytes, _) = self.tensor.parts[BLOCKS].reader(), None, self.stored.block
-        scales, left = self.own.part_specs((1, elements))[1].length, rows * self.row_bytes
-        while left:
-            raw = np.empty(min(left, max(1, CHUNK // nbytes) * nbytes), np.uint8)
+        scales, remaining = self.layout.part_specs((1, elements))[1].length, rows * self.row_bytes
+        while remaining:
+            raw = np.empty(min(remaining, max(1, CHUNK // nbytes) * nbytes), np.uint8)
             reader.readinto(raw.data)
-            why_not = why_not or strange(self.stored.type, raw.reshape(-1, nbytes)[:, :scales])
-            left -= raw.size
+            why_not = why_not or why_incompatible(self.stored.type, raw.reshape(-1, nbytes)[:, :scales])
+            remaining -= raw.size
         reader.finish()
         return why_not
 
-    def repacked(self, apart: Tensor, target: Layout) -> Repacked:
-        """Return what is taken apart in the layout wanted."""
-        if isinstance(self.own, ScaledCodebookLayout):
-            return ScaledCodebookCodec().repack(apart, target)
-        return AffineCodec().repack(apart, target)
+    def repack(self, unpacked: Tensor, target: Layout) -> Repacked:
+        """Return an unpacked tensor in the layout ``target``."""
+        if isinstance(self.layout, ScaledCodebookLayout):
+            return ScaledCodebookCodec().repack(unpacked, target)
+        return AffineCodec().repack(unpacked, target)
 
 
 class _BlockParts:
-    """One pass over blocks, of which another layout's parts come."""
+    """A pass over blocks that yields the parts of another layout."""
 
     def __init__(self, blocks: _Blocks, target: Layout) -> None:
         self._blocks, self._target = blocks, target
         self._reader = blocks.tensor.parts[BLOCKS].reader()
-        self._begun = False
+        self._has_begun = False
 
     def read(self, rows: int) -> dict[str, Array]:
         blocks = self._blocks
         raw = scratch((rows * blocks.row_bytes,), np.uint8)
         self._reader.readinto(raw.data)
-        if self._target == blocks.own:
+        if self._target == blocks.layout:
             return unpack(blocks.stored.type, raw)
-        chunk = blocks.repacked(blocks.rows((rows, blocks.tensor.matrix_shape[1]), raw), self._target)
-        if not chunk.exact:  # all of them were, when they were read before
-            raise changed(blocks.tensor)
-        parts, first = chunk.reader().read(rows), not self._begun
-        self._begun = True
+        chunk = blocks.repack(blocks.rows((rows, blocks.tensor.matrix_shape[1]), raw), self._target)
+        if not chunk.exact:  # not the scales that were checked
+            raise source_changed(blocks.tensor)
+        parts, first = chunk.reader().read(rows), not self._has_begun
+        self._has_begun = True
         return {role: part if first or role not in _ONCE else part[:0] for role, part in parts.items()}
 
     def finish(self) -> None:

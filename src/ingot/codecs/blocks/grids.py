@@ -1,7 +1,7 @@
-"""The grids of ggml's types IQ1, IQ2 and IQ3: rows of values that an index stands for, all of a group at a time.
+"""The grids of ggml's types IQ1, IQ2 and IQ3: tables whose rows are the values of a group, by index.
 
-Numbers of ggml's ``ggml-common.h`` (MIT licence, the ggml authors), packed as the package gguf packs them: codes of 2
-or 4 bits, the lowest bits of a byte first, which stand for the magnitudes in ``GRIDS``.
+The numbers are those of ggml's ``ggml-common.h`` (MIT licence, the ggml authors), packed as the package gguf packs
+them: codes of 2 or 4 bits, the lowest bits of a byte first, for the magnitudes in ``GRIDS``.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ _IQ3_S = (
     "13742074507422754275027631760077"
 )
 
-# Codes, values of an entry, what codes stand for.
+# Name to codes, values of an entry, and the magnitude of each code.
 GRIDS: dict[str, tuple[str, int, tuple[int, ...]]] = {
     "iq1": (_IQ1, 8, (-1, 0, 1)),
     "iq2_xxs": (_IQ2_XXS, 8, (8, 25, 43)),
@@ -206,7 +206,7 @@ GRIDS: dict[str, tuple[str, int, tuple[int, ...]]] = {
 
 
 OF_TYPE: dict[str, str] = {"iq1_s": "iq1", "iq1_m": "iq1"} | {name: name for name in GRIDS if name != "iq1"}
-"""Which grid a type of block has."""
+"""The name of the grid of a block type."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Affine integers as ggml's blocks (``spec/gguf.md``, "Repacking"): no value goes through floats."""
+"""Repacking of affine integers as ggml's blocks, without rounding (``spec/gguf.md``, "Repacking")."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ingot.codecs.affine.offset import offsets
-from ingot.codecs.affine.repack import AffineRepack, difference, pieces
+from ingot.codecs.affine.repack import AffineRepack, difference, number_chunks
 from ingot.codecs.base import Repacked, cannot
-from ingot.codecs.blocks.apart import as_f16, changed, pack
+from ingot.codecs.blocks.apart import as_f16, pack, source_changed
 from ingot.core.numeric.floats import cast
 from ingot.model.layouts.affine import CODES, OFFSETS, POINTS, ROWS_LSB, SCALES, ZEROS, AffineLayout, Constant
 from ingot.model.layouts.alternatives import AFFINE
@@ -20,14 +20,17 @@ _COLUMNS = 32
 
 
 def to_blocks(tensor: Tensor, stored: AffineLayout, target: GgmlBlocksLayout) -> Repacked:
-    """Return a checked affine tensor in blocks, or why not; reads scales and zero points, and checks their digests."""
+    """Return an affine tensor in blocks, or the reason why not.
+
+    Reads scales and zero points, and checks their digests.
+    """
     rows, cols = tensor.matrix_shape
-    own = AFFINE.get(target.type)
-    if own is None or cols % _COLUMNS or stored.per_tensor:
-        return cannot(target, f"integers are no blocks of {target.type}")
+    layout = AFFINE.get(target.type)
+    if layout is None or cols % _COLUMNS or stored.per_tensor:
+        return cannot(target, f"blocks of {target.type} cannot hold these integers")
     if not stored.block and stored.group_columns(cols) % _COLUMNS:
         return cannot(target, f"blocks of {target.type} have a scale for 32 columns, found groups that cross them")
-    blocks = _ToBlocks(tensor, stored, own, target)
+    blocks = _ToBlocks(tensor, stored, layout, target)
     reason = difference(stored, blocks.between)
     if reason is not None:
         return cannot(target, reason)
@@ -48,14 +51,14 @@ def to_blocks(tensor: Tensor, stored: AffineLayout, target: GgmlBlocksLayout) ->
 class _ToBlocks:
     tensor: Tensor
     stored: AffineLayout
-    own: AffineLayout
+    layout: AffineLayout
     target: GgmlBlocksLayout
 
     @property
     def between(self) -> AffineLayout:
-        """The affine layout that blocks are put together from: scales in f32, and a zero point or offset for each."""
+        """The affine layout from which blocks are packed: scales in f32, and a zero point or offset for each."""
         stored = self.stored
-        signed = self.own.signed and not stored.offset
+        signed = self.layout.signed and not stored.offset
         return replace(stored, packing=ROWS_LSB, signed=signed, scales="f32", zero=OFFSETS if stored.offset else POINTS)
 
     @property
@@ -64,53 +67,57 @@ class _ToBlocks:
 
     @property
     def point(self) -> int:
-        """The zero point that blocks without offsets have, of unsigned codes where ``between`` has these."""
-        if isinstance(self.own.zero, Constant):
-            return self.own.zero.point
+        """The zero point of blocks without offsets; of unsigned codes if ``between`` has unsigned codes."""
+        if isinstance(self.layout.zero, Constant):
+            return self.layout.zero.point
         return 0 if self.between.signed else 128
 
     def numbers(self, scales: Array, zeros: Array) -> tuple[Array, Array | None] | str:
-        """Return the scales and offsets of blocks in f16, or why there are none."""
+        """Return the scales and offsets of blocks in f16, or the reason why there are none."""
         minima: Array | None = zeros if self.stored.offset else None
-        if self.own.offset and minima is None:
+        if self.layout.offset and minima is None:
             minima = offsets(scales, zeros)
             if minima is None:
-                return "an offset, -scale * zero point, is no number of f32 that keeps every value"
-        if not self.own.offset:
-            wanted = scales * np.float32(-self.point) if self.stored.offset else np.float32(self.point)
-            if not bool((zeros == wanted).all()):
-                kind = "offset -scale *" if self.stored.offset else "zero point"
-                return f"blocks of {self.target.type} have the {kind} {self.point}, found another"
-        low = None if minima is None or not self.own.offset else as_f16(minima)
+                return "f32 cannot hold an offset, -scale * zero point, so that every value stays equal"
+        if not self.layout.offset:
+            expected = scales * np.float32(-self.point) if self.stored.offset else np.float32(self.point)
+            if not bool((zeros == expected).all()):
+                term = "offset -scale *" if self.stored.offset else "zero point"
+                return f"blocks of {self.target.type} have the {term} {self.point}, found another"
+        low = None if minima is None or not self.layout.offset else as_f16(minima)
         high = as_f16(scales)
-        if high is None or (self.own.offset and low is None):
-            return "a scale or offset is no number of f16, which blocks have"
+        if high is None or (self.layout.offset and low is None):
+            return "f16, the type of numbers in blocks, cannot hold a scale or offset exactly"
         return high, low
 
     def why_not(self) -> str | None:
-        """Why not every value stays."""
+        """Return why some value would change; None if none does."""
         points = self.points
         why_not = points.why_not()
         if why_not is not None:
             return why_not
-        if not self.stored.zeros and not self.own.offset and self.stored.scales == "f16":  # any scale will do
-            found = self.numbers(np.ones(1, np.float32), points.new_zeros(1))
-            return found if isinstance(found, str) else None
-        zeros = pieces(self.tensor.parts[ZEROS]) if self.stored.zeros else None
-        for part in pieces(self.tensor.parts[SCALES]):
+        if (
+            not self.stored.zeros and not self.layout.offset and self.stored.scales == "f16"
+        ):  # does not depend on scales
+            numbers = self.numbers(np.ones(1, np.float32), points.new_zeros(1))
+            return numbers if isinstance(numbers, str) else None
+        zeros = number_chunks(self.tensor.parts[ZEROS]) if self.stored.zeros else None
+        for part in number_chunks(self.tensor.parts[SCALES]):
             scales = cast(part, "f32")
-            found = self.numbers(scales, points.new_zeros(scales.size) if zeros is None else points.shift(next(zeros)))
-            why_not = why_not or (found if isinstance(found, str) else None)
+            numbers = self.numbers(
+                scales, points.new_zeros(scales.size) if zeros is None else points.shift(next(zeros))
+            )
+            why_not = why_not or (numbers if isinstance(numbers, str) else None)
         for _ in zeros or ():  # to the end, where the digest is checked
             pass
         return why_not
 
 
 class _AffineBlocks:
-    """One pass over affine parts, of which blocks come."""
+    """A pass over affine parts that packs them into blocks."""
 
     def __init__(self, blocks: _ToBlocks) -> None:
-        self._blocks, self._inner = blocks, blocks.points.passing()
+        self._blocks, self._inner = blocks, blocks.points.reusing_reader()
         cols = blocks.tensor.matrix_shape[1]
         self._groups = blocks.stored.scale_shape(1, cols)[-1]
         starts = np.arange(0, cols, _COLUMNS)
@@ -118,19 +125,19 @@ class _AffineBlocks:
 
     def read(self, rows: int) -> dict[str, Array]:
         blocks, parts = self._blocks, self._inner.read(rows)
-        found = blocks.numbers(parts[SCALES].reshape(-1), parts[ZEROS].reshape(-1))
-        if isinstance(found, str):  # ``why_not`` saw others
-            raise changed(blocks.tensor)
+        numbers = blocks.numbers(parts[SCALES].reshape(-1), parts[ZEROS].reshape(-1))
+        if isinstance(numbers, str):  # not the numbers that ``why_not`` checked
+            raise source_changed(blocks.tensor)
         codes = np.ascontiguousarray(parts[CODES]).reshape(-1)
-        if blocks.own.signed and not blocks.between.signed:
+        if blocks.layout.signed and not blocks.between.signed:
             codes = codes ^ np.uint8(0x80)
-        scales, minima = found
-        low = None if minima is None else self._spread(minima)
-        made = {CODES: codes, SCALES: self._spread(scales), **({} if low is None else {ZEROS: low})}
-        return {BLOCKS: pack(blocks.target.type, made)}
+        scales, minima = numbers
+        low = None if minima is None else self._repeat(minima)
+        block_parts = {CODES: codes, SCALES: self._repeat(scales), **({} if low is None else {ZEROS: low})}
+        return {BLOCKS: pack(blocks.target.type, block_parts)}
 
-    def _spread(self, numbers: Array) -> Array:
-        """Return a number for each block, where one stands for several."""
+    def _repeat(self, numbers: Array) -> Array:
+        """Return a number for each block, from numbers of groups of one or more blocks."""
         if self._groups == self._group_of.size:
             return numbers
         return np.ascontiguousarray(numbers.reshape(-1, self._groups)[:, self._group_of]).reshape(-1)

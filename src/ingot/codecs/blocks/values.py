@@ -1,4 +1,4 @@
-"""What ggml's blocks stand for, in f32, f16 or bf16 (``spec/gguf.md``)."""
+"""Decoding of ggml's blocks to f32, f16 or bf16 (``spec/gguf.md``)."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ ID = GgmlBlocksLayout.codec
 
 
 class BlockDecoder:
-    """Decodes blocks of one type in memory."""
+    """A decoder of blocks of one type in memory."""
 
-    def __init__(self, layout: GgmlBlocksLayout, where: str) -> None:
-        self.block, self._type, self._where = layout.block, layout.type, where
+    def __init__(self, layout: GgmlBlocksLayout, location: str) -> None:
+        self.block, self._type, self._location = layout.block, layout.type, location
         self._grid = grid(OF_TYPE[layout.type]).reshape(-1) if layout.type in OF_TYPE else None
 
     def decode(self, blocks: Array, out: Array) -> None:
-        """Decode bytes of whole blocks into ``out`` (one dimension, f32, f16 or bf16), rounded once from f32.
+        """Decode full blocks into ``out`` (one dimension, f32, f16 or bf16), rounded once from f32.
 
-        Finite numbers that ``out`` cannot hold are refused; a scale that is infinite or NaN decodes to that.
+        Raises ``CodecError`` ``ggml_blocks.overflow`` if ``out`` cannot hold a finite number; a scale that is infinite
+        or NaN is decoded as such.
         """
         dtype = float_name(out)
         if native.kernels.ggml_decode(self._type, blocks, self._grid, written(out), dtype):
             raise CodecError(
                 f"{ID}.overflow",
                 f"expected values up to {LARGEST[dtype]:g}, which {dtype} can hold; decode to f32 or bf16",
-                where=self._where,
+                where=self._location,
             )

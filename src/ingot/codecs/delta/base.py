@@ -1,7 +1,8 @@
-"""Differences between two versions of a tensor: the contract, and the codecs that store one (design section 9.3).
+"""Differences between two versions of a tensor: the contract, and the codecs that store one.
 
-Most are ordinary codecs that hold ``fine-tune - base`` as float32 values: applying one adds what it decodes to the
-base and rounds once. ``delta_exact`` holds what turns the base's bits into the fine-tune's; alone it means nothing.
+Most are ordinary codecs that store ``fine-tune - base`` as float32 values: applying the difference adds the decoded
+values to the base and rounds once. ``delta_exact`` stores how the base's bits become the fine-tune's, so that its parts
+need the base.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ingot.model.tensor import Array, Tensor
 
 
 class NeedsBase(Codec):
-    """The values of a codec that means nothing without the base it was made against: there are none."""
+    """The base class of codecs whose parts have no values without the base, so that decoding raises an error."""
 
     id: ClassVar[str]
     lossless: ClassVar[bool] = True
@@ -35,30 +36,30 @@ class NeedsBase(Codec):
     rule: ClassVar[str]
 
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
-        """Refuse: ``rule``."""
-        raise self._refused(tensor.name)
+        """Raise ``UnsupportedError`` with the codec's ``rule``."""
+        raise self._needs_base_error(tensor.name)
 
     def reader(self, tensor: Tensor) -> RowReader:
-        """Refuse: ``rule``."""
-        raise self._refused(tensor.name)
+        """Raise ``UnsupportedError`` with the codec's ``rule``."""
+        raise self._needs_base_error(tensor.name)
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> Encoder:
-        """Refuse: ``rule``."""
-        raise self._refused(None)
+        """Raise ``UnsupportedError`` with the codec's ``rule``."""
+        raise self._needs_base_error(None)
 
-    def _refused(self, where: str | None) -> UnsupportedError:
+    def _needs_base_error(self, location: str | None) -> UnsupportedError:
         return UnsupportedError(
             f"{self.id} holds {self.holds}: `ingot diff` makes it, `ingot patch` applies it",
             rule=self.rule,
-            where=where,
+            where=location,
         )
 
 
 class DeltaEncoder(BaseEncoder, ABC):
-    """The prepared encoding of one difference: takes the same rows of the base and of the fine-tune."""
+    """The prepared encoding of one difference: accepts the same rows of the base and of the fine-tune."""
 
     def fit_pass(self, base: Array, tuned: Array) -> None:
-        """Take in the next rows of the present pass."""
+        """Process the next rows of the present pass."""
 
     @abstractmethod
     def encode(self, base: Array, tuned: Array, start: int = 0) -> dict[str, Array]:
@@ -66,14 +67,14 @@ class DeltaEncoder(BaseEncoder, ABC):
 
     @abstractmethod
     def rebuild(self, parts: Mapping[str, Array], base: Array, out: Array) -> None:
-        """Write the result of applying one chunk's ``parts`` to its ``base``. Pure and thread-safe.
+        """Apply the ``parts`` of one chunk to its ``base`` and write the result to ``out``. Pure and thread-safe.
 
         Called only if the encoder is not ``lossless``.
         """
 
 
 class Applier(Protocol):
-    """Sequential application, in memory bounded by the chunk."""
+    """A sequential applier of a difference, in memory bounded by the chunk."""
 
     def apply(self, base: Array, out: Array) -> None:
         """Write the fine-tune's next rows into ``out`` ([rows, cols], C order); ``out`` may be ``base`` itself."""
@@ -85,14 +86,14 @@ class Applier(Protocol):
 
 
 class DeltaCodec(ABC):
-    """The way in which a difference is stored.
+    """A method of storing a difference.
 
     Attributes
     ----------
     exact : bool
-        Whether applying gives the fine-tune bit for bit.
+        Whether applying the difference yields the fine-tune bit for bit.
     elementwise : bool
-        As in ``Codec``.
+        See ``Codec``.
     """
 
     id: str
@@ -105,14 +106,15 @@ class DeltaCodec(ABC):
 
     @abstractmethod
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> DeltaEncoder:
-        """Prepare to store a difference of two tensors of one shape and element type ``dtype``."""
+        """Return the encoder of a difference between two tensors of one shape and element type ``dtype``."""
 
     @abstractmethod
     def applier(self, tensor: Tensor, dtype: str) -> Applier:
         """Return a sequential applier of the delta ``tensor`` to a base of element type ``dtype``."""
 
     def fits(self, tensor: Tensor, shape: tuple[int, ...]) -> bool:
-        """Return whether the delta ``tensor`` may be applied to a base of ``shape``: by default its own shape."""
+        """Return whether the delta ``tensor`` may be applied to a base of ``shape``: by default, if it has this
+        shape."""
         return tensor.shape == shape
 
 
@@ -127,7 +129,7 @@ DELTAS: Instances[DeltaCodec] = Instances(
 
 
 def delta_codec(id: str) -> DeltaCodec:
-    """Return how a delta tensor of codec ``id`` is made and applied: by its own rule, or by addition."""
+    """Return the delta codec ``id``: a registered one, or the addition of an ordinary codec's values."""
     return DELTAS[id] if id in DELTAS else Additive(CODECS.get_or_refuse(id))
 
 
@@ -151,7 +153,7 @@ class Additive(DeltaCodec):
 
 
 class AdditiveEncoder(DeltaEncoder):
-    """Encodes ``tuned - base`` in float32 by an ordinary encoder."""
+    """An encoder of ``tuned - base`` in float32, by an ordinary encoder."""
 
     fit_passes: int
     lossless = False
@@ -170,7 +172,7 @@ class AdditiveEncoder(DeltaEncoder):
         return self._inner.observes()
 
     def observe(self, rows: Array, start: int) -> bool:
-        """Take in rows of the difference."""
+        """Observe rows of the difference."""
         return self._inner.observe(rows, start)
 
     def wider_options(self) -> Mapping[str, Any]:
@@ -205,16 +207,15 @@ class AdditiveEncoder(DeltaEncoder):
             return
         total = scratch(base.shape, np.float32)
         self._inner.decode(parts, total)
-        added(total, base, out)
+        round_sum(total, base, out)
 
 
-# Elements that are added at a time: what is made of them between stays in a cache.
-_PIECE = 1 << 19
+_BATCH = 1 << 19  # elements that are added at a time, so that temporaries stay in a cache
 _FUSED = ("f32", "f16", "bf16")
 
 
 class AdditiveApplier:
-    """Adds what a reader decodes, in one pass where the reader can."""
+    """An applier that adds the values of a reader, in one pass if the reader supports it."""
 
     def __init__(self, reader: RowReader) -> None:
         self._reader = reader
@@ -224,31 +225,31 @@ class AdditiveApplier:
         if self._adding is not None and fusible(base, out):
             self._adding.add_into(base, out)
             return
-        step = max(1, _PIECE // max(base.shape[-1], 1)) if base.ndim > 1 else max(len(base), 1)
+        step = max(1, _BATCH // max(base.shape[-1], 1)) if base.ndim > 1 else max(len(base), 1)
         for start in range(0, len(base), step):
             rows = base[start : start + step]
             total = scratch(rows.shape, np.float32)
             self._reader.read_into(total)
-            added(total, rows, out[start : start + step])
+            round_sum(total, rows, out[start : start + step])
 
     def finish(self) -> None:
         self._reader.finish()
 
 
 def fusible(base: Array, out: Array) -> bool:
-    """Whether both are of one type that kernels add to, in C order, and the same array or apart."""
+    """Return whether both have one type that kernels add to, in C order, and are the same array or disjoint."""
     start, other = base.ctypes.data, out.ctypes.data
     return _plain(base, out) and (start == other or start + base.nbytes <= other or other + out.nbytes <= start)
 
 
 def _plain(first: Array, other: Array) -> bool:
-    """Whether both are of one type that kernels know, in C order."""
+    """Return whether both have one type that kernels support, in C order."""
     plain = all(array.flags.c_contiguous and array.flags.aligned for array in (first, other))
     return plain and first.dtype == other.dtype and resolve_dtype(first.dtype).name in _FUSED
 
 
 def difference(base: Array, tuned: Array) -> Array:
-    """Return ``tuned - base`` in float32; what overflows is infinite, and infinities cancel to NaN."""
+    """Return ``tuned - base`` in float32; overflow becomes infinite, and infinities cancel to NaN."""
     wide = scratch(tuned.shape, np.float32)
     if _plain(base, tuned):
         native.kernels.differences(
@@ -257,21 +258,21 @@ def difference(base: Array, tuned: Array) -> Array:
         return wide
     new, old, out = tuned.reshape(-1), base.reshape(-1), wide.reshape(-1)
     with np.errstate(over="ignore", invalid="ignore"):
-        for start in range(0, out.size, _PIECE):
-            piece = slice(start, start + _PIECE)
-            np.subtract(widened(new[piece]), widened(old[piece]), out=out[piece])
+        for start in range(0, out.size, _BATCH):
+            batch = slice(start, start + _BATCH)
+            np.subtract(as_f32(new[batch]), as_f32(old[batch]), out=out[batch])
     return wide
 
 
-def added(total: Array, base: Array, out: Array) -> None:
+def round_sum(total: Array, base: Array, out: Array) -> None:
     """Round ``total + base``, computed in float32 in place of ``total``, to ``out``."""
     with np.errstate(over="ignore", invalid="ignore"):
-        total += widened(base)
+        total += as_f32(base)
     cast_into(total, out)
 
 
-def widened(rows: Array) -> Array:
-    """Return rows as float32: themselves where they are."""
+def as_f32(rows: Array) -> Array:
+    """Return rows as float32; the same array if they are float32."""
     if rows.dtype == np.float32:
         return rows
     wide = scratch(rows.shape, np.float32)

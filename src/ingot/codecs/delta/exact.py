@@ -1,4 +1,4 @@
-"""``delta_exact``: what turns one version of a tensor into another, bit for bit. Spec page: ``spec/delta_exact.md``."""
+"""``delta_exact``: the difference of two versions of a tensor, bit for bit. Spec page: ``spec/delta_exact.md``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ID = "delta_exact"
 
 @dataclass(frozen=True, kw_only=True)
 class ExactEncoder(DeltaEncoder):
-    """Encodes chunk by chunk; what a chunk becomes depends on both versions of its values alone."""
+    """An encoder of independent chunks: the bytes of a chunk depend only on both versions of its values."""
 
     layout: ExactParams
     params: Mapping[str, Any]
@@ -50,15 +50,15 @@ class ExactEncoder(DeltaEncoder):
         return encode_chunks(self.layout, as_words(base, self.layout), as_words(tuned, self.layout))
 
     def rebuild(self, parts: Mapping[str, Array], base: Array, out: Array) -> None:
-        """Write the fine-tune's rows that ``encode`` took, into ``out``, given what it returned."""
+        """Write the fine-tune's rows into ``out``, from the parts that ``encode`` returned for them."""
         target = flat(out).view(self.layout.word)
         last = (target.size - 1) % self.layout.chunk + 1
-        apply_chunks(self.layout, parts, as_words(base, self.layout), target, last=last, where="")
+        apply_chunks(self.layout, parts, as_words(base, self.layout), target, last=last, location="")
 
 
 @dataclass(slots=True)
 class _Open:
-    """A chunk that was applied in part: its bytes, its elements, and those of the base that were seen."""
+    """A chunk that was applied in part: its bytes, its size in elements, and the elements of the base so far."""
 
     parts: dict[str, Array]
     size: int
@@ -66,9 +66,9 @@ class _Open:
 
 
 class ExactApplier:
-    """Sequential application to any runs of rows; in memory are some chunks, and where rows end inside of one its base.
+    """A sequential applier for any runs of rows; it holds a few chunks, and the base of a chunk in which rows end.
 
-    Fastest where runs begin at multiples of ``step`` elements: of a chunk that is cut, what came before is done again.
+    Fastest if runs begin at multiples of ``step`` elements: a chunk that is cut is applied again for each run in it.
     """
 
     def __init__(self, tensor: Tensor, params: ExactParams) -> None:
@@ -76,8 +76,8 @@ class ExactApplier:
         self._sizes_reader, self._reader = tensor.parts["sizes"].reader(), tensor.parts["planes"].reader()
         self.step = params.chunk
         self._sizes: Array | None = None
-        self._next = 0  # the chunk whose bytes come next
-        self._left = tensor.size  # elements that were not written
+        self._next = 0  # the index of the next chunk
+        self._remaining = tensor.size  # elements that are not written yet
         self._open: _Open | None = None
 
     def apply(self, base: Array, out: Array) -> None:
@@ -85,21 +85,21 @@ class ExactApplier:
         if out.dtype != base.dtype or out.shape != base.shape:
             raise CodecError(
                 "delta_exact.base",
-                f"expected {list(base.shape)} of {base.dtype} to write to, found {list(out.shape)} of {out.dtype}",
+                f"expected an output of {base.dtype} {list(base.shape)}, found {out.dtype} {list(out.shape)}",
                 where=name,
             )
         old = as_words(base, params, name)
         new = flat(out).view(params.word)
-        if old.size > self._left:
+        if old.size > self._remaining:
             raise CodecError(
-                "delta_exact.base", f"expected at most {self._left} more elements, found {old.size}", where=name
+                "delta_exact.base", f"expected at most {self._remaining} more elements, found {old.size}", where=name
             )
         while old.size:
             if self._open is None and (count := self._run(old.size)):
                 self._apply(self._read(params.chunks(count)), old[:count], new[:count], (count - 1) % params.chunk + 1)
             else:
                 count = self._continue(old, new)
-            self._left -= count
+            self._remaining -= count
             old, new = old[count:], new[count:]
 
     def finish(self) -> None:
@@ -108,15 +108,21 @@ class ExactApplier:
         self._reader.finish()
 
     def _run(self, count: int) -> int:
-        """Return how many of the next elements are whole chunks to be applied at once."""
+        """Return the number of next elements that form complete chunks and are applied in one call.
+
+        0 if there are none.
+        """
         chunk = self._params.chunk
-        whole = min(count // chunk * chunk, max(STEP // chunk, 1) * chunk)
-        return whole or (count if count == self._left else 0)
+        full = min(count // chunk * chunk, max(STEP // chunk, 1) * chunk)
+        return full or (count if count == self._remaining else 0)
 
     def _continue(self, old: Array, new: Array) -> int:
-        """Begin a chunk or go on with it; what came before is applied once more, for its bytes have no other entry."""
+        """Begin or continue a chunk that is cut.
+
+        Its first part is applied again, because a chunk decodes only as a whole.
+        """
         if self._open is None:
-            size = min(self._params.chunk, self._left)
+            size = min(self._params.chunk, self._remaining)
             self._open = _Open(self._read(1), size, np.empty(0, self._params.word))
         opened = self._open
         before = opened.base.size
@@ -130,7 +136,7 @@ class ExactApplier:
         return count
 
     def _apply(self, parts: dict[str, Array], old: Array, new: Array, last: int) -> None:
-        apply_chunks(self._params, parts, old, new, last=last, where=self._tensor.name)
+        apply_chunks(self._params, parts, old, new, last=last, location=self._tensor.name)
 
     def _read(self, chunks: int) -> dict[str, Array]:
         sizes = self._all_sizes()[self._next : self._next + chunks]
@@ -151,18 +157,18 @@ class ExactApplier:
 
 
 class ExactDelta(DeltaCodec):
-    """How differences are made of two tensors and applied to one."""
+    """The codec of bit-exact differences."""
 
     id = ID
     exact = True
     elementwise = True
 
     def check(self, tensor: Tensor) -> None:
-        """Rules ``delta_exact.params``, ``.part-missing``, ``.dtype``, ``.size``."""
+        """Check the tensor; rules ``delta_exact.params``, ``.part-missing``, ``.dtype``, ``.size``."""
         _checked(tensor)
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> ExactEncoder:
-        """Prepare to encode. Options: ``chunk``, elements, a power of two (2**17)."""
+        """Return the encoder. Options: ``chunk``, elements, a power of two (2**17)."""
         unknown = sorted(set(options) - {"chunk"})
         if unknown:
             raise refuse_option("the option chunk", unknown[0])
@@ -174,7 +180,7 @@ class ExactDelta(DeltaCodec):
         return ExactEncoder(layout=layout, params=layout.attributes(size), parts=parts, step=layout.chunk)
 
     def applier(self, tensor: Tensor, dtype: str) -> ExactApplier:
-        """Return a sequential applier; ``delta_exact.base`` refuses a base of another element type."""
+        """Return a sequential applier; rule ``delta_exact.base`` for a base of another element type."""
         params = _checked(tensor)
         if resolve_dtype(dtype).name != params.dtype:
             raise CodecError("delta_exact.base", f"expected a base of {params.dtype}, found {dtype}", where=tensor.name)
@@ -182,14 +188,14 @@ class ExactDelta(DeltaCodec):
 
 
 class ExactCodec(NeedsBase):
-    """Differences between two versions of a tensor, bit for bit: stored, checked and moved here, never values alone."""
+    """Bit-exact differences between two versions of a tensor, which can be stored and checked but not decoded alone."""
 
     id: ClassVar[str] = ID
     rule: ClassVar[str] = "delta_exact.base"
     holds: ClassVar[str] = "differences, which mean nothing without their base"
 
     def check(self, tensor: Tensor) -> None:
-        """Rules ``delta_exact.params``, ``.part-missing``, ``.dtype``, ``.size``."""
+        """Check the tensor; rules ``delta_exact.params``, ``.part-missing``, ``.dtype``, ``.size``."""
         _checked(tensor)
 
 
@@ -197,11 +203,11 @@ def _checked(tensor: Tensor) -> ExactParams:
     params = params_of(tensor)
     chunks = params.chunks(tensor.size)
     sizes, planes = _part(tensor, "sizes", "u32"), _part(tensor, "planes", "u8")
-    most = params.limit(tensor.size)
-    if sizes.nbytes != 4 * chunks or not chunks <= planes.nbytes <= most:
+    limit = params.limit(tensor.size)
+    if sizes.nbytes != 4 * chunks or not chunks <= planes.nbytes <= limit:
         raise CodecError(
             "delta_exact.size",
-            f"expected {4 * chunks} bytes of sizes and {chunks} to {most} of planes, found {sizes.nbytes} and "
+            f"expected {4 * chunks} bytes of sizes and {chunks} to {limit} of planes, found {sizes.nbytes} and "
             f"{planes.nbytes}",
             where=tensor.name,
         )

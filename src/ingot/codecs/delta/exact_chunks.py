@@ -1,4 +1,4 @@
-"""Chunks of ``delta_exact``: parameters, making and applying runs of chunks. Spec page: ``spec/delta_exact.md``."""
+"""Chunks of ``delta_exact``: parameters, encoding and applying. Spec page: ``spec/delta_exact.md``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ingot.codecs.cast import flat
-from ingot.codecs.chunks import LATER, LEAST_CHUNK, MOST_CHUNK, STEP, VERSION, is_chunk, is_version, version_for
+from ingot.codecs.chunks import LATER, MAX_CHUNK, MIN_CHUNK, STEP, VERSION, is_chunk, is_version, version_for
 from ingot.core.numeric.dtypes import DTYPES, dtype, numpy_dtype
 from ingot.core.runtime import native
 from ingot.core.runtime.parallel import for_ranges
@@ -18,8 +18,8 @@ from ingot.model.tensor import Array, Tensor
 
 CHUNK = 1 << 17
 
-# Stored mantissa bits: a context is what stands above them, the exponent (its lower eight bits in f64). All others are
-# integers, whose context is their highest byte; f8_e8m0fnu, which has no sign, is one.
+# Stored mantissa bits. The context of a float is its bits above the mantissa: the exponent (the lower eight bits in
+# f64). Other types are integers, whose context is the highest byte; f8_e8m0fnu, which has no sign, is treated as one.
 _MANTISSA = {
     "f64": 52,
     "f32": 23,
@@ -32,16 +32,16 @@ _MANTISSA = {
 }
 
 _RULES = {1: "delta_exact.chunk", 2: "delta_exact.table", 3: "delta_exact.stream"}
-_WORDS = {
-    "delta_exact.chunk": "a known mode and as many bytes as it needs, found others",
-    "delta_exact.table": "code lengths or frequencies that make a whole code, found others",
-    "delta_exact.stream": "streams and gaps that end with the last element, found some that do not",
+_EXPECTED = {
+    "delta_exact.chunk": "a mode from 0 to 2 and the bytes that it needs",
+    "delta_exact.table": "code lengths or frequencies that form a complete code",
+    "delta_exact.stream": "streams and gaps that end with the last element",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class ExactParams:
-    """What the parts need to be read: ``chunk`` is in elements."""
+    """The parameters that reading the parts needs: ``chunk`` is in elements."""
 
     chunk: int
     dtype: str
@@ -53,29 +53,29 @@ class ExactParams:
 
     @property
     def word(self) -> np.dtype[Any]:
-        """The unsigned integers as which kernels see elements."""
+        """The unsigned integer type as which kernels read elements."""
         return np.dtype(f"u{self.width}")
 
     @property
     def element(self) -> tuple[bool, int]:
-        """Whether elements are sign and magnitude, and the lowest bit of what gives the context."""
+        """Whether elements are sign and magnitude, and the lowest bit of the context."""
         return self.dtype in _MANTISSA, _MANTISSA.get(self.dtype, 8 * self.width - 8)
 
     def chunks(self, size: int) -> int:
-        """Chunks of a tensor of ``size`` elements."""
+        """Return the number of chunks of a tensor of ``size`` elements."""
         return -(-size // self.chunk)
 
     def limit(self, size: int) -> int:
-        """The most bytes of ``planes``: every chunk as it is behind its mode."""
+        """Return the largest number of bytes of ``planes``: every chunk stored raw after its mode."""
         return self.width * size + self.chunks(size)
 
     def attributes(self, size: int) -> dict[str, Any]:
-        """Return the JSON-able attributes that ``params_of`` takes back, of a tensor of ``size`` elements."""
+        """Return the JSON-able attributes of a tensor of ``size`` elements; ``params_of`` reads them."""
         return {"codec_version": version_for(self.chunk, size), "chunk": self.chunk, "dtype": self.dtype}
 
 
 def is_coded(name: str) -> bool:
-    """Whether the codec takes this element type: floats, integers and booleans of whole bytes."""
+    """Return whether the codec supports this element type: floats, integers and booleans of full bytes."""
     row = DTYPES.get(name)
     return row is not None and row.kind != "c" and row.bits >= 8
 
@@ -93,43 +93,43 @@ def params_for(name: str, chunk: object = CHUNK) -> ExactParams:
     row = dtype(name)
     if not is_coded(row.name):
         raise UnsupportedError(
-            f"delta_exact takes floats, integers and booleans of whole bytes, found {row.name}",
+            f"codec delta_exact stores floats, integers and booleans of full bytes, found {row.name}",
             rule="delta_exact.dtype",
         )
     if not isinstance(chunk, int) or isinstance(chunk, bool) or not is_chunk(chunk):
-        raise refuse_option(f"a chunk that is a power of two from {LEAST_CHUNK} to {MOST_CHUNK}", chunk)
+        raise refuse_option(f"a chunk that is a power of two from {MIN_CHUNK} to {MAX_CHUNK}", chunk)
     return ExactParams(chunk, row.name)
 
 
-def refuse_option(expected: str, found: object) -> UsageError:
-    """Return the error of an option."""
-    return UsageError(f"codec delta_exact expected {expected}, found {str(found)[:80]!r}", rule="delta_exact.option")
+def refuse_option(expected: str, value: object) -> UsageError:
+    """Return the error for the value of an option."""
+    return UsageError(f"codec delta_exact expects {expected}, found {str(value)[:80]!r}", rule="delta_exact.option")
 
 
 def params_of(tensor: Tensor) -> ExactParams:
-    """Read a tensor's attributes.
+    """Return the parameters from a tensor's attributes.
 
     Raises
     ------
     CodecError
         ``delta_exact.params``: an attribute is missing, unknown or out of range, or not the tensor's dtype.
     """
-    stated = tensor.params
-    version, chunk, name = (stated.get(key) for key in ("codec_version", "chunk", "dtype"))
-    whole = isinstance(chunk, int) and not isinstance(chunk, bool) and is_chunk(chunk)
-    known = isinstance(name, str) and is_coded(name) and name == tensor.dtype
-    if not (whole and known and is_version(version)):
+    attributes = tensor.params
+    version, chunk, name = (attributes.get(key) for key in ("codec_version", "chunk", "dtype"))
+    chunk_fits = isinstance(chunk, int) and not isinstance(chunk, bool) and is_chunk(chunk)
+    dtype_fits = isinstance(name, str) and is_coded(name) and name == tensor.dtype
+    if not (chunk_fits and dtype_fits and is_version(version)):
         raise CodecError(
             "delta_exact.params",
             f"expected codec_version {VERSION} or {LATER}, dtype {tensor.dtype}, and a chunk that is a power of two "
-            f"from {LEAST_CHUNK} to {MOST_CHUNK}; found {str(dict(stated))[:120]!r}",
+            f"from {MIN_CHUNK} to {MAX_CHUNK}; found {str(dict(attributes))[:120]!r}",
             where=tensor.name,
         )
     return ExactParams(int(str(chunk)), str(name))
 
 
-def as_words(values: Array, params: ExactParams, where: str = "") -> Array:
-    """View values as flat words, in C order and aligned.
+def as_words(values: Array, params: ExactParams, location: str = "") -> Array:
+    """Return values as flat unsigned integers, in C order and aligned; a view if possible.
 
     Raises
     ------
@@ -138,13 +138,13 @@ def as_words(values: Array, params: ExactParams, where: str = "") -> Array:
     """
     if values.dtype != numpy_dtype(params.dtype):
         raise CodecError(
-            "delta_exact.base", f"expected values of {params.dtype}, found {values.dtype}", where=where or None
+            "delta_exact.base", f"expected values of {params.dtype}, found {values.dtype}", where=location or None
         )
     return flat(np.require(values, requirements=("C", "A"))).view(params.word)
 
 
 def encode_chunks(params: ExactParams, base: Array, tuned: Array) -> dict[str, Array]:
-    """Return ``sizes`` and ``planes`` of flat words that begin with a chunk."""
+    """Return ``sizes`` and ``planes`` of flat words; the first word begins a chunk."""
     sizes = np.empty(params.chunks(base.size), np.uint32)
     out = np.empty(params.limit(base.size), np.uint8)
     total = native.kernels.delta_encode(base, tuned, params.chunk, *params.element, out, sizes)
@@ -152,55 +152,58 @@ def encode_chunks(params: ExactParams, base: Array, tuned: Array) -> dict[str, A
 
 
 def apply_chunks(
-    params: ExactParams, parts: Mapping[str, Array], base: Array, out: Array, *, last: int, where: str
+    params: ExactParams, parts: Mapping[str, Array], base: Array, out: Array, *, last: int, location: str
 ) -> None:
     """Apply chunks, whose bytes are exactly ``planes``, to flat words; ``out`` may be ``base``.
 
     Parameters
     ----------
     last : int
-        Elements of the last chunk, of which there may be fewer in ``base`` and ``out``.
+        Elements of the last chunk; ``base`` and ``out`` may end before it does.
 
     Raises
     ------
     CodecError
-        ``delta_exact.chunk``, ``.table``, ``.stream``. Of ``out``, some elements may have been written by then.
+        ``delta_exact.chunk``, ``.table``, ``.stream``. Some elements of ``out`` may have been written before.
     """
     status, chunk = native.kernels.delta_apply(
         parts["planes"], parts["sizes"], params.chunk, last, *params.element, base, out
     )
     if status:
         rule = _RULES[status]
-        raise CodecError(rule, f"expected {_WORDS[rule]} in chunk {chunk} of those at hand", where=where or None)
+        raise CodecError(
+            rule, f"expected {_EXPECTED[rule]} in chunk {chunk} of this run, found others", where=location or None
+        )
 
 
-def check_sizes(params: ExactParams, sizes: Array, size: int, nbytes: int, where: str) -> None:
-    """Refuse sizes of chunks that no chunk can have or that do not add up to ``planes``: ``delta_exact.size``."""
-    most = params.width * params.chunk + 1
+def check_sizes(params: ExactParams, sizes: Array, size: int, nbytes: int, location: str) -> None:
+    """Raise ``CodecError`` ``delta_exact.size`` unless sizes of chunks are possible and add up to ``planes``."""
+    limit = params.width * params.chunk + 1
     total, largest = int(sizes.sum(dtype=np.uint64)), int(sizes.max(initial=0))
-    if len(sizes) != params.chunks(size) or total != nbytes or largest > most:
+    if len(sizes) != params.chunks(size) or total != nbytes or largest > limit:
         raise CodecError(
             "delta_exact.size",
-            f"expected {nbytes} bytes in {params.chunks(size)} chunks of at most {most}, found {total} in "
+            f"expected {nbytes} bytes in {params.chunks(size)} chunks of at most {limit}, found {total} in "
             f"{len(sizes)}, the largest {largest}",
-            where=where or None,
+            where=location or None,
         )
 
 
 def pack(base: Array, tuned: Array, *, chunk: int = CHUNK, workers: int | None = None) -> dict[str, Array]:
-    """Return what turns ``base`` into ``tuned``, of one shape and element type, as parts ``sizes`` and ``planes``.
+    """Return the difference from ``base`` to ``tuned``, of one shape and element type, as parts ``sizes`` and
+    ``planes``.
 
     Parameters
     ----------
     chunk : int
-        Elements of an independent piece, a power of two.
+        Elements of an independent chunk, a power of two.
     workers : int, optional
-        As of ``for_ranges``.
+        Threads, the argument of ``for_ranges``.
 
     Raises
     ------
     UnsupportedError, UsageError
-        As of ``params_for``; ``delta_exact.shape``: the arrays are of different shapes.
+        The errors of ``params_for``; ``delta_exact.shape``: the arrays have different shapes.
     """
     params = params_for(str(dtype(base.dtype).name), chunk)
     _require_shape(base, tuned)
@@ -212,21 +215,22 @@ def pack(base: Array, tuned: Array, *, chunk: int = CHUNK, workers: int | None =
         packed[start] = encode_chunks(params, old[start:stop], new[start:stop])
 
     for_ranges(old.size, step, encode, workers)
-    none: dict[str, Array] = {"sizes": np.empty(0, np.uint32), "planes": np.empty(0, np.uint8)}
-    pieces = [packed[start] for start in sorted(packed)] or [none]
-    return {role: np.concatenate([piece[role] for piece in pieces]) for role in none}
+    nothing: dict[str, Array] = {"sizes": np.empty(0, np.uint32), "planes": np.empty(0, np.uint8)}
+    runs = [packed[start] for start in sorted(packed)] or [nothing]
+    return {role: np.concatenate([run[role] for run in runs]) for role in nothing}
 
 
 def unpack(
     parts: Mapping[str, Array], base: Array, out: Array, *, chunk: int = CHUNK, workers: int | None = None
 ) -> None:
-    """Apply what ``pack`` returned: write the fine-tune into ``out``, in C order, which may be ``base`` itself.
+    """Apply the parts that ``pack`` returned: write the fine-tune into ``out``, in C order, which may be ``base``
+    itself.
 
     Raises
     ------
     CodecError
-        ``delta_exact.size``, ``.chunk``, ``.table``, ``.stream``: parts that are not of this shape, or damaged; ``out``
-        may be written in part by then.
+        ``delta_exact.size``, ``.chunk``, ``.table``, ``.stream``: parts that do not fit this shape, or are damaged.
+        ``out`` may have been written in part.
     """
     params = params_for(str(dtype(base.dtype).name), chunk)
     _require_shape(base, out)
@@ -237,9 +241,9 @@ def unpack(
     ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
 
     def apply(first: int, stop: int) -> None:
-        piece = {"sizes": sizes[first:stop], "planes": planes[ends[first] : ends[stop]]}
+        chunks = {"sizes": sizes[first:stop], "planes": planes[ends[first] : ends[stop]]}
         run = slice(first * chunk, min(stop * chunk, old.size))
-        apply_chunks(params, piece, old[run], new[run], last=min(chunk, old.size - (stop - 1) * chunk), where="")
+        apply_chunks(params, chunks, old[run], new[run], last=min(chunk, old.size - (stop - 1) * chunk), location="")
 
     for_ranges(len(sizes), max(STEP // chunk, 1), apply, workers)
 

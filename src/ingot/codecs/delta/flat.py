@@ -1,4 +1,4 @@
-"""What the codecs of ``.wdelta`` share: float32 differences, seen flat (``spec/wdelta.md``)."""
+"""Base classes of the codecs of ``.wdelta``: float32 differences, seen as one flat run (``spec/wdelta.md``)."""
 
 from __future__ import annotations
 
@@ -21,22 +21,21 @@ from ingot.errors import CodecError, UnsupportedError, UsageError
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor
 
-# Elements that a reader decodes at a time: what it needs beside them stays in the second-level cache.
-PIECE = 1 << 18
-# Elements that are added at a time: nothing but their codes is read between.
-_ADDED = 1 << 20
+BATCH = 1 << 18
+"""Elements that a reader decodes at a time; temporaries stay in the second-level cache."""
+_ADDED = 1 << 20  # elements that are added at a time, where only their codes are read meanwhile
 
 
 def scale_reach() -> RangeProbe:
-    """Return what f16 scales of signs or codes of 4 bits reach down to: the layouts know no other type.
+    """Return the probe of f16 scales of signs or 4-bit codes, for which the layouts allow no other type.
 
-    From 2^-21 on means and steps of ordinary differences, some eight times smaller than the largest, are numbers.
+    From 2^-21 on, f16 can hold means and steps of ordinary differences, some eight times smaller than the largest.
     """
     return RangeProbe("scales", "f16", (), 8, "f32")
 
 
 class F16Scales(BaseEncoder):
-    """The range probe of encoders with f16 scales, the type that their layouts fix."""
+    """The range probe of encoders with f16 scales, a type that their layouts fix."""
 
     reach: RangeProbe
 
@@ -45,9 +44,9 @@ class F16Scales(BaseEncoder):
 
 
 class Differences(NamedTuple):
-    """Differences in float32 as kernels take them: ``tuned`` less ``base``, flat arrays of bits of one float type.
+    """Differences in float32 for kernels: ``tuned - base``, flat arrays of bits of one float type.
 
-    Without a base ``tuned`` are the differences.
+    Without a base, ``tuned`` are the differences.
     """
 
     tuned: Array
@@ -55,46 +54,49 @@ class Differences(NamedTuple):
     dtype: str
 
     @classmethod
-    def given(cls, rows: Array) -> Differences:
-        """Return float32 differences."""
+    def from_rows(cls, rows: Array) -> Differences:
+        """Return the differences from float32 rows."""
         return cls(flat_values(rows), None, "f32")
 
     @classmethod
     def between(cls, base: Array, tuned: Array) -> Differences:
-        """Return those of two arrays of one float type, C order; nothing is computed yet."""
+        """Return the differences of two arrays of one float type, C order; nothing is computed yet."""
         return cls(as_bits(tuned.reshape(-1)), as_bits(base.reshape(-1)), float_name(tuned))
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """The number of differences."""
         return self.tuned.size
 
     def part(self, start: int, stop: int) -> Differences:
-        """Return some of them."""
+        """Return the differences from ``start`` to ``stop``."""
         return Differences(self.tuned[start:stop], None if self.base is None else self.base[start:stop], self.dtype)
 
     def array(self) -> Array:
-        """Return them computed."""
+        """Return the computed differences."""
         if self.base is None:
             return self.tuned
         out = scratch(self.tuned.shape, np.float32)
         native.kernels.differences(self.tuned, self.base, out, self.dtype)
         return out
 
-    def at(self, index: int) -> float:
-        """Return one."""
+    def value_at(self, index: int) -> float:
+        """Return the difference at ``index``."""
         return float(self.part(index, index + 1).array()[0])
 
     def range_without(self, skipped: Array, low: float, high: float) -> tuple[float, float]:
-        """Return the range of all but those at ``skipped``, which is ``low`` to ``high``; of zeros the right one."""
+        """Return the range of all differences but those at ``skipped``, given as ``low`` to ``high``.
+
+        If the given lower end is 0, the range is computed again, because a zero of either sign may stand for it.
+        """
         return (low, high) if low != 0 else native.kernels.range_between(self.array(), skipped)
 
 
 class PairEncoder(Encoder):
-    """An encoder of float32 differences that takes base and fine-tune, and subtracts while it encodes.
+    """An encoder of float32 differences that accepts base and fine-tune, and subtracts while it encodes.
 
-    Both arrays are f32, f16 or bf16, of one type, in C order. No array of differences is made; the bits are those that
-    the differences would give.
+    Both arrays are f32, f16 or bf16, of one type, in C order. No array of differences is allocated; the bits are the
+    same as with one.
     """
 
     @abstractmethod
@@ -102,31 +104,31 @@ class PairEncoder(Encoder):
         """Write ``base`` plus the decoded ``parts`` into ``out``, with the bits of ``AddingReader.add_into``."""
 
     @abstractmethod
-    def encode_of(self, of: Differences, rows: int, start: int) -> dict[str, Array]:
-        """Encode the differences of ``rows`` rows."""
+    def encode_differences(self, differences: Differences, rows: int, start: int) -> dict[str, Array]:
+        """Return the parts of the differences of ``rows`` rows, ``start`` rows after the first."""
 
     @abstractmethod
-    def fit_of(self, of: Differences) -> None:
-        """Take in the next differences of a fit pass."""
+    def fit_differences(self, differences: Differences) -> None:
+        """Process the next differences of a fit pass."""
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
         """Return the parts of these rows."""
-        return self.encode_of(Differences.given(rows), len(rows), start)
+        return self.encode_differences(Differences.from_rows(rows), len(rows), start)
 
     def encode_pair(self, base: Array, tuned: Array, start: int = 0) -> dict[str, Array]:
-        return self.encode_of(Differences.between(base, tuned), len(tuned), start)
+        return self.encode_differences(Differences.between(base, tuned), len(tuned), start)
 
     def fit_pass(self, rows: Array) -> None:
-        """Take in the next rows, where the encoder learns beforehand."""
-        self.fit_of(Differences.given(rows))
+        """Process the next rows of a fit pass, if the encoder has one."""
+        self.fit_differences(Differences.from_rows(rows))
 
     def fit_pair(self, base: Array, tuned: Array) -> None:
-        self.fit_of(Differences.between(base, tuned))
+        self.fit_differences(Differences.between(base, tuned))
 
 
 @dataclass(kw_only=True, eq=False)
-class WholeEncoder(PairEncoder):
-    """An encoder that looks for the largest differences and therefore takes a tensor whole."""
+class SingleChunkEncoder(PairEncoder):
+    """An encoder that selects the largest differences and therefore needs the tensor in a single chunk."""
 
     codec: str
     size: int
@@ -137,38 +139,38 @@ class WholeEncoder(PairEncoder):
     single_chunk: bool = True
     lossless: bool = False
 
-    def fit_of(self, of: Differences) -> None:
-        """Nothing to learn beforehand."""
+    def fit_differences(self, differences: Differences) -> None:
+        """Do nothing: there is no fit pass."""
 
-    def largest(self, of: Differences, count: int) -> tuple[Array, Array, tuple[float, float]]:
+    def largest(self, differences: Differences, count: int) -> tuple[Array, Array, tuple[float, float]]:
         """Return positions and values of the ``count`` largest by magnitude, ascending, and the range of the others.
 
-        Of equal magnitudes the first are taken. Where there are no others, the range says nothing.
+        Ties go to the lower position. If there are no others, the range is meaningless.
 
         Raises
         ------
         CodecError
             ``<codec>.whole``: not all rows; ``<codec>.non-finite``: a difference is NaN or infinite.
         """
-        if of.size != self.size:
-            raise CodecError(f"{self.codec}.whole", f"expected all {self.size} values, found {of.size}")
-        positions, kept, low, high = scratch((count,), np.int64), scratch((count,), np.float32), 0.0, 0.0
+        if differences.size != self.size:
+            raise CodecError(f"{self.codec}.whole", f"expected all {self.size} values, found {differences.size}")
+        positions, values, low, high = scratch((count,), np.int64), scratch((count,), np.float32), 0.0, 0.0
         if count:
-            bad, low, high = native.kernels.top_of(*of, positions, kept)
-            if bad < of.size:
-                raise non_finite(self.codec, of.at(bad), bad)
-        return positions, kept, (low, high)
+            bad, low, high = native.kernels.top_of(*differences, positions, values)
+            if bad < differences.size:
+                raise non_finite(self.codec, differences.value_at(bad), bad)
+        return positions, values, (low, high)
 
 
 def flat_values(rows: Array) -> Array:
-    """Return the float32 values of some rows in one dimension, C order."""
+    """Return the float32 values of rows in one dimension, C order."""
     if rows.dtype != np.float32:
         raise ValueError(f"expected differences in float32, found {rows.dtype}")
     return np.require(rows, requirements=("C", "A")).reshape(-1)
 
 
 def non_finite(codec: str, value: float, index: int) -> CodecError:
-    """Return the refusal of a NaN or an infinity: it would be lost, or spread over its row or tensor."""
+    """Return the error for a NaN or an infinity, which would spread over its row or tensor."""
     return CodecError(
         f"{codec}.non-finite",
         f"expected finite differences, found {value:g} at element {index}; store this tensor with delta_exact",
@@ -176,21 +178,21 @@ def non_finite(codec: str, value: float, index: int) -> CodecError:
 
 
 def require_source(codec: str, source: str) -> None:
-    """Refuse a source that is not float32: a difference is computed in it."""
+    """Raise ``UnsupportedError`` ``<codec>.dtype`` unless the source is float32, the type of differences."""
     if dtype(source).name != "f32":
         raise UnsupportedError(f"codec {codec} stores differences in f32, found {source}", rule=f"{codec}.dtype")
 
 
-def require_options(codec: str, options: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    """Refuse options that the codec does not know."""
-    unknown = sorted(str(key) for key in options if key not in known)
+def require_options(codec: str, options: Mapping[str, Any], names: tuple[str, ...]) -> None:
+    """Raise ``UsageError`` ``<codec>.option`` if an option has a name that is not in ``names``."""
+    unknown = sorted(str(key) for key in options if key not in names)
     if unknown:
-        names = " and ".join(known) or "none"
-        raise UsageError(f"codec {codec} knows the options {names}, found {unknown[0]!r}", rule=f"{codec}.option")
+        allowed = " and ".join(names) or "none"
+        raise UsageError(f"codec {codec} has the options {allowed}, found {unknown[0]!r}", rule=f"{codec}.option")
 
 
 def share_option(codec: str, options: Mapping[str, Any], key: str, default: float, below: float) -> float:
-    """Return an option that is a share: a number from 0 to less than 1, or to ``below``."""
+    """Return an option that is a fraction: a number from 0 to less than 1, or exactly ``below``."""
     value = options.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not (0 <= value < 1 or value == below):
         raise UsageError(
@@ -200,50 +202,53 @@ def share_option(codec: str, options: Mapping[str, Any], key: str, default: floa
 
 
 def to_f16(values: Array, codec: str) -> Array:
-    """Round finite float32 values to float16; ``<codec>.overflow`` where one is too large."""
+    """Return finite float32 values rounded to float16; rule ``<codec>.overflow`` if a value is too large."""
     with np.errstate(over="ignore"):
         rounded = values.astype(np.float16)
     if not np.isfinite(rounded).all():
         value = float(values[int(np.argmin(np.isfinite(rounded)))])
         raise CodecError(
             f"{codec}.overflow",
-            f"expected differences that float16 can hold (at most 65504), found {value:g}; store this tensor whole",
+            f"expected differences that float16 can hold (at most 65504), found {value:g}; store this tensor unchanged",
         )
     return rounded
 
 
 def check_parts(tensor: Tensor, dtypes: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
-    """Check that the tensor is of float32 and has exactly these parts in these types; return each one's elements.
+    """Return the element count of each part, after checking that the tensor is float32 and has these parts in these
+    types.
 
-    Rules ``<codec>.dtype``, ``<codec>.parts``, ``<codec>.part-dtype``, ``<codec>.size`` (no whole elements).
+    Rules ``<codec>.dtype``, ``<codec>.parts``, ``<codec>.part-dtype``, ``<codec>.size`` (no full elements).
     """
     codec = tensor.codec
     if tensor.dtype != "f32":
         raise CodecError(f"{codec}.dtype", f"expected a difference in f32, found {tensor.dtype}", where=tensor.name)
     if set(tensor.parts) != set(dtypes):
-        found = ", ".join(sorted(tensor.parts)) or "none"
-        raise CodecError(f"{codec}.parts", f"expected the parts {', '.join(dtypes)}, found {found}", where=tensor.name)
+        roles = ", ".join(sorted(tensor.parts)) or "none"
+        raise CodecError(f"{codec}.parts", f"expected the parts {', '.join(dtypes)}, found {roles}", where=tensor.name)
     counts = {}
-    for role, wanted in dtypes.items():
+    for role, allowed in dtypes.items():
         part = tensor.parts[role]
-        where = f"{tensor.name}.{role}"
-        if part.dtype not in wanted or part.type not in (None, part.dtype):
+        location = f"{tensor.name}.{role}"
+        if part.dtype not in allowed or part.type not in (None, part.dtype):
             raise CodecError(
-                f"{codec}.part-dtype", f"expected {' or '.join(wanted)}, found {part.type or part.dtype}", where=where
+                f"{codec}.part-dtype",
+                f"expected {' or '.join(allowed)}, found {part.type or part.dtype}",
+                where=location,
             )
-        count, odd = divmod(part.nbytes, STORAGE_DTYPES[part.dtype].bits // 8)
-        if odd:
-            raise CodecError(f"{codec}.size", f"expected whole elements, found {part.nbytes} bytes", where=where)
+        count, remainder = divmod(part.nbytes, STORAGE_DTYPES[part.dtype].bits // 8)
+        if remainder:
+            raise CodecError(f"{codec}.size", f"expected full elements, found {part.nbytes} bytes", where=location)
         counts[role] = count
     return counts
 
 
-def require_count(tensor: Tensor, role: str, found: int, expected: int) -> None:
-    """Refuse a part of another number of elements: ``<codec>.size``."""
-    if found != expected:
+def require_count(tensor: Tensor, role: str, count: int, expected: int) -> None:
+    """Raise ``CodecError`` ``<codec>.size`` unless a part has the expected number of elements."""
+    if count != expected:
         raise CodecError(
             f"{tensor.codec}.size",
-            f"expected {expected} elements for shape {list(tensor.shape)}, found {found}",
+            f"expected {expected} elements for shape {list(tensor.shape)}, found {count}",
             where=f"{tensor.name}.{role}",
         )
 
@@ -254,10 +259,10 @@ def matrix_rows(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 class Addition(NamedTuple):
-    """What a piece of differences is added to, or subtracted from: flat arrays of one float type.
+    """The arrays of an addition or subtraction of differences: flat, of one float type.
 
-    ``out`` gets ``base`` plus the differences, or less them, and ``back``, where given, ``out`` less them again: each
-    computed in float32 and rounded once.
+    ``out`` becomes ``base`` plus the differences, or minus them if ``less`` is set. ``back``, if given, becomes ``out``
+    minus the differences. Each is computed in float32 and rounded once.
     """
 
     base: Array
@@ -266,51 +271,52 @@ class Addition(NamedTuple):
     less: bool
 
     def part(self, start: int, stop: int) -> Addition:
-        """Return that of some of the elements."""
+        """Return the addition of the elements from ``start`` to ``stop``."""
         back = None if self.back is None else self.back[start:stop]
         return Addition(self.base[start:stop], self.out[start:stop], back, self.less)
 
     @property
     def arguments(self) -> tuple[Array, Array, Array | None, bool, str]:
-        """What the kernels that add take last."""
+        """The last arguments of the kernels that add."""
         back = None if self.back is None else written(self.back)
         return as_bits(self.base), written(self.out), back, self.less, float_name(self.out)
 
 
-class AddsByPieces(AddingReader):
-    """A reader that adds or subtracts while it decodes, some elements at a time.
+class BatchAddingReader(AddingReader):
+    """A reader that adds or subtracts while it decodes, a batch of elements at a time.
 
-    If ``by_rows`` is set, these are whole rows.
+    If ``by_rows`` is set, a batch is a whole number of rows.
     """
 
     by_rows: ClassVar[bool] = False
 
     @abstractmethod
-    def add(self, piece: Addition) -> None:
-        """Add the next differences, as many as the piece has elements."""
+    def add(self, addition: Addition) -> None:
+        """Add the next differences, one for each element of ``addition``."""
 
     def add_into(self, base: Array, out: Array) -> None:
         self._run(base, out, None, less=False)
 
     def add_back_into(self, base: Array, out: Array, back: Array) -> None:
-        """As ``add_into``, and write ``out`` less the same rows, computed in f32 and rounded once, into ``back``.
+        """Add like ``add_into``, and write ``out`` minus the same rows, computed in f32 and rounded once, into
+        ``back``.
 
         ``back`` shares no memory with the other arrays.
         """
         self._run(base, out, back, less=False)
 
     def subtract_from(self, base: Array, out: Array) -> None:
-        """Write ``base`` less the next rows, computed in f32 and rounded once, into ``out``."""
+        """Write ``base`` minus the next rows, computed in f32 and rounded once, into ``out``."""
         self._run(base, out, None, less=True)
 
     def _run(self, base: Array, out: Array, back: Array | None, *, less: bool) -> None:
         if not out.size:
             return
         step = max(1, _ADDED // out.shape[-1]) * out.shape[-1] if self.by_rows else _ADDED
-        first, two, three = base.reshape(-1), flat(out), None if back is None else flat(back)
-        begun = [array for array in (two, three) if array is not None and array.ctypes.data != first.ctypes.data]
+        first, second, third = base.reshape(-1), flat(out), None if back is None else flat(back)
+        fresh = [array for array in (second, third) if array is not None and array.ctypes.data != first.ctypes.data]
         for start in range(0, out.size, step):
-            piece = slice(start, start + step)
-            for array in begun:  # what comes next is written next: so a page that is begun is cleared whole
+            batch = slice(start, start + step)
+            for array in fresh:  # the following memory is written next, so a page that is entered is cleared as a whole
                 enter(array[start:], step * array.itemsize + HUGE)
-            self.add(Addition(first[piece], two[piece], None if three is None else three[piece], less))
+            self.add(Addition(first[batch], second[batch], None if third is None else third[batch], less))

@@ -1,4 +1,4 @@
-"""``delta_int4``: 4-bit codes over one range, the largest differences apart (``.wdelta`` strategy ``int4``).
+"""``delta_int4``: 4-bit codes over one range, with the largest differences apart (``.wdelta`` strategy ``int4``).
 
 Spec page: ``spec/wdelta.md``.
 """
@@ -15,12 +15,12 @@ import numpy as np
 from ingot.codecs.base import ChunkParts, Codec, decode_by_rows
 from ingot.codecs.cast import cast, flat
 from ingot.codecs.delta.flat import (
-    PIECE,
+    BATCH,
     Addition,
-    AddsByPieces,
+    BatchAddingReader,
     Differences,
     F16Scales,
-    WholeEncoder,
+    SingleChunkEncoder,
     check_parts,
     matrix_rows,
     require_count,
@@ -30,8 +30,8 @@ from ingot.codecs.delta.flat import (
     share_option,
     to_f16,
 )
-from ingot.codecs.delta.readers import Codes, Placed, Values, rounded
-from ingot.codecs.delta.top import RangeOfRest, Rest, StreamedEncoder, grid_of, streams
+from ingot.codecs.delta.readers import Codes, ElementReader, PositionReader, cast_like
+from ingot.codecs.delta.top import RestObserver, RestRange, StreamedEncoder, grid_of, streams
 from ingot.codecs.range_probe import RangeProbe
 from ingot.core.numeric.floats import as_bits, float_name, written
 from ingot.core.runtime import native
@@ -56,26 +56,28 @@ _NOTHING = np.empty(0, np.int64)
 
 
 def outliers(size: int, fraction: float) -> int:
-    """Return how many of ``size`` differences are stored apart: at least one, if there is one."""
+    """Return how many of ``size`` differences are outliers: at least one, unless ``size`` is 0."""
     return min(size, max(1, int(size * fraction)))
 
 
-def table(scale: Array, zero: Array, where: str | None = None) -> Array:
-    """Return what the sixteen codes stand for: ``q / 15 * (scale * 15) + zero``, each step rounded to float32.
+def table(scale: Array, zero: Array, location: str | None = None) -> Array:
+    """Return the values of the sixteen codes: ``q / 15 * (scale * 15) + zero``, each step rounded to float32.
 
     Raises ``CodecError`` ``delta_int4.scale``: a scale or zero point that is not finite.
     """
     factor, offset = float(scale[0]), float(zero[0])
     if not np.isfinite([factor, offset]).all():
-        raise CodecError("delta_int4.scale", f"expected finite numbers, found {factor:g} and {offset:g}", where=where)
+        raise CodecError(
+            "delta_int4.scale", f"expected finite numbers, found {factor:g} and {offset:g}", where=location
+        )
     values: Array = np.arange(16, dtype=np.float32) / np.float32(15) * np.float32(factor * 15) + np.float32(offset)
     return values
 
 
 class Scale(NamedTuple):
-    """How values become codes: ``pair`` is scale and zero point as stored, ``arguments`` are the kernel's.
+    """The conversion of values to codes: ``pair`` is scale and zero point as stored, ``arguments`` are the kernel's.
 
-    ``flat`` tells that all codes are 0.
+    If ``flat`` is set, all codes are 0.
     """
 
     flat: bool
@@ -93,25 +95,28 @@ def scale_of(low: float, high: float, layout: int) -> Scale:
     return Scale(flat, pair, (low, spread, 15.0) if layout == 1 else (float(pair[1]), float(pair[0]), 1.0))
 
 
-def codes_of(of: Differences, skipped: Array, scale: Scale, before: float | None = None) -> Array:
-    """Return the codes of ``before``, where given, and all differences but for those at ``skipped``, two per byte.
+def codes_of(differences: Differences, skipped: Array, scale: Scale, before: float | None = None) -> Array:
+    """Return the codes of ``before``, if given, and of all differences but those at ``skipped``, two per byte.
 
-    The last byte is filled with 0.
+    The last byte is padded with 0.
     """
-    packed = np.zeros((of.size + (before is not None) - skipped.size + 1) // 2, np.uint8)
+    packed = np.zeros((differences.size + (before is not None) - skipped.size + 1) // 2, np.uint8)
     if not scale.flat:
-        native.kernels.int4_encode(*of, before, skipped, *scale.arguments, packed)
+        native.kernels.int4_encode(*differences, before, skipped, *scale.arguments, packed)
     return packed
 
 
 class _Chunk(ChunkParts):
-    """Parts of a chunk whose ``within`` count from its first element; ``first`` codes in ``packed`` come before it."""
+    """Parts of a chunk.
+
+    Positions in ``within`` count from its first element, which ``first`` codes in ``packed`` precede.
+    """
 
     first: int = 0
 
 
 class _Decoding:
-    """What both encoders decode by, to measure the error."""
+    """The decoding that both encoders share, to measure the error."""
 
     layout: int
 
@@ -130,13 +135,13 @@ class _Decoding:
 
 
 def _alone(parts: Mapping[str, Array]) -> tuple[Mapping[str, Array], int]:
-    """Return what to decode, and how many codes to pass over."""
+    """Return the parts to decode, and the number of codes to skip."""
     return (parts.within, parts.first) if isinstance(parts, _Chunk) else (parts, 0)
 
 
 @dataclass(kw_only=True, eq=False)
-class Int4Encoder(_Decoding, F16Scales, WholeEncoder):
-    """Stores ``count`` outliers in float16 and the rest as codes; layout 2 has codes for all."""
+class Int4Encoder(_Decoding, F16Scales, SingleChunkEncoder):
+    """An encoder that stores ``count`` outliers in float16 and the others as codes; layout 2 has codes for all."""
 
     codec: str = ID
     count: int
@@ -144,92 +149,101 @@ class Int4Encoder(_Decoding, F16Scales, WholeEncoder):
     index_dtype: str
     reach: RangeProbe = field(default_factory=scale_reach)
 
-    def encode_of(self, of: Differences, rows: int, start: int) -> dict[str, Array]:
+    def encode_differences(self, differences: Differences, rows: int, start: int) -> dict[str, Array]:
         """Return the parts.
 
         Raises ``CodecError``: ``delta_int4.non-finite``, ``delta_int4.overflow`` (past the range of float16).
         """
-        positions, largest, rest = self.largest(of, self.count)
-        low, high = of.range_without(positions, *rest) if self.count < self.size else (0.0, 0.0)
+        positions, largest, others = self.largest(differences, self.count)
+        low, high = differences.range_without(positions, *others) if self.count < self.size else (0.0, 0.0)
         scale = scale_of(low, high, self.layout)
         return {
             "outlier_idx": positions.astype(self.index_dtype, copy=False),
             "outlier_vals": to_f16(largest, self.codec),
             "scale": scale.pair[:1],
             "zero_point": scale.pair[1:],
-            "packed": codes_of(of, positions if self.layout == 1 else _NOTHING, scale),
+            "packed": codes_of(differences, positions if self.layout == 1 else _NOTHING, scale),
         }
 
 
 @dataclass(kw_only=True, eq=False)
 class StreamedInt4Encoder(_Decoding, F16Scales, StreamedEncoder):
-    """The same bytes in chunks, after one pass that finds outliers and range.
+    """An encoder that produces the same bytes in chunks, after one pass that finds outliers and range.
 
-    A byte goes with the chunk of its second code; the value of the first may lie far before, and the fit pass noted it.
+    A byte belongs to the chunk of its second code. The value of its first code may lie far before; the fit pass noted
+    it.
     """
 
     codec: str = ID
     layout: int
     index_dtype: str
     reach: RangeProbe = field(default_factory=scale_reach)
-    _rest: RangeOfRest | None = None
+    _observer: RestRange | None = None
     _scale: Scale | None = None
 
-    def rest(self) -> Rest:
-        self._rest = RangeOfRest(self.size, self.step, self.layout == 1)
-        return self._rest
+    def make_observer(self) -> RestObserver:
+        self._observer = RestRange(self.size, self.step, self.layout == 1)
+        return self._observer
 
-    def learnt(self, values: Array) -> Array:
-        """Settle the scale and round the outliers; rule ``delta_int4.overflow``."""
-        assert self._rest is not None
-        low, high = (self._rest.low, self._rest.high) if self.count < self.size else (0.0, 0.0)
+    def finish_fit(self, values: Array) -> Array:
+        """Return the outliers rounded to float16, after deciding the scale; rule ``delta_int4.overflow``."""
+        assert self._observer is not None
+        low, high = (self._observer.low, self._observer.high) if self.count < self.size else (0.0, 0.0)
         self._scale = scale_of(low, high, self.layout)
         return to_f16(values, self.codec)
 
     def forget(self) -> None:
         super().forget()
-        self._rest = self._scale = None
+        self._observer = self._scale = None
 
-    def encode_of(self, of: Differences, rows: int, start: int) -> dict[str, Array]:
+    def encode_differences(self, differences: Differences, rows: int, start: int) -> dict[str, Array]:
         """Return the parts of these rows; rule ``delta_int4.whole`` before the fit pass."""
-        cut = self.cut(of.size, rows, start)
-        assert self._rest is not None
+        cut = self.cut(differences.size, rows, start)
+        assert self._observer is not None
         assert self._scale is not None
         gaps = self.layout == 1
-        skipped = cut.at if gaps else _NOTHING
+        skipped = cut.positions if gaps else _NOTHING
         codes = cut.first - (cut.before if gaps else 0)
-        stop, odd = codes + of.size - skipped.size, codes % 2
-        packed = codes_of(of, skipped, self._scale, self._rest.last_before(cut.first) if odd else None)
-        last = cut.first + of.size == self.size
+        stop, has_carry = codes + differences.size - skipped.size, codes % 2
+        packed = codes_of(
+            differences, skipped, self._scale, self._observer.last_before(cut.first) if has_carry else None
+        )
+        last = cut.first + differences.size == self.size
         once = slice(0, 1 if start == 0 else 0)
         pair = self._scale.pair
         chunk = _Chunk(
-            outlier_idx=(cut.at + cut.first).astype(self.index_dtype, copy=False),
+            outlier_idx=(cut.positions + cut.first).astype(self.index_dtype, copy=False),
             outlier_vals=cut.largest,
             scale=pair[:1][once],
             zero_point=pair[1:][once],
             packed=packed[: (stop + last) // 2 - codes // 2],
         )
-        chunk.start, chunk.first = start, odd
-        chunk.within = {**chunk, "outlier_idx": cut.at, "scale": pair[:1], "zero_point": pair[1:], "packed": packed}
+        chunk.start, chunk.first = start, has_carry
+        chunk.within = {
+            **chunk,
+            "outlier_idx": cut.positions,
+            "scale": pair[:1],
+            "zero_point": pair[1:],
+            "packed": packed,
+        }
         return chunk
 
 
 def _expand(packed: tuple[Array, int], codes: Array, apart: tuple[Array, Array], gaps: bool, out: Array) -> None:
-    """Decode into the flat ``out``: ``codes`` are the sixteen values in its element type, positions count from 0."""
+    """Decode into the flat ``out``: ``codes`` are the sixteen values in its element type; positions count from 0."""
     positions, values = apart
-    values = as_bits(rounded(values, out))
+    values = as_bits(cast_like(values, out))
     native.kernels.int4_decode(packed[0], packed[1], as_bits(codes), positions, values, gaps, written(out))
 
 
-class Int4Reader(AddsByPieces):
-    """Sequential decoding; holds the outliers of a piece."""
+class Int4Reader(BatchAddingReader):
+    """A sequential reader that holds the outliers of a batch."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._name, self._gaps = tensor.name, tensor.params["layout"] == 1
         parts = tensor.parts
-        self._apart = Placed(tensor, "outlier_idx", "outlier_vals")
-        self._single = Values(parts["scale"]), Values(parts["zero_point"])
+        self._apart = PositionReader(tensor, "outlier_idx", "outlier_vals")
+        self._single = ElementReader(parts["scale"]), ElementReader(parts["zero_point"])
         self._packed = Codes(parts["packed"], 4)
         self._table = table(self._single[0].next(1), self._single[1].next(1), tensor.name)
         self._next = 0
@@ -237,18 +251,18 @@ class Int4Reader(AddsByPieces):
     def fill(self, out: Array) -> None:
         flat = out.reshape(-1)
         codes = cast(self._table, float_name(out), self._name)
-        for start in range(0, flat.size, PIECE):
-            piece = flat[start : start + PIECE]
-            packed, positions, values = self._take(piece.size)
-            _expand(packed, codes, (positions, values), self._gaps, piece)
+        for start in range(0, flat.size, BATCH):
+            batch = flat[start : start + BATCH]
+            packed, positions, values = self._take(batch.size)
+            _expand(packed, codes, (positions, values), self._gaps, batch)
 
-    def add(self, piece: Addition) -> None:
-        (packed, first), positions, values = self._take(piece.base.size)
+    def add(self, addition: Addition) -> None:
+        (packed, first), positions, values = self._take(addition.base.size)
         wide = values.astype(np.float32)
-        native.kernels.int4_add(packed, first, self._table, positions, wide, self._gaps, *piece.arguments)
+        native.kernels.int4_add(packed, first, self._table, positions, wide, self._gaps, *addition.arguments)
 
     def _take(self, count: int) -> tuple[tuple[Array, int], Array, Array]:
-        """Return the next codes, and positions, from the first of them, and values of the outliers among them."""
+        """Return the next codes, the positions of the outliers among them, from the first code, and their values."""
         positions, values = self._apart.all_until(self._next + count)
         packed = self._packed.next(count - (positions.size if self._gaps else 0))
         positions = positions - self._next
@@ -256,7 +270,7 @@ class Int4Reader(AddsByPieces):
         return packed, positions, values
 
     def skip(self, count: int) -> None:
-        """Pass over ``count`` differences."""
+        """Skip ``count`` differences."""
         apart = self._apart.skip(self._next + count)
         self._packed.skip(count - (apart if self._gaps else 0))
         self._next += count
@@ -269,7 +283,7 @@ class Int4Reader(AddsByPieces):
 
 
 class DeltaInt4(Codec):
-    """Codes of 4 bits over the range of a tensor's differences but for its outliers, which are stored in float16."""
+    """Codes of 4 bits over the range of a tensor's differences, except outliers, which are stored in float16."""
 
     id: ClassVar[str] = ID
     lossless: ClassVar[bool] = False
@@ -277,7 +291,7 @@ class DeltaInt4(Codec):
     streams: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
-        """Rules ``delta_int4.dtype``, ``.parts``, ``.part-dtype``, ``.size``, ``.layout``."""
+        """Check the tensor; rules ``delta_int4.dtype``, ``.parts``, ``.part-dtype``, ``.size``, ``.layout``."""
         layout = Int4DeltaLayout.of(tensor).layout
         counts = check_parts(tensor, PARTS)
         apart = counts["outlier_idx"]
@@ -302,10 +316,10 @@ class DeltaInt4(Codec):
     def encoder(
         self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]
     ) -> Int4Encoder | StreamedInt4Encoder:
-        """Prepare to encode.
+        """Return the encoder.
 
-        Options: ``outlier_fraction``, the share of differences stored in float16 (0.01); ``layout`` 1, codes for all
-        but the outliers, or 2, codes for all (1).
+        Options: ``outlier_fraction``, the fraction of differences stored in float16 (0.01); ``layout`` 1, codes for all
+        differences but the outliers, or 2, codes for all (1).
         """
         require_options(self.id, options, ("outlier_fraction", "layout"))
         require_source(self.id, dtype)
@@ -325,8 +339,8 @@ class DeltaInt4(Codec):
         )
         params = {"outlier_fraction": fraction, "layout": layout}
         index_dtype = "int32" if index == "i32" else "int64"
-        known: dict[str, Any] = {"size": size, "count": count, "parts": parts, "params": params}
+        fields: dict[str, Any] = {"size": size, "count": count, "parts": parts, "params": params}
         if streams(size):
             step = grid_of(*matrix_rows(shape))
-            return StreamedInt4Encoder(**known, step=step, layout=layout, index_dtype=index_dtype)
-        return Int4Encoder(**known, layout=layout, index_dtype=index_dtype)
+            return StreamedInt4Encoder(**fields, step=step, layout=layout, index_dtype=index_dtype)
+        return Int4Encoder(**fields, layout=layout, index_dtype=index_dtype)

@@ -1,6 +1,6 @@
-"""``delta_rows``: a difference of the rows that base and fine-tune share, and the values of the rows that were added.
+"""``delta_rows``: a difference of the rows that base and fine-tune share, and the values of the added rows.
 
-Lossy codecs of differences would lose values of rows that the base does not have. Spec page: ``spec/delta_rows.md``.
+Lossy codecs of differences would lose the values of rows that the base lacks. Spec page: ``spec/delta_rows.md``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from ingot.codecs.base import ChunkParts, Codec, row_step
 from ingot.codecs.delta.base import DELTAS, AdditiveApplier, AdditiveEncoder, DeltaCodec, DeltaEncoder, NeedsBase
 from ingot.codecs.dense.codec import require_part
-from ingot.codecs.options import is_whole, require_known, wrong_option
+from ingot.codecs.options import is_int_between, option_error, require_known
 from ingot.codecs.table import CODECS, DELTA_ROWS
 from ingot.core.numeric.dtypes import DTYPES, from_file, numpy_dtype
 from ingot.core.numeric.dtypes import dtype as resolve_dtype
@@ -30,12 +30,12 @@ ID = DELTA_ROWS
 VERSION = 1
 ADDED = "added_rows"
 OPTIONS = ("rows", "inner", "options")
-_option_error = partial(wrong_option, ID)
+_option_error = partial(option_error, ID)
 _CHUNK = 1 << 20
 
 
 class RowsEncoder(DeltaEncoder):
-    """Gives the rows that both have to an encoder of differences, and stores the others as they are."""
+    """An encoder that passes shared rows to an encoder of differences, and stores the other rows unchanged."""
 
     codec = ID
     fit_passes: int
@@ -66,7 +66,7 @@ class RowsEncoder(DeltaEncoder):
         return self._inner.scratch_bytes()
 
     def observes(self) -> bool:
-        """Return True: the caller passes the differences of the rows that both tensors have."""
+        """Return True: the caller passes the differences of the shared rows."""
         return True
 
     def observe(self, rows: Array, start: int) -> bool:
@@ -83,7 +83,7 @@ class RowsEncoder(DeltaEncoder):
         self._inner.forget()
 
     def fit_pass(self, base: Array, tuned: Array) -> None:
-        """Take in the next rows; zeros of the base follow its last row."""
+        """Process the next rows; rows of zeros follow the base's last row."""
         shared = self._shared - self._seen
         if shared > 0:
             self._inner.fit_pass(base[:shared], tuned[:shared])
@@ -108,11 +108,11 @@ class RowsEncoder(DeltaEncoder):
 
 
 class RowsApplier:
-    """Applies the difference to the rows that both have, and reads the others."""
+    """An applier that applies the difference to the shared rows, and reads the other rows."""
 
     def __init__(self, tensor: Tensor) -> None:
         params = _checked(tensor)
-        self._name, self._left = tensor.name, prod(params.inner.shape[:-1])
+        self._name, self._shared_remaining = tensor.name, prod(params.inner.shape[:-1])
         self._inner = AdditiveApplier(params.codec.reader(params.inner))
         self._added, self._storage, self._dtype = tensor.parts[ADDED].reader(), params.storage, params.dtype
 
@@ -120,13 +120,13 @@ class RowsApplier:
         if out.dtype != numpy_dtype(self._dtype):
             raise CodecError(
                 f"{ID}.dtype",
-                f"expected a result in {self._dtype}, as added rows are, found {out.dtype}",
+                f"expected a result in {self._dtype}, the dtype of the added rows, found {out.dtype}",
                 where=self._name,
             )
-        shared = min(self._left, len(out))
+        shared = min(self._shared_remaining, len(out))
         if shared:
             self._inner.apply(base[:shared], out[:shared])
-        self._left -= shared
+        self._shared_remaining -= shared
         added = out[shared:]
         if added.size:
             raw = np.empty(added.nbytes, np.uint8)
@@ -139,24 +139,30 @@ class RowsApplier:
 
 
 class RowsDelta(DeltaCodec):
-    """How such differences are made of two tensors and applied to one."""
+    """The delta codec ``delta_rows``."""
 
     id = ID
     exact = False
     elementwise = False
 
     def check(self, tensor: Tensor) -> None:
-        """Rules ``delta_rows.params``, ``.inner``, ``.part-missing``, ``.dtype``, ``.size``, and the inner codec's."""
+        """Check the tensor; rules ``delta_rows.params``, ``.inner``, ``.part-missing``, ``.dtype``, ``.size``.
+
+        The inner codec checks its parts too.
+        """
         _checked(tensor)
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> RowsEncoder:
-        """Prepare to encode. Options: ``rows`` that both have; the ``inner`` codec, and ``options`` of it."""
+        """Return the encoder.
+
+        Options: ``rows``, the number of shared rows; the ``inner`` codec, and its ``options``.
+        """
         require_known(ID, options, OPTIONS)
         source = resolve_dtype(dtype).name
         if source not in FLOATS:
             raise UnsupportedError(f"expected rows of {', '.join(FLOATS)}, found {source}", rule=f"{ID}.dtype")
         rows, inner, more = options.get("rows"), codec_named(options.get("inner")), options.get("options", {})
-        if len(shape) < 2 or not isinstance(rows, int) or not is_whole(rows, 1, shape[0] - 1):
+        if len(shape) < 2 or not isinstance(rows, int) or not is_int_between(rows, 1, shape[0] - 1):
             raise _option_error(f"fewer rows than the first dimension of a matrix of shape {list(shape)}", rows)
         if not _fits_within(inner):
             raise _option_error("an inner codec of differences that can be read in chunks", inner)
@@ -174,21 +180,24 @@ class RowsDelta(DeltaCodec):
 
 
 class RowsCodec(NeedsBase):
-    """The difference of the rows that base and fine-tune share, in another codec, and the values of the added rows."""
+    """The difference of the rows that base and fine-tune share, by another codec, and the values of the added rows."""
 
     id: ClassVar[str] = ID
     rule: ClassVar[str] = f"{ID}.base"
     lossless: ClassVar[bool] = False
     elementwise: ClassVar[bool] = False
     checks_stored: ClassVar[bool] = True
-    holds: ClassVar[str] = "differences of some rows, which mean nothing without their base"
+    holds: ClassVar[str] = "differences of shared rows, which cannot be decoded without their base"
 
     def check(self, tensor: Tensor) -> None:
-        """Rules ``delta_rows.params``, ``.inner``, ``.part-missing``, ``.dtype``, ``.size``, and the inner codec's."""
+        """Check the tensor; rules ``delta_rows.params``, ``.inner``, ``.part-missing``, ``.dtype``, ``.size``.
+
+        The inner codec checks its parts too.
+        """
         _checked(tensor)
 
     def stored(self, tensor: Tensor) -> Iterator[Array]:
-        """Yield the decoded differences. Added rows are any values."""
+        """Yield the decoded differences; the values of added rows need no check."""
         params = _checked(tensor)
         rows, cols = params.inner.matrix_shape
         reader, step = params.codec.reader(params.inner), max(1, _CHUNK // max(cols, 1))
@@ -201,7 +210,7 @@ class RowsCodec(NeedsBase):
 
 @dataclass(frozen=True, slots=True)
 class _Params:
-    """A tensor's attributes, checked: the difference as a tensor, and the types of the added rows."""
+    """The checked attributes of a tensor: the difference as a tensor, and the types of the added rows."""
 
     inner: Tensor
     dtype: str
@@ -213,7 +222,7 @@ class _Params:
 
 
 def added_dtype(tensor: Tensor) -> str:
-    """Return the element type of the added rows of a checked tensor, which that of the result has to be."""
+    """Return the element type of the added rows of a checked tensor; the result must have the same type."""
     part = tensor.parts[ADDED]
     return part.type or part.dtype
 
@@ -227,7 +236,7 @@ def _checked(tensor: Tensor) -> _Params:
     if attributes.get("codec_version") != VERSION or tensor.dtype != "f32":
         raise _invalid(tensor, f"codec_version {VERSION} and dtype f32", attributes.get("codec_version"))
     rows = attributes.get("rows")
-    if len(shape) < 2 or not isinstance(rows, int) or not is_whole(rows, 1, shape[0] - 1):
+    if len(shape) < 2 or not isinstance(rows, int) or not is_int_between(rows, 1, shape[0] - 1):
         raise _invalid(tensor, f"fewer rows than shape {list(shape)[:8]} has", rows)
     inner, params = attributes.get("inner"), attributes.get("inner_params")
     inner = codec_of(inner) if isinstance(inner, str) else inner
@@ -263,5 +272,5 @@ def _check_added(tensor: Tensor, count: int) -> tuple[str, str]:
     return dtype, part.dtype
 
 
-def _invalid(tensor: Tensor, expected: str, found: object) -> CodecError:
-    return CodecError(f"{ID}.params", f"expected {expected}, found {found!r:.80}", where=tensor.name)
+def _invalid(tensor: Tensor, expected: str, value: object) -> CodecError:
+    return CodecError(f"{ID}.params", f"expected {expected}, found {value!r:.80}", where=tensor.name)

@@ -12,9 +12,9 @@ import numpy as np
 from ingot.codecs.base import Codec, decode_by_rows
 from ingot.codecs.cast import flat
 from ingot.codecs.delta.flat import (
-    PIECE,
+    BATCH,
     Addition,
-    AddsByPieces,
+    BatchAddingReader,
     Differences,
     F16Scales,
     PairEncoder,
@@ -27,7 +27,7 @@ from ingot.codecs.delta.flat import (
     scale_reach,
     to_f16,
 )
-from ingot.codecs.delta.readers import Codes, Values, rounded
+from ingot.codecs.delta.readers import Codes, ElementReader, cast_like
 from ingot.codecs.range_probe import RangeProbe
 from ingot.core.numeric.floats import as_bits, written
 from ingot.core.runtime import native
@@ -40,13 +40,13 @@ PARTS = {"scales": ("f16", "f32"), "packed_signs": ("u8",)}
 
 
 def scale_rows(shape: tuple[int, ...]) -> int:
-    """Return how many scales a tensor has: its first dimension, or 1 where it has no other."""
+    """Return the number of scales of a tensor: its first dimension, or 1 if it has no other."""
     return shape[0] if len(shape) > 1 else 1
 
 
 @dataclass(kw_only=True, eq=False)
 class SignEncoder(F16Scales, PairEncoder):
-    """Encodes whole scale rows, of ``per_scale`` rows and ``cols`` columns of the matrix each."""
+    """An encoder of scale rows, each ``per_scale`` rows of ``cols`` columns of the matrix."""
 
     parts: tuple[PartSpec, ...]
     shape: tuple[int, ...]
@@ -60,30 +60,31 @@ class SignEncoder(F16Scales, PairEncoder):
     lossless: bool = False
     reach: RangeProbe = field(default_factory=scale_reach)
 
-    def fit_of(self, of: Differences) -> None:
-        """Nothing to learn beforehand."""
+    def fit_differences(self, differences: Differences) -> None:
+        """Do nothing: there is no fit pass."""
 
-    def encode_of(self, of: Differences, rows: int, start: int) -> dict[str, Array]:
+    def encode_differences(self, differences: Differences, rows: int, start: int) -> dict[str, Array]:
         """Return the parts of these rows.
 
         Raises ``CodecError``: ``delta_sign.non-finite``, ``delta_sign.overflow`` (a mean past the range of float16).
         """
         length = self.per_scale * self.cols
-        # Where a later dimension is 0 there may be scales and no row of the matrix.
+        # If a later dimension is 0, there may be scales although the matrix has no rows.
         count = rows // self.per_scale if prod(self.shape[:-1]) else scale_rows(self.shape)
         sums = np.zeros(count, np.float32)
-        signs = np.empty(-(-of.size // 8), np.uint8)
-        if of.size:
-            of = of if length % 8 == 0 else Differences.given(of.array())
-            bad = native.kernels.sign_encode(*of, sums, signs)
-            if bad < of.size:
-                raise non_finite(self.codec, of.at(bad), start * self.cols + bad)
+        signs = np.empty(-(-differences.size // 8), np.uint8)
+        if differences.size:
+            if length % 8:
+                differences = Differences.from_rows(differences.array())
+            bad = native.kernels.sign_encode(*differences, sums, signs)
+            if bad < differences.size:
+                raise non_finite(self.codec, differences.value_at(bad), start * self.cols + bad)
         means = (sums.astype(np.float64) / max(length, 1)).astype(np.float32)
         return {"scales": to_f16(means, self.codec), "packed_signs": signs}
 
     def decode(self, parts: Mapping[str, Array], out: Array) -> None:
         if out.size:
-            scales = np.repeat(rounded(parts["scales"], out), self.per_scale)
+            scales = np.repeat(cast_like(parts["scales"], out), self.per_scale)
             native.kernels.sign_decode(parts["packed_signs"], 0, as_bits(scales), written(flat(out)))
 
     def add_decoded(self, parts: Mapping[str, Array], base: Array, out: Array) -> None:
@@ -94,10 +95,10 @@ class SignEncoder(F16Scales, PairEncoder):
 
 
 class RowScales:
-    """Sequential reading of scales, each repeated for the rows of the matrix that it serves."""
+    """A sequential reader of scales that repeats each for the rows of the matrix that share it."""
 
     def __init__(self, part: Part, per_scale: int) -> None:
-        self._values, self._per_scale = Values(part), per_scale
+        self._values, self._per_scale = ElementReader(part), per_scale
         self._position = 0
         self._last = np.empty(0, np.float16)
 
@@ -112,7 +113,7 @@ class RowScales:
         return np.repeat(scales, self._per_scale)[skipped : skipped + rows]
 
     def skip(self, rows: int) -> None:
-        """Pass over the scales of the next ``rows`` rows; one that serves the row behind them too is read."""
+        """Skip the scales of the next ``rows`` rows; a scale that the row after them shares is read."""
         stop = self._position + rows
         seen = -(-self._position // self._per_scale)  # scales that were read
         if stop // self._per_scale >= seen:
@@ -124,8 +125,8 @@ class RowScales:
         self._values.finish()
 
 
-class SignReader(AddsByPieces):
-    """Sequential decoding through a buffer of about ``PIECE`` signs (never less than a row's)."""
+class SignReader(BatchAddingReader):
+    """A sequential reader with a buffer of about ``BATCH`` signs (never less than a row)."""
 
     by_rows: ClassVar[bool] = True
 
@@ -137,22 +138,22 @@ class SignReader(AddsByPieces):
         self._signs = Codes(tensor.parts["packed_signs"], 1)
 
     def fill(self, out: Array) -> None:
-        if not out.size:  # scales of rows without columns are read by finish
+        if not out.size:  # finish reads the scales of rows without columns
             return
-        step = max(1, PIECE // self._cols)
+        step = max(1, BATCH // self._cols)
         for start in range(0, len(out), step):
             target = out[start : start + step]
-            scales = rounded(self._scales.next(len(target)), out, self._name)
+            scales = cast_like(self._scales.next(len(target)), out, self._name)
             signs, first = self._signs.next(target.size)
             native.kernels.sign_decode(signs, first, as_bits(scales), written(target.reshape(-1)))
 
-    def add(self, piece: Addition) -> None:
-        scales = self._scales.next(piece.base.size // self._cols).astype(np.float32)
-        signs, first = self._signs.next(piece.base.size)
-        native.kernels.sign_add(signs, first, scales, *piece.arguments)
+    def add(self, addition: Addition) -> None:
+        scales = self._scales.next(addition.base.size // self._cols).astype(np.float32)
+        signs, first = self._signs.next(addition.base.size)
+        native.kernels.sign_add(signs, first, scales, *addition.arguments)
 
     def skip(self, count: int) -> None:
-        """Pass over ``count`` differences, whole rows of them."""
+        """Skip ``count`` differences, a whole number of rows."""
         self._scales.skip(count // max(self._cols, 1))
         self._signs.skip(count)
 
@@ -170,7 +171,7 @@ class DeltaSign(Codec):
     streams: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
-        """Rules ``delta_sign.dtype``, ``.parts``, ``.part-dtype``, ``.size``."""
+        """Check the tensor; rules ``delta_sign.dtype``, ``.parts``, ``.part-dtype``, ``.size``."""
         counts = check_parts(tensor, PARTS)
         require_count(tensor, "scales", counts["scales"], scale_rows(tensor.shape))
         require_count(tensor, "packed_signs", counts["packed_signs"], -(-tensor.size // 8))
@@ -184,7 +185,7 @@ class DeltaSign(Codec):
         return SignReader(tensor)
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> SignEncoder:
-        """Prepare to encode; there are no options."""
+        """Return the encoder; there are no options."""
         require_options(self.id, options, ())
         require_source(self.id, dtype)
         scales = scale_rows(shape)

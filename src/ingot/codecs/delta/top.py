@@ -1,4 +1,4 @@
-"""The largest of a tensor's differences, found while it streams by (``delta_int4``, ``delta_sparse``)."""
+"""Search for the largest of a tensor's differences while they stream by (``delta_int4``, ``delta_sparse``)."""
 
 from __future__ import annotations
 
@@ -8,69 +8,70 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from ingot.codecs.delta.flat import PIECE, Differences, PairEncoder, non_finite
+from ingot.codecs.delta.flat import BATCH, Differences, PairEncoder, non_finite
 from ingot.core.numeric.buffers import scratch
 from ingot.core.runtime import native
 from ingot.errors import CodecError
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array
 
-WHOLE = 1 << 24
-"""Tensors of up to so many elements are encoded in one piece: read once, with 24 bytes an element at most."""
+MAX_SINGLE_CHUNK = 1 << 24
+"""Tensors of at most this many elements are encoded in a single chunk: read once, with up to 24 bytes an element."""
 _GRID = 1 << 16
 _LONG = 1 << 20
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 
 
 def streams(size: int) -> bool:
-    """Whether a tensor of ``size`` elements is encoded in chunks."""
-    return size > WHOLE
+    """Return whether a tensor of ``size`` elements is encoded in chunks."""
+    return size > MAX_SINGLE_CHUNK
 
 
 def grid_of(rows: int, cols: int) -> int:
-    """Return the number of elements at whose multiples chunks of a matrix may begin: whole rows, about ``_GRID``.
+    """Return the number of elements of which the start of each chunk is a multiple: full rows, about ``_GRID``.
 
-    So chunks of rows and, where a source may be cut anywhere, of elements fit one grid. One long row is cut within.
+    Chunks of rows and, if a source can be cut anywhere, of elements then fit one grid. A single long row is cut within.
     """
     return _GRID if rows == 1 and cols > _LONG else max(1, _GRID // max(cols, 1)) * max(cols, 1)
 
 
-class Passed(NamedTuple):
-    """Differences of which some were admitted among the largest: ``low`` to ``high`` is the range of the others.
+class PassedValues(NamedTuple):
+    """Differences of which some were admitted as candidates: ``low`` to ``high`` is the range of the others.
 
-    The last of the others is ``value`` at the place ``last``, -1 where there is none.
+    The last of the others is ``value`` at index ``last``, which is -1 if there is none.
     """
 
-    of: Differences
+    differences: Differences
     low: float
     high: float
     last: int
     value: float
 
 
-class Rest:
-    """Learns of what is not among the largest; here nothing.
+class RestObserver:
+    """An observer of the differences that are not among the largest; the base class does nothing.
 
-    ``ranges`` tells whether ranges must be exact, and what is let go of is told.
+    If ``ranges`` is set, ranges must be exact, and the search reports the candidates that it drops.
     """
 
     ranges: ClassVar[bool] = False
 
-    def passed(self, piece: Passed, stop: int) -> None:
-        """Take in the next differences, which end before element ``stop``."""
+    def observe_passed(self, passed: PassedValues, stop: int) -> None:
+        """Observe the next differences, which end before element ``stop``."""
 
-    def evicted(self, positions: Array, values: Array, kept: Array, gone: tuple[float, float]) -> None:
-        """Take in values that were admitted before, of which only those at the places ``kept`` stay (never all).
+    def observe_evicted(self, positions: Array, values: Array, kept_places: Array, gone: tuple[float, float]) -> None:
+        """Observe candidates of which only those at the indices ``kept_places`` stay (never all).
 
-        ``gone`` is the range of the others.
+        ``gone`` is the range of the dropped candidates.
         """
 
 
 @dataclass(eq=False)
-class RangeOfRest(Rest):
-    """The range of what is not among the largest; and the last of it before every multiple of ``grid``.
+class RestRange(RestObserver):
+    """The range of the differences that are not among the largest, and the last of them before each multiple of
+    ``grid``.
 
-    Where ``gaps`` is not set, the element itself before every such multiple.
+    Without ``gaps``, the element itself before each multiple.
     """
 
     ranges: ClassVar[bool] = True
@@ -81,144 +82,149 @@ class RangeOfRest(Rest):
     high: float = float("-inf")
     _now: tuple[int, float] = (-1, 0.0)
     _reached: int = 1
-    _where: Array = field(default_factory=lambda: np.empty(0, np.int64))
-    _what: Array = field(default_factory=lambda: np.empty(0, np.float32))
+    _indices: Array = field(default_factory=lambda: np.empty(0, np.int64))
+    _values: Array = field(default_factory=lambda: np.empty(0, np.float32))
 
     def __post_init__(self) -> None:
         count = self.size // self.grid + 1
-        self._where, self._what = np.full(count, -1, np.int64), np.zeros(count, np.float32)
+        self._indices, self._values = np.full(count, -1, np.int64), np.zeros(count, np.float32)
 
     def last_before(self, start: int) -> float:
-        """Return the value that comes last before element ``start``, a multiple of ``grid``."""
-        return float(self._what[start // self.grid])
+        """Return the last value before element ``start``, a multiple of ``grid``."""
+        return float(self._values[start // self.grid])
 
-    def passed(self, piece: Passed, stop: int) -> None:
-        self.low, self.high = min(self.low, piece.low), max(self.high, piece.high)
-        if self.gaps and piece.last >= 0:
-            self._now = (stop - piece.of.size + piece.last, piece.value)
+    def observe_passed(self, passed: PassedValues, stop: int) -> None:
+        self.low, self.high = min(self.low, passed.low), max(self.high, passed.high)
+        if self.gaps and passed.last >= 0:
+            self._now = (stop - passed.differences.size + passed.last, passed.value)
         if stop % self.grid == 0:
             index = stop // self.grid
             if not self.gaps:
-                self._now = (stop - 1, piece.of.at(piece.of.size - 1))
-            self._where[index], self._what[index] = self._now
+                self._now = (stop - 1, passed.differences.value_at(passed.differences.size - 1))
+            self._indices[index], self._values[index] = self._now
             self._reached = index + 1
 
-    def evicted(self, positions: Array, values: Array, kept: Array, gone: tuple[float, float]) -> None:
+    def observe_evicted(self, positions: Array, values: Array, kept_places: Array, gone: tuple[float, float]) -> None:
         self.low, self.high = min(self.low, gone[0]), max(self.high, gone[1])
         if not self.gaps:
             return
         others = np.ones(values.size, np.bool_)
-        others[kept] = False
-        places = np.flatnonzero(others)
-        left = positions[places]
-        if left[-1] > self._now[0]:
-            self._now = (int(left[-1]), float(values[places[-1]]))
-        before = np.searchsorted(left, np.arange(self._reached) * self.grid) - 1
-        at = np.where(before >= 0, left[before], -1)
-        later = np.flatnonzero(at > self._where[: self._reached])
-        self._where[later], self._what[later] = at[later], values[places[before[later]]]
+        others[kept_places] = False
+        dropped = np.flatnonzero(others)
+        dropped_positions = positions[dropped]
+        if dropped_positions[-1] > self._now[0]:
+            self._now = (int(dropped_positions[-1]), float(values[dropped[-1]]))
+        before = np.searchsorted(dropped_positions, np.arange(self._reached) * self.grid) - 1
+        candidates = np.where(before >= 0, dropped_positions[before], -1)
+        later = np.flatnonzero(candidates > self._indices[: self._reached])
+        self._indices[later], self._values[later] = candidates[later], values[dropped[before[later]]]
 
 
-class Largest:
-    """The ``count`` values of the largest magnitudes of a tensor of ``size``, of equal ones the first.
+class LargestSearch:
+    """A search for the ``count`` values of the largest magnitudes of a tensor of ``size``; ties go to the lower
+    position.
 
-    Beside them it holds as many again, or ``PIECE``: candidates wait until so many came together, then the least go.
-    What is not larger than the least one kept does not even wait.
+    It collects up to ``spare`` more candidates, then drops all but the largest ``count``. After that, a value must
+    exceed the smallest of these to become a candidate.
     """
 
-    def __init__(self, codec: str, size: int, count: int, grid: int, rest: Rest) -> None:
-        self._codec, self._size, self._count, self._grid, self._rest = codec, size, count, grid, rest
-        room = min(size, count + self.spare(count))
-        self._positions, self._values = scratch((room,), np.int64), scratch((room,), np.float32)
+    def __init__(self, codec: str, size: int, count: int, grid: int, observer: RestObserver) -> None:
+        self._codec, self._size, self._count, self._grid, self._observer = codec, size, count, grid, observer
+        capacity = min(size, count + self.spare(count))
+        self._positions, self._values = scratch((capacity,), np.int64), scratch((capacity,), np.float32)
         self._filled = self.taken = 0
-        self._bound = -1  # the magnitude, as bits, that is to be exceeded
+        self._bound = -1  # the magnitude, as bits, that a candidate must exceed
 
     @staticmethod
     def spare(count: int) -> int:
-        """Return how many candidates wait beside ``count`` values."""
-        return max(count, PIECE)
+        """Return the number of candidates that the search collects besides ``count`` values."""
+        return max(count, BATCH)
 
     @classmethod
     def memory(cls, size: int, count: int, grid: int) -> int:
-        """Return the bytes that a search takes: candidates, what pruning makes of them, records per ``grid``."""
-        room = min(size, count + cls.spare(count))
-        return (12 + 26) * room + 12 * PIECE + 64 * (size // grid + 1)
+        """Return the bytes that a search takes: candidates, temporaries of pruning, records per ``grid``."""
+        capacity = min(size, count + cls.spare(count))
+        return (12 + 26) * capacity + 12 * BATCH + 64 * (size // grid + 1)
 
-    def take(self, of: Differences) -> None:
-        """Take in the next differences.
+    def add(self, differences: Differences) -> None:
+        """Process the next differences.
 
         Raises ``CodecError``: ``<codec>.whole`` (more than ``size``), ``<codec>.non-finite``.
         """
-        if self.taken + of.size > self._size:
+        if self.taken + differences.size > self._size:
             raise CodecError(
-                f"{self._codec}.whole", f"expected {self._size} values, found {self.taken + of.size} or more"
+                f"{self._codec}.whole", f"expected {self._size} values, found {self.taken + differences.size} or more"
             )
         start = 0
-        while start < of.size:
-            stop = min(of.size, start + min(PIECE, self._grid - self.taken % self._grid))
-            self._piece(of.part(start, stop))
+        while start < differences.size:
+            stop = min(differences.size, start + min(BATCH, self._grid - self.taken % self._grid))
+            self._add_batch(differences.part(start, stop))
             start = stop
 
     def result(self) -> tuple[Array, Array]:
-        """Return positions and values, ascending, after the last value; not for a second time.
+        """Return positions and values of the largest, ascending, after the last value; can be called once.
 
-        They hold the memory of all candidates, which ``memory`` counts: fresh pages would cost more than they free.
+        The arrays are slices of the candidates' memory, which ``memory`` counts: fresh pages would cost more than they
+        free.
         """
         self._prune()
         return self._positions[: self._count], self._values[: self._count]
 
-    def _piece(self, of: Differences) -> None:
-        found = self._collected(of)
-        if found[0] > self._positions.size - self._filled:
+    def _add_batch(self, batch: Differences) -> None:
+        collected = self._collect(batch)
+        if collected[0] > self._positions.size - self._filled:
             self._prune()
-            found = self._collected(of)
-        count, bad, low, high, last, value = found
-        if bad < of.size:
-            raise non_finite(self._codec, of.at(bad), self.taken + bad)
+            collected = self._collect(batch)
+        count, bad, low, high, last, value = collected
+        if bad < batch.size:
+            raise non_finite(self._codec, batch.value_at(bad), self.taken + bad)
         stop = self._filled + count
-        if self._rest.ranges:
-            low, high = of.range_without(self._positions[self._filled : stop] - self.taken, low, high)
-        self._filled, self.taken = stop, self.taken + of.size
-        self._rest.passed(Passed(of, low, high, last, value), self.taken)
+        if self._observer.ranges:
+            low, high = batch.range_without(self._positions[self._filled : stop] - self.taken, low, high)
+        self._filled, self.taken = stop, self.taken + batch.size
+        self._observer.observe_passed(PassedValues(batch, low, high, last, value), self.taken)
 
-    def _collected(self, of: Differences) -> tuple[int, int, float, float, int, float]:
-        """Put those that exceed the bound behind the candidates, as the kernel ``top_collect`` tells of them."""
+    def _collect(self, batch: Differences) -> tuple[int, int, float, float, int, float]:
+        """Append the values that exceed the bound to the candidates.
+
+        Return the results of the kernel ``top_collect``.
+        """
         free = slice(self._filled, None)
-        places = self._positions[free], self._values[free]
-        return native.kernels.top_collect(*of, self._bound, self.taken, *places)
+        candidates = self._positions[free], self._values[free]
+        return native.kernels.top_collect(*batch, self._bound, self.taken, *candidates)
 
     def _prune(self) -> None:
-        """Let go of all but the largest ``count``."""
+        """Drop all candidates but the largest ``count``."""
         positions, values, count = self._positions[: self._filled], self._values[: self._filled], self._count
         if values.size <= count:
             return
-        if not self._rest.ranges:
+        if not self._observer.ranges:
             self._bound = native.kernels.top_prune(positions, values, count)
             self._filled = count
             return
-        places, kept = scratch((count,), np.int64), scratch((count,), np.float32)
-        _, low, high = native.kernels.top_of(values, None, "f32", places, kept)
-        gone = Differences.given(values).range_without(places, low, high)
-        self._rest.evicted(positions, values, places, gone)
-        values[:count] = kept
-        for start in range(0, count, PIECE):  # places are never before where they go, so nothing is lost on the way
-            stop = min(start + PIECE, count)
-            positions[start:stop] = positions[places[start:stop]]
-        self._filled, self._bound = count, int((kept.view(np.int32) & _MAGNITUDE).min())
+        indices, largest = scratch((count,), np.int64), scratch((count,), np.float32)
+        _, low, high = native.kernels.top_of(values, None, "f32", indices, largest)
+        gone = Differences.from_rows(values).range_without(indices, low, high)
+        self._observer.observe_evicted(positions, values, indices, gone)
+        values[:count] = largest
+        for start in range(0, count, BATCH):  # an index is never below its destination, so nothing is overwritten early
+            stop = min(start + BATCH, count)
+            positions[start:stop] = positions[indices[start:stop]]
+        self._filled, self._bound = count, int((largest.view(np.int32) & _MAGNITUDE).min())
 
 
 class Cut(NamedTuple):
-    """A chunk from element ``first`` on: ``before`` of the largest lie before it, ``at`` those within."""
+    """A chunk from element ``first`` on: ``before`` of the largest precede it, those within are at ``positions``."""
 
     first: int
     before: int
-    at: Array
+    positions: Array
     largest: Array
 
 
 @dataclass(kw_only=True, eq=False)
 class StreamedEncoder(PairEncoder):
-    """An encoder that finds the largest differences in one pass and then takes chunks that begin at its grid."""
+    """An encoder that finds the largest differences in one pass, and then encodes chunks that begin at its grid."""
 
     codec: str
     size: int
@@ -229,43 +235,43 @@ class StreamedEncoder(PairEncoder):
     fit_passes: int = 1
     single_chunk: bool = False
     lossless: bool = False
-    _search: Largest | None = None
-    _found: tuple[Array, Array] | None = None
+    _search: LargestSearch | None = None
+    _largest: tuple[Array, Array] | None = None
 
     def retained_bytes(self) -> int:
-        return Largest.memory(self.size, self.count, self.step)
+        return LargestSearch.memory(self.size, self.count, self.step)
 
     def forget(self) -> None:
-        """Let go of what the fit pass found."""
-        self._search = self._found = None
+        """Release the results of the fit pass."""
+        self._search = self._largest = None
 
-    def rest(self) -> Rest:
-        """Return what a fit pass tells of all but the largest."""
-        return Rest()
+    def make_observer(self) -> RestObserver:
+        """Return the observer of the differences that are not among the largest."""
+        return RestObserver()
 
-    def fit_of(self, of: Differences) -> None:
-        """Take in the next differences.
+    def fit_differences(self, differences: Differences) -> None:
+        """Process the next differences.
 
         Raises ``CodecError``: ``<codec>.non-finite``, a difference is NaN or infinite; ``<codec>.whole``, too many.
         """
         if self._search is None:
-            self._search = Largest(self.codec, self.size, self.count, self.step, self.rest())
-        self._search.take(of)
+            self._search = LargestSearch(self.codec, self.size, self.count, self.step, self.make_observer())
+        self._search.add(differences)
         if self._search.taken == self.size:
             positions, values = self._search.result()
             self._search = None
-            self._found = positions, self.learnt(values)
+            self._largest = positions, self.finish_fit(values)
 
-    def learnt(self, values: Array) -> Array:
-        """Take note that the fit pass is over; return the largest values as they are stored."""
+    def finish_fit(self, values: Array) -> Array:
+        """Return the largest values in their stored type; called when the fit pass is over."""
         return values
 
     def cut(self, size: int, rows: int, start: int) -> Cut:
-        """Return what a chunk of ``size`` elements is; rule ``<codec>.whole`` before the fit pass has seen all."""
-        if self._found is None:
+        """Return the position of a chunk of ``size`` elements; rule ``<codec>.whole`` before the fit pass is over."""
+        if self._largest is None:
             raise CodecError(f"{self.codec}.whole", f"expected a fit pass of all {self.size} values before")
         first = start * (size // max(rows, 1))
         if first % self.step:
             raise ValueError(f"expected a chunk that begins at a multiple of {self.step} elements, found {first}")
-        before, stop = np.searchsorted(self._found[0], (first, first + size)).tolist()
-        return Cut(first, before, self._found[0][before:stop] - first, self._found[1][before:stop])
+        before, stop = np.searchsorted(self._largest[0], (first, first + size)).tolist()
+        return Cut(first, before, self._largest[0][before:stop] - first, self._largest[1][before:stop])

@@ -1,1 +1,1 @@
-"""Values as they are."""
+"""Values stored unchanged."""

@@ -1,4 +1,4 @@
-"""``dense``: the values as they are, row-major (zTensor 1.2 section 3). Spec page: ``spec/dense.md``."""
+"""``dense``: unchanged values, row-major (zTensor 1.2 section 3). Spec page: ``spec/dense.md``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from ingot.codecs.base import Codec, Encoder, Repacked, Rows, cannot, result
 from ingot.codecs.cast import cast, cast_into, exact_cast, flat, require_cast
-from ingot.codecs.dense.repack import held_in, repack
+from ingot.codecs.dense.repack import repack, with_holder
 from ingot.core.numeric.dtypes import DTYPES, DType, dtype, little_endian, numpy_dtype
 from ingot.errors import CodecError, UnsupportedError, UsageError
 from ingot.model.layouts.base import Layout
@@ -21,15 +21,14 @@ from ingot.model.reading.slices import RunLayout
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor
 
-# Elements that a casting reader holds at a time.
-_SCRATCH = 1 << 18
+_SCRATCH = 1 << 18  # elements in the buffer of a reader that casts
 
 
 @dataclass(slots=True)
 class DenseEncoder(Encoder):
-    """Encodes rows by a cast, or not at all.
+    """An encoder that casts rows, or stores them unchanged.
 
-    ``lossless`` is False where a value of the source dtype may be rounded.
+    ``lossless`` is False if a value of the source dtype may be rounded.
     """
 
     parts: tuple[PartSpec, ...]
@@ -49,54 +48,54 @@ class DenseEncoder(Encoder):
 
 
 class DenseReader(Rows):
-    """Sequential reading of a dense tensor; with another dtype than its own, through a scratch buffer."""
+    """A sequential reader of a dense tensor; it casts to another dtype through a scratch buffer."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._name = tensor.name
         self._row = decodable(tensor)
         self._part = tensor.parts["data"]
-        self._made: PartReader | None = None
-        self._whole = False
+        self._open: PartReader | None = None
+        self._done = False  # the part was read in one call
 
     @property
     def _reader(self) -> PartReader:
-        """What reads the part in pieces."""
-        if self._made is None:
-            self._made = self._part.reader()
-            if self._whole:
-                self._made.skip(self._part.length)
-        return self._made
+        """The reader of the part, opened on first use."""
+        if self._open is None:
+            self._open = self._part.reader()
+            if self._done:
+                self._open.skip(self._part.length)
+        return self._open
 
     def fill(self, out: Array) -> None:
         target = flat(out)
-        own = numpy_dtype(self._row.name)
-        if out.dtype == own:
-            if self._made is None and out.nbytes == self._part.length and not self._whole:
+        stored_dtype = numpy_dtype(self._row.name)
+        if out.dtype == stored_dtype:
+            if self._open is None and out.nbytes == self._part.length and not self._done:
                 data = target.view(np.uint8)
                 if self._part.read_whole(data.data):
-                    self._whole = True
+                    self._done = True
                     as_values(data, target, self._row, self._name)
                     return
             read_values(self._reader, target, self._row, self._name)
             return
         require_cast(self._row.name, dtype(out.dtype).name, self._name)
-        scratch = np.empty(min(_SCRATCH, target.size), own)
+        scratch = np.empty(min(_SCRATCH, target.size), stored_dtype)
         for start in range(0, target.size, _SCRATCH):
-            piece = target[start : start + _SCRATCH]
-            read_values(self._reader, scratch[: piece.size], self._row, self._name)
-            cast_into(scratch[: piece.size], piece, self._name)
+            batch = target[start : start + _SCRATCH]
+            read_values(self._reader, scratch[: batch.size], self._row, self._name)
+            cast_into(scratch[: batch.size], batch, self._name)
 
     def skip(self, count: int) -> None:
-        """Pass over ``count`` values."""
+        """Skip ``count`` values."""
         self._reader.skip(self._row.nbytes(count))
 
     def finish(self) -> None:
-        if not self._whole:
+        if not self._done:
             self._reader.finish()
 
 
 class DenseCodec(Codec):
-    """Values as they are, of any element type; option ``dtype`` casts."""
+    """Unchanged values of any element type; option ``dtype`` casts."""
 
     id: ClassVar[str] = DenseLayout.codec
     lossless: ClassVar[bool] = True
@@ -104,15 +103,18 @@ class DenseCodec(Codec):
     streams: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
-        """Rules ``dense.part-missing``, ``dense.dtype``, ``dense.size``; an unknown dtype has no size to check."""
+        """Check the tensor; rules ``dense.part-missing``, ``dense.dtype``, ``dense.size``.
+
+        An unknown dtype has no size to check.
+        """
         part = require_part(tensor, "data")
         check_values(tensor, part, tensor.size)
 
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
-        """Return the values; in the tensor's own dtype a read-only view of the part where bytes allow.
+        """Return the values; in the tensor's own dtype a read-only view of the part if its bytes allow that.
 
-        An unknown logical type comes back as its storage elements when it is one to one (zTensor 1.2 section 2 allows
-        that), and only when no other dtype was asked for.
+        A tensor of an unknown logical type is returned as its storage elements if there is one per value (zTensor 1.2
+        section 2 allows that), and only if no other dtype was requested.
         """
         self.check(tensor)
         if dtype == tensor.dtype and out is None:
@@ -129,7 +131,7 @@ class DenseCodec(Codec):
         return DenseReader(tensor)
 
     def runs(self, tensor: Tensor, shape: tuple[int, ...]) -> RunLayout | None:
-        """Values lie one after the other; None for a type whose size is not known."""
+        """Return single values as runs; None for a type whose size is unknown."""
         self.check(tensor)
         row = DTYPES.get(tensor.dtype)
         if row is None:
@@ -138,17 +140,17 @@ class DenseCodec(Codec):
         return RunLayout(elements, {"data": elements * row.bits // 8})
 
     def repack(self, tensor: Tensor, layout: Layout) -> Repacked:
-        """Return the values in a wider type that holds them, for a container without a name for their own."""
+        """Return the values in a wider type that holds them, for a container that has no name for their type."""
         if not isinstance(layout, DenseLayout):
-            return cannot(layout, f"dense values are no {layout.codec}")
+            return cannot(layout, f"dense values cannot be stored in {layout.codec}")
         self.check(tensor)
         return repack(tensor, layout)
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> Encoder:
-        """Prepare to encode; ``options`` may hold ``dtype``, any spelling of the element type to store.
+        """Return the encoder; option ``dtype`` is any spelling of the element type to store.
 
-        Option ``holder`` is a wider type, f16 or f32, that the stored values are put into: for containers without a
-        name for their own.
+        Option ``holder`` is a wider type, f16 or f32, for the stored values: for containers that have no name for their
+        type.
         """
         source = encodable(dtype)
         target = _target(options, source)
@@ -156,13 +158,13 @@ class DenseCodec(Codec):
         size = int(np.prod(shape, dtype=object)) if shape else 1
         spec = PartSpec("data", target.storage, target.nbytes(size), None if target.is_storage else target.name)
         plain = DenseEncoder(parts=(spec,), lossless=exact_cast(source.name, target.name), target=target.name)
-        return held_in(plain, options["holder"]) if "holder" in options else plain
+        return with_holder(plain, options["holder"]) if "holder" in options else plain
 
 
 def _target(options: Mapping[str, Any], source: DType) -> DType:
     unknown = sorted(set(options) - {"dtype", "holder"})
     if unknown:
-        raise UsageError(f"codec dense knows the options dtype and holder, found {unknown[0]!r}", rule="dense.option")
+        raise UsageError(f"codec dense has the options dtype and holder, found {unknown[0]!r}", rule="dense.option")
     if "dtype" not in options:
         return source
     try:
@@ -205,7 +207,8 @@ def require_part(tensor: Tensor, role: str) -> Part:
 
 
 def check_values(tensor: Tensor, part: Part, count: int) -> None:
-    """Check that ``part`` holds ``count`` values of the tensor's dtype: rules ``<codec>.dtype``, ``<codec>.size``."""
+    """Raise ``CodecError`` ``<codec>.dtype`` or ``.size`` unless ``part`` holds ``count`` values of the tensor's
+    dtype."""
     row = DTYPES.get(tensor.dtype)
     if row is None:
         return
@@ -224,11 +227,14 @@ def check_values(tensor: Tensor, part: Part, count: int) -> None:
 
 
 def decodable(tensor: Tensor) -> DType:
-    """Return the tensor's element type; ``UnsupportedError`` for unknown and sub-byte ones, whose parts only move."""
+    """Return the tensor's element type.
+
+    ``UnsupportedError`` for unknown and sub-byte types, whose parts are only copied.
+    """
     row = DTYPES.get(tensor.dtype)
     if row is None:
         raise UnsupportedError(
-            f"unknown element type {tensor.dtype!r}; its parts can be moved",
+            f"unknown element type {tensor.dtype!r}; its parts can be copied, but not decoded",
             rule="dense.unknown-dtype",
             where=tensor.name,
         )
@@ -240,32 +246,32 @@ def encodable(name: str) -> DType:
     return _whole_bytes(dtype(name), None)
 
 
-def _whole_bytes(row: DType, where: str | None) -> DType:
+def _whole_bytes(row: DType, location: str | None) -> DType:
     if row.bits < 8:
         raise UnsupportedError(
-            f"{row.name} is packed below a byte; its parts can be moved, not decoded",
+            f"{row.name} is packed below a byte; its parts can be copied, but not decoded",
             rule="dense.packed-dtype",
-            where=where,
+            where=location,
         )
     return row
 
 
-def require_bool(values: Array, row: DType, where: str) -> None:
-    """Refuse a bool that is neither 0x00 nor 0x01 (zTensor 1.2 section 2): rule ``dense.bool``."""
+def require_bool(values: Array, row: DType, location: str) -> None:
+    """Raise ``CodecError`` ``dense.bool`` for a bool other than 0x00 and 0x01 (zTensor 1.2 section 2)."""
     if row.kind == "b" and values.size and int(values.view(np.uint8).max()) > 1:
-        raise CodecError("dense.bool", "expected bytes 0x00 and 0x01 in a bool, found another", where=where)
+        raise CodecError("dense.bool", "expected bytes 0x00 and 0x01 in a bool, found another", where=location)
 
 
-def read_values(reader: PartReader, out: Array, row: DType, where: str) -> None:
+def read_values(reader: PartReader, out: Array, row: DType, location: str) -> None:
     """Fill the 1-D ``out`` (native dtype of ``row``) with the next values of a part."""
     data = out.view(np.uint8)
     reader.readinto(data.data)
-    as_values(data, out, row, where)
+    as_values(data, out, row, location)
 
 
-def as_values(data: Array, out: Array, row: DType, where: str) -> None:
-    """Turn the bytes ``data`` of ``out``, as they lie in a file, into this machine's values."""
+def as_values(data: Array, out: Array, row: DType, location: str) -> None:
+    """Convert ``data``, the bytes of ``out``, in place from the byte order of files to this machine's."""
     storage = little_endian(row.storage)
     if not storage.isnative:
         data.view(f"u{storage.itemsize}").byteswap(inplace=True)
-    require_bool(out, row, where)
+    require_bool(out, row, location)

@@ -1,4 +1,4 @@
-"""Dense floats in a wider element type that holds them exactly, for containers without a name for their own."""
+"""Repacking of dense floats in a wider type that holds them, for containers that have no name for their type."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ingot.model.tensor import Array, Tensor
 
 
 def repack(tensor: Tensor, layout: DenseLayout) -> Repacked:
-    """Return a checked dense tensor's values in a wider type; its part's logical type stays the tensor's own.
+    """Return a checked dense tensor's values in a wider type; its part's logical type stays the tensor's.
 
-    Reads the tensor where only its values tell whether they fit. No decoder reads the result as it is: a container that
-    takes it gives the values back in their own type.
+    Reads the tensor if exactness depends on its values. No decoder reads the result directly: a container that accepts
+    it returns the values in their own type.
     """
     holder = layout.holder
     if layout.dtype != tensor.dtype or holder not in HOLDERS.get(tensor.dtype, ()):
-        return cannot(layout, f"{holder or layout.dtype} is not one of the types that hold {tensor.dtype}")
+        return cannot(layout, f"{holder or layout.dtype} is not one of the types that can hold {tensor.dtype}")
     # Source, result, and intermediate results in f32 with their proof, per value.
     parts = layout.part_specs(tensor.shape)
     return Repacked(
@@ -39,33 +39,33 @@ def _why_not(tensor: Tensor, holder: str) -> str | None:
         return None
     reader = DenseRepackReader(tensor, holder)
     for start in range(0, tensor.size, CHUNK):
-        if reader.widened(min(CHUNK, tensor.size - start)) is None:
-            return f"a value is no number of {holder}"
+        if reader.next_values(min(CHUNK, tensor.size - start)) is None:
+            return f"{holder} cannot hold a value exactly"
     reader.finish()
     return None
 
 
 class DenseRepackReader:
-    """One pass over the values."""
+    """A pass over the values."""
 
     def __init__(self, tensor: Tensor, holder: str) -> None:
-        self._reader, self._where, self._holder = tensor.parts[DATA].reader(), tensor.name, holder
+        self._reader, self._name, self._holder = tensor.parts[DATA].reader(), tensor.name, holder
         self._row = DTYPES[tensor.dtype]
 
-    def widened(self, rows: int) -> Array | None:
-        """Return the next values in the holder's type; None where it does not hold them."""
+    def next_values(self, rows: int) -> Array | None:
+        """Return the next values in the holder's type; None if it cannot hold them."""
         raw = np.empty(rows * self._row.bits // 8, np.uint8)
         self._reader.readinto(raw.data)
         values = from_file(raw, self._row.storage).view(numpy_dtype(self._row.name))
         return widen(values, self._row.name, self._holder)
 
     def read(self, rows: int) -> dict[str, Array]:
-        wide = self.widened(rows)
-        if wide is None:  # ``repack`` saw others
+        wide = self.next_values(rows)
+        if wide is None:  # not the values that ``repack`` checked
             raise IntegrityError(
                 "store.changed",
-                "expected the values that were read before, found others: the source changed",
-                where=self._where,
+                "the values differ from an earlier read: the source changed meanwhile; run again",
+                where=self._name,
             )
         return {DATA: wide}
 
@@ -74,8 +74,8 @@ class DenseRepackReader:
 
 
 @dataclass(slots=True)
-class HeldEncoder(Encoder):
-    """A dense encoder whose values are stored in a wider type that holds all of them: bf16 in f32, 8 bits in f16."""
+class HolderEncoder(Encoder):
+    """A dense encoder that stores values in a wider type that holds all of them: bf16 in f32, 8 bits in f16."""
 
     inner: Encoder
     dtype: str
@@ -101,16 +101,16 @@ class HeldEncoder(Encoder):
 
 
 def holder_of(encoder: Encoder) -> str | None:
-    """Return the smallest wider type that holds all values which ``encoder`` stores; None where none does."""
+    """Return the smallest wider type that holds all values of ``encoder``; None if there is none."""
     part = encoder.parts[0]
     dtype = part.type or part.dtype
     return next((name for name in HOLDERS.get(dtype, ()) if always_held(dtype, name)), None)
 
 
-def held_in(encoder: Encoder, holder: str) -> HeldEncoder:
+def with_holder(encoder: Encoder, holder: str) -> HolderEncoder:
     """Return an encoder of the same values that stores them as ``holder``, a type that holds all of them.
 
-    Raises ``UsageError`` ``dense.option`` where it is none.
+    Raises ``UsageError`` ``dense.option`` if ``holder`` does not hold all of them.
     """
     part = encoder.parts[0]
     dtype = part.type or part.dtype
@@ -118,4 +118,4 @@ def held_in(encoder: Encoder, holder: str) -> HeldEncoder:
         raise UsageError(f"expected a type that holds all values of {dtype}, found {holder!r}", rule="dense.option")
     size = part.length * 8 // DTYPES[dtype].bits * numpy_dtype(holder).itemsize
     parts = (PartSpec("data", holder, size, dtype),)
-    return HeldEncoder(encoder, dtype, holder, parts, encoder.params, encoder.lossless)
+    return HolderEncoder(encoder, dtype, holder, parts, encoder.params, encoder.lossless)

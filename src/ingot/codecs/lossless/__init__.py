@@ -1,1 +1,1 @@
-"""Floats in fewer bits, exactly."""
+"""Lossless compression of floats."""

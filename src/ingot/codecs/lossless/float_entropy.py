@@ -1,4 +1,4 @@
-"""``float_entropy``: floats without loss, exponents entropy coded. Spec page: ``spec/float_entropy.md``."""
+"""``float_entropy``: lossless floats with entropy-coded exponents. Spec page: ``spec/float_entropy.md``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from ingot.codecs.base import Codec, Encoder, Rows, result
 from ingot.codecs.cast import cast_into, flat, require_cast
-from ingot.codecs.chunks import LEAST_CHUNK, MOST_CHUNK, STEP, is_chunk
+from ingot.codecs.chunks import MAX_CHUNK, MIN_CHUNK, STEP, is_chunk
 from ingot.codecs.lossless.float_entropy_rows import (
     LEVELS,
     EntropyParams,
@@ -36,7 +36,7 @@ _JOINT = ("bf16", "f32")
 
 @dataclass(frozen=True, kw_only=True)
 class EntropyEncoder(Encoder):
-    """Encodes chunk by chunk; what a chunk becomes depends on its values and the level alone."""
+    """An encoder of independent chunks: the bytes of a chunk depend only on its values and the level."""
 
     layout: EntropyParams
     params: Mapping[str, Any]
@@ -57,16 +57,16 @@ class EntropyEncoder(Encoder):
         return {"sizes": sizes, "planes": out[:total]}
 
     def decode(self, parts: Mapping[str, Array], out: Array) -> None:
-        decode_chunks(self.layout, parts["planes"], parts["sizes"], flat(out), where="")
+        decode_chunks(self.layout, parts["planes"], parts["sizes"], flat(out), location="")
 
 
 class EntropyReader(Rows):
-    """Sequential decoding of any runs of rows; in memory are some chunks, and where rows end inside of one its values.
+    """A sequential reader of any runs of rows; it holds a few chunks, and the values of a chunk in which rows end.
 
     Parameters
     ----------
     workers : int, optional
-        As of ``for_ranges``; 0 stays in the calling thread.
+        Threads, the argument of ``for_ranges``; 0 stays in the calling thread.
     """
 
     def __init__(self, tensor: Tensor, params: EntropyParams, workers: int | None = 0) -> None:
@@ -75,56 +75,56 @@ class EntropyReader(Rows):
         threads = default_workers() if workers is None else max(workers, 1)
         self._batch = max(1, STEP // params.chunk) * threads
         self._sizes: Array | None = None
-        self._next = 0  # the chunk that comes next
-        self._left = tensor.size  # elements that were not decoded
-        self._held = np.empty(0, numpy_dtype(params.dtype))  # decoded and not yet asked for
+        self._next = 0  # the index of the next chunk
+        self._remaining = tensor.size  # elements that are not decoded yet
+        self._buffer = np.empty(0, numpy_dtype(params.dtype))  # decoded, but not requested yet
 
     def fill(self, out: Array) -> None:
         target, params = flat(out), self._params
         require_cast(params.dtype, dtype(out.dtype).name, self._tensor.name)
-        done = self._hand_out(target)
+        done = self._use_buffer(target)
         while done < target.size:
             chunks = min((target.size - done) // params.chunk, self._batch)
-            if chunks == 0 and target.size - done < self._left:
-                held = np.empty(min(params.chunk, self._left), self._held.dtype)
-                self._decode(1, held)
-                self._held = held
-                done += self._hand_out(target[done:])
-            else:  # whole chunks, or the last and shorter one
-                count = chunks * params.chunk or self._left
+            if chunks == 0 and target.size - done < self._remaining:
+                values = np.empty(min(params.chunk, self._remaining), self._buffer.dtype)
+                self._decode(1, values)
+                self._buffer = values
+                done += self._use_buffer(target[done:])
+            else:  # full chunks, or the last and shorter one
+                count = chunks * params.chunk or self._remaining
                 self._decode(max(chunks, 1), target[done : done + count])
                 done += count
 
     def skip(self, count: int) -> None:
-        """Pass over ``count`` values; of the chunk in which they end, they are decoded."""
-        held = min(count, self._held.size)
-        self._held = self._held[held:]
-        chunks, rest = divmod(count - held, self._params.chunk)
+        """Skip ``count`` values; the part of a chunk before the next value is decoded."""
+        buffered = min(count, self._buffer.size)
+        self._buffer = self._buffer[buffered:]
+        chunks, remainder = divmod(count - buffered, self._params.chunk)
         sizes = self._all_sizes()[self._next : self._next + chunks]
         self._reader.skip(int(sizes.sum(dtype=np.uint64)))
         self._next += chunks
-        self._left -= chunks * self._params.chunk
-        self.read_into(np.empty(rest, self._held.dtype))
+        self._remaining -= chunks * self._params.chunk
+        self.read_into(np.empty(remainder, self._buffer.dtype))
 
     def finish(self) -> None:
         """Check the digests, and that the sizes add up."""
         self._all_sizes()
         self._reader.finish()
 
-    def _hand_out(self, target: Array) -> int:
-        count = min(self._held.size, target.size)
+    def _use_buffer(self, target: Array) -> int:
+        count = min(self._buffer.size, target.size)
         if count:
-            cast_into(self._held[:count], target[:count], self._tensor.name)
-            self._held = self._held[count:]
+            cast_into(self._buffer[:count], target[:count], self._tensor.name)
+            self._buffer = self._buffer[count:]
         return count
 
     def _decode(self, chunks: int, out: Array) -> None:
         sizes = self._all_sizes()[self._next : self._next + chunks]
         planes = np.empty(int(sizes.sum(dtype=np.uint64)), np.uint8)
         self._reader.readinto(planes.data)
-        decode_chunks(self._params, planes, sizes, out, where=self._tensor.name, workers=self._workers)
+        decode_chunks(self._params, planes, sizes, out, location=self._tensor.name, workers=self._workers)
         self._next += chunks
-        self._left -= out.size
+        self._remaining -= out.size
 
     def _all_sizes(self) -> Array:
         if self._sizes is None:
@@ -138,7 +138,7 @@ class EntropyReader(Rows):
 
 
 class EntropyCodec(Codec):
-    """Floats of whole bytes, bit for bit; level ``fast`` or ``max``."""
+    """Floats of full bytes, bit for bit; level ``fast`` or ``max``."""
 
     id: ClassVar[str] = "float_entropy"
     lossless: ClassVar[bool] = True
@@ -146,13 +146,13 @@ class EntropyCodec(Codec):
     streams: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
-        """Rules ``float_entropy.params``, ``.part-missing``, ``.dtype``, ``.size``."""
+        """Check the tensor; rules ``float_entropy.params``, ``.part-missing``, ``.dtype``, ``.size``."""
         _checked(tensor)
 
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
         """Return the values in the tensor's own dtype, bit for bit, or cast by the rules of ``codecs.cast``.
 
-        Raw parts of a mapped file are decoded where they lie. Large tensors use several threads
+        Raw parts of a mapped file are decoded without a copy. Large tensors use several threads
         (``core.parallel.default_workers``).
         """
         params = _checked(tensor)
@@ -162,7 +162,7 @@ class EntropyCodec(Codec):
             sizes, planes = tensor.parts["sizes"].array(), tensor.parts["planes"].array()
             check_sizes(params, sizes, tensor.size, planes.size, tensor.name)
             sizes = np.require(sizes, requirements=("C", "A"))
-            decode_chunks(params, planes, sizes, out.reshape(-1), where=tensor.name, workers=None)
+            decode_chunks(params, planes, sizes, out.reshape(-1), location=tensor.name, workers=None)
         else:
             reader = EntropyReader(tensor, params, workers=None)
             reader.read_into(out)
@@ -173,7 +173,7 @@ class EntropyCodec(Codec):
         return EntropyReader(tensor, _checked(tensor))
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> EntropyEncoder:
-        """Prepare to encode. Options: ``level`` fast or max (fast); ``chunk``, elements, a power of two (2**17)."""
+        """Return the encoder. Options: ``level`` fast or max (fast); ``chunk``, elements, a power of two (2**17)."""
         layout = EntropyParams(*_options(options), _encodable(dtype))
         size = prod(shape)
         parts = (
@@ -187,7 +187,7 @@ def _encodable(name: str) -> str:
     row = dtype(name)
     if not is_coded(row.name):
         raise UnsupportedError(
-            f"float_entropy takes floats of whole bytes, found {row.name}", rule="float_entropy.dtype"
+            f"codec float_entropy stores floats of full bytes, found {row.name}", rule="float_entropy.dtype"
         )
     return row.name
 
@@ -196,18 +196,16 @@ def _options(options: Mapping[str, Any]) -> tuple[str, int]:
     unknown = sorted(set(options) - {"level", "chunk"})
     level, chunk = options.get("level", LEVELS[0]), options.get("chunk", CHUNK)
     if unknown:
-        raise _refuse_option("options level and chunk", unknown[0])
+        raise _option_error("options level and chunk", unknown[0])
     if level not in LEVELS:
-        raise _refuse_option(f"level {' or '.join(LEVELS)}", level)
+        raise _option_error(f"level {' or '.join(LEVELS)}", level)
     if not isinstance(chunk, int) or isinstance(chunk, bool) or not is_chunk(chunk):
-        raise _refuse_option(f"a chunk that is a power of two from {LEAST_CHUNK} to {MOST_CHUNK}", chunk)
+        raise _option_error(f"a chunk that is a power of two from {MIN_CHUNK} to {MAX_CHUNK}", chunk)
     return str(level), chunk
 
 
-def _refuse_option(expected: str, found: object) -> UsageError:
-    return UsageError(
-        f"codec float_entropy expected {expected}, found {str(found)[:80]!r}", rule="float_entropy.option"
-    )
+def _option_error(expected: str, value: object) -> UsageError:
+    return UsageError(f"codec float_entropy expects {expected}, found {str(value)[:80]!r}", rule="float_entropy.option")
 
 
 def _checked(tensor: Tensor) -> EntropyParams:
@@ -215,11 +213,11 @@ def _checked(tensor: Tensor) -> EntropyParams:
     chunks = params.chunks(tensor.size)
     sizes, planes = _part(tensor, "sizes", "u32"), _part(tensor, "planes", "u8")
     # A chunk takes at least a mode per plane and a byte for it or, in pairs, a table.
-    least, most = 2 * params.width * chunks, params.limit(tensor.size)
-    if sizes.nbytes != 4 * chunks or not least <= planes.nbytes <= most:
+    smallest, largest = 2 * params.width * chunks, params.limit(tensor.size)
+    if sizes.nbytes != 4 * chunks or not smallest <= planes.nbytes <= largest:
         raise CodecError(
             "float_entropy.size",
-            f"expected {4 * chunks} bytes of sizes and {least} to {most} of planes, found {sizes.nbytes} and "
+            f"expected {4 * chunks} bytes of sizes and {smallest} to {largest} of planes, found {sizes.nbytes} and "
             f"{planes.nbytes}",
             where=tensor.name,
         )

@@ -1,4 +1,4 @@
-"""``tca_tbe``: bf16 without loss by three bitmaps, as ZipServ publishes it (``spec/tca_tbe.md``)."""
+"""``tca_tbe``: lossless bf16 in three bitmaps, the format of ZipServ (``spec/tca_tbe.md``)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _PADDING = HIGH_UNIT + FALLBACK_UNIT
 
 
 class TcaReader(Rows):
-    """Sequential decoding, a few bands at a time; rows of a band that nobody asked for yet are held."""
+    """A sequential reader of a few bands at a time; it buffers rows of a band that were not requested yet."""
 
     def __init__(self, tensor: Tensor, start: int, workers: int | None = 1) -> None:
         self._name, self._start, self._workers = tensor.name, start, workers
@@ -44,76 +44,80 @@ class TcaReader(Rows):
         self._across = grid(self._rows, self._cols)[1]
         self._step = SIDE * bands_per_call(self._cols) * (1 if workers == 1 else 8)
         self._readers = {role: part.reader() for role, part in tensor.parts.items()}
-        self._left = {role: tensor.parts[role].count for role in ("high", "fallback")}
+        self._remaining = {role: tensor.parts[role].count for role in ("high", "fallback")}
         self._decoded = 0
-        self._held = np.empty((0, self._cols), numpy_dtype("bf16"))
+        self._buffer = np.empty((0, self._cols), numpy_dtype("bf16"))
 
     def fill(self, out: Array) -> None:
-        unread = self._rows - self._decoded + len(self._held)
+        unread = self._rows - self._decoded + len(self._buffer)
         if out.ndim != 2 or out.shape[1] != self._cols or len(out) > unread:
             raise ValueError(f"expected at most {unread} rows of {self._cols}, found {out.shape}")
         require_cast("bf16", resolve_dtype(out.dtype).name, self._name)
         if not self._cols:
             self._decoded += len(out)
             return
-        out = self._give(out)
+        out = self._use_buffer(out)
         while len(out):
-            wanted = min(max(len(out) - len(out) % SIDE, SIDE), self._step)
-            count = min(wanted, self._rows - self._decoded)
+            target_rows = min(max(len(out) - len(out) % SIDE, SIDE), self._step)
+            count = min(target_rows, self._rows - self._decoded)
             if count <= len(out):
                 self._decode(out[:count])
                 out = out[count:]
             else:
-                self._held = np.empty((count, self._cols), numpy_dtype("bf16"))
-                self._decode(self._held)
-                out = self._give(out)
+                self._buffer = np.empty((count, self._cols), numpy_dtype("bf16"))
+                self._decode(self._buffer)
+                out = self._use_buffer(out)
 
     def skip(self, count: int) -> None:
-        """Pass over ``count`` values, whole rows of them: of whole bands the counts alone are read."""
+        """Skip ``count`` values, a whole number of rows; only the counts of skipped bands are read."""
         rows = count // max(self._cols, 1)
-        given = min(rows, len(self._held))
-        self._held, rows = self._held[given:], rows - given
-        bands, rest = divmod(rows, SIDE)
+        buffered = min(rows, len(self._buffer))
+        self._buffer, rows = self._buffer[buffered:], rows - buffered
+        bands, remainder = divmod(rows, SIDE)
         if bands:
-            _, sums = self._due(bands)
+            _, sums = self._read_counts(bands)
             for role in BITMAPS:
                 self._readers[role].skip(8 * bands * self._across * WORDS)
             for role, elements in zip(("high", "fallback"), sums, strict=True):
                 self._readers[role].skip(int(elements) * numpy_dtype(ROLES[role]).itemsize)
             self._decoded += bands * SIDE
-        self.read_into(np.empty((rest, self._cols), self._held.dtype))
+        self.read_into(np.empty((remainder, self._cols), self._buffer.dtype))
 
     def finish(self) -> None:
-        """Check that the counts of all tiles make up the parts, and digests; rule ``tca_tbe.counts``."""
-        if self._decoded == self._rows and any(self._left.values()):
-            raise self._lie(f"to be used up by the counts, found {max(self._left.values())} elements left")
+        """Check that the counts of all tiles cover the parts, and digests; rule ``tca_tbe.counts``."""
+        if self._decoded == self._rows and any(self._remaining.values()):
+            raise self._counts_error(
+                f"to be used up by the counts, found {max(self._remaining.values())} elements left"
+            )
         for reader in self._readers.values():
             reader.finish()
 
-    def _give(self, out: Array) -> Array:
-        """Hand out rows that are held; return what is left to fill."""
-        count = min(len(self._held), len(out))
+    def _use_buffer(self, out: Array) -> Array:
+        """Copy buffered rows to ``out``; return the rows of ``out`` that are not filled."""
+        count = min(len(self._buffer), len(out))
         if count:
-            cast_into(self._held[:count], out[:count], self._name)
-            self._held = self._held[count:]
+            cast_into(self._buffer[:count], out[:count], self._name)
+            self._buffer = self._buffer[count:]
         return out[count:]
 
     def _decode(self, out: Array) -> None:
         bands = -(-len(out) // SIDE)
-        counts, sums = self._due(bands)
+        counts, sums = self._read_counts(bands)
         parts = {"counts": counts} | {role: self._read(role, bands * self._across * WORDS) for role in BITMAPS}
         parts |= {role: self._read(role, int(count)) for role, count in zip(("high", "fallback"), sums, strict=True)}
         decode_rows(parts, self._start, out, self._name, self._workers)
         self._decoded += len(out)
 
-    def _due(self, bands: int) -> tuple[Array, Array]:
-        """Read the counts of the next bands; return them, and how many elements of the last two parts are theirs."""
+    def _read_counts(self, bands: int) -> tuple[Array, Array]:
+        """Return the counts of the next bands, and the sizes of their share of ``high`` and ``fallback``."""
         counts = self._read("counts", 2 * bands * self._across)
         sums = totals(counts, bands, self._name)[-1]
         for role, count in zip(("high", "fallback"), sums, strict=True):
-            if count > self._left[role]:
-                raise self._lie(f"to hold what the counts say, found {self._left[role]} elements where {count} are due")
-            self._left[role] -= int(count)
+            if count > self._remaining[role]:
+                raise self._counts_error(
+                    f"to have {count} more elements by the counts, found {self._remaining[role]} in {role!r}"
+                )
+            self._remaining[role] -= int(count)
         return counts, sums
 
     def _read(self, role: str, count: int) -> Array:
@@ -121,7 +125,7 @@ class TcaReader(Rows):
         self._readers[role].readinto(raw.data)
         return from_file(raw, ROLES[role])
 
-    def _lie(self, expected: str) -> CodecError:
+    def _counts_error(self, expected: str) -> CodecError:
         return CodecError("tca_tbe.counts", f"expected the parts {expected}", where=self._name)
 
 
@@ -134,14 +138,14 @@ class TcaCodec(Codec):
     streams: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
-        """Rules ``tca_tbe.params``, ``tca_tbe.parts``, ``tca_tbe.dtype``, ``tca_tbe.size``."""
+        """Check the tensor; rules ``tca_tbe.params``, ``tca_tbe.parts``, ``tca_tbe.dtype``, ``tca_tbe.size``."""
         _checked(tensor)
 
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
         """Return the values in bf16, exactly, or cast by the rules of ``codecs.cast``.
 
-        Raw parts of a mapped file are decoded where they lie. Large tensors use several threads
-        (``core.parallel.default_workers``). Counts that do not fit are refused: ``tca_tbe.counts``.
+        Raw parts of a mapped file are decoded without a copy. Large tensors use several threads
+        (``core.parallel.default_workers``). Rule ``tca_tbe.counts`` for counts that do not fit.
         """
         start = _checked(tensor)
         require_cast("bf16", dtype, tensor.name)
@@ -160,52 +164,54 @@ class TcaCodec(Codec):
         return TcaReader(tensor, _checked(tensor))
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> TcaEncoder:
-        """Prepare to encode bf16 values, any bits. Option ``start``, -1 to 248: codes stand for the exponents ``start``
-        + 1 to ``start`` + 7; by default the seven neighbours that most values have, learnt in one fit pass.
+        """Return the encoder of bf16 values, any bits.
+
+        Option ``start``, -1 to 248: codes represent the exponents ``start`` + 1 to ``start`` + 7; by default the seven
+        consecutive exponents that occur most often, found in one fit pass.
         """
         return prepare(shape, dtype, options)
 
 
 def _checked(tensor: Tensor) -> int:
-    """Return the window's ``start`` of a tensor whose parameters, parts and shape fit together."""
+    """Return the window's ``start`` of a tensor, after checking that parameters, parts and shape fit together."""
     start = TcaLayout.of(tensor).start
     if start is None or not FIRST <= start <= LAST:
-        raise _bad_params(tensor, f"start from {FIRST} to {LAST}", start)
+        raise _params_error(tensor, f"start from {FIRST} to {LAST}", start)
     if set(tensor.parts) != set(ROLES):
         raise CodecError(
             "tca_tbe.parts",
             f"expected the parts {', '.join(ROLES)}, found {', '.join(sorted(tensor.parts)) or 'none'}",
             where=tensor.name,
         )
-    for role, wanted in ROLES.items():
+    for role, expected in ROLES.items():
         part = tensor.parts[role]
-        if part.dtype != wanted or part.type not in (None, wanted):
+        if part.dtype != expected or part.type not in (None, expected):
             raise CodecError(
-                "tca_tbe.dtype", f"expected {wanted}, found {part.type or part.dtype}", where=f"{tensor.name}.{role}"
+                "tca_tbe.dtype", f"expected {expected}, found {part.type or part.dtype}", where=f"{tensor.name}.{role}"
             )
     _check_sizes(tensor, prod(grid(*tensor.matrix_shape)))
     return start
 
 
-def _bad_params(tensor: Tensor, expected: str, found: object) -> CodecError:
-    return CodecError("tca_tbe.params", f"expected {expected}, found {str(found)[:80]!r}", where=tensor.name)
+def _params_error(tensor: Tensor, expected: str, value: object) -> CodecError:
+    return CodecError("tca_tbe.params", f"expected {expected}, found {str(value)[:80]!r}", where=tensor.name)
 
 
 def _check_sizes(tensor: Tensor, tiles: int) -> None:
     fixed = {"counts": 4 * tiles, **dict.fromkeys(BITMAPS, 8 * WORDS * tiles)}
-    for role, wanted in fixed.items():
+    for role, nbytes in fixed.items():
         stored = tensor.parts[role].nbytes
-        if stored != wanted:
-            raise _bad_size(tensor, role, f"{wanted} bytes for shape {list(tensor.shape)}", stored)
+        if stored != nbytes:
+            raise _size_error(tensor, role, f"{nbytes} bytes for shape {list(tensor.shape)}", stored)
     for role, unit in (("high", HIGH_UNIT), ("fallback", FALLBACK_UNIT)):
         part, width = tensor.parts[role], DTYPES[ROLES[role]].bits // 8
         if part.nbytes % (unit * width) or part.nbytes > tiles * TILE * width:
             expected = f"a multiple of {unit * width} and at most {tiles * TILE * width} bytes"
-            raise _bad_size(tensor, role, expected, part.nbytes)
+            raise _size_error(tensor, role, expected, part.nbytes)
     stored = tensor.parts["high"].count + tensor.parts["fallback"].count
     if not tiles * TILE <= stored <= tiles * (TILE + _PADDING):
-        raise _bad_size(tensor, "high", f"with 'fallback' {tiles * TILE} elements and padding", stored)
+        raise _size_error(tensor, "high", f"with 'fallback' {tiles * TILE} elements and padding", stored)
 
 
-def _bad_size(tensor: Tensor, role: str, expected: str, found: int) -> CodecError:
-    return CodecError("tca_tbe.size", f"expected {expected}, found {found}", where=f"{tensor.name}.{role}")
+def _size_error(tensor: Tensor, role: str, expected: str, actual: int) -> CodecError:
+    return CodecError("tca_tbe.size", f"expected {expected}, found {actual}", where=f"{tensor.name}.{role}")

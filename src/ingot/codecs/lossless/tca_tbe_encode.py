@@ -21,17 +21,17 @@ from ingot.model.tensor import Array
 
 
 class Window:
-    """The seven exponents that most values have, learnt from chunks of rows.
+    """The seven consecutive exponents that occur most often, counted in chunks of rows.
 
     Attributes
     ----------
     start : int or None
-        The published ``start_exp``, one less than the lowest exponent; None until all rows were taken.
+        The published ``start_exp``, one less than the lowest exponent; None until all rows were counted.
     """
 
     def __init__(self, size: int, start: int | None = None) -> None:
         self.start = FIRST if start is None and not size else start
-        self._left = size if self.start is None else 0
+        self._remaining = size if self.start is None else 0
         self._counts = np.zeros(256, np.uint64)
 
     def take(self, rows: Array) -> None:
@@ -39,15 +39,15 @@ class Window:
         if self.start is not None:
             return
         native.kernels.bf16_exponents(as_bits(rows).reshape(-1), self._counts)
-        self._left -= rows.size
-        if self._left <= 0:
+        self._remaining -= rows.size
+        if self._remaining <= 0:
             sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(self._counts)])
             self.start = FIRST + int(np.argmax(sums[7:] - sums[:-7]))
 
 
 @dataclass(frozen=True, slots=True)
 class TcaEncoder(Encoder):
-    """Encodes chunks of bands. The window is given, or learnt in one fit pass."""
+    """An encoder of chunks of bands. The window is given, or found in one fit pass."""
 
     rows: int
     cols: int
@@ -61,7 +61,7 @@ class TcaEncoder(Encoder):
 
     @property
     def params(self) -> Mapping[str, Any]:
-        """What the artifact states; without ``start`` until it is known."""
+        """The parameters that the file declares; without ``start`` until it is found."""
         return TcaLayout(self.window.start).attributes()
 
     def fit_pass(self, rows: Array) -> None:
@@ -69,9 +69,9 @@ class TcaEncoder(Encoder):
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
         stop = start + len(rows)
-        whole = stop == self.rows or (stop < self.rows and stop % SIDE == 0)
-        if rows.ndim != 2 or rows.shape[1] != self.cols or start % SIDE or not whole:
-            raise ValueError(f"expected whole bands of {self.cols} columns, found {rows.shape} from row {start}")
+        full = stop == self.rows or (stop < self.rows and stop % SIDE == 0)
+        if rows.ndim != 2 or rows.shape[1] != self.cols or start % SIDE or not full:
+            raise ValueError(f"expected full bands of {self.cols} columns, found {rows.shape} from row {start}")
         return encode_rows(rows, self._start())
 
     def decode(self, parts: Mapping[str, Array], out: Array) -> None:
@@ -93,7 +93,7 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> T
         )
     unknown = sorted(str(key) for key in options if key != "start")
     if unknown:
-        raise UsageError(f"codec tca_tbe knows the option 'start', found {unknown[0]!r}", rule="tca_tbe.option")
+        raise UsageError(f"codec tca_tbe has the option 'start', found {unknown[0]!r}", rule="tca_tbe.option")
     start = options.get("start")
     if start is not None and (not isinstance(start, int) or isinstance(start, bool) or not FIRST <= start <= LAST):
         raise UsageError(f"codec tca_tbe expects start from {FIRST} to {LAST}, found {start!r}", rule="tca_tbe.option")

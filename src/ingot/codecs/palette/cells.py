@@ -1,4 +1,4 @@
-"""Lloyd's steps on points that lie in cells: most are passed by as a whole (``spec/palette.md``, "Vectors")."""
+"""Lloyd's steps on points grouped in cells, most of which are processed as a whole (``spec/palette.md``, "Vectors")."""
 
 from __future__ import annotations
 
@@ -8,44 +8,44 @@ from ingot.core.runtime import native
 from ingot.core.runtime.parallel import default_workers, for_ranges
 from ingot.model.tensor import Array
 
-LEAST = 2048  # points for which cells are worth their making
-_PART, _PARTS, _MOST, _BEHIND = 64, 16, 1 << 16, 16  # as in native/core/palette_cells.h
-_POINTS, _EACH = 24, 512  # of a cell, at least; cells for each centroid, at most
-_NOBODY = 257
-MANY = 1 << 18  # points whose steps are worth threads
+MIN_POINTS = 2048  # from this many points on, cells are worth building
+_PART, _PARTS, _MAX_CELLS, _PADDING = 64, 16, 1 << 16, 16  # as in native/core/palette_cells.h
+_POINTS, _CELLS_PER_CENTROID = 24, 512  # points of a cell, at least; cells for each centroid, at most
+_NO_OWNER = 257
+THREADED_POINTS = 1 << 18  # from this many points on, steps run on threads
 
 
 class Cells:
-    """Points in cells, with the code of each, and what sums of them are exactly.
+    """Points grouped in cells, with the code of each point, and exact sums of points.
 
     Parameters
     ----------
     points : f32, [n, 2] or [n, 4], below 1; f64 sums of any of them are exact in any order
     clusters : int
-        How many centroids there will be: that says how many cells are worth their making.
+        The number of centroids, which decides how many cells are worth building.
     workers : int, optional
         Threads; no result depends on them.
     """
 
     def __init__(self, points: Array, clusters: int, workers: int | None = 1) -> None:
         count, size = points.shape
-        wanted = max(min(count // _POINTS, clusters * _EACH), _PART)
-        cells = min(1 << (wanted.bit_length() - 1), _MOST)
+        target = max(min(count // _POINTS, clusters * _CELLS_PER_CENTROID), _PART)
+        cells = min(1 << (target.bit_length() - 1), _MAX_CELLS)
         self._cells, self._count = cells, count
-        self._workers = 1 if count < MANY else default_workers() if workers is None else workers
-        self._columns = np.empty(size * (count + _BEHIND), np.float32)
+        self._workers = 1 if count < THREADED_POINTS else default_workers() if workers is None else workers
+        self._columns = np.empty(size * (count + _PADDING), np.float32)
         self._starts = np.empty(cells + 1, np.uint32)
         self._boxes = np.empty(2 * size * (cells + max(cells // _PART, _PARTS)), np.float32)
-        self._places = np.empty(count, np.uint16)
-        self._squares = native.kernels.palette_cells(points, self._columns, self._starts, self._boxes, self._places)
-        self._codes, self._owners = np.zeros(count, np.uint8), np.full(cells, _NOBODY, np.uint16)
+        self._order = np.empty(count, np.uint16)
+        self._squares = native.kernels.palette_cells(points, self._columns, self._starts, self._boxes, self._order)
+        self._codes, self._owners = np.zeros(count, np.uint8), np.full(cells, _NO_OWNER, np.uint16)
         self._totals: Array | None = None
 
     def nearest(self, centroids: Array) -> tuple[float, float, Array]:
-        """Find each point's nearest centroid; return the squared error, and the means of the points of each centroid.
+        """Assign each point to its nearest centroid; return the squared error, and the means of each centroid's points.
 
-        The squared error comes as two numbers between which it lies as ``Cloud`` computes it: that is f32 distances,
-        wrong by less than 5e-7, added in f64; means, where there are points, are the same.
+        The squared error is returned as two bounds of the value that ``Cloud`` computes: f32 distances, each with an
+        error below 5e-7, added in f64. Means are the same as those of ``Cloud``, for centroids that have points.
         """
         count, size = centroids.shape
         parts = self._cells // _PART
@@ -55,7 +55,7 @@ class Cells:
         totals = self._totals
 
         def run(start: int, stop: int) -> None:
-            some = totals[start // step]
+            part_totals = totals[start // step]
             native.kernels.palette_step(
                 self._columns,
                 self._starts,
@@ -65,8 +65,8 @@ class Cells:
                 centroids,
                 self._codes,
                 self._owners,
-                some[: count * size],
-                some[count * size :],
+                part_totals[: count * size],
+                part_totals[count * size :],
             )
 
         for_ranges(parts, step, run, self._workers)
@@ -77,7 +77,7 @@ class Cells:
         return low, high, after
 
     def codes(self) -> Array:
-        """Return the codes that ``nearest`` found last, in the order of the points."""
+        """Return the codes of the last call of ``nearest``, in the order of the points."""
         out = np.empty(self._count, np.uint8)
-        native.kernels.palette_codes(self._places, self._starts, self._codes, out)
+        native.kernels.palette_codes(self._order, self._starts, self._codes, out)
         return out

@@ -11,19 +11,18 @@ import numpy as np
 from ingot.codecs.base import Codec, Rows, result
 from ingot.codecs.palette.encode import PaletteEncoder, prepare
 from ingot.codecs.palette.params import layout_of
-from ingot.codecs.palette.rows import BitReader, Lookup, require_padding, spread, stored_tables
+from ingot.codecs.palette.rows import BitReader, Lookup, expand_vectors, read_tables, require_padding
 from ingot.core.numeric.floats import FLOATS, float_name
 from ingot.errors import UnsupportedError
 from ingot.model.layouts.palette import INDICES, PaletteLayout
 from ingot.model.reading.slices import RunLayout
 from ingot.model.tensor import Array, Tensor
 
-# Elements that a reader of vectors holds beside the caller's rows, at least one band.
-_SCRATCH = 1 << 18
+_SCRATCH = 1 << 18  # elements in the buffer of a reader of vectors; at least one band
 
 
 class PaletteReader(Rows):
-    """Sequential decoding of a palette whose entries lie along the rows, or are single values."""
+    """A sequential reader of a palette whose entries are single values or vectors along the rows."""
 
     def __init__(self, tensor: Tensor, params: PaletteLayout) -> None:
         self._tensor, self._params = tensor, params
@@ -41,7 +40,7 @@ class PaletteReader(Rows):
         self._done += count
 
     def skip(self, count: int) -> None:
-        """Pass over ``count`` values, whole rows of them."""
+        """Skip ``count`` values, a whole number of rows."""
         self._indices.skip(count // self._params.vector_size)
         self._done += count // self._params.vector_size
 
@@ -51,9 +50,9 @@ class PaletteReader(Rows):
 
 
 class BandReader(Rows):
-    """Sequential decoding where the values of an entry lie in several rows: band by band of the first dimension.
+    """A sequential reader of vectors that span several rows, which reads band by band of the first dimension.
 
-    A band is one index along the first dimension: ``vector_size`` of the tensor's where vectors lie along it.
+    A band is one index along the first dimension, or ``vector_size`` indices if vectors lie along it.
     """
 
     def __init__(self, tensor: Tensor, params: PaletteLayout) -> None:
@@ -65,14 +64,14 @@ class BandReader(Rows):
         self._band_rows = max(1, self._per_band // max(self._cols, 1))
         self._step = max(1, _SCRATCH // self._per_band)
         self._rows: Array = np.empty((0, self._cols), np.float32)
-        self._passed = 0  # rows that were passed over in the band that comes next
+        self._passed = 0  # rows to skip in the next band
 
     def fill(self, out: Array) -> None:
         done = 0
         while out.size and done < len(out):
             if not len(self._rows):
-                wanted = self._passed + len(out) - done
-                self._rows, self._passed = self._next(wanted, out.dtype)[self._passed :], 0
+                needed = self._passed + len(out) - done
+                self._rows, self._passed = self._next(needed, out.dtype)[self._passed :], 0
             count = min(len(self._rows), len(out) - done)
             if self._rows.dtype != out.dtype:
                 raise ValueError(f"expected outputs of one type, found {self._rows.dtype} and {out.dtype}")
@@ -81,7 +80,7 @@ class BandReader(Rows):
             done += count
 
     def skip(self, count: int) -> None:
-        """Pass over ``count`` values, whole rows of them."""
+        """Skip ``count`` values, a whole number of rows."""
         rows = count // max(self._cols, 1)
         taken = min(rows, len(self._rows))
         self._rows = self._rows[taken:]
@@ -93,23 +92,23 @@ class BandReader(Rows):
         self._inner.finish()
 
     def _next(self, rows: int, dtype: np.dtype[Any]) -> Array:
-        """Return the next bands, no more than ``rows`` lie in."""
+        """Return the next bands that contain the next ``rows`` rows, or fewer bands."""
         bands = min(self._step, self._bands - self._band, -(-rows // self._band_rows))
         if bands < 1:
-            raise ValueError("expected no more rows to be asked for than there are")
+            raise ValueError("expected at most the remaining rows of the tensor, found more")
         self._band += bands
         entries = np.empty((bands, *self._index[1:], self._size), dtype)
         self._inner.read_into(entries.reshape(1, -1))
-        return spread(entries, self._axis).reshape(-1, self._cols)
+        return expand_vectors(entries, self._axis).reshape(-1, self._cols)
 
 
 def lookup_of(tensor: Tensor, params: PaletteLayout, dtype: str) -> Lookup:
-    """Return the look-up of a checked tensor in ``dtype``; reads the codebook."""
-    return Lookup(params, tensor.shape, stored_tables(tensor, params, dtype))
+    """Return the lookup of a checked tensor in ``dtype``; reads the codebook."""
+    return Lookup(params, tensor.shape, read_tables(tensor, params, dtype))
 
 
 class PaletteCodec(Codec):
-    """Look-up tables of 2 to 256 entries, one or one per group of channels; Core ML's ``constexpr_lut_to_dense``."""
+    """Lookup tables of 2 to 256 entries, per tensor or per group of channels; Core ML's ``constexpr_lut_to_dense``."""
 
     id: ClassVar[str] = PaletteLayout.codec
     lossless: ClassVar[bool] = False
@@ -117,9 +116,9 @@ class PaletteCodec(Codec):
     streams: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
-        """Rules ``palette.params``, ``.vector-size``, ``.groups``, ``.parts``, ``.dtype``, ``.size``.
+        """Check the tensor; rules ``palette.params``, ``.vector-size``, ``.groups``, ``.parts``, ``.dtype``, ``.size``.
 
-        Whoever reads checks ``palette.padding``, ``palette.scale`` and ``palette.overflow``.
+        Readers check ``palette.padding``, ``palette.scale`` and ``palette.overflow``.
         """
         layout_of(tensor)
 
@@ -141,7 +140,7 @@ class PaletteCodec(Codec):
             return out
         entries = np.empty((*params.index_shape(tensor.shape), params.vector_size), out.dtype)
         lookup.all(packed, entries.reshape(-1), workers=None)
-        out[...] = spread(entries, params.vector_axis)
+        out[...] = expand_vectors(entries, params.vector_axis)
         return out
 
     def reader(self, tensor: Tensor) -> PaletteReader | BandReader:
@@ -150,7 +149,7 @@ class PaletteCodec(Codec):
         return PaletteReader(tensor, params) if along_rows else BandReader(tensor, params)
 
     def runs(self, tensor: Tensor, shape: tuple[int, ...]) -> RunLayout | None:
-        """Indices are one stream; None unless they share a codebook, and vectors lie along the last dimension."""
+        """Return indices as runs; None unless they share a codebook and vectors lie along the last dimension."""
         params = layout_of(tensor)
         rank = len(tensor.shape)
         if (
@@ -167,7 +166,7 @@ class PaletteCodec(Codec):
         )
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> PaletteEncoder:
-        """Prepare to encode. Options, all with defaults (``spec/palette.md``, "Options"):
+        """Return the encoder. Options, all with defaults (``spec/palette.md``, "Options"):
 
         ``bits`` 1, 2, 3, 4, 6 or 8 (4); ``group`` channels that share a codebook, or ``"tensor"`` (``"tensor"``);
         ``axis`` of the channels (0); ``vector`` values per entry, 1, 2 or 4 (1); ``vector_axis`` (0); ``entries`` auto,
@@ -178,7 +177,7 @@ class PaletteCodec(Codec):
 
 
 def _finish_small(tensor: Tensor) -> None:
-    """Check the digests of the parts that are read at once, also where no value was asked for."""
+    """Check the digests of the parts that are loaded at once, even if no value was read."""
     for role, part in tensor.parts.items():
         if role != INDICES:
             part.view()

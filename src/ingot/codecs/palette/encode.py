@@ -12,9 +12,9 @@ import numpy as np
 
 from ingot.codecs.base import Encoder
 from ingot.codecs.cast import flat
-from ingot.codecs.options import column_weights, require_known, source_dtype, wrong_option
+from ingot.codecs.options import column_weights, option_error, require_known, source_dtype
 from ingot.codecs.palette import fit
-from ingot.codecs.palette.rows import Lookup, chunk_step, entry_values, pack, spread, tables
+from ingot.codecs.palette.rows import Lookup, chunk_step, entry_values, expand_vectors, pack, tables
 from ingot.codecs.range_probe import AUTO, RangeProbe
 from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.core.numeric.floats import FLOATS, cast, float_name
@@ -35,16 +35,16 @@ from ingot.model.tensor import Array
 OPTIONS = ("bits", "group", "axis", "vector", "vector_axis", "entries", "scales", "importance")
 ENTRIES = ("f16", "bf16", "f32", "i8")
 _WIDE = ("f32",)
-_wrong = partial(wrong_option, PaletteLayout.codec)
+_option_error = partial(option_error, PaletteLayout.codec)
 _SCRATCH = 8 << 20  # bytes of a histogram, the points in it and the solver's tables
 
-# Elements from which on groups are spread over threads: chunks of a conversion are smaller, and have threads already.
+# Arrays from this size on encode groups on threads. Chunks of a conversion are smaller, and are on threads already.
 _LARGE = 1 << 21
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the options say, for one tensor."""
+    """The settings of the encoder, from options and one tensor's shape."""
 
     params: PaletteLayout
     shape: tuple[int, ...]
@@ -55,12 +55,12 @@ class Settings:
 
     @property
     def grouped(self) -> bool:
-        """Whether there are several codebooks, or vectors: what no histogram of the whole tensor can do."""
+        """Whether there are several codebooks, or vectors; a single histogram cannot fit them."""
         return self.params.codebooks > 1 or self.params.vector_size > 1
 
     @property
     def sliced(self) -> bool:
-        """Whether groups are consecutive, so that some of them at a time will do."""
+        """Whether groups are consecutive rows, so that they can be encoded a few at a time."""
         vectors = self.params.vector_size == 1 or self.params.vector_axis in (0, len(self.shape) - 1)
         return self.params.codebooks > 1 and self.axis == 0 and len(self.shape) > 1 and vectors
 
@@ -72,10 +72,11 @@ class Settings:
 
 
 class PaletteEncoder(Encoder):
-    """Chooses codebooks and encodes chunks of rows.
+    """An encoder that chooses codebooks and encodes chunks of rows.
 
-    One codebook for a tensor of single values is learnt in a fit pass (f32 and f64 take two); several are chosen chunk
-    by chunk, where a chunk holds whole groups. Other axes and vectors of a whole tensor ask for all rows at once.
+    A single codebook of single values is fitted in a pass over the tensor (f32 and f64 take two). Several codebooks are
+    chosen chunk by chunk, if groups are consecutive. Groups along other axes, and vectors of an entire tensor, need all
+    rows in one chunk.
     """
 
     codec = PaletteLayout.codec
@@ -89,13 +90,13 @@ class PaletteEncoder(Encoder):
         self.parts: tuple[PartSpec, ...] = params.part_specs(shape)
         self.fit_passes = 0 if settings.grouped else 2 if params.dtype in ("f32", "f64") else 1
         self.single_chunk = settings.grouped and not settings.sliced
-        # Points as f32, twice for a moment; and where their sums are exact, the same in cells.
+        # Points as f32, temporarily twice; and, if their sums are exact, the same in cells.
         narrow = params.dtype in ("f16", "bf16")
         self._scratch_per_element = 0 if params.vector_size == 1 else 14 if narrow else 8
         self.step = chunk_step(settings.group_rows if settings.sliced else 1, self._cols, params)
         self._seen, self._amax, self._ranged = 0, 0.0, self.fit_passes == 1
         self._histogram: fit.Histogram | None = None
-        self._learnt = fit.entries_of(np.zeros(params.entries), settings.params.codebook, settings.scales)
+        self._fitted = fit.entries_of(np.zeros(params.entries), settings.params.codebook, settings.scales)
 
     def scratch_bytes(self) -> int:
         return _SCRATCH
@@ -107,7 +108,7 @@ class PaletteEncoder(Encoder):
         return self._settings.reach
 
     def fit_pass(self, rows: Array) -> None:
-        """Learn the tensor's range (f32, f64), then how often each value occurs.
+        """Process the next rows: the tensor's range in the first pass of f32 and f64, then a histogram of the values.
 
         Raises ``CodecError``: ``palette.non-finite``, ``palette.entry-overflow``.
         """
@@ -118,7 +119,7 @@ class PaletteEncoder(Encoder):
         else:
             if self._histogram is None:
                 self._histogram = fit.Histogram(self._settings.params.dtype, self._amax)
-            bad = self._histogram.take(rows, self._settings.importance)
+            bad = self._histogram.add(rows, self._settings.importance)
             if bad < rows.size:
                 raise fit.non_finite(rows, bad, self._seen, self._cols)
         self._seen += len(rows)
@@ -134,23 +135,23 @@ class PaletteEncoder(Encoder):
             raise ValueError(f"expected rows of {self._cols} columns, found {rows.shape}")
         if self._settings.grouped:
             return self._encode_groups(rows, start)
-        codebook, scales, values = self._learnt
+        codebook, scales, values = self._fitted
         codes = fit.assign(rows, values)
         parts = {INDICES: pack(codes, self._settings.params.bits), CODEBOOK: codebook if not start else codebook[:0]}
         return parts if scales is None else {**parts, SCALES: scales if not start else scales[:0]}
 
-    def encode_kept(self, values: Array, counts: Sequence[int]) -> dict[str, Array]:
-        """Encode some values alone: ``values`` in row-major order, flat, ``counts`` of them in each group.
+    def encode_selected(self, values: Array, counts: Sequence[int]) -> dict[str, Array]:
+        """Return the parts of selected values: ``values`` in row-major order, flat, ``counts`` of them in each group.
 
-        For an encoder of single values with groups along the first dimension. The part ``indices`` holds as many.
+        For an encoder of single values with groups along the first dimension. Part ``indices`` has one index per value.
         """
         codes = np.empty(values.size, np.uint8)
         books: list[tuple[Array, Array | None]] = []
         histogram = fit.Histogram(self._settings.params.dtype)
         start = 0
         for count in counts:
-            some = values[start : start + count].reshape(-1, 1)
-            codes[start : start + count], codebook, scale = self._one_group(some, 0, histogram)
+            group_values = values[start : start + count].reshape(-1, 1)
+            codes[start : start + count], codebook, scale = self._one_group(group_values, 0, histogram)
             books.append((codebook, scale))
             start += count
         parts = {
@@ -167,7 +168,7 @@ class PaletteEncoder(Encoder):
         params = _of_chunk(settings, shape)
         codebook, scales = parts[CODEBOOK], parts.get(SCALES)
         if not settings.grouped:
-            codebook, scales = self._learnt[:2]
+            codebook, scales = self._fitted[:2]
         values = entry_values(codebook.reshape(params.codebook_shape()), scales)
         lookup = Lookup(params, shape, tables(values, float_name(out)))
         if params.vector_size == 1 or params.vector_axis == len(shape) - 1:
@@ -175,7 +176,7 @@ class PaletteEncoder(Encoder):
             return
         entries = np.empty((*params.index_shape(shape), params.vector_size), out.dtype)
         lookup.all(parts[INDICES].reshape(-1), entries.reshape(-1))
-        out[...] = spread(entries, params.vector_axis).reshape(out.shape)
+        out[...] = expand_vectors(entries, params.vector_axis).reshape(out.shape)
 
     def _end_of_pass(self) -> None:
         self._seen = 0
@@ -185,18 +186,18 @@ class PaletteEncoder(Encoder):
         assert self._histogram is not None
         settings = self._settings
         centroids = self._histogram.centroids(settings.params.entries)
-        self._learnt = fit.entries_of(centroids, settings.params.codebook, settings.scales)
+        self._fitted = fit.entries_of(centroids, settings.params.codebook, settings.scales)
 
     def _chunk_shape(self, rows: int) -> tuple[int, ...]:
         if not self._settings.sliced:
             return self._settings.shape if self._settings.grouped else (rows, self._cols)
-        rest = self._settings.shape[1:]
-        if not prod(rest[:-1]):  # no rows, but channels: their codebooks are there all the same
+        dims = self._settings.shape[1:]
+        if not prod(dims[:-1]):  # no rows, but channels, which have codebooks
             return self._settings.shape
-        return (rows // prod(rest[:-1]), *rest)
+        return (rows // prod(dims[:-1]), *dims)
 
     def _encode_groups(self, rows: Array, start: int) -> dict[str, Array]:
-        """Choose and apply the codebooks of whole groups."""
+        """Choose and apply the codebooks of full groups."""
         settings, shape = self._settings, self._chunk_shape(len(rows))
         params = _of_chunk(settings, shape)
         axis, count = settings.axis, params.codebooks
@@ -211,8 +212,10 @@ class PaletteEncoder(Encoder):
         def run(first: int, stop: int) -> None:
             histogram = fit.Histogram(params.dtype)
             for group in range(first, stop):
-                some = np.ascontiguousarray(points[:, group]).reshape(-1, params.vector_size)
-                group_codes, entries, scale = self._one_group(some, start, histogram, 1 if count > 1 else threads)
+                group_points = np.ascontiguousarray(points[:, group]).reshape(-1, params.vector_size)
+                group_codes, entries, scale = self._one_group(
+                    group_points, start, histogram, 1 if count > 1 else threads
+                )
                 codes[:, group] = group_codes.reshape(codes[:, group].shape)
                 codebook[group] = entries.reshape(codebook[group].shape)
                 if scale is not None:
@@ -229,7 +232,7 @@ class PaletteEncoder(Encoder):
         settings, params = self._settings, self._settings.params
         amax = fit.require_finite(points, start, self._cols)
         if params.vector_size > 1:
-            # Near 1, where no square leaves the range of f32; a power of two changes no bit of the result.
+            # Scaled near 1, so that squares stay in the range of f32; a power of two changes no bit of the result.
             exponent = frexp(amax)[1]
             points = _times_power(points, -exponent)
             cloud = fit.Cloud(points, workers, digits=fit.digits_of(points, params.dtype, exponent))
@@ -237,7 +240,7 @@ class PaletteEncoder(Encoder):
             codebook, scale, values = fit.entries_of(centroids, settings.params.codebook, settings.scales)
             return cloud.assign(np.ldexp(values, -exponent)), codebook, scale
         histogram.reset(amax)
-        histogram.take(points, settings.importance)
+        histogram.add(points, settings.importance)
         codebook, scale, values = fit.entries_of(
             histogram.centroids(params.entries), settings.params.codebook, settings.scales
         )
@@ -262,7 +265,7 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> P
         groups[axis] = _groups(options, index[axis], size if axis == vector_axis else 1)
     importance = column_weights(PaletteLayout.codec, options, shape[-1] if shape else 1)
     if importance is not None and (size > 1 or (axis and groups[axis] > 1)):
-        raise _wrong("importance only with single values and groups along the first dimension", (size, axis))
+        raise _option_error("importance only with single values and groups along the first dimension", (size, axis))
     entries, scales = (
         _choice(options, "entries", (*ENTRIES, AUTO), AUTO),
         _choice(options, "scales", (*SCALE_DTYPES, AUTO), AUTO),
@@ -288,7 +291,7 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> P
 
 
 def _of_chunk(settings: Settings, shape: tuple[int, ...]) -> PaletteLayout:
-    """Return the parameters of some groups of a tensor, which make up ``shape``."""
+    """Return the parameters of the groups of a tensor that form a chunk of ``shape``."""
     params = settings.params
     if not settings.sliced:
         return params if settings.grouped else replace(params, groups=(1,) * len(shape), vector_axis=0)
@@ -297,7 +300,7 @@ def _of_chunk(settings: Settings, shape: tuple[int, ...]) -> PaletteLayout:
 
 
 def _points(values: Array, params: PaletteLayout) -> Array:
-    """Return values as points [indices' shape, vector size]; vectors in f32 of their own, single values as they are."""
+    """Return values as points [indices' shape, vector size]: vectors as new f32 arrays, single values unchanged."""
     size, axis = params.vector_size, params.vector_axis
     if size == 1:
         return values
@@ -305,23 +308,23 @@ def _points(values: Array, params: PaletteLayout) -> Array:
     split = values.reshape(*shape[:axis], shape[axis] // size, size, *shape[axis + 1 :])
     moved = np.moveaxis(split, axis + 1, -1)
     points = np.empty(moved.shape, moved.dtype)
-    for place in range(size):  # one after the other is several times as fast as all at once
-        points[..., place] = moved[..., place]
+    for index in range(size):  # several times faster than copying all at once
+        points[..., index] = moved[..., index]
     return cast(points, "f32")
 
 
 def _times_power(points: Array, exponent: int) -> Array:
-    """Multiply ``points``, in place, by a power of two, in two steps where f32 has no such power."""
+    """Multiply ``points`` in place by a power of two, in two steps if f32 cannot hold the factor; return them."""
     points *= np.float32(2.0 ** min(exponent, 127))
     if exponent > 127:
         points *= np.float32(2.0 ** (exponent - 127))
     return points
 
 
-def _choice(options: Mapping[str, Any], key: str, known: tuple[Any, ...], default: Any) -> Any:
+def _choice(options: Mapping[str, Any], key: str, choices: tuple[Any, ...], default: Any) -> Any:
     value = options.get(key, default)
-    if type(value) is not type(default) or value not in known:
-        raise _wrong(f"{key} {', '.join(map(str, known))}", value)
+    if type(value) is not type(default) or value not in choices:
+        raise _option_error(f"{key} {', '.join(map(str, choices))}", value)
     return value
 
 
@@ -329,23 +332,23 @@ def _axis(options: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> int:
     axis = options.get(key, 0)
     dimensions = max(len(shape), 1)
     if type(axis) is not int or not -dimensions <= axis < dimensions:
-        raise _wrong(f"{key} within the {dimensions} dimensions", axis)
+        raise _option_error(f"{key} within the {dimensions} dimensions", axis)
     return axis % dimensions
 
 
 def _groups(options: Mapping[str, Any], length: int, size: int) -> int:
-    """Return how many codebooks serve ``length`` indices: as few as give none more than ``group`` channels."""
+    """Return the smallest number of codebooks for ``length`` indices with at most ``group`` channels each."""
     group = options.get("group", "tensor")
     if group == "tensor" or not length:
         return 1
     if type(group) is not int or not size <= group < 2**63:
-        raise _wrong("group 'tensor' or a number of channels, not less than vector", group)
+        raise _option_error("group 'tensor' or a number of channels, not less than vector", group)
     return codebooks_for(length, group // size)
 
 
-def codebooks_for(length: int, most: int) -> int:
-    """Return how many codebooks of as many channels each serve ``length`` of them, if none has more than ``most``."""
-    span = max(1, min(most, length))
+def codebooks_for(length: int, max_span: int) -> int:
+    """Return the smallest number of codebooks that share ``length`` channels equally, at most ``max_span`` each."""
+    span = max(1, min(max_span, length))
     while length % span:
         span -= 1
     return length // span

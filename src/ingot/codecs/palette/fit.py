@@ -1,4 +1,4 @@
-"""Choosing codebooks: exact 1-D k-means, and k-means of short vectors (``spec/palette.md``, "Codebooks")."""
+"""Choice of codebooks: exact 1-D k-means, and k-means of short vectors (``spec/palette.md``, "Codebooks")."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from ingot.model.tensor import Array
 
 BINS = 1 << 16
 SEED = 20260522
-# Points that k-means++ chooses from, and that Lloyd's steps begin with.
+# Points that k-means++ chooses from, and of the first Lloyd's steps.
 SAMPLE = 1 << 16
-# Points per call: fixed, so that sums are added in the same order whatever the number of threads.
+# Points per call: fixed, so that sums are added in the same order for any number of threads.
 BLOCK = 1 << 16
 ROUNDS_SAMPLE, ROUNDS_ALL = 50, 20
-UNKNOWN = 64  # digits of points of which nothing is known
+UNKNOWN = 64  # digits of points without known bounds
 _EXACT = 1 << 53
-_STILL = 1e-4  # relative gain of a round below which the next one is not worth its time
+_STILL = 1e-4  # relative gain of a round below which Lloyd's steps stop
 
 
 def require_finite(values: Array, start: int, cols: int) -> float:
-    """Return the largest magnitude of ``values`` (any shape, C order); refuse NaN and infinity.
+    """Return the largest magnitude of ``values`` (any shape, C order); raise ``palette.non-finite`` for NaN or
+    infinity.
 
-    ``start`` is the number of rows of ``cols`` columns before these, for the message. Rule ``palette.non-finite``.
+    ``start`` is the number of rows of ``cols`` columns before these, for the message.
     """
     if not values.size:
         return 0.0
@@ -39,7 +40,7 @@ def require_finite(values: Array, start: int, cols: int) -> float:
 
 
 def non_finite(values: Array, bad: int, start: int, cols: int) -> CodecError:
-    """Return the refusal of value number ``bad``."""
+    """Return the error for the value at flat index ``bad``."""
     row, column = divmod(bad, max(cols, 1))
     value = float(values.reshape(-1)[bad])
     return CodecError(
@@ -49,10 +50,10 @@ def non_finite(values: Array, bad: int, start: int, cols: int) -> CodecError:
 
 
 class Histogram:
-    """Values in 65536 bins with what they weigh: all that exact k-means needs.
+    """Weighted values in 65536 bins: the input of exact k-means.
 
-    f16 and bf16 values have a bin each. Values of f32 and f64 share a bin where they round to the same f16 after
-    scaling by ``2**exponent``, and keep their sum: cuts lie between bins, centroids are those of the values.
+    f16 and bf16 values have a bin each. Values of f32 and f64 share a bin if they round to the same f16 after scaling
+    by ``2**exponent``. Their sum is stored: clusters end between bins, but centroids are exact means of the values.
     """
 
     def __init__(self, dtype: str, amax: float = 0.0) -> None:
@@ -64,16 +65,16 @@ class Histogram:
         self.reset(amax)
 
     def reset(self, amax: float = 0.0) -> None:
-        """Begin anew with values of at most ``amax``; the memory is kept."""
+        """Clear the histogram, for values of at most ``amax``, without a new allocation."""
         self._weights.fill(0)
         if self._sums is not None:
             self._sums.fill(0)
-            self._exponent = 15 - frexp(amax)[1] if amax else 0  # the largest lies between 2^14 and 2^15
+            self._exponent = 15 - frexp(amax)[1] if amax else 0  # scales the largest value to between 2^14 and 2^15
 
-    def take(self, values: Array, importance: Array | None = None) -> int:
-        """Add values; return the index of the first that is not finite, or how many there are.
+    def add(self, values: Array, importance: Array | None = None) -> int:
+        """Add values; return the index of the first that is not finite, or their number.
 
-        ``importance`` is one f64 per column, where ``values`` are rows of them.
+        ``importance`` is one f64 per column, if ``values`` are rows of columns.
         """
         cols = importance.size if importance is not None else values.size
         if not values.size:
@@ -83,33 +84,33 @@ class Histogram:
         )
 
     def centroids(self, count: int) -> Array:
-        """Return ``count`` f64 centroids, ascending, of least squared error; the last is repeated if values are few."""
+        """Return ``count`` f64 centroids of least squared error, ascending; the last is repeated if values are few."""
         values_of_code = np.zeros(count)
-        there = native.kernels.palette_solve(self._weights, self._sums, self._dtype, values_of_code)
-        values_of_code[there:] = values_of_code[there - 1] if there else 0.0
+        filled = native.kernels.palette_solve(self._weights, self._sums, self._dtype, values_of_code)
+        values_of_code[filled:] = values_of_code[filled - 1] if filled else 0.0
         return values_of_code
 
 
 def entries_of(centroids: Array, entries: str, scale_dtype: str) -> tuple[Array, Array | None, Array]:
-    """Round one codebook's centroids to its element type.
+    """Round one codebook's centroids to the type of its entries.
 
     Returns
     -------
-    codebook : of ``entries``, as many elements
-    scales : one element of ``scale_dtype``, or None where entries are floats
-    values : f32, what the entries stand for
+    codebook : of type ``entries``, an element for each centroid
+    scales : one element of ``scale_dtype``, or None if entries are floats
+    values : f32, the decoded entries
 
     Raises
     ------
     CodecError
-        ``palette.entry-overflow``: ``entries`` (or the scale's type) cannot hold one.
+        ``palette.entry-overflow``: ``entries`` (or the scale's type) cannot hold a value.
     """
     if entries != "i8":
         codebook = cast(centroids.astype(np.float64), entries)
         values = codebook.astype(np.float32)
         if not np.isfinite(values).all():
             raise CodecError(
-                "palette.entry-overflow", f"expected codebook entries that {entries} can hold; use entries=bf16 or f32"
+                "palette.entry-overflow", f"{entries} cannot hold a codebook entry; use entries=bf16 or entries=f32"
             )
         return codebook, None, values
     amax = float(np.abs(centroids).max()) if centroids.size else 0.0
@@ -117,13 +118,13 @@ def entries_of(centroids: Array, entries: str, scale_dtype: str) -> tuple[Array,
     if amax and not scale[0]:
         scale = np.nextafter(scale, np.ones_like(scale))
     if not np.isfinite(scale[0]):
-        raise CodecError("palette.entry-overflow", f"expected a codebook scale that {scale_dtype} can hold; use f32")
+        raise CodecError("palette.entry-overflow", f"{scale_dtype} cannot hold a codebook scale; use scales=f32")
     codebook = np.clip(np.rint(centroids / float(scale[0])), -127, 127).astype(np.int8)
     return codebook, scale, codebook.astype(np.float32) * scale.astype(np.float32)
 
 
 def assign(values: Array, entries: Array) -> Array:
-    """Return the nearest of ascending f32 ``entries`` for every value, of two as near the lower: u8, flat."""
+    """Return the index of the nearest of ascending f32 ``entries`` for every value; ties go to the lower: u8, flat."""
     wide = entries.astype(np.float64)
     codes = np.empty(values.size, np.uint8)
     native.kernels.palette_assign(as_bits(values).reshape(-1), float_name(values), (wide[:-1] + wide[1:]) / 2, codes)
@@ -131,7 +132,7 @@ def assign(values: Array, entries: Array) -> Array:
 
 
 class Cloud:
-    """Points to be clustered, with what earlier centroids told of them: ``palette_nearest`` tries only the others.
+    """Points to cluster, with bounds from earlier centroids, so that ``palette_nearest`` skips impossible ones.
 
     Parameters
     ----------
@@ -139,9 +140,9 @@ class Cloud:
     workers : int, optional
         Threads; no result depends on them.
     digits : int
-        A number of which all points, below 1, are multiples of ``2**-digits``. Where f64 sums of a block are exact
-        therefore, in any order, points that change their code are moved from one sum to another, and no other is added
-        again; where those of all points are, Lloyd's steps pass by whole cells of them.
+        All points, below 1, are multiples of ``2**-digits``. If therefore f64 sums of a block are exact in any order, a
+        point that changes its code moves from one sum to another, and the others are not added again. If sums of all
+        points are exact, Lloyd's steps process most cells of points as a whole.
     """
 
     def __init__(self, points: Array, workers: int | None = 1, *, digits: int = UNKNOWN) -> None:
@@ -154,7 +155,7 @@ class Cloud:
         self._searcher: cells.Cells | near.Near | None = None
 
     def assign(self, centroids: Array) -> Array:
-        """Return each point's nearest centroid, of equally near ones the first: u8."""
+        """Return the index of each point's nearest centroid, u8; ties go to the first."""
         if self._searcher:
             self._searcher.nearest(centroids)
             return self._searcher.codes()
@@ -162,9 +163,10 @@ class Cloud:
         return self.codes
 
     def nearest(self, centroids: Array) -> tuple[float, Array, Array]:
-        """Find each point's nearest centroid; return the squared error, and sums and numbers of points per centroid.
+        """Assign each point to its nearest centroid; return the squared error, and sums and counts of points per
+        centroid.
 
-        Of centroids equally near the first counts. Blocks are added up in order, whatever thread did them.
+        Ties go to the first centroid. Blocks are added up in order, whatever thread processed them.
         """
         count, size = centroids.shape
         blocks = max(1, -(-len(self._points) // BLOCK))
@@ -176,16 +178,23 @@ class Cloud:
         self._before = centroids
 
         def run(start: int, stop: int) -> None:
-            block, at = start // BLOCK, slice(start, stop)
+            block, run_slice = start // BLOCK, slice(start, stop)
             errors[block] = native.kernels.palette_nearest(
-                self._points[at], centroids, self.codes[at], sums[block], counts[block], self._bounds[at], moved, moves
+                self._points[run_slice],
+                centroids,
+                self.codes[run_slice],
+                sums[block],
+                counts[block],
+                self._bounds[run_slice],
+                moved,
+                moves,
             )
 
         for_ranges(len(self._points), BLOCK, run, self._workers)
         return float(np.cumsum(errors)[-1]), sums.sum(axis=0).reshape(count, size), counts.sum(axis=0)
 
     def centroids(self, count: int) -> Array:
-        """Cluster by k-means++ with a fixed seed and Lloyd's steps, into up to 256: f32, [count, size]."""
+        """Return up to 256 centroids by k-means++ with a fixed seed and Lloyd's steps: f32, [count, size]."""
         if not len(self._points):
             return np.zeros((count, self._points.shape[1]), np.float32)
         step = -(-len(self._points) // SAMPLE)
@@ -195,13 +204,13 @@ class Cloud:
         return self._lloyd(sample.centroids(count), ROUNDS_ALL)
 
     def _lloyd(self, centroids: Array, rounds: int) -> Array:
-        """Move centroids to the means of their points; one without points stays where it is."""
-        if len(self._points) >= cells.LEAST and len(self._points) << self._digits <= _EXACT:
-            if self._points.shape[1] == 4 and len(centroids) > near.MORE:
+        """Return the centroids after Lloyd's steps; a centroid without points does not move."""
+        if len(self._points) >= cells.MIN_POINTS and len(self._points) << self._digits <= _EXACT:
+            if self._points.shape[1] == 4 and len(centroids) > near.MIN_CENTROIDS:
                 self._searcher = near.Near(self._points, self._workers)
             else:
                 self._searcher = cells.Cells(self._points, len(centroids), self._workers)
-        step: _Bounded | _Exactly = _Bounded(self, self._searcher) if self._searcher else _Exactly(self)
+        step: _BoundedStep | _ExactStep = _BoundedStep(self, self._searcher) if self._searcher else _ExactStep(self)
         for _ in range(rounds):
             gains, after = step(centroids)
             if not gains:
@@ -210,8 +219,8 @@ class Cloud:
         return centroids
 
 
-class _Exactly:
-    """A step of Lloyd's: whether it is worth another, and where centroids move."""
+class _ExactStep:
+    """A step of Lloyd's: returns whether another is worth its time, and the new centroids."""
 
     def __init__(self, cloud: Cloud) -> None:
         self._cloud, self._before = cloud, np.inf
@@ -223,8 +232,8 @@ class _Exactly:
         return error < before * (1 - _STILL), np.where(counts[:, None] > 0, means, centroids)
 
 
-class _Bounded:
-    """The same by a search that tells two bounds of the error: where these do not decide, all points are asked."""
+class _BoundedStep:
+    """A step by a search that returns bounds of the error; if they do not decide, all points are searched."""
 
     def __init__(self, cloud: Cloud, searcher: cells.Cells | near.Near) -> None:
         self._cloud, self._searcher = cloud, searcher
@@ -233,40 +242,40 @@ class _Bounded:
 
     def __call__(self, centroids: Array) -> tuple[bool, Array]:
         low, high, after = self._searcher.nearest(centroids)
-        (least, most), self._before = self._before, (low, high)
+        (before_low, before_high), self._before = self._before, (low, high)
         before, self._centroids = self._centroids, centroids
-        if before is None or high < least * (1 - _STILL):
+        if before is None or high < before_low * (1 - _STILL):
             return True, after
-        if low > most * (1 - _STILL):
+        if low > before_high * (1 - _STILL):
             return False, after
-        errors = [self._cloud.nearest(each)[0] for each in (before, centroids)]
+        errors = [self._cloud.nearest(candidate)[0] for candidate in (before, centroids)]
         return errors[1] < errors[0] * (1 - _STILL), after
 
 
 def digits_of(points: Array, dtype: str, exponent: int) -> int:
-    """Return a number: all ``points``, values of ``dtype`` over ``2**exponent``, are multiples of ``2**-digits``.
+    """Return ``digits``: all ``points``, values of ``dtype`` over ``2**exponent``, are multiples of ``2**-digits``.
 
-    Numbers of f16 are multiples of 2^-24; those of bf16 are multiples of their magnitude, rounded down to a power of
-    two, over 2^7. Of others nothing is said.
+    Numbers of f16 are multiples of 2^-24; numbers of bf16 are multiples of their magnitude, rounded down to a power of
+    two, over 2^7. For other types the result is ``UNKNOWN``.
     """
     if dtype == "f16":
         return max(24 + exponent, 0)
     if dtype != "bf16":
         return UNKNOWN
     magnitude = points.view(np.uint32) & np.uint32(0x7FFFFFFF)
-    magnitude -= np.uint32(1)  # zeros wrap around: they are multiples of all
-    least = int(magnitude.min(initial=0xFFFFFFFF)) + 1
-    return UNKNOWN if least < 0x800000 else max(127 + 7 - min(least >> 23, 134), 0)
+    magnitude -= np.uint32(1)  # zeros wrap around, because they are multiples of everything
+    smallest = int(magnitude.min(initial=0xFFFFFFFF)) + 1
+    return UNKNOWN if smallest < 0x800000 else max(127 + 7 - min(smallest >> 23, 134), 0)
 
 
 def _moved(before: Array, after: Array) -> float:
-    """Return a distance that no centroid's move exceeds."""
+    """Return an upper bound of the distance that any centroid moved."""
     away = after.astype(np.float64) - before
     return float(np.sqrt((away * away).sum(axis=1).max()) * (1 + 1e-6))
 
 
 def _spread_out(points: Array, count: int) -> Array:
-    """k-means++ (Arthur, Vassilvitskii 2007): each next centre is a point drawn by its squared distance."""
+    """Return centroids of k-means++ (Arthur, Vassilvitskii 2007): each is a point drawn by its squared distance."""
     random = np.random.default_rng(SEED)
     chosen = np.zeros(count, np.uint64)
     chosen[0] = random.integers(len(points))

@@ -1,4 +1,4 @@
-"""Products with palettes that stay indices (``spec/palette.md``, "Multiplying")."""
+"""Products with palettes that stay packed (``spec/palette.md``, "Multiplying")."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ _FLOATS = ("f32", "f16", "bf16")
 
 
 class PaletteMatrix(TileMatrix):
-    """A matrix that is held as indices, and in ``scales`` codebooks; ``params`` is a ``PaletteLayout``."""
+    """A matrix that is stored as indices, with codebooks in ``scales``; ``params`` is a ``PaletteLayout``."""
 
     params: PaletteLayout
 
     @classmethod
-    def of(cls, tensor: Tensor) -> PaletteMatrix:
-        """Return the matrix of a 2-d tensor, its parts as they lie.
+    def from_tensor(cls, tensor: Tensor) -> PaletteMatrix:
+        """Return the matrix of a 2-d tensor, over its parts without a copy.
 
         Raises
         ------
         CodecError
-            As ``PaletteCodec.check``.
+            The checks of ``PaletteCodec.check``.
         UnsupportedError
             ``matmul.layout``: the tensor cannot stay packed.
         """
         params = layout_of(tensor)
         if not _fits(params, tensor.shape):
             raise UnsupportedError(
-                "expected a matrix of single values, codebooks of floats for all of it or for rows, and rows of whole "
-                f"bytes, found shape {list(tensor.shape)}, vectors of {params.vector_size} and {params.groups} "
-                "codebooks; decode it",
+                "expected a matrix of single values, float codebooks per tensor or per rows, and rows of full bytes; "
+                f"found shape {list(tensor.shape)}, vectors of {params.vector_size} and {params.groups} codebooks; "
+                "decode it",
                 rule="matmul.layout",
                 where=tensor.name,
             )
@@ -74,7 +74,10 @@ class PaletteMatrix(TileMatrix):
 
 
 def stays_packed(tensor: Tensor, *, direct: bool = False) -> bool:
-    """Whether ``PaletteMatrix.of`` takes a tensor, as far as its attributes tell; never ``direct``: see there."""
+    """Return whether ``PaletteMatrix.from_tensor`` supports a tensor, judged by its attributes alone.
+
+    Never if ``direct``, because a product with one row is no faster than with the decoded matrix.
+    """
     if direct or tensor.codec != PaletteLayout.codec:
         return False
     try:
@@ -84,7 +87,7 @@ def stays_packed(tensor: Tensor, *, direct: bool = False) -> bool:
 
 
 def _fits(params: PaletteLayout, shape: tuple[int, ...]) -> bool:
-    """Whether the kernels multiply with such a matrix."""
+    """Return whether the kernels support a matrix of this layout and shape."""
     if len(shape) != 2 or 0 in shape or params.vector_size != 1 or params.scales is not None:
         return False
     by_rows = all(count == 1 for count in params.groups[1:])

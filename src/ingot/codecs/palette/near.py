@@ -1,19 +1,19 @@
-"""Lloyd's steps on points that know how far from another centroid they are (``spec/palette.md``, "Vectors")."""
+"""Lloyd's steps on points with a bound of their distance to other centroids (``spec/palette.md``, "Vectors")."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from ingot.codecs.palette.cells import MANY
+from ingot.codecs.palette.cells import THREADED_POINTS
 from ingot.core.runtime import native
 from ingot.core.runtime.parallel import default_workers, for_ranges
 from ingot.model.tensor import Array
 
-MORE = 64  # centroids of fours from more than which on slacks are faster than cells
+MIN_CENTROIDS = 64  # above this many centroids of vectors of 4, this search is faster than cells
 
 
 class Near:
-    """Points with the code of each, how much farther all other centroids are, and what sums of points are exactly.
+    """Points with the code of each, its slack to the second nearest centroid, and exact sums of points.
 
     Parameters
     ----------
@@ -25,7 +25,7 @@ class Near:
     def __init__(self, points: Array, workers: int | None = 1) -> None:
         count = len(points)
         self._points = points
-        workers = 1 if count < MANY else default_workers() if workers is None else workers
+        workers = 1 if count < THREADED_POINTS else default_workers() if workers is None else workers
         self._workers = workers
         self._step = max(count, 1) if workers == 1 else max(-(-count // (8 * workers)), 1)
         self._codes, self._slacks = np.zeros(count, np.uint8), np.zeros(count, np.float32)
@@ -34,30 +34,30 @@ class Near:
     def _begin(self, centroids: Array) -> None:
         count, size = centroids.shape
         self._totals = np.zeros((-(-len(self._points) // self._step), count * (size + 1)))
-        self._reach, self._lost = np.zeros(count, np.float32), np.zeros(count, np.float32)
+        self._reach, self._shrink = np.zeros(count, np.float32), np.zeros(count, np.float32)
         sums, counts = self._totals[0, : count * size], self._totals[0, count * size :]
         self._squares = native.kernels.palette_guess(self._points, centroids, self._codes, self._slacks, sums, counts)
 
     def nearest(self, centroids: Array) -> tuple[float, float, Array]:
-        """Find each point's nearest centroid, as ``Cells.nearest`` does."""
+        """Assign each point to its nearest centroid; see ``Cells.nearest``."""
         count, size = centroids.shape
         if self._before is None:
             self._begin(centroids)
-        native.kernels.palette_reach(self._before, centroids, self._reach, self._lost)
+        native.kernels.palette_reach(self._before, centroids, self._reach, self._shrink)
         self._before = centroids
         totals = self._totals
 
         def run(start: int, stop: int) -> None:
-            some = totals[start // self._step]
+            part_totals = totals[start // self._step]
             native.kernels.palette_near(
                 self._points[start:stop],
                 centroids,
                 self._reach,
-                self._lost,
+                self._shrink,
                 self._codes[start:stop],
                 self._slacks[start:stop],
-                some[: count * size],
-                some[count * size :],
+                part_totals[: count * size],
+                part_totals[count * size :],
             )
 
         for_ranges(len(self._points), self._step, run, self._workers)
@@ -68,5 +68,5 @@ class Near:
         return low, high, after
 
     def codes(self) -> Array:
-        """Return the codes that ``nearest`` found last."""
+        """Return the codes of the last call of ``nearest``."""
         return self._codes

@@ -1,4 +1,4 @@
-"""Checks of a palette's parts, and which codebook each index belongs to (``spec/palette.md``)."""
+"""Checks of a palette's parts, and the codebook of each index (``spec/palette.md``)."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from ingot.model.tensor import Array, Tensor
 
 
 def run_length(layout: PaletteLayout, shape: tuple[int, ...]) -> int:
-    """Return how many consecutive indices share a codebook, at least 1."""
+    """Return the number of consecutive indices that share a codebook, at least 1."""
     index = layout.index_shape(shape)
     last = max((axis for axis, count in enumerate(layout.groups) if count > 1), default=None)
     return max(1, prod(index) if last is None else index[last] // layout.groups[last] * prod(index[last + 1 :]))
 
 
 def run_ids(layout: PaletteLayout, shape: tuple[int, ...], first: int, stop: int) -> Array | None:
-    """Return the codebooks of runs ``first`` to ``stop`` as u32; None where there is only one."""
+    """Return the codebook indices of runs ``first`` to ``stop`` as u32; None if there is only one codebook."""
     if layout.codebooks == 1:
         return None
     index = layout.index_shape(shape)
     last = max(axis for axis, count in enumerate(layout.groups) if count > 1)
     spans = [size // count for size, count in zip(index[:last], layout.groups, strict=False)]
-    left = np.arange(first, stop, dtype=np.int64)
-    left, ids = np.divmod(left, layout.groups[last])
+    remaining = np.arange(first, stop, dtype=np.int64)
+    remaining, ids = np.divmod(remaining, layout.groups[last])
     stride = layout.groups[last]
     for axis in range(last - 1, -1, -1):
-        left, place = np.divmod(left, index[axis])
-        ids += place // spans[axis] * stride
+        remaining, position = np.divmod(remaining, index[axis])
+        ids += position // spans[axis] * stride
         stride *= layout.groups[axis]
     return ids.astype(np.uint32)
 
 
 def layout_of(tensor: Tensor) -> PaletteLayout:
-    """Read and check a tensor's layout and the types and sizes of its parts; reads no part's bytes.
+    """Return a tensor's layout, after checking it and the types and sizes of its parts; reads no part's bytes.
 
     Raises
     ------
@@ -79,13 +79,15 @@ def check_codebook(tensor: Tensor, layout: PaletteLayout) -> None:
 
 def check_part(tensor: Tensor, role: str, dtypes: tuple[str, ...], count: int) -> None:
     """Check that a part holds ``count`` elements of one of ``dtypes``."""
-    part, where = tensor.parts[role], f"{tensor.name}.{role}"
+    part, location = tensor.parts[role], f"{tensor.name}.{role}"
     if part.dtype not in dtypes or part.type not in (None, part.dtype):
         raise CodecError(
-            "palette.dtype", f"expected {' or '.join(dtypes)}, found {part.type or part.dtype}", where=where
+            "palette.dtype", f"expected {' or '.join(dtypes)}, found {part.type or part.dtype}", where=location
         )
     nbytes = count * numpy_dtype(part.dtype).itemsize
     if part.nbytes != nbytes:
         raise CodecError(
-            "palette.size", f"expected {nbytes} bytes for shape {list(tensor.shape)}, found {part.nbytes}", where=where
+            "palette.size",
+            f"expected {nbytes} bytes for shape {list(tensor.shape)}, found {part.nbytes}",
+            where=location,
         )

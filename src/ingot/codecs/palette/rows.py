@@ -1,4 +1,4 @@
-"""Look-ups in codebooks, shared by decoder and encoder (``spec/palette.md``)."""
+"""Lookups in codebooks, shared by decoder and encoder (``spec/palette.md``)."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ STEP = 1 << 20
 
 
 def entry_values(codebook: Array, scales: Array | None) -> Array:
-    """Return what entries stand for, in f32: ``scale * entry``, rounded once. Shape [codebooks, entries, values].
+    """Return the decoded entries in f32: ``scale * entry``, rounded once. Shape [codebooks, entries, values].
 
     Raises ``CodecError`` ``palette.scale`` for a scale that is not finite, ``palette.overflow`` for a product past f32.
     """
-    with np.errstate(invalid="ignore"):  # arm64 tells of signalling NaNs
+    with np.errstate(invalid="ignore"):  # arm64 raises the flag for signalling NaNs
         wide, factors = codebook.astype(np.float32), None if scales is None else scales.astype(np.float32)
     if factors is None:
         return wide
@@ -40,9 +40,9 @@ def entry_values(codebook: Array, scales: Array | None) -> Array:
 
 
 def tables(values: Array, dtype: str) -> Array:
-    """Round entry values to ``dtype`` (f32, f16, bf16, f64).
+    """Return entry values rounded to ``dtype`` (f32, f16, bf16, f64).
 
-    Raises ``CodecError`` ``palette.overflow`` where a finite entry is past the range of ``dtype``.
+    Raises ``CodecError`` ``palette.overflow`` if a finite entry is past the range of ``dtype``.
     """
     if dtype in ("f32", "f64"):
         return values.astype(numpy_dtype(dtype))
@@ -54,8 +54,8 @@ def tables(values: Array, dtype: str) -> Array:
     return entries
 
 
-def stored_tables(tensor: Tensor, params: PaletteLayout, dtype: str) -> Array:
-    """Read codebook and scales of a checked tensor; return what entries stand for in ``dtype``."""
+def read_tables(tensor: Tensor, params: PaletteLayout, dtype: str) -> Array:
+    """Return the entry values of a checked tensor in ``dtype``; reads codebook and scales."""
     codebook = tensor.parts[CODEBOOK].array().reshape(params.codebook_shape())
     scales = tensor.parts[SCALES].array() if SCALES in tensor.parts else None
     try:
@@ -65,13 +65,13 @@ def stored_tables(tensor: Tensor, params: PaletteLayout, dtype: str) -> Array:
 
 
 class Lookup:
-    """Looks runs of a tensor's indices up.
+    """A lookup of runs of a tensor's indices.
 
     Parameters
     ----------
     params : PaletteLayout
     shape : of the tensor
-    table : [codebooks, entries, values per entry], of the type that results have
+    table : [codebooks, entries, values per entry], of the output's type
     """
 
     def __init__(self, params: PaletteLayout, shape: tuple[int, ...], table: Array) -> None:
@@ -80,7 +80,7 @@ class Lookup:
         self.dtype = table.dtype
         words = np.ascontiguousarray(table).reshape(params.codebooks, -1)
         width = params.vector_size * table.dtype.itemsize
-        self._split = 1  # f64 in fours is too wide for the kernel: looked up as pairs
+        self._split = 1  # vectors of 4 f64 are too wide for the kernel and are looked up as pairs
         if width <= 8:
             self._words: Array = words.view(f"u{width}")
         elif width == 16:
@@ -89,9 +89,9 @@ class Lookup:
             self._words, self._split = words.view(np.uint64).reshape(params.codebooks, params.entries, 4), 2
 
     def __call__(self, packed: Array, first: int, out: Array) -> None:
-        """Fill ``out`` ([n * values per entry], flat, C order) with the entries of indices ``first`` and on.
+        """Fill ``out`` ([n * values per entry], flat, C order) with the entries of the indices from ``first`` on.
 
-        ``packed`` is their bit stream, which begins at a byte.
+        ``packed`` is the bit stream of these indices, which begins at a byte.
         """
         if not out.size:
             return
@@ -112,7 +112,7 @@ class Lookup:
         out.view(np.uint64)[...] = halves.reshape(-1)
 
     def all(self, packed: Array, out: Array, workers: int | None = 1) -> None:
-        """Fill ``out`` (flat) from a whole stream, on threads."""
+        """Fill ``out`` (flat) from a full stream, on threads."""
         size, bits = self._params.vector_size, self._params.bits
         count = out.size // size
         step = STEP // 8 * 8
@@ -124,7 +124,7 @@ class Lookup:
 
 
 class HighFirst(PartReader):
-    """Reads bytes of two codes, the first in the high bits, as a stream whose first code lies in the low bits."""
+    """A reader of bytes with two codes, the first in the high bits; it returns them with the first in the low bits."""
 
     def readinto(self, out: memoryview) -> None:
         super().readinto(out)
@@ -133,23 +133,23 @@ class HighFirst(PartReader):
 
 
 class BitReader:
-    """Sequential reading of a part that is one stream of codes of ``bits`` each, in any numbers of them.
+    """A sequential reader of a part that is one stream of codes of ``bits`` bits each.
 
-    With ``high_first``, of 4 bits, the first code of a byte lies in its high bits; then nothing is said of those behind
-    the last one.
+    If ``high_first``, codes have 4 bits, the first code of a byte is in its high bits, and bits after the last code are
+    not checked.
     """
 
-    def __init__(self, part: Part, bits: int, rule: str, where: str, *, high_first: bool = False) -> None:
-        self._bits, self._rule, self._where, self._high = bits, rule, where, high_first
+    def __init__(self, part: Part, bits: int, rule: str, location: str, *, high_first: bool = False) -> None:
+        self._bits, self._rule, self._location, self._high = bits, rule, location, high_first
         self._reader = HighFirst(part) if high_first else part.reader()
-        self._bit, self._last = 0, 0  # where the next code begins in the byte that was read last, if not at 0
+        self._bit, self._last = 0, 0  # the next code begins at this bit of the byte that was read last, if it is not 0
 
     def next(self, count: int) -> Array:
-        """Return the next ``count`` codes as a stream that begins at a byte, the bits behind them 0."""
-        held, end = self._bit > 0, self._bit + count * self._bits
+        """Return the next ``count`` codes as a stream that begins at a byte, padded with zero bits."""
+        carry, end = self._bit > 0, self._bit + count * self._bits
         packed = np.empty(-(-end // 8), np.uint8)
-        packed[:held] = self._last
-        self._reader.readinto(packed[held:].data)
+        packed[:carry] = self._last
+        self._reader.readinto(packed[carry:].data)
         first, self._bit = self._bit, end % 8
         self._last = int(packed[-1]) if packed.size else 0
         if first and count:
@@ -160,30 +160,30 @@ class BitReader:
         return packed
 
     def skip(self, count: int) -> None:
-        """Pass over the next ``count`` codes."""
+        """Skip the next ``count`` codes."""
         self._bit, self._last = skip_bits(self._reader, self._bit, self._last, count * self._bits)
 
     def finish(self) -> None:
-        """Check the bits behind the last code and the digest, once all were read."""
+        """Check the bits after the last code, and the digest, after all codes were read or skipped."""
         if self._bit and not self._high:
-            require_padding(self._last, self._bit, self._rule, self._where)
+            require_padding(self._last, self._bit, self._rule, self._location)
         self._reader.finish()
 
 
-def require_padding(last: int, used: int, rule: str, where: str) -> None:
-    """Refuse bits behind the ``used`` ones of the last byte."""
+def require_padding(last: int, used: int, rule: str, location: str) -> None:
+    """Raise ``CodecError`` with ``rule`` if the last byte has bits after the first ``used`` ones."""
     if last >> used:
-        raise CodecError(rule, "expected no bits behind the last code, found some", where=where)
+        raise CodecError(rule, "expected zero bits after the last code, found others", where=location)
 
 
 def chunk_step(rows: int, cols: int, params: PaletteLayout) -> int:
-    """Return the least multiple of ``rows`` whose rows of ``cols`` values have indices that fill whole bytes."""
+    """Return the smallest multiple of ``rows`` whose rows of ``cols`` values have indices that fill full bytes."""
     unit = 8 * params.vector_size
     return lcm(max(rows, 1), unit // gcd(unit, max(cols, 1) * params.bits))
 
 
-def spread(entries: Array, axis: int) -> Array:
-    """Turn entries [indices' shape, values] into values: dimension ``axis`` becomes that many times longer."""
+def expand_vectors(entries: Array, axis: int) -> Array:
+    """Return values from entries [indices' shape, values]: dimension ``axis`` grows by the length of a vector."""
     moved = np.ascontiguousarray(np.moveaxis(entries, -1, axis + 1))
     shape = moved.shape
     return moved.reshape(*shape[:axis], shape[axis] * shape[axis + 1], *shape[axis + 2 :])

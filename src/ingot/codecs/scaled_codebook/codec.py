@@ -1,4 +1,4 @@
-"""``scaled_codebook``: a few values, times a scale per group (``spec/scaled_codebook.md``)."""
+"""``scaled_codebook``: entries of a small table, times a scale per group (``spec/scaled_codebook.md``)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ingot.codecs.base import FLOAT_TARGETS, Codec, Repacked, cannot, decode_by_
 from ingot.codecs.blocks.codebooks import to_blocks
 from ingot.codecs.options import source_dtype
 from ingot.codecs.palette.rows import require_padding
-from ingot.codecs.scaled_codebook.decode import Held, ScaledReader, TransposedReader, Window, decoder_of
+from ingot.codecs.scaled_codebook.decode import ArrayWindow, ScaledReader, TransposedReader, Window, decoder_of
 from ingot.codecs.scaled_codebook.encode import ScaledEncoder
 from ingot.codecs.scaled_codebook.options import layout_of
 from ingot.codecs.scaled_codebook.repack import repack
@@ -40,11 +40,11 @@ from ingot.model.tensor import Array, Tensor
 __all__ = ["TABLES", "ScaledCodebookCodec"]
 
 ID = ScaledCodebookLayout.codec
-_STEP = 1 << 20  # elements that a thread takes at a time
+_STEP = 1 << 20  # elements per thread and call
 
 
 class ScaledCodebookCodec(Codec):
-    """A table of up to 256 values, or small floats, times scales: NF4, MXFP4, NVFP4, FP8 in blocks and their like"""
+    """A table of up to 256 values, or small floats, times scales: NF4, MXFP4, NVFP4, FP8 in blocks and others."""
 
     id: ClassVar[str] = ID
     lossless: ClassVar[bool] = False
@@ -52,7 +52,7 @@ class ScaledCodebookCodec(Codec):
     streams: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
-        """Rules ``scaled_codebook.params``, ``.group``, ``.parts``, ``.dtype`` and ``.size``."""
+        """Check the tensor; rules ``scaled_codebook.params``, ``.group``, ``.parts``, ``.dtype`` and ``.size``."""
         _checked(tensor)
 
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
@@ -64,7 +64,7 @@ class ScaledCodebookCodec(Codec):
         out = result(tensor, dtype, out)
         matrix, packed = out.reshape(rows, cols), tensor.parts[INDICES].array()
         windows: dict[str, Window] = {
-            role: Held(tensor.parts[role].array()) for role in (SCALES, SCALE_SCALES) if role in tensor.parts
+            role: ArrayWindow(tensor.parts[role].array()) for role in (SCALES, SCALE_SCALES) if role in tensor.parts
         }
         decoder = decoder_of(tensor, layout, windows)
         used = tensor.size * layout.bits % 8
@@ -72,9 +72,9 @@ class ScaledCodebookCodec(Codec):
             require_padding(int(packed[-1]), used, "scaled_codebook.padding", tensor.name)
 
         def run(start: int, stop: int) -> None:
-            some = packed[start * cols * layout.bits // 8 : -(-stop * cols * layout.bits // 8)]
+            run_indices = packed[start * cols * layout.bits // 8 : -(-stop * cols * layout.bits // 8)]
             try:
-                decoder.decode(some, start, matrix[start:stop], layout.order)
+                decoder.decode(run_indices, start, matrix[start:stop], layout.order)
             except CodecError as error:
                 raise error.at(tensor.name) from None
 
@@ -87,7 +87,8 @@ class ScaledCodebookCodec(Codec):
         return TransposedReader(tensor, layout) if layout.transposed else ScaledReader(tensor, layout)
 
     def runs(self, tensor: Tensor, shape: tuple[int, ...]) -> RunLayout | None:
-        """Rows of indices with their scales, where these are of each row alone, or of so many rows that blocks have."""
+        """Return rows of indices with their scales as runs, if scales belong to single rows or to blocks of full
+        rows."""
         layout, cols = _checked(tensor), tensor.matrix_shape[1]
         if layout.transposed or layout.nested or not isinstance(layout.grid, Group | Row | Tiles):
             return None
@@ -101,7 +102,10 @@ class ScaledCodebookCodec(Codec):
         return RunLayout(rows * cols, {**dict.fromkeys(tensor.parts, 0), INDICES: indices, SCALES: scales})
 
     def columns(self, tensor: Tensor, count: int) -> Mapping[str, int] | None:
-        """Indices with the scales of their groups or blocks; None where columns begin within a byte or one of these."""
+        """Return indices with the scales of their groups or blocks.
+
+        None if columns begin within a byte, group or block.
+        """
         layout, cols = _checked(tensor), tensor.matrix_shape[1]
         if layout.transposed or layout.nested or isinstance(layout.grid, Run) or cols * layout.bits % 8:
             return None
@@ -112,26 +116,26 @@ class ScaledCodebookCodec(Codec):
         return {**dict.fromkeys(tensor.parts, 0), INDICES: count * layout.bits // 8, SCALES: scales}
 
     def repack(self, tensor: Tensor, layout: Layout) -> Repacked:
-        """Return the same indices and scales in another layout of the family, or in ggml's blocks
-        (``spec/scaled_codebook.md``, "Repacking").
+        """Return the same indices and scales in another layout of the family, or in ggml's blocks.
 
-        Reads tables, scales and the second scale, and checks their digests, where only they tell whether values stay.
+        See ``spec/scaled_codebook.md``, "Repacking". Reads tables, scales and the second scale, and checks their
+        digests, if the decision whether values stay equal depends on them.
         """
         stored = _checked(tensor)
         if isinstance(layout, GgmlBlocksLayout):
             return to_blocks(tensor, stored, layout)
         if not isinstance(layout, ScaledCodebookLayout):
-            return cannot(layout, f"indices of a codebook are no {layout.codec}")
+            return cannot(layout, f"indices of a codebook cannot be stored in {layout.codec}")
         return repack(tensor, stored, layout)
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> ScaledEncoder:
-        """Prepare to encode. Options, all with defaults:
+        """Return the encoder. Options, all with defaults:
 
         ``table`` nf4, fp4 or iq4_nl, or a type of small numbers: f4_e2m1fn, f6_e2m3fn, f6_e3m2fn, f8_e4m3fn, f8_e5m2,
-        i8 (nf4); ``group`` columns that share a scale and divide a row's, ``"row"``, ``"tensor"`` or [rows, columns] of
-        blocks (64); ``flat`` groups of elements wherever rows end (false); ``scales`` f32, f16, bf16, f8_e8m0fnu,
-        f8_e4m3fn or f8_e5m2 (f32); ``second`` multiply or divide: one more scale for the tensor (none); ``order``
-        low_first or high_first (low_first); ``transposed``: the last two dimensions are stored the other way round
+        i8 (nf4); ``group`` columns that share a scale, a divisor of a row's, ``"row"``, ``"tensor"`` or [rows, columns]
+        of blocks (64); ``flat`` groups of elements regardless of rows (false); ``scales`` f32, f16, bf16, f8_e8m0fnu,
+        f8_e4m3fn or f8_e5m2 (f32); ``second`` multiply or divide: another scale for the tensor (none); ``order``
+        low_first or high_first (low_first); ``transposed``: the last two dimensions are stored in the opposite order
         (false).
         """
         source = source_dtype(ID, dtype, DTYPES_OF_VALUES)
@@ -145,18 +149,18 @@ def _checked(tensor: Tensor) -> ScaledCodebookLayout:
         raise CodecError(
             RULE, f"expected dtype {tensor.dtype}, the tensor's, found {layout.dtype!r:.80}", where=tensor.name
         )
-    for role, own in ((CODEBOOK, layout.codebook), (SCALES, layout.scales)):
-        known = (*DTYPES_OF_VALUES, *SMALL_SCALES, "u8") if role == SCALES else DTYPES_OF_VALUES
-        if role in tensor.parts and (own not in known or (own == "u8" and not layout.nested)):
-            raise _wrong_type(tensor, role, " or ".join(DTYPES_OF_VALUES))
+    for role, dtype in ((CODEBOOK, layout.codebook), (SCALES, layout.scales)):
+        allowed = (*DTYPES_OF_VALUES, *SMALL_SCALES, "u8") if role == SCALES else DTYPES_OF_VALUES
+        if role in tensor.parts and (dtype not in allowed or (dtype == "u8" and not layout.nested)):
+            raise _dtype_error(tensor, role, " or ".join(DTYPES_OF_VALUES))
     specs = layout.part_specs(tensor.shape)
     if set(tensor.parts) != {spec.role for spec in specs}:
-        stored, wanted = ", ".join(sorted(tensor.parts)) or "none", ", ".join(spec.role for spec in specs)
-        raise CodecError(f"{ID}.parts", f"expected the parts {wanted}, found {stored}", where=tensor.name)
+        stored, expected = ", ".join(sorted(tensor.parts)) or "none", ", ".join(spec.role for spec in specs)
+        raise CodecError(f"{ID}.parts", f"expected the parts {expected}, found {stored}", where=tensor.name)
     for spec in specs:
         part = tensor.parts[spec.role]
         if part.dtype != spec.dtype or part.type not in (None, spec.type or spec.dtype):
-            raise _wrong_type(tensor, spec.role, spec.type or spec.dtype)
+            raise _dtype_error(tensor, spec.role, spec.type or spec.dtype)
         if part.nbytes != spec.length:
             raise CodecError(
                 f"{ID}.size",
@@ -166,7 +170,7 @@ def _checked(tensor: Tensor) -> ScaledCodebookLayout:
     return layout
 
 
-def _wrong_type(tensor: Tensor, role: str, expected: str) -> CodecError:
+def _dtype_error(tensor: Tensor, role: str, expected: str) -> CodecError:
     part = tensor.parts[role]
     return CodecError(
         f"{ID}.dtype", f"expected {expected}, found {part.type or part.dtype}", where=f"{tensor.name}.{role}"

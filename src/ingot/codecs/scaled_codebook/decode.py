@@ -1,4 +1,4 @@
-"""Decoding of scaled codebooks: scales as they are stored, runs of rows, sequential readers."""
+"""Decoding of scaled codebooks: stored scales, runs of rows, sequential readers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _SCRATCH = 1 << 16  # elements that stay in cache
 
 
 class Window(Protocol):
-    """Elements of a part, asked for in runs that never go back."""
+    """Elements of a part, requested in runs that never go back."""
 
     def take(self, first: int, last: int) -> Array:
         """Return elements ``first`` to ``last``."""
@@ -47,8 +47,8 @@ class Window(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """All elements in memory."""
+class ArrayWindow:
+    """A window on an array that holds all elements."""
 
     array: Array
 
@@ -56,38 +56,38 @@ class Held:
         return self.array[first:last]
 
 
-class Passing:
-    """Elements of a part as it is read in order; what runs have in common is kept."""
+class ReaderWindow:
+    """A window on a part that is read in order; it buffers the elements of the last run, which the next may overlap."""
 
     def __init__(self, part: Part) -> None:
         self._reader, self._dtype = part.reader(), part.dtype
         self._width = numpy_dtype(part.dtype).itemsize
-        self._first, self._held = 0, np.empty(0, numpy_dtype(part.dtype))
+        self._first, self._buffer = 0, np.empty(0, numpy_dtype(part.dtype))
 
     def take(self, first: int, last: int) -> Array:
-        end = self._first + self._held.size
+        end = self._first + self._buffer.size
         if first > end:
             self._reader.skip((first - end) * self._width)
             end = first
-        kept = self._held[first - self._first :]
+        overlap = self._buffer[first - self._first :]
         raw = np.empty(max(0, last - end) * self._width, np.uint8)
         self._reader.readinto(raw.data)
         fresh = from_file(raw, self._dtype)
-        self._first, self._held = first, np.concatenate([kept, fresh]) if kept.size else fresh
-        return self._held[: last - first]
+        self._first, self._buffer = first, np.concatenate([overlap, fresh]) if overlap.size else fresh
+        return self._buffer[: last - first]
 
     def finish(self) -> None:
         self._reader.finish()
 
 
 class Scales:
-    """Scales in f32 with the second scale in them; where they are bytes, the bytes and what each of them stands for.
+    """Scales in f32, multiplied by the second scale; scales of one byte stay bytes, with a table of their values.
 
     Parameters
     ----------
     layout : ScaledCodebookLayout
     stored : Window
-        Of the part ``scales``.
+        Elements of the part ``scales``.
     nested : (array, Window) or None
         ``scale_codebook`` and ``scale_scales``.
     second : float or None
@@ -107,7 +107,7 @@ class Scales:
             self.table = self._with_second(numbers(layout.scales))
 
     def take(self, first: int, last: int) -> Array:
-        """Return scales ``first`` to ``last``: f32, or u8 where there is a ``table``."""
+        """Return scales ``first`` to ``last``: f32, or u8 if there is a ``table``."""
         stored, nested = self._stored.take(first, last), self._layout.nested
         if self.table is not None:
             return stored
@@ -116,15 +116,15 @@ class Scales:
             return self._with_second(wide)
         table, runs = self._nested
         outer = runs.take(first // nested.run, -(-last // nested.run))
-        at = np.arange(first, last) // nested.run - first // nested.run
+        outer_index = np.arange(first, last) // nested.run - first // nested.run
         with np.errstate(over="ignore", invalid="ignore"):
-            return self._with_second(table[stored] * outer[at] + np.float32(nested.offset))
+            return self._with_second(table[stored] * outer[outer_index] + np.float32(nested.offset))
 
     def magnitude(self, scales: Array) -> float:
-        """Return a bound of the magnitude of scales that ``take`` returned; NaN where one is not finite."""
+        """Return a bound of the magnitude of scales that ``take`` returned; NaN if a scale is not finite."""
         if self.table is None:
             return float(np.abs(scales).max(initial=0))
-        if self._layout.scales == "f8_e8m0fnu":  # the only type that comes near the end of f32; codes rise with it
+        if self._layout.scales == "f8_e8m0fnu":  # the only type near the end of f32's range; values rise with codes
             return float(np.abs(self.table[int(scales.max(initial=0))]))
         return float(np.nanmax(np.abs(self.table), where=np.isfinite(self.table), initial=0))
 
@@ -137,15 +137,15 @@ class Scales:
 
 
 class Decoder:
-    """Decodes rows of a tensor in its stored order.
+    """A decoder of rows of a tensor in its stored order.
 
     Parameters
     ----------
     layout : ScaledCodebookLayout
     shape : tuple of int
-        In the stored order.
+        Shape in the stored order.
     table : array or None
-        The codebook, f32; None where the layout names the values.
+        The codebook, f32; None if the layout names the values.
     scales : Scales
     """
 
@@ -156,21 +156,21 @@ class Decoder:
         self._factor = None if layout.factor is None else np.float32(layout.factor)
         self._table = numbers(layout.values) if layout.values else table
         assert self._table is not None
-        self._most = float(np.abs(self._table[np.isfinite(self._table)]).max(initial=0))
+        self._max_magnitude = float(np.abs(self._table[np.isfinite(self._table)]).max(initial=0))
 
     def decode(self, packed: Array, start: int, out: Array, order: str) -> None:
-        """Decode rows ``start`` and on into ``out`` ([rows, cols], C order, f32, f16 or bf16), rounded once.
+        """Decode the rows from ``start`` on into ``out`` ([rows, cols], C order, f32, f16 or bf16), rounded once.
 
         ``packed`` is their part of the stream, which begins at a byte. Raises ``CodecError``
         ``scaled_codebook.overflow``: finite numbers give a value past the range of ``out.dtype``.
         """
         if not out.size:
             return
-        scales, run = self._spread(start, len(out))
-        dtype, most = float_name(out), self._most * self._scales.magnitude(scales)
+        scales, run = self._row_scales(start, len(out))
+        dtype, bound = float_name(out), self._max_magnitude * self._scales.magnitude(scales)
         if self._factor is not None:
-            most *= max(1.0, abs(float(self._factor)))
-        sound = most <= LARGEST[dtype]
+            bound *= max(1.0, abs(float(self._factor)))
+        sound = bound <= LARGEST[dtype]
         values = out if self._factor is None else np.empty(out.shape, np.float32)
         self._call(packed, scales, self._scales.table, run, values, order)
         if self._factor is not None:
@@ -200,23 +200,25 @@ class Decoder:
         )
 
     def _require_range(self, packed: Array, scales: Array, run: tuple[int, int, int], out: Array, order: str) -> None:
-        """Refuse values that are not finite though the numbers they are made of are."""
+        """Raise ``CodecError`` if a value is not finite although its factors are."""
         past = ~np.isfinite(cast(out, "f32"))
         if not past.any():
             return
         assert self._table is not None
         sound = np.where(np.isfinite(self._table), np.float32(1), np.float32(np.nan))
-        where = self._scales.table if self._scales.table is not None else scales
-        finite = np.where(np.isfinite(where), np.float32(1), np.float32(np.nan))
-        made = np.empty(out.shape, np.float32)
-        held, kinds = (finite, None) if self._scales.table is None else (scales, finite)
-        flat, high = made.reshape(-1), order == HIGH_FIRST
-        native.kernels.scaled_decode(packed, self._layout.bits, high, "table", sound, held, kinds, *run, flat, "f32")
-        if bool((past & np.isfinite(made)).any()):
+        factors = self._scales.table if self._scales.table is not None else scales
+        finite = np.where(np.isfinite(factors), np.float32(1), np.float32(np.nan))
+        decoded = np.empty(out.shape, np.float32)
+        indicator, indicator_table = (finite, None) if self._scales.table is None else (scales, finite)
+        flat, high = decoded.reshape(-1), order == HIGH_FIRST
+        native.kernels.scaled_decode(
+            packed, self._layout.bits, high, "table", sound, indicator, indicator_table, *run, flat, "f32"
+        )
+        if bool((past & np.isfinite(decoded)).any()):
             raise CodecError(f"{ID}.overflow", f"expected products of scale and value that {float_name(out)} can hold")
 
-    def _spread(self, start: int, rows: int) -> tuple[Array, tuple[int, int, int]]:
-        """Return the scales of some rows, and columns of a row, of a group, and before the first element."""
+    def _row_scales(self, start: int, rows: int) -> tuple[Array, tuple[int, int, int]]:
+        """Return the scales of rows, and three numbers: columns of a row, of a group, and before the first element."""
         grid, cols = self._layout.grid, self._cols
         match grid:
             case Group(columns):
@@ -231,15 +233,15 @@ class Decoder:
                 return scales, (phase + rows * cols, elements, phase)
             case Tiles(tall, wide):
                 per, down = -(-cols // wide), -(-self._inner // tall)
-                at = np.arange(start, start + rows)
-                at = at // self._inner * down + at % self._inner // tall
-                scales = self._scales.take(int(at[0]) * per, (int(at[-1]) + 1) * per).reshape(-1, per)
-                return scales[at - at[0]].reshape(-1), (cols, wide, 0)
+                lines = np.arange(start, start + rows)
+                lines = lines // self._inner * down + lines % self._inner // tall
+                scales = self._scales.take(int(lines[0]) * per, (int(lines[-1]) + 1) * per).reshape(-1, per)
+                return scales[lines - lines[0]].reshape(-1), (cols, wide, 0)
         return self._scales.take(0, 1), (rows * cols, rows * cols, 0)
 
 
 def second_of(tensor: Tensor, layout: ScaledCodebookLayout) -> np.float32 | None:
-    """Read the second scale. Raises ``CodecError`` ``scaled_codebook.second``: not finite, or 0 to divide by."""
+    """Return the second scale. Raises ``CodecError`` ``scaled_codebook.second``: not finite, or a divisor of 0."""
     if layout.second is None:
         return None
     second = np.float32(tensor.parts[SECOND].array()[0])
@@ -249,12 +251,12 @@ def second_of(tensor: Tensor, layout: ScaledCodebookLayout) -> np.float32 | None
 
 
 def codebook_of(tensor: Tensor, layout: ScaledCodebookLayout) -> Array | None:
-    """Read the codebook in f32; None where the layout names the values."""
+    """Return the codebook in f32; None if the layout names the values."""
     return None if layout.values else cast(tensor.parts[CODEBOOK].array(), "f32")
 
 
 def decoder_of(tensor: Tensor, layout: ScaledCodebookLayout, windows: dict[str, Window]) -> Decoder:
-    """Return the decoder of a checked tensor, whose scales come by ``windows``."""
+    """Return the decoder of a checked tensor; ``windows`` supply its scales."""
     nested = None
     if layout.nested:
         nested = (tensor.parts[SCALE_CODEBOOK].array(), windows[SCALE_SCALES])
@@ -263,18 +265,20 @@ def decoder_of(tensor: Tensor, layout: ScaledCodebookLayout, windows: dict[str, 
 
 
 class ScaledReader(Rows):
-    """Sequential decoding in the stored order, a few rows at a time."""
+    """A sequential reader in the stored order, a few rows at a time."""
 
     def __init__(self, tensor: Tensor, layout: ScaledCodebookLayout) -> None:
-        self._tensor, self._layout, self._where = tensor, layout, tensor.name
+        self._tensor, self._layout, self._tensor_name = tensor, layout, tensor.name
         _, self._cols = matrix_shape(layout.stored_shape(tensor.shape))
-        # Where rows begin within a byte, streams are cut at any code: then low bits have to come first.
+        # If rows begin within a byte, the stream is cut at any code, which requires that low bits come first.
         swapped = layout.order == HIGH_FIRST and self._cols % 2 == 1
         self._order = LOW_FIRST if swapped else layout.order
         self._indices = BitReader(
             tensor.parts[INDICES], layout.bits, "scaled_codebook.padding", tensor.name, high_first=swapped
         )
-        self._windows = {role: Passing(tensor.parts[role]) for role in (SCALES, SCALE_SCALES) if role in tensor.parts}
+        self._windows = {
+            role: ReaderWindow(tensor.parts[role]) for role in (SCALES, SCALE_SCALES) if role in tensor.parts
+        }
         self._decoder: Decoder | None = None
         self._row = 0
         self._step = max(1, _SCRATCH // max(self._cols, 1))
@@ -290,11 +294,11 @@ class ScaledReader(Rows):
             try:
                 self._decoder.decode(packed, self._row, target, self._order)
             except CodecError as error:
-                raise error.at(self._where) from None
+                raise error.at(self._tensor_name) from None
             self._row += len(target)
 
     def skip(self, count: int) -> None:
-        """Pass over ``count`` values, whole rows of them."""
+        """Skip ``count`` values, a whole number of rows."""
         self._indices.skip(count)
         self._row += count // max(self._cols, 1)
 
@@ -304,11 +308,11 @@ class ScaledReader(Rows):
             window.finish()
         for role in (CODEBOOK, SCALE_CODEBOOK, SECOND):
             if role in self._tensor.parts:
-                self._tensor.parts[role].view()  # its digest, also where no value was asked for
+                self._tensor.parts[role].view()  # checks its digest, even if no value was read
 
 
 class TransposedReader(Rows):
-    """Sequential decoding of matrices that are stored the other way round; holds one of them."""
+    """A sequential reader of matrices that are stored transposed; it buffers one of them."""
 
     def __init__(self, tensor: Tensor, layout: ScaledCodebookLayout) -> None:
         self._shape = layout.stored_shape(tensor.shape)[-2:]  # of a stored matrix
@@ -316,33 +320,33 @@ class TransposedReader(Rows):
         stored = replace(tensor, shape=layout.stored_shape(tensor.shape), params=plain.attributes())
         self._stored = ScaledReader(stored, plain)
         self._row = self._next = 0
-        self._held: Array | None = None
+        self._buffer: Array | None = None
 
     def fill(self, out: Array) -> None:
         tall = self._shape[1]  # rows of a matrix of the result
         done = 0
         while done < len(out) and out.size:
             matrix, row = divmod(self._row, tall)
-            some = min(tall - row, len(out) - done)
-            out[done : done + some] = self._matrix(matrix, out.dtype).T[row : row + some]
-            done += some
-            self._row += some
+            count = min(tall - row, len(out) - done)
+            out[done : done + count] = self._matrix(matrix, out.dtype).T[row : row + count]
+            done += count
+            self._row += count
 
     def skip(self, count: int) -> None:
-        """Pass over ``count`` values, whole rows of them."""
+        """Skip ``count`` values, a whole number of rows."""
         self._row += count // max(self._shape[0], 1)
 
     def finish(self) -> None:
         self._stored.finish()
 
     def _matrix(self, index: int, dtype: np.dtype[np.generic]) -> Array:
-        if self._held is not None and index == self._next - 1:
-            if self._held.dtype != dtype:
+        if self._buffer is not None and index == self._next - 1:
+            if self._buffer.dtype != dtype:
                 raise UsageError("expected one element type for all rows of a matrix", rule="tensor.out")
-            return self._held
+            return self._buffer
         if index > self._next:
             self._stored.skip((index - self._next) * self._shape[0] * self._shape[1])
-        self._held = np.empty(self._shape, dtype)
-        self._stored.fill(self._held)
+        self._buffer = np.empty(self._shape, dtype)
+        self._stored.fill(self._buffer)
         self._next = index + 1
-        return self._held
+        return self._buffer

@@ -1,4 +1,4 @@
-"""Encoding: a scale from each group's largest magnitude, then the nearest values."""
+"""Encoding: a scale from each group's largest magnitude, then the nearest table entries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from ingot.codecs.base import Encoder
 from ingot.codecs.palette.rows import chunk_step, pack
 from ingot.codecs.range_probe import RangeProbe
-from ingot.codecs.scaled_codebook.decode import Decoder, Held, Scales
+from ingot.codecs.scaled_codebook.decode import ArrayWindow, Decoder, Scales
 from ingot.codecs.scaled_codebook.tables import Nearest, codes_of, largest, numbers
 from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.core.numeric.floats import LARGEST, cast
@@ -39,11 +39,11 @@ _POWERS = "f8_e8m0fnu"
 
 
 class ScaledEncoder(Encoder):
-    """Divides each group by its scale and takes the nearest values.
+    """An encoder that divides each group by its scale and stores the nearest table entries.
 
-    The scale is the group's largest magnitude over the largest of the values, rounded to the scales' type; where that
-    has powers of two alone, ``2 ** (floor(log2(magnitude)) - floor(log2(largest value)))`` (OCP Microscaling Formats
-    1.0, section 6.3).
+    The scale is the group's largest magnitude over the largest of the values, rounded to the scales' type. If that type
+    has only powers of two, it is ``2 ** (floor(log2(magnitude)) - floor(log2(largest value)))`` (OCP Microscaling
+    Formats 1.0, section 6.3).
     """
 
     codec: str = ID
@@ -59,20 +59,20 @@ class ScaledEncoder(Encoder):
         reach = "f32" if layout.second or layout.scales == _POWERS else layout.scales
         self._reach = RangeProbe("scales", reach, (), float(self._top), layout.dtype)
         self._inner = self._shape[-2] if len(shape) > 1 else 1
-        self._whole = isinstance(layout.grid, Whole)
-        self.fit_passes = int(self._whole or layout.second is not None)
-        self._most = np.float32(0)
+        self._per_tensor = isinstance(layout.grid, Whole)
+        self.fit_passes = int(self._per_tensor or layout.second is not None)
+        self._amax = np.float32(0)
         self.params: Mapping[str, Any] = layout.attributes()
         self.parts: tuple[PartSpec, ...] = layout.part_specs(shape)
         self.step = _step(layout, self._shape)
-        if layout.transposed:  # whole matrices
+        if layout.transposed:  # full matrices
             self.step = lcm(self.step, max(self._inner, 1)) // max(self._inner, 1) * max(self._shape[-1], 1)
 
     def range_probe(self) -> RangeProbe:
         return self._reach
 
     def fit_pass(self, rows: Array) -> None:
-        self._most = max(self._most, np.abs(_finite(rows)).max(initial=0))
+        self._amax = max(self._amax, np.abs(_finite(rows)).max(initial=0))
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
         """Return the parts of these rows.
@@ -82,29 +82,31 @@ class ScaledEncoder(Encoder):
         """
         wide = _finite(rows)
         if self._layout.transposed and wide.size:
-            turned = wide.reshape(-1, self._shape[-1], self._inner).swapaxes(1, 2)
-            wide = np.ascontiguousarray(turned).reshape(-1, self._shape[-1])
+            transposed = wide.reshape(-1, self._shape[-1], self._inner).swapaxes(1, 2)
+            wide = np.ascontiguousarray(transposed).reshape(-1, self._shape[-1])
         once: dict[str, Array] = {} if self._layout.values else {CODEBOOK: self._codebook[: None if start == 0 else 0]}
         if self._layout.second:
             once[SECOND] = np.full(int(start == 0), self._second(), np.float32)
         if not wide.size:
-            kind = np.dtype(np.uint8) if self._layout.scales in SMALL_SCALES else numpy_dtype(self._layout.scales)
-            return {INDICES: np.empty(0, np.uint8), SCALES: np.empty(0, kind), **once}
-        grouped, magnitudes, spread = self._groups(wide)
+            scale_dtype = (
+                np.dtype(np.uint8) if self._layout.scales in SMALL_SCALES else numpy_dtype(self._layout.scales)
+            )
+            return {INDICES: np.empty(0, np.uint8), SCALES: np.empty(0, scale_dtype), **once}
+        grouped, magnitudes, group_index = self._groups(wide)
         stored, used = self._scales(magnitudes)
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-            codes = self._nearest(grouped / used[spread])
+            codes = self._nearest(grouped / used[group_index])
         packed = pack(codes[: wide.size], self._layout.bits)
         if self._layout.order == HIGH_FIRST:
             packed = packed >> 4 | packed << 4
-        return {INDICES: packed, SCALES: stored[: 0 if self._whole and start else None], **once}
+        return {INDICES: packed, SCALES: stored[: 0 if self._per_tensor and start else None], **once}
 
     def decode(self, parts: Mapping[str, Array], out: Array) -> None:
         if not out.size:
             return
-        stored = self._scales(np.full(1, self._most, np.float32))[0] if self._whole else parts[SCALES]
+        stored = self._scales(np.full(1, self._amax, np.float32))[0] if self._per_tensor else parts[SCALES]
         second = self._second() if self._layout.second else None
-        scales = Scales(self._layout, Held(stored), None, second)
+        scales = Scales(self._layout, ArrayWindow(stored), None, second)
         cols = self._shape[-1] if self._shape else 1
         decoder = Decoder(self._layout, (-1, self._inner, cols), self._codebook, scales)
         if not self._layout.transposed:
@@ -115,39 +117,39 @@ class ScaledEncoder(Encoder):
         out[...] = stored.reshape(-1, self._inner, cols).swapaxes(1, 2).reshape(out.shape)
 
     def _second(self) -> np.float32:
-        """Return the second scale that lets the largest group have the largest scale."""
+        """Return the second scale for which the largest group has the largest scale."""
         top = largest(self._layout.scales) if self._layout.scales in SMALL_SCALES else 1.0
-        most, room = float(self._most), float(self._top) * top
-        if not most:
+        amax, limit = float(self._amax), float(self._top) * top
+        if not amax:
             return np.float32(1)
-        return np.float32(min(room / most, LARGEST["f32"]) if self._layout.second == DIVIDE else most / room)
+        return np.float32(min(limit / amax, LARGEST["f32"]) if self._layout.second == DIVIDE else amax / limit)
 
     def _groups(self, wide: Array) -> tuple[Array, Array, Any]:
-        """Return the values in groups, the largest magnitude of each, and an index that spreads these over the values.
+        """Return the values in groups, the largest magnitude of each group, and an index from values to groups.
 
-        Rows begin where blocks do, and runs.
+        A chunk begins with a block, or with a run.
         """
         grid, (rows, cols) = self._layout.grid, wide.shape
         if isinstance(grid, Tiles):
-            at = np.arange(rows)
-            at = at // self._inner * -(-self._inner // grid.rows) + at % self._inner // grid.rows
-            first = np.flatnonzero(np.diff(at, prepend=-1))
+            lines = np.arange(rows)
+            lines = lines // self._inner * -(-self._inner // grid.rows) + lines % self._inner // grid.rows
+            first = np.flatnonzero(np.diff(lines, prepend=-1))
             across = np.maximum.reduceat(np.abs(wide), np.arange(0, cols, grid.columns), axis=1)
             magnitudes = np.maximum.reduceat(across, first, axis=0)
-            index = at[:, None] * magnitudes.shape[1] + np.arange(cols) // grid.columns
+            index = lines[:, None] * magnitudes.shape[1] + np.arange(cols) // grid.columns
             return wide, magnitudes.reshape(-1), index
         if isinstance(grid, Run):
             flat = wide.reshape(-1)
             grouped = np.pad(flat, (0, -flat.size % grid.elements)).reshape(-1, grid.elements)
         else:
-            grouped = wide.reshape(1, -1) if self._whole else wide.reshape(rows * self._layout.groups(cols), -1)
-        found = np.abs(grouped).max(axis=1, initial=0)
-        if self._whole:
-            found = np.full(1, self._most, np.float32)
-        return grouped, found, (slice(None), None)
+            grouped = wide.reshape(1, -1) if self._per_tensor else wide.reshape(rows * self._layout.groups(cols), -1)
+        magnitudes = np.abs(grouped).max(axis=1, initial=0)
+        if self._per_tensor:
+            magnitudes = np.full(1, self._amax, np.float32)
+        return grouped, magnitudes, (slice(None), None)
 
     def _scales(self, magnitudes: Array) -> tuple[Array, Array]:
-        """Return scales as they are stored, and as values are divided by them."""
+        """Return scales as they are stored, and the divisors of the values."""
         layout = self._layout
         second = self._second() if layout.second else np.float32(1)
         if layout.scales == _POWERS:
@@ -155,14 +157,14 @@ class ScaledEncoder(Encoder):
             stored: Array = np.where(magnitudes > 0, np.clip(exponent + 127, 0, 254), 127).astype(np.uint8)
             return stored, numbers(_POWERS)[stored]
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-            wanted = magnitudes / self._top
+            scales = magnitudes / self._top
             if layout.second:
-                wanted = wanted * second if layout.second == DIVIDE else wanted / second
+                scales = scales * second if layout.second == DIVIDE else scales / second
             small = layout.scales in SMALL_SCALES
-            if small and not layout.second and (wanted > largest(layout.scales)).any():
+            if small and not layout.second and (scales > largest(layout.scales)).any():
                 raise self._overflow()
-            # Nothing but zeros, or values below the type's reach: 1.
-            rounded = numbers(layout.scales)[codes_of(wanted, layout.scales)] if small else _wide(wanted, layout.scales)
+            # A group of zeros, or of values that round to a scale of 0, gets the scale 1.
+            rounded = numbers(layout.scales)[codes_of(scales, layout.scales)] if small else _wide(scales, layout.scales)
             if not np.isfinite(rounded).all():
                 raise self._overflow()
             rounded = np.where(rounded == 0, np.float32(1), rounded)
@@ -172,7 +174,7 @@ class ScaledEncoder(Encoder):
         return stored, rounded
 
     def _overflow(self) -> CodecError:
-        return CodecError(f"{ID}.scale-overflow", f"expected scales that {self._layout.scales} can hold")
+        return CodecError(f"{ID}.scale-overflow", f"{self._layout.scales} cannot hold the scale of a group")
 
 
 def _wide(values: Array, dtype: str) -> Array:
@@ -187,7 +189,7 @@ def _finite(rows: Array) -> Array:
 
 
 def _step(layout: ScaledCodebookLayout, shape: Shape) -> int:
-    """Return the rows at whose multiples indices begin at a byte, and blocks and runs begin."""
+    """Return the number of rows after which indices begin at a byte again, and blocks and runs begin."""
     cols, grid = matrix_shape(shape)[1], layout.grid
     step = chunk_step(1, cols, PaletteLayout(layout.bits, (1,), 1, 0, "f32", "f32"))
     if isinstance(grid, Run):

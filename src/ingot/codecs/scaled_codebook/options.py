@@ -1,4 +1,4 @@
-"""Options of the encoder, and the layout that they ask for."""
+"""Options of the encoder, and the layout that they declare."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ingot.codecs.options import is_whole, require_known, wrong_option
+from ingot.codecs.options import is_int_between, option_error, require_known
 from ingot.codecs.scaled_codebook.tables import TABLES
 from ingot.errors import UnsupportedError
 from ingot.model.layouts.affine import ROW, WHOLE, Group
@@ -31,11 +31,11 @@ ID = ScaledCodebookLayout.codec
 OPTIONS = ("table", "group", "scales", "second", "flat", "order", "transposed")
 GROUP = 64
 _LIMIT = 2**31
-wrong = partial(wrong_option, ID)
+_option_error = partial(option_error, ID)
 
 
 def layout_of(shape: Shape, dtype: str, options: Mapping[str, Any]) -> tuple[str, ScaledCodebookLayout]:
-    """Return what options ask for: the name of the values and the layout.
+    """Return the name of the values, and the layout that the options declare.
 
     Raises
     ------
@@ -48,19 +48,19 @@ def layout_of(shape: Shape, dtype: str, options: Mapping[str, Any]) -> tuple[str
     name, scales = options.get("table", "nf4"), options.get("scales", "f32")
     second, order = options.get("second"), options.get("order", LOW_FIRST)
     if not isinstance(name, str) or name not in VALUES:
-        raise wrong(f"table {', '.join(VALUES)}", name)
+        raise _option_error(f"table {', '.join(VALUES)}", name)
     if scales not in (*DTYPES_OF_VALUES, *SMALL_SCALES):
-        raise wrong(f"scales {', '.join((*DTYPES_OF_VALUES, *SMALL_SCALES))}", scales)
+        raise _option_error(f"scales {', '.join((*DTYPES_OF_VALUES, *SMALL_SCALES))}", scales)
     if second not in (None, MULTIPLY, DIVIDE):
-        raise wrong(f"second {MULTIPLY} or {DIVIDE}", second)
+        raise _option_error(f"second {MULTIPLY} or {DIVIDE}", second)
     if second and scales == "f8_e8m0fnu":
-        raise wrong("scales other than powers of two beside second", scales)
+        raise _option_error("scales other than powers of two together with second", scales)
     bits = VALUES[name]
     if order not in ORDERS or (order != LOW_FIRST and bits != 4):
-        raise wrong(f"order {' or '.join(ORDERS)}, the second at 4 bits", order)
+        raise _option_error(f"order {' or '.join(ORDERS)}, the second at 4 bits", order)
     grid, transposed = _grid(options.get("group", GROUP), options.get("flat", False)), options.get("transposed", False)
     if not isinstance(transposed, bool):
-        raise wrong("transposed true or false", transposed)
+        raise _option_error("transposed true or false", transposed)
     if transposed and len(shape) < 2:
         raise UnsupportedError(f"codec {ID} expects two dimensions to transpose", rule=f"{ID}.group")
     layout = ScaledCodebookLayout(bits, grid, dtype, "f32", scales, None, order, second, transposed=transposed)
@@ -77,17 +77,17 @@ def layout_of(shape: Shape, dtype: str, options: Mapping[str, Any]) -> tuple[str
 
 def _grid(group: object, flat: object) -> Grid:
     if not isinstance(flat, bool):
-        raise wrong("flat true or false", flat)
+        raise _option_error("flat true or false", flat)
     if not flat and group in ("row", "tensor"):
         return ROW if group == "row" else WHOLE
     if not flat and isinstance(group, list | tuple):
         if len(group) == 2 and all(_is_size(size) for size in group):
             return Tiles(*group)
-        raise wrong("group of two positive numbers, rows and columns of a block", group)
+        raise _option_error("group of two positive numbers, rows and columns of a block", group)
     if not isinstance(group, int) or not _is_size(group):
-        raise wrong("group 'row', 'tensor', [rows, columns], or a positive number of columns", group)
+        raise _option_error("group 'row', 'tensor', [rows, columns], or a positive number of columns", group)
     return Run(group) if flat else Group(group)
 
 
 def _is_size(size: object) -> bool:
-    return is_whole(size, 1, _LIMIT)
+    return is_int_between(size, 1, _LIMIT)

@@ -1,4 +1,4 @@
-"""The same indices and scales in another layout of the family (``spec/scaled_codebook.md``, "Repacking")."""
+"""Repacking of indices and scales in another layout of the family (``spec/scaled_codebook.md``, "Repacking")."""
 
 from __future__ import annotations
 
@@ -25,30 +25,33 @@ from ingot.model.layouts.scaled_codebook import (
     SECOND,
     SMALL_SCALES,
     Grid,
+    Run,
     ScaledCodebookLayout,
     Tiles,
 )
-from ingot.model.layouts.scaled_others import same_scales
 from ingot.model.part import PartReader
 from ingot.model.tensor import Array, Tensor
 
-_ONE = np.float32(1)
-# One rounding in f32 more or less turns one value of bf16 in 2^15 over, of some thousand products that there may be:
-# with a few reciprocals to choose from there is mostly one with which none is. There is none where two products lie
-# just between numbers of bf16 and would have to go to opposite sides.
+_UNIT = np.float32(1)
+# An additional rounding in f32 changes one in 2^15 bf16 values, and there may be some thousand products. Among a few
+# neighbours of the reciprocal, there is mostly one that changes no product. There is none if two products lie close to
+# the border between numbers of bf16 and would have to move in opposite directions.
 _NEIGHBOURS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Second:
-    """The second scale that a target has (None: none), and whether values are equal only once they are rounded."""
+    """The second scale of a target (None: none), and whether values are equal only after rounding."""
 
     value: np.float32 | None
     rounded: bool = False
 
 
 def repack(tensor: Tensor, stored: ScaledCodebookLayout, target: ScaledCodebookLayout) -> Repacked:
-    """Return a checked tensor in another layout, or why not; reads tables, the second scale, and scales beside it."""
+    """Return a checked tensor in another layout, or the reason why not.
+
+    Reads tables and the second scale, and if there is a second scale, the scales too.
+    """
     shape = stored.stored_shape(tensor.shape)
     rows, cols = matrix_shape(shape)
     reason = _difference(stored, target, cols) or _other_table(tensor, stored, target)
@@ -57,58 +60,66 @@ def repack(tensor: Tensor, stored: ScaledCodebookLayout, target: ScaledCodebookL
     second = second_scale(tensor, stored, target)
     if isinstance(second, str):
         return cannot(target, second)
-    made = _Made(tensor, stored, target, second)
+    conversion = _Repack(tensor, stored, target, second)
     parts = target.part_specs(tensor.shape)
-    whole = isinstance(stored.grid, Whole) and not isinstance(target.grid, Whole)
-    memory = cols * stored.bits // 4 + 8 + 12 * stored.groups(cols) + 12 * target.groups(cols) + (4 if whole else 0)
+    single = isinstance(stored.grid, Whole) and not isinstance(target.grid, Whole)
+    memory = cols * stored.bits // 4 + 8 + 12 * stored.groups(cols) + 12 * target.groups(cols) + (4 if single else 0)
     step = 8 // gcd(8, cols * stored.bits) if cols else 1
-    spread = isinstance(stored.grid, Tiles) and not same_scales(stored.grid, target.grid, cols)
-    held = 5 * stored.scale_count(tensor.shape) if spread else 0  # all of them, and in f32
+    finer = isinstance(stored.grid, Tiles) and not _same_scales(stored.grid, target.grid, cols)
+    extra_memory = 5 * stored.scale_count(tensor.shape) if finer else 0  # all scales, as stored and in f32
     return Repacked(
-        target, parts, rows if cols else 0, step, memory, None, lambda: _Reader(made, rows, cols), second.rounded, held
+        target,
+        parts,
+        rows if cols else 0,
+        step,
+        memory,
+        None,
+        lambda: _Reader(conversion, rows, cols),
+        second.rounded,
+        extra_memory,
     )
 
 
 def _difference(stored: ScaledCodebookLayout, target: ScaledCodebookLayout, cols: int) -> str | None:
-    """Why no layout ``target`` has the indices and scales of ``stored``, whatever they are; None if it may."""
+    """Return why ``target`` cannot have the indices and scales of ``stored``, whatever they are; None if it may."""
     reasons = (
         (
             (stored.bits, stored.transposed, stored.factor) != (target.bits, target.transposed, target.factor),
-            "indices of other bits, another factor, or matrices stored the other way round are other numbers",
+            "the target has other bits, another factor, or transposed matrices, so its indices differ",
         ),
         (
             stored.values is not None and stored.values != target.values,
-            f"indices of {stored.values} are none of {target.values or 'a table'}",
+            f"indices of {stored.values} mean other numbers in {target.values or 'a table'}",
         ),
-        (stored.order != target.order and cols % 2, "rows end within a byte, whose halves cannot change places"),
-        (target.nested and target.nested != stored.nested, "scales are not made codes of a table"),
+        (stored.order != target.order and cols % 2, "rows end within a byte, so the order of codes cannot change"),
+        (target.nested and target.nested != stored.nested, "scales cannot become codes of a table"),
         (
             not target.nested and target.scales not in (stored.scales, "f32"),
             f"scales of {stored.scales} stay or become f32, not {target.scales}",
         ),
         (
             (target.scales != stored.scales or target.nested != stored.nested) and (stored.second or target.second),
-            "scales beside a second one keep their type",
+            "scales cannot change their type if there is a second scale",
         ),
-        (not _same_or_repeated(stored, target, cols), "scales on another grid are other numbers"),
+        (not _same_or_repeated(stored, target, cols), "the target has another grid of scales, so its numbers differ"),
     )
-    return next((reason for wrong, reason in reasons if wrong), None)
+    return next((reason for fails, reason in reasons if fails), None)
 
 
 def _same_or_repeated(stored: ScaledCodebookLayout, target: ScaledCodebookLayout, cols: int) -> bool:
-    if same_scales(stored.grid, target.grid, cols) or isinstance(stored.grid, Whole):
+    if _same_scales(stored.grid, target.grid, cols) or isinstance(stored.grid, Whole):
         return True
-    one, other = stored.grid, target.grid
-    if isinstance(one, Tiles):
-        tall, wide = _tile(other, cols)
-        whole = wide >= cols <= one.columns
-        return tall > 0 and one.rows % tall == 0 and (one.columns % wide == 0 or whole) and not stored.nested
-    fits = isinstance(one, Group) and isinstance(other, Group) and one.columns % other.columns == 0
+    source, grid = stored.grid, target.grid
+    if isinstance(source, Tiles):
+        tall, wide = _tile(grid, cols)
+        full_width = wide >= cols <= source.columns
+        return tall > 0 and source.rows % tall == 0 and (source.columns % wide == 0 or full_width) and not stored.nested
+    fits = isinstance(source, Group) and isinstance(grid, Group) and source.columns % grid.columns == 0
     return fits and not stored.nested
 
 
 def _tile(grid: Grid, cols: int) -> tuple[int, int]:
-    """Return the rows and columns of a matrix that share a scale; no rows where that is no block."""
+    """Return the rows and columns of a matrix that share a scale; 0 rows if the grid has no such blocks."""
     match grid:
         case Tiles(tall, wide):
             return tall, wide
@@ -121,67 +132,68 @@ def _tile(grid: Grid, cols: int) -> tuple[int, int]:
 
 def _other_table(tensor: Tensor, stored: ScaledCodebookLayout, target: ScaledCodebookLayout) -> str | None:
     if stored.values == target.values:
-        return None if stored.values or stored.codebook == target.codebook else "a table keeps its type"
+        return None if stored.values or stored.codebook == target.codebook else "a table cannot change its type"
     table = codebook_of(tensor, stored)
     assert table is not None
     assert target.values is not None
     same = target.values in TABLES and table.tobytes() == TABLES[target.values].tobytes()
-    return None if same else f"the table is not that of {target.values}"
+    return None if same else f"the stored table differs from the table {target.values}"
 
 
 def second_scale(tensor: Tensor, stored: ScaledCodebookLayout, target: ScaledCodebookLayout) -> Second | str:
-    """Return the second scale with which values stay, or why there is none.
+    """Return the second scale for which values stay equal, or the reason why there is none.
 
-    From multiplying to dividing it is the reciprocal or a number near it in f32: the nearest with which the products of
-    all values and those bytes of scales that there are stay equal, in f32 or at least in the tensor's type.
+    If the target divides instead of multiplying, it is the reciprocal or a neighbouring f32 number: the nearest for
+    which the products of all values and all present bytes of scales stay equal, in f32 or at least in the tensor's
+    type.
     """
-    own = second_of(tensor, stored)
+    current = second_of(tensor, stored)
     if stored.second == target.second:
-        return Second(own)
-    if own is None or own == _ONE:
-        return Second(None if target.second is None else _ONE)
+        return Second(current)
+    if current is None or current == _UNIT:
+        return Second(None if target.second is None else _UNIT)
     if target.second is None:
-        return f"a second scale of {own:g} has no place in it"
+        return f"the layout has no place for a second scale of {current:g}"
     if stored.scales not in SMALL_SCALES or stored.values is None:
-        return "a second scale beside scales in floats stays as it is"
+        return "a second scale can change only if scales are bytes"
     present = np.unique(tensor.parts[SCALES].array())
     scales, values = numbers(stored.scales)[present][:, None], numbers(stored.values)[None, :]
     with np.errstate(all="ignore"):
-        reciprocal = _ONE / own
-        near = list(_neighbours(reciprocal))
-        wanted = _products(scales, own, stored.second, values)
-        made = [_products(scales, other, target.second, values) for other in near]
-    usable = [index for index, other in enumerate(near) if np.isfinite(other) and other != 0]
+        reciprocal = _UNIT / current
+        candidates = list(_neighbours(reciprocal))
+        expected = _products(scales, current, stored.second, values)
+        products = [_products(scales, other, target.second, values) for other in candidates]
+    usable = [index for index, other in enumerate(candidates) if np.isfinite(other) and other != 0]
     for rounded in (False, True):
         for index in usable:
-            if _same(wanted, made[index], tensor.dtype if rounded else "f32"):
-                return Second(near[index], rounded and tensor.dtype != "f32")
-    return f"no reciprocal of the second scale {own:g} gives equal values in {tensor.dtype}"
+            if _same(expected, products[index], tensor.dtype if rounded else "f32"):
+                return Second(candidates[index], rounded and tensor.dtype != "f32")
+    return f"no reciprocal of the second scale {current:g} gives equal values in {tensor.dtype}"
 
 
 def _neighbours(number: np.float32) -> Iterator[np.float32]:
-    """Yield a number and those beside it in f32, the nearest first."""
+    """Yield a number and its neighbours in f32, the nearest first."""
     yield number
     below = above = number
     for _ in range(_NEIGHBOURS):
-        below, above = (np.nextafter(one, np.float32(side)) for one, side in ((below, 0), (above, np.inf)))
+        below, above = np.nextafter(below, np.float32(0)), np.nextafter(above, np.float32(np.inf))
         yield below
         yield above
 
 
 def _products(scales: Array, second: np.float32, how: str | None, values: Array) -> Array:
-    made: Array = (scales / second if how == DIVIDE else scales * second) * values
-    return made
+    products: Array = (scales / second if how == DIVIDE else scales * second) * values
+    return products
 
 
-def _same(one: Array, other: Array, dtype: str) -> bool:
-    """Whether values are the same bits in a type; all NaN are alike."""
-    first, second = (cast(cast(array, dtype), "f32") for array in (one, other))
+def _same(first: Array, second: Array, dtype: str) -> bool:
+    """Return whether values have the same bits in a type; all NaN count as the same."""
+    first, second = (cast(cast(array, dtype), "f32") for array in (first, second))
     return bool(((first.view(np.uint32) == second.view(np.uint32)) | (np.isnan(first) & np.isnan(second))).all())
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
+class _Repack:
     tensor: Tensor
     stored: ScaledCodebookLayout
     target: ScaledCodebookLayout
@@ -189,32 +201,32 @@ class _Made:
 
 
 class _Reader:
-    """One pass over a tensor's parts, row by row as they are stored."""
+    """A pass over a tensor's parts, row by row in the stored order."""
 
-    def __init__(self, made: _Made, rows: int, cols: int) -> None:
-        parts = made.tensor.parts
-        self._made, self._rows, self._cols, self._row = made, rows, cols, 0
+    def __init__(self, repack: _Repack, rows: int, cols: int) -> None:
+        parts = repack.tensor.parts
+        self._repack, self._rows, self._cols, self._row = repack, rows, cols, 0
         self._indices = parts[INDICES].reader()
         self._scales = parts[SCALES].reader()
-        self._count = made.stored.scale_count(made.tensor.shape)
-        self._whole: Array | None = None  # scales of blocks of which each row gets its share
+        self._count = repack.stored.scale_count(repack.tensor.shape)
+        self._block_scales: Array | None = None  # scales of all blocks, from which rows take theirs
 
     def read(self, rows: int) -> dict[str, Array]:
-        made, first, last = self._made, self._row, self._row + rows
+        repack, first, last = self._repack, self._row, self._row + rows
         self._row = last
-        bits = self._cols * made.stored.bits
+        bits = self._cols * repack.stored.bits
         indices = _next(self._indices, -(-last * bits // 8) - first * bits // 8)
-        if made.stored.order != made.target.order:
+        if repack.stored.order != repack.target.order:
             indices = indices >> 4 | indices << 4
         parts = {INDICES: indices, SCALES: self._next_scales(first, last)}
-        if made.target.values is None:
-            table = made.tensor.parts[CODEBOOK].array()
+        if repack.target.values is None:
+            table = repack.tensor.parts[CODEBOOK].array()
             parts[CODEBOOK] = table[: None if first == 0 else 0]
-        if made.target.nested:
+        if repack.target.nested:
             for role in (SCALE_CODEBOOK, SCALE_SCALES):
-                parts[role] = made.tensor.parts[role].array()[: None if first == 0 else 0]
-        if made.target.second:
-            parts[SECOND] = np.full(int(first == 0), made.second.value, np.float32)
+                parts[role] = repack.tensor.parts[role].array()[: None if first == 0 else 0]
+        if repack.target.second:
+            parts[SECOND] = np.full(int(first == 0), repack.second.value, np.float32)
         return parts
 
     def finish(self) -> None:
@@ -222,53 +234,53 @@ class _Reader:
         self._scales.finish()
 
     def _next_scales(self, first: int, last: int) -> Array:
-        """Return the scales of some rows; of those that belong to several, their share."""
-        made, count, total = self._made, self._count, max(self._rows, 1)
-        stored, target = made.stored, made.target
+        """Return the scales of rows; a scale of several rows is split among them."""
+        repack, count, total = self._repack, self._count, max(self._rows, 1)
+        stored, target = repack.stored, repack.target
         if isinstance(stored.grid, Whole) and not isinstance(target.grid, Whole):
-            return self._filled(first, last, target.scale_count(made.tensor.shape))
-        if isinstance(stored.grid, Tiles) and not same_scales(stored.grid, target.grid, self._cols):
-            return self._spread(first, last, stored.grid)
+            return self._repeat_single(first, last, target.scale_count(repack.tensor.shape))
+        if isinstance(stored.grid, Tiles) and not _same_scales(stored.grid, target.grid, self._cols):
+            return self._finer_scales(first, last, stored.grid)
         start, stop = (count * row // total for row in (first, last))
         width = DTYPES[stored.scales].bits // 8
         raw = _next(self._scales, (stop - start) * width)
-        scales = self._typed(raw, start, stop)
-        if isinstance(target.grid, Group) and not same_scales(stored.grid, target.grid, self._cols):
+        scales = self._convert(raw, start, stop)
+        if isinstance(target.grid, Group) and not _same_scales(stored.grid, target.grid, self._cols):
             assert isinstance(stored.grid, Group)
             scales = np.repeat(scales, stored.grid.columns // target.grid.columns)
         return scales
 
-    def _filled(self, first: int, last: int, count: int) -> Array:
-        one = self._made.tensor.parts[SCALES].view()
+    def _repeat_single(self, first: int, last: int, count: int) -> Array:
+        single = self._repack.tensor.parts[SCALES].view()
         if last == self._rows:
-            _next(self._scales, len(one))  # for its digest
-        scale = self._typed(np.frombuffer(one, np.uint8), 0, 1)
+            _next(self._scales, len(single))  # for its digest
+        scale = self._convert(np.frombuffer(single, np.uint8), 0, 1)
         share = count * last // max(self._rows, 1) - count * first // max(self._rows, 1)
         return np.repeat(scale, share)
 
-    def _spread(self, first: int, last: int, grid: Tiles) -> Array:
-        """Return the scales of rows on a finer grid than that of the blocks in which they lie."""
-        made = self._made
-        if self._whole is None:
-            raw = _next(self._scales, self._count * DTYPES[made.stored.scales].bits // 8)
-            self._whole = self._typed(raw, 0, self._count).reshape(-1, made.stored.groups(self._cols))
-        tall, wide = _tile(made.target.grid, self._cols)
+    def _finer_scales(self, first: int, last: int, grid: Tiles) -> Array:
+        """Return the scales of rows on a finer grid than the stored blocks."""
+        repack = self._repack
+        if self._block_scales is None:
+            raw = _next(self._scales, self._count * DTYPES[repack.stored.scales].bits // 8)
+            self._block_scales = self._convert(raw, 0, self._count).reshape(-1, repack.stored.groups(self._cols))
+        tall, wide = _tile(repack.target.grid, self._cols)
         across = -(-self._cols // wide)
         start, stop = (-(-row // tall) for row in (first, last))
         lines = np.arange(start, stop) * tall // grid.rows
-        return self._whole[lines][:, np.arange(across) * wide // grid.columns].reshape(-1)
+        return self._block_scales[lines][:, np.arange(across) * wide // grid.columns].reshape(-1)
 
-    def _typed(self, raw: Array, start: int, stop: int) -> Array:
-        """Return stored scales as the target has them."""
-        stored, target = self._made.stored, self._made.target
+    def _convert(self, raw: Array, start: int, stop: int) -> Array:
+        """Return stored scales in the target's type."""
+        stored, target = self._repack.stored, self._repack.target
         if stored.scales == target.scales and stored.nested == target.nested:
             return raw if DTYPES[stored.scales].bits == 8 else from_file(raw, stored.scales)
         if stored.nested:
-            parts, run = self._made.tensor.parts, stored.nested.run
+            parts, run = self._repack.tensor.parts, stored.nested.run
             outer = parts[SCALE_SCALES].array()[np.arange(start, stop) // run]
             with np.errstate(over="ignore", invalid="ignore"):
-                made: Array = parts[SCALE_CODEBOOK].array()[raw] * outer + np.float32(stored.nested.offset)
-            return made
+                wide: Array = parts[SCALE_CODEBOOK].array()[raw] * outer + np.float32(stored.nested.offset)
+            return wide
         if stored.scales in SMALL_SCALES:
             return numbers(stored.scales)[raw]
         return cast(from_file(raw, stored.scales), "f32")
@@ -278,3 +290,17 @@ def _next(reader: PartReader, count: int) -> Array:
     raw = np.empty(count, np.uint8)
     reader.readinto(raw.data)
     return raw
+
+
+def _same_scales(first: Grid, second: Grid, cols: int) -> bool:
+    """Return whether two grids have the same scales in the same order."""
+    return _as_groups(first, cols) == _as_groups(second, cols)
+
+
+def _as_groups(grid: Grid, cols: int) -> Grid:
+    """Return the grid as groups of columns, if it is equal to them."""
+    if isinstance(grid, Row):
+        return Group(cols)
+    if isinstance(grid, Tiles) and grid.rows == 1 and cols and cols % grid.columns == 0:
+        return Group(grid.columns)
+    return Group(grid.elements) if isinstance(grid, Run) and cols % grid.elements == 0 else grid

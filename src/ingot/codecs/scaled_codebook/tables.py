@@ -1,4 +1,4 @@
-"""What indices and bytes of scales stand for, in f32; the nearest index of a value (``spec/scaled_codebook.md``)."""
+"""The f32 values of indices and of bytes of scales, and the nearest index of a value (``spec/scaled_codebook.md``)."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ TABLES: Mapping[str, Array] = {name: np.array(table, np.float32) for name, table
 
 @cache
 def numbers(name: str) -> Array:
-    """Return what the codes of a type of 4, 6 or 8 bits, or of a table, stand for, by code: f32, read-only."""
+    """Return the value of each code of a type of 4, 6 or 8 bits, or of a table: f32, read-only."""
     if name in TABLES:
         return TABLES[name]
     codes = np.arange(1 << DTYPES[name].bits, dtype=np.uint8)
     if name == "f8_e8m0fnu":  # 2^(code - 127); 255 is NaN
-        found: Array = np.ldexp(1.0, np.minimum(codes, 254).astype(np.int32) - 127).astype(np.float32)
-        found[255] = np.nan
+        values: Array = np.ldexp(1.0, np.minimum(codes, 254).astype(np.int32) - 127).astype(np.float32)
+        values[255] = np.nan
     else:
-        found = codes.view(numpy_dtype(name)).astype(np.float32)
-    found.flags.writeable = False
-    return found
+        values = codes.view(numpy_dtype(name)).astype(np.float32)
+    values.flags.writeable = False
+    return values
 
 
 @cache
 def largest(name: str) -> float:
-    """Return the largest finite number of a type, which has it with both signs; the largest magnitude of a table."""
+    """Return the largest finite number of a type, which exists with both signs; the largest magnitude of a table."""
     values = numbers(name)
     return float(np.abs(values).max()) if name in TABLES else float(values[np.isfinite(values)].max())
 
 
 def codes_of(values: Array, name: str) -> Array:
-    """Round f32 values to a small type, to nearest, ties to even; what is past its range becomes the largest. u8."""
+    """Return f32 values rounded to a small type as codes (u8): to nearest, ties to even, clipped to its range."""
     limit = np.float32(largest(name))
     clipped = np.clip(values, -limit, limit)
     if name == "i8":
@@ -49,7 +49,7 @@ def codes_of(values: Array, name: str) -> Array:
 
 
 class Nearest:
-    """The index of the nearest entry of a table, of two as near the lower one; or the nearest number of a type."""
+    """A search for the nearest entry of a table, where ties go to the lower, or for the nearest number of a type."""
 
     def __init__(self, values: str | None, table: Array) -> None:
         self._type = values if values in NUMBERS else None
@@ -61,5 +61,5 @@ class Nearest:
         """Return indices (u8, flat) of f32 values."""
         if self._type:
             return codes_of(values.reshape(-1), self._type)
-        found: Array = self._order[np.searchsorted(self._middle, values.reshape(-1), side="left")]
-        return found
+        indices: Array = self._order[np.searchsorted(self._middle, values.reshape(-1), side="left")]
+        return indices

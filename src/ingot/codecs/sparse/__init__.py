@@ -1,1 +1,1 @@
-"""Sparse tensors: elements, masks and blocks that are kept."""
+"""Codecs of sparse tensors: single elements, masks, and blocks of rows or columns."""

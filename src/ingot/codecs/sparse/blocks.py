@@ -1,6 +1,6 @@
 """``sparse_blocks``: structured pruning, a matrix without some blocks of its rows or columns.
 
-What is left, a smaller matrix, is stored by another codec; a mask tells which blocks those are. Spec page:
+Another codec stores the remaining, smaller matrix; a mask says which blocks it has. Spec page:
 ``spec/sparse_blocks.md``.
 """
 
@@ -32,7 +32,7 @@ ID = BlocksLayout.codec
 
 @dataclass(frozen=True, slots=True)
 class _Params:
-    """A tensor's attributes, checked."""
+    """The checked attributes of a tensor."""
 
     layout: BlocksLayout
     inner: Tensor
@@ -43,7 +43,7 @@ class _Params:
 
 
 class BlocksReader(Rows):
-    """Sequential decoding: the reader of the inner codec gives the rows that are there."""
+    """A sequential reader of the inner codec's rows, with zeros for dropped blocks."""
 
     def __init__(self, tensor: Tensor) -> None:
         params = _checked(tensor)
@@ -52,13 +52,13 @@ class BlocksReader(Rows):
         self._reader: RowReader = params.codec.reader(params.inner)
         self._cols, self._width = params.inner.shape[1], tensor.matrix_shape[1]
         self._dtype = numpy_dtype(params.inner.dtype)
-        self._whole = params.layout.whole
+        self._full_size = params.layout.whole
         self._row = 0
 
     def fill(self, out: Array) -> None:
         start, stop = self._row, self._row + len(out)
         self._row = stop
-        if self._whole:
+        if self._full_size:
             self._reader.read_into(out)
             clear_dropped(out, self._spans, self._axis, start)
             return
@@ -73,11 +73,11 @@ class BlocksReader(Rows):
         clear(out[done - start :])
 
     def skip(self, count: int) -> None:
-        """Pass over ``count`` values, whole rows of them."""
+        """Skip ``count`` values, a whole number of rows."""
         start, stop = self._row, self._row + count // max(self._width, 1)
         self._row = stop
         rows = stop - start
-        if not self._axis and not self._whole:
+        if not self._axis and not self._full_size:
             rows = sum(last - first for first, last in spans_of(self._spans, start, stop))
         pass_over(self._reader, rows * self._cols, self._cols, self._dtype)
 
@@ -94,30 +94,30 @@ class BlocksCodec(Codec):
     streams: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
-        """Rules ``sparse_blocks.params``, ``.shape``, ``.inner``, ``.part-missing``, ``.size``, and the inner codec's.
+        """Check the tensor; rules ``sparse_blocks.params``, ``.shape``, ``.inner``, ``.part-missing``, ``.size``.
 
-        The mask's bytes are checked by whoever reads it: rule ``sparse_blocks.mask``.
+        The inner codec checks its parts too. Readers of the mask check its bytes: rule ``sparse_blocks.mask``.
         """
         _checked(tensor)
 
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
-        """Return the matrix in any dtype that the inner codec decodes to; what was dropped is zero."""
+        """Return the matrix in any dtype that the inner codec decodes to; dropped elements are zero."""
         params = _checked(tensor)
         blocks = _blocks(tensor, params)
         if params.layout.whole:
             out = params.codec.decode(params.inner, dtype, result(tensor, dtype, out))
             clear_dropped(out, blocks.spans(), params.layout.axis, 0)
             return out
-        kept = params.codec.decode(params.inner, dtype)
+        remaining = params.codec.decode(params.inner, dtype)
         out = result(tensor, dtype, out)
         clear(out)
         done = 0
         for first, last in blocks.spans():
             count = last - first
             if params.layout.axis:
-                out[:, first:last] = kept[:, done : done + count]
+                out[:, first:last] = remaining[:, done : done + count]
             else:
-                out[first:last] = kept[done : done + count]
+                out[first:last] = remaining[done : done + count]
             done += count
         return out
 
@@ -125,40 +125,41 @@ class BlocksCodec(Codec):
         return BlocksReader(tensor)
 
     def repack(self, tensor: Tensor, layout: Layout) -> Repacked:
-        """Return what is left in another layout of the inner codec."""
+        """Return the remaining matrix in another layout of the inner codec."""
         params = _checked(tensor)
         same = isinstance(layout, BlocksLayout) and replace(layout, inner=params.layout.inner) == params.layout
         if not isinstance(layout, BlocksLayout) or not same:
-            return cannot(layout, "other blocks are kept, or the matrix is stored in another size")
+            return cannot(layout, "the target keeps other blocks, or stores the matrix in another size")
         inner = params.codec.repack(params.inner, layout.inner)
         return repack_kept(tensor, layout, inner, lambda: _blocks(tensor, params).mask)
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> BlocksEncoder:
-        """Prepare to encode. Options, all with defaults:
+        """Return the encoder. Options, all with defaults:
 
         ``axis`` 0 for rows, 1 for columns (0); ``block`` channels per block (64); ``mask`` bytes, a bit per block,
-        least significant first, 1 where it is kept (all are); ``inner`` codec id (``dense``); ``options`` of that
-        codec; ``whole`` to store the matrix in its full size, zeros where blocks are dropped (false).
+        least significant first, 1 if it is kept (all are); ``inner`` codec id (``dense``); ``options`` of that
+        codec; ``whole`` to store the matrix in its full size, with zeros in dropped blocks (false).
         """
         return prepare(shape, dtype, options)
 
 
 def stored_mask(tensor: Tensor) -> Blocks:
-    """Return which blocks a tensor of this codec keeps; reads the mask alone, and checks it."""
+    """Return the blocks that a tensor of this codec keeps; reads the mask alone, and checks it."""
     return _blocks(tensor, _checked(tensor))
 
 
 def stored_matrix(tensor: Tensor) -> Tensor:
-    """Return what a tensor of this codec stores, the smaller matrix as a tensor of the inner codec; checks the mask."""
+    """Return the remaining matrix as a tensor of the inner codec; checks the mask."""
     params = _checked(tensor)
     _blocks(tensor, params)
     return params.inner
 
 
-def of_matrix(tensor: Tensor, inner: Tensor, axis: int, blocks: Blocks) -> Tensor:
-    """Return ``tensor`` without some blocks along ``axis``: a tensor of this codec around ``inner``, what is left.
+def with_blocks_dropped(tensor: Tensor, inner: Tensor, axis: int, blocks: Blocks) -> Tensor:
+    """Return ``tensor`` without some blocks along ``axis``: a tensor of this codec around ``inner``, the remaining
+    matrix.
 
-    Raises as ``BlocksCodec.check``.
+    Raises the errors of ``BlocksCodec.check``.
     """
     within = OtherLayout(inner.codec, inner.params)
     layout = BlocksLayout(tensor.dtype, axis, blocks.block, blocks.channels, blocks.kept, within)
@@ -170,7 +171,7 @@ def of_matrix(tensor: Tensor, inner: Tensor, axis: int, blocks: Blocks) -> Tenso
 
 
 def clear_dropped(out: Array, spans: Sequence[tuple[int, int]], axis: int, start: int) -> None:
-    """Fill what lies outside ``spans`` with +0: columns, or rows of which ``out`` begins with row ``start``."""
+    """Fill the elements outside ``spans`` with +0: columns, or rows; the first row of ``out`` is row ``start``."""
     stop = out.shape[1] if axis else start + len(out)
     done = 0 if axis else start
     for first, last in (*(spans if axis else spans_of(spans, start, stop)), (stop, stop)):
@@ -179,30 +180,29 @@ def clear_dropped(out: Array, spans: Sequence[tuple[int, int]], axis: int, start
 
 
 def clear(out: Array) -> None:
-    """Fill with +0."""
+    """Fill ``out`` with +0."""
     if out.size:
         out[...] = np.zeros((), out.dtype)
 
 
 def read_columns(reader: RowReader, spans: Sequence[tuple[int, int]], cols: int, out: Array) -> None:
-    """Read rows of ``cols`` kept columns and put them where they belong."""
+    """Fill ``out`` with rows: ``cols`` columns from ``reader`` at ``spans``, and zeros elsewhere."""
     clear(out)
     step = max(1, _SCRATCH // max(cols, 1))
     for start in range(0, len(out), step):
         target = out[start : start + step]
-        kept = np.empty((len(target), cols), out.dtype)
-        reader.read_into(kept)
+        remaining = np.empty((len(target), cols), out.dtype)
+        reader.read_into(remaining)
         done = 0
         for first, last in spans:
-            target[:, first:last] = kept[:, done : done + last - first]
+            target[:, first:last] = remaining[:, done : done + last - first]
             done += last - first
 
 
-# A mask's bit may stand for any number of zeros; past this no pruning is meant, and a few bytes could claim a matrix
-# that takes days to go through.
-_MOST = 1 << 16
-# Elements that a reader of columns holds beside the caller's rows.
-_SCRATCH = 1 << 18
+# A bit of a mask may stand for any number of zeros. More than this is no pruning, and would let a few bytes claim a
+# matrix that takes days to process.
+_MAX_ELEMENTS_PER_BYTE = 1 << 16
+_SCRATCH = 1 << 18  # elements in the buffer of a reader of columns
 
 
 def _checked(tensor: Tensor) -> _Params:
@@ -225,18 +225,19 @@ def _checked(tensor: Tensor) -> _Params:
     if tensor.dtype not in DTYPES:
         raise CodecError(f"{ID}.params", f"expected a known dtype, found {tensor.dtype!r:.80}", where=name)
     _check_mask(tensor, require_part(tensor, MASK), mask_bytes(layout.channels, layout.block))
-    if tensor.size > _MOST * tensor.nbytes:
+    if tensor.size > _MAX_ELEMENTS_PER_BYTE * tensor.nbytes:
         raise CodecError(
             f"{ID}.size",
-            f"expected at most {_MOST} elements per stored byte, found {tensor.size} in {tensor.nbytes} bytes",
+            f"expected at most {_MAX_ELEMENTS_PER_BYTE} elements per stored byte, found {tensor.size} in "
+            f"{tensor.nbytes} bytes",
             where=name,
         )
     parts = {role: part for role, part in tensor.parts.items() if role != MASK}
     params = dict(tensor.params["inner_params"])
     shape = layout.inner_shape(tensor.shape)
-    kept = replace(tensor, shape=shape, codec=codec, params=params, parts=parts, decoder=CODECS[codec])
-    CODECS[codec].check(kept)
-    return _Params(layout, kept)
+    inner = replace(tensor, shape=shape, codec=codec, params=params, parts=parts, decoder=CODECS[codec])
+    CODECS[codec].check(inner)
+    return _Params(layout, inner)
 
 
 def _check_mask(tensor: Tensor, part: Part, nbytes: int) -> None:
@@ -249,7 +250,7 @@ def _check_mask(tensor: Tensor, part: Part, nbytes: int) -> None:
 
 
 def _blocks(tensor: Tensor, params: _Params) -> Blocks:
-    """Read and check the mask: no bits past the last block, as many channels kept as stated."""
+    """Return the mask, after checking that it has no bits past the last block, and the declared number of channels."""
     blocks = Blocks(tensor.shape[params.layout.axis], params.layout.block, bytes(tensor.parts[MASK].view()))
     if blocks.spare:
         raise CodecError(f"{ID}.mask", "expected no bits past the last block, found some", where=tensor.name)

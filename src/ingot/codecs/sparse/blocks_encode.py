@@ -1,4 +1,4 @@
-"""Encoding of ``sparse_blocks``: the rows or columns that are kept go to the encoder of another codec."""
+"""Encoding of ``sparse_blocks``: the encoder of another codec stores the remaining rows or columns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ingot.codecs.base import ChunkParts, Encoder, row_step
-from ingot.codecs.options import is_whole, require_known, wrong_option
+from ingot.codecs.options import is_int_between, option_error, require_known
 from ingot.codecs.table import CODECS
 from ingot.core.numeric.blocks import Blocks, block_count, mask_bytes, spans_of
 from ingot.core.numeric.dtypes import numpy_dtype
@@ -24,12 +24,12 @@ from ingot.model.tensor import Array
 
 OPTIONS = ("axis", "block", "mask", "inner", "options", "whole")
 BLOCK = 64
-_wrong = partial(wrong_option, BlocksLayout.codec)
+_option_error = partial(option_error, BlocksLayout.codec)
 
 
 @dataclass(slots=True)
 class BlocksEncoder(Encoder):
-    """Gives an inner encoder the kept part of each chunk. The mask goes with row 0."""
+    """An encoder that passes the remaining part of each chunk to an inner encoder. The mask is emitted with row 0."""
 
     rows: int
     axis: int
@@ -39,7 +39,7 @@ class BlocksEncoder(Encoder):
     parts: tuple[PartSpec, ...]
     step: int
     single_chunk: bool
-    whole: bool = False
+    full_size: bool = False
     codec: str = BlocksLayout.codec
     _spans: list[tuple[int, int]] = field(default_factory=list)
     _scanned: int = 0
@@ -49,11 +49,11 @@ class BlocksEncoder(Encoder):
 
     @property
     def params(self) -> Mapping[str, Any]:
-        """What the artifact states; what the inner encoder learns in fit passes is in it after them."""
+        """The parameters that the file declares; after fit passes they include the inner encoder's results."""
         inner = OtherLayout(self.inner.codec, self.inner.params)
         blocks = self.blocks
         return BlocksLayout(
-            self.dtype, self.axis, blocks.block, blocks.channels, blocks.kept, inner, self.whole
+            self.dtype, self.axis, blocks.block, blocks.channels, blocks.kept, inner, self.full_size
         ).attributes()
 
     @property
@@ -74,7 +74,7 @@ class BlocksEncoder(Encoder):
         return self.inner.observes()
 
     def observe(self, rows: Array, start: int) -> bool:
-        return self.inner.observe(self._kept(rows, start), self._before(start))
+        return self.inner.observe(self._remaining(rows, start), self._before(start))
 
     def wider_options(self) -> Mapping[str, Any]:
         inner = self.inner.wider_options()
@@ -87,28 +87,28 @@ class BlocksEncoder(Encoder):
         self.inner.forget()
 
     def fit_pass(self, rows: Array) -> None:
-        start, kept = self._scanned, self._kept(rows, self._scanned)
+        start, remaining = self._scanned, self._remaining(rows, self._scanned)
         self._scanned = (start + len(rows)) % max(self.rows, 1)
-        if self._reach(kept, start):
-            self.inner.fit_pass(kept)
+        if self._is_for_inner(remaining, start):
+            self.inner.fit_pass(remaining)
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
-        """Return the parts of these rows; a chunk without kept rows has none, unless no chunk has any."""
-        kept = self._kept(rows, start)
+        """Return the parts of these rows; a chunk without remaining rows has none, unless no chunk has any."""
+        remaining = self._remaining(rows, start)
         chunk = ChunkParts(mask=np.frombuffer(self.blocks.mask if start == 0 else b"", np.uint8))
         chunk.start = start
-        if self._reach(kept, start):
-            chunk.within = self.inner.encode(kept, self._before(start))
+        if self._is_for_inner(remaining, start):
+            chunk.within = self.inner.encode(remaining, self._before(start))
         else:
             chunk.within = {part.role: np.empty(0, numpy_dtype(part.dtype)) for part in self.parts[1:]}
         chunk.update(chunk.within)
         return chunk
 
     def decode(self, parts: Mapping[str, Array], out: Array) -> None:
-        """Decode what ``encode`` returned: only with its first row does the mask tell where kept rows belong."""
+        """Decode the parts that ``encode`` returned for one chunk; the chunk's first row locates the remaining rows."""
         start = parts.start if isinstance(parts, ChunkParts) else 0
         within = parts.within if isinstance(parts, ChunkParts) else {k: v for k, v in parts.items() if k != "mask"}
-        if self.whole:
+        if self.full_size:
             self.inner.decode(within, out)
             self._clear(out, start)
             return
@@ -118,50 +118,50 @@ class BlocksEncoder(Encoder):
         count = sum(last - first for first, last in spans)
         if not count or not len(out):
             return
-        kept = np.empty((len(out), count) if self.axis else (count, out.shape[1]), out.dtype)
-        self.inner.decode(within, kept)
+        remaining = np.empty((len(out), count) if self.axis else (count, out.shape[1]), out.dtype)
+        self.inner.decode(within, remaining)
         done = 0
         for first, last in spans:
             if self.axis:
-                out[:, first:last] = kept[:, done : done + last - first]
+                out[:, first:last] = remaining[:, done : done + last - first]
             else:
-                out[first - start : last - start] = kept[done : done + last - first]
+                out[first - start : last - start] = remaining[done : done + last - first]
             done += last - first
 
-    def _reach(self, kept: Array, start: int) -> bool:
-        """Whether a chunk is the inner encoder's: it has kept rows, or no chunk has any and this is the first."""
-        return len(kept) > 0 or (start == 0 and self._before(self.rows) == 0)
+    def _is_for_inner(self, remaining: Array, start: int) -> bool:
+        """Return whether the inner encoder encodes a chunk: it has remaining rows, or is the first and none has any."""
+        return len(remaining) > 0 or (start == 0 and self._before(self.rows) == 0)
 
     def _before(self, row: int) -> int:
-        """Return how many kept rows precede ``row``."""
-        if self.axis or self.whole:
+        """Return the number of remaining rows before ``row``."""
+        if self.axis or self.full_size:
             return row
         return sum(last - first for first, last in spans_of(self._spans, 0, row))
 
     def _clear(self, rows: Array, start: int) -> None:
-        """Fill what is dropped of rows from ``start`` on with +0."""
-        kept = np.zeros(rows.shape[1] if self.axis else len(rows), bool)
+        """Fill dropped elements of rows from ``start`` on with +0."""
+        selected = np.zeros(rows.shape[1] if self.axis else len(rows), bool)
         for first, last in self._spans if self.axis else spans_of(self._spans, start, start + len(rows)):
-            kept[first if self.axis else first - start : last if self.axis else last - start] = True
-        rows[(slice(None), ~kept) if self.axis else ~kept] = np.zeros((), rows.dtype)
+            selected[first if self.axis else first - start : last if self.axis else last - start] = True
+        rows[(slice(None), ~selected) if self.axis else ~selected] = np.zeros((), rows.dtype)
 
-    def _kept(self, rows: Array, start: int) -> Array:
-        if self.whole:
+    def _remaining(self, rows: Array, start: int) -> Array:
+        if self.full_size:
             rows = rows.copy()
             self._clear(rows, start)
             return rows
         if self.axis:
-            return _joined([rows[:, first:last] for first, last in self._spans], rows, 1)
+            return _join([rows[:, first:last] for first, last in self._spans], rows, 1)
         spans = spans_of(self._spans, start, start + len(rows))
-        return _joined([rows[first - start : last - start] for first, last in spans], rows, 0)
+        return _join([rows[first - start : last - start] for first, last in spans], rows, 0)
 
 
-def _joined(pieces: list[Array], rows: Array, axis: int) -> Array:
-    """Return the pieces as one matrix in C order; rows that lie together already are not copied."""
-    if len(pieces) == 1:
-        return np.ascontiguousarray(pieces[0])
+def _join(slices: list[Array], rows: Array, axis: int) -> Array:
+    """Return the slices as one matrix in C order; a single contiguous slice is not copied."""
+    if len(slices) == 1:
+        return np.ascontiguousarray(slices[0])
     empty = rows[:0] if axis == 0 else rows[:, :0]
-    return np.concatenate(pieces, axis=axis) if pieces else np.ascontiguousarray(empty)
+    return np.concatenate(slices, axis=axis) if slices else np.ascontiguousarray(empty)
 
 
 def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> BlocksEncoder:
@@ -169,31 +169,34 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> B
     require_known(BlocksLayout.codec, options, OPTIONS)
     axis, block = options.get("axis", 0), options.get("block", BLOCK)
     if axis not in (0, 1) or isinstance(axis, bool):
-        raise _wrong("axis 0 or 1", axis)
-    if not is_whole(block, 1, 2**62):
-        raise _wrong("block of at least 1", block)
+        raise _option_error("axis 0 or 1", axis)
+    if not is_int_between(block, 1, 2**62):
+        raise _option_error("block of at least 1", block)
     if len(shape) != 2:
-        raise UnsupportedError(f"sparse_blocks takes matrices, found shape {list(shape)}", rule="sparse_blocks.shape")
+        raise UnsupportedError(
+            f"sparse_blocks stores matrices, found shape {list(shape)}; keep this tensor dense",
+            rule="sparse_blocks.shape",
+        )
     blocks = _blocks(shape[axis], block, options.get("mask"))
     name, inner_options = codec_named(options.get("inner", DenseLayout.codec)), options.get("options", {})
     if name == "sparse_blocks" or not isinstance(name, str) or name not in CODECS or not CODECS[name].streams:
         raise UnsupportedError(
-            f"sparse_blocks expects a codec within that can be read in chunks, found {name!r}",
+            f"sparse_blocks expects an inner codec that can be read in chunks, found {name!r}",
             rule="sparse_blocks.inner",
         )
     if not isinstance(inner_options, Mapping):
-        raise _wrong("options as a map", inner_options)
-    whole = options.get("whole", False)
-    if not isinstance(whole, bool):
-        raise _wrong("whole true or false", whole)
-    reduced = stored_shape((shape[0], shape[1]), axis, None if whole else blocks.kept)
+        raise _option_error("options as a map", inner_options)
+    full_size = options.get("whole", False)
+    if not isinstance(full_size, bool):
+        raise _option_error("whole true or false", full_size)
+    reduced = stored_shape((shape[0], shape[1]), axis, None if full_size else blocks.kept)
     inner = CODECS[name].encoder(reduced, dtype, inner_options)
     if any(part.role == "mask" for part in inner.parts):
         raise UnsupportedError(f"codec {name} has a part 'mask' of its own", rule="sparse_blocks.inner")
     step = row_step(CODECS[name], inner, reduced[1])
     mask = PartSpec("mask", "u8", mask_bytes(shape[axis], block))
-    # Rows: chunks that begin at blocks begin at a multiple of the inner step only if blocks are whole steps.
-    fits = axis == 1 or whole or block % step == 0
+    # Chunks of rows that begin at blocks begin at a multiple of the inner step only if a block is a multiple of it.
+    fits = axis == 1 or full_size or block % step == 0
     return BlocksEncoder(
         rows=shape[0],
         axis=axis,
@@ -201,17 +204,17 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> B
         inner=inner,
         dtype=stored_dtype(inner, dtype),
         parts=(mask, *inner.parts),
-        step=step if axis == 1 or whole or step == 1 else block,
+        step=step if axis == 1 or full_size or step == 1 else block,
         single_chunk=inner.single_chunk or not fits,
-        whole=whole,
+        full_size=full_size,
     )
 
 
 def stored_dtype(inner: Encoder, default: str) -> str:
-    """Return the element type of what an encoder stores, given that of its source."""
-    stated = inner.params.get("dtype")
-    if isinstance(stated, str):
-        return stated
+    """Return the element type of the values that an encoder stores, given the source's type."""
+    declared = inner.params.get("dtype")
+    if isinstance(declared, str):
+        return declared
     return (inner.parts[0].type or inner.parts[0].dtype) if len(inner.parts) == 1 else default
 
 
@@ -219,8 +222,8 @@ def _blocks(channels: int, block: int, mask: object) -> Blocks:
     if mask is None:
         return Blocks.of(channels, block, [True] * block_count(channels, block))
     if not isinstance(mask, bytes) or len(mask) != mask_bytes(channels, block):
-        raise _wrong(f"a mask of {mask_bytes(channels, block)} bytes", mask)
+        raise _option_error(f"a mask of {mask_bytes(channels, block)} bytes", mask)
     blocks = Blocks(channels, block, mask)
     if blocks.spare:
-        raise _wrong("a mask without bits past the last block", mask)
+        raise _option_error("a mask without bits past the last block", mask)
     return blocks

@@ -1,4 +1,4 @@
-"""Repacking a pruned tensor: the mask as it is, what is left as the inner codec repacks it."""
+"""Repacking of a pruned tensor: the mask stays, and the inner codec repacks the remaining matrix."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ Mask = Callable[[], bytes]
 
 
 def repack(tensor: Tensor, layout: BlocksLayout, inner: Repacked, mask: Mask) -> Repacked:
-    """Return a pruned tensor in ``layout``; ``inner`` repacks what is kept, ``mask`` reads and checks the mask."""
+    """Return a pruned tensor in ``layout``.
+
+    ``inner`` repacks the remaining matrix, ``mask`` reads and checks the mask.
+    """
     parts = (PartSpec(MASK, "u8", tensor.parts[MASK].nbytes), *inner.parts)
 
     def reader() -> BlocksRepackReader:
@@ -25,7 +28,7 @@ def repack(tensor: Tensor, layout: BlocksLayout, inner: Repacked, mask: Mask) ->
 
 
 class BlocksRepackReader:
-    """The mask, then what the inner reader gives."""
+    """A reader that returns the mask with the first chunk, and the inner reader's parts."""
 
     def __init__(self, inner: Repacked, mask: Mask) -> None:
         self._mask: Array | None = np.frombuffer(mask(), np.uint8)

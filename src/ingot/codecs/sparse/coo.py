@@ -1,4 +1,4 @@
-"""``sparse_coo``: a list of coordinates, as of zTensor 1.2 section 3. Spec page: ``spec/sparse.md``."""
+"""``sparse_coo``: a list of coordinates (zTensor 1.2 section 3). Spec page: ``spec/sparse.md``."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ingot.codecs.base import Codec, Repacked, Rows, cannot, empty, result
 from ingot.codecs.cast import cast_into, require_cast
 from ingot.codecs.dense.codec import check_values, decodable, encodable, require_bool, require_part
 from ingot.codecs.sparse.elements import (
-    PIECE,
+    BATCH,
     Indices,
-    WholeEncoder,
+    SingleChunkEncoder,
     in_order,
     index_part,
-    laid_out,
     refuse_options,
+    repack_in_one_call,
+    require_all_rows,
     require_below,
     require_unique,
-    require_whole,
     scatter,
     stored_positions,
     stored_values,
@@ -38,14 +38,14 @@ from ingot.model.tensor import Array, Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
-class CooEncoder(WholeEncoder):
-    """Encodes a whole tensor; how many values are stored is known only then. Positions ascend in row-major order."""
+class CooEncoder(SingleChunkEncoder):
+    """An encoder of a full tensor in one chunk. Positions ascend in row-major order."""
 
     shape: tuple[int, ...]
     codec: str = "sparse_coo"
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
-        require_whole(rows, prod(self.shape[:-1]) if self.shape else 1, self.codec)
+        require_all_rows(rows, prod(self.shape[:-1]) if self.shape else 1, self.codec)
         values = np.ascontiguousarray(rows).reshape(-1)
         positions = stored_positions(values)
         stored = values[positions]
@@ -62,20 +62,20 @@ class CooEncoder(WholeEncoder):
         cast_into(dense, out)
 
 
-def _positions(coords: Indices, shape: tuple[int, ...], count: int, where: str) -> Array:
+def _positions(coords: Indices, shape: tuple[int, ...], count: int, location: str) -> Array:
     """Return the flat positions of ``count`` structure-of-arrays coordinates, range checked."""
-    axes = coords.reshape(len(shape), count)  # a view of what is cut along its second axis already
+    axes = coords.reshape(len(shape), count)  # a view if ``coords`` is a slice along its second axis
     positions = np.zeros(count, np.int64)
     for stored, size in zip(axes, shape, strict=True):
         axis = stored.astype(np.uint64, copy=False)
-        require_below(axis, size, "sparse_coo", where)
+        require_below(axis, size, "sparse_coo", location)
         positions *= size
         positions += axis.view(np.int64)
     return positions
 
 
 class CooReader(Rows):
-    """Decodes the whole tensor at the first call, since positions may come in any order, then hands out rows."""
+    """A reader that decodes the full tensor at the first call, because positions may come in any order."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor, self._row = tensor, decodable(tensor)
@@ -84,18 +84,18 @@ class CooReader(Rows):
 
     def fill(self, out: Array) -> None:
         stop = self._next + out.size
-        cast_into(self._whole()[self._next : stop], out, self._tensor.name)
+        cast_into(self._decoded()[self._next : stop], out, self._tensor.name)
         self._next = stop
 
     def skip(self, count: int) -> None:
-        """Pass over ``count`` values. All of the tensor is decoded for any row: its elements may come in any order."""
+        """Skip ``count`` values; the full tensor is decoded anyway, because positions may come in any order."""
         self._next += count
 
     def finish(self) -> None:
-        self._whole()
+        self._decoded()
         self._dense = None
 
-    def _whole(self) -> Array:
+    def _decoded(self) -> Array:
         if self._dense is None:
             self._dense = _dense_coo(self._tensor, self._row)
         return self._dense
@@ -106,27 +106,27 @@ def _dense_coo(tensor: Tensor, row: DType) -> Array:
     values = tensor.parts["values"].array()
     require_bool(values, row, tensor.name)
     values = values.view(numpy_dtype(row.name))
-    coords = tensor.parts["coords"].array().reshape(len(tensor.shape), values.size)  # u32 widens a piece at a time
+    coords = tensor.parts["coords"].array().reshape(len(tensor.shape), values.size)  # u32 is widened batch by batch
     out.view(np.uint8)[...] = 0
     last, ascending = -1, True
-    for start in range(0, values.size, PIECE):
-        piece = slice(start, start + PIECE)
-        positions = _positions(coords[:, piece], tensor.shape, values[piece].size, tensor.name)
+    for start in range(0, values.size, BATCH):
+        batch = slice(start, start + BATCH)
+        positions = _positions(coords[:, batch], tensor.shape, values[batch].size, tensor.name)
         ascending = ascending and positions[0] > last and bool((positions[1:] > positions[:-1]).all())
         last = positions[-1]
-        out[positions] = values[piece]
+        out[positions] = values[batch]
     if not ascending:
         _require_distinct(coords, tensor)
     return out
 
 
 def _require_distinct(coords: Indices, tensor: Tensor) -> None:
-    """Refuse a position that comes twice, at the price of one byte per element of the tensor."""
+    """Raise ``CodecError`` if a position occurs twice; takes one byte per element of the tensor."""
     seen = empty((tensor.size,), "bool", tensor.name)
     seen[...] = False
-    for start in range(0, coords.shape[1], PIECE):
-        piece = coords[:, start : start + PIECE]
-        positions = _positions(piece, tensor.shape, piece.shape[1], tensor.name)
+    for start in range(0, coords.shape[1], BATCH):
+        batch = coords[:, start : start + BATCH]
+        positions = _positions(batch, tensor.shape, batch.shape[1], tensor.name)
         require_unique(positions, "sparse_coo", tensor.name)
         if bool(seen[positions].any()):
             raise CodecError("sparse_coo.duplicate", "expected every position once, found one twice", where=tensor.name)
@@ -142,7 +142,10 @@ class CooCodec(Codec):
     streams: ClassVar[bool] = False
 
     def check(self, tensor: Tensor) -> None:
-        """Rules ``sparse_coo.part-missing``, ``.index-dtype``, ``.size``, ``.dtype``, ``.duplicate``."""
+        """Check the tensor.
+
+        Rules ``sparse_coo.part-missing``, ``.index-dtype``, ``.size``, ``.dtype``, ``.duplicate``.
+        """
         values, coords = require_part(tensor, "values"), index_part(tensor, "coords")
         rank = len(tensor.shape)
         row = DTYPES.get(tensor.dtype)
@@ -185,11 +188,11 @@ class CooCodec(Codec):
         return SparseArrays(CooLayout(dtype), tensor.shape, values, axes)
 
     def repack(self, tensor: Tensor, layout: Layout) -> Repacked:
-        """Return the tensor with coordinates of another width, in the order that they have."""
+        """Return the tensor with coordinates of another width, in their present order."""
         if not isinstance(layout, CooLayout):
-            return cannot(layout, f"coordinates are no {layout.codec}")
+            return cannot(layout, f"coordinates cannot be stored in {layout.codec}")
         self.check(tensor)
-        return laid_out(tensor, layout, layout.part_specs(tensor.shape), lambda: self._parts(tensor, layout))
+        return repack_in_one_call(tensor, layout, layout.part_specs(tensor.shape), lambda: self._parts(tensor, layout))
 
     def _parts(self, tensor: Tensor, layout: CooLayout) -> dict[str, Array]:
         values = stored_values(tensor, tensor.dtype)
@@ -202,7 +205,7 @@ class CooCodec(Codec):
         return CooReader(tensor)
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> CooEncoder:
-        """Prepare to encode a tensor of any rank; there are no options."""
+        """Return the encoder of a tensor of any rank; there are no options."""
         refuse_options(self.id, options)
         row = encodable(dtype)
         size = prod(shape)

@@ -1,4 +1,4 @@
-"""``sparse_csr``: compressed sparse rows, as of zTensor 1.2 section 3. Spec page: ``spec/sparse.md``."""
+"""``sparse_csr``: compressed sparse rows (zTensor 1.2 section 3). Spec page: ``spec/sparse.md``."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from ingot.codecs.base import Codec, Repacked, Rows, cannot, result
 from ingot.codecs.cast import cast_into, flat, require_cast
 from ingot.codecs.dense.codec import check_values, decodable, encodable, read_values, require_part
 from ingot.codecs.sparse.elements import (
+    BATCH,
     INDEX_BYTES,
-    PIECE,
-    WholeEncoder,
+    SingleChunkEncoder,
     all_indices,
     in_order,
     index_part,
-    laid_out,
     read_indices,
     refuse_options,
+    repack_in_one_call,
+    require_all_rows,
     require_below,
     require_unique,
-    require_whole,
     scatter,
     stored_positions,
     stored_values,
@@ -38,19 +38,18 @@ from ingot.model.sparse import SparseArrays
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor
 
-# Elements that a reader scatters at a time when it has to cast them afterwards.
-_SCRATCH = 1 << 20
+_SCRATCH = 1 << 20  # elements in the buffer of a reader that casts
 
 
 @dataclass(frozen=True, kw_only=True)
-class CsrEncoder(WholeEncoder):
-    """Encodes a whole matrix; how many values are stored is known only then."""
+class CsrEncoder(SingleChunkEncoder):
+    """An encoder of a full matrix in one chunk."""
 
     rows: int
     codec: str = "sparse_csr"
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
-        require_whole(rows, self.rows, self.codec)
+        require_all_rows(rows, self.rows, self.codec)
         cols = rows.shape[1]
         values = np.ascontiguousarray(rows).reshape(-1)
         positions = stored_positions(values)
@@ -70,7 +69,7 @@ class CsrEncoder(WholeEncoder):
 
 
 class CsrReader(Rows):
-    """Sequential decoding by rows: all three parts are read in step, so that only a chunk's share is in memory."""
+    """A sequential reader of all three parts in step, so that only a chunk's share is in memory."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._name, self._row = tensor.name, decodable(tensor)
@@ -83,20 +82,20 @@ class CsrReader(Rows):
         self._done, self._last = 0, -1
 
     def fill(self, out: Array) -> None:
-        own = numpy_dtype(self._row.name)
-        if out.dtype == own:
-            self._read(flat(out), len(out))
+        stored_dtype = numpy_dtype(self._row.name)
+        if out.dtype == stored_dtype:
+            self._read_rows(flat(out), len(out))
             return
         require_cast(self._row.name, dtype(out.dtype).name, self._name)
         step = max(1, _SCRATCH // max(self._cols, 1))
         for start in range(0, len(out), step):
-            piece = out[start : start + step]
-            dense = np.empty(piece.size, own)
-            self._read(dense, len(piece))
-            cast_into(dense, piece, self._name)
+            batch = out[start : start + step]
+            dense = np.empty(batch.size, stored_dtype)
+            self._read_rows(dense, len(batch))
+            cast_into(dense, batch, self._name)
 
     def skip(self, count: int) -> None:
-        """Pass over ``count`` elements, whole rows of them, by the pointer to the row behind."""
+        """Skip ``count`` elements, a whole number of rows; reads the pointer to the row after them."""
         rows = count // max(self._cols, 1)
         if not rows:
             return
@@ -104,7 +103,7 @@ class CsrReader(Rows):
         self._indptr.skip(self._index.nbytes(rows - 1))
         end = read_indices(self._indptr, 1, self._index, self._name)
         if not self._last <= int(end[0]) <= self._stored:
-            raise self._bad_indptr(f"from {self._last} to {self._stored}, found {int(end[0])}")
+            raise self._indptr_error(f"from {self._last} to {self._stored}, found {int(end[0])}")
         stored = int(end[0]) - self._last
         self._indices.skip(self._index.nbytes(stored))
         self._values.skip(self._row.nbytes(stored))
@@ -113,24 +112,24 @@ class CsrReader(Rows):
     def finish(self) -> None:
         self._start()
         if self._done == self._rows and self._last != self._stored:
-            raise self._bad_indptr(f"to end at the {self._stored} stored values, found {self._last}")
+            raise self._indptr_error(f"to end at the {self._stored} stored values, found {self._last}")
         for reader in (self._values, self._indices, self._indptr):
             reader.finish()
 
-    def _read(self, out: Array, rows: int) -> None:
-        """Fill the flat ``out`` with the next rows, a piece at a time: many stored values take more than the rows."""
+    def _read_rows(self, out: Array, rows: int) -> None:
+        """Fill the flat ``out`` with the next rows, a batch at a time: stored values may take more memory than rows."""
         self._start()
         counts = self._counts(rows)
         out.view(np.uint8)[...] = 0
         ends = np.cumsum(counts)
         start, done = 0, 0
         while done < (int(ends[-1]) if rows else 0):
-            stop = max(start + 1, int(np.searchsorted(ends, done + PIECE, "right")))
-            self._read_piece(out[start * self._cols : stop * self._cols], counts[start:stop])
+            stop = max(start + 1, int(np.searchsorted(ends, done + BATCH, "right")))
+            self._read_batch(out[start * self._cols : stop * self._cols], counts[start:stop])
             start, done = stop, int(ends[stop - 1])
         self._done += rows
 
-    def _read_piece(self, out: Array, counts: Array) -> None:
+    def _read_batch(self, out: Array, counts: Array) -> None:
         total = int(counts.sum())
         indices = read_indices(self._indices, total, self._index, self._name)
         require_below(indices, self._cols, "sparse_csr", self._name)
@@ -150,19 +149,20 @@ class CsrReader(Rows):
             return
         first = read_indices(self._indptr, 1, self._index, self._name)
         if first[0]:
-            raise self._bad_indptr(f"to begin with 0, found {int(first[0])}")
+            raise self._indptr_error(f"to begin with 0, found {int(first[0])}")
         self._last = 0
 
     def _counts(self, rows: int) -> Array:
-        """Read the next row pointers and return how many values each row stores, checked before more is allocated."""
+        """Return the number of values of each of the next rows, from row pointers that are checked before
+        allocation."""
         ends = read_indices(self._indptr, rows, self._index, self._name)
         if not rows:
             return np.zeros(0, np.int64)
         begins = np.concatenate([np.array([self._last], np.uint64), ends[:-1]])
         if bool((ends < begins).any()):
-            raise self._bad_indptr("never to fall, found one that does")
+            raise self._indptr_error("never to fall, found one that does")
         if int(ends[-1]) > self._stored:
-            raise self._bad_indptr(f"at most {self._stored}, found {int(ends[-1])}")
+            raise self._indptr_error(f"at most {self._stored}, found {int(ends[-1])}")
         counts: Array = (ends - begins).astype(np.int64)
         if int(counts.max()) > self._cols:
             raise CodecError(
@@ -173,18 +173,18 @@ class CsrReader(Rows):
         self._last = int(ends[-1])
         return counts
 
-    def _bad_indptr(self, what: str) -> CodecError:
-        return _bad_indptr(what, self._name)
+    def _indptr_error(self, expected: str) -> CodecError:
+        return _indptr_error(expected, self._name)
 
 
-def require_ascending(positions: Array, where: str) -> None:
-    """Refuse columns that do not ascend in a row, of a tensor that says so; rule ``sparse_csr.order``."""
+def require_ascending(positions: Array, location: str) -> None:
+    """Raise ``CodecError`` ``sparse_csr.order`` unless columns ascend in each row, as the tensor declares."""
     if not bool((positions[1:] > positions[:-1]).all()):
-        raise CodecError("sparse_csr.order", "expected columns that ascend in every row, found others", where=where)
+        raise CodecError("sparse_csr.order", "expected columns that ascend in every row, found others", where=location)
 
 
-def _bad_indptr(what: str, where: str) -> CodecError:
-    return CodecError("sparse_csr.indptr", f"expected indptr {what}", where=where)
+def _indptr_error(expected: str, location: str) -> CodecError:
+    return CodecError("sparse_csr.indptr", f"expected indptr {expected}", where=location)
 
 
 class CsrCodec(Codec):
@@ -196,7 +196,10 @@ class CsrCodec(Codec):
     streams: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
-        """Rules ``sparse_csr.shape``, ``.params``, ``.part-missing``, ``.index-dtype``, ``.size``, ``.dtype``."""
+        """Check the tensor.
+
+        Rules ``sparse_csr.shape``, ``.params``, ``.part-missing``, ``.index-dtype``, ``.size``, ``.dtype``.
+        """
         if len(tensor.shape) != 2:
             raise CodecError(
                 "sparse_csr.shape", f"expected two dimensions, found shape {list(tensor.shape)}", where=tensor.name
@@ -210,10 +213,10 @@ class CsrCodec(Codec):
                 f"expected indices and indptr of one type, found {indices.dtype} and {indptr.dtype}",
                 where=tensor.name,
             )
-        wanted = INDEX_BYTES[indices.dtype] * (tensor.shape[0] + 1)
-        if indptr.nbytes != wanted:
+        nbytes = INDEX_BYTES[indices.dtype] * (tensor.shape[0] + 1)
+        if indptr.nbytes != nbytes:
             raise CodecError(
-                "sparse_csr.size", f"expected {wanted} bytes of indptr, found {indptr.nbytes}", where=tensor.name
+                "sparse_csr.size", f"expected {nbytes} bytes of indptr, found {indptr.nbytes}", where=tensor.name
             )
         check_values(tensor, values, indices.count)
 
@@ -232,7 +235,7 @@ class CsrCodec(Codec):
         cols, name = tensor.shape[1], tensor.name
         indptr, indices = all_indices(tensor.parts["indptr"]), all_indices(tensor.parts["indices"])
         if indptr[0] or int(indptr[-1]) != indices.size or bool((indptr[1:] < indptr[:-1]).any()):
-            raise _bad_indptr(f"to begin with 0, never to fall and to end at {indices.size}", name)
+            raise _indptr_error(f"to begin with 0, never to fall and to end at {indices.size}", name)
         require_below(indices, cols, "sparse_csr", name)
         counts: Array = np.diff(indptr.astype(np.int64))
         rows = np.repeat(np.arange(len(counts), dtype=np.int64) * cols, counts)
@@ -249,28 +252,30 @@ class CsrCodec(Codec):
     def repack(self, tensor: Tensor, layout: Layout) -> Repacked:
         """Return the matrix with ascending columns, or with indices of another width."""
         if not isinstance(layout, CsrLayout):
-            return cannot(layout, f"compressed rows are no {layout.codec}")
+            return cannot(layout, f"compressed rows cannot be stored in {layout.codec}")
         self.check(tensor)
-        return laid_out(tensor, layout, layout.part_specs(tensor.shape), lambda: self._parts(tensor, layout))
+        return repack_in_one_call(tensor, layout, layout.part_specs(tensor.shape), lambda: self._parts(tensor, layout))
 
     def _parts(self, tensor: Tensor, layout: CsrLayout) -> dict[str, Array]:
-        found = self.sparse(tensor, tensor.dtype)
-        indptr, columns = (part.astype(numpy_dtype(layout.indices)) for part in found.positions)
-        return {"values": found.values, "indices": columns, "indptr": indptr}
+        arrays = self.sparse(tensor, tensor.dtype)
+        indptr, columns = (part.astype(numpy_dtype(layout.indices)) for part in arrays.positions)
+        return {"values": arrays.values, "indices": columns, "indptr": indptr}
 
     def reader(self, tensor: Tensor) -> CsrReader:
         self.check(tensor)
         return CsrReader(tensor)
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> CsrEncoder:
-        """Prepare to encode a matrix; option ``ascending`` states that columns ascend in every row, as they do."""
+        """Return the encoder of a matrix; option ``ascending`` declares that columns ascend in every row (they do)."""
         ascending = options.get("ascending", False)
         if not isinstance(ascending, bool):
             raise UsageError(f"expected ascending true or false, found {ascending!r}", rule="sparse_csr.option")
         refuse_options(self.id, {key: value for key, value in options.items() if key != "ascending"})
         row = encodable(dtype)
         if len(shape) != 2:
-            raise UnsupportedError(f"sparse_csr takes matrices, found shape {list(shape)}", rule="sparse_csr.shape")
+            raise UnsupportedError(
+                f"sparse_csr stores matrices, found shape {list(shape)}; use sparse_coo", rule="sparse_csr.shape"
+            )
         parts = (
             values_spec(row, prod(shape)),
             PartSpec("indices", "u64", None, limit=8 * prod(shape)),

@@ -1,7 +1,8 @@
-"""What ``sparse_csr`` and ``sparse_coo`` (zTensor 1.2 section 3) share. Spec page: ``spec/sparse.md``.
+"""Functions that ``sparse_csr`` and ``sparse_coo`` (zTensor 1.2 section 3) share. Spec page: ``spec/sparse.md``.
 
 A value counts as zero, and is left out, only if its bits are those of +0: NaN, -0.0 and subnormal numbers survive bit
-for bit. Positions may come in any order; a position that comes twice is refused: readers disagree on what it means.
+for bit. Positions may come in any order. A position that occurs twice is refused, because readers interpret it
+differently.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from ingot.model.tensor import Array, Tensor
 
 Indices = np.ndarray[Any, np.dtype[np.uint64]]
 INDEX_BYTES = {"u64": 8, "u32": 4}
-# Stored values that a reader takes at a time (a whole row's at least).
-PIECE = 1 << 18
+BATCH = 1 << 18
+"""Stored values that a reader takes at a time, at least the values of a row."""
 
 
 def _bits(values: Array) -> Array:
-    """View values as unsigned integers of their size; complex128 as two."""
+    """Return values as unsigned integers of their size; complex128 as two."""
     size = values.dtype.itemsize
     return values.view(np.uint64).reshape(-1, 2) if size == 16 else values.view(f"u{size}")
 
@@ -46,26 +47,26 @@ def scatter(positions: Array, values: Array, out: Array) -> None:
     out[positions] = values
 
 
-def require_unique(positions: Array, codec: str, where: str) -> None:
-    """Refuse flat positions of which one comes twice."""
+def require_unique(positions: Array, codec: str, location: str) -> None:
+    """Raise ``CodecError`` ``<codec>.duplicate`` if a flat position occurs twice."""
     if positions.size < 2 or bool((positions[1:] > positions[:-1]).all()):
         return
     ordered = np.sort(positions)
     if bool((ordered[1:] == ordered[:-1]).any()):
-        raise CodecError(f"{codec}.duplicate", "expected every position once, found one twice", where=where)
+        raise CodecError(f"{codec}.duplicate", "expected every position once, found one twice", where=location)
 
 
-def in_order(positions: Array, codec: str, where: str) -> Array | None:
-    """Return what puts flat positions into ascending order, None for those that ascend; refuse one that comes twice."""
+def in_order(positions: Array, codec: str, location: str) -> Array | None:
+    """Return the permutation that sorts flat positions, None if they ascend; rule ``<codec>.duplicate``."""
     if positions.size < 2 or bool((positions[1:] > positions[:-1]).all()):
         return None
     order: Array = np.argsort(positions, kind="stable")
-    require_unique(positions[order], codec, where)
+    require_unique(positions[order], codec, location)
     return order
 
 
 def stored_values(tensor: Tensor, dtype: str) -> Array:
-    """Return the part of values in memory of its own, in an element type that they may be cast to."""
+    """Return the stored values as a new array, cast to ``dtype``."""
     row = decodable(tensor)
     require_cast(row.name, dtype, tensor.name)
     raw = tensor.parts["values"].array()
@@ -76,41 +77,43 @@ def stored_values(tensor: Tensor, dtype: str) -> Array:
     return values
 
 
-def require_below(indices: Indices, limit: int, codec: str, where: str) -> None:
-    """Refuse indices of ``limit`` or more."""
+def require_below(indices: Indices, limit: int, codec: str, location: str) -> None:
+    """Raise ``CodecError`` ``<codec>.index`` for an index of ``limit`` or more."""
     if indices.size and int(indices.max()) >= limit:
-        raise CodecError(f"{codec}.index", f"expected indices below {limit}, found {int(indices.max())}", where=where)
+        raise CodecError(
+            f"{codec}.index", f"expected indices below {limit}, found {int(indices.max())}", where=location
+        )
 
 
 def index_part(tensor: Tensor, role: str) -> Part:
-    """Return a part of indices: u64, as zTensor 1.2 section 3 has them, or u32."""
+    """Return a part of indices, after checking that it is u64, the type of zTensor 1.2 section 3, or u32."""
     part = require_part(tensor, role)
     width = INDEX_BYTES.get(part.dtype)
     if width is None or part.type not in (None, part.dtype) or part.nbytes % width:
         raise CodecError(
             f"{tensor.codec}.index-dtype",
-            f"expected whole u64 or u32 elements in part {role!r}, found {part.nbytes} bytes of "
+            f"expected full u64 or u32 elements in part {role!r}, found {part.nbytes} bytes of "
             f"{part.type or part.dtype}",
             where=tensor.name,
         )
     return part
 
 
-def read_indices(reader: PartReader, count: int, stored: DType, where: str) -> Indices:
+def read_indices(reader: PartReader, count: int, stored: DType, location: str) -> Indices:
     """Return the next indices of a part, as u64."""
-    found = np.empty(count, numpy_dtype(stored.name))
-    read_values(reader, found, stored, where)
-    return found.astype(np.uint64, copy=False)
+    indices = np.empty(count, numpy_dtype(stored.name))
+    read_values(reader, indices, stored, location)
+    return indices.astype(np.uint64, copy=False)
 
 
 def all_indices(part: Part) -> Indices:
     """Return the indices of a part, as u64."""
-    found: Indices = part.array().astype(np.uint64, copy=False)
-    return found
+    indices: Indices = part.array().astype(np.uint64, copy=False)
+    return indices
 
 
 class _Once:
-    """Hands out parts that are made whole, as the bytes of one row."""
+    """A repack reader that returns all parts with its only row."""
 
     def __init__(self, make: Callable[[], dict[str, Array]]) -> None:
         self._make = make
@@ -119,33 +122,33 @@ class _Once:
         return self._make() if rows else {}
 
     def finish(self) -> None:
-        """Every part was read whole, its digest checked."""
+        """Do nothing: the parts were read to their end, where their digests are checked."""
 
 
-def laid_out(
+def repack_in_one_call(
     tensor: Tensor, layout: Layout, parts: tuple[PartSpec, ...], make: Callable[[], dict[str, Array]]
 ) -> Repacked:
-    """Return a sparse tensor in another layout; ``make`` reads it whole, checks its positions and returns the parts."""
+    """Return a sparse tensor in another layout; ``make`` reads it, checks its positions and returns the parts."""
     row = DTYPES.get(tensor.dtype)
     if row is None or row.bits < 8:
-        return cannot(layout, f"values of {tensor.dtype} are moved only")
+        return cannot(layout, f"values of {tensor.dtype} can be copied, but not converted")
     return Repacked(layout, parts, 1, 1, 4 * tensor.nbytes, None, lambda: _Once(make))
 
 
 def refuse_options(codec: str, options: Mapping[str, Any]) -> None:
-    """Refuse any option."""
+    """Raise ``UsageError`` ``<codec>.option`` if there is any option."""
     if options:
-        raise UsageError(f"codec {codec} knows no options, found {min(options)!r}", rule=f"{codec}.option")
+        raise UsageError(f"codec {codec} has no options, found {min(options)!r}", rule=f"{codec}.option")
 
 
 def values_spec(row: DType, size: int) -> PartSpec:
-    """Describe the part of stored values of a tensor of ``size`` elements."""
+    """Return the spec of the part of stored values, for a tensor of ``size`` elements."""
     return PartSpec("values", row.storage, None, None if row.is_storage else row.name, limit=row.nbytes(size))
 
 
 @dataclass(frozen=True, kw_only=True)
-class WholeEncoder(Encoder):
-    """What both encoders share: they take a tensor whole, since how many values are stored is known only then."""
+class SingleChunkEncoder(Encoder):
+    """The base class of both encoders: they need the tensor in one chunk, because its number of values is unknown."""
 
     parts: tuple[PartSpec, ...]
     params: Mapping[str, Any] = field(default_factory=dict)
@@ -155,10 +158,10 @@ class WholeEncoder(Encoder):
     lossless: bool = True
 
     def fit_pass(self, rows: Array) -> None:
-        """Nothing to learn beforehand."""
+        """Do nothing: there is no fit pass."""
 
 
-def require_whole(rows: Array, expected: int, codec: str) -> None:
-    """Refuse a chunk that is not the whole tensor."""
+def require_all_rows(rows: Array, expected: int, codec: str) -> None:
+    """Raise ``CodecError`` ``<codec>.whole`` unless a chunk has all rows of the tensor."""
     if len(rows) != expected:
         raise CodecError(f"{codec}.whole", f"expected all {expected} rows in one chunk, found {len(rows)}")

@@ -1,4 +1,4 @@
-"""``sparse_mask``: a bit per element and the kept elements alone, as values or as another codec's codes.
+"""``sparse_mask``: a bit per element, and only the selected elements, as values or as another codec's codes.
 
 Spec page: ``spec/sparse_mask.md``.
 """
@@ -19,7 +19,10 @@ from ingot.model.tensor import Array, Tensor
 
 
 class MaskCodec(Codec):
-    """Unstructured or n:m sparsity: a mask, bit 0 of a byte first, and what it keeps; Core ML's sparse weights."""
+    """Unstructured or n:m sparsity: a mask, bit 0 of a byte first, and the selected elements.
+
+    Core ML's sparse weights.
+    """
 
     id: ClassVar[str] = ID
     lossless: ClassVar[bool] = False
@@ -27,16 +30,16 @@ class MaskCodec(Codec):
     streams: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
-        """Rules ``sparse_mask.params``, ``.inner``, ``.part-missing``, ``.dtype``, ``.size``, and the inner codec's.
+        """Check the tensor; rules ``sparse_mask.params``, ``.inner``, ``.part-missing``, ``.dtype``, ``.size``.
 
-        Whoever reads checks ``sparse_mask.popcount`` and ``sparse_mask.padding``.
+        The inner codec checks its parts too. Readers check ``sparse_mask.popcount`` and ``sparse_mask.padding``.
         """
         params_of(tensor)
 
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
-        """Return the dense values, 0 where the mask has no bit.
+        """Return the dense values, 0 if the mask has no bit.
 
-        Stored values take any cast that codec ``dense`` knows; codes decode to f32, f16 or bf16, and to f64.
+        Stored values can be cast by the rules of codec ``dense``; codes decode to f32, f16 or bf16, and to f64.
         """
         reader = reader_of(tensor)
         if isinstance(reader, DenseMaskReader):
@@ -56,9 +59,10 @@ class MaskCodec(Codec):
         return reader_of(tensor)
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> MaskEncoder:
-        """Prepare to encode. Options, all with defaults (``spec/sparse_mask.md``, "Options"):
+        """Return the encoder. Options, all with defaults (``spec/sparse_mask.md``, "Options"):
 
-        ``threshold``, ``sparsity`` or ``n_m``: what is dropped (only what is +0 already); ``inner`` dense, palette or
-        affine (dense); ``options`` of that codec; ``row_alignment`` 64: rows of the mask fill words of 64 bits (no).
+        ``threshold``, ``sparsity`` or ``n_m``: the elements to drop (only elements that are +0); ``inner`` dense,
+        palette or affine (dense); ``options`` of that codec; ``row_alignment`` 64: rows of the mask fill words of 64
+        bits (no).
         """
         return prepare(shape, dtype, options)

@@ -1,4 +1,5 @@
-"""Which elements a mask keeps: those there are, or the largest (``spec/sparse_mask.md``, "What is kept")."""
+"""Choice of the elements that a mask selects: nonzero ones, or the largest (``spec/sparse_mask.md``, "What is
+kept")."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import numpy as np
 from ingot.core.numeric.floats import cast
 from ingot.model.tensor import Array
 
-_LOW = 16  # bits of a magnitude that the second pass looks at
+_LOW = 16  # low bits of a magnitude, which the second pass counts
 
 
 def magnitudes(values: Array) -> Array:
@@ -21,28 +22,28 @@ def magnitudes(values: Array) -> Array:
 
 
 class Keep:
-    """Drops zeros alone; ``exact``: those of which no bit is set, so that -0 survives.
+    """A selection that drops only zeros; if ``exact``, only those without any bit, so that -0 survives.
 
-    ``kept`` is the number of elements that are kept, known after ``fit_passes`` passes of ``fit_pass``.
+    ``kept_count`` is the number of selected elements, complete after ``fit_passes`` passes of ``fit_pass``.
     """
 
     fit_passes = 1
 
     def __init__(self, exact: bool = False) -> None:
-        self.exact, self.kept = exact, 0
+        self.exact, self.kept_count = exact, 0
 
     def fit_pass(self, rows: Array, last: bool) -> None:
-        """Take in the next rows of a pass; ``last`` where they end it."""
-        self.kept += int(np.count_nonzero(self(rows)))
+        """Process the next rows of a pass; ``last`` if they end it."""
+        self.kept_count += int(np.count_nonzero(self(rows)))
 
     def __call__(self, rows: Array) -> Array:
-        """Return which of these rows' elements are kept."""
-        kept: Array = rows.view(f"u{rows.dtype.itemsize}") != 0 if self.exact else rows != 0
-        return kept
+        """Return which elements of these rows are selected."""
+        selected: Array = rows.view(f"u{rows.dtype.itemsize}") != 0 if self.exact else rows != 0
+        return selected
 
 
 class Above(Keep):
-    """Keeps magnitudes above a threshold, and NaN."""
+    """A selection of magnitudes above a threshold, and NaN."""
 
     def __init__(self, threshold: float) -> None:
         super().__init__()
@@ -50,12 +51,15 @@ class Above(Keep):
 
     def __call__(self, rows: Array) -> Array:
         wide = rows if rows.dtype == np.float64 else cast(rows, "f32").astype(np.float64)
-        kept: Array = super().__call__(rows) & ~(np.abs(wide) <= self._threshold)
-        return kept
+        selected: Array = super().__call__(rows) & ~(np.abs(wide) <= self._threshold)
+        return selected
 
 
 class Pattern(Keep):
-    """Drops the ``zeros`` smallest of every ``size`` consecutive elements of a row; of equals the first."""
+    """A selection without the ``zeros`` smallest of every ``size`` consecutive elements of a row.
+
+    Ties drop the first.
+    """
 
     def __init__(self, zeros: int, size: int) -> None:
         super().__init__()
@@ -69,17 +73,17 @@ class Pattern(Keep):
 
 
 class Largest(Keep):
-    """Drops about a share of all elements, the smallest: all up to the magnitude that comes nearest to the share.
+    """A selection without the smallest elements: all up to the magnitude for which their fraction is nearest ``share``.
 
-    Equal magnitudes go together; of two limits as near the lower counts. 16-bit types take one pass, others one over
-    the high bits of magnitudes and one over the low ones that decide.
+    Equal magnitudes are dropped together; if two limits are equally near, the lower one is taken. 16-bit types take one
+    pass; others take one over the high bits of magnitudes, and one over the low bits of those that decide.
     """
 
     def __init__(self, share: float, size: int, dtype: str) -> None:
         super().__init__()
         self._wide = dtype in ("f32", "f64")
         self.fit_passes = 2 if self._wide else 1
-        self._wanted = round(share * size)
+        self._target_count = round(share * size)
         self._size, self._below, self._high = size, 0, -1
         self._counts = np.zeros(1 << 15, np.int64)
         self._limit = 0  # the largest magnitude that is dropped
@@ -98,7 +102,7 @@ class Largest(Keep):
 
     def _end_of_pass(self) -> None:
         sums = self._below + np.cumsum(self._counts)
-        index = int(np.searchsorted(sums, self._wanted))
+        index = int(np.searchsorted(sums, self._target_count))
         if self._wide and self._high < 0:
             self._high = index
             self._below = int(sums[index - 1]) if index else 0
@@ -106,10 +110,10 @@ class Largest(Keep):
             return
         dropped, before = int(sums[index]), int(sums[index - 1]) if index else self._below
         self._limit = index | (self._high << _LOW if self._wide else 0)
-        if self._limit and self._wanted - before <= dropped - self._wanted:
+        if self._limit and self._target_count - before <= dropped - self._target_count:
             self._limit, dropped = self._limit - 1, before
-        self.kept = self._size - dropped
+        self.kept_count = self._size - dropped
 
     def __call__(self, rows: Array) -> Array:
-        kept: Array = magnitudes(rows) > self._limit
-        return kept
+        selected: Array = magnitudes(rows) > self._limit
+        return selected

@@ -1,4 +1,4 @@
-"""Encoding of ``sparse_mask``: options, masks, and the kept values or codes (``spec/sparse_mask.md``)."""
+"""Encoding of ``sparse_mask``: options, masks, and the selected values or codes (``spec/sparse_mask.md``)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from ingot.codecs.affine.encode import AffineEncoder
 from ingot.codecs.base import Encoder
 from ingot.codecs.dense.codec import DenseEncoder
-from ingot.codecs.options import is_whole, require_known, source_dtype, wrong_option
+from ingot.codecs.options import is_int_between, option_error, require_known, source_dtype
 from ingot.codecs.palette.encode import PaletteEncoder
 from ingot.codecs.palette.fit import require_finite
 from ingot.codecs.palette.rows import pack, unpack
@@ -34,12 +34,15 @@ from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor
 
 OPTIONS = ("threshold", "sparsity", "n_m", "inner", "options", "row_alignment")
-_wrong = partial(wrong_option, ID)
+_option_error = partial(option_error, ID)
 _SCRATCH = 8 << 20
 
 
 class MaskEncoder(Encoder):
-    """Counts what is kept in fit passes, then encodes chunks; codes below a byte and palettes take all rows at once."""
+    """An encoder that counts selected elements in fit passes, then encodes chunks.
+
+    Codes below a byte and palettes need all rows in one chunk.
+    """
 
     codec = ID
     params: Mapping[str, Any]
@@ -52,7 +55,7 @@ class MaskEncoder(Encoder):
         self._shape, self._dtype, self._keep, self._inner, self._aligned = shape, dtype, keep, inner, aligned
         self._rows, self._cols = (prod(shape[:-1]), shape[-1]) if shape else (1, 1)
         self._bits = int(inner.params["bits"]) if inner.codec in CODES else 0
-        # The inner matrix, whose rows need not be the tensor's: with option ``cut`` of affine.
+        # The inner matrix may have other rows than the tensor: with option ``cut`` of affine.
         self._inner_cols = inner.cols if isinstance(inner, AffineEncoder) else self._cols
         self.single_chunk = inner.codec == PaletteLayout.codec or self._bits % 8 > 0 or self._inner_cols != self._cols
         layout = self._layout(None)
@@ -61,15 +64,15 @@ class MaskEncoder(Encoder):
         self.fit_passes = keep.fit_passes
         self.lossless = keep.exact and type(keep) is Keep
         stored = inner.parts[0] if inner.codec == DenseLayout.codec else PartSpec(NONZEROS, "u8", None)
-        rest = tuple(part for part in inner.parts if part.role not in (*CODES.values(), DATA))
+        others = tuple(part for part in inner.parts if part.role not in (*CODES.values(), DATA))
         limit = inner.parts[0].length
         self.parts: tuple[PartSpec, ...] = (
             PartSpec(MASK, "u8", layout.mask_length(shape)),
             PartSpec(NONZEROS, stored.dtype, None, stored.type, limit=limit),
-            *rest,
+            *others,
         )
         self._seen, self._pass = 0, 0
-        # Only fit passes tell how much is kept. A pruning states 0 until then: no stored tensor may pass for it.
+        # Fit passes count the selected elements. Until then a pruning declares 0, so that no stored tensor equals it.
         self.params = self._layout(None if type(keep) is Keep and self._rows else 0).attributes()
 
     def scratch_bytes(self) -> int:
@@ -79,7 +82,7 @@ class MaskEncoder(Encoder):
         return self._inner.observes()
 
     def observe(self, rows: Array, start: int) -> bool:
-        """Let the inner encoder observe all rows: dropped values are smaller than kept ones."""
+        """Let the inner encoder observe all rows: dropped values are smaller than selected ones."""
         return self._inner.observe(rows, start)
 
     def wider_options(self) -> Mapping[str, Any]:
@@ -90,22 +93,22 @@ class MaskEncoder(Encoder):
         return self._inner.underflow()
 
     def fit_pass(self, rows: Array) -> None:
-        """Take in the next rows of the present pass."""
+        """Process the next rows of the present pass."""
         self._seen += len(rows)
         self._keep.fit_pass(rows, self._seen == self._rows)
         if self._seen == self._rows:
             self._seen, self._pass = 0, self._pass + 1
             if self._pass == self.fit_passes:
-                self.params = self._layout(self._keep.kept).attributes()
+                self.params = self._layout(self._keep.kept_count).attributes()
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
-        """Return the parts of these rows; raises what the inner encoder raises."""
+        """Return the parts of these rows; raises the errors of the inner encoder."""
         if rows.ndim != 2 or rows.shape[1] != self._cols:
             raise ValueError(f"expected rows of {self._cols} columns, found {rows.shape}")
         keep = self._keep(rows)
         mask = np.packbits(keep.reshape(-1), bitorder="little")
         count = int(np.count_nonzero(keep))
-        stored_mask = mask if not self._padding else self._filled_up(keep)
+        stored_mask = mask if not self._padding else self._pad_rows(keep)
         if self._inner.codec == DenseLayout.codec:
             stored = self._inner.encode(select(mask, rows, count).reshape(1, -1))["data"]
             return {MASK: stored_mask, NONZEROS: stored}
@@ -113,12 +116,12 @@ class MaskEncoder(Encoder):
             require_finite(rows, start, self._cols)
             groups = self._inner.params["groups"]
             counts = keep.reshape(groups[0] if groups else 1, -1).sum(axis=1)
-            parts = self._inner.encode_kept(select(mask, rows, count), [int(number) for number in counts])
+            parts = self._inner.encode_selected(select(mask, rows, count), [int(number) for number in counts])
         else:
             parts = self._inner.encode(np.where(keep, rows, np.zeros((), rows.dtype)), start)
             row_bytes = -(-self._inner_cols * self._bits // 8)
             packed = parts[CODES[AffineLayout.codec]].reshape(rows.size // max(self._inner_cols, 1), row_bytes)
-            parts[CODES[AffineLayout.codec]] = pack(select(mask, self._unpacked(packed), count), self._bits)
+            parts[CODES[AffineLayout.codec]] = pack(select(mask, self._unpack(packed), count), self._bits)
         codes = parts.pop(CODES[self._inner.codec])
         return {MASK: stored_mask, NONZEROS: codes, **parts}
 
@@ -128,17 +131,17 @@ class MaskEncoder(Encoder):
         shape = self._shape if self.single_chunk else (len(out), self._cols)
         count = int(native.kernels.mask_count(parts[MASK].reshape(-1), 8 * parts[MASK].size))
         specs = {spec.role: spec for spec in self.parts}
-        held = {role: memory_part(array, specs[role].dtype, specs[role].type) for role, array in parts.items()}
+        chunk_parts = {role: memory_part(array, specs[role].dtype, specs[role].type) for role, array in parts.items()}
         params = self._layout(count).attributes()
-        reader = reader_of(Tensor("chunk", shape, str(params["dtype"]), ID, held, params))
+        reader = reader_of(Tensor("chunk", shape, str(params["dtype"]), ID, chunk_parts, params))
         reader.read_into(out)
         reader.finish()
 
-    def _filled_up(self, keep: Array) -> Array:
-        """Return the mask with every row's bits filled up with zeros."""
+    def _pad_rows(self, keep: Array) -> Array:
+        """Return the mask with every row's bits padded with zeros."""
         return np.packbits(np.pad(keep, ((0, 0), (0, self._padding))), bitorder="little")
 
-    def _unpacked(self, packed: Array) -> Array:
+    def _unpack(self, packed: Array) -> Array:
         """Return rows of packed codes as one byte each."""
         rows = [unpack(row, self._bits, self._inner_cols) for row in packed] if self._bits < 8 else packed
         return np.ascontiguousarray(rows, np.uint8).reshape(-1)
@@ -153,7 +156,7 @@ class MaskEncoder(Encoder):
 
 
 def select(mask: Array, values: Array, count: int) -> Array:
-    """Return the ``count`` values that the mask keeps, in order."""
+    """Return the ``count`` values that the mask selects, in order."""
     flat = np.ascontiguousarray(values).reshape(-1)
     out = np.empty(count, flat.dtype)
     native.kernels.mask_select(mask, as_words(flat), as_words(out))
@@ -166,59 +169,59 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> M
     require_known(ID, options, OPTIONS)
     name, within = codec_named(options.get("inner", DenseLayout.codec)), options.get("options", {})
     if name not in (DenseLayout.codec, *CODES):
-        raise _wrong(f"inner {DenseLayout.codec}, {' or '.join(CODES)}", name)
+        raise _option_error(f"inner {DenseLayout.codec}, {' or '.join(CODES)}", name)
     if not isinstance(within, Mapping):
-        raise _wrong("options as a map", within)
+        raise _option_error("options as a map", within)
     inner = CODECS[name].encoder(shape, source, within)
     _require_simple(name, inner, within)
     keep = _keep(options, shape, source)
-    keep.exact = name == DenseLayout.codec and inner.lossless  # a code cannot tell -0 from what is near it
-    return MaskEncoder(shape, source, keep, inner, aligned=_aligned(options.get("row_alignment")))
+    keep.exact = name == DenseLayout.codec and inner.lossless  # a code does not distinguish -0 from its neighbours
+    return MaskEncoder(shape, source, keep, inner, aligned=_is_aligned(options.get("row_alignment")))
 
 
 def _require_simple(name: str, inner: Encoder, within: Mapping[str, Any]) -> None:
-    """Refuse what kept elements alone cannot do: vectors, fit passes, other orders of bits."""
+    """Raise an error for what selected elements alone cannot support: vectors, fit passes, other orders of bits."""
     if name == PaletteLayout.codec:
-        axis = next((at for at, count in enumerate(inner.params["groups"]) if count > 1), 0)
+        axis = next((axis for axis, count in enumerate(inner.params["groups"]) if count > 1), 0)
         if inner.params["vector_size"] > 1 or axis or within.get("importance") is not None:
-            raise _wrong("a palette of single values, groups along axis 0 and no importance", within)
+            raise _option_error("a palette of single values, groups along axis 0 and no importance", within)
     elif name == AffineLayout.codec and (inner.fit_passes or inner.params["packing"] != ROWS_LSB):
-        raise _wrong("codes with scales per group or row, low bits first", within)
+        raise _option_error("codes with scales per group or row, low bits first", within)
     elif name == DenseLayout.codec and not isinstance(inner, DenseEncoder):
         raise TypeError(f"expected the encoder of codec {DenseLayout.codec}, found {type(inner).__name__}")
 
 
 def _keep(options: Mapping[str, Any], shape: tuple[int, ...], dtype: str) -> Keep:
-    asked = [key for key in OPTIONS[:3] if options.get(key) is not None]
-    if not asked:
+    requested = [key for key in OPTIONS[:3] if options.get(key) is not None]
+    if not requested:
         return Keep()
-    if len(asked) > 1:
-        raise _wrong(f"one of {', '.join(OPTIONS[:3])}", asked)
-    value = options[asked[0]]
-    if asked[0] == "n_m":
+    if len(requested) > 1:
+        raise _option_error(f"one of {', '.join(OPTIONS[:3])}", requested)
+    value = options[requested[0]]
+    if requested[0] == "n_m":
         return Pattern(*_pattern(value, shape))
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-        raise _wrong(f"{asked[0]} as a number of at least 0", value)
-    if asked[0] == "threshold":
+        raise _option_error(f"{requested[0]} as a number of at least 0", value)
+    if requested[0] == "threshold":
         return Above(float(value))
     if value > 1:
-        raise _wrong("sparsity from 0 to 1", value)
+        raise _option_error("sparsity from 0 to 1", value)
     return Largest(float(value), prod(shape), dtype) if value and prod(shape) else Keep()
 
 
 def _pattern(value: object, shape: tuple[int, ...]) -> tuple[int, int]:
     good = isinstance(value, list | tuple) and len(value) == 2 and all(type(number) is int for number in value)
     if not good or not isinstance(value, list | tuple) or not 0 <= value[0] <= value[1] or value[1] < 1:
-        raise _wrong("n_m as zeros and elements, such as [2, 4]", value)
+        raise _option_error("n_m as zeros and elements, such as [2, 4]", value)
     if (shape[-1] if shape else 1) % value[1]:
         raise UnsupportedError(
-            f"expected a last dimension in whole {value[1]}s, found {list(shape)}; keep this tensor dense",
+            f"expected a last dimension that is a multiple of {value[1]}, found {list(shape)}; keep this tensor dense",
             rule=f"{ID}.pattern",
         )
     return value[0], value[1]
 
 
-def _aligned(value: object) -> bool:
-    if value is not None and not is_whole(value, WORD, WORD):
-        raise _wrong(f"row_alignment {WORD}", value)
+def _is_aligned(value: object) -> bool:
+    if value is not None and not is_int_between(value, WORD, WORD):
+        raise _option_error(f"row_alignment {WORD}", value)
     return value is not None

@@ -1,4 +1,5 @@
-"""Parameters of ``sparse_mask``, and the dense tensor that kept codes are scattered into (``spec/sparse_mask.md``)."""
+"""Parameters of ``sparse_mask``, and the dense tensor that selected codes are scattered into
+(``spec/sparse_mask.md``)."""
 
 from __future__ import annotations
 
@@ -22,31 +23,34 @@ from ingot.model.part import Part
 from ingot.model.tensor import Tensor
 
 ID = MaskLayout.codec
-# Where an inner codec keeps the codes that are scattered.
+# The role of the part with the codes that are scattered, by inner codec.
 CODES = {PaletteLayout.codec: palette.INDICES, AffineLayout.codec: affine.CODES}
 PACKINGS = (ROWS_LSB, FLAT_LSB)
 
 
 @dataclass(frozen=True, slots=True)
 class CodeLayout:
-    """How the inner codec packs dense codes: ``bits`` each, ``cols`` to a row that begins at a byte; 0: one stream."""
+    """The packing of the inner codec's dense codes: ``bits`` each, rows of ``cols`` that begin at a byte.
+
+    0: one stream.
+    """
 
     bits: int
     cols: int
     nbytes: int
 
     def bytes_of(self, count: int) -> int:
-        """Return the bytes of ``count`` codes: of whole rows, where there are rows."""
+        """Return the bytes of ``count`` codes, a whole number of rows if there are rows."""
         rows, cols = (count // self.cols, self.cols) if self.cols else (1, count)
         return rows * -(-cols * self.bits // 8)
 
 
 @dataclass(frozen=True, slots=True)
 class MaskParams:
-    """A tensor's attributes, checked.
+    """The checked attributes of a tensor.
 
-    ``padding`` are the bits behind the columns of every row of the mask. ``inner`` is the dense tensor without the part
-    of its codes, ``layout`` what these look like; both None where the values themselves are stored.
+    ``padding`` is the number of bits after the columns of every row of the mask. ``inner`` is the dense tensor without
+    the part of its codes, ``layout`` the packing of these. Both are None if the values themselves are stored.
     """
 
     nnz: int
@@ -56,13 +60,13 @@ class MaskParams:
 
     @property
     def codec(self) -> Codec:
-        """Return the inner codec, where there is one beside ``dense``."""
+        """The inner codec, if it is not ``dense``."""
         assert self.inner is not None
         return CODECS[self.inner.codec]
 
 
 def params_of(tensor: Tensor) -> MaskParams:
-    """Read and check a tensor's layout and the types and sizes of its parts; reads no part's bytes.
+    """Return a tensor's checked parameters; checks the types and sizes of its parts, and reads no part's bytes.
 
     Raises
     ------
@@ -72,26 +76,26 @@ def params_of(tensor: Tensor) -> MaskParams:
     _refuse_inner(tensor)
     stored = MaskLayout.of(tensor)
     if tensor.dtype not in DTYPES:
-        raise _bad(tensor, "a known dtype", tensor.dtype)
+        raise _params_error(tensor, "a known dtype", tensor.dtype)
     if stored.nnz is None:
-        raise _bad(tensor, f"nnz from 0 to {tensor.size}", None)
+        raise _params_error(tensor, f"nnz from 0 to {tensor.size}", None)
     mask = require_part(tensor, MASK)
     _require(tensor, mask, "u8", stored.mask_length(tensor.shape))
     padding = stored.padding(tensor.shape)
-    kept = require_part(tensor, NONZEROS)
+    selected = require_part(tensor, NONZEROS)
     if isinstance(stored.inner, DenseLayout):
-        _check_dense(tensor, stored.nnz, kept)
+        _check_dense(tensor, stored.nnz, selected)
         return MaskParams(stored.nnz, padding)
-    rest = {role: part for role, part in tensor.parts.items() if role not in (MASK, NONZEROS)}
+    others = {role: part for role, part in tensor.parts.items() if role not in (MASK, NONZEROS)}
     codec = stored.inner.codec
     params = dict(tensor.params["inner"]["params"])
-    whole = replace(tensor, codec=codec, params=params, parts=rest, decoder=CODECS[codec])
-    layout = _layout(stored.inner, whole)
-    _require(tensor, kept, "u8", -(-stored.nnz * layout.bits // 8))
-    codes = Part("u8", layout.nbytes, MemorySource(b""))  # the size is looked at, nothing is read
-    stated = MaskParams(stored.nnz, padding, whole, layout)
-    stated.codec.check(with_codes(stated, codes))
-    return stated
+    inner = replace(tensor, codec=codec, params=params, parts=others, decoder=CODECS[codec])
+    layout = _layout(stored.inner, inner)
+    _require(tensor, selected, "u8", -(-stored.nnz * layout.bits // 8))
+    codes = Part("u8", layout.nbytes, MemorySource(b""))  # only its size is used
+    checked = MaskParams(stored.nnz, padding, inner, layout)
+    checked.codec.check(with_codes(checked, codes))
+    return checked
 
 
 def _refuse_inner(tensor: Tensor) -> None:
@@ -100,7 +104,7 @@ def _refuse_inner(tensor: Tensor) -> None:
     if isinstance(stored, str) and codec_of(stored) not in (DenseLayout.codec, *CODES):
         raise CodecError(
             f"{ID}.inner",
-            f"expected {DenseLayout.codec}, {' or '.join(CODES)} within, found {stored!r:.80}",
+            f"expected the inner codec {DenseLayout.codec}, {' or '.join(CODES)}, found {stored!r:.80}",
             where=tensor.name,
         )
 
@@ -111,7 +115,7 @@ def with_codes(params: MaskParams, codes: Part) -> Tensor:
     return replace(params.inner, parts={**params.inner.parts, CODES[params.inner.codec]: codes})
 
 
-def _check_dense(tensor: Tensor, nnz: int, kept: Part) -> None:
+def _check_dense(tensor: Tensor, nnz: int, selected: Part) -> None:
     if (
         tensor.params["inner"]["params"]
         or set(tensor.parts) != {MASK, NONZEROS}
@@ -122,7 +126,7 @@ def _check_dense(tensor: Tensor, nnz: int, kept: Part) -> None:
             f"expected no parameters, no parts but {MASK} and {NONZEROS}, and values of 1, 2, 4 or 8 bytes",
             where=tensor.name,
         )
-    check_values(tensor, kept, nnz)
+    check_values(tensor, selected, nnz)
 
 
 def _layout(stored: Layout, inner: Tensor) -> CodeLayout:
@@ -133,7 +137,9 @@ def _layout(stored: Layout, inner: Tensor) -> CodeLayout:
     assert isinstance(stored, AffineLayout)
     if stored.packing not in PACKINGS:
         raise CodecError(
-            f"{ID}.inner", f"expected packing {' or '.join(PACKINGS)} within, found {stored.packing}", where=inner.name
+            f"{ID}.inner",
+            f"expected packing {' or '.join(PACKINGS)} in inner, found {stored.packing}",
+            where=inner.name,
         )
     rows, cols = stored.matrix_of(inner.shape)
     return CodeLayout(stored.bits, cols if stored.packing == ROWS_LSB else 0, stored.packed_bytes(rows, cols))
@@ -146,5 +152,5 @@ def _require(tensor: Tensor, part: Part, dtype: str, nbytes: int) -> None:
         raise CodecError(f"{ID}.size", f"expected {nbytes} bytes, found {part.nbytes}", where=tensor.name)
 
 
-def _bad(tensor: Tensor, expected: str, found: object) -> CodecError:
-    return CodecError(f"{ID}.params", f"expected {expected}, found {found!r:.80}", where=tensor.name)
+def _params_error(tensor: Tensor, expected: str, value: object) -> CodecError:
+    return CodecError(f"{ID}.params", f"expected {expected}, found {value!r:.80}", where=tensor.name)

@@ -1,4 +1,4 @@
-"""Reading of ``sparse_mask``: kept values go where the mask has a bit, in pieces that stay in cache."""
+"""Reading of ``sparse_mask``: selected values are expanded by the mask, in batches that stay in cache."""
 
 from __future__ import annotations
 
@@ -18,51 +18,50 @@ from ingot.model.part import Part
 from ingot.model.reading.slices import pass_over
 from ingot.model.tensor import Array, Tensor
 
-# Elements at a time.
-PIECE = 1 << 17
+BATCH = 1 << 17  # elements at a time
 
 
 class AlignedBits:
-    """Sequential reading of a mask whose rows are filled up with zeros: the bits of the columns, as ``BitReader``.
+    """A sequential reader of a mask with padded rows, which returns the bits of the columns; see ``BitReader``.
 
-    Other bits behind a row's columns are refused: ``sparse_mask.padding``.
+    Padding bits that are not 0 are refused: ``sparse_mask.padding``.
     """
 
-    def __init__(self, part: Part, cols: int, padding: int, where: str) -> None:
-        self._bits = BitReader(part, 1, f"{ID}.padding", where)
-        self._cols, self._padding, self._where = cols, padding, where
-        self._column = 0  # of the next bit
+    def __init__(self, part: Part, cols: int, padding: int, location: str) -> None:
+        self._bits = BitReader(part, 1, f"{ID}.padding", location)
+        self._cols, self._padding, self._location = cols, padding, location
+        self._column = 0  # the column of the next bit
 
     def next(self, count: int) -> Array:
-        """Return the next ``count`` bits as a stream that begins at a byte, the bits behind them 0."""
+        """Return the next ``count`` bits as a stream that begins at a byte, padded with zero bits."""
         out, done = np.empty(count, np.uint8), 0
         while done < count:
             rows = 0 if self._column else (count - done) // self._cols
             taken = rows * self._cols if rows else min(count - done, self._cols - self._column)
-            out[done : done + taken] = self._rows(rows) if rows else self._begun(taken)
+            out[done : done + taken] = self._rows(rows) if rows else self._start_row(taken)
             done += taken
         return np.packbits(out, bitorder="little")
 
     def skip(self, count: int) -> None:
-        """Pass over the next ``count`` bits, and what fills up the rows that end with them, without a look at it."""
+        """Skip the next ``count`` bits, and the padding of the rows that end with them, without checking it."""
         rows, self._column = divmod(self._column + count, self._cols)
         self._bits.skip(count + rows * self._padding)
 
     def finish(self) -> None:
-        """Check the digest, once all were read."""
+        """Check the digest, after all bits were read or skipped."""
         self._bits.finish()
 
     def _rows(self, count: int) -> Array:
-        """Return the bits of ``count`` whole rows, one a byte."""
+        """Return the bits of ``count`` full rows, one a byte."""
         width = self._cols + self._padding
         bits = np.unpackbits(self._bits.next(count * width), count=count * width, bitorder="little")
         rows = bits.reshape(count, width)
         self._require_zeros(rows[:, self._cols :])
-        kept: Array = rows[:, : self._cols].reshape(-1)
-        return kept
+        columns: Array = rows[:, : self._cols].reshape(-1)
+        return columns
 
-    def _begun(self, count: int) -> Array:
-        """Return the next ``count`` bits of a row, one a byte; pass over what fills up the row where they end it."""
+    def _start_row(self, count: int) -> Array:
+        """Return the next ``count`` bits of a row, one a byte; also skip its padding if they end the row."""
         bits: Array = np.unpackbits(self._bits.next(count), count=count, bitorder="little")
         self._column += count
         if self._column == self._cols:
@@ -72,13 +71,15 @@ class AlignedBits:
 
     def _require_zeros(self, padding: Array) -> None:
         if padding.any():
-            raise CodecError(f"{ID}.padding", "expected zeros behind the columns of every row", where=self._where)
+            raise CodecError(
+                f"{ID}.padding", "expected zeros after the columns of every row, found others", where=self._location
+            )
 
 
 class Mask:
-    """Sequential reading of the mask with a count of its bits against what the tensor says.
+    """A sequential reader of the mask, which compares the number of its bits with the declared one.
 
-    What is left behind the last bit is refused (``sparse_mask.padding``), and a mask of more or fewer bits
+    Bits after the last element are refused (``sparse_mask.padding``), and another number of bits
     (``sparse_mask.popcount``).
     """
 
@@ -89,39 +90,41 @@ class Mask:
             if params.padding
             else BitReader(part, 1, f"{ID}.padding", tensor.name)
         )
-        self._left: int | None = params.nnz  # None once bits were passed over
-        self._nnz, self._where = params.nnz, tensor.name
+        self._remaining: int | None = params.nnz  # None after bits were skipped
+        self._nnz, self._tensor_name = params.nnz, tensor.name
 
     def next(self, count: int) -> tuple[Array, int]:
-        """Return the next ``count`` bits, and how many of them are set."""
-        piece = self._bits.next(count)
-        kept = native.kernels.mask_count(piece, count)
-        if self._left is not None:
-            if kept > self._left:
+        """Return the next ``count`` bits, and the number of set bits."""
+        bits = self._bits.next(count)
+        selected = native.kernels.mask_count(bits, count)
+        if self._remaining is not None:
+            if selected > self._remaining:
                 raise self._refuse("more")
-            self._left -= kept
-        return piece, kept
+            self._remaining -= selected
+        return bits, selected
 
     def skip(self, count: int) -> None:
-        """Pass over the next ``count`` bits without a look at them: how many are set is then not compared."""
+        """Skip the next ``count`` bits; the number of set bits is then not checked."""
         self._bits.skip(count)
-        self._left = None
+        self._remaining = None
 
     def finish(self) -> None:
         self._bits.finish()
-        if self._left:
+        if self._remaining:
             raise self._refuse("fewer")
 
-    def kept(self, count: int) -> int:
-        """Pass over the next ``count`` bits and return how many of them are set."""
-        return sum(self.next(min(PIECE, count - start))[1] for start in range(0, count, PIECE))
+    def count_bits(self, count: int) -> int:
+        """Read the next ``count`` bits and return the number of set bits."""
+        return sum(self.next(min(BATCH, count - start))[1] for start in range(0, count, BATCH))
 
     def _refuse(self, how: str) -> CodecError:
-        return CodecError(f"{ID}.popcount", f"expected a mask of {self._nnz} bits, found {how}", where=self._where)
+        return CodecError(
+            f"{ID}.popcount", f"expected a mask of {self._nnz} bits, found {how}", where=self._tensor_name
+        )
 
 
-def kept_elements(tensor: Tensor) -> Array:
-    """Return which elements a tensor keeps, bool in its shape; errors as of a reader."""
+def read_mask(tensor: Tensor) -> Array:
+    """Return which elements a tensor stores, bool in its shape; raises the errors of a reader."""
     mask = Mask(tensor, params_of(tensor))
     packed, _ = mask.next(tensor.size)
     mask.finish()
@@ -129,7 +132,7 @@ def kept_elements(tensor: Tensor) -> Array:
 
 
 class DenseMaskReader(Rows):
-    """Sequential decoding where the kept values themselves are stored."""
+    """A sequential reader of a tensor that stores the selected values themselves."""
 
     def __init__(self, tensor: Tensor, params: MaskParams) -> None:
         self._name, self._row = tensor.name, decodable(tensor)
@@ -137,24 +140,24 @@ class DenseMaskReader(Rows):
         self._values = tensor.parts[NONZEROS].reader()
 
     def fill(self, out: Array) -> None:
-        own = numpy_dtype(self._row.name)
-        if out.dtype != own:
+        stored_dtype = numpy_dtype(self._row.name)
+        if out.dtype != stored_dtype:
             require_cast(self._row.name, dtype(out.dtype).name, self._name)
         flat = out.reshape(-1)
-        for start in range(0, flat.size, PIECE):
-            target = flat[start : start + PIECE]
-            mask, kept = self._mask.next(target.size)
-            values = np.empty(kept, own)
+        for start in range(0, flat.size, BATCH):
+            target = flat[start : start + BATCH]
+            mask, selected = self._mask.next(target.size)
+            values = np.empty(selected, stored_dtype)
             read_values(self._values, values, self._row, self._name)
-            if out.dtype != own:
-                cast = np.empty(kept, out.dtype)
+            if out.dtype != stored_dtype:
+                cast = np.empty(selected, out.dtype)
                 cast_into(values, cast, self._name)
                 values = cast
             native.kernels.mask_expand(mask, as_words(values), as_words(target))
 
     def skip(self, count: int) -> None:
-        """Pass over ``count`` values: their bits tell how many are stored."""
-        self._values.skip(self._row.nbytes(self._mask.kept(count)))
+        """Skip ``count`` values; the mask says how many of them are stored."""
+        self._values.skip(self._row.nbytes(self._mask.count_bits(count)))
 
     def finish(self) -> None:
         self._mask.finish()
@@ -162,19 +165,19 @@ class DenseMaskReader(Rows):
 
 
 class CodeMaskReader(Rows):
-    """Sequential decoding where codes are stored: the inner codec's reader sees a dense tensor of them."""
+    """A sequential reader of a tensor that stores codes: the inner codec reads a dense tensor of them."""
 
     def __init__(self, tensor: Tensor, params: MaskParams) -> None:
         assert params.layout is not None
         self._mask = Mask(tensor, params)
-        self._codes = Scattered(tensor, params)
+        self._codes = ScatteredCodes(tensor, params)
         self._cols, self._dtype = tensor.matrix_shape[1], numpy_dtype(tensor.dtype)
         self._inner = params.codec.reader(with_codes(params, Part("u8", params.layout.nbytes, self._codes)))
 
     def fill(self, out: Array) -> None:
         if not out.size:
             return
-        step = max(1, PIECE // max(out.shape[-1], 1))
+        step = max(1, BATCH // max(out.shape[-1], 1))
         for start in range(0, len(out), step):
             target = out[start : start + step]
             self._inner.read_into(target)
@@ -182,7 +185,7 @@ class CodeMaskReader(Rows):
             native.kernels.mask_clear(mask, as_words(target.reshape(-1)))
 
     def skip(self, count: int) -> None:
-        """Pass over ``count`` values, whole rows of them."""
+        """Skip ``count`` values, a whole number of rows."""
         self._mask.skip(count)
         pass_over(self._inner, count, self._cols, self._dtype)
 
@@ -192,10 +195,10 @@ class CodeMaskReader(Rows):
         self._mask.finish()
 
 
-class Scattered:
-    """The codes of a dense tensor as a byte source, made as they are read: 0 where the mask has no bit.
+class ScatteredCodes:
+    """A byte source with the codes of a dense tensor, computed as they are read: 0 if the mask has no bit.
 
-    It is read once, from beginning to end; what is passed over is not made.
+    It must be read once, from beginning to end; skipped codes are not computed.
     """
 
     mapped = False
@@ -205,7 +208,7 @@ class Scattered:
         self.name, self.size = tensor.name, params.layout.nbytes
         self._layout: CodeLayout = params.layout
         self._mask = Mask(tensor, params)
-        self._kept = BitReader(tensor.parts[NONZEROS], self._layout.bits, f"{ID}.padding", tensor.name)
+        self._selected = BitReader(tensor.parts[NONZEROS], self._layout.bits, f"{ID}.padding", tensor.name)
         self._elements, self._position = tensor.size, 0
         self._ready: Array = np.empty(0, np.uint8)
 
@@ -216,7 +219,7 @@ class Scattered:
 
     def readinto(self, offset: int, out: memoryview) -> None:
         if offset < self._position:
-            raise ValueError(f"expected reading on from {self._position}, found {offset}")
+            raise ValueError(f"expected a sequential read from {self._position}, found {offset}")
         self._pass_over(offset - self._position)
         self._position = offset
         done = 0
@@ -236,9 +239,9 @@ class Scattered:
         pass
 
     def finish(self) -> None:
-        """Check the mask and the stored codes, whose every byte was read unless a tensor has none."""
+        """Check the mask and the stored codes."""
         self._mask.finish()
-        self._kept.finish()
+        self._selected.finish()
 
     def _pass_over(self, nbytes: int) -> None:
         ready = min(nbytes, self._ready.size)
@@ -250,23 +253,23 @@ class Scattered:
                 self._ready = self._next()[nbytes:]
                 return
             self._elements -= count
-            self._kept.skip(self._mask.kept(count))
+            self._selected.skip(self._mask.count_bits(count))
             nbytes -= size
 
     def _step(self) -> int:
-        """Return the elements that are made at a time."""
+        """Return the number of elements that are computed at a time."""
         cols = self._layout.cols
-        return min(max(1, PIECE // cols) * cols if cols else PIECE, self._elements)
+        return min(max(1, BATCH // cols) * cols if cols else BATCH, self._elements)
 
     def _next(self) -> Array:
         cols, bits = self._layout.cols, self._layout.bits
         count = self._step()
         self._elements -= count
         if not count:
-            raise ValueError("expected no more codes to be asked for than there are")
-        mask, kept = self._mask.next(count)
+            raise ValueError("expected at most the remaining codes of the tensor, found more")
+        mask, selected = self._mask.next(count)
         codes = np.empty(count, np.uint8)
-        native.kernels.mask_expand(mask, unpack(self._kept.next(kept), bits, kept), codes)
+        native.kernels.mask_expand(mask, unpack(self._selected.next(selected), bits, selected), codes)
         packed = pack(codes, bits)
         if cols and cols * bits % 8:
             return align_rows(packed, 0, (count // cols, cols * bits))
@@ -274,11 +277,11 @@ class Scattered:
 
 
 def as_words(values: Array) -> Array:
-    """View values as unsigned integers of their size."""
+    """Return a view of values as unsigned integers of their size."""
     return values.view(f"u{values.dtype.itemsize}")
 
 
 def reader_of(tensor: Tensor) -> DenseMaskReader | CodeMaskReader:
-    """Check a tensor and return its reader."""
+    """Return the reader of a tensor, after checking it."""
     params = params_of(tensor)
     return DenseMaskReader(tensor, params) if params.inner is None else CodeMaskReader(tensor, params)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ingot.codecs.base import Codec, Encoder, Rows, result
-from ingot.codecs.options import require_known, source_dtype, wrong_option
+from ingot.codecs.options import option_error, require_known, source_dtype
 from ingot.codecs.texture.astc_blocks import BLOCK_BYTES, FOOTPRINTS, Blocks, Coder, library
 from ingot.core.numeric.floats import FLOATS, LARGEST, as_bits, cast, cast_into, float_name
 from ingot.core.runtime import native
@@ -22,13 +22,16 @@ from ingot.model.tensor import Array, Tensor
 
 ROLES = ("blocks", "scales", "zeros")
 OPTIONS = ("footprint", "quality")
-_wrong = partial(wrong_option, AstcLayout.codec)
-# Bytes: a context to encode and one to measure, and a band of texels: 7 MB with the largest footprint.
+_option_error = partial(option_error, AstcLayout.codec)
+# Bytes of a context to encode, one to measure, and a band of texels: 7 MB with the largest footprint.
 _SCRATCH = 8 << 20
 
 
 class AstcEncoder(Encoder):
-    """Maps ``[-amax, amax]`` to texels in [0, 1], ``amax`` learnt in a fit pass, and compresses bands of block rows."""
+    """An encoder that maps ``[-amax, amax]`` to texels in [0, 1] and compresses bands of block rows.
+
+    A fit pass determines ``amax``.
+    """
 
     codec = AstcLayout.codec
     fit_passes = 1
@@ -54,16 +57,16 @@ class AstcEncoder(Encoder):
         return _SCRATCH
 
     def ready(self) -> None:
-        """Raise ``MissingExtraError`` where the package ``astc-encoder-py`` is not installed."""
+        """Raise ``MissingExtraError`` if the package ``astc-encoder-py`` is not installed."""
         library()
 
     def fit_pass(self, rows: Array) -> None:
-        """Learn the largest magnitude.
+        """Update the largest magnitude.
 
         Raises
         ------
         CodecError
-            ``astc.non-finite``; ``astc.scale-overflow`` where twice the largest magnitude is past f32.
+            ``astc.non-finite``; ``astc.scale-overflow`` if twice the largest magnitude is past f32.
         """
         if rows.size:
             low, high, bad = native.kernels.affine_range(as_bits(rows), float_name(rows))
@@ -90,10 +93,10 @@ class AstcEncoder(Encoder):
         layout = self._blocks(len(rows))
         blocks = np.empty(layout.nbytes, np.uint8)
         for index in range(layout.bands):
-            some, where = layout.band(index)
-            texels = self._texels(rows[some])
-            pieces = [self._coder.compress(texels[:, columns]) for columns in layout.columns()]
-            blocks[where] = np.frombuffer(b"".join(pieces), np.uint8)
+            band_rows, band_bytes = layout.band(index)
+            texels = self._texels(rows[band_rows])
+            compressed = [self._coder.compress(texels[:, columns]) for columns in layout.columns()]
+            blocks[band_bytes] = np.frombuffer(b"".join(compressed), np.uint8)
         scales, zeros = self._map()
         once = slice(0, 0 if start else 1)
         return {"blocks": blocks, "scales": scales[once], "zeros": zeros[once]}
@@ -103,8 +106,8 @@ class AstcEncoder(Encoder):
         scales, zeros = self._map()
         stored = parts["blocks"].reshape(-1)
         for index in range(layout.bands):
-            some, where = layout.band(index)
-            decode_band(self._decoder, layout, stored[where], (scales[0], zeros[0]), out[some])
+            band_rows, band_bytes = layout.band(index)
+            decode_band(self._decoder, layout, stored[band_bytes], (scales[0], zeros[0]), out[band_rows])
 
     def _blocks(self, rows: int) -> Blocks:
         return Blocks(rows, self._cols, self._width, self._height)
@@ -122,10 +125,10 @@ class AstcEncoder(Encoder):
 
 
 class AstcReader(Rows):
-    """Sequential decoding through one band of f16 texels."""
+    """A sequential reader that buffers one band of f16 texels."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self._layout, self._coder, self._map = _prepared(tensor)
+        self._layout, self._coder, self._map = _prepare(tensor)
         self._name, self._parts = tensor.name, tensor.parts
         self._blocks = tensor.parts["blocks"].reader()
         self._band = 0
@@ -142,18 +145,18 @@ class AstcReader(Rows):
             done += count
 
     def skip(self, count: int) -> None:
-        """Pass over ``count`` values, whole rows of them: only a band in which they end is decoded."""
+        """Skip ``count`` values, a whole number of rows; only a band in which they end is decoded."""
         rows = count // max(self._layout.cols, 1)
-        given = min(rows, len(self._texels))
-        self._texels, rows = self._texels[given:], rows - given
+        buffered = min(rows, len(self._texels))
+        self._texels, rows = self._texels[buffered:], rows - buffered
         while rows:
-            some, where = self._layout.band(self._band)
-            if some.stop - some.start > rows:
+            band_rows, band_bytes = self._layout.band(self._band)
+            if band_rows.stop - band_rows.start > rows:
                 self._texels = self._next_band()[rows:]
                 return
-            self._blocks.skip(where.stop - where.start)
+            self._blocks.skip(band_bytes.stop - band_bytes.start)
             self._band += 1
-            rows -= some.stop - some.start
+            rows -= band_rows.stop - band_rows.start
 
     def finish(self) -> None:
         self._blocks.finish()
@@ -161,12 +164,12 @@ class AstcReader(Rows):
     def _next_band(self) -> Array:
         layout = self._layout
         if self._band >= layout.bands:
-            raise ValueError(f"expected at most {layout.rows} rows to be asked for, found more")
-        some, where = layout.band(self._band)
-        stored = np.empty(where.stop - where.start, np.uint8)
+            raise ValueError(f"expected at most {layout.rows} rows, found more")
+        band_rows, band_bytes = layout.band(self._band)
+        stored = np.empty(band_bytes.stop - band_bytes.start, np.uint8)
         self._blocks.readinto(stored.data)
         self._band += 1
-        return _texels_of(self._coder, layout, stored, some.stop - some.start, self._name)
+        return _texels_of(self._coder, layout, stored, band_rows.stop - band_rows.start, self._name)
 
 
 class AstcCodec(Codec):
@@ -178,7 +181,7 @@ class AstcCodec(Codec):
     streams: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
-        """Rules ``astc.params``, ``astc.parts``, ``astc.dtype``, ``astc.size``."""
+        """Check the tensor; rules ``astc.params``, ``astc.parts``, ``astc.dtype``, ``astc.size``."""
         _checked(tensor)
 
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
@@ -188,14 +191,14 @@ class AstcCodec(Codec):
             raise UnsupportedError(
                 f"expected a target dtype {', '.join(FLOATS)}, found {dtype}", rule="astc.dtype", where=tensor.name
             )
-        layout, coder, scale = _prepared(tensor)
+        layout, coder, scale = _prepare(tensor)
         out = result(tensor, dtype, out)
         matrix = out.reshape(layout.rows, layout.cols)
         stored = np.frombuffer(tensor.parts["blocks"].view(), np.uint8)
 
         def run(start: int, _: int) -> None:
-            some, where = layout.band(start)
-            decode_band(coder, layout, stored[where], scale, matrix[some], tensor.name)
+            band_rows, band_bytes = layout.band(start)
+            decode_band(coder, layout, stored[band_bytes], scale, matrix[band_rows], tensor.name)
 
         for_ranges(layout.bands, 1, run)
         return out
@@ -205,17 +208,17 @@ class AstcCodec(Codec):
         return AstcReader(tensor)
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> AstcEncoder:
-        """Prepare to compress. Options: ``footprint`` (6x6), any of the 14 of ASTC; ``quality`` 0 to 100 (10).
+        """Return the encoder. Options: ``footprint`` (6x6), any of the 14 of ASTC; ``quality`` 0 to 100 (10).
 
-        Needs no package yet; see ``AstcEncoder.ready``.
+        The package is not needed yet; see ``AstcEncoder.ready``.
         """
         source = source_dtype(AstcLayout.codec, dtype, FLOATS)
         require_known(AstcLayout.codec, options, OPTIONS)
         footprint, quality = options.get("footprint", "6x6"), options.get("quality", 10)
         if not isinstance(footprint, str) or footprint not in FOOTPRINTS:
-            raise _wrong(f"a footprint {', '.join(FOOTPRINTS)}", footprint)
+            raise _option_error(f"a footprint {', '.join(FOOTPRINTS)}", footprint)
         if isinstance(quality, bool) or not isinstance(quality, int | float) or not 0 <= quality <= 100:
-            raise _wrong("a quality from 0 to 100", quality)
+            raise _option_error("a quality from 0 to 100", quality)
         return AstcEncoder(shape, source, footprint, float(quality))
 
 
@@ -225,46 +228,46 @@ def decode_band(
     stored: Array,
     scale: tuple[np.float32, np.float32],
     out: Array,
-    where: str | None = None,
+    location: str | None = None,
 ) -> None:
     """Decode a band's blocks into ``out`` ([rows, cols], C order): ``texel * scale + zero`` in f32, rounded once."""
-    _finish(_texels_of(coder, layout, stored, len(out), where), scale, out, where)
+    _finish(_texels_of(coder, layout, stored, len(out), location), scale, out, location)
 
 
-def _texels_of(coder: Coder, layout: Blocks, stored: Array, rows: int, where: str | None) -> Array:
+def _texels_of(coder: Coder, layout: Blocks, stored: Array, rows: int, location: str | None) -> Array:
     texels = np.empty((rows, layout.cols), np.float16)
     try:
         for columns in layout.columns():
             first = columns.start // layout.width * BLOCK_BYTES
             last = -(-columns.stop // layout.width) * BLOCK_BYTES
-            # Columns are split only in bands of one block row, so that their blocks lie together.
-            piece = stored if columns == slice(0, layout.cols) else stored[first:last]
-            coder.decompress(piece.tobytes(), texels[:, columns])
+            # Columns are split only in bands of one block row, so that their blocks are contiguous.
+            blocks = stored if columns == slice(0, layout.cols) else stored[first:last]
+            coder.decompress(blocks.tobytes(), texels[:, columns])
     except CodecError as error:
-        raise (error.at(where) if where else error) from None
+        raise (error.at(location) if location else error) from None
     return texels
 
 
-def _finish(texels: Array, scale: tuple[np.float32, np.float32], out: Array, where: str | None) -> None:
+def _finish(texels: Array, scale: tuple[np.float32, np.float32], out: Array, location: str | None) -> None:
     values = out if out.dtype == np.float32 else np.empty(texels.shape, np.float32)
-    with np.errstate(over="ignore"):  # refused below
+    with np.errstate(over="ignore"):  # checked below
         np.multiply(texels, scale[0], out=values, dtype=np.float32)
         values += scale[1]
-    most = max(abs(float(scale[1])), abs(float(scale[0]) + float(scale[1])))
-    kind = float_name(out)
-    limit = LARGEST.get(kind, LARGEST["f32"])
-    if most > limit and values.size and not float(np.abs(values).max()) <= limit:
+    bound = max(abs(float(scale[1])), abs(float(scale[0]) + float(scale[1])))
+    dtype = float_name(out)
+    limit = LARGEST.get(dtype, LARGEST["f32"])
+    if bound > limit and values.size and not float(np.abs(values).max()) <= limit:
         raise CodecError(
             "astc.overflow",
-            f"expected values that {kind} can hold, found one past {limit:g}; decode to f32 or bf16",
-            where=where,
+            f"expected values that {dtype} can hold, found one past {limit:g}; decode to f32 or bf16",
+            where=location,
         )
     if values is not out:
         cast_into(values, out)
 
 
-def _prepared(tensor: Tensor) -> tuple[Blocks, Coder, tuple[np.float32, np.float32]]:
-    """Return layout, coder and map of a checked tensor; the map's two numbers are read here."""
+def _prepare(tensor: Tensor) -> tuple[Blocks, Coder, tuple[np.float32, np.float32]]:
+    """Return layout, coder and map of a checked tensor; reads the map's scale and zero."""
     footprint = AstcLayout.of(tensor).footprint
     layout = Blocks(*tensor.matrix_shape, *FOOTPRINTS[footprint])
     scale, zero = (np.float32(tensor.parts[role].array()[0]) for role in ROLES[1:])
@@ -293,13 +296,13 @@ def _checked(tensor: Tensor) -> AstcLayout:
         )
     blocks = Blocks(*tensor.matrix_shape, *FOOTPRINTS[layout.footprint])
     for role, storage, nbytes in zip(ROLES, ("u8", "f32", "f32"), (blocks.nbytes, 4, 4), strict=True):
-        part, where = tensor.parts[role], f"{tensor.name}.{role}"
+        part, location = tensor.parts[role], f"{tensor.name}.{role}"
         if part.dtype != storage or part.type not in (None, storage):
-            raise CodecError("astc.dtype", f"expected {storage}, found {part.type or part.dtype}", where=where)
+            raise CodecError("astc.dtype", f"expected {storage}, found {part.type or part.dtype}", where=location)
         if part.nbytes != nbytes:
             raise CodecError(
                 "astc.size",
                 f"expected {nbytes} bytes for shape {list(tensor.shape)}, found {part.nbytes}",
-                where=where,
+                where=location,
             )
     return layout

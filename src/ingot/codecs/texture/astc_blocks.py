@@ -1,7 +1,7 @@
-"""Calls of the ASTC coder on images of one channel: ranges of block rows, and contexts that threads take in turn.
+"""The ASTC coder for images of one channel: bands of block rows, and contexts that threads share.
 
 ASTC blocks are independent of each other (Khronos Data Format Specification 1.3, chapter 23), so an image may be coded
-in any pieces of whole blocks; the bytes are those of the whole image.
+in any parts with full blocks; the bytes are the same.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ FOOTPRINTS = {
 }
 """Width and height in texels of the two-dimensional footprints, in the order of the Khronos enumeration."""
 
-# Texels per call: a call's cost vanishes, and the image of four f16 channels takes half a megabyte.
-_TEXELS = 1 << 16
+_TEXELS = 1 << 16  # texels per call, whose image of four f16 channels takes half a megabyte
 
 
 def library() -> Any:
-    """Return the module ``astc_encoder``; ``MissingExtraError`` where it is not installed."""
+    """Return the module ``astc_encoder``; ``MissingExtraError`` if it is not installed."""
     return require("astc_encoder", "astc")
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """The blocks of an image of ``rows x cols`` texels, row by row, and the *bands* of block rows it is coded in."""
+    """The blocks of an image of ``rows x cols`` texels, row by row, and the *bands* of block rows that are coded at
+    once."""
 
     rows: int
     cols: int
@@ -61,12 +61,12 @@ class Blocks:
 
     @property
     def per_row(self) -> int:
-        """Blocks side by side."""
+        """The number of blocks in a row."""
         return -(-self.cols // self.width)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all blocks."""
+        """The bytes of all blocks."""
         return self.per_row * -(-self.rows // self.height) * BLOCK_BYTES
 
     @property
@@ -76,7 +76,7 @@ class Blocks:
 
     @property
     def bands(self) -> int:
-        """Number of bands; none where there are no texels."""
+        """The number of bands; none if there are no texels."""
         return -(-self.rows // self.band_rows) if self.cols else 0
 
     def band(self, index: int) -> tuple[slice, slice]:
@@ -87,25 +87,25 @@ class Blocks:
         return slice(start, stop), slice(start // self.height * row_bytes, -(-stop // self.height) * row_bytes)
 
     def columns(self) -> Iterator[slice]:
-        """Yield the ranges of columns to code a band in: all of them, or whole blocks of a very long row."""
+        """Yield the ranges of columns in which a band is coded: all columns, or full blocks of a very long row."""
         width = self.cols if self.cols * self.height <= _TEXELS else _TEXELS // self.height // self.width * self.width
         for start in range(0, self.cols, max(1, width)):
             yield slice(start, min(start + width, self.cols))
 
 
 class Coder:
-    """Codes bands of one footprint and quality.
+    """A coder of bands of one footprint and quality.
 
-    A context of the coder serves one thread at a time and takes milliseconds to make, so each call takes a free one, or
-    makes one, and puts it back.
+    A context of the library serves one thread at a time and takes milliseconds to create. So each call takes a free
+    context, or creates one, and returns it to the pool.
     """
 
     def __init__(self, footprint: str, quality: float | None) -> None:
-        """``quality`` is None for decoding only."""
+        """Set the footprint; ``quality`` is None for decoding only."""
         self._key = footprint, quality
 
     @cached_property
-    def _module(self) -> Any:  # not before it is needed: who only plans needs no package
+    def _module(self) -> Any:  # imported on first use: planning works without the package
         return library()
 
     @cached_property
@@ -130,7 +130,7 @@ class Coder:
             image = context.decompress(blocks, self._image(rows, cols), self._swizzle)
         out[:] = np.frombuffer(image.data, np.float16).reshape(rows, cols, 4)[:, :, 0]
         if np.isnan(out).any():
-            raise CodecError("astc.block", "expected blocks of the LDR profile, found one that decodes to no number")
+            raise CodecError("astc.block", "expected blocks of the LDR profile, found one that decodes to NaN")
 
     def _image(self, rows: int, cols: int, *data: bytes) -> Any:
         return self._module.ASTCImage(self._module.ASTCType.F16, cols, rows, 1, *data)
@@ -142,7 +142,7 @@ _lock = threading.Lock()
 
 @contextmanager
 def _context(module: Any, footprint: str, quality: float | None) -> Iterator[Any]:
-    """Lend a context to one thread. Those kept are as many as were ever in use at once."""
+    """Lend a context to one thread. The pool grows to the largest number of contexts in use at once."""
     with _lock:
         idle = _free.setdefault((footprint, quality), [])
         context = idle.pop() if idle else None
@@ -151,6 +151,6 @@ def _context(module: Any, footprint: str, quality: float | None) -> Iterator[Any
         width, height = FOOTPRINTS[footprint]
         config = module.ASTCConfig(module.ASTCProfile.LDR, width, height, 1, float(quality or 0), flags)
         context = module.ASTCContext(config)
-    yield context  # one that failed is not put back
+    yield context  # not returned to the pool after an exception
     with _lock:
         idle.append(context)

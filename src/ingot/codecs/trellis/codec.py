@@ -19,11 +19,11 @@ from ingot.model.reading.slices import RunLayout
 from ingot.model.tensor import Array, Tensor
 
 ID = TrellisLayout.codec
-_STEP = 1 << 20  # elements that a thread takes at a time
+_STEP = 1 << 20  # elements per thread and call
 
 
 class TrellisCodec(Codec):
-    """Windows of 12 bits of streams of 2, 3 or 4 bits a weight choose among 4096 values, times scales"""
+    """Windows of 12 bits of streams of 2, 3 or 4 bits a weight, which choose among 4096 values, times scales."""
 
     id: ClassVar[str] = ID
     lossless: ClassVar[bool] = False
@@ -31,7 +31,7 @@ class TrellisCodec(Codec):
     streams: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
-        """Rules ``trellis.params``, ``.group``, ``.parts``, ``.dtype`` and ``.size``."""
+        """Check the tensor; rules ``trellis.params``, ``.group``, ``.parts``, ``.dtype`` and ``.size``."""
         _checked(tensor)
 
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
@@ -45,14 +45,14 @@ class TrellisCodec(Codec):
         words, scales = np.frombuffer(tensor.parts[STREAMS].view(), np.uint8), tensor.parts[SCALES].array()
         scales = scales.reshape(rows, cols // layout.group)
         bands = list(bands_of(rows, inner_rows(tensor.shape), layout.band))
-        places = np.cumsum([0, *(layout.places(stop - start) for start, stop in bands)]) * 2 * cols
+        offsets = np.cumsum([0, *(layout.places(stop - start) for start, stop in bands)]) * 2 * cols
 
         def run(first: int, last: int) -> None:
             for index in range(first, last):
-                (start, stop), some = bands[index], words[places[index] : places[index + 1]]
-                check_padding(layout, some, stop - start, tensor.name)
+                (start, stop), band_words = bands[index], words[offsets[index] : offsets[index + 1]]
+                check_padding(layout, band_words, stop - start, tensor.name)
                 try:
-                    decode_rows(layout, some, stop - start, scales[start:stop], 0, matrix[start:stop])
+                    decode_rows(layout, band_words, stop - start, scales[start:stop], 0, matrix[start:stop])
                 except CodecError as error:
                     raise error.at(tensor.name) from None
 
@@ -63,7 +63,7 @@ class TrellisCodec(Codec):
         return TrellisReader(tensor, _checked(tensor))
 
     def runs(self, tensor: Tensor, shape: tuple[int, ...]) -> RunLayout | None:
-        """Bands with their scales, where matrices of both shapes are whole bands."""
+        """Return bands with their scales as runs, if matrices of both shapes have full bands only."""
         layout, cols = _checked(tensor), tensor.matrix_shape[1]
         if not cols or len(shape) < 2 or len(tensor.shape) < 2 or shape[-1] != cols:
             return None
@@ -74,9 +74,9 @@ class TrellisCodec(Codec):
         return RunLayout(layout.band * cols, {STREAMS: 2 * cols * layout.places(layout.band), SCALES: scales})
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> TrellisEncoder:
-        """Prepare to encode. Options, all with defaults:
+        """Return the encoder. Options, all with defaults:
 
-        ``bits`` 2, 3 or 4 (4); ``group`` columns that share a scale and divide a row's (64); ``scales`` f16, bf16 or
+        ``bits`` 2, 3 or 4 (4); ``group`` columns that share a scale, a divisor of a row's (64); ``scales`` f16, bf16 or
         f32 (f16).
         """
         return TrellisEncoder(shape, layout_for(shape, source_dtype(ID, dtype, DTYPES_OF_VALUES), options))
@@ -94,12 +94,12 @@ def _checked(tensor: Tensor) -> TrellisLayout:
             f"expected the parts {STREAMS} and {SCALES}, found {', '.join(sorted(tensor.parts)) or 'none'}",
             where=tensor.name,
         )
-    for role, known in ((STREAMS, ("u8",)), (SCALES, DTYPES_OF_VALUES)):
+    for role, allowed in ((STREAMS, ("u8",)), (SCALES, DTYPES_OF_VALUES)):
         part = tensor.parts[role]
-        if part.dtype not in known or part.type not in (None, part.dtype):
+        if part.dtype not in allowed or part.type not in (None, part.dtype):
             raise CodecError(
                 f"{ID}.dtype",
-                f"expected {' or '.join(known)}, found {part.type or part.dtype}",
+                f"expected {' or '.join(allowed)}, found {part.type or part.dtype}",
                 where=f"{tensor.name}.{role}",
             )
     for spec in layout.part_specs(tensor.shape):

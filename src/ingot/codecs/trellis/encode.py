@@ -1,4 +1,4 @@
-"""Encoding: scales from each group's size, the streams of least squared error, then scales of least error for these."""
+"""Encoding: scales from each group's magnitude, streams of least squared error, then scales that fit the streams."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ingot.codecs.base import Encoder
-from ingot.codecs.options import is_whole, require_known, wrong_option
+from ingot.codecs.options import is_int_between, option_error, require_known
 from ingot.codecs.range_probe import RangeProbe
 from ingot.codecs.trellis.rows import decode_rows
 from ingot.codecs.trellis.streams import band_for, bands_of, pack_band
@@ -25,12 +25,12 @@ from ingot.model.tensor import Array
 
 ID = TrellisLayout.codec
 OPTIONS = ("bits", "group", "scales")
-_TURNS = 2  # streams and scales, by turns
-_wrong = partial(wrong_option, ID)
+_TURNS = 2  # times that streams and scales are chosen, alternately
+_option_error = partial(option_error, ID)
 
 
 def layout_for(shape: Shape, dtype: str, options: Mapping[str, Any]) -> TrellisLayout:
-    """Return what options ask for.
+    """Return the layout that the options declare.
 
     Raises
     ------
@@ -41,12 +41,12 @@ def layout_for(shape: Shape, dtype: str, options: Mapping[str, Any]) -> TrellisL
     """
     require_known(ID, options, OPTIONS)
     bits, group, scales = options.get("bits", 4), options.get("group", 64), options.get("scales", "f16")
-    if not is_whole(bits, BITS[0], BITS[-1]):
-        raise _wrong("bits 2, 3 or 4", bits)
-    if not is_whole(group, 1, 2**31):
-        raise _wrong("group as a positive number of columns", group)
+    if not is_int_between(bits, BITS[0], BITS[-1]):
+        raise _option_error("bits 2, 3 or 4", bits)
+    if not is_int_between(group, 1, 2**31):
+        raise _option_error("group as a positive number of columns", group)
     if scales not in DTYPES_OF_VALUES:
-        raise _wrong(f"scales {', '.join(DTYPES_OF_VALUES)}", scales)
+        raise _option_error(f"scales {', '.join(DTYPES_OF_VALUES)}", scales)
     cols = matrix_shape(shape)[1]
     if cols % group:
         raise UnsupportedError(
@@ -60,10 +60,10 @@ _SCRATCH = 8 << 20  # bytes that a search keeps for each row
 
 
 class TrellisEncoder(Encoder):
-    """Encodes bands of rows, each on its own.
+    """An encoder of bands of rows, each independent of the others.
 
-    A group's scale is first the root of its mean square, then, for the streams that this gave, that of least squared
-    error.
+    A group's scale is first the root of its mean square. After the search of streams, it becomes the scale of least
+    squared error for these streams.
     """
 
     codec: str = ID
@@ -98,49 +98,49 @@ class TrellisEncoder(Encoder):
             )
         streams, scales = [np.empty(0, np.uint8)], [np.empty(0, numpy_dtype(self._layout.scales))]
         for first, last in self._bands(len(wide) if wide.size else 0):
-            found = encode_band(np.ascontiguousarray(wide[first:last].T), self._layout)
-            streams.append(pack_band(found[0], self._layout))
-            scales.append(cast(np.ascontiguousarray(found[1].T), self._layout.scales).reshape(-1))
+            windows, band_scales = encode_band(np.ascontiguousarray(wide[first:last].T), self._layout)
+            streams.append(pack_band(windows, self._layout))
+            scales.append(cast(np.ascontiguousarray(band_scales.T), self._layout.scales).reshape(-1))
         return {STREAMS: np.concatenate(streams), SCALES: np.concatenate(scales)}
 
     def decode(self, parts: Mapping[str, Array], out: Array) -> None:
         if not out.size:
             return
-        layout, place = self._layout, 0
+        layout, offset = self._layout, 0
         scales = parts[SCALES].reshape(len(out), -1)
         for first, last in self._bands(len(out)):
             size = 2 * out.shape[1] * layout.places(last - first)
-            words = np.ascontiguousarray(parts[STREAMS][place : place + size])
+            words = np.ascontiguousarray(parts[STREAMS][offset : offset + size])
             decode_rows(layout, words, last - first, scales[first:last], 0, out[first:last])
-            place += size
+            offset += size
 
     def _bands(self, rows: int) -> list[tuple[int, int]]:
-        """Return the bands of a chunk, which begins where one does, or a matrix where bands differ."""
+        """Return the bands of a chunk; a chunk begins with a band, or with a matrix if bands differ in height."""
         inner = rows if self.step == self._layout.band else self._inner
         return list(bands_of(rows, inner, self._layout.band))
 
 
-def encode_band(wanted: Array, layout: TrellisLayout) -> tuple[Array, Array]:
+def encode_band(target: Array, layout: TrellisLayout) -> tuple[Array, Array]:
     """Return windows (u16) and scales (f32 [groups, rows]) of a band that is given by columns, f32 [cols, rows]."""
-    cols, rows = wanted.shape
-    grouped = wanted.reshape(cols // layout.group, layout.group, rows)
-    windows, weights, values = np.zeros(wanted.shape, np.uint16), np.ones(rows, np.float32), values_of(layout.bits)
-    scales = stored_scales(np.sqrt(np.square(grouped, dtype=np.float64).mean(1)), layout.scales)
+    cols, rows = target.shape
+    grouped = target.reshape(cols // layout.group, layout.group, rows)
+    windows, weights, values = np.zeros(target.shape, np.uint16), np.ones(rows, np.float32), values_of(layout.bits)
+    scales = round_scales(np.sqrt(np.square(grouped, dtype=np.float64).mean(1)), layout.scales)
     for turn in range(_TURNS + 1):
-        native.kernels.trellis_search(layout.bits, layout.group, values, weights, scales, windows, wanted, turn < 1)
+        native.kernels.trellis_search(layout.bits, layout.group, values, weights, scales, windows, target, turn < 1)
         if turn == _TURNS:
             break
-        found = values[windows].reshape(grouped.shape).astype(np.float64)
-        squares = np.square(found).sum(1)
-        better = (found * grouped).sum(1) / np.where(squares > 0, squares, 1)
-        scales = np.where(scales == 0, np.float32(0), stored_scales(better, layout.scales))
+        decoded = values[windows].reshape(grouped.shape).astype(np.float64)
+        squares = np.square(decoded).sum(1)
+        better = (decoded * grouped).sum(1) / np.where(squares > 0, squares, 1)
+        scales = np.where(scales == 0, np.float32(0), round_scales(better, layout.scales))
     return windows, scales
 
 
-def stored_scales(scales: Array, dtype: str) -> Array:
-    """Return scales (f32) that a type holds. Raises ``CodecError`` ``trellis.scale-overflow``."""
+def round_scales(scales: Array, dtype: str) -> Array:
+    """Return scales as f32, rounded to ``dtype``. Raises ``CodecError`` ``trellis.scale-overflow``."""
     with np.errstate(over="ignore"):
-        found = cast(cast(scales.astype(np.float32), dtype), "f32")
-    if not np.isfinite(found).all():
-        raise CodecError(f"{ID}.scale-overflow", f"expected scales that {dtype} can hold")
-    return found
+        rounded = cast(cast(scales.astype(np.float32), dtype), "f32")
+    if not np.isfinite(rounded).all():
+        raise CodecError(f"{ID}.scale-overflow", f"{dtype} cannot hold a scale; use scales=bf16 or scales=f32")
+    return rounded

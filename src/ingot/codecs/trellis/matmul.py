@@ -1,4 +1,4 @@
-"""Products with trellises that stay streams (``spec/trellis.md``, "Multiplying")."""
+"""Products with trellises that stay packed (``spec/trellis.md``, "Multiplying")."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from ingot.model.tensor import Array, Tensor
 
 
 class TrellisMatrix(TileMatrix):
-    """A matrix that is held as streams and scales; ``params`` is a ``TrellisLayout``."""
+    """A matrix that is stored as streams and scales; ``params`` is a ``TrellisLayout``."""
 
     params: TrellisLayout
 
     @classmethod
-    def of(cls, tensor: Tensor) -> TrellisMatrix:
-        """Return the matrix of a 2-d tensor, its parts as they lie.
+    def from_tensor(cls, tensor: Tensor) -> TrellisMatrix:
+        """Return the matrix of a 2-d tensor, over its parts without a copy.
 
         Raises
         ------
         CodecError
-            As ``TrellisCodec.check``, and ``trellis.padding``.
+            The checks of ``TrellisCodec.check``, and ``trellis.padding``.
         UnsupportedError
             ``matmul.layout``: no matrix.
         """
@@ -42,22 +42,22 @@ class TrellisMatrix(TileMatrix):
             )
         TrellisCodec().check(tensor)
         streams = np.frombuffer(tensor.parts[STREAMS].view(), np.uint8)
-        held = cls(TrellisLayout.of(tensor), tensor.matrix_shape, streams, tensor.parts[SCALES].array())
-        for first, last in held._bands():
-            check_padding(held.params, held._words(first, last), last - first, tensor.name)
-        return held
+        matrix = cls(TrellisLayout.of(tensor), tensor.matrix_shape, streams, tensor.parts[SCALES].array())
+        for first, last in matrix._bands():
+            check_padding(matrix.params, matrix._words(first, last), last - first, tensor.name)
+        return matrix
 
     def sizes(self) -> tuple[int, int]:
         return 2 * self.params.words(self.shape), self.shape[0] * (self.shape[1] // self.params.group)
 
     def magnitudes(self) -> tuple[float, float]:
-        (low, high), (least, most) = bounds(self.scales), bounds(values_of(self.params.bits))
-        return low * least, high * most
+        (low, high), (smallest, largest) = bounds(self.scales), bounds(values_of(self.params.bits))
+        return low * smallest, high * largest
 
     def kernel(self, dtype: str, within: bool) -> native.kernels.TrellisMatrix:
-        held = self._kernels.get("")  # the same for all types
-        if held is None:
-            held = self._kernels[""] = native.kernels.TrellisMatrix(
+        matrix = self._kernels.get("")  # the same for all types
+        if matrix is None:
+            matrix = self._kernels[""] = native.kernels.TrellisMatrix(
                 self.packed,
                 values_of(self.params.bits),
                 as_bits(self.scales),
@@ -69,7 +69,7 @@ class TrellisMatrix(TileMatrix):
                 scale_dtype=float_name(self.scales),
                 within=within,
             )
-        return held
+        return matrix
 
     def decode_into(self, start: int, out: Array, workers: int | None = None) -> None:
         done, scales = 0, self.scales.reshape(self.shape[0], -1)
@@ -89,11 +89,13 @@ class TrellisMatrix(TileMatrix):
         return bands_of(self.shape[0], self.shape[0], self.params.band)
 
     def _words(self, first: int, last: int) -> Array:
-        start = 2 * self.shape[1] * self.params.places(first)  # bands before it are whole words
+        start = 2 * self.shape[1] * self.params.places(first)  # bands before it have full words
         return self.packed[start : start + 2 * self.shape[1] * self.params.places(last - first)]
 
 
 def stays_packed(tensor: Tensor, *, direct: bool = False) -> bool:
-    """Whether ``TrellisMatrix.of`` takes a tensor, as far as its attributes tell; never ``direct``, since a row of x
-    takes as long as decoding."""
+    """Return whether ``TrellisMatrix.from_tensor`` supports a tensor, judged by its attributes alone.
+
+    Never if ``direct``, because a product with one row takes as long as decoding.
+    """
     return tensor.codec == TrellisLayout.codec and len(tensor.shape) == 2 and 0 not in tensor.shape and not direct

@@ -1,4 +1,4 @@
-"""Decoding of trellises: rows of a band, sequential readers."""
+"""Decoding of trellises: rows of a band, and a sequential reader."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ingot.model.tensor import Array, Tensor
 
 
 def decode_rows(layout: TrellisLayout, words: Array, height: int, scales: Array, first: int, out: Array) -> None:
-    """Decode rows ``first`` and on of a band of ``height`` rows into ``out`` ([rows, cols], C order), rounded once.
+    """Decode rows of a band of ``height`` rows, from row ``first``, into ``out`` ([rows, cols], C order), rounded once.
 
     Parameters
     ----------
@@ -26,7 +26,7 @@ def decode_rows(layout: TrellisLayout, words: Array, height: int, scales: Array,
         The streams of the band.
     height : int
     scales : [rows of ``out``, groups]
-        Of f32, f16 or bf16.
+        f32, f16 or bf16.
     first : int
     out : f32, f16 or bf16
 
@@ -45,16 +45,16 @@ def decode_rows(layout: TrellisLayout, words: Array, height: int, scales: Array,
         raise CodecError("trellis.overflow", f"expected products of scale and value that {dtype} can hold")
 
 
-def check_padding(layout: TrellisLayout, words: Array, height: int, where: str) -> None:
-    """Refuse bits behind the last symbol of a stream: rule ``trellis.padding``."""
+def check_padding(layout: TrellisLayout, words: Array, height: int, location: str) -> None:
+    """Raise ``CodecError`` ``trellis.padding`` if bits after the last symbol of a stream are not 0."""
     used = height * layout.bits % WORD
     if used:
         last = words[-(words.size // layout.places(height)) :].view("<u2")
-        require_padding(int(last.max(initial=0)), used, "trellis.padding", where)
+        require_padding(int(last.max(initial=0)), used, "trellis.padding", location)
 
 
 class TrellisReader(Rows):
-    """Sequential decoding; the streams of one band are held."""
+    """A sequential reader that holds the streams of one band."""
 
     def __init__(self, tensor: Tensor, layout: TrellisLayout) -> None:
         self._layout, self._name = layout, tensor.name
@@ -62,7 +62,7 @@ class TrellisReader(Rows):
         self._streams, self._scales = tensor.parts[STREAMS].reader(), tensor.parts[SCALES].reader()
         self._bands = bands_of(self._rows if self._cols else 0, inner_rows(tensor.shape), layout.band)
         self._row = self._first = self._stop = 0  # the next row; the present band
-        self._held: Array | None = None
+        self._band_words: Array | None = None
 
     def fill(self, out: Array) -> None:
         done = 0
@@ -82,18 +82,18 @@ class TrellisReader(Rows):
             done += count
 
     def skip(self, count: int) -> None:
-        """Pass over ``count`` values, whole rows of them; bands in which none is asked for are not read."""
+        """Skip ``count`` values, a whole number of rows; bands that are skipped entirely are not read."""
         rows = count // max(self._cols, 1)
         self._scales.skip(rows * self._per_row)
         while rows:
             if self._row == self._stop:
                 self._next()
-            some = min(self._stop - self._row, rows)
-            self._row += some
-            rows -= some
+            passed = min(self._stop - self._row, rows)
+            self._row += passed
+            rows -= passed
 
     def finish(self) -> None:
-        if self._stop and self._held is None:
+        if self._stop and self._band_words is None:
             self._words()
         self._streams.finish()
         self._scales.finish()
@@ -103,9 +103,9 @@ class TrellisReader(Rows):
         return self._cols // self._layout.group * numpy_dtype(self._layout.scales).itemsize
 
     def _next(self) -> None:
-        if self._stop and self._held is None:
+        if self._stop and self._band_words is None:
             self._streams.skip(self._nbytes)
-        self._held = None
+        self._band_words = None
         self._first, self._stop = next(self._bands)
 
     @property
@@ -113,11 +113,11 @@ class TrellisReader(Rows):
         return 2 * self._cols * self._layout.places(self._stop - self._first)
 
     def _words(self) -> Array:
-        if self._held is None:
-            self._held = np.empty(self._nbytes, np.uint8)
-            self._streams.readinto(self._held.data)
-            check_padding(self._layout, self._held, self._stop - self._first, self._name)
-        return self._held
+        if self._band_words is None:
+            self._band_words = np.empty(self._nbytes, np.uint8)
+            self._streams.readinto(self._band_words.data)
+            check_padding(self._layout, self._band_words, self._stop - self._first, self._name)
+        return self._band_words
 
     def _take(self, rows: int) -> Array:
         raw = np.empty(rows * self._per_row, np.uint8)

@@ -1,4 +1,4 @@
-"""What windows stand for (``spec/trellis.md``, "Values")."""
+"""The values that windows represent (``spec/trellis.md``, "Values")."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ingot.model.tensor import Array
 
 WINDOWS = 1 << 12
 STEPS = {2: 3043, 3: 1543, 4: 263}
-"""By bits: the odd number that a window is multiplied by to give the rank of its value."""
+"""For each number of bits, the odd factor that turns a window into the rank of its value."""
 
 
 @cache
@@ -23,6 +23,6 @@ def values_of(bits: int) -> Array:
     normal = NormalDist()
     half = np.array([normal.inv_cdf((rank + 0.5) / WINDOWS) for rank in range(WINDOWS // 2, WINDOWS)])
     ranked = np.concatenate([-half[::-1], half]).astype(np.float16).astype(np.float32)
-    found: Array = ranked[np.arange(WINDOWS) * STEPS[bits] % WINDOWS]
-    found.flags.writeable = False
-    return found
+    values: Array = ranked[np.arange(WINDOWS) * STEPS[bits] % WINDOWS]
+    values.flags.writeable = False
+    return values

@@ -1,1 +1,1 @@
-"""Codecs around another codec: outliers apart, thin factors."""
+"""Codecs around another codec: outliers stored apart, and low-rank factors."""

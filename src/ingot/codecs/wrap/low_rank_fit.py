@@ -17,22 +17,22 @@ _SEED = 0x1A60
 _BLOCK = 512  # rows widened to double precision at a time
 
 
-def factors(rows: Array, most: int, error: float | None) -> tuple[Array, Array]:
+def factors(rows: Array, max_rank: int, error: float | None) -> tuple[Array, Array]:
     """Return left [rows, r] and right [r, cols] in double precision whose product is near ``rows``.
 
     Parameters
     ----------
     rows : [rows, cols]
         Finite values.
-    most : int
+    max_rank : int
         The largest r.
     error : float or None
-        The smallest r whose residual has at most this share of the norm (Frobenius) is taken, if ``most`` reaches it;
-        None for ``most``, or the rank of the matrix if that is less.
+        The smallest r is taken whose residual has at most this fraction of the Frobenius norm, if ``max_rank``
+        suffices; None for ``max_rank``, or the rank of the matrix if that is less.
 
-    The singular values are split evenly between both; of each pair of vectors, left's largest element is positive.
+    The singular values are split evenly between both; in each pair of vectors, left's largest element is positive.
     """
-    left, values, right = _leading(rows, min(most, *rows.shape))
+    basis, values, right = _leading_vectors(rows, min(max_rank, *rows.shape))
     total = sum(
         float(np.square(rows[start : start + _BLOCK].astype(np.float64)).sum()) for start in range(0, len(rows), _BLOCK)
     )
@@ -41,24 +41,26 @@ def factors(rows: Array, most: int, error: float | None) -> tuple[Array, Array]:
         residual = total - np.cumsum(np.square(values[:rank]))
         enough = np.flatnonzero(residual <= total * error**2)
         rank = int(enough[0]) + 1 if enough.size else rank
-    left, values, right = left[:, :rank], np.sqrt(values[:rank]), right[:rank]
-    largest = np.take_along_axis(left, np.abs(left).argmax(axis=0)[None], axis=0) if len(left) else np.ones((1, rank))
+    basis, values, right = basis[:, :rank], np.sqrt(values[:rank]), right[:rank]
+    largest = (
+        np.take_along_axis(basis, np.abs(basis).argmax(axis=0)[None], axis=0) if len(basis) else np.ones((1, rank))
+    )
     sign = np.where(largest[0] < 0, -1.0, 1.0)
-    return left * (values * sign), right * (values * sign)[:, None]
+    return basis * (values * sign), right * (values * sign)[:, None]
 
 
-def spectrum(blocks: Callable[[], Iterable[Array]], cols: int, most: int) -> Array:
-    """Return the share of a matrix's squared norm that is left after rank 0, 1, ... ``most``, at the most.
+def spectrum(blocks: Callable[[], Iterable[Array]], cols: int, max_rank: int) -> Array:
+    """Return upper bounds of the fraction of a matrix's squared norm that rank 0, 1, ... ``max_rank`` leaves.
 
     The same iteration on the row space alone (algorithm 4.4 with one step): the matrix passes twice, in blocks of
-    rows, and is never in memory. What is left of the subspace that is found is exact; a better one leaves no more.
+    rows, and is never in memory. The residual of the subspace is exact; a better subspace leaves no more.
 
     Parameters
     ----------
     blocks : callable
         Returns the matrix's rows from the first on, [any, cols] each, finite; called twice.
     """
-    size = min(most + OVERSAMPLING, cols)
+    size = min(max_rank + OVERSAMPLING, cols)
     start = np.random.Generator(np.random.PCG64(_SEED)).standard_normal((cols, size))
     span, total = np.zeros((cols, size)), 0.0
     for rows in blocks():
@@ -68,20 +70,20 @@ def spectrum(blocks: Callable[[], Iterable[Array]], cols: int, most: int) -> Arr
             span += wide.T @ (wide @ start)
     del start
     if not total:
-        return np.zeros(most + 1)
+        return np.zeros(max_rank + 1)
     span = _orthonormal(span)
     inner = np.zeros((span.shape[1],) * 2)
     for rows in blocks():
         for first in range(0, len(rows), _BLOCK):
-            seen = rows[first : first + _BLOCK].astype(np.float64) @ span
-            inner += seen.T @ seen
-    kept = np.concatenate(([0.0], np.cumsum(np.linalg.eigvalsh(inner)[::-1][:most])))
-    kept = np.concatenate((kept, np.full(most + 1 - len(kept), kept[-1])))
-    return np.clip(1 - kept / total, 0.0, 1.0)
+            projected = rows[first : first + _BLOCK].astype(np.float64) @ span
+            inner += projected.T @ projected
+    captured = np.concatenate(([0.0], np.cumsum(np.linalg.eigvalsh(inner)[::-1][:max_rank])))
+    captured = np.concatenate((captured, np.full(max_rank + 1 - len(captured), captured[-1])))
+    return np.clip(1 - captured / total, 0.0, 1.0)
 
 
 def _orthonormal(columns: Array) -> Array:
-    """Return an orthonormal base of the columns' space, what is lost in rounding left out.
+    """Return an orthonormal base of the columns' space, without directions that are lost in rounding.
 
     By the columns' inner products, twice (CholeskyQR2 with eigenvalues; Yamamoto et al., ETNA 44, 2015): products of
     matrices alone, an order of magnitude faster than Householder's on a tall matrix.
@@ -94,13 +96,13 @@ def _orthonormal(columns: Array) -> Array:
     return columns
 
 
-def _leading(rows: Array, count: int) -> tuple[Array, Array, Array]:
+def _leading_vectors(rows: Array, count: int) -> tuple[Array, Array, Array]:
     """Return the leading ``count`` singular vectors and values."""
     height, width = rows.shape
     size = count + OVERSAMPLING
     if min(height, width) <= 2 * size:
-        left, values, right = np.linalg.svd(rows.astype(np.float64), full_matrices=False)
-        return left[:, :count], values[:count], right[:count]
+        basis, values, right = np.linalg.svd(rows.astype(np.float64), full_matrices=False)
+        return basis[:, :count], values[:count], right[:count]
     span = np.linalg.qr(_times(rows, np.random.Generator(np.random.PCG64(_SEED)).standard_normal((width, size))))[0]
     for _ in range(ITERATIONS):
         span = np.linalg.qr(_times(rows, np.linalg.qr(_times_transposed(rows, span))[0]))[0]

@@ -1,6 +1,6 @@
-"""``with_low_rank``: a product of two thin matrices added to what another codec stores (``spec/with_low_rank.md``).
+"""``with_low_rank``: a product of two thin matrices added to another codec's values (``spec/with_low_rank.md``).
 
-What a quantizer of few bits loses of a matrix is in good part of low rank; MiLo stores it so (arXiv:2504.02658).
+The error of a quantizer of few bits is largely of low rank; MiLo stores it in this form (arXiv:2504.02658).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ingot.codecs.base import Codec, Encoder, Rows, decode_by_rows
-from ingot.codecs.options import require_known, source_dtype, wrong_option
+from ingot.codecs.options import option_error, require_known, source_dtype
 from ingot.codecs.table import CODECS, LOW_RANK
 from ingot.codecs.wrap.low_rank import LowRankCodec, LowRankReader, factor_options, product_into
 from ingot.codecs.wrap.low_rank_fit import factors
@@ -30,15 +30,15 @@ from ingot.model.tensor import Array, Tensor
 
 ID = CorrectedLayout.codec
 OPTIONS = ("rank", "error", "factors", "inner", "options")
-_wrong = partial(wrong_option, ID)
+_option_error = partial(option_error, ID)
 RANK = 8
 _SCRATCH = 1 << 16  # elements that stay in cache
 
 
-def added_into(base: Array, correction: Array, out: Array) -> None:
+def write_sum(base: Array, correction: Array, out: Array) -> None:
     """Write ``base + correction``, both f32, into ``out``: one sum in f32, rounded once.
 
-    Raises ``CodecError`` ``with_low_rank.overflow`` where finite numbers give a value past the range of ``out.dtype``.
+    Raises ``CodecError`` ``with_low_rank.overflow`` if finite numbers give a value past the range of ``out.dtype``.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         total = base + correction
@@ -51,12 +51,12 @@ def added_into(base: Array, correction: Array, out: Array) -> None:
 
 
 class CorrectedReader(Rows):
-    """Sequential decoding: rows of the inner codec, and the product's."""
+    """A sequential reader of the inner codec's rows plus the product's."""
 
     def __init__(self, tensor: Tensor) -> None:
         inner, correction = _checked(tensor)
         self._inner, self._correction = CODECS[inner.codec].reader(inner), LowRankReader(correction)
-        self._cols, self._where = tensor.matrix_shape[1], tensor.name
+        self._cols, self._tensor_name = tensor.matrix_shape[1], tensor.name
         self._step = max(1, _SCRATCH // max(self._cols, 1))
 
     def fill(self, out: Array) -> None:
@@ -66,12 +66,12 @@ class CorrectedReader(Rows):
             self._inner.read_into(base)
             self._correction.read_into(correction)
             try:
-                added_into(base, correction, target)
+                write_sum(base, correction, target)
             except CodecError as error:
-                raise error.at(self._where) from None
+                raise error.at(self._tensor_name) from None
 
     def skip(self, count: int) -> None:
-        """Pass over ``count`` values, whole rows of them."""
+        """Skip ``count`` values, a whole number of rows."""
         pass_over(self._inner, count, self._cols, np.dtype(np.float32))
         self._correction.skip(count)
 
@@ -81,7 +81,7 @@ class CorrectedReader(Rows):
 
 
 class CorrectedEncoder(Encoder):
-    """Gives the matrix to an inner encoder, and factors what that loses; both are kept until they are written."""
+    """An encoder that passes the matrix to an inner encoder, and factors its error; it retains both until written."""
 
     codec: str = ID
     fit_passes: int = 1
@@ -89,19 +89,21 @@ class CorrectedEncoder(Encoder):
     single_chunk: bool = True
     lossless: bool = False
 
-    def __init__(self, matrix: tuple[int, int], inner: Encoder, most: int, error: float | None, kind: str) -> None:
-        self._inner, self._most, self._error, self._kind = inner, most, error, kind
+    def __init__(
+        self, matrix: tuple[int, int], inner: Encoder, max_rank: int, error: float | None, factor_dtype: str
+    ) -> None:
+        self._inner, self._max_rank, self._error, self._factor_dtype = inner, max_rank, error, factor_dtype
         self._factors: tuple[Array, Array] | None = None
-        self.params: Mapping[str, Any] = self._stated(None)
-        (rows, cols), width = matrix, numpy_dtype(kind).itemsize
-        self._scratch = inner.scratch_bytes() + 8 * (2 * (rows + cols) * (most + 8) + 512 * cols) + 8 * rows * cols
+        self.params: Mapping[str, Any] = self._params(None)
+        (rows, cols), width = matrix, numpy_dtype(factor_dtype).itemsize
+        self._scratch = inner.scratch_bytes() + 8 * (2 * (rows + cols) * (max_rank + 8) + 512 * cols) + 8 * rows * cols
         self.parts: tuple[PartSpec, ...] = (
             *inner.parts,
-            PartSpec(LEFT, kind, None, limit=rows * most * width),
-            PartSpec(RIGHT, kind, None, limit=cols * most * width),
+            PartSpec(LEFT, factor_dtype, None, limit=rows * max_rank * width),
+            PartSpec(RIGHT, factor_dtype, None, limit=cols * max_rank * width),
         )
 
-    def _stated(self, rank: int | None) -> Mapping[str, Any]:
+    def _params(self, rank: int | None) -> Mapping[str, Any]:
         return {
             "codec_version": VERSION,
             **({} if rank is None else {"rank": rank}),
@@ -126,8 +128,8 @@ class CorrectedEncoder(Encoder):
     def fit_pass(self, rows: Array) -> None:
         """Encode, and factor the residual.
 
-        Raises ``CodecError``: ``with_low_rank.non-finite``, ``with_low_rank.factor-overflow``, and what the inner
-        encoder raises.
+        Raises ``CodecError``: ``with_low_rank.non-finite``, ``with_low_rank.factor-overflow``, and the errors of the
+        inner encoder.
         """
         if not np.isfinite(cast(rows, "f32")).all():
             raise CodecError(
@@ -138,27 +140,27 @@ class CorrectedEncoder(Encoder):
         decoded = np.empty(rows.shape, np.float32)
         if rows.size:
             self._inner.decode(self._inner.encode(rows), decoded)
-        left, right = factors(cast(rows, "f32") - decoded, self._most, self._error)
+        left_factor, right = factors(cast(rows, "f32") - decoded, self._max_rank, self._error)
         with np.errstate(over="ignore"):
-            self._factors = cast(left, self._kind), cast(right, self._kind)
+            self._factors = cast(left_factor, self._factor_dtype), cast(right, self._factor_dtype)
         if not all(np.isfinite(cast(factor, "f32")).all() for factor in self._factors):
-            raise CodecError(f"{ID}.factor-overflow", f"expected factors that {self._kind} can hold; take f32")
-        self.params = self._stated(len(right))
+            raise CodecError(f"{ID}.factor-overflow", f"{self._factor_dtype} cannot hold a factor; use factors=f32")
+        self.params = self._params(len(right))
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
         if self._factors is None:
             raise ValueError("expected a fit pass before encoding")
-        left, right = self._factors
-        return {**self._inner.encode(rows, start), LEFT: left.copy(), RIGHT: right.copy()}
+        left_factor, right = self._factors
+        return {**self._inner.encode(rows, start), LEFT: left_factor.copy(), RIGHT: right.copy()}
 
     def decode(self, parts: Mapping[str, Array], out: Array) -> None:
         if not out.size:
             return
         base, correction = np.empty(out.shape, np.float32), np.empty(out.shape, np.float32)
         self._inner.decode({role: data for role, data in parts.items() if role not in (LEFT, RIGHT)}, base)
-        left, right = (cast(parts[role], "f32") for role in (LEFT, RIGHT))
-        product_into(left.reshape(len(out), -1), right.reshape(-1, out.shape[1]), correction)
-        added_into(base, correction, out)
+        left_factor, right = (cast(parts[role], "f32") for role in (LEFT, RIGHT))
+        product_into(left_factor.reshape(len(out), -1), right.reshape(-1, out.shape[1]), correction)
+        write_sum(base, correction, out)
 
 
 class CorrectedCodec(Codec):
@@ -170,7 +172,7 @@ class CorrectedCodec(Codec):
     streams: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
-        """Rule ``with_low_rank.params``, those of ``low_rank`` and of the inner codec."""
+        """Check the tensor; rule ``with_low_rank.params``, and the rules of ``low_rank`` and of the inner codec."""
         _checked(tensor)
 
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
@@ -181,31 +183,31 @@ class CorrectedCodec(Codec):
         return CorrectedReader(tensor)
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> CorrectedEncoder:
-        """Prepare to encode. Options, all with defaults:
+        """Return the encoder. Options, all with defaults:
 
-        ``rank`` the largest (8), ``error`` as of ``low_rank`` (none), ``factors`` f32, f16 or bf16 (f32); ``inner`` the
-        codec of the matrix (affine), ``options`` of that.
+        ``rank`` the largest (8), ``error`` of ``low_rank`` (none), ``factors`` f32, f16 or bf16 (f32); ``inner``, the
+        codec of the matrix (affine), and its ``options``.
         """
         source_dtype(ID, dtype, FACTORS)
         require_known(ID, options, OPTIONS)
-        most, error, kind = factor_options(ID, options, RANK, FACTORS, "f32")
+        max_rank, error, factor_dtype = factor_options(ID, options, RANK, FACTORS, "f32")
         name, within = codec_named(options.get("inner", AffineLayout.codec)), options.get("options", {})
         if name not in INNER or not isinstance(within, Mapping):
-            raise _wrong(f"inner {', '.join(INNER)} with a map of options", name)
+            raise _option_error(f"inner {', '.join(INNER)} with a map of options", name)
         matrix = matrix_shape(shape)
         inner = CODECS[name].encoder(shape, dtype, within)
-        return CorrectedEncoder(matrix, inner, min(most, *matrix), error, kind)
+        return CorrectedEncoder(matrix, inner, min(max_rank, *matrix), error, factor_dtype)
 
 
 def _checked(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what the inner codec stores and the product, as tensors of their own."""
+    """Return the parts of the inner codec and the product, each as a tensor."""
     layout = CorrectedLayout.of(tensor)
     codec = CODECS[layout.inner.codec]
     parts = {role: part for role, part in tensor.parts.items() if role not in (LEFT, RIGHT)}
     inner = replace(tensor, codec=codec.id, params=tensor.params["inner_params"], parts=parts, decoder=codec)
     codec.check(inner)
     thin = {role: part for role, part in tensor.parts.items() if role in (LEFT, RIGHT)}
-    stated = {"codec_version": VERSION, "rank": layout.rank, "dtype": "f32"}
-    correction = replace(tensor, dtype="f32", codec=LOW_RANK, params=stated, parts=thin, decoder=LowRankCodec())
+    params = {"codec_version": VERSION, "rank": layout.rank, "dtype": "f32"}
+    correction = replace(tensor, dtype="f32", codec=LOW_RANK, params=params, parts=thin, decoder=LowRankCodec())
     LowRankCodec().check(correction)
     return inner, correction

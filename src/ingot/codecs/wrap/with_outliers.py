@@ -1,6 +1,6 @@
-"""``with_outliers``: the largest elements of every row beside another codec, which sees zeros in their places.
+"""``with_outliers``: the largest elements of every row stored apart; another codec stores the matrix with zeros there.
 
-A quantizer whose scale must cover the largest value of a group loses the others; spec page ``spec/with_outliers.md``.
+So the scale of a group need not cover its largest values. Spec page: ``spec/with_outliers.md``.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 
 from ingot.codecs.base import AddingReader, ChunkParts, Codec, Encoder, decode_by_rows, row_step
 from ingot.codecs.cast import cast
-from ingot.codecs.delta.base import added
+from ingot.codecs.delta.base import round_sum
 from ingot.codecs.dense.codec import require_part
-from ingot.codecs.options import require_known, source_dtype, wrong_option
+from ingot.codecs.options import option_error, require_known, source_dtype
 from ingot.codecs.range_probe import AUTO, RangeProbe
 from ingot.codecs.table import CODECS, WITH_OUTLIERS
 from ingot.core.numeric import floats
@@ -36,33 +36,33 @@ VERSION = 1
 POSITIONS, VALUES = "outlier_positions", "outlier_values"
 FLOATS = ("f32", "f16", "bf16")
 OPTIONS = ("fraction", "count", "values", "inner", "options")
-_wrong = partial(wrong_option, ID)
+_option_error = partial(option_error, ID)
 FRACTION = 0.005
 _SCRATCH = 1 << 20
 
 
 def position_dtype(cols: int) -> str:
-    """Return the type of a column's number."""
+    """Return the dtype of a column index."""
     return "u16" if cols <= 1 << 16 else "u32"
 
 
 def largest(rows: Array, count: int) -> Array:
     """Return the columns of the ``count`` largest magnitudes of every row, ascending: [rows, count].
 
-    NaN counts as larger than anything; of equal magnitudes the first are taken.
+    NaN counts as larger than anything; ties go to the first.
     """
     magnitude = np.abs(rows.astype(np.float32))
     magnitude[np.isnan(magnitude)] = np.inf
-    least = np.partition(magnitude, rows.shape[1] - count, axis=1)[:, rows.shape[1] - count, None]
-    chosen = magnitude > least
-    ties = magnitude == least
+    threshold = np.partition(magnitude, rows.shape[1] - count, axis=1)[:, rows.shape[1] - count, None]
+    chosen = magnitude > threshold
+    ties = magnitude == threshold
     chosen |= ties & (np.cumsum(ties, axis=1) <= count - chosen.sum(axis=1, keepdims=True))
     return np.nonzero(chosen)[1].reshape(len(rows), count)
 
 
 @dataclass(frozen=True, slots=True)
 class _Params:
-    """A tensor's attributes, checked."""
+    """The checked attributes of a tensor."""
 
     count: int
     positions: str
@@ -75,11 +75,11 @@ class _Params:
 
 
 class OutlierReader(AddingReader):
-    """Sequential decoding: rows of the inner codec, then the outliers of each."""
+    """A sequential reader of the inner codec's rows, with the outliers of each row."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._params = _checked(tensor)
-        self._cols, self._where = tensor.matrix_shape[1], tensor.name
+        self._cols, self._tensor_name = tensor.matrix_shape[1], tensor.name
         self._inner = self._params.codec.reader(self._params.inner)
         self._positions, self._values = (tensor.parts[role].reader() for role in (POSITIONS, VALUES))
         self._step = max(1, _SCRATCH // max(self._cols, 1))
@@ -89,25 +89,25 @@ class OutlierReader(AddingReader):
             target = out[start : start + self._step]
             self._inner.read_into(target)
             columns, values = self._next(len(target))
-            np.put_along_axis(target, columns, cast(values, float_name(out), self._where), axis=1)
+            np.put_along_axis(target, columns, cast(values, float_name(out), self._tensor_name), axis=1)
 
     def add_into(self, base: Array, out: Array) -> None:
         for start in range(0, len(out) if out.size else 0, self._step):
             old, target = base[start : start + self._step], out[start : start + self._step]
             columns, values = self._next(len(target))
             total = floats.cast(values, "f32")
-            with np.errstate(over="ignore", invalid="ignore"):  # a sum past the range is infinite, as everywhere
+            with np.errstate(over="ignore", invalid="ignore"):  # a sum past the range is infinite, as elsewhere
                 total += floats.cast(np.take_along_axis(old, columns, axis=1), "f32")
             if isinstance(self._inner, AddingReader):
                 self._inner.add_into(old, target)
             else:
-                rest = np.empty(target.shape, np.float32)
-                self._inner.read_into(rest)
-                added(rest, old, target)
+                decoded = np.empty(target.shape, np.float32)
+                self._inner.read_into(decoded)
+                round_sum(decoded, old, target)
             np.put_along_axis(target, columns, floats.cast(total, float_name(out)), axis=1)
 
     def skip(self, count: int) -> None:
-        """Pass over ``count`` values, whole rows of them."""
+        """Skip ``count`` values, a whole number of rows."""
         stored = count // max(self._cols, 1) * self._params.count
         self._positions.skip(stored * numpy_dtype(self._params.positions).itemsize)
         self._values.skip(stored * numpy_dtype(self._params.values).itemsize)
@@ -119,18 +119,18 @@ class OutlierReader(AddingReader):
         self._values.finish()
 
     def _next(self, rows: int) -> tuple[Array, Array]:
-        """Return the columns and values of the next rows' outliers, checked."""
+        """Return the columns and values of the next rows' outliers, after checking them."""
         params, shape = self._params, (rows, self._params.count)
         columns = _read(self._positions, params.positions, shape).astype(np.int64)
         if columns.size and not (bool((columns[:, 1:] > columns[:, :-1]).all()) and int(columns.max()) < self._cols):
             raise CodecError(
-                f"{ID}.position", f"expected ascending columns below {self._cols} in each row", where=self._where
+                f"{ID}.position", f"expected ascending columns below {self._cols} in each row", where=self._tensor_name
             )
         return columns, _read(self._values, params.values, shape)
 
 
 class OutlierEncoder(Encoder):
-    """Takes the largest elements out of each row and gives the rest to an inner encoder."""
+    """An encoder that takes the largest elements out of each row and passes the other ones to an inner encoder."""
 
     codec: str = ID
     params: Mapping[str, Any]
@@ -143,18 +143,18 @@ class OutlierEncoder(Encoder):
         values = "f16" if values == AUTO else values
         self._reach = RangeProbe("values", values, wide, 1, dtype)
         self._cols, self._dtype, self._count, self._values, self._inner = cols, dtype, count, values, inner
-        self._where = position_dtype(cols)
+        self._position_dtype = position_dtype(cols)
         self.fit_passes, self.single_chunk, self.step = inner.fit_passes, inner.single_chunk, step
         self.lossless = inner.lossless and values == dtype
-        width = numpy_dtype(self._where).itemsize
+        width = numpy_dtype(self._position_dtype).itemsize
         self.parts: tuple[PartSpec, ...] = (
-            PartSpec(POSITIONS, self._where, rows * count * width),
+            PartSpec(POSITIONS, self._position_dtype, rows * count * width),
             PartSpec(VALUES, values, rows * count * numpy_dtype(values).itemsize),
             *inner.parts,
         )
-        self.params = self._stated()
+        self.params = self._params()
 
-    def _stated(self) -> Mapping[str, Any]:
+    def _params(self) -> Mapping[str, Any]:
         return {
             "codec_version": VERSION,
             "per_row": self._count,
@@ -190,21 +190,23 @@ class OutlierEncoder(Encoder):
 
     def fit_pass(self, rows: Array) -> None:
         self._inner.fit_pass(self._without(rows, self._columns(rows)))
-        self.params = self._stated()
+        self.params = self._params()
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
         """Return the parts of these rows.
 
-        Raises ``CodecError``: ``with_outliers.overflow`` (the values' type cannot hold an outlier), and whatever the
-        inner encoder raises: a row with more than ``per_row`` values that are not finite has some left for it.
+        Raises ``CodecError``: ``with_outliers.overflow`` (the values' type cannot hold an outlier), and the errors of
+        the inner encoder, which receives the values that are not finite if a row has more than ``per_row`` of them.
         """
         columns = self._columns(rows)
         outliers = np.take_along_axis(rows, columns, axis=1)
         values = floats.cast(outliers, self._values)
-        back = floats.cast(values, self._dtype)  # a value that was rounded up may be past the tensor's own range
+        back = floats.cast(
+            values, self._dtype
+        )  # a value that was rounded up may be past the range of the tensor's type
         if bool((np.isinf(back.astype(np.float32)) & np.isfinite(outliers)).any()):
-            raise CodecError(f"{ID}.overflow", f"expected outliers that {self._values} can hold; use values=f32")
-        chunk = ChunkParts({POSITIONS: columns.astype(numpy_dtype(self._where)), VALUES: values})
+            raise CodecError(f"{ID}.overflow", f"{self._values} cannot hold an outlier; use values=f32")
+        chunk = ChunkParts({POSITIONS: columns.astype(numpy_dtype(self._position_dtype)), VALUES: values})
         chunk.start, chunk.within = start, self._inner.encode(self._without(rows, columns), start)
         chunk.update(chunk.within)
         return chunk
@@ -212,8 +214,7 @@ class OutlierEncoder(Encoder):
     def decode(self, parts: Mapping[str, Array], out: Array) -> None:
         if not out.size:
             return
-        own = (POSITIONS, VALUES)
-        within = {role: part for role, part in parts.items() if role not in own}
+        within = {role: part for role, part in parts.items() if role not in (POSITIONS, VALUES)}
         self._inner.decode(parts.within if isinstance(parts, ChunkParts) else within, out)
         shape = (len(out), self._count)
         columns = parts[POSITIONS].reshape(shape).astype(np.int64)
@@ -223,13 +224,13 @@ class OutlierEncoder(Encoder):
         return largest(rows, self._count) if self._count and len(rows) else np.empty((len(rows), self._count), np.int64)
 
     def _without(self, rows: Array, columns: Array) -> Array:
-        rest = rows.copy()
-        np.put_along_axis(rest, columns, np.zeros((), rows.dtype), axis=1)
-        return rest
+        inner_rows = rows.copy()
+        np.put_along_axis(inner_rows, columns, np.zeros((), rows.dtype), axis=1)
+        return inner_rows
 
 
 class OutlierCodec(Codec):
-    """Another codec's matrix with the largest elements of every row stored beside it, as floats."""
+    """Another codec's matrix, with the largest elements of every row stored apart as floats."""
 
     id: ClassVar[str] = ID
     lossless: ClassVar[bool] = False
@@ -237,9 +238,10 @@ class OutlierCodec(Codec):
     streams: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
-        """Rules ``with_outliers.params``, ``.inner``, ``.part-missing``, ``.size``, and the inner codec's.
+        """Check the tensor; rules ``with_outliers.params``, ``.inner``, ``.part-missing``, ``.size``, and the inner
+        codec's.
 
-        Positions are checked as they are read: rule ``with_outliers.position``.
+        Readers check positions: rule ``with_outliers.position``.
         """
         _checked(tensor)
 
@@ -251,7 +253,7 @@ class OutlierCodec(Codec):
         return OutlierReader(tensor)
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> OutlierEncoder:
-        """Prepare to encode. Options, all with defaults:
+        """Return the encoder. Options, all with defaults:
 
         ``fraction`` of a row's elements that are outliers (0.005; at least one), or ``count`` of them; ``values`` auto,
         f32, f16 or bf16 (auto: f16, or bf16 for small values); ``inner`` codec id (``affine``); ``options`` of
@@ -262,12 +264,12 @@ class OutlierCodec(Codec):
         matrix = (prod(shape[:-1]), shape[-1]) if shape else (1, 1)
         name, inner_options = codec_named(options.get("inner", AffineLayout.codec)), options.get("options", {})
         if not isinstance(name, str) or name == ID or name not in CODECS or not CODECS[name].streams:
-            raise _wrong("an inner codec that can be read in chunks", name)
+            raise _option_error("an inner codec that can be read in chunks", name)
         if not isinstance(inner_options, Mapping):
-            raise _wrong("options as a map", inner_options)
+            raise _option_error("options as a map", inner_options)
         values = options.get("values", AUTO)
         if values not in (*FLOATS, AUTO):
-            raise _wrong(f"values {', '.join(FLOATS)} or {AUTO}", values)
+            raise _option_error(f"values {', '.join(FLOATS)} or {AUTO}", values)
         inner = CODECS[name].encoder(shape, source, inner_options)
         if any(part.role in (POSITIONS, VALUES) for part in inner.parts):
             raise UnsupportedError(f"codec {name} has parts for outliers of its own", rule=f"{ID}.inner")
@@ -279,11 +281,11 @@ def _count(options: Mapping[str, Any], cols: int) -> int:
     if "count" in options:
         count = options["count"]
         if not isinstance(count, int) or isinstance(count, bool) or count < 0 or "fraction" in options:
-            raise _wrong("count of at least 0, and no fraction beside it", count)
+            raise _option_error("count of at least 0, and no fraction with it", count)
         return min(count, cols)
     fraction = options.get("fraction", FRACTION)
     if not isinstance(fraction, int | float) or isinstance(fraction, bool) or not 0 <= fraction <= 1:
-        raise _wrong("fraction from 0 to 1", fraction)
+        raise _option_error("fraction from 0 to 1", fraction)
     return min(max(1, int(fraction * cols)), cols) if fraction else 0
 
 
@@ -291,30 +293,32 @@ def _checked(tensor: Tensor) -> _Params:
     attributes, name = tensor.params, tensor.name
     rows, cols = tensor.matrix_shape
     if attributes.get("codec_version") != VERSION or tensor.dtype not in FLOATS:
-        raise _bad(tensor, f"codec_version {VERSION} and dtype {', '.join(FLOATS)}", attributes.get("codec_version"))
+        raise _params_error(
+            tensor, f"codec_version {VERSION} and dtype {', '.join(FLOATS)}", attributes.get("codec_version")
+        )
     count = attributes.get("per_row")
     if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= cols:
-        raise _bad(tensor, f"attribute per_row from 0 to {cols}", count)
+        raise _params_error(tensor, f"attribute per_row from 0 to {cols}", count)
     inner, params = attributes.get("inner"), attributes.get("inner_params")
     inner = codec_of(inner) if isinstance(inner, str) else inner
     if not isinstance(inner, str) or inner == ID or inner not in CODECS or not CODECS[inner].streams:
         raise CodecError(f"{ID}.inner", f"expected a codec that can be read in chunks, found {inner!r:.80}", where=name)
     if not isinstance(params, Mapping) or not all(isinstance(key, str) for key in params):
-        raise _bad(tensor, "a map in inner_params", params)
+        raise _params_error(tensor, "a map in inner_params", params)
     if attributes.get("dtype") != tensor.dtype or params.get("dtype", tensor.dtype) != tensor.dtype:
-        raise _bad(tensor, f"dtype {tensor.dtype} here and within", attributes.get("dtype"))
+        raise _params_error(tensor, f"dtype {tensor.dtype} here and in inner_params", attributes.get("dtype"))
     positions = _check_part(tensor, POSITIONS, (position_dtype(cols),), rows * count)
     values = _check_part(tensor, VALUES, FLOATS, rows * count)
     parts = {role: part for role, part in tensor.parts.items() if role not in (POSITIONS, VALUES)}
-    rest = replace(tensor, codec=inner, params=dict(params), parts=parts, decoder=CODECS[inner])
-    CODECS[inner].check(rest)
-    return _Params(count, positions, values, rest)
+    inner_tensor = replace(tensor, codec=inner, params=dict(params), parts=parts, decoder=CODECS[inner])
+    CODECS[inner].check(inner_tensor)
+    return _Params(count, positions, values, inner_tensor)
 
 
 def _check_part(tensor: Tensor, role: str, dtypes: tuple[str, ...], count: int) -> str:
     part = require_part(tensor, role)
-    wanted = count * numpy_dtype(part.dtype).itemsize if part.dtype in dtypes else None
-    if part.type not in (None, part.dtype) or part.nbytes != wanted:
+    nbytes = count * numpy_dtype(part.dtype).itemsize if part.dtype in dtypes else None
+    if part.type not in (None, part.dtype) or part.nbytes != nbytes:
         raise CodecError(
             f"{ID}.size",
             f"expected {count} elements of {' or '.join(dtypes)} in part {role!r}, found {part.nbytes} bytes of "
@@ -330,5 +334,5 @@ def _read(reader: PartReader, dtype: str, shape: tuple[int, int]) -> Array:
     return from_file(raw, dtype).reshape(shape)
 
 
-def _bad(tensor: Tensor, expected: str, found: object) -> CodecError:
-    return CodecError(f"{ID}.params", f"expected {expected}, found {found!r:.80}", where=tensor.name)
+def _params_error(tensor: Tensor, expected: str, value: object) -> CodecError:
+    return CodecError(f"{ID}.params", f"expected {expected}, found {value!r:.80}", where=tensor.name)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import tomli_w
 
+from ingot.artifacts.companions import holds_a_model
 from ingot.artifacts.open import Source
 from ingot.conversion.budget.report import GroupReport, PointReport, TypeReport
 from ingot.conversion.packed_layers import MERGED, without_expert
@@ -23,7 +24,6 @@ from ingot.recipes.load import parse_recipe
 from ingot.recipes.patterns import exactly
 from ingot.recipes.recipe import Recipe
 from ingot.translate.imatrix import names_of
-from ingot.translate.translated import holds_a_model
 
 KEEP = "as stored"
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import exp, isfinite, log
-from pathlib import PurePosixPath
 from typing import Any, NamedTuple, Protocol
 
+from ingot.artifacts.companions import holds_a_model
 from ingot.artifacts.destination import destination
 from ingot.conversion.options import ConvertOptions
 from ingot.core.files.allocation import Allocation, allocate
 from ingot.core.registry import Registry
 from ingot.core.runtime.bootstrap import Interval
+from ingot.stores.location import Location
 from ingot.stores.temporary import temporary_folder
-from ingot.translate.translated import holds_a_model
 
 STEPS = 6
 """The most recipes that are measured for one limit."""
@@ -62,7 +62,8 @@ class Trial:
     """
 
     def __init__(self, options: ConvertOptions, convert: Callable[[ConvertOptions], object]) -> None:
-        self._convert, self._place = convert, destination(options.dst, options.format, options.container)
+        self._convert = convert
+        self._place = destination(Location.parse(options.dst), options.format, options.container)
         self._measured: Divergence = _DIVERGENCE["model"](
             options.src, options.text, options.sequences, progress=options.progress
         )
@@ -70,7 +71,7 @@ class Trial:
 
     def __call__(self, options: ConvertOptions) -> Kl:
         """Return the divergence of the result; errors as ``convert`` and ``load_model``."""
-        name = PurePosixPath(self._place.location.replace("\\", "/").rstrip("/")).name
+        name = self._place.location.name
         inside = self._place.directory
         with temporary_folder() as folder:
             path = f"{folder}/{name}{'/' if inside else ''}"

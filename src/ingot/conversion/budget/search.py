@@ -47,7 +47,7 @@ from ingot.model.statistics import Statistics
 from ingot.recipes.choice import Choice
 from ingot.recipes.recipe import Recipe
 from ingot.recipes.types import default_types, type_named
-from ingot.stores.table import locate, location_of, write_file
+from ingot.stores.location import Location
 
 RULE = "convert.budget"
 _KEEP = Recipe("keep", (), general=True)
@@ -84,7 +84,7 @@ def budgeted(
     _check(options)
     if options.target_size is None and options.target_bpw is None and options.max_kl is None:
         return options, None
-    return _Budget(options, prepare, convert, _recipe_path(options, publish=publish)).solved()
+    return _Budget(options, prepare, convert, _recipe_location(options, publish=publish)).solved()
 
 
 def _wrong(expected: str, found: object) -> UsageError:
@@ -122,19 +122,23 @@ def _flag(name: str) -> str:
     return name.replace("_", "-")
 
 
-def _recipe_path(options: ConvertOptions, *, publish: bool) -> str | None:
-    """Return where the recipe goes, None for nowhere; refuses what is there, unless it may be replaced."""
+def _recipe_location(options: ConvertOptions, *, publish: bool) -> Location | None:
+    """Return the file for the recipe, None if no recipe is written.
+
+    Raises ``target.exists`` for an existing file, unless it may be replaced.
+    """
     if options.recipe_out is not None:
-        path = location_of(options.recipe_out)
+        location = Location.parse(options.recipe_out)
     elif publish:
-        place = destination(options.dst, options.format, options.container)
-        text = place.location.rstrip("/\\")
-        path = f"{text if place.directory else text.removesuffix(PurePosixPath(place.name).suffix)}.toml"
+        target = destination(Location.parse(options.dst), options.format, options.container)
+        name = target.location.name
+        stem = name if target.directory else name.removesuffix(PurePosixPath(target.name).suffix)
+        location = target.location.parent.child(f"{stem}.toml")
     else:
         return None
     if not (options.overwrite or options.resume):
         try:
-            locate(path)
+            location.find()
         except UsageError as error:
             if error.rule != "store.missing":
                 raise
@@ -143,16 +147,17 @@ def _recipe_path(options: ConvertOptions, *, publish: bool) -> str | None:
                 "expected no file where the budget's recipe is to be; --recipe-out names another, --overwrite "
                 "replaces it",
                 rule="target.exists",
-                where=path,
+                where=location.display,
             )
-    return path
+    return location
 
 
 class _Budget:
     """A budget while it is worked out."""
 
-    def __init__(self, options: ConvertOptions, prepare: Prepare, convert: Convert, path: str | None) -> None:
-        self._options, self._prepare, self._path = options, prepare, path
+    def __init__(self, options: ConvertOptions, prepare: Prepare, convert: Convert, file: Location | None) -> None:
+        self._options, self._prepare, self._file = options, prepare, file
+        self._source = Location.parse(options.src)
         self._plain = replace(
             options,
             target_size=None,
@@ -190,7 +195,7 @@ class _Budget:
         groups, costs = _costed(groups, found, measure)
         grouped = {name for group in groups for name in group.names}
         fixed = sum(count for name, count in surveys[0].nbytes.items() if name not in grouped)
-        made = Maker(PurePosixPath(self._path).stem if self._path else "budget", groups, origins)
+        made = Maker(PurePosixPath(self._file.name).stem if self._file else "budget", groups, origins)
         if self._options.max_kl is None:
             allocation, size = self._within(target, made, costs, fixed + surveys[0].beside)
             steps = [] if self._trial is None else [Step(allocation, self._kl(made, allocation))]
@@ -198,9 +203,9 @@ class _Budget:
             allocation, steps = self._below(self._options.max_kl, made, costs)
             size = self._size(made, allocation)
         recipe, text = made.recipe(allocation.picks)
-        if self._path is not None:
+        if self._file is not None:
             again = self._options.overwrite or self._options.resume
-            write_file(self._path, text.encode(), overwrite=again)
+            self._file.write(text.encode(), overwrite=again)
         report = BudgetReport(
             target=target.size,
             max_kl=self._options.max_kl,
@@ -212,7 +217,7 @@ class _Budget:
             kl=next((step.kl.mean for step in steps if step.allocation is allocation), None),
             over="" if self._trial is None else self._trial.over,
             measured=measure.by,
-            recipe=self._path or "",
+            recipe=self._file.display if self._file else "",
             text=text,
             types=types_of(surveys, groups, costs, allocation, target),
             points=points_of(groups, costs, allocation, size, target),
@@ -247,7 +252,7 @@ class _Budget:
                 f"measured is {min(step.kl.mean for step in steps):.6g} nats a token over {self._trial.over}, found "
                 f"--max-kl {limit:g}",
                 rule=RULE,
-                where=location_of(self._options.src),
+                where=self._source.display,
             )
         return held.allocation, steps
 
@@ -311,7 +316,7 @@ class _Budget:
                 yield opened
         elif calibrated:
             self._taken = _CALIBRATE["model"](
-                self._options.src, max_ram=self._options.max_ram, progress=self._options.progress
+                self._source, max_ram=self._options.max_ram, progress=self._options.progress
             )
             yield self._taken
         else:
@@ -347,7 +352,7 @@ class _Budget:
                     f"expected a target of at least {size} bytes ({target.bits(size):.3f} bits per weight), which the "
                     f"smallest of these types take; found {most} bytes ({target.bits(most):.3f})",
                     rule=RULE,
-                    where=location_of(self._options.src),
+                    where=self._source.display,
                 )
             best = found, size
         return best

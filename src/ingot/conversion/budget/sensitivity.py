@@ -25,9 +25,9 @@ from ingot.errors import CodecError, UnsupportedError
 from ingot.model.statistics import MatrixStatistics, Statistics
 from ingot.model.tensor import Array, Tensor
 from ingot.naming.names import role_of
-from ingot.quantization.choice import asked, rounded_as
+from ingot.quantization.choice import parse_quantizer, round_with
 from ingot.quantization.factors import Factors, factors_of, no_factors
-from ingot.quantization.rounding import multiplied, values_of
+from ingot.quantization.rounding import multiply, values_of
 from ingot.recipes.choice import Choice
 
 # Experts of a stack that are measured.
@@ -185,10 +185,10 @@ def _loss(error: Array | None, piece: _Piece, factors: Factors | None, whole: tu
     weights = _squares(error) / whole[0]
     if factors is None:
         return Loss(weights)
-    product = multiplied(error, factors.inputs)
+    product = multiply(error, factors.inputs)
     outputs = float(np.vdot(error.astype(np.float64), product)) / whole[1]
     if factors.outputs is not None:
-        product = multiplied(factors.outputs, product)
+        product = multiply(factors.outputs, product)
     elif not piece.head:
         return Loss(weights, outputs)
     weighed = float(np.vdot(error.astype(np.float64), product))
@@ -203,9 +203,9 @@ def _stored(tensor: Tensor, piece: _Piece, choice: Choice, factors: Factors | No
     """Return what the rows become: f32."""
     if choice.quantizer is None:
         return stored_rows(tensor, choice, piece.values)
-    wanted = asked(choice.quantizer, choice.codec, choice.options)
+    wanted = parse_quantizer(choice.quantizer, choice.codec, choice.options)
     known = factors or no_factors(piece.rows.shape[1])
-    return values_of(rounded_as(wanted, piece.rows, known))
+    return values_of(round_with(wanted, piece.rows, known))
 
 
 def _squares(values: Array) -> float:
@@ -213,7 +213,7 @@ def _squares(values: Array) -> float:
 
 
 def _under(values: Array, inputs: Array) -> float:
-    return float(np.vdot(values.astype(np.float64), multiplied(values, inputs)))
+    return float(np.vdot(values.astype(np.float64), multiply(values, inputs)))
 
 
 @dataclass(frozen=True, slots=True)

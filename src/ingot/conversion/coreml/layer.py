@@ -11,6 +11,7 @@ from ingot.errors import CodecError, UsageError
 from ingot.formats.coreml.layer import BIAS, OPSETS, WEIGHT, Layer
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.tensor import Tensor
+from ingot.stores.location import Location
 from ingot.views.names import rename, select
 
 SPATIAL = 32
@@ -62,7 +63,7 @@ def extract_layer(options: LayerOptions) -> LayerReport:
     codecs = {item.name: item.codec for item in report.tensors}
     rounded = any(item.error is not None and item.error["rms"] > 0 for item in report.tensors)
     return LayerReport(
-        path=str(options.out),
+        path=Location.parse(options.out).display,
         weight=name,
         bias=bias.name if bias is not None else None,
         codec=codecs[WEIGHT],

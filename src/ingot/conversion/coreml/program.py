@@ -6,13 +6,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from os import PathLike
 
 from ingot.artifacts.destination import Destination, destination
 from ingot.artifacts.open import Source, open_source, weights_of
 from ingot.conversion.plan import PlanRequest, plan_conversion
+from ingot.conversion.prepared import Prepared, refuse_same
 from ingot.conversion.report import ConvertReport
-from ingot.conversion.run import Prepared, refuse_same, run
+from ingot.conversion.run import run
 from ingot.core.runtime.progress import Progress, ProgressCallback
 from ingot.engine.resources import Resources
 from ingot.formats.coreml.format import CoremlFormat
@@ -25,8 +25,7 @@ from ingot.model.reading.view import derived
 from ingot.naming.llama import LlamaConfig
 from ingot.recipes.choice import Choice
 from ingot.recipes.recipe import Recipe, Rule
-
-AnyPath = str | PathLike[str]
+from ingot.stores.location import AnyPath, Location
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,7 @@ class Opened:
         """
         started = time.perf_counter()
         format = CoremlFormat().for_attachments(view.attachments)
-        recipe = _recipe([name for name in view if format.refuses(view[name].spec()) is None])
+        recipe = _recipe([name for name in view if format.why_unsupported(view[name].spec()) is None])
         plan = plan_conversion(view, CoremlFormat(), PlanRequest(recipe, allow_requantize=True))
         resources = Resources(execution.max_ram, None, Progress(plan.in_bytes, execution.progress))
         prepared = Prepared(self.source, view, plan, self.place, recipe)
@@ -78,8 +77,8 @@ class Opened:
 @contextmanager
 def opened(path: AnyPath, out: AnyPath) -> Iterator[Opened]:
     """Open a checkpoint to make the package ``out`` of it; errors as ``ingot.open`` and ``ops.destination``."""
-    place = destination(out, CoremlFormat.name)
-    source = open_source(path, io="pread")
+    place = destination(Location.parse(out), CoremlFormat.name)
+    source = open_source(Location.parse(path), io="pread")
     with weights_of(source) as checkpoint:
         refuse_same(source, place)
         yield Opened(source, checkpoint, place)
@@ -95,10 +94,9 @@ def with_program(checkpoint: Checkpoint, wanted: Wanted) -> Checkpoint:
     else:
         template = llama_template(wanted.config, wanted.context, wanted.opset)
     names = dict.fromkeys(site.name for site in template.sites if not site.inline)
-    view = derived(checkpoint, Lazy(names, checkpoint.__getitem__), with_program, wanted, asdict(wanted))
-    view.attachments = replace(checkpoint.attachments, draft=None, coreml=None, program=template)
-    view.companions = {}
-    return view
+    attachments = replace(checkpoint.attachments, draft=None, coreml=None, program=template)
+    tensors = Lazy(names, checkpoint.__getitem__)
+    return derived(checkpoint, tensors, with_program, wanted, asdict(wanted), attachments=attachments, companions={})
 
 
 def _recipe(kept: Sequence[str]) -> Recipe:

@@ -93,7 +93,7 @@ def as_weights(view: Checkpoint, place: Destination) -> Checkpoint:
     format = OnnxFormat().for_attachments(view.attachments)
     coded = {name for name in view if format.turned_name(name, _BITS) and turned_codes(view[name]) is not None}
     packed = [name for name in view if format.is_turned(name) or name in coded]
-    wanted = {name: _weight(format.original_name(name), view.called.get(name)) for name in packed}
+    wanted = {name: _weight(format.original_name(name), view.aliases.get(name)) for name in packed}
     counts = Counter(wanted.values())
     names = {name: new for name, new in wanted.items() if (new == name or new not in view) and counts[new] == 1}
     turned = {name: new for name, new in names.items() if name in coded and not format.is_turned(name)}

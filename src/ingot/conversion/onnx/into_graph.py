@@ -5,20 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from os import PathLike, fspath
 
 import numpy as np
 
 from ingot.artifacts.attachments import no_attachment
-from ingot.artifacts.open import Source, checkpoint_of, open_source
+from ingot.artifacts.open import Source, open_source
 from ingot.codecs.affine.word_rows import rows_tensor
-from ingot.codecs.blocks.from_blocks import taken_apart
+from ingot.codecs.blocks.from_blocks import unpack_blocks
 from ingot.codecs.table import CODECS
 from ingot.conversion.placement import as_stored
 from ingot.core.numeric.floats import FLOATS, cast
 from ingot.engine.steps import Move, Repack
 from ingot.errors import UsageError
-from ingot.formats.onnx.facing import AS_IT_LIES, INPUTS, OUTPUTS, Face
+from ingot.formats.onnx.facing import EITHER, INPUTS, OUTPUTS, Orientation
 from ingot.formats.onnx.format import OnnxFormat
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import ZEROS, AffineLayout, Points
@@ -27,25 +26,24 @@ from ingot.model.layouts.ggml import GgmlBlocksLayout
 from ingot.model.layouts.packed_words import WordsLayout
 from ingot.model.layouts.scaled_codebook import ScaledCodebookLayout
 from ingot.model.reading.lazy import Lazy
-from ingot.model.reading.view import derived, renamed
+from ingot.model.reading.view import View, derived, renamed
 from ingot.model.tensor import Tensor
 from ingot.naming.names import layer_path, role_of
-from ingot.views.attach import each
+from ingot.stores.location import AnyPath, Location
 from ingot.views.turn import turned_matrix
 from ingot.views.turn_bytes import turned_bytes
 
-AnyPath = str | PathLike[str]
 _BITS = 4
 _SHOWN = 20
 
 
 def into_graph(checkpoint: Checkpoint, path: AnyPath) -> Checkpoint:
-    """Return the tensors of an ONNX graph, those of the checkpoint in place of its own; as ``placed``."""
-    return placed(checkpoint, path)[0]
+    """Return the checkpoint of ``place_in_graph``."""
+    return place_in_graph(checkpoint, path).checkpoint
 
 
-def placed(checkpoint: Checkpoint, path: AnyPath) -> tuple[Checkpoint, str]:
-    """Return the tensors of an ONNX graph, those of the checkpoint in place of its own, and a remark on what stays.
+def place_in_graph(checkpoint: Checkpoint, path: AnyPath) -> View:
+    """Return the tensors of an ONNX graph, those of the checkpoint in place of its own, and a note on the others.
 
     Names are those of the graph's constants, with what quantizers append to them or without, or of the operators that
     use them. A matrix of a ``MatMul`` whose integers ``MatMulNBits`` can have takes its place packed. What no tensor
@@ -57,30 +55,38 @@ def placed(checkpoint: Checkpoint, path: AnyPath) -> tuple[Checkpoint, str]:
         ``attachments.none``: no ONNX model; ``convert.graph``: tensors and weights of the graph do not fit together;
         each is named.
     """
-    source = open_source(path, io="pread")
+    location = Location.parse(path)
+    source = open_source(location, io="pread")
     try:
-        graph = _opened(source, path)
+        graph = _opened(source, location)
         matched = _Matched(checkpoint, graph, OnnxFormat().for_attachments(graph.attachments))
-        makes, said = matched.makes(), [fspath(path), *source.identity()]
+        makes, said = matched.makes(), [location.text, *source.identity()]
         tensors = Lazy(makes, lambda name: makes[name].build())
         origins = {name: make.origins for name, make in makes.items()}
-        view = derived(checkpoint, tensors, into_graph, fspath(path), said, also_close=source.close, origins=origins)
+        view = derived(
+            checkpoint,
+            tensors,
+            into_graph,
+            location.text,
+            said,
+            origins=origins,
+            opened=[source],
+            also_close=source.close,
+            attachments=replace(checkpoint.attachments, graph=graph.attachments.graph),
+            aliases=graph.aliases,
+            importance={},
+            unread={**checkpoint.unread, **graph.unread},
+        )
+        return View(view).with_notes(matched.stays())
     except BaseException:
         source.close()
         raise
-    view.attachments = replace(checkpoint.attachments, graph=graph.attachments.graph)
-    view.called, view.importance = dict(graph.called), {}
-    view.unread = {**checkpoint.unread, **graph.unread}
-    before, every = checkpoint.require_unchanged, view.check_whole or checkpoint.require_whole
-    view.check_unchanged = each(source.require_unchanged, before)
-    view.check_whole = each(source.require_whole, every)
-    return view, matched.stays()
 
 
-def _opened(source: Source, path: AnyPath) -> Checkpoint:
-    graph = checkpoint_of(source)
+def _opened(source: Source, location: Location) -> Checkpoint:
+    graph = source.view()
     if graph.attachments.graph is None:
-        raise no_attachment("graph", path)
+        raise no_attachment("graph", location)
     return graph
 
 
@@ -124,11 +130,11 @@ class _Matched:
         places: dict[str, set[str]] = {}
         for place in self._graph:
             local = self._format.local_name(place)
-            for key in (*self._keys(place), *self._keys(local), self._graph.called.get(place, place)):
+            for key in (*self._keys(place), *self._keys(local), self._graph.aliases.get(place, place)):
                 places.setdefault(key, set()).add(place)
         taken: dict[str, str] = {}
         for name in self._checkpoint:
-            keys = (*self._keys(name), self._checkpoint.called.get(name, name))
+            keys = (*self._keys(name), self._checkpoint.aliases.get(name, name))
             found = {name} if name in self._graph else next((places[key] for key in keys if key in places), set())
             if len(found) != 1:
                 self._wrong.append(f"{name} {'has no place' if not found else f'may be {sorted(found)}'}")
@@ -142,7 +148,7 @@ class _Matched:
 
     def _role(self, name: str) -> str:
         role = role_of(name)
-        return role if role != "other" else role_of(self._graph.called.get(name, name))
+        return role if role != "other" else role_of(self._graph.aliases.get(name, name))
 
     def _is_weight(self, name: str, tensor: Tensor) -> bool:
         """Whether a constant that no tensor is there for would be a weight of another model."""
@@ -261,7 +267,7 @@ def _integers(tensor: Tensor, name: str, dtype: str) -> Tensor | None:
     if tensor.codec == WordsLayout.codec and not WordsLayout.of(tensor).scattered:
         found = rows_tensor(tensor, WordsLayout.of(tensor))
     elif tensor.codec == GgmlBlocksLayout.codec:
-        found = taken_apart(tensor)
+        found = unpack_blocks(tensor)
     if found is None or found.codec != AffineLayout.codec:
         return None
     layout = AffineLayout.of(found)
@@ -333,7 +339,7 @@ class Facing:
 
     def __init__(self, checkpoint: Checkpoint, graph: Checkpoint, format: OnnxFormat, pairs: Sequence[Pair]) -> None:
         self._checkpoint, self._graph, self._format = checkpoint, graph, format
-        self._told: dict[_Kind, set[Face]] = {}
+        self._told: dict[_Kind, set[Orientation]] = {}
         for pair in pairs:
             face = self._by_shape(pair)
             if face is not None and role_of(pair.tensor) not in ("head", "embedding"):
@@ -348,12 +354,12 @@ class Facing:
         if len(own) < 2 or own[-1] != own[-2] or own[-1] <= 1:
             return own != other
         wanted, graphs_own = self._format.face(pair.place), self._format.is_own(pair.tensor)
-        if wanted == AS_IT_LIES or (graphs_own and pair.tensor == pair.place):
+        if wanted == EITHER or (graphs_own and pair.tensor == pair.place):
             return False
         found = (self._format.face(pair.tensor) if graphs_own else None) or self._of_others(pair.tensor)
         return None if wanted is None or found is None else found != wanted
 
-    def _by_shape(self, pair: Pair) -> Face | None:
+    def _by_shape(self, pair: Pair) -> Orientation | None:
         """Return how a matrix lies in the checkpoint that is not square; None where that does not tell."""
         own, other = self._graph[pair.place].shape, self._checkpoint[pair.tensor].shape
         if len(own) < 2 or own[-1] == own[-2] or other not in (own, (*own[:-2], own[-1], own[-2])):
@@ -363,11 +369,11 @@ class Facing:
             return None
         return OUTPUTS if (own == other) == (face == OUTPUTS) else INPUTS
 
-    def _of_others(self, name: str) -> Face | None:
+    def _of_others(self, name: str) -> Orientation | None:
         """Return how a matrix lies as others tell that are not square; None where they do not, or not the same."""
         kind = _Kind.of(name)
         near = self._told.get(kind, set())
         if len(near) == 1 and role_of(name) not in ("head", "embedding"):
             return next(iter(near))
-        every = set[Face]().union(*(faces for other, faces in self._told.items() if other.word == kind.word))
+        every = set[Orientation]().union(*(faces for other, faces in self._told.items() if other.word == kind.word))
         return OUTPUTS if every == {OUTPUTS} else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from os import PathLike, fspath
 from urllib.parse import quote
 
 import numpy as np
@@ -19,7 +18,7 @@ from ingot.ext.ane.chips.chips import Chip, load_chip
 from ingot.ext.ane.chips.descriptor import slots, streams
 from ingot.ext.ane.chips.gates import Conditions, Decision, decide
 from ingot.ext.ane.chips.kernel_format import kernel_format
-from ingot.ext.ane.kernel_units.header import MAGIC, SECTIONS, aligned, groups, is_unit, stated
+from ingot.ext.ane.kernel_units.header import MAGIC, SECTIONS, align, groups, is_unit, stored_digest
 from ingot.ext.ane.kernel_units.index import INDEX, SUFFIX, Index
 from ingot.ext.ane.kernel_units.pack import pack_unit
 from ingot.ext.ane.kernel_units.unit import KernelUnit, read_unit
@@ -30,9 +29,10 @@ from ingot.model.bytesource import Target
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.store import Replaced, Store
 from ingot.model.tensor import Tensor
-from ingot.reporting.report import Bytes, Column, Figure, Line, Report, Shape, Shown, Table, figures_of, table_of
+from ingot.reporting.report import Bytes, Column, Figure, Line, Report, Shape, Table, figures_of, table_of
+from ingot.reporting.shown import Shown
 from ingot.stores.local import LocalTarget
-from ingot.stores.table import location_of, read_file, stage, text_of, url_of, write_file
+from ingot.stores.location import AnyPath, Location
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +73,11 @@ def pack_kernel(options: KernelOptions) -> KernelReport:
     UnsupportedError
         ``ane.refused``: the chip refuses the tensor's storage form.
     """
-    name, out = options.name, options.out
-    if out is None:
-        raise UsageError("expected a file to write: set OUT", rule="ane.layout")
-    url_of(out)  # refuses read-only addresses before the work
+    name = options.name
+    if options.out is None:
+        raise UsageError("name a file to write", rule="ane.layout")
+    out = Location.parse(options.out)
+    out.require_writable()
     lut = _table(options)
     chip = load_chip(options.chip)
     assumptions = parse_assumptions(options.assume, [chip.name])
@@ -87,8 +88,8 @@ def pack_kernel(options: KernelOptions) -> KernelReport:
                 raise checkpoint.no_tensor(tensor_name)
         bias = checkpoint[options.bias] if options.bias is not None else None
         data, format_name, decision = _unit(checkpoint[name], bias, lut, chip, assumptions.conditions(name))
-    write_file(out, data, overwrite=options.overwrite)
-    return KernelReport(location_of(out), name, chip.name, format_name, decision, len(data))
+    out.write(data, overwrite=options.overwrite)
+    return KernelReport(out.display, name, chip.name, format_name, decision, len(data))
 
 
 def _table(options: KernelOptions) -> ActivationLut | None:
@@ -129,8 +130,8 @@ class ModelReport(Shown):
 
 
 def pack_model(
-    path: str | PathLike[str],
-    folder: str | PathLike[str],
+    path: AnyPath,
+    folder: AnyPath,
     chip: str = "m1",
     *,
     assume: Sequence[str] = (),
@@ -147,6 +148,7 @@ def pack_model(
     UsageError
         ``target.exists``, ``target.foreign``, ``ane.kernels`` (no kernel), and the errors of ``pack_kernel``.
     """
+    location, destination = Location.parse(path), Location.parse(folder)
     target_chip = load_chip(chip)
     assumptions = parse_assumptions(assume, [target_chip.name])
     target_chip = assumptions.apply(target_chip)
@@ -154,10 +156,10 @@ def pack_model(
     refused: dict[str, str] = {}
     units: dict[str, tuple[str, str]] = {}
     with (
-        open_checkpoint(path) as checkpoint,
-        stage(folder, Replaced(overwrite, _require_units), directory=True) as staging,
+        open_checkpoint(location) as checkpoint,
+        destination.stage(Replaced(overwrite, _require_units), directory=True) as staging,
     ):
-        target, out = LocalTarget(staging.files), text_of(folder).rstrip("/")
+        target = LocalTarget(staging.files)
         for name in checkpoint:
             tensor = checkpoint[name]
             if use_of(tensor, form_of_tensor(tensor)) != KERNEL:
@@ -170,18 +172,20 @@ def pack_model(
                 continue
             file = quote(name, safe="._-") + SUFFIX
             _write(target, file, data)
-            units[name] = file, stated(data)
-            reports.append(KernelReport(f"{out}/{file}", name, target_chip.name, format_name, decision, len(data)))
+            units[name] = file, stored_digest(data)
+            reports.append(
+                KernelReport(destination.child(file).display, name, target_chip.name, format_name, decision, len(data))
+            )
         if not reports:
             raise UsageError(
                 f"the checkpoint has no kernel that {target_chip.name} accepts",
                 rule="ane.kernels",
-                where=location_of(path),
+                where=location.display,
             )
         index = Index(target_chip.name, target_chip.target, units, refused)
         _write(target, INDEX, index.to_bytes())
         staging.publish([*(file for file, _ in units.values()), INDEX])
-    return ModelReport(fspath(folder), target_chip.name, tuple(reports), refused)
+    return ModelReport(destination.display, target_chip.name, tuple(reports), refused)
 
 
 def _bias_of(checkpoint: Checkpoint, name: str) -> Tensor | None:
@@ -304,24 +308,26 @@ _SECTIONS = (
 _RECORDS = tuple(Column("", "position", head) for head in ("group", "offset", "channels", "slots at -1, of 10"))
 
 
-def load_kernel(path: str | PathLike[str]) -> KernelUnit:
+def load_kernel(path: AnyPath) -> KernelUnit:
     """Return a kernel unit after checking it. Raises the errors of ``read_unit``."""
-    return read_unit(read_file(path), location_of(path))
+    location = Location.parse(path)
+    return read_unit(location.read(), location.display)
 
 
-def inspect_kernel(path: str | PathLike[str]) -> UnitReport:
+def inspect_kernel(path: AnyPath) -> UnitReport:
     """Return the description of a kernel unit after checking it."""
-    data = read_file(path)
-    unit = read_unit(data, location_of(path))
+    location = Location.parse(path)
+    data = location.read()
+    unit = read_unit(data, location.display)
     header, mask = unit.header, unit.weight.mask
     ends = {name: header.sections[name] for name in SECTIONS}
     starts: dict[int, int] = {}
     for index, (tile, _, _) in enumerate(groups(header)):
         starts.setdefault(tile, int(unit.records[index, 0]))
-    stops = [*list(starts.values())[1:], aligned(ends["weights"].length)]
+    stops = [*list(starts.values())[1:], align(ends["weights"].length)]
     sizes = {tile: stop - starts[tile] for tile, stop in zip(starts, stops, strict=True)}
     return UnitReport(
-        path=location_of(path),
+        path=location.display,
         nbytes=len(data),
         version=header.version,
         target=header.target,

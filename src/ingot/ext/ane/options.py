@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
-from ingot.artifacts.options import AnyPath
 from ingot.core.options import about
+from ingot.stores.location import AnyPath
 
 if TYPE_CHECKING:
     from ingot.ext.ane.chips.activation import ActivationLut

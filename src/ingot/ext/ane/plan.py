@@ -26,7 +26,8 @@ from ingot.model.delta import delta_of
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.tensor import Tensor
 from ingot.naming.names import role_of
-from ingot.reporting.report import Bytes, Counts, Figure, Line, Report, Shown, Texts, table_of
+from ingot.reporting.report import Bytes, Counts, Figure, Line, Report, Texts, table_of
+from ingot.reporting.shown import Shown
 
 KERNEL, GATHER, VECTOR, OTHER = "kernel", "gather", "vector", "other"
 

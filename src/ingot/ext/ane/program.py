@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from os import PathLike
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from ingot.errors import UnsupportedError
 from ingot.ext.ane.chips.program import Program, ProgramSection, read_program
 from ingot.ext.ane.chips.program_tasks import Task, kernel_of, table_of, tasks_of
 from ingot.model.tensor import Array
-from ingot.stores.table import location_of, read_file
+from ingot.stores.location import AnyPath, Location
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +50,13 @@ class ProgramReport:
     note: str = ""
 
 
-def load_program(path: str | PathLike[str]) -> Program:
+def load_program(path: AnyPath) -> Program:
     """Return a compiled program. Raises the errors of ``read_program``."""
-    return read_program(read_file(path), location_of(path))
+    location = Location.parse(path)
+    return read_program(location.read(), location.display)
 
 
-def program_weights(path: str | PathLike[str]) -> list[Array]:
+def program_weights(path: AnyPath) -> list[Array]:
     """Return the stored weights of every kernel of a compiled program, in the order of its tasks.
 
     Raises
@@ -66,13 +66,15 @@ def program_weights(path: str | PathLike[str]) -> list[Array]:
     UnsupportedError
         ``hwx.generation``, ``hwx.kernel``: the layout is not documented well enough to be unpacked.
     """
-    program, location = load_program(path), location_of(path)
+    address = Location.parse(path)
+    program, location = load_program(address), address.display
     return [kernel_of(program, task, location) for task in tasks_of(program, location) if task.multiplies]
 
 
-def inspect_program(path: str | PathLike[str]) -> ProgramReport:
+def inspect_program(path: AnyPath) -> ProgramReport:
     """Return the description of a compiled program: sections, symbols, and tasks with documented registers."""
-    program, location, note = load_program(path), location_of(path), ""
+    address = Location.parse(path)
+    program, location, note = load_program(address), address.display, ""
     try:
         tasks = tuple(_task(program, task, location) for task in tasks_of(program, location))
     except UnsupportedError as error:

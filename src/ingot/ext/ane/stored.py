@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from ingot.codecs.sparse.mask_read import kept_elements
+from ingot.codecs.sparse.mask_read import read_mask
 from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.errors import UsageError
 from ingot.ext.ane.chips.bits import e4m3_numbers, unpack_lsb
 from ingot.ext.ane.chips.form import BLOCKWISE, FP8, PALETTE, SPARSE, Form, run_of
 from ingot.ext.ane.chips.gates import Decision
-from ingot.ext.ane.kernel_units.header import MOST_UNITY
+from ingot.ext.ane.kernel_units.header import MAX_UNITY
 from ingot.ext.ane.kernel_units.pack import KernelWeight
 from ingot.model.tensor import Array, Tensor
 
@@ -48,7 +48,7 @@ def stored(tensor: Tensor, storage_form: Form, decision: Decision) -> KernelWeig
     inner, mask = storage_form if storage_form.inner is None else storage_form.inner, None
     if storage_form.kind == SPARSE:
         values = tensor.numpy("f16")
-        mask = kept_elements(tensor)
+        mask = read_mask(tensor)
         if storage_form.inner is None:
             return KernelWeight(tensor.shape, _finite(values, tensor.name), 16, mask=mask)
     if inner.kind == PALETTE:
@@ -127,7 +127,7 @@ def identity(weight: KernelWeight) -> KernelWeight:
         return weight
     square = weight.values.reshape(channels, channels)
     diagonal = square.diagonal()
-    if channels > MOST_UNITY or not diagonal.any() or np.count_nonzero(square) != np.count_nonzero(diagonal):
+    if channels > MAX_UNITY or not diagonal.any() or np.count_nonzero(square) != np.count_nonzero(diagonal):
         return weight
     return replace(weight, values=np.zeros(0, np.float16), scale=diagonal.copy(), unity=True)
 

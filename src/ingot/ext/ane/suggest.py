@@ -33,7 +33,7 @@ from ingot.model.layouts.sparse import MaskLayout
 from ingot.model.tensor import Tensor
 from ingot.recipes.choice import WEIGHT_DTYPES, Choice
 from ingot.recipes.patterns import exactly
-from ingot.stores.table import location_of, url_of, write_file
+from ingot.stores.location import Location
 
 # Candidates with their names in reports. The options are those of recipes; the encoder turns them into parameters.
 _CANDIDATES: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
@@ -111,8 +111,8 @@ def suggest(options: SuggestOptions) -> Suggestion:
     UsageError
         ``ane.suggest``: ``max_error`` is not above 0 or is above 1; and the errors of ``ingot.plan``.
     """
-    recipe, max_error = options.recipe, options.max_error
-    url_of(recipe)  # refuses read-only addresses before the work
+    location, recipe, max_error = Location.parse(options.path), Location.parse(options.recipe), options.max_error
+    recipe.require_writable()  # refuses read-only addresses before the work
     if not 0 < max_error <= 1:
         raise UsageError(
             "expected an error above 0 and at most 1: the RMS of the error over the RMS of the weight, no percentage "
@@ -122,7 +122,7 @@ def suggest(options: SuggestOptions) -> Suggestion:
     chips = load_chips(options.chip)
     assumptions = parse_assumptions(options.assume, [item.name for item in chips])
     assumed_chips = [assumptions.apply(item) for item in chips]
-    with open_checkpoint(options.path) as checkpoint:
+    with open_checkpoint(location) as checkpoint:
         program = _program(checkpoint)
         picks = [
             _pick(checkpoint[name], assumed_chips, assumptions, max_error, program)
@@ -130,9 +130,9 @@ def suggest(options: SuggestOptions) -> Suggestion:
             if use_of(checkpoint[name], form_of_tensor(checkpoint[name])) == KERNEL
         ]
     names = tuple(item.name for item in chips)
-    text = recipe_text(PurePosixPath(recipe).stem, picks, names, max_error)
-    write_file(recipe, text.encode(), overwrite=options.overwrite)
-    return Suggestion(location_of(options.path), location_of(recipe), names, max_error, tuple(picks))
+    text = recipe_text(PurePosixPath(recipe.display).stem, picks, names, max_error)
+    recipe.write(text.encode(), overwrite=options.overwrite)
+    return Suggestion(location.display, recipe.display, names, max_error, tuple(picks))
 
 
 def _program(checkpoint: Checkpoint) -> Format | None:
@@ -183,7 +183,7 @@ def _candidate_form(tensor: Tensor, codec: str, options: Mapping[str, Any], prog
         encoder = CODECS[codec].encoder(tensor.shape, tensor.dtype, options)
     except IngotError:
         return None
-    if program is not None and program.refuses(encoded_spec(tensor.name, tensor, encoder, "raw")) is not None:
+    if program is not None and program.why_unsupported(encoded_spec(tensor.name, tensor, encoder, "raw")) is not None:
         return None
     if codec == MaskLayout.codec:  # the exact number of nonzeros is known only after encoding
         nonzero_share = 1 - options["sparsity"] if "sparsity" in options else _nonzero_share(tensor)

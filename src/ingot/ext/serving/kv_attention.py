@@ -125,7 +125,7 @@ def _rows(view: View, query: Any, mask: Any, scaling: float) -> Any:
         _hide(scores.view(sequences, view.heads, groups, count, view.length), mask, groups)
     weights = functional.softmax(scores, dim=-1)
     out = torch.empty(*queries.shape[:2], values.shape[-1])
-    view.value_blocks.weighted(weights.numpy(), view.lead, out.numpy(), workers)
+    view.value_blocks.weighted_sums(weights.numpy(), view.lead, out.numpy(), workers)
     out += torch.matmul(weights[:, :, : view.lead], values[:, : view.lead])
     out += torch.matmul(weights[:, :, after:], values[:, view.lead :])
     return out.view(sequences, heads, count, -1).transpose(1, 2).to(query.dtype).contiguous()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicLayer
 
-from ingot.codecs.affine.blocks import MOST, PackedBlocks
+from ingot.codecs.affine.blocks import MAX_EXTENT, PackedBlocks
 from ingot.errors import CodecError, UnsupportedError
 from ingot.runtime.arrays.torch import from_numpy, to_numpy
 from ingot.runtime.layers.decoded_on_use import DecodedOnUse
@@ -122,9 +122,9 @@ class PackedLayer(DynamicLayer):  # type: ignore[misc, no-untyped-call, unused-i
         """Set shape, dtype and device from the first keys. Raises ``UnsupportedError`` ``kv.model``."""
         if key_states.device.type != "cpu" or key_states.dtype not in TYPES:
             self._refuse(f"keys in f32, f16 or bf16 on the CPU, found {key_states.dtype} on {key_states.device}")
-        if key_states.shape[-1] > MOST or value_states.shape[-1] > MOST or value_states.shape[-1] % 8:
+        if key_states.shape[-1] > MAX_EXTENT or value_states.shape[-1] > MAX_EXTENT or value_states.shape[-1] % 8:
             width = f"{key_states.shape[-1]} and {value_states.shape[-1]}"
-            self._refuse(f"heads of at most {MOST} channels, of values in eights, found {width}")
+            self._refuse(f"heads of at most {MAX_EXTENT} channels, of values in eights, found {width}")
         self.dtype, self.device = key_states.dtype, key_states.device
         self.keys, self.values = key_states[:, :, :0], value_states[:, :, :0]
         self.is_initialized = True

@@ -7,8 +7,8 @@ from typing import Any
 from ingot.core.border import bordered
 from ingot.runtime.loading import mlx_load, transformers
 from ingot.runtime.loading.load_report import LoadReport
-from ingot.runtime.loading.model_source import AnyPath
 from ingot.runtime.loading.transformers_tokenizer import load_tokenizer
+from ingot.stores.location import AnyPath
 
 
 @bordered

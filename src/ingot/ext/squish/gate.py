@@ -10,10 +10,9 @@ from ingot.core.bytes.checksums import Crc32c
 from ingot.errors import UsageError
 from ingot.runtime.evaluation.evaluate import evaluate
 from ingot.runtime.evaluation.special_tokens import surrounding_tokens
-from ingot.runtime.loading.model_source import AnyPath
 from ingot.runtime.loading.options import Loading, Protocol
 from ingot.runtime.loading.transformers_tokenizer import load_tokenizer
-from ingot.stores.table import locate_file
+from ingot.stores.location import AnyPath, Location
 
 MAX_RISE = 0.02
 """By which share the perplexity of a tier may be above the reference's, where nobody says otherwise."""
@@ -58,9 +57,10 @@ class PerplexityGate:
         if not (isfinite(max_rise) and max_rise >= 0):
             raise UsageError(f"expected a share of at least 0 to rise by, found {max_rise!r}", rule="tier.max-rise")
         self.max_rise = float(max_rise)
-        self._folder, self._path, self._protocol = folder, text, protocol or Protocol()
+        self._folder, self._text = Location.parse(folder), Location.parse(text)
+        self._protocol = protocol or Protocol()
         self._loading = Loading(cache=False, max_ram=max_ram)
-        self._digest = _digest(self._path)
+        self._digest = _digest(self._text)
         self._prefix: tuple[int, ...] | None = None
 
     @property
@@ -83,11 +83,11 @@ class PerplexityGate:
 
     def perplexity(self, tier: AnyPath) -> float:
         """Return the perplexity of the weights at ``tier``; raises what ``evaluate`` raises."""
-        return evaluate(tier, self._path, None, replace(self._protocol, keep_packed=False), self._loading).perplexity
+        return evaluate(tier, self._text, None, replace(self._protocol, keep_packed=False), self._loading).perplexity
 
 
-def _digest(text: AnyPath) -> str:
-    store, name = locate_file(text)
+def _digest(text: Location) -> str:
+    store, name = text.find_file()
     hasher = Crc32c()
     hasher.update(store.head(name, _LONGEST))
     return hasher.text()

@@ -1,6 +1,6 @@
-"""Weight blocks (SQUIZD document, section 5): what a block's header says, and where its parts lie behind it.
+"""Weight blocks (SQUIZD document, section 5): the fields of their headers, and the offsets of their parts.
 
-Every kind has one constructor, used for writing and, with the numbers of a parsed header, for reading.
+Each type of block has one constructor, which writers call, and readers with the fields of a parsed header.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ NPCL, INT4, INT2, ASTC, TCA = b"NPCL", b"INT4", b"INT2", b"ASTW", b"TCAW"
 FLAG_OF = {INT4: Flags.INT4, INT2: Flags.INT2, ASTC: Flags.ASTC, TCA: Flags.TCA_TBE}
 INTEGER_BITS = {INT4: 4, INT2: 2}
 
-# Codes 0 to 2 are the document's. The others are ours, so that indices, masks and 8-bit floats travel too.
-_OWN = (
+# Codes 0 to 2 are defined by the document. The others are extensions of Ingot, for indices, masks and 8-bit floats.
+_INGOT_DTYPES = (
     "f64", "i64", "i32", "i16", "i8", "u64", "u32", "u16", "u8", "bool", "f8_e4m3fn", "f8_e5m2", "f8_e4m3fnuz",
     "f8_e5m2fnuz", "f8_e8m0fnu", "f6_e2m3fn", "f6_e3m2fn", "f4_e2m1fn", "complex64", "complex128",
 )  # fmt: skip
-_DTYPES = {0: "f32", 1: "f16", 2: "bf16"} | dict(enumerate(_OWN, start=256))
+_DTYPES = {0: "f32", 1: "f16", 2: "bf16"} | dict(enumerate(_INGOT_DTYPES, start=256))
 DTYPE_CODES = {name: code for code, name in _DTYPES.items()}
 
 # Ordinal of the Khronos texture formats plus 3, which fits both examples of section 5.1 (0x05 = 5x5, 0x08 = 8x5).
@@ -48,16 +48,17 @@ TCA_VERSION = 1
 TCA_WORD = 64
 TCA_DTYPE = "bf16"
 _TILE = 64
-# The most elements that fill up the high bytes and the fallback values of a tile.
+# The maximum number of fill elements in the high bytes and the fallback values of a tile.
 _FILL = 24
 _BITMAP = struct.Struct("<4sII")
 
-MOST = 0xFFFFFFFF
+MAX_U32 = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """One part inside a block: ``start`` bytes behind the block's magic; ``length`` None where only the bytes tell."""
+class BlockPart:
+    """A part inside a block, ``start`` bytes after the block's magic; ``length`` is None if it depends on the
+    values."""
 
     role: str
     dtype: str
@@ -68,115 +69,121 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A block: its header's bytes, and what they say.
+    """A block: the bytes of its header, and their meaning.
 
-    ``shape`` is that of the stored array: rows and columns, of any rank for ``NPCL``. ``says`` has what else is known:
-    ``sub_block``, ``footprint``, ``start`` or ``kept``. ``dtype`` is None where the header does not tell it.
+    ``shape`` is the shape of the stored array: rows and columns, or any rank for ``NPCL``. ``properties`` are further
+    fields: ``sub_block``, ``footprint``, ``start`` or ``kept``. ``dtype`` is None if the header does not state it.
     """
 
     magic: bytes
     header: bytes
     codec: str
     shape: tuple[int, ...]
-    pieces: tuple[Piece, ...]
+    parts: tuple[BlockPart, ...]
     dtype: str | None = None
-    says: Mapping[str, Any] = field(default_factory=dict)
+    properties: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def length(self) -> int | None:
-        """Bytes from the magic through the last part, None where not all lengths are known."""
-        last = self.pieces[-1]
+        """Number of bytes from the magic to the end of the last part; None if not all lengths are known."""
+        last = self.parts[-1]
         return None if last.start is None or last.length is None else last.start + last.length
 
     @property
     def lead(self) -> int:
-        """Bytes before the payload, which a writer puts at a multiple of 64."""
+        """Number of bytes before the payload, which writers align to a multiple of 64."""
         return len(self.header)
 
 
 def npcl(dtype: str, shape: tuple[int, ...]) -> Block:
-    """Section 5.5: values as they are; KeyError for a dtype that has no code."""
+    """Return a block of section 5.5: unchanged values. Raises KeyError for a dtype without a code."""
     row = DTYPES[dtype]
     header = struct.pack(f"<4sII{len(shape)}I", NPCL, DTYPE_CODES[dtype], len(shape), *shape)
-    piece = Piece("data", row.storage, len(header), row.nbytes(prod(shape)), None if row.is_storage else dtype)
-    return Block(NPCL, header, DenseLayout.codec, shape, (piece,), dtype)
+    part = BlockPart("data", row.storage, len(header), row.nbytes(prod(shape)), None if row.is_storage else dtype)
+    return Block(NPCL, header, DenseLayout.codec, shape, (part,), dtype)
 
 
 def integers(magic: bytes, rows: int, cols: int, sub_block: int = 0) -> Block:
-    """Sections 5.3 and 5.4: codes of 4 or 2 bits, without padding between rows."""
+    """Return a block of sections 5.3 and 5.4: codes of 4 or 2 bits, without padding between rows."""
     bits = INTEGER_BITS[magic]
     fields = (magic, rows, cols) if magic == INT4 else (magic, rows, cols, sub_block)
     header = struct.pack(f"<4s{len(fields) - 1}I", *fields)
-    piece = Piece("packed_weight", "u8", len(header), -(-rows * cols * bits // 8))
-    stated = {"sub_block": sub_block} if magic == INT2 else {}
-    return Block(magic, header, AffineLayout.codec, (rows, cols), (piece,), says=stated)
+    part = BlockPart("packed_weight", "u8", len(header), -(-rows * cols * bits // 8))
+    properties = {"sub_block": sub_block} if magic == INT2 else {}
+    return Block(magic, header, AffineLayout.codec, (rows, cols), (part,), properties=properties)
 
 
 def astc(rows: int, cols: int, footprint: str) -> Block:
-    """Section 5.1: the matrix as an image of ``cols`` x ``rows`` texels; KeyError for an unknown footprint."""
+    """Return a block of section 5.1: the matrix as an image of ``cols`` x ``rows`` texels.
+
+    Raises KeyError for an unknown footprint.
+    """
     header = struct.pack("<4sIII", ASTC, cols, rows, _FOOTPRINT_CODES[footprint])
     width, height = map(int, footprint.split("x"))
     length = -(-cols // width) * -(-rows // height) * ASTC_BLOCK_BYTES
-    piece = Piece("blocks", "u8", len(header), length)
-    return Block(ASTC, header, AstcLayout.codec, (rows, cols), (piece,), says={"footprint": footprint})
+    part = BlockPart("blocks", "u8", len(header), length)
+    return Block(ASTC, header, AstcLayout.codec, (rows, cols), (part,), properties={"footprint": footprint})
 
 
 def tca(rows: int, cols: int, start: int, high: int | None = None, fallback: int | None = None) -> Block:
-    """Section 5.2 with our sub-header: arrays at multiples of 64 behind the magic.
+    """Return a block of section 5.2 with Ingot's sub-header: arrays at multiples of 64 after the magic.
 
-    ``high`` counts bytes, ``fallback`` elements; None while they are being written.
+    ``high`` counts bytes, ``fallback`` elements; they are None while the block is being written.
     """
     header = _TCA.pack(TCA, rows, TCA_WORD, TCA_VERSION, cols, start, 0, high or 0, fallback or 0)
     tiles = -(-rows // _TILE) * -(-cols // _TILE)
-    known = [("counts", "u16", 4 * tiles), *((f"bitmap{bit}", "u64", 512 * tiles) for bit in (1, 2, 3))]
-    at, pieces = TCA_HEADER, []
-    for role, dtype, length in known:
-        pieces.append(Piece(role, dtype, at, length))
-        at = align(at + length)
-    pieces.append(Piece("high", "u8", at, high))
-    behind = None if high is None else align(at + high)
-    pieces.append(Piece("fallback", "u16", behind, None if fallback is None else 2 * fallback))
+    fixed_parts = [("counts", "u16", 4 * tiles), *((f"bitmap{bit}", "u64", 512 * tiles) for bit in (1, 2, 3))]
+    offset, parts = TCA_HEADER, []
+    for role, dtype, length in fixed_parts:
+        parts.append(BlockPart(role, dtype, offset, length))
+        offset = align(offset + length)
+    parts.append(BlockPart("high", "u8", offset, high))
+    fallback_start = None if high is None else align(offset + high)
+    parts.append(BlockPart("fallback", "u16", fallback_start, None if fallback is None else 2 * fallback))
     return Block(
-        TCA, header.ljust(TCA_HEADER, b"\0"), TcaLayout.codec, (rows, cols), tuple(pieces), TCA_DTYPE, {"start": start}
+        TCA, header.ljust(TCA_HEADER, b"\0"), TcaLayout.codec, (rows, cols), tuple(parts), TCA_DTYPE, {"start": start}
     )
 
 
 def is_sound(block: Block) -> bool:
-    """Whether a ``TCAW`` block with our sub-header has tiles, and ``high`` and ``fallback`` values for all of them."""
+    """Return whether a ``TCAW`` block with Ingot's sub-header has tiles, and consistent ``high`` and ``fallback``
+    sizes."""
     tiles = -(-block.shape[0] // _TILE) * -(-block.shape[1] // _TILE)
-    high, fallback = block.pieces[-2].length or 0, (block.pieces[-1].length or 0) // 2
+    high, fallback = block.parts[-2].length or 0, (block.parts[-1].length or 0) // 2
     return 0 < tiles * _TILE**2 <= high + fallback <= tiles * (_TILE**2 + _FILL)
 
 
-def bitmap(rows: int, cols: int, kept: int | None = None) -> Block:
-    """Section 5.2 to the letter: a bit per element, rows in whole words, then the values whose bit is set.
+def bitmap(rows: int, cols: int, value_count: int | None = None) -> Block:
+    """Return a literal block of section 5.2: a bit per element, rows in complete words, then the values of set bits.
 
-    ``kept`` counts these; None while they are being written. Of columns and ``kept`` the header tells nothing.
+    ``kept`` is the number of values; None while the block is being written. The header states neither columns nor
+    ``kept``.
     """
     header, row = _BITMAP.pack(TCA, rows, TCA_WORD), DTYPES[TCA_DTYPE]
-    mask = Piece(MASK, "u8", len(header), rows * -(-cols // TCA_WORD) * TCA_WORD // 8)
-    length = None if kept is None else row.nbytes(kept)
-    values = Piece(
+    mask = BlockPart(MASK, "u8", len(header), rows * -(-cols // TCA_WORD) * TCA_WORD // 8)
+    length = None if value_count is None else row.nbytes(value_count)
+    values = BlockPart(
         NONZEROS, row.storage, len(header) + (mask.length or 0), length, None if row.is_storage else TCA_DTYPE
     )
-    return Block(TCA, header, MaskLayout.codec, (rows, cols), (mask, values), TCA_DTYPE, {"kept": kept})
+    return Block(TCA, header, MaskLayout.codec, (rows, cols), (mask, values), TCA_DTYPE, {"kept": value_count})
 
 
-def settled(block: Block, written: Mapping[str, int]) -> Block:
-    """Return a block of which not all lengths were known, with the bytes of each part as they were written."""
+def with_lengths(block: Block, written: Mapping[str, int]) -> Block:
+    """Return a block with the written lengths of its parts, for a block that began with unknown lengths."""
     rows, cols = block.shape
     if block.codec == MaskLayout.codec:
         return bitmap(rows, cols, written[NONZEROS] * 8 // DTYPES[TCA_DTYPE].bits)
-    return tca(rows, cols, block.says["start"], written["high"], written["fallback"] // 2)
+    return tca(rows, cols, block.properties["start"], written["high"], written["fallback"] // 2)
 
 
 Read = Callable[[int, int], bytes]
 
 
-def parse(read: Read, offset: int, end: int, where: str, stated: tuple[int, int] | None = None) -> Block:
-    """Read the block whose magic is at ``offset`` and which may not reach past ``end``.
+def parse(read: Read, offset: int, end: int, location: str, declared: tuple[int, int] | None = None) -> Block:
+    """Return the block whose magic is at ``offset``; it must end by ``end``.
 
-    ``stated`` are the columns and the kept values of a ``TCAW`` block without our sub-header, as a directory has them.
+    ``declared`` are the columns and the number of values of a ``TCAW`` block without Ingot's sub-header, from a
+    directory.
 
     Raises
     ------
@@ -184,34 +191,36 @@ def parse(read: Read, offset: int, end: int, where: str, stated: tuple[int, int]
         ``squizd.block-magic``, ``squizd.block-out-of-bounds``, ``squizd.npcl-dtype``, ``squizd.npcl-rank``,
         ``squizd.footprint``, ``squizd.tca-header``.
     """
-    take = _taking(read, offset, end, where)
+    take = _range_reader(read, offset, end, location)
     magic = take(0, 4)
     parser = _PARSERS.get(magic)
     if parser is None:
-        known = ", ".join(name.decode() for name in _PARSERS)
+        names = ", ".join(name.decode() for name in _PARSERS)
         raise FormatError(
-            "squizd.block-magic", f"expected a block {known} at byte {offset}, found {magic!r}", where=where
+            "squizd.block-magic", f"expected a block {names} at byte {offset}, found {magic!r}", where=location
         )
-    block = parser(take, where) if magic != TCA or stated is None else bitmap(_parse_bitmap(take, where), *stated)
+    block = (
+        parser(take, location) if magic != TCA or declared is None else bitmap(_parse_bitmap(take, location), *declared)
+    )
     if offset + (block.length or 0) > end:
         raise FormatError(
             "squizd.block-out-of-bounds",
             f"expected a {magic.decode()} block that ends by byte {end}, found {block.length} bytes at {offset}",
-            where=where,
+            where=location,
         )
     return block
 
 
-def bitmap_rows(read: Read, offset: int, end: int, where: str) -> tuple[int, int]:
-    """Return the rows that a ``TCAW`` header of the document states, and its size; errors as of ``parse``."""
-    return _parse_bitmap(_taking(read, offset, end, where), where), _BITMAP.size
+def bitmap_rows(read: Read, offset: int, end: int, location: str) -> tuple[int, int]:
+    """Return the rows in a ``TCAW`` header of the document, and the header's size; raises the errors of ``parse``."""
+    return _parse_bitmap(_range_reader(read, offset, end, location), location), _BITMAP.size
 
 
 Take = Callable[[int, int], bytes]
 
 
-def _taking(read: Read, offset: int, end: int, where: str) -> Take:
-    """Return what reads a header piece by piece, most of them from one read, and none past ``end``."""
+def _range_reader(read: Read, offset: int, end: int, location: str) -> Take:
+    """Return a function that reads ranges of a header, mostly from one read, and refuses ranges past ``end``."""
     head = read(offset, max(0, min(TCA_HEADER, end - offset)))
 
     def take(start: int, size: int) -> bytes:
@@ -219,62 +228,64 @@ def _taking(read: Read, offset: int, end: int, where: str) -> Take:
             raise FormatError(
                 "squizd.block-out-of-bounds",
                 f"expected a block that ends by byte {end}, found a header of {start + size} bytes at {offset}",
-                where=where,
+                where=location,
             )
         return head[start : start + size] if start + size <= len(head) else read(offset + start, size)
 
     return take
 
 
-def _parse_npcl(take: Take, where: str) -> Block:
+def _parse_npcl(take: Take, location: str) -> Block:
     code, rank = struct.unpack("<II", take(4, 8))
     if code not in _DTYPES:
-        raise FormatError("squizd.npcl-dtype", f"expected a dtype code of {sorted(_DTYPES)}, found {code}", where=where)
+        raise FormatError(
+            "squizd.npcl-dtype", f"expected a dtype code of {sorted(_DTYPES)}, found {code}", where=location
+        )
     if rank > MAX_RANK:
-        raise FormatError("squizd.npcl-rank", f"expected at most {MAX_RANK} dimensions, found {rank}", where=where)
+        raise FormatError("squizd.npcl-rank", f"expected at most {MAX_RANK} dimensions, found {rank}", where=location)
     return npcl(_DTYPES[code], struct.unpack(f"<{rank}I", take(12, 4 * rank)))
 
 
-def _parse_int4(take: Take, where: str) -> Block:
+def _parse_int4(take: Take, location: str) -> Block:
     return integers(INT4, *struct.unpack("<II", take(4, 8)))
 
 
-def _parse_int2(take: Take, where: str) -> Block:
+def _parse_int2(take: Take, location: str) -> Block:
     return integers(INT2, *struct.unpack("<III", take(4, 12)))
 
 
-def _parse_astc(take: Take, where: str) -> Block:
+def _parse_astc(take: Take, location: str) -> Block:
     width, height, code = struct.unpack("<III", take(4, 12))
     if code not in FOOTPRINTS:
         raise FormatError(
-            "squizd.footprint", f"expected a block footprint from 0x03 to 0x10, found {code:#x}", where=where
+            "squizd.footprint", f"expected a block footprint from 0x03 to 0x10, found {code:#x}", where=location
         )
     return astc(height, width, FOOTPRINTS[code])
 
 
-def _parse_tca(take: Take, where: str) -> Block:
+def _parse_tca(take: Take, location: str) -> Block:
     data = take(0, TCA_HEADER)
     _, rows, bits, version, cols, start, reserved, high, fallback = _TCA.unpack_from(data)
     padding = int.from_bytes(data[_TCA.size :], "little")
-    for name, value, wanted in (
+    for name, value, expected in (
         ("word_width_bits", bits, TCA_WORD),
         ("version", version, TCA_VERSION),
         ("reserved", reserved, 0),
         ("padding", padding, 0),
     ):
-        _require(name, value, wanted, where)
+        _require(name, value, expected, location)
     return tca(rows, cols, start, high, fallback)
 
 
-def _parse_bitmap(take: Take, where: str) -> int:
+def _parse_bitmap(take: Take, location: str) -> int:
     _, rows, bits = _BITMAP.unpack(take(0, _BITMAP.size))
-    _require("word_width_bits", bits, TCA_WORD, where)
+    _require("word_width_bits", bits, TCA_WORD, location)
     return int(rows)
 
 
-def _require(name: str, value: int, wanted: int, where: str) -> None:
-    if value != wanted:
-        raise FormatError("squizd.tca-header", f"expected {name} {wanted}, found {value}", where=where)
+def _require(name: str, value: int, expected: int, location: str) -> None:
+    if value != expected:
+        raise FormatError("squizd.tca-header", f"expected {name} {expected}, found {value}", where=location)
 
 
 _PARSERS: dict[bytes, Callable[[Take, str], Block]] = {
@@ -288,5 +299,5 @@ MAGICS = frozenset(_PARSERS)
 
 
 def gap_to(offset: int, lead: int) -> int:
-    """Return the zero bytes to put at ``offset`` so that the payload behind a header of ``lead`` bytes is aligned."""
+    """Return the number of zero bytes at ``offset`` that align the payload after a header of ``lead`` bytes."""
     return (-(offset + lead)) % ALIGNMENT

@@ -1,4 +1,4 @@
-"""Which blocks of channels of a stored matrix hold values: what masks of a file without a directory are checked by."""
+"""Checks which blocks of channels of a stored matrix contain values, to verify masks of a file without a directory."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.sparse import WORD, MaskLayout
 from ingot.model.layouts.table import layout_of
 
-_ELEMENTS = 1 << 20  # of a piece: what is decoded at a time
-Piece = tuple[int, int, int, int]
-"""First row, first column, rows, columns."""
+_ELEMENTS = 1 << 20  # elements that are decoded in one chunk
+Chunk = tuple[int, int, int, int]
+"""A chunk of a matrix: first row, first column, rows, columns."""
 
 
-def filled_blocks(source: ByteSource, located: Located, axis: int, block: int, wanted: Array) -> Array | None:
-    """Return which blocks of channels along ``axis`` hold a value other than zero.
+def filled_blocks(source: ByteSource, located: Located, axis: int, block: int, selected: Array) -> Array | None:
+    """Return which blocks of channels along ``axis`` contain a value other than zero.
 
     Parameters
     ----------
@@ -31,11 +31,11 @@ def filled_blocks(source: ByteSource, located: Located, axis: int, block: int, w
     located : Located
         A matrix without a mask.
     axis : {0, 1}
-        Channels are rows or columns.
+        Whether channels are rows (0) or columns (1).
     block : int
-        Channels of a block.
-    wanted : array of bool
-        The blocks to look into. The result is false for all others of axis 0.
+        Channels in a block.
+    selected : array of bool
+        The blocks to examine. For axis 0, the result is false for all others.
 
     Returns
     -------
@@ -46,23 +46,23 @@ def filled_blocks(source: ByteSource, located: Located, axis: int, block: int, w
     decode = _decoder(source, located)
     if decode is None:
         return None
-    filled = np.zeros(wanted.size, np.bool_)
-    spans = [(0, rows)] if axis else _spans(wanted, block, rows)
-    for piece in _pieces(spans, cols):
-        nonzero = decode(piece)
-        channels = piece[axis] + np.flatnonzero(nonzero.any(axis=1 - axis))
+    filled = np.zeros(selected.size, np.bool_)
+    spans = [(0, rows)] if axis else _spans(selected, block, rows)
+    for chunk in _chunks(spans, cols):
+        nonzero = decode(chunk)
+        channels = chunk[axis] + np.flatnonzero(nonzero.any(axis=1 - axis))
         filled[channels // block] = True
     return filled
 
 
-def _spans(wanted: Array, block: int, rows: int) -> Sequence[tuple[int, int]]:
-    """Return the rows of the wanted blocks, neighbours joined."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], wanted.astype(np.int8), [0]]))).reshape(-1, 2)
+def _spans(selected: Array, block: int, rows: int) -> Sequence[tuple[int, int]]:
+    """Return the row ranges of the selected blocks; adjacent ranges are joined."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], selected.astype(np.int8), [0]]))).reshape(-1, 2)
     return [(int(first) * block, min(int(last) * block, rows)) for first, last in edges]
 
 
-def _pieces(spans: Sequence[tuple[int, int]], cols: int) -> Iterator[Piece]:
-    """Yield whole rows, or parts of one row where a row is longer than a piece."""
+def _chunks(spans: Sequence[tuple[int, int]], cols: int) -> Iterator[Chunk]:
+    """Yield chunks of complete rows, or parts of one row if a row exceeds a chunk."""
     step = max(1, _ELEMENTS // max(cols, 1))
     for first, last in spans:
         for row in range(first, last, step) if cols else ():
@@ -73,11 +73,11 @@ def _pieces(spans: Sequence[tuple[int, int]], cols: int) -> Iterator[Piece]:
 class _Dense:
     def __init__(self, source: ByteSource, located: Located) -> None:
         self._source, self._cols = source, located.spec.shape[1]
-        self._start = located.offset + (located.form.block.pieces[0].start or 0)
+        self._start = located.offset + (located.storage.block.parts[0].start or 0)
         self._storage, self._dtype = DTYPES[located.spec.dtype].storage, numpy_dtype(located.spec.dtype)
 
-    def __call__(self, piece: Piece) -> Array:
-        row, col, rows, cols = piece
+    def __call__(self, chunk: Chunk) -> Array:
+        row, col, rows, cols = chunk
         size = self._dtype.itemsize
         raw = read_array(self._source, self._start + (row * self._cols + col) * size, rows * cols * size)
         values = from_file(raw, self._storage).view(self._dtype)
@@ -90,13 +90,13 @@ class _Integers:
         assert located.run is not None
         self._source, self._layout, self._run = source, layout, located.run
         self._cols = located.spec.shape[1]
-        self._start = located.offset + (located.form.block.pieces[0].start or 0)
+        self._start = located.offset + (located.storage.block.parts[0].start or 0)
         self._per_row = -(-self._cols // layout.group_columns(self._cols))
 
-    def __call__(self, piece: Piece) -> Array:
-        row, col, rows, cols = piece
+    def __call__(self, chunk: Chunk) -> Array:
+        row, col, rows, cols = chunk
         entries = self._entries(row, rows)
-        scales, zeros = (self._spread(entries[field], piece) for field in ("scale", "zero"))
+        scales, zeros = (self._spread(entries[field], chunk) for field in ("scale", "zero"))
         codes = self._codes(row * self._cols + col, rows * cols).reshape(rows, cols)
         with np.errstate(all="ignore"):
             nonzero: Array = scales * (codes - zeros) != 0
@@ -108,9 +108,9 @@ class _Integers:
         first, count = row * self._per_row, rows * self._per_row
         return read_entries(self._source, self._run.offset + first * SCALE_ENTRY, count)
 
-    def _spread(self, values: Array, piece: Piece) -> Array:
-        """Return a scale or zero point for each column, or one for all."""
-        _, col, rows, cols = piece
+    def _spread(self, values: Array, chunk: Chunk) -> Array:
+        """Return a scale or zero point for each column, or a single one for the tensor."""
+        _, col, rows, cols = chunk
         if self._layout.per_tensor:
             return values
         group = self._layout.group_columns(self._cols)
@@ -118,13 +118,13 @@ class _Integers:
         return values.reshape(rows, self._per_row)[:, columns]
 
     def _codes(self, first: int, count: int) -> Array:
-        """Return codes as f32, from the stream of codes of the whole matrix."""
+        """Return codes as f32, from the stream of codes of the complete matrix."""
         bits = self._layout.bits
-        each = 8 // bits
-        begin, end = first // each, -(-(first + count) // each)
+        codes_per_byte = 8 // bits
+        begin, end = first // codes_per_byte, -(-(first + count) // codes_per_byte)
         raw = read_array(self._source, self._start + begin, end - begin)
-        shifts = np.arange(each, dtype=np.uint8) * bits
-        codes = (raw[:, None] >> shifts & ((1 << bits) - 1)).reshape(-1)[first - begin * each :][:count]
+        shifts = np.arange(codes_per_byte, dtype=np.uint8) * bits
+        codes = (raw[:, None] >> shifts & ((1 << bits) - 1)).reshape(-1)[first - begin * codes_per_byte :][:count]
         half = 1 << bits - 1
         signed: Array = (codes.astype(np.int8) ^ half) - half
         return signed.astype(np.float32)
@@ -133,10 +133,10 @@ class _Integers:
 class _Bitmap:
     def __init__(self, source: ByteSource, located: Located) -> None:
         self._source, self._cols = source, located.spec.shape[1]
-        self._start = located.offset + (located.form.block.pieces[0].start or 0)
+        self._start = located.offset + (located.storage.block.parts[0].start or 0)
 
-    def __call__(self, piece: Piece) -> Array:
-        row, col, rows, cols = piece
+    def __call__(self, chunk: Chunk) -> Array:
+        row, col, rows, cols = chunk
         width = -(-self._cols // WORD) * WORD // 8
         raw = read_array(self._source, self._start + row * width, rows * width).reshape(rows, width)
         bits: Array = np.unpackbits(raw, axis=1, bitorder="little")[:, col : col + cols]
@@ -144,7 +144,7 @@ class _Bitmap:
 
 
 def _decoder(source: ByteSource, located: Located) -> _Dense | _Integers | _Bitmap | None:
-    """Return the decoder of pieces to "is not zero"; None for codecs without one here."""
+    """Return a decoder from chunks to flags of nonzero values; None for codecs without one."""
     layout = layout_of(located.spec)
     if isinstance(layout, DenseLayout):
         return _Dense(source, located) if DTYPES[located.spec.dtype].bits % 8 == 0 else None

@@ -1,4 +1,4 @@
-"""What ``ingot inspect`` shows of a ``.squizd`` beside its tensors."""
+"""Tables that ``ingot inspect`` shows for a ``.squizd`` in addition to its tensors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _COREML = (Column("", "bytes", "zipped"),)
 
 
 def details(header: Header, attachments: Attachments) -> Sequence[Table]:
-    """Return which features are set, and a table for each that has figures."""
+    """Return a table of feature flags, and a table for each feature with figures."""
     flags = header.flags
     tables = [Table("", _FEATURES, [(flag.name or "", bool(flags & flag)) for flag in Flags], "features")]
     if flags & Flags.SPARSE:

@@ -1,4 +1,4 @@
-"""The directory block (``TDIR``): names, shapes, types, parameters and digests, which the document has no place for.
+"""The directory block (``TDIR``) with names, shapes, types, parameters and digests, which the document does not define.
 
 ``[4B "TDIR"][8B length][CBOR map]``; the map's fields are those of ``Directory``. Decision: ``spec/squizd.md``.
 """
@@ -31,11 +31,12 @@ Unsigned = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 @warm
 class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One tensor.
+    """The directory's entry for a tensor.
 
-    ``offset`` is the byte of its block's magic. ``scales`` and ``zeros`` name the type in which the codec has them;
-    ``first`` and ``second`` are the offset of the tensor's first entry in that round of the scale tables and the number
-    of its entries. ``mask`` is the offset of its mask and its bytes. ``chunks`` are digests of large parts' chunks.
+    ``offset`` is the byte of its block's magic. ``scales`` is the type of the codec's scales, ``zeros`` whether it has
+    zero points. ``first`` and ``second`` are the offset of the tensor's first entry in that round of the scale tables
+    and the number of its entries. ``mask`` is the offset of its mask and its bytes. ``chunks`` are digests of chunks of
+    large parts.
     """
 
     shape: tuple[Unsigned, ...]
@@ -86,7 +87,7 @@ _MAP, _FALSE, _TRUE = 5, 0xF4, 0xF5  # CBOR's major type, and two values
 
 @dataclass(frozen=True, slots=True)
 class EntryColumns:
-    """What a directory says of its tensors, of the right types."""
+    """The decoded fields of a directory's entries, with checked types."""
 
     data: Buffer
     shape: Column
@@ -104,8 +105,8 @@ class EntryColumns:
     chunks: Column
 
     def entry(self, row: int) -> Entry:
-        """Return one entry."""
-        params, chunks, zeros = (each.span(row) for each in (self.params, self.chunks, self.zeros))
+        """Return the entry of a row."""
+        params, chunks, zeros = (column.span(row) for column in (self.params, self.chunks, self.zeros))
         roles, texts = self.digests, self.digests.inner[0]
         return Entry(
             self.shape.sizes(row),
@@ -119,29 +120,29 @@ class EntryColumns:
             _pair(self.first, row),
             _pair(self.second, row),
             _pair(self.mask, row),
-            {roles.texts[roles.second[at]]: _text(texts, at, self.data) for at in roles.children(row)},
+            {roles.texts[roles.second[index]]: _text(texts, index, self.data) for index in roles.children(row)},
             {} if chunks is None else msgspec.convert(cbor.loads(self.data[chunks]), dict[str, StatedChunks]),
         )
 
     def sound(self) -> bool:
-        """Whether no value is of a type that it may not have; some that have these are not told so."""
+        """Return false if a value has a wrong type; some wrong types are only detected by the detailed parser."""
         memory = np.frombuffer(self.data, np.uint8)
-        for column, good in ((self.params, _is_map), (self.chunks, _is_map), (self.zeros, _is_truth)):
+        for column, is_valid in ((self.params, _is_map), (self.chunks, _is_map), (self.zeros, _is_bool)):
             starts = numbers(column.first)
-            if not good(memory[starts[starts >= 0]]):
+            if not is_valid(memory[starts[starts >= 0]]):
                 return False
         for pair in (self.first, self.second, self.mask):
             if (np.diff(numbers(pair.second)) != np.where(numbers(pair.third) < 0, 0, 2)).any():
                 return False
         if (numbers(self.layer.first) > _LAYERS).any() or not spelled(self.digests.inner[0], self.data).all():
             return False
-        # A map of one byte has no keys. Few parts are large.
-        stated = np.flatnonzero((numbers(self.chunks.first) >= 0) & (numbers(self.chunks.second) > 1)).tolist()
-        return all(_are_chunks(self.data[span]) for row in stated if (span := self.chunks.span(row)))
+        # A map of one byte has no keys. Few parts have chunk digests.
+        rows = np.flatnonzero((numbers(self.chunks.first) >= 0) & (numbers(self.chunks.second) > 1)).tolist()
+        return all(_are_chunks(self.data[span]) for row in rows if (span := self.chunks.span(row)))
 
 
 class Entries(Rows[Entry]):
-    """The entries of a directory, in file order; made when they are asked for."""
+    """The entries of a directory, in file order; built on access."""
 
     __slots__ = ("columns",)
 
@@ -151,7 +152,7 @@ class Entries(Rows[Entry]):
 
 
 def _entries(data: Buffer) -> tuple[Entries, bytes] | None:
-    """Return the entries of a directory and the rest of it, which is still to be parsed; None for a closer look."""
+    """Return the entries of a directory and its unparsed remainder; None if it needs the detailed parser."""
     table = cbor_table(data, _ROW, "tensors", max_depth=cbor.MAX_DEPTH, max_items=cbor.MAX_ITEMS)
     if table is None:
         return None
@@ -171,7 +172,7 @@ def _is_map(heads: NDArray[np.uint8]) -> bool:
     return bool((heads >> 5 == _MAP).all())
 
 
-def _is_truth(heads: NDArray[np.uint8]) -> bool:
+def _is_bool(heads: NDArray[np.uint8]) -> bool:
     return bool(((heads == _FALSE) | (heads == _TRUE)).all())
 
 
@@ -183,10 +184,11 @@ def _are_chunks(value: Buffer) -> bool:
     return True
 
 
-class Written:
-    """Entries of a directory as they will be written, in file order: what they say takes far more memory.
+class EncodedEntries:
+    """Entries of a directory in encoded form, in file order; as objects they would take far more memory.
 
-    ``count`` are counted before any is added: what is built then lacks their bytes, and is as long otherwise.
+    ``count`` placeholder entries count from the start. The result then lacks their bytes, but otherwise has the final
+    length.
     """
 
     def __init__(self, count: int = 0) -> None:
@@ -194,119 +196,128 @@ class Written:
         self._late: dict[str, tuple[int, Entry]] = {}
 
     def add(self, name: str, entry: Entry, *, late: bool = False) -> None:
-        """Add an entry, each name once; to a ``late`` one a mask will come, as soon as its place is known."""
+        """Add an entry; each name may occur once. A ``late`` entry gets its mask later, when the mask's offset is
+        known."""
         self.count += 1
         if late:
             self._late[name] = len(self._data), entry
         else:
-            self._data += _spelled_out(name, entry)
+            self._data += _encode_pair(name, entry)
 
     def mask(self, name: str, mask: tuple[int, int]) -> None:
-        """Say where a late entry's mask is, and its bytes."""
-        at, entry = self._late[name]
-        self._late[name] = at, with_mask(entry, mask)
+        """Set the offset and the bytes of a late entry's mask."""
+        offset, entry = self._late[name]
+        self._late[name] = offset, with_mask(entry, mask)
 
-    def pieces(self) -> list[Buffer]:
+    def segments(self) -> list[Buffer]:
         """Return the bytes of all entries, in order."""
-        found: list[Buffer] = []
-        view, done = memoryview(self._data), 0
-        for name, (at, entry) in self._late.items():
-            found += [view[done:at], _spelled_out(name, entry)]
-            done = at
-        return [*found, view[done:]]
+        segments: list[Buffer] = []
+        view, copied = memoryview(self._data), 0
+        for name, (offset, entry) in self._late.items():
+            segments += [view[copied:offset], _encode_pair(name, entry)]
+            copied = offset
+        return [*segments, view[copied:]]
 
 
 def with_mask(entry: Entry, mask: tuple[int, int]) -> Entry:
-    """Return the entry with offset and bytes of its mask."""
+    """Return the entry with the offset and the bytes of its mask."""
     return msgspec.structs.replace(entry, mask=mask)
 
 
-def encoded(entry: Entry) -> bytes:
-    """Return an entry as it will be written, less its name."""
-    return _spelled_out("", entry)[1:]
+def encode_entry(entry: Entry) -> bytes:
+    """Return the encoded entry without its name."""
+    return _encode_pair("", entry)[1:]
 
 
-def _spelled_out(name: str, entry: Entry) -> bytes:
-    """Return a name and its entry, as deep as they lie in the root."""
-    return cbor.dumps([{name: _plain(entry)}])[2:]
+def _encode_pair(name: str, entry: Entry) -> bytes:
+    """Return the encoded name and entry, checked for the nesting depth that they have in the root."""
+    return cbor.dumps([{name: _to_builtins(entry)}])[2:]
 
 
-def _plain(value: msgspec.Struct) -> Any:
+def _to_builtins(value: msgspec.Struct) -> Any:
     return msgspec.to_builtins(value, builtin_types=(bytes,))
 
 
-def build(directory: Directory, entries: Written, digest: str | None = None, head: bytes = b"") -> list[Buffer]:
-    """Return the whole block in pieces: ``directory``, which has no tensors, with these.
+def build(directory: Directory, entries: EncodedEntries, digest: str | None = None, head: bytes = b"") -> list[Buffer]:
+    """Return the complete block in segments: ``directory``, which has no tensors, with these entries.
 
-    With a digest of it and of ``head``, the file's header and layer index.
+    If ``digest`` is set, it includes a digest of itself and of ``head``, the header and layer index of the file.
     """
     if digest is not None:
         directory = msgspec.structs.replace(directory, ingot_digest=manifest_digest.stand_in(digest))
-    data = cbor.dumps(_plain(directory))
-    at = len(cbor.dumps({"version": directory.version, "tensors": {}}))  # the last byte is the map's
+    data = cbor.dumps(_to_builtins(directory))
+    # The last of these bytes is the empty map.
+    tensors_start = len(cbor.dumps({"version": directory.version, "tensors": {}}))
     count = bytearray(cbor.dumps(entries.count))
-    count[0] |= _MAP << 5  # the head of a map of so many is spelled as the number is
-    pieces = [data[: at - 1] + count, *entries.pieces()]
-    behind = data[at:]
+    count[0] |= _MAP << 5  # the head of a map differs from its count only in the major type
+    segments = [data[: tensors_start - 1] + count, *entries.segments()]
+    after = data[tensors_start:]
     if digest is not None:
-        behind = manifest_digest.fill_cbor(behind, digest, [head], before=pieces)
-    pieces.append(behind)
-    return [DIRECTORY_MAGIC + struct.pack("<Q", size_of(pieces)), *pieces]
+        after = manifest_digest.fill_cbor(after, digest, [head], before=segments)
+    segments.append(after)
+    return [DIRECTORY_MAGIC + struct.pack("<Q", size_of(segments)), *segments]
 
 
-def size_of(pieces: Iterable[Buffer]) -> int:
-    """Return the bytes of pieces."""
-    return sum(memoryview(piece).nbytes for piece in pieces)
+def size_of(segments: Iterable[Buffer]) -> int:
+    """Return the total bytes of segments."""
+    return sum(memoryview(segment).nbytes for segment in segments)
 
 
-def check(directory: Directory, block: Buffer, head: Buffer, where: str) -> None:
-    """Check the digest that a directory states of itself and of ``head``, if it states one.
+def check(directory: Directory, block: Buffer, head: Buffer, location: str) -> None:
+    """Verify the digest of the directory and of ``head``, if the directory states one.
 
     Raises ``IntegrityError`` ``manifest.digest``.
     """
     if directory.ingot_digest is not None:
-        manifest_digest.check_cbor(block[DIRECTORY_HEADER:], directory.ingot_digest, f"{where}: directory", [head])
+        manifest_digest.check_cbor(block[DIRECTORY_HEADER:], directory.ingot_digest, f"{location}: directory", [head])
 
 
-def parse(data: Buffer, where: str) -> Directory:
-    """Decode and type-check the map. What writers make is decoded into columns, anything else is looked at closely.
+def parse(data: Buffer, location: str) -> Directory:
+    """Return the decoded and type-checked directory.
+
+    A typical directory is decoded into columns, any other by the detailed parser.
 
     Raises
     ------
     FormatError
         ``cbor.*``, ``squizd.directory-schema``, ``squizd.directory-version``, ``squizd.digest``.
     """
-    found = _entries(data)
-    if found is not None:
+    entries_and_rest = _entries(data)
+    if entries_and_rest is not None:
         try:
-            return msgspec.structs.replace(_parsed(found[1], where, cbor.MAX_ITEMS // 8), tensors=found[0])
+            return msgspec.structs.replace(
+                _parse_in_detail(entries_and_rest[1], location, cbor.MAX_ITEMS // 8), tensors=entries_and_rest[0]
+            )
         except FormatError:
-            pass  # said below, of the whole
-    return _parsed(data, where, cbor.MAX_ITEMS)
+            pass  # the detailed parser reports the error
+    return _parse_in_detail(data, location, cbor.MAX_ITEMS)
 
 
-def _parsed(data: Buffer, where: str, max_items: int) -> Directory:
-    root = cbor.loads(data, where=f"{where}: directory", max_items=max_items)
+def _parse_in_detail(data: Buffer, location: str, max_items: int) -> Directory:
+    root = cbor.loads(data, where=f"{location}: directory", max_items=max_items)
     try:
         directory = msgspec.convert(root, Directory)
     except msgspec.ValidationError as error:
-        raise FormatError("squizd.directory-schema", str(error), where=f"{where}: directory") from error
+        raise FormatError("squizd.directory-schema", str(error), where=f"{location}: directory") from error
     if directory.version != VERSION:
         raise FormatError(
-            "squizd.directory-version", f"expected directory version {VERSION}, found {directory.version}", where=where
+            "squizd.directory-version",
+            f"expected directory version {VERSION}, found {directory.version}",
+            where=location,
         )
     if directory.ingot_digest is None and (unknown := root.keys() - Directory.__struct_fields__):
-        # Damage makes such a key of that of the digest, or of what lies before it: nothing would be checked.
+        # Damage can turn the key of the digest, or bytes before it, into an unknown key; then nothing would be
+        # verified.
         raise FormatError(
             "squizd.directory-schema",
-            f"expected known keys where there is no digest of the directory, found {sorted(map(str, unknown))[:3]}",
-            where=f"{where}: directory",
+            f"expected only known keys in a directory without a digest, found {sorted(map(str, unknown))[:3]}",
+            where=f"{location}: directory",
         )
     for text in _digests(directory):
-        checksums.known(text, "squizd.digest", where)
+        checksums.known(text, "squizd.digest", location)
     return directory
 
 
 def _digests(directory: Directory) -> Sequence[str]:
-    own = [text for text in (directory.draft_digest, directory.coreml_digest) if text is not None]
-    return own + [text for entry in directory.tensors.values() for text in entry.digests.values()]
+    appendix_digests = [text for text in (directory.draft_digest, directory.coreml_digest) if text is not None]
+    return appendix_digests + [text for entry in directory.tensors.values() for text in entry.digests.values()]

@@ -1,11 +1,11 @@
-"""``.squizd`` as a ``Format``."""
+"""The format SQUIZD."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ingot.ext.squizd.carry import compacted, refusal, undescribed
+from ingot.ext.squizd.carry import why_compact_unsupported, why_undescribed, why_unsupported
 from ingot.ext.squizd.layout import MAGIC
 from ingot.ext.squizd.place import order
 from ingot.ext.squizd.reader import read_catalog
@@ -19,7 +19,10 @@ from ingot.model.spec import TensorSpec
 
 
 class SquizdFormat(SingleFile):
-    """SQUIZD version 1: dense, INT4, INT2, ASTC or TCA-TBE blocks, pruned or not, a draft head, a Core ML package."""
+    """The format SQUIZD, version 1.
+
+    It stores dense, INT4, INT2, ASTC or TCA-TBE blocks, pruned or not, a draft head and a Core ML package.
+    """
 
     name = "squizd"
     suffixes: tuple[str, ...] = (".squizd",)
@@ -35,18 +38,23 @@ class SquizdFormat(SingleFile):
         self.traits = replace(type(self).traits, full_size=not compact)
 
     def compacted(self) -> SquizdFormat:
-        """Return the format that stores what is left of pruned matrices: smaller, and for readers of ``TDIR`` alone."""
+        """Return the format that stores only the remaining blocks of pruned matrices: smaller, but only readable
+        with ``TDIR``."""
         return SquizdFormat(compact=True)
 
     def claims(self, name: str, head: bytes) -> bool:
-        """By magic, or by suffix: then ``read`` says what is wrong with the magic."""
+        """Return whether the magic or the suffix fits; with another magic, ``read`` reports the error."""
         return head[:4] == MAGIC or name.lower().endswith(self.suffixes)
 
-    def refuses(self, spec: TensorSpec) -> str | None:
-        return refusal(spec) or undescribed(spec) or (compacted(spec) if self.traits.full_size else None)
+    def why_unsupported(self, spec: TensorSpec) -> str | None:
+        return (
+            why_unsupported(spec)
+            or why_undescribed(spec)
+            or (why_compact_unsupported(spec) if self.traits.full_size else None)
+        )
 
     def order(self, specs: Sequence[TensorSpec]) -> Sequence[int]:
-        """By layer; see ``place.order``."""
+        """Return the order by layer; see ``place.order``."""
         return order(specs)
 
     def catalog(self, source: ByteSource, name: str, *, verify: bool) -> Catalog:

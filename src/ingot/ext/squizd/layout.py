@@ -1,4 +1,4 @@
-"""Where things lie in a ``.squizd`` file (SQUIZD document, sections 2 to 9), and the numbers that name them."""
+"""Offsets and sizes in a ``.squizd`` file (SQUIZD document, sections 2 to 9), and its constants."""
 
 from __future__ import annotations
 
@@ -43,23 +43,24 @@ _DRAFT = struct.Struct("<QQII8s")
 
 
 ARCHITECTURE = "squizd.arch_id"
-"""Key of a checkpoint's metadata under which the header's arch_id is kept where it is not 0, generic."""
+"""Key of the metadata for the header's arch_id, if it is not 0 (generic)."""
 
 
 def split_metadata(metadata: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
-    """Return the arch_id that metadata states, 0 without, and what else they hold.
+    """Return the arch_id in the metadata, 0 without one, and the other metadata.
 
-    Raises ``UsageError`` ``squizd.arch-id``: no number of 16 bits (text of one counts: some formats hold only text).
+    Raises ``UsageError`` ``squizd.arch-id``: no integer of 16 bits. Its text is accepted, because some formats store
+    only text.
     """
-    rest = dict(metadata)
-    stated = rest.pop(ARCHITECTURE, 0)
-    number = int(stated) if isinstance(stated, str) and stated.isascii() and stated.isdigit() else stated
+    other = dict(metadata)
+    declared = other.pop(ARCHITECTURE, 0)
+    number = int(declared) if isinstance(declared, str) and declared.isascii() and declared.isdigit() else declared
     if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= MAX_ARCHITECTURE:
         raise UsageError(
-            f"expected {ARCHITECTURE} from 0 to {MAX_ARCHITECTURE} in the metadata, found {stated!r:.80}",
+            f"expected {ARCHITECTURE} from 0 to {MAX_ARCHITECTURE} in the metadata, found {declared!r:.80}",
             rule="squizd.arch-id",
         )
-    return number, rest
+    return number, other
 
 
 def align(offset: int) -> int:
@@ -70,7 +71,7 @@ def align(offset: int) -> int:
 def tensor_id(layer: int, name: str) -> int:
     """Return the id of a matrix in the scale tables: FNV-1a-64 of the layer (u32 LE) and the UTF-8 name, top bit clear.
 
-    The document (section 8) says "hash of (layer_idx, tensor_name)"; which hash is our decision.
+    The document (section 8) defines it as "hash of (layer_idx, tensor_name)"; the choice of hash is Ingot's.
     """
     return fnv1a64(struct.pack("<I", layer) + name.encode()) & ~SUB_BLOCK_BIT
 
@@ -152,12 +153,12 @@ class Header:
 
 
 def sparsity_crc(meta: bytes) -> int:
-    """CRC-32 (IEEE 802.3, as zlib's) of header bytes 128 to 159."""
+    """Return the CRC-32 (IEEE 802.3, zlib's) of header bytes 128 to 159."""
     return zlib.crc32(meta)
 
 
 class IndexEntry(NamedTuple):
-    """One entry of the layer index (section 4)."""
+    """An entry of the layer index (section 4)."""
 
     layer: int
     offset: int
@@ -170,36 +171,36 @@ class IndexEntry(NamedTuple):
 
 
 class LayerIndex(Sequence[IndexEntry]):
-    """A layer index in columns: there may be 65,535 entries, which are made when they are asked for."""
+    """A layer index in columns; its up to 65,535 entries are built on access."""
 
     def __init__(self, data: bytes) -> None:
         self._entries = np.frombuffer(data, _ENTRIES)
 
     @overload
-    def __getitem__(self, at: int) -> IndexEntry: ...
+    def __getitem__(self, index: int) -> IndexEntry: ...
 
     @overload
-    def __getitem__(self, at: slice) -> list[IndexEntry]: ...
+    def __getitem__(self, index: slice) -> list[IndexEntry]: ...
 
-    def __getitem__(self, at: int | slice) -> IndexEntry | list[IndexEntry]:
-        if isinstance(at, slice):
-            return [*map(IndexEntry._make, self._entries[at].tolist())]
-        return IndexEntry._make(self._entries[at].item())
+    def __getitem__(self, index: int | slice) -> IndexEntry | list[IndexEntry]:
+        if isinstance(index, slice):
+            return [*map(IndexEntry._make, self._entries[index].tolist())]
+        return IndexEntry._make(self._entries[index].item())
 
     def __len__(self) -> int:
         return self._entries.size
 
     def column(self, field: str) -> NDArray[np.unsignedinteger[Any]]:
         """Return a field of all entries."""
-        found: NDArray[np.unsignedinteger[Any]] = self._entries[field]
-        return found
+        column: NDArray[np.unsignedinteger[Any]] = self._entries[field]
+        return column
 
     def spans(self) -> NDArray[np.int64]:
-        """Return where each layer begins and ends; zeros where it has no bytes. They have to lie in a file."""
+        """Return the begin and end of each layer, which must be inside a file; zeros for a layer without bytes."""
         starts, lengths = (self.column(field).astype(np.int64) for field in ("offset", "length"))
         return np.stack([starts, starts + lengths], 1) * (lengths > 0)[:, None]
 
     def inside(self) -> NDArray[np.int64]:
-        """Return the numbers of the layers whose ``scales`` lie in them."""
-        starts, lengths, places = (self.column(field) for field in ("offset", "length", "scales"))
-        return np.flatnonzero((starts <= places) & (places - starts < lengths))
+        """Return the indices of the layers that contain the offset in their field ``scales``."""
+        starts, lengths, offsets = (self.column(field) for field in ("offset", "length", "scales"))
+        return np.flatnonzero((starts <= offsets) & (offsets - starts < lengths))

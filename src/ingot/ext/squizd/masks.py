@@ -1,12 +1,12 @@
-"""Masks of a file without a directory (SQUIZD document, section 6): which matrices, bits and blocks they are for.
+"""Masks of a file without a directory (SQUIZD document, section 6): their matrices, their order of bits, their blocks.
 
-The document says that masks follow a layer's blocks. It does not say which matrices they are for, which bit is the
-first, which value of a bit marks a kept block, or that anything is left out of a block. So every reading is held
-against the file: the number of a mask's bytes and the bits past its last block, the sizes in the blocks' headers,
-``mean_sparsity``, and the zeros that blocks of full size hold where a mask drops them.
+According to the document, masks follow the blocks of a layer. It does not define to which matrices they apply, which
+bit is the first, which value of a bit marks a kept block, or whether dropped blocks are left out. So every
+interpretation is compared with the file: the number of a mask's bytes, the bits past its last block, the sizes in the
+blocks' headers, ``mean_sparsity``, and the zeros of dropped blocks in matrices of full size.
 
 - Full size: the intermediate width I is a size in the headers; a mask has ceil(I / block_size) bits.
-- Compacted: the kept blocks are a size in the headers, and ``mean_sparsity`` tells how many blocks there were.
+- Compacted: the size in the headers counts the kept blocks, and ``mean_sparsity`` gives the original number of blocks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ingot.ext.squizd.scales import Array
 
 Matrix = tuple[int, int]
 Key = tuple[int, int]
-"""A layer, and the number of a matrix in it."""
+"""A layer, and the index of a matrix in it."""
 Order = Literal["little", "big"]
 _CLOSE = 1e-3
 _ORDERS: tuple[Order, ...] = ("little", "big")
@@ -34,7 +34,7 @@ _ORDERS: tuple[Order, ...] = ("little", "big")
 class LayerMasks:
     """A layer with masks.
 
-    ``networks`` are the matrices that a feed-forward network of a width would have: number and axis by width, see
+    ``networks`` are the matrices of a possible feed-forward network for each width: pairs of index and axis, see
     ``networks_of``. ``shapes`` are examples of the layer's matrices, ``data`` the bytes of the masks at ``offset``.
     """
 
@@ -46,21 +46,21 @@ class LayerMasks:
 
 
 def layer_masks(layer: int, matrices: Mapping[int, Matrix], offset: int, data: bytes) -> LayerMasks:
-    """Return a layer with masks; ``matrices`` are rows and columns of its blocks that have two dimensions."""
+    """Return a layer with masks; ``matrices`` are rows and columns of its two-dimensional blocks."""
     return LayerMasks(layer, networks_of(matrices), offset, data, sorted(set(matrices.values()))[:6])
 
 
 def networks_of(matrices: Mapping[int, Matrix]) -> dict[int, list[tuple[int, int]]]:
-    """Return which matrices a network of each width would have: made of it (axis 0), and reading it (axis 1).
+    """Return for each width the matrices of a possible network: those that produce it (axis 0) or consume it (axis 1).
 
-    Those of an axis have one other size. There are at least as many with rows for the width as with columns; where as
-    many, these come later.
+    The matrices of an axis have the same other size. At least as many matrices have the width as rows as have it as
+    columns; if the numbers are equal, those with the width as columns come later.
     """
     by_width: dict[int, list[tuple[int, int]]] = {}
     others: dict[int, set[tuple[int, int]]] = {}
-    for number, matrix in matrices.items():
+    for index, matrix in matrices.items():
         for axis in (0, 1):
-            by_width.setdefault(matrix[axis], []).append((number, axis))
+            by_width.setdefault(matrix[axis], []).append((index, axis))
             others.setdefault(matrix[axis], set()).add((axis, matrix[1 - axis]))
     networks = {}
     for width, pairs in by_width.items():
@@ -74,88 +74,93 @@ def networks_of(matrices: Mapping[int, Matrix]) -> dict[int, list[tuple[int, int
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """The mask of one matrix: its axis, its blocks, and whether the matrix is stored in full size.
+class PlacedMask:
+    """The mask of a matrix: its axis, its blocks, and whether the matrix is stored in full size.
 
-    ``offset`` is where the mask lies in the file; None if the file has it in another order of bits.
+    ``offset`` is the offset of the mask in the file; None if the file stores it in another order of bits.
     """
 
     axis: int
     blocks: Blocks
-    whole: bool
+    is_full_size: bool
     offset: int | None = field(default=None, compare=False)
 
 
-Places = dict[Key, Placed]
+MasksByMatrix = dict[Key, PlacedMask]
 Filled = Callable[[Key, int, int, Array], Array | None]
-"""``channels.filled_blocks`` of a matrix: by key, axis, channels of a block, and the blocks to look into."""
+"""Type of ``channels.filled_blocks`` for a matrix: by key, axis, channels of a block, and the blocks to examine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The masks as one order of bits, and one value of the bits of kept blocks, gives them.
+    """An interpretation of the masks: an order of bits, and the value of the bits of kept blocks.
 
-    ``spare`` tells whether bits past the last block are set. ``places`` have them cleared, and masks as Ingot has them.
+    ``spare`` states whether bits past the last block are set. In ``masks`` these bits are cleared, and bits have
+    Ingot's order.
     """
 
     width: int
     order: Order
     kept_bit: int
     spare: bool
-    places: Places
+    masks: MasksByMatrix
 
     @property
     def usual(self) -> bool:
-        """Whether the file has the masks as Ingot writes them: the first block in the lowest bit, 1 for a kept one."""
+        """Whether the masks are in Ingot's form: the first block in the lowest bit, 1 for a kept block."""
         return self.order == "little" and self.kept_bit == 1
 
     def describe(self) -> str:
-        """Return how the masks are read, for a note."""
+        """Return a description of the interpretation, for a note."""
         bit = "lowest" if self.order == "little" else "highest"
-        return f"masks have the first block in the {bit} bit and {self.kept_bit} for a kept one, as the zeros show"
+        return (
+            f"masks have the first block in the {bit} bit and {self.kept_bit} for a kept block, according to the zeros"
+        )
 
 
-def reading_of(layers: Sequence[LayerMasks], meta: Sparsity, where: str, filled: Filled) -> Reading | None:
-    """Return how the masks are read; None where blocks have their full size and several readings are left.
+def reading_of(layers: Sequence[LayerMasks], meta: Sparsity, location: str, filled: Filled) -> Reading | None:
+    """Return the interpretation of the masks; None if matrices have full size and several interpretations remain.
 
-    Weights are as stored then: in full size, no reading that is left drops anything but zeros.
+    Weights can then be read as stored: in full size, the remaining interpretations drop nothing but zeros.
 
     Raises
     ------
     FormatError
-        ``squizd.sparse-masks``: no reading fits. ``squizd.sparse-conflict``: each drops values that are not zero.
+        ``squizd.sparse-masks``: no interpretation fits. ``squizd.sparse-conflict``: each drops values that are not
+        zero.
     UnsupportedError
-        ``squizd.sparse-ambiguous``: readings of full size and compacted ones fit, or compacted ones in both orders of
-        bits. ``squizd.sparse-without-directory``: blocks are compacted, and the widths before that are lost.
+        ``squizd.sparse-ambiguous``: both full size and compacted interpretations fit, or compacted interpretations in
+        both orders of bits. ``squizd.sparse-without-directory``: matrices are compacted, and their original widths are
+        not stored.
     """
     compacted = _compacted(layers, meta.block, meta.mean)
     full = _full(layers, meta.block)
     strict = [reading for reading in full if not reading.spare]
     full = strict if strict or compacted else full
-    exact = [reading for reading in full if _near(_mean(reading.places), meta.mean)]
+    exact = [reading for reading in full if _near(_mean(reading.masks), meta.mean)]
     if compacted and not exact:
-        return _recovered(compacted, where)
+        return _require_recoverable(compacted, location)
     if not full:
         raise FormatError(
             "squizd.sparse-masks",
             f"expected masks of one bit per {meta.block} channels of the feed-forward width, found "
-            f"{sorted({len(item.data) for item in layers})} bytes beside matrices of {_shapes(layers)}",
-            where=where,
+            f"{sorted({len(item.data) for item in layers})} bytes for matrices of {_shapes(layers)}",
+            where=location,
         )
-    other = compacted if exact else _compacted(layers, meta.block, None)
-    if other and not (exact and all(_all_kept(reading.places) for reading in exact)):
-        raise _ambiguous("fit blocks of full size and blocks without what is dropped", where)
-    left, checked = _consistent(exact or full, meta.block, filled)
-    if not left:
+    compacted_readings = compacted if exact else _compacted(layers, meta.block, None)
+    if compacted_readings and not (exact and all(_all_kept(reading.masks) for reading in exact)):
+        raise _ambiguous("fit matrices of full size and matrices without the dropped blocks", location)
+    remaining, checked = _consistent(exact or full, meta.block, filled)
+    if not remaining:
         raise FormatError(
             "squizd.sparse-conflict",
             "expected zeros in the blocks that the masks drop, found other values in whichever order their bits are "
-            "read; the masks are not those of these weights: write the file again",
-            where=where,
+            "read; the masks do not belong to these weights: write the file again",
+            where=location,
         )
-    same_width = len({reading.width for reading in left}) == 1
-    sure = bool(exact) and same_width and (checked or len(left) == 1)
-    return left[0] if sure else None
+    same_width = len({reading.width for reading in remaining}) == 1
+    is_unique = bool(exact) and same_width and (checked or len(remaining) == 1)
+    return remaining[0] if is_unique else None
 
 
 def _near(value: float, other: float) -> bool:
@@ -166,96 +171,104 @@ def _shapes(layers: Sequence[LayerMasks]) -> list[list[int]]:
     return [list(shape) for shape in sorted({shape for item in layers for shape in item.shapes})][:6]
 
 
-def _ambiguous(found: str, where: str) -> UnsupportedError:
+def _ambiguous(reason: str, location: str) -> UnsupportedError:
     return UnsupportedError(
-        f"the masks {found}; no directory tells which they are", rule="squizd.sparse-ambiguous", where=where
+        f"the masks {reason}; the file has no directory that resolves this",
+        rule="squizd.sparse-ambiguous",
+        where=location,
     )
 
 
 def _consistent(readings: Sequence[Reading], block: int, filled: Filled) -> tuple[list[Reading], bool]:
-    """Return the readings that drop nothing but zeros, and whether every matrix could be checked."""
-    left, checked = list(readings), True
-    for key, axis in dict.fromkeys((key, placed.axis) for item in readings for key, placed in item.places.items()):
-        dropped = [_dropped(reading, key, axis) for reading in left]
+    """Return the interpretations that drop nothing but zeros, and whether every matrix could be checked."""
+    remaining, checked = list(readings), True
+    for key, axis in dict.fromkeys((key, mask_.axis) for item in readings for key, mask_ in item.masks.items()):
+        dropped = [_dropped(reading, key, axis) for reading in remaining]
         masks = [mask for mask in dropped if mask is not None]
-        wanted = np.logical_or.reduce(masks) if masks else np.zeros(0, np.bool_)
-        if not wanted.any():
+        examined = np.logical_or.reduce(masks) if masks else np.zeros(0, np.bool_)
+        if not examined.any():
             continue
-        values = filled(key, axis, block, wanted)
+        values = filled(key, axis, block, examined)
         if values is None:
             checked = False
             continue
-        left = [item for item, mask in zip(left, dropped, strict=True) if mask is None or not (mask & values).any()]
-    return left, checked
+        remaining = [
+            item for item, mask in zip(remaining, dropped, strict=True) if mask is None or not (mask & values).any()
+        ]
+    return remaining, checked
 
 
 def _dropped(reading: Reading, key: Key, axis: int) -> Array | None:
-    """Return which blocks of a matrix a reading drops; None if it has no mask along this axis."""
-    placed = reading.places.get(key)
-    if placed is None or placed.axis != axis:
+    """Return which blocks of a matrix an interpretation drops; None if it has no mask along this axis."""
+    mask = reading.masks.get(key)
+    if mask is None or mask.axis != axis:
         return None
-    bits = np.unpackbits(np.frombuffer(placed.blocks.mask, np.uint8), count=placed.blocks.count, bitorder="little")
+    bits = np.unpackbits(np.frombuffer(mask.blocks.mask, np.uint8), count=mask.blocks.count, bitorder="little")
     dropped: Array = bits == 0
     return dropped
 
 
 def _cut(item: LayerMasks, count: int, size: int) -> Iterator[tuple[int, bytes]] | None:
-    """Yield offset and bytes of the mask of each of ``count`` matrices: one for all of the layer, or one each."""
+    """Yield offset and bytes of the mask of each of ``count`` matrices: a mask for the layer, or a mask for each
+    matrix."""
     if len(item.data) == size:
         return iter([(item.offset, item.data)] * count)
     if len(item.data) == size * count:
-        return iter([(item.offset + size * at, item.data[size * at : size * (at + 1)]) for at in range(count)])
+        return iter(
+            [(item.offset + size * index, item.data[size * index : size * (index + 1)]) for index in range(count)]
+        )
     return None
 
 
-def _normalized(data: bytes, count: int, order: Order, kept_bit: int) -> tuple[bytes, bool]:
-    """Return a mask of ``count`` blocks as Ingot has it, and whether bits past the last block are set."""
+def _normalize(data: bytes, count: int, order: Order, kept_bit: int) -> tuple[bytes, bool]:
+    """Return a mask of ``count`` blocks in Ingot's order of bits, and whether bits past the last block are set."""
     bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder=order)
     return np.packbits(bits[:count] == kept_bit, bitorder="little").tobytes(), bool(bits[count:].any())
 
 
 def _full(layers: Sequence[LayerMasks], block: int) -> list[Reading]:
-    """Return the different readings of blocks of full size: as Ingot writes them first."""
+    """Return the distinct interpretations of matrices of full size; Ingot's own is first."""
     readings: list[Reading] = []
     for width in sorted(set.intersection(*(set(item.networks) for item in layers))):
         for kept_bit in (1, 0):
             for order in _ORDERS:
                 reading = _full_reading(layers, width, block, order, kept_bit)
-                if reading is not None and all(reading.places != other.places for other in readings):
+                if reading is not None and all(reading.masks != other.masks for other in readings):
                     readings.append(reading)
     return readings
 
 
 def _full_reading(layers: Sequence[LayerMasks], width: int, block: int, order: Order, kept_bit: int) -> Reading | None:
-    places: Places = {}
+    by_matrix: MasksByMatrix = {}
     any_spare = False
     for item in layers:
         pairs = item.networks[width]
         masks = _cut(item, len(pairs), mask_bytes(width, block))
         if masks is None:
             return None
-        seen: dict[bytes, tuple[bytes, bool]] = {}
-        for (number, axis), (offset, data) in zip(pairs, masks, strict=True):
-            if data not in seen:
-                seen[data] = _normalized(data, block_count(width, block), order, kept_bit)
-            mask, spare = seen[data]
+        normalized: dict[bytes, tuple[bytes, bool]] = {}
+        for (index, axis), (offset, data) in zip(pairs, masks, strict=True):
+            if data not in normalized:
+                normalized[data] = _normalize(data, block_count(width, block), order, kept_bit)
+            mask, spare = normalized[data]
             any_spare |= spare
             blocks = Blocks(width, block, mask)
-            places[item.layer, number] = Placed(axis, blocks, whole=True, offset=offset if mask == data else None)
-    return Reading(width, order, kept_bit, any_spare, places)
+            own_offset = offset if mask == data else None
+            by_matrix[item.layer, index] = PlacedMask(axis, blocks, is_full_size=True, offset=own_offset)
+    return Reading(width, order, kept_bit, any_spare, by_matrix)
 
 
-def _mean(places: Places) -> float:
+def _mean(masks: MasksByMatrix) -> float:
     """Return the mean over layers of the share of dropped blocks."""
     layers: dict[int, list[float]] = {}
-    for (layer, _), placed in places.items():
-        layers.setdefault(layer, []).append(1 - _bits(placed.blocks.mask) / placed.blocks.count)
+    for (layer, _), mask in masks.items():
+        layers.setdefault(layer, []).append(1 - _bits(mask.blocks.mask) / mask.blocks.count)
     means = [sum(shares) / len(shares) for shares in layers.values()]
     return sum(means) / len(means)
 
 
-def _all_kept(places: Places) -> bool:
-    return all(placed.blocks.kept == placed.blocks.channels for placed in places.values())
+def _all_kept(masks: MasksByMatrix) -> bool:
+    return all(mask.blocks.kept == mask.blocks.channels for mask in masks.values())
 
 
 def _bits(mask: bytes) -> int:
@@ -263,63 +276,65 @@ def _bits(mask: bytes) -> int:
 
 
 def _compacted(layers: Sequence[LayerMasks], block: int, mean: float | None) -> list[Reading]:
-    """Return the readings of compacted blocks, one for each order of bits that gives other blocks.
+    """Return the interpretations of compacted matrices, one for each order of bits with other blocks.
 
-    A matrix has the size that masks keep of as many blocks as ``mean`` tells; without a mean, of as many as the masks
-    have bits for.
+    The size of a matrix is the number of kept blocks. ``mean`` gives their original number; without a mean, the masks'
+    number of bits does.
     """
     readings: list[Reading] = []
     for order in _ORDERS:
-        places: Places = {}
+        masks: MasksByMatrix = {}
         for item in layers:
-            kept = (_kept_of(item, width, block, mean, order) for width in sorted(item.networks))
-            found = next(filter(None, kept), None)
-            if found is None:
+            candidates = (_masks_of_network(item, width, block, mean, order) for width in sorted(item.networks))
+            masks_of_layer = next(filter(None, candidates), None)
+            if masks_of_layer is None:
                 break
-            places |= found
+            masks |= masks_of_layer
         else:
-            if all(places != other.places for other in readings):
-                readings.append(Reading(0, order, 1, False, places))
+            if all(masks != other.masks for other in readings):
+                readings.append(Reading(0, order, 1, False, masks))
     return readings
 
 
-def _kept_of(item: LayerMasks, width: int, block: int, mean: float | None, order: Order) -> Places:
-    """Return the places of the matrices of a network of which ``width`` channels are left; none where masks differ."""
-    pairs, kept = item.networks[width], block_count(width, block)
+def _masks_of_network(item: LayerMasks, width: int, block: int, mean: float | None, order: Order) -> MasksByMatrix:
+    """Return the masks of a network's matrices with ``width`` remaining channels; empty if the masks do not fit."""
+    pairs, kept_blocks = item.networks[width], block_count(width, block)
     if mean is None:
         totals = [8 * len(item.data), 8 * len(item.data) // len(pairs)]
     else:
-        totals = [round(kept / (1 - mean))] if mean < 1 else []
+        totals = [round(kept_blocks / (1 - mean))] if mean < 1 else []
     for total in totals:
-        masks = list(_cut(item, len(pairs), mask_bytes(total * block, block)) or ()) if total >= kept else []
-        if mean is not None and not _near(1 - kept / total, mean):
+        masks = list(_cut(item, len(pairs), mask_bytes(total * block, block)) or ()) if total >= kept_blocks else []
+        if mean is not None and not _near(1 - kept_blocks / total, mean):
             continue
-        normalized = {data: _normalized(data, total, order, 1) for data in dict.fromkeys(data for _, data in masks)}
-        if masks and all(_bits(mask) == kept and not spare for mask, spare in normalized.values()):
-            channels = total * block - (kept * block - width)
+        normalized = {data: _normalize(data, total, order, 1) for data in dict.fromkeys(data for _, data in masks)}
+        if masks and all(_bits(mask) == kept_blocks and not spare for mask, spare in normalized.values()):
+            channels = total * block - (kept_blocks * block - width)
             return {
-                (item.layer, number): Placed(
+                (item.layer, index): PlacedMask(
                     axis,
                     Blocks(channels, block, normalized[data][0]),
-                    whole=False,
+                    is_full_size=False,
                     offset=offset if normalized[data][0] == data else None,
                 )
-                for (number, axis), (offset, data) in zip(pairs, masks, strict=True)
+                for (index, axis), (offset, data) in zip(pairs, masks, strict=True)
             }
     return {}
 
 
-def _recovered(readings: Sequence[Reading], where: str) -> Reading:
-    """Return the one reading of compacted matrices, if their last block is kept, which tells their width."""
+def _require_recoverable(readings: Sequence[Reading], location: str) -> Reading:
+    """Return the only interpretation of compacted matrices, if their last block is kept, so that their width is
+    defined."""
     if len(readings) > 1:
-        raise _ambiguous("keep other blocks where their bits are read in the other order", where)
-    for (layer, number), placed in readings[0].places.items():
-        last = placed.blocks.count - 1
-        if not placed.blocks.mask[last // 8] >> last % 8 & 1:
+        raise _ambiguous("keep other blocks if their bits are read in the other order", location)
+    for (layer, index), mask in readings[0].masks.items():
+        last = mask.blocks.count - 1
+        if not mask.blocks.mask[last // 8] >> last % 8 & 1:
             raise UnsupportedError(
-                f"expected a directory: matrix {number} of layer {layer} is stored without its dropped blocks, and how "
-                "wide the last of them was is not stored",
+                f"expected a directory: matrix {index} of layer {layer} is stored without its dropped blocks, and the "
+                "width of "
+                "the last block is not stored",
                 rule="squizd.sparse-without-directory",
-                where=where,
+                where=location,
             )
     return readings[0]

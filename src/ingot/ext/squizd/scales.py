@@ -1,4 +1,5 @@
-"""Scale tables (SQUIZD document, section 8): entries of id, scale and zero point, and a part's view of one column."""
+"""Scale tables (SQUIZD document, section 8): entries of id, scale and zero point, and the view of one column as a
+part."""
 
 from __future__ import annotations
 
@@ -19,19 +20,19 @@ from ingot.model.reading.ranges import HeaderSource
 
 ENTRY = np.dtype([("id", "<u8"), ("scale", "<f4"), ("zero", "<f4")])
 COLUMN = {"scales": 0, "zeros": 1}
-# Entries that are looked at together: few enough that they and what comes of them stay in the nearest caches.
-_PIECE = 1 << 14
-# A table holds 2**32 - 1 entries; nobody needs so many tables, and a file of empty ones would take long to walk.
-_MOST_TABLES = 4096
+# Number of entries that are processed in one chunk, so that intermediate results fit in the L1 or L2 cache.
+_CHUNK = 1 << 14
+# A table has up to 2**32 - 1 entries, so few tables suffice; the limit bounds the scan of a file of empty tables.
+_MAX_TABLES = 4096
 
 Array = np.ndarray[Any, np.dtype[Any]]
-TablePlaces = Sequence[tuple[int, int]]
+TableRanges = Sequence[tuple[int, int]]
 """Offset of the first entry and number of entries of each scale table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Consecutive entries of one matrix: where the first lies in the file, how many there are, and their id."""
+    """Consecutive entries of one matrix: the offset of the first entry, their number, and their id."""
 
     offset: int
     count: int
@@ -39,12 +40,12 @@ class Run:
 
 
 def table_header(count: int) -> bytes:
-    """Return what stands before ``count`` entries."""
+    """Return the bytes before ``count`` entries."""
     return SCALES_MAGIC + struct.pack("<I", count)
 
 
 def read_entries(source: ByteSource, offset: int, count: int) -> Array:
-    """Return ``count`` entries at ``offset``: a view where the source is mapped."""
+    """Return ``count`` entries at ``offset``; a view if the source is mapped."""
     return read_array(source, offset, count * SCALE_ENTRY).view(ENTRY)
 
 
@@ -54,8 +55,8 @@ def entries_at(source: HeaderSource, offsets: Sequence[int]) -> Array:
     if source.mapped and offsets:
         low = min(offsets)
         data = np.frombuffer(source.view(low, max(offsets) + SCALE_ENTRY - low), np.uint8)
-        at = np.array(offsets, np.int64) - low
-        entries.view(np.uint8).reshape(-1, SCALE_ENTRY)[:] = data[at[:, None] + np.arange(SCALE_ENTRY)]
+        relative_offsets = np.array(offsets, np.int64) - low
+        entries.view(np.uint8).reshape(-1, SCALE_ENTRY)[:] = data[relative_offsets[:, None] + np.arange(SCALE_ENTRY)]
         return entries
     source.expect((offset, SCALE_ENTRY) for offset in offsets)
     for index in sorted(range(len(offsets)), key=offsets.__getitem__):
@@ -64,7 +65,7 @@ def entries_at(source: HeaderSource, offsets: Sequence[int]) -> Array:
 
 
 def read_array(source: ByteSource, offset: int, size: int) -> Array:
-    """Return ``size`` bytes at ``offset``: a view where the source is mapped."""
+    """Return ``size`` bytes at ``offset``; a view if the source is mapped."""
     if source.mapped:
         return np.frombuffer(source.view(offset, size), np.uint8)
     data = np.empty(size, np.uint8)
@@ -73,37 +74,41 @@ def read_array(source: ByteSource, offset: int, size: int) -> Array:
 
 
 class EntrySource:
-    """One column of a run of entries as the bytes of a part: gathered, and narrowed to the type it was written from.
+    """A column of a run of entries as the bytes of a part, narrowed to the type from which it was written.
 
     Parameters
     ----------
     source : ByteSource
-        The file; not closed here.
+        The file, which the caller closes.
     run : Run
     role : {"scales", "zeros"}
     dtype : {"f32", "f16", "bf16"}
     absent_zeros : bool
-        Check that zero points are 0, because the tensor states that it has none.
-    where : str
+        Whether to check that zero points are 0, because the tensor has none.
+    location : str
+        Location in error messages.
+        Location in error messages.
 
     Raises
     ------
     FormatError
-        On reading: ``squizd.scale-id`` (an entry of another matrix), ``squizd.scale-dtype`` (a number that ``dtype``
-        cannot hold), ``squizd.zero-point`` (one where there should be none).
+        On reading: ``squizd.scale-id`` (an entry of another matrix), ``squizd.scale-dtype`` (a value that is not exact
+        in ``dtype``), ``squizd.zero-point`` (a zero point other than 0 in a tensor without zero points).
     """
 
     mapped = False
 
-    def __init__(self, source: ByteSource, run: Run, role: str, dtype: str, *, absent_zeros: bool, where: str) -> None:
+    def __init__(
+        self, source: ByteSource, run: Run, role: str, dtype: str, *, absent_zeros: bool, location: str
+    ) -> None:
         self.name = source.name
-        self._source, self._run, self._index, self._where = source, run, COLUMN[role], where
+        self._source, self._run, self._index, self._location = source, run, COLUMN[role], location
         self._dtype, self._item = dtype, numpy_dtype(dtype).itemsize
         self._absent_zeros = absent_zeros
         self.size = run.count * self._item
 
     def view(self, offset: int, length: int) -> memoryview:
-        """Gather the bytes into fresh memory."""
+        """Return the bytes in newly allocated memory."""
         if not offset and length == self.size:
             return self._bytes(0, self._run.count).data
         out = np.empty(length, np.uint8)
@@ -116,7 +121,7 @@ class EntrySource:
         target, done = np.frombuffer(out, np.uint8), 0
         while done < target.size:
             first, skip = divmod(offset + done, item)
-            count = min(_PIECE, -(-(target.size - done + skip) // item))
+            count = min(_CHUNK, -(-(target.size - done + skip) // item))
             values = self._bytes(first, count)[skip:]
             size = min(values.size, target.size - done)
             target[done : done + size] = values[:size]
@@ -129,7 +134,7 @@ class EntrySource:
         pass
 
     def _bytes(self, first: int, count: int) -> Array:
-        """Return entries ``first`` and on as file-order bytes."""
+        """Return ``count`` values from entry ``first`` on as bytes in file order."""
         values = self._column(first, count)
         item = f"u{values.itemsize}"
         return values.view(item).astype(f"<{item}", copy=False).view(np.uint8)
@@ -140,53 +145,56 @@ class EntrySource:
         if not column.own:
             raise FormatError(
                 "squizd.scale-id",
-                f"expected scale entries of tensor id {self._run.id:#018x}, found another",
-                where=self._where,
+                f"expected scale entries of tensor id {self._run.id:#018x}, found another id",
+                where=self._location,
             )
         if self._absent_zeros and column.other_filled:
-            raise FormatError("squizd.zero-point", "expected zero points of 0, found another", where=self._where)
+            raise FormatError(
+                "squizd.zero-point", "expected zero points of 0, found another value", where=self._location
+            )
         if not column.exact:
             raise FormatError(
                 "squizd.scale-dtype",
-                f"expected scales that {self._dtype} holds, found one that it does not",
-                where=self._where,
+                f"expected scales that are exact in {self._dtype}, found another value",
+                where=self._location,
             )
         return column.values
 
 
-def tables(source: ByteSource, start: int, where: str) -> tuple[list[tuple[int, int]], int]:
-    """Walk the scale tables from ``start``; return (offset of the first entry, count) of each and where they end.
+def tables(source: ByteSource, start: int, location: str) -> tuple[list[tuple[int, int]], int]:
+    """Return offset of the first entry and number of entries of each scale table from ``start`` on, and their end.
 
-    Raises ``FormatError`` ``squizd.scale-table``: a table that reaches past the end of the file, or too many of them.
+    Raises ``FormatError`` ``squizd.scale-table``: a table that exceeds the file, or too many tables.
     """
     located: list[tuple[int, int]] = []
-    at = start
-    while at < source.size:
-        head = bytes(source.view(at, min(TABLE_HEADER, source.size - at)))
+    offset = start
+    while offset < source.size:
+        head = bytes(source.view(offset, min(TABLE_HEADER, source.size - offset)))
         if not SCALES_MAGIC.startswith(head[:4]):
             break
         count = int.from_bytes(head[4:], "little")
-        end = at + TABLE_HEADER + count * SCALE_ENTRY  # past the end of a file that was cut off in the table's header
-        if end > source.size or len(located) == _MOST_TABLES:
+        end = offset + TABLE_HEADER + count * SCALE_ENTRY  # exceeds a file that was truncated in the table's header
+        if end > source.size or len(located) == _MAX_TABLES:
             raise FormatError(
                 "squizd.scale-table",
-                f"expected {count} scale entries at byte {at} of one of {_MOST_TABLES} tables, found a file that ends "
+                f"expected {count} scale entries at byte {offset} of one of {_MAX_TABLES} tables, found a file that "
+                "ends "
                 f"at byte {source.size} and table {len(located) + 1}",
-                where=where,
+                where=location,
             )
-        located.append((at + TABLE_HEADER, count))
-        at = end
-    return located, at
+        located.append((offset + TABLE_HEADER, count))
+        offset = end
+    return located, offset
 
 
-def runs(source: ByteSource, offset: int, count: int, most: int, where: str) -> list[Run]:
+def runs(source: ByteSource, offset: int, count: int, max_runs: int, location: str) -> list[Run]:
     """Return the runs of equal ids among ``count`` entries at ``offset``.
 
-    Raises ``FormatError`` ``squizd.scale-count``: more than ``most`` of them.
+    Raises ``FormatError`` ``squizd.scale-count``: more than ``max_runs`` of them.
     """
     located: list[Run] = []
-    for start in range(0, count, _PIECE):
-        ids = read_entries(source, offset + start * SCALE_ENTRY, min(_PIECE, count - start))["id"]
+    for start in range(0, count, _CHUNK):
+        ids = read_entries(source, offset + start * SCALE_ENTRY, min(_CHUNK, count - start))["id"]
         edges = np.flatnonzero(ids[1:] != ids[:-1]) + 1
         bounds = [0, *edges.tolist(), ids.size]
         for begin, stop in pairwise(bounds):
@@ -196,8 +204,8 @@ def runs(source: ByteSource, offset: int, count: int, most: int, where: str) -> 
                 located.append(Run(last.offset, last.count + stop - begin, id))
             else:
                 located.append(Run(offset + (start + begin) * SCALE_ENTRY, stop - begin, id))
-        if len(located) > most:
+        if len(located) > max_runs:
             raise FormatError(
-                "squizd.scale-count", f"expected scales of {most} matrices, found those of more", where=where
+                "squizd.scale-count", f"expected scales of at most {max_runs} matrices, found more", where=location
             )
     return located

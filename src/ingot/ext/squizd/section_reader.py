@@ -1,4 +1,4 @@
-"""Reading a section of blocks and scale tables with its directory: the model's own, or a draft head's."""
+"""Reader of a section of blocks and scale tables with its directory: the model's, or a draft head's."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from ingot.ext.squizd.layout import (
     DIRECTORY_HEADER,
     DIRECTORY_MAGIC,
 )
-from ingot.ext.squizd.plain import Found, is_padding, overlaps, plain_of
-from ingot.ext.squizd.scales import TablePlaces
+from ingot.ext.squizd.plain import LocatedTensors, find_dense_blocks, is_padding, overlaps
+from ingot.ext.squizd.scales import TableRanges
 from ingot.ext.squizd.tensors import Located, from_entry, run_of
 from ingot.model.bytesource import ByteSource, Range
 from ingot.model.layouts.base import matrix_shape
@@ -35,17 +35,17 @@ Span = tuple[int, int]
 
 
 def skip_zeros(source: ByteSource, offset: int, end: int) -> int:
-    """Return where the first byte that is not 0 lies behind ``offset``, at most 63 bytes on."""
+    """Return the offset of the first nonzero byte after ``offset``, at most 63 bytes further."""
     data = read_bytes(source, offset, max(0, min(ALIGNMENT - 1, end - offset)))
     return offset + len(data) - len(data.lstrip(b"\0"))
 
 
 def read_directory(
-    source: ByteSource, offset: int, end: int, where: str, head: int = 0
+    source: ByteSource, offset: int, end: int, location: str, head: int = 0
 ) -> tuple[Directory | None, bytearray, int]:
-    """Return the directory at ``offset``, its bytes behind the file's first ``head`` ones, and its end.
+    """Return the directory at ``offset``, its bytes after the first ``head`` bytes of the file, and its end.
 
-    None and its place where there is none.
+    Without a directory, the first value is None and the last is ``offset``.
 
     Raises
     ------
@@ -58,29 +58,29 @@ def read_directory(
     length = int.from_bytes(begin[4:], "little")
     if length > MAX_DIRECTORY:
         raise FormatError(
-            "squizd.directory-too-large", f"expected at most {MAX_DIRECTORY} bytes, found {length}", where=where
+            "squizd.directory-too-large", f"expected at most {MAX_DIRECTORY} bytes, found {length}", where=location
         )
     if length > end - offset - DIRECTORY_HEADER:
         raise FormatError(
             "squizd.directory-out-of-bounds",
             f"expected a directory that ends by byte {end}, found {length} bytes at {offset}",
-            where=where,
+            where=location,
         )
-    # One copy of it all, which is kept: a directory of many tensors takes megabytes.
+    # A single copy of all bytes, which is retained: a directory of many tensors takes megabytes.
     raw = read_joined(source, [(0, head), (offset, DIRECTORY_HEADER + length)])
     data = memoryview(raw)[head + DIRECTORY_HEADER :]
-    return parse_directory(data, where), raw, offset + DIRECTORY_HEADER + length
+    return parse_directory(data, location), raw, offset + DIRECTORY_HEADER + length
 
 
 def locate(
-    source: HeaderSource, directory: Directory, layers: Array, tables: TablePlaces, notes: Notes, where: str
+    source: HeaderSource, directory: Directory, layers: Array, tables: TableRanges, notes: Notes, location: str
 ) -> Mapping[str, Located]:
-    """Find every tensor of a directory; bytes of a layer that belong to none and are not padding become a note.
+    """Return every tensor of a directory; adds a note for bytes of a layer that are neither blocks nor padding.
 
     Parameters
     ----------
     layers : rows of start and end
-        Byte spans of the layers' weight blocks.
+        Byte ranges of the layers' weight blocks.
     tables : sequence of (offset of the first entry, number of entries)
 
     Raises
@@ -91,59 +91,63 @@ def locate(
         ``squizd.scale-id``, ``squizd.scale-rounds``, and the rules of blocks.
     """
     entries = directory.tensors
-    plain = plain_of(source, entries, layers) if isinstance(entries, Entries) else None
+    dense_blocks = find_dense_blocks(source, entries, layers) if isinstance(entries, Entries) else None
     by_name: dict[str, Located] = {}
     spans: list[tuple[int, int, str]] = []
-    others = {name: entries[name] for name in (entries if plain is None else plain.others())}
+    others = {name: entries[name] for name in (entries if dense_blocks is None else dense_blocks.others())}
     if others:
         source.expect(_heads(others, layers))
     for name, entry in others.items():
-        by_name[name] = _closely(source, name, entry, layers, where)
-        spans.append((entry.offset, entry.offset + (by_name[name].form.block.length or 0), name))
+        by_name[name] = _locate_in_detail(source, name, entry, layers, location)
+        spans.append((entry.offset, entry.offset + (by_name[name].storage.block.length or 0), name))
         if entry.mask is not None:
             spans.append((entry.mask[0], entry.mask[0] + entry.mask[1], name))
     inner = np.array([span[:2] for span in spans], np.int64).reshape(-1, 2)
-    if plain is not None:
-        inner = np.concatenate([inner, np.stack([plain.starts, plain.ends], 1)])
+    if dense_blocks is not None:
+        inner = np.concatenate([inner, np.stack([dense_blocks.starts, dense_blocks.ends], 1)])
     if overlaps(*inner.T):
-        _check_apart([*spans, *(plain.spans() if plain is not None else ())], where)
+        _check_apart([*spans, *(dense_blocks.spans() if dense_blocks is not None else ())], location)
     note_gaps(source, inner, layers, notes)
     scaled = {name: entry for name, entry in others.items() if entry.first is not None}
-    for name, entry in with_entries(source, scaled, tables, where).items():
+    for name, entry in with_entries(source, scaled, tables, location).items():
         if entry is not scaled[name]:
             by_name[name] = replace(by_name[name], run=run_of(name, entry))
-    return by_name if plain is None else Found(plain, by_name)
+    return by_name if dense_blocks is None else LocatedTensors(dense_blocks, by_name)
 
 
-def _closely(source: HeaderSource, name: str, entry: Entry, layers: Array, where: str) -> Located:
-    """Look at one tensor's block, and at its mask's place."""
-    location = _place(where, name)
+def _locate_in_detail(source: HeaderSource, name: str, entry: Entry, layers: Array, location: str) -> Located:
+    """Return a tensor after a detailed check of its block and of its mask's range."""
+    tensor_location = _tensor_location(location, name)
     if entry.layer >= len(layers):
         raise FormatError(
-            "squizd.directory-layer", f"expected a layer below {len(layers)}, found {entry.layer}", where=location
+            "squizd.directory-layer",
+            f"expected a layer below {len(layers)}, found {entry.layer}",
+            where=tensor_location,
         )
     start, end = layers[entry.layer].tolist()
     if not start <= entry.offset < end:
         raise FormatError(
             "squizd.block-outside-layer",
             f"expected a block in layer {entry.layer}, bytes {start} to {end}, found {entry.offset}",
-            where=location,
+            where=tensor_location,
         )
-    block = parse(partial(read_bytes, source), entry.offset, end, location, _stated(name, entry, location))
-    located = from_entry(name, entry, block, location)
+    block = parse(
+        partial(read_bytes, source), entry.offset, end, tensor_location, _bitmap_size(name, entry, tensor_location)
+    )
+    located = from_entry(name, entry, block, tensor_location)
     if entry.mask is not None and (entry.mask[0] < start or entry.mask[1] > end - entry.mask[0]):
         raise FormatError(
-            "squizd.mask", f"expected a mask in layer {entry.layer}, found it at {entry.mask[0]}", where=location
+            "squizd.mask", f"expected a mask in layer {entry.layer}, found it at {entry.mask[0]}", where=tensor_location
         )
     return located
 
 
-def _place(where: str, name: str) -> str:
-    return f"{where}: tensor {name[:200]!r}"
+def _tensor_location(location: str, name: str) -> str:
+    return f"{location}: tensor {name[:200]!r}"
 
 
 def _heads(entries: Mapping[str, Entry], layers: Array) -> Iterator[Range]:
-    """Yield where the heads of blocks lie, with the padding before them, and the padding behind the layers' last."""
+    """Yield the ranges of block headers with the padding before them, and of the padding at the ends of layers."""
     for entry in entries.values():
         yield entry.offset - ALIGNMENT, ALIGNMENT + TCA_HEADER
     for start, end in layers.tolist():
@@ -151,40 +155,42 @@ def _heads(entries: Mapping[str, Entry], layers: Array) -> Iterator[Range]:
             yield end - ALIGNMENT, ALIGNMENT
 
 
-def _stated(name: str, entry: Entry, where: str) -> tuple[int, int] | None:
-    """Return columns and kept values of a bitmap, which its block does not state; None of other tensors.
+def _bitmap_size(name: str, entry: Entry, location: str) -> tuple[int, int] | None:
+    """Return columns and number of values of a bitmap, which its block does not state; None for other tensors.
 
-    Raises ``FormatError`` ``squizd.directory-conflict`` where the directory does not state them either.
+    Raises ``FormatError`` ``squizd.directory-conflict`` if the directory does not state them either.
     """
     codec = codec_of(entry.codec)
     if codec != MaskLayout.codec:
         return None
     try:
-        kept = MaskLayout.of(TensorSpec(name, entry.shape, entry.dtype, codec, (), entry.params)).nnz
+        value_count = MaskLayout.of(TensorSpec(name, entry.shape, entry.dtype, codec, (), entry.params)).nnz
     except CodecError as error:
-        raise FormatError("squizd.directory-conflict", f"the directory does not fit: {error}", where=where) from None
-    if kept is None:
-        raise FormatError("squizd.directory-conflict", "expected the number of kept values, found none", where=where)
-    return matrix_shape(entry.shape)[1], kept
+        raise FormatError("squizd.directory-conflict", f"the directory does not fit: {error}", where=location) from None
+    if value_count is None:
+        raise FormatError(
+            "squizd.directory-conflict", "expected the number of kept values, but it is missing", where=location
+        )
+    return matrix_shape(entry.shape)[1], value_count
 
 
-def _check_apart(spans: list[tuple[int, int, str]], where: str) -> None:
+def _check_apart(spans: list[tuple[int, int, str]], location: str) -> None:
     spans.sort()
     for (_, end, name), (start, _, other) in pairwise(spans):
         if start < end:
             raise FormatError(
                 "squizd.block-overlap",
-                f"expected bytes of its own, found some that are also those of {name[:200]!r}",
-                where=f"{where}: tensor {other[:200]!r}",
+                f"expected bytes that no other tensor has, found bytes that overlap {name[:200]!r}",
+                where=f"{location}: tensor {other[:200]!r}",
             )
 
 
 def note_gaps(
     source: HeaderSource, inner: Array, outer: Sequence[Span] | Array, notes: Notes, rule: str = "squizd.gap"
 ) -> None:
-    """Add a note, once, if something lies in ``outer`` spans and in none of the ``inner`` ones that is not padding.
+    """Add a note, once, if ``outer`` ranges contain bytes outside the ``inner`` ranges that are not padding.
 
-    The inner spans, rows of beginning and end, are apart and inside the outer ones, and so are these among themselves.
+    The inner ranges, rows of begin and end, are disjoint and inside the outer ranges, which are disjoint as well.
     """
     spans = np.array(outer, np.int64).reshape(-1, 2)
     filled = spans[spans[:, 1] > spans[:, 0]]
@@ -199,13 +205,13 @@ def note_gaps(
 def masks_by_layer(tensors: Mapping[str, Located], directory: Directory) -> dict[int, int]:
     """Return the offset of the first mask of every layer that has one."""
     starts: dict[int, int] = {}
-    for name, located in closely(tensors).items():
+    for name, located in non_dense(tensors).items():
         if located.mask is not None:
             layer = directory.tensors[name].layer
             starts[layer] = min(starts.get(layer, located.mask), located.mask)
     return starts
 
 
-def closely(tensors: Mapping[str, Located]) -> Mapping[str, Located]:
-    """Return those of a section's tensors that are not just dense."""
-    return tensors.closely if isinstance(tensors, Found) else tensors
+def non_dense(tensors: Mapping[str, Located]) -> Mapping[str, Located]:
+    """Return the tensors of a section that are not typical dense tensors."""
+    return tensors.others if isinstance(tensors, LocatedTensors) else tensors

@@ -1,24 +1,33 @@
-"""The exact bytes of a file before it is written."""
+"""The exact bytes of a file, computed before it is written."""
 
 from __future__ import annotations
 
 from ingot.core.bytes import checksums, chunk_digests
 from ingot.core.parsing import cbor
 from ingot.ext.squizd.appendix import draft_placement
-from ingot.ext.squizd.directory import VERSION, Directory, Entry, Written, build, encoded, size_of, with_mask
+from ingot.ext.squizd.directory import (
+    VERSION,
+    Directory,
+    EncodedEntries,
+    Entry,
+    build,
+    encode_entry,
+    size_of,
+    with_mask,
+)
 from ingot.ext.squizd.layout import COREML_HEADER, DRAFT_HEADER, HEADER, INDEX_ENTRY, align, split_metadata
-from ingot.ext.squizd.place import Placed, Placement, Tables, entry_of, lay_out, layers_of, place
+from ingot.ext.squizd.place import PlacedTensor, Placement, Tables, entry_of, lay_out, layers_of, place_tensors
 from ingot.formats.base import WriteOptions
 from ingot.model.artifact import Artifact
 from ingot.model.attachments import Attachments
 
 
 def file_size(artifact: Artifact, options: WriteOptions) -> int:
-    """Return the bytes of the file; unknown lengths count as the most that they can be."""
+    """Return the bytes of the file; unknown lengths count as their maximum."""
     layers, count = layers_of([spec.name for spec in artifact.tensors])
-    placement = place(artifact.tensors, layers, count)
+    placement = place_tensors(artifact.tensors, layers, count)
     digest, attached = options.digest, artifact.attachments
-    said, end = entries_size(placement, HEADER + INDEX_ENTRY * count, digest)
+    entries_bytes, end = entries_size(placement, HEADER + INDEX_ENTRY * count, digest)
     directory = Directory(
         VERSION,
         {},
@@ -27,38 +36,40 @@ def file_size(artifact: Artifact, options: WriteOptions) -> int:
         coreml_digest=None if attached.coreml is None else checksums.digest("sha256", b""),
     )
     end = appendices_end(end, attached, digest)
-    return end + said + size_of(build(directory, Written(len(artifact.tensors)), digest))
+    return end + entries_bytes + size_of(build(directory, EncodedEntries(len(artifact.tensors)), digest))
 
 
 def appendices_end(tail: int, attached: Attachments, digest: str | None) -> int:
-    """Return where the appendices of a file end whose scale tables end at ``tail``."""
+    """Return the end of the appendices of a file whose scale tables end at ``tail``."""
     if attached.draft is not None:
         placement = draft_placement(attached.draft)
-        said, end = entries_size(placement, align(tail) + DRAFT_HEADER, digest)
-        tail = end + said + size_of(build(Directory(VERSION, {}), Written(len(placement.tensors))))
+        entries_bytes, end = entries_size(placement, align(tail) + DRAFT_HEADER, digest)
+        tail = end + entries_bytes + size_of(build(Directory(VERSION, {}), EncodedEntries(len(placement.tensors))))
     return tail if attached.coreml is None else tail + COREML_HEADER + attached.coreml.length
 
 
 def entries_size(placement: Placement, start: int, digest: str | None) -> tuple[int, int]:
-    """Return the bytes that a directory says of tensors, and where the scale tables end."""
+    """Return the bytes of the directory's entries, and the end of the scale tables."""
     offsets, cursor = lay_out(placement, start)
     total = 0
     mask_bytes: dict[int, int] = {}
     for placed, offset in zip(placement.tensors, offsets, strict=True):
-        layer, form = placed.layer, placed.form
-        entry = _stand_in(placed, offset, placement.tables, cursor.tail, digest)
-        if form.mask_bytes is not None:
+        layer, storage = placed.layer, placed.storage
+        entry = _placeholder_entry(placed, offset, placement.tables, cursor.tail, digest)
+        if storage.mask_bytes is not None:
             before = mask_bytes.get(layer, 0)
-            entry = with_mask(entry, ((cursor.mask_starts[layer] or 0) + before, form.mask_bytes))
-            mask_bytes[layer] = before + form.mask_bytes
-        total += len(cbor.dumps(placed.spec.name)) + len(encoded(entry))
+            entry = with_mask(entry, ((cursor.mask_starts[layer] or 0) + before, storage.mask_bytes))
+            mask_bytes[layer] = before + storage.mask_bytes
+        total += len(cbor.dumps(placed.spec.name)) + len(encode_entry(entry))
     return total, cursor.tail + placement.tables.size
 
 
-def _stand_in(placed: Placed, offset: int, tables: Tables, tables_start: int, digest: str | None) -> Entry:
-    """Return an entry as long as the one that will be written. Digests are those of nothing, which are as long."""
+def _placeholder_entry(
+    placed: PlacedTensor, offset: int, tables: Tables, tables_start: int, digest: str | None
+) -> Entry:
+    """Return an entry of the length of the final entry; the digests are placeholders."""
     text = None if digest is None else checksums.digest(digest, b"")
     digests = {} if text is None else {part.role: text for part in placed.spec.parts}
-    blank = ((part.role, chunk_digests.stand_in(digest, part.at_most)) for part in placed.spec.parts)
-    chunks = {role: chunk_digests.as_stated(sizes) for role, sizes in blank if sizes is not None}
+    placeholders = ((part.role, chunk_digests.stand_in(digest, part.at_most)) for part in placed.spec.parts)
+    chunks = {role: chunk_digests.as_stated(sizes) for role, sizes in placeholders if sizes is not None}
     return entry_of(placed, offset, tables, tables_start, digests, chunks)

@@ -1,4 +1,4 @@
-"""From blocks and entries to tensors: parts located and checked against what the directory says."""
+"""Tensors from blocks and entries: parts are located and compared with the directory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ingot.core.bytes.chunk_digests import ChunkDigests, read_chunks
 from ingot.core.numeric.dtypes import DTYPES
 from ingot.errors import FormatError, UnsupportedError
 from ingot.ext.squizd.blocks import Block
-from ingot.ext.squizd.carry import Form, form_of
+from ingot.ext.squizd.carry import StorageForm, storage_form
 from ingot.ext.squizd.directory import Entry
 from ingot.ext.squizd.layout import SCALE_ENTRY, SUB_BLOCK_BIT, tensor_id
 from ingot.ext.squizd.scales import EntrySource, Run
@@ -28,14 +28,14 @@ from ingot.model.tensor import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """A tensor as found: its spec, its block at ``offset``, its scale entries, its mask's offset, digests of parts and
-    of chunks of these.
+    """A located tensor: its spec, its block at ``offset``, its scale entries, its mask's offset, and digests.
 
-    ``mask_bytes`` is the mask if the file has it in another order of bits; ``mask`` is None then.
+    ``digests`` belong to parts, ``chunks`` to chunks of parts. If the file stores the mask in another order of bits,
+    ``mask_bytes`` is the mask and ``mask`` is None.
     """
 
     spec: TensorSpec
-    form: Form
+    storage: StorageForm
     offset: int
     run: Run | None = None
     mask: int | None = None
@@ -44,65 +44,68 @@ class Located:
     mask_bytes: bytes | None = None
 
 
-def from_entry(name: str, entry: Entry, block: Block, where: str) -> Located:
-    """Join a directory entry with the block that it points to.
+def from_entry(name: str, entry: Entry, block: Block, location: str) -> Located:
+    """Return the tensor of a directory entry and the block that it refers to.
 
-    Raises ``FormatError`` ``squizd.directory-conflict`` where they say different things.
+    Raises ``FormatError`` ``squizd.directory-conflict`` if they contradict each other.
     """
     codec = codec_of(entry.codec)
     spec = TensorSpec(name, entry.shape, entry.dtype, codec, tuple(_parts(entry, block)), entry.params)
     try:
-        form = form_of(spec)
+        storage = storage_form(spec)
     except (UnsupportedError, TypeError, ValueError, KeyError) as error:
-        raise FormatError("squizd.directory-conflict", f"the directory does not fit: {error}", where=where) from None
-    if form.block.header != block.header:
+        raise FormatError("squizd.directory-conflict", f"the directory does not fit: {error}", where=location) from None
+    if storage.block.header != block.header:
         raise FormatError(
             "squizd.directory-conflict",
-            f"expected a {form.block.magic.decode()} block of shape {list(form.block.shape)} {dict(form.block.says)}, "
-            f"found {block.magic.decode()} of shape {list(block.shape)} {dict(block.says)}",
-            where=where,
+            f"expected a {storage.block.magic.decode()} block of shape {list(storage.block.shape)} "
+            f"{dict(storage.block.properties)}, "
+            f"found {block.magic.decode()} of shape {list(block.shape)} {dict(block.properties)}",
+            where=location,
         )
     counts = (entry.first[1] if entry.first else 0, entry.second[1] if entry.second else None)
-    if counts != (form.first, form.second):
+    if counts != (storage.first, storage.second):
         raise FormatError(
             "squizd.directory-conflict",
-            f"expected {form.first} and {form.second or 0} scale entries, found {counts[0]} and {counts[1] or 0}",
-            where=where,
+            f"expected {storage.first} and {storage.second or 0} scale entries, found {counts[0]} and {counts[1] or 0}",
+            where=location,
         )
     if entry.mask is not None and codec != BlocksLayout.codec:
-        raise FormatError("squizd.directory-conflict", f"expected no mask with codec {entry.codec[:80]}", where=where)
+        raise FormatError(
+            "squizd.directory-conflict", f"expected no mask with codec {entry.codec[:80]}", where=location
+        )
     for role, text in entry.digests.items():
         if all(role != part.role for part in spec.parts):
-            raise FormatError("squizd.directory-conflict", f"expected no digest of part {role!r}", where=where)
-        checksums.known(text, "squizd.digest", where)
-    chunks = _chunks_of(entry, spec, where)
+            raise FormatError("squizd.directory-conflict", f"expected no digest of part {role!r}", where=location)
+        checksums.known(text, "squizd.digest", location)
+    chunks = _chunks_of(entry, spec, location)
     run = run_of(name, entry)
-    return Located(spec, form, entry.offset, run, entry.mask[0] if entry.mask else None, entry.digests, chunks)
+    return Located(spec, storage, entry.offset, run, entry.mask[0] if entry.mask else None, entry.digests, chunks)
 
 
 def run_of(name: str, entry: Entry) -> Run | None:
-    """Return the entries that hold a tensor's scales: those of the second round where it has any."""
+    """Return the entries that contain a tensor's scales: the second round if it has entries there, else the first."""
     id = tensor_id(entry.layer, name)
     if entry.second is not None:
         return Run(*entry.second, id | SUB_BLOCK_BIT)
     return None if entry.first is None else Run(*entry.first, id)
 
 
-def _chunks_of(entry: Entry, spec: TensorSpec, where: str) -> dict[str, ChunkDigests | None]:
+def _chunks_of(entry: Entry, spec: TensorSpec, location: str) -> dict[str, ChunkDigests | None]:
     lengths = {part.role: part.length or 0 for part in spec.parts}
     if not entry.chunks.keys() <= lengths.keys():
-        raise FormatError("squizd.chunk-digests", f"expected chunks of {list(lengths)}", where=where)
+        raise FormatError("squizd.chunk-digests", f"expected chunks of {list(lengths)}", where=location)
     return {
-        role: read_chunks(stated, entry.digests.get(role), lengths[role], "squizd.chunk-digests", where)
-        for role, stated in entry.chunks.items()
+        role: read_chunks(declared, entry.digests.get(role), lengths[role], "squizd.chunk-digests", location)
+        for role, declared in entry.chunks.items()
     }
 
 
 def _parts(entry: Entry, block: Block) -> Iterator[PartSpec]:
     if codec_of(entry.codec) == BlocksLayout.codec:
         yield PartSpec(MASK, "u8", entry.mask[1] if entry.mask else 0)
-    for piece in block.pieces:
-        yield PartSpec(piece.role, piece.dtype, piece.length, piece.type)
+    for part in block.parts:
+        yield PartSpec(part.role, part.dtype, part.length, part.type)
     if entry.scales is not None:
         count = (entry.second or entry.first or (0, 0))[1]
         length = count * DTYPES[entry.scales].bits // 8 if entry.scales in SCALE_DTYPES else 0
@@ -113,7 +116,7 @@ def _parts(entry: Entry, block: Block) -> Iterator[PartSpec]:
 
 @runtime_checkable
 class InColumns(Protocol):
-    """Tensors as found, most of them in columns."""
+    """Located tensors, most of them in columns."""
 
     def dense(self) -> DenseColumns: ...
 
@@ -121,30 +124,33 @@ class InColumns(Protocol):
 def tensors_of(source: ByteSource, located: Mapping[str, Located], *, verify: bool) -> Lazy[Tensor]:
     """Return the tensors, in file order."""
 
-    def make(name: str) -> Tensor:
-        found = located[name]
-        spec = found.spec
-        parts = {part.role: _part(source, found, part, verify=verify) for part in spec.parts}
+    def build(name: str) -> Tensor:
+        located_tensor = located[name]
+        spec = located_tensor.spec
+        parts = {part.role: _part(source, located_tensor, part, verify=verify) for part in spec.parts}
         return Tensor(spec.name, spec.shape, spec.dtype, spec.codec, parts, dict(spec.params))
 
     dense = located.dense() if isinstance(located, InColumns) else None
-    return Lazy(located, make) if dense is None else DenseTensors(dense, source, verify=verify).lazy(located, make)
+    return Lazy(located, build) if dense is None else DenseTensors(dense, source, verify=verify).lazy(located, build)
 
 
 def _part(source: ByteSource, located: Located, part: PartSpec, *, verify: bool) -> Part:
-    where = f"{source.name}: tensor {located.spec.name[:200]!r} part {part.role!r}"
+    location = f"{source.name}: tensor {located.spec.name[:200]!r} part {part.role!r}"
     offset, occupies = located.mask or 0, None
     if part.role in ("scales", "zeros"):
         assert located.run is not None
         absent = not any(other.role == "zeros" for other in located.spec.parts)
-        source, offset = EntrySource(source, located.run, part.role, part.dtype, absent_zeros=absent, where=where), 0
-        entries = located.form.first + (located.form.second or 0)
-        occupies = entries * SCALE_ENTRY if part.role == "scales" else 0  # an entry holds both
+        source, offset = (
+            EntrySource(source, located.run, part.role, part.dtype, absent_zeros=absent, location=location),
+            0,
+        )
+        entries = located.storage.first + (located.storage.second or 0)
+        occupies = entries * SCALE_ENTRY if part.role == "scales" else 0  # an entry contains both
     elif part.role == MASK and located.mask_bytes is not None:
         source, occupies = MemorySource(located.mask_bytes, source.name), part.length
     elif located.mask is None or part.role != MASK:
-        pieces = {piece.role: piece.start or 0 for piece in located.form.block.pieces}
-        offset = located.offset + pieces[part.role]
+        starts = {block_part.role: block_part.start or 0 for block_part in located.storage.block.parts}
+        offset = located.offset + starts[part.role]
     return Part(
         dtype=part.dtype,
         length=part.length or 0,
@@ -153,7 +159,7 @@ def _part(source: ByteSource, located: Located, part: PartSpec, *, verify: bool)
         type=part.type,
         digest=(located.digests or {}).get(part.role),
         chunks=located.chunks.get(part.role),
-        where=where,
+        where=location,
         verify=verify,
         occupies=occupies,
     )

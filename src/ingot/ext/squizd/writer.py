@@ -1,4 +1,4 @@
-"""Writing ``.squizd``: block after block in layer order; header, index, tables and appendices at the end."""
+"""Writer of ``.squizd``: block after block in layer order; header, index, tables and appendices at the end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ingot.core.bytes.checksums import fnv1a64
 from ingot.core.numeric.blocks import block_count
 from ingot.errors import UsageError
 from ingot.ext.squizd.appendix import write_coreml, write_draft
-from ingot.ext.squizd.carry import form_of
+from ingot.ext.squizd.carry import storage_form
 from ingot.ext.squizd.directory import VERSION, Directory, build
 from ingot.ext.squizd.layout import (
     HEADER,
@@ -23,7 +23,7 @@ from ingot.ext.squizd.layout import (
     sparsity_crc,
     split_metadata,
 )
-from ingot.ext.squizd.place import Placed, flags_of, in_order, lay_out, place
+from ingot.ext.squizd.place import PlacedTensor, flags_of, lay_out, layers_in_order, place_tensors
 from ingot.ext.squizd.section import Section, TensorWriter
 from ingot.formats.base import FormatWriter, WriteOptions
 from ingot.model.artifact import Artifact
@@ -34,44 +34,45 @@ from ingot.model.spec import TensorSpec
 
 
 class SquizdWriter(FormatWriter):
-    """A ``FormatWriter`` of one ``.squizd`` file.
+    """A writer of one ``.squizd`` file.
 
     Raises ``UnsupportedError`` ``squizd.carry``, ``squizd.mixed-encodings``, ``squizd.mixed-blocks`` or
-    ``squizd.id-collision`` for tensors that the file cannot hold, alone or together.
+    ``squizd.id-collision`` for tensors that the file cannot store, alone or in combination.
     """
 
     def __init__(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> None:
         specs = artifact.tensors
-        layers, count = in_order(specs, name)
+        layers, count = layers_in_order(specs, name)
         self._specs, self._name, self._options = specs, name, options
         self._arch, self._metadata = split_metadata(artifact.metadata)
         self._attachments = artifact.attachments
-        self._placement = place(specs, layers, count)
+        self._placement = place_tensors(specs, layers, count)
         self._start = HEADER + INDEX_ENTRY * count
         tables = 0
-        if self._placement.tables.counts:  # without unknown lengths, which no quantized tensor has
+        if self._placement.tables.counts:  # all lengths are known, because quantized tensors have no unknown lengths
             tables = lay_out(self._placement, self._start)[1].tail
         self._sink = target.create(name)
         self._section = Section(self._sink, self._placement, self._start, tables, options.digest)
         self._order = self._section.order
-        self._open: tuple[Placed, TensorWriter] | None = None
+        self._open: tuple[PlacedTensor, TensorWriter] | None = None
 
     def begin(self, spec: TensorSpec) -> None:
         """Start the next tensor of the specs."""
         self._order.expect(spec.name)
         placed = self._placement.tensors[self._order.done]
-        if spec is not placed.spec:  # it may know more than the one announced
-            placed = replace(placed, spec=spec, form=form_of(spec))
+        if spec is not placed.spec:  # it may state lengths that the announced spec left open
+            placed = replace(placed, spec=spec, storage=storage_form(spec))
         self._open = (placed, self._section.begin(placed))
 
     def write(self, role: str, data: Buffer) -> None:
-        """Take the next bytes of a part."""
+        """Append the next bytes of a part."""
         if self._open is None:
             raise UsageError("no tensor is open", rule="writer.role", where=self._name)
         self._open[1].write(role, data)
 
     def end(self) -> dict[str, Any]:
-        """Close the tensor; the record holds where its parts and scale entries lie, their digests and its mask."""
+        """Close the tensor and return a record of the locations of its parts and scale entries, their digests and
+        its mask."""
         if self._open is None:
             raise UsageError("no tensor is open", rule="writer.role", where=self._name)
         placed, writer = self._open
@@ -80,33 +81,34 @@ class SquizdWriter(FormatWriter):
         return {**record, "blobs": [[self._name, *blob] for blob in record["blobs"]]}
 
     def restore(self, record: Mapping[str, Any]) -> None:
-        """Take a tensor back as an earlier run wrote it."""
+        """Accept a tensor that an earlier run wrote."""
         self._order.expect(record["name"])
         self._section.restore(self._placement.tensors[self._order.done], record)
         self._order.restored(record["name"])
 
     def finish(self) -> list[str]:
-        """Write everything that depends on the whole, and close the file."""
+        """Write everything that depends on the complete file, and close it."""
         self._order.finish()
         tail = self._section.finish()
         directory, end, draft = self._finish_appendices(tail)
         tables = tail - self._placement.tables.size if self._placement.tables.counts else 0
         head = self._head(tables, draft)
-        for piece in build(directory, self._section.entries, self._options.digest, head):
-            self._sink.write_at(end, piece)
-            end += memoryview(piece).nbytes
-        self._sink.write_at(0, head)  # the last bytes written: a file that lacks them is not taken for whole
+        for segment in build(directory, self._section.entries, self._options.digest, head):
+            self._sink.write_at(end, segment)
+            end += memoryview(segment).nbytes
+        self._sink.write_at(0, head)  # written last: without these bytes, no reader accepts an incomplete file
         self._sink.truncate(end)
         self._sink.close()
         return [self._name]
 
     def abort(self) -> None:
-        """Close the file as it is."""
+        """Close the file in its present state."""
         self._section.abandon()
         self._sink.close()
 
     def _finish_appendices(self, tail: int) -> tuple[Directory, int, DraftMeta]:
-        """Write draft head and Core ML package behind the tables; return the directory, where it goes, and the head."""
+        """Write draft head and Core ML package after the tables; return directory, its offset, and the head's
+        metadata."""
         attached, digest = self._attachments, self._options.digest
         draft, draft_digest, coreml_digest, end = DraftMeta(), None, None, tail
         if attached.draft is not None:
@@ -153,7 +155,7 @@ class SquizdWriter(FormatWriter):
         shares: dict[int, list[float]] = {}
         for name, (layer, layout) in pruned.items():
             blocks = block_count(layout.channels, layout.block)
-            kept = self._section.mask_of[name].bit_count()
-            shares.setdefault(layer, []).append(1 - kept / max(blocks, 1))
+            kept_blocks = self._section.mask_of[name].bit_count()
+            shares.setdefault(layer, []).append(1 - kept_blocks / max(blocks, 1))
         means = [sum(values) / len(values) for values in shares.values()]
         return Sparsity(1, next(iter(pruned.values()))[1].block, len(shares), sum(means) / len(means))

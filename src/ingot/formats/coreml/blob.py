@@ -28,14 +28,14 @@ _ROUND = ALIGNMENT - 1
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """Where one blob's data lie: ``offset`` is of the data, ``length`` in bytes."""
+    """The location of a blob's data: the ``offset`` of the data, and their ``length`` in bytes."""
 
     offset: int
     length: int
 
 
 class BlobFile:
-    """The reader of one weight file; nothing is read but the header and the metadata that is asked for.
+    """A reader of one weight file; it reads only the header and the requested metadata.
 
     Raises ``FormatError`` ``coreml.blob-header``.
     """
@@ -55,85 +55,87 @@ class BlobFile:
         self.headers = bytearray(head)
 
     def blob(self, offset: int, type: MilType, count: int) -> Blob:
-        """Locate the blob with metadata at ``offset``, of ``count`` elements.
+        """Return the blob of ``count`` elements whose metadata are at ``offset``.
 
         Raises ``FormatError``: ``coreml.blob-offset``, ``coreml.blob-sentinel``, ``coreml.blob-dtype``,
         ``coreml.blob-size``, ``coreml.blob-padding``, ``coreml.padding-bits``.
         """
-        where = f"{self.source.name}: blob at {offset}"
-        blob, code, padding, raw = self._metadata(offset, where)
+        location = f"{self.source.name}: blob at {offset}"
+        blob, code, padding, raw = self._metadata(offset, location)
         if code != type.blob:
             raise FormatError(
                 "coreml.blob-dtype",
-                f"expected type {type.blob} ({type.name}) as the program says, found {code}",
-                where=where,
+                f"expected type {type.blob} ({type.name}), which the program declares, found {code}",
+                where=location,
             )
         if blob.length != type.nbytes(count):
             raise FormatError(
                 "coreml.blob-size",
                 f"expected {type.nbytes(count)} bytes for {count} of {type.name}, found {blob.length}",
-                where=where,
+                where=location,
             )
         self.headers += raw
-        self._check_padding(blob, type, count, padding, where)
+        self._check_padding(blob, type, count, padding, location)
         return blob
 
-    def whole(self, offset: int) -> tuple[Blob, bytes]:
-        """Locate a blob of any type; return its metadata as well.
+    def blob_of_any_type(self, offset: int) -> tuple[Blob, bytes]:
+        """Return a blob of any type, and its metadata.
 
         Raises ``FormatError``: ``coreml.blob-offset``, ``coreml.blob-sentinel``.
         """
         blob, _, _, raw = self._metadata(offset, f"{self.source.name}: blob at {offset}")
         return blob, raw
 
-    def _metadata(self, offset: int, where: str) -> tuple[Blob, int, int, bytes]:
+    def _metadata(self, offset: int, location: str) -> tuple[Blob, int, int, bytes]:
         if not HEADER <= offset <= self.source.size - METADATA:
             raise FormatError(
-                "coreml.blob-offset", f"expected metadata within {self.source.size} bytes, found {offset}", where=where
+                "coreml.blob-offset",
+                f"expected metadata within {self.source.size} bytes, found {offset}",
+                where=location,
             )
         raw = read_bytes(self.source, offset, METADATA)
         sentinel, code, length, start, padding = _METADATA.unpack(raw[: _METADATA.size])
         if sentinel != SENTINEL:
             raise FormatError(
-                "coreml.blob-sentinel", f"expected {SENTINEL:#x} before a blob, found {sentinel:#x}", where=where
+                "coreml.blob-sentinel", f"expected {SENTINEL:#x} before a blob, found {sentinel:#x}", where=location
             )
         if start < HEADER or start > self.source.size or length > self.source.size - start:
             raise FormatError(
                 "coreml.blob-offset",
                 f"expected data within {self.source.size} bytes, found {length} at {start}",
-                where=where,
+                where=location,
             )
         return Blob(start, length), code, padding, raw
 
-    def _check_padding(self, blob: Blob, type: MilType, count: int, declared: int, where: str) -> None:
-        """Compare the bits that fill the last byte; they have to be 0, else two files of the same values differ."""
+    def _check_padding(self, blob: Blob, type: MilType, count: int, declared: int, location: str) -> None:
+        """Check that the padding of the last byte is 0; otherwise two files with the same values could differ."""
         spare = -count * type.bits % 8
-        if type.dtype is None and declared != spare:  # other writers leave the field as it is where nothing is packed
+        if type.dtype is None and declared != spare:  # other writers leave the field undefined for types of full bytes
             raise FormatError(
                 "coreml.blob-padding",
                 f"expected {spare} bits of padding for {count} elements, found {declared}",
-                where=where,
+                where=location,
             )
         if spare and blob.length:
-            check_last_byte(self.last_byte(blob), spare, where)
+            check_last_byte(self.last_byte(blob), spare, location)
 
     def last_byte(self, blob: Blob) -> int:
         """Return the last byte of a blob that is not empty."""
         return read_bytes(self.source, blob.offset + blob.length - 1, 1)[0]
 
 
-def check_last_byte(last: int, spare: int, where: str) -> None:
-    """Refuse set bits behind the last element of a packed stream: ``FormatError`` ``coreml.padding-bits``."""
+def check_last_byte(last: int, spare: int, location: str) -> None:
+    """Raise ``FormatError`` ``coreml.padding-bits`` if bits after the last element of a packed stream are set."""
     if spare and last >> (8 - spare):
         raise FormatError(
             "coreml.padding-bits",
             f"expected the last {spare} bits of the stream to be 0, found {last:#04x}",
-            where=where,
+            where=location,
         )
 
 
-def aligned(offset: int) -> int:
-    """Round up to where a blob may begin."""
+def align(offset: int) -> int:
+    """Return the next offset at which a blob may begin."""
     return (offset + _ROUND) & ~_ROUND
 
 
@@ -143,12 +145,12 @@ def header(count: int) -> bytes:
 
 
 def metadata(offset: int, type: MilType, count: int) -> bytes:
-    """Return the metadata of ``count`` elements whose metadata begin at ``offset``."""
+    """Return the metadata for ``count`` elements; the metadata begin at ``offset``."""
     padding = -count * type.bits % 8
     return _METADATA.pack(SENTINEL, type.blob, type.nbytes(count), offset + METADATA, padding).ljust(METADATA, b"\0")
 
 
-def moved_metadata(raw: bytes, offset: int) -> bytes:
-    """Return a blob's metadata for its new place, where they begin at ``offset``; other fields as they are."""
+def relocate_metadata(raw: bytes, offset: int) -> bytes:
+    """Return a blob's metadata for its new location, where they begin at ``offset``; other fields stay unchanged."""
     sentinel, code, length, _, padding = _METADATA.unpack(raw[: _METADATA.size])
     return _METADATA.pack(sentinel, code, length, offset + METADATA, padding) + raw[_METADATA.size :]

@@ -1,4 +1,4 @@
-"""Programs made from nothing: operations one after the other, weights without numbers, the package around them."""
+"""Builder of new programs: operations in sequence, weights without values, and the package around them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Feature:
 
 
 class Builder:
-    """A program of one function; every method adds an operation and returns the name of what it gives.
+    """A builder of a program with one function; every method adds an operation and returns the name of its output.
 
     Parameters
     ----------
@@ -56,13 +56,13 @@ class Builder:
         self._end, self._blobs = FileEnd(), list[tuple[int, bytes]]()
 
     def weight(self, name: str, shape: Shape) -> str:
-        """Add a dense fp16 constant of no particular value, which stands in the weight file: a tensor."""
+        """Add a dense fp16 constant with undefined values in the weight file, which becomes a tensor."""
         offset = self._end.take(FP16.nbytes(prod(shape)))
         self._blobs.append((offset, metadata(offset, FP16, prod(shape))))
         return self._const(name, encode_blob(FP16, shape, MODEL_PATH + _WEIGHTS, offset), encode_type(FP16, shape))
 
     def constant(self, name: str, values: np.ndarray[Any, Any] | np.generic) -> str:
-        """Add numbers of float16 or int32 that stand in the program itself: no tensor."""
+        """Add float16 or int32 values in the program itself, which do not become a tensor."""
         array = np.asarray(values)
         type = _OF_DTYPE[array.dtype.name]
         data = array.astype(array.dtype.newbyteorder("<")).tobytes()
@@ -77,22 +77,22 @@ class Builder:
         return self._const(name, encode_flag(value), encode_type(BOOL, ()))
 
     def add(
-        self, kind: str, name: str, inputs: Mapping[str, str | Sequence[str]], shape: Shape, type: MilType = FP16
+        self, operation: str, name: str, inputs: Mapping[str, str | Sequence[str]], shape: Shape, type: MilType = FP16
     ) -> str:
-        """Add an operation of one output."""
-        return self.several(kind, [name], inputs, [shape], type)[0]
+        """Add an operation with one output."""
+        return self.several(operation, [name], inputs, [shape], type)[0]
 
     def several(
         self,
-        kind: str,
+        operation: str,
         names: Sequence[str],
         inputs: Mapping[str, str | Sequence[str]],
         shapes: Sequence[Shape],
         type: MilType = FP16,
     ) -> list[str]:
-        """Add an operation of several outputs; its own name is that of the first."""
+        """Add an operation with several outputs; its name is that of the first output."""
         outputs = zip(names, (encode_type(type, shape) for shape in shapes), strict=True)
-        self._operations.append(_operation(kind, list(outputs), {}, inputs))
+        self._operations.append(_operation(operation, list(outputs), {}, inputs))
         return list(names)
 
     def _const(self, name: str, value: bytes, type: bytes) -> str:
@@ -100,7 +100,7 @@ class Builder:
         return name
 
     def template(self, inputs: Sequence[Feature], outputs: Sequence[Feature]) -> Template:
-        """Return the package; always the same bytes for the same program."""
+        """Return the package; the same program always gives the same bytes."""
         weights = _Blank(self._end.end, [(0, header(self._end.count)), *self._blobs], _WEIGHTS)
         model = (
             number_field(1, self.version)
@@ -115,34 +115,36 @@ class Builder:
     def _program(self, inputs: Sequence[Feature], outputs: Sequence[Feature]) -> bytes:
         block = b"".join(bytes_field(2, item.name) for item in outputs)
         block += b"".join(bytes_field(OPERATIONS, item) for item in self._operations)
-        given = b"".join(
+        encoded_inputs = b"".join(
             bytes_field(1, bytes_field(1, item.name) + bytes_field(2, encode_type(item.type, item.shape)))
             for item in inputs
         )
-        function = given + bytes_field(2, self._opset) + map_entry(3, self._opset, block)
+        function = encoded_inputs + bytes_field(2, self._opset) + map_entry(3, self._opset, block)
         return number_field(1, 1) + map_entry(2, "main", function)
 
 
 def _operation(
-    kind: str,
+    type: str,
     outputs: Sequence[tuple[str, bytes]],
     attributes: Mapping[str, bytes],
     inputs: Mapping[str, str | Sequence[str]],
 ) -> bytes:
-    bound = b"".join(map_entry(INPUTS, key, _argument(given)) for key, given in inputs.items())
-    given = b"".join(bytes_field(OUTPUTS, bytes_field(1, name) + bytes_field(2, type)) for name, type in outputs)
+    bound = b"".join(map_entry(INPUTS, key, _argument(encoded_outputs)) for key, encoded_outputs in inputs.items())
+    encoded_outputs = b"".join(
+        bytes_field(OUTPUTS, bytes_field(1, name) + bytes_field(2, type)) for name, type in outputs
+    )
     named = {"name": encode_text(outputs[0][0]), **attributes}
-    rest = b"".join(map_entry(ATTRIBUTES, key, value) for key, value in named.items())
-    return bytes_field(TYPE, kind) + bound + given + rest
+    encoded_attributes = b"".join(map_entry(ATTRIBUTES, key, value) for key, value in named.items())
+    return bytes_field(TYPE, type) + bound + encoded_outputs + encoded_attributes
 
 
-def _argument(given: str | Sequence[str]) -> bytes:
-    names = [given] if isinstance(given, str) else given
+def _argument(names_or_name: str | Sequence[str]) -> bytes:
+    names = [names_or_name] if isinstance(names_or_name, str) else names_or_name
     return b"".join(bytes_field(1, bytes_field(1, name)) for name in names)
 
 
 def _manifest() -> bytes:
-    """Name both items; the identifiers depend on the paths alone, so that a program is always the same bytes."""
+    """Return the manifest of both items; identifiers depend only on the paths, so that programs are reproducible."""
     items = {"model.mlmodel": "CoreML Model Specification", "weights": "CoreML Model Weights"}
     names = {name: str(uuid.uuid5(uuid.NAMESPACE_URL, f"{_FOLDER}/{name}")) for name in items}
     entries = {
@@ -161,18 +163,18 @@ def _description(inputs: Sequence[Feature], outputs: Sequence[Feature]) -> bytes
         array = sizes + number_field(2, _ARRAY_TYPES[item.type.name])
         return bytes_field(1, item.name) + bytes_field(3, bytes_field(5, array))
 
-    given = b"".join(bytes_field(1, feature(item)) for item in inputs)
-    return given + b"".join(bytes_field(10, feature(item)) for item in outputs)
+    encoded_inputs = b"".join(bytes_field(1, feature(item)) for item in inputs)
+    return encoded_inputs + b"".join(bytes_field(10, feature(item)) for item in outputs)
 
 
 class _Blank:
-    """A byte source of zeros but for a few pieces: a weight file without its numbers, however large."""
+    """A byte source of zeros except for given segments: a weight file without values, of any size."""
 
     mapped = False
 
-    def __init__(self, size: int, pieces: Sequence[tuple[int, bytes]], name: str) -> None:
+    def __init__(self, size: int, segments: Sequence[tuple[int, bytes]], name: str) -> None:
         self.size, self.name = size, name
-        self._pieces = pieces
+        self._segments = segments
 
     def view(self, offset: int, length: int) -> memoryview:
         out = bytearray(length)
@@ -181,7 +183,7 @@ class _Blank:
 
     def readinto(self, offset: int, out: memoryview) -> None:
         out[:] = bytes(out.nbytes)
-        for start, data in self._pieces:
+        for start, data in self._segments:
             first, last = max(start, offset), min(start + len(data), offset + out.nbytes)
             if first < last:
                 out[first - offset : last - offset] = data[first - start : last - start]
@@ -190,7 +192,7 @@ class _Blank:
         return False
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 _: type[ByteSource] = _Blank

@@ -1,4 +1,4 @@
-"""Which operations say what a tensor's codec says, in the forms of iOS 16 and of iOS 18 (spec/coreml.md)."""
+"""The operations that express a tensor's codec, in the variants of iOS 16 and of iOS 18 (spec/coreml.md)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from math import prod
 
 from ingot.core.numeric.dtypes import DTYPES
 from ingot.errors import CodecError
-from ingot.formats.coreml.site import LeftError, Shape, from_numbers
+from ingot.formats.coreml.site import LeftError
 from ingot.formats.coreml.types import BY_DTYPE, BY_NAME, MilType, integer_type
+from ingot.formats.coreml.weights import Shape, from_numbers
 from ingot.model.layouts.affine import SCALES, ZEROS, AffineLayout
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.grid import scale_dims
@@ -19,19 +20,16 @@ from ingot.model.spec import TensorSpec
 
 FLOATS = ("f16", "f32")
 _INT32 = BY_NAME["int32"]
-# What a recipe has to say where the types of these parts do not fit.
+# Advice for recipes if the types of these parts do not fit.
 _ADVICE = {
-    "scales": '; give the rule scales = "source", as preset ane-int8 has it',
-    "codebook": "; give the rule entries of the tensor's type",
+    "scales": '; set scales = "source" in the rule, like preset ane-int8',
+    "codebook": "; set the rule's entries to the tensor's type",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Numbers of an operation to be written: a part's, or ``constant`` ones.
-
-    ``spread`` is the shape of the part where its numbers have to be converted, as in ``Slot``.
-    """
+    """Numbers to write for an operation: those of a part, or ``constant`` numbers."""
 
     key: str
     type: MilType
@@ -48,24 +46,25 @@ class Stored:
 
     @property
     def part_length(self) -> int:
-        """Bytes of the part."""
+        """Number of bytes of the part."""
         if self.spread is None:
             return self.type.nbytes(self.count)
         return prod(self.spread) * DTYPES[self.dtype].bits // 8
 
-    def to_stored(self, data: bytes, where: str) -> bytes:
-        """Return a part's bytes as they are stored; errors as ``from_numbers``."""
+    def to_stored(self, data: bytes, location: str) -> bytes:
+        """Return a part's bytes in the stored form; raises the errors of ``from_numbers``."""
         if self.spread is None:
             return data
-        return from_numbers(data, self.dtype, self.spread, self.type, self.dims, where)
+        return from_numbers(data, self.dtype, self.spread, self.type, self.dims, location)
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedOp:
-    """One operation to be written; the last of a tensor's has the outputs of the one that it replaces.
+    """An operation to be written; the last operation of a tensor has the outputs of the operation that it replaces.
 
-    ``bound`` are inputs that name an output of an earlier one: key, which operation, which output. ``again`` are
-    inputs that name the numbers of another key of an earlier one. ``outputs`` of all but the last: type and shape.
+    ``bound`` are inputs that refer to an output of an earlier operation: key, index of the operation, index of the
+    output. ``again`` are inputs that refer to the numbers of another key of an earlier operation. ``outputs`` are the
+    types and shapes of all operations but the last.
     """
 
     type: str
@@ -79,22 +78,22 @@ class PlannedOp:
 def plan_operations(spec: TensorSpec, *, ios18: bool) -> tuple[PlannedOp, ...]:
     """Return the operations for a tensor, in order.
 
-    Raises ``LeftError``, the reason where there are none.
+    Raises ``LeftError`` with the reason if there are none.
     """
-    maker = _MAKERS.get(spec.codec)
-    if maker is None:
+    plan = _MAKERS.get(spec.codec)
+    if plan is None:
         raise LeftError(f"Core ML has no operation for codec {spec.codec}")
     for part in spec.parts:
         if part.encoding != "raw" or part.type not in (None, part.dtype):
             raise LeftError(
-                f"Core ML holds uncompressed numbers, part {part.role} is {part.encoding} {part.type or ''}"
+                f"Core ML stores uncompressed numbers, found {part.encoding} {part.type or ''} in part {part.role}"
             )
     try:
-        planned = maker(spec, ios18)
+        operations = plan(spec, ios18)
     except CodecError as error:
         raise LeftError(error.message) from error
-    _check_parts(spec, planned)
-    return planned
+    _check_parts(spec, operations)
+    return operations
 
 
 def _check_parts(spec: TensorSpec, planned: tuple[PlannedOp, ...]) -> None:
@@ -109,11 +108,11 @@ def _check_parts(spec: TensorSpec, planned: tuple[PlannedOp, ...]) -> None:
 
 
 def _float(spec: TensorSpec, role: str) -> MilType:
-    """Return the type of a part of floats, which has to be the tensor's."""
+    """Return the type of a part of floats, which must be the tensor's."""
     dtype = _part_dtype(spec, role)
     if dtype not in FLOATS or dtype != spec.dtype:
         raise LeftError(
-            f"{role} and tensor have to be both f16 or both f32, found {dtype} and {spec.dtype}{_ADVICE.get(role, '')}"
+            f"{role} and tensor must both be f16 or both f32, found {dtype} and {spec.dtype}{_ADVICE.get(role, '')}"
         )
     return BY_DTYPE[dtype]
 
@@ -122,7 +121,7 @@ def _part_dtype(spec: TensorSpec, role: str) -> str:
     try:
         return spec.part(role).dtype
     except KeyError:
-        raise LeftError(f"expected a part {role}, found none") from None
+        raise LeftError(f"expected a part {role}, but it is missing") from None
 
 
 def _has(spec: TensorSpec, role: str) -> bool:
@@ -139,7 +138,7 @@ def _dense(spec: TensorSpec, ios18: bool) -> tuple[PlannedOp, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Affine:
-    """The parts of an affine tensor as Core ML has them; ``zeros`` is None where all zero points are 0."""
+    """The parts of an affine tensor in Core ML's types; ``zeros`` is None if all zero points are 0."""
 
     codes: MilType
     scale: MilType
@@ -158,7 +157,7 @@ def _affine_of(spec: TensorSpec, layout: AffineLayout) -> _Affine:
         raise LeftError(f"packing {layout.packing}; Core ML has one stream, low bits first")
     grid = scale_dims(layout, spec.shape)
     if grid is None:
-        raise LeftError("scales that do not lie on a grid of equal blocks")
+        raise LeftError("scales that form no grid of equal blocks")
     zeros = None
     if layout.zeros:
         zeros = Stored("offset", codes, grid, ZEROS, _part_dtype(spec, ZEROS), spread=grid)
@@ -174,34 +173,36 @@ def _affine(spec: TensorSpec, ios18: bool) -> tuple[PlannedOp, ...]:
 
 
 def _scales(spec: TensorSpec, grid: _Affine) -> tuple[Stored, ...]:
-    """Return scales and, where there are any, zero points as iOS 18 has them."""
+    """Return scales and, if there are any, zero points in the form of iOS 18."""
     scales = Stored("scale", grid.scale, grid.grid, "scales", spec.dtype)
     zeros = grid.zeros
     if zeros is None and grid.point:
-        zeros = Stored("offset", grid.codes, grid.grid, constant=repeated(grid.point, grid.codes, prod(grid.grid)))
+        zeros = Stored(
+            "offset", grid.codes, grid.grid, constant=repeat_integer(grid.point, grid.codes, prod(grid.grid))
+        )
     return (scales,) if zeros is None else (scales, zeros)
 
 
 def _affine_ios16(spec: TensorSpec, grid: _Affine) -> PlannedOp:
     if grid.codes.bits != 8:
         raise LeftError(f"codes of {grid.codes.bits} bits; iOS 16 has 8")
-    own = [axis for axis, size in enumerate(grid.grid) if size != 1]
-    if len(own) > 1 or any(grid.grid[axis] != spec.shape[axis] for axis in own):
+    scaled_axes = [axis for axis, size in enumerate(grid.grid) if size != 1]
+    if len(scaled_axes) > 1 or any(grid.grid[axis] != spec.shape[axis] for axis in scaled_axes):
         raise LeftError("scales over blocks; iOS 16 has one per tensor, or one per index of one dimension")
-    axis = own[0] if own else 0
-    dims = (grid.grid[axis],) if own else ()
+    axis = scaled_axes[0] if scaled_axes else 0
+    dims = (grid.grid[axis],) if scaled_axes else ()
     data = Stored("quantized_data", grid.codes, spec.shape, "packed_weight")
     scale = Stored("scale", grid.scale, dims, "scales", spec.dtype)
     if grid.zeros is not None:
         zeros = Stored("zero_point", grid.codes, dims, "zeros", grid.zeros.dtype, spread=dims)
     else:
-        zeros = Stored("zero_point", grid.codes, (), constant=repeated(grid.point, grid.codes, 1))
+        zeros = Stored("zero_point", grid.codes, (), constant=repeat_integer(grid.point, grid.codes, 1))
     stored_axis = Stored("axis", _INT32, (), constant=axis.to_bytes(4, "little"))
     return PlannedOp("constexpr_affine_dequantize", (data, zeros, scale, stored_axis), attributes=True)
 
 
-def repeated(value: int, type: MilType, count: int) -> bytes:
-    """Return ``count`` times an integer as it lies in a blob."""
+def repeat_integer(value: int, type: MilType, count: int) -> bytes:
+    """Return an integer repeated ``count`` times in the encoding of a blob."""
     if type.bits == 4:
         nibble = value & 15
         return bytes([nibble | nibble << 4]) * (count // 2) + (bytes([nibble]) if count % 2 else b"")
@@ -217,15 +218,16 @@ def _palette(spec: TensorSpec, ios18: bool) -> tuple[PlannedOp, ...]:
     if type is None:
         raise LeftError(f"indices of {bits} bits")
     stored = Stored("indices", type, layout.index_shape(spec.shape), INDICES)
-    where = (Stored("vector_axis", _INT32, (), constant=axis.to_bytes(4, "little")),) if vector > 1 else ()
+    vector_axis = (Stored("vector_axis", _INT32, (), constant=axis.to_bytes(4, "little")),) if vector > 1 else ()
     before, lut, bound = _codebook(spec, groups, bits, vector)
-    return (*before, PlannedOp("constexpr_lut_to_dense", (stored, *lut, *where), bound))
+    return (*before, PlannedOp("constexpr_lut_to_dense", (stored, *lut, *vector_axis), bound))
 
 
 def _codebook(
     spec: TensorSpec, groups: Shape, bits: int, vector: int
 ) -> tuple[tuple[PlannedOp, ...], tuple[Stored, ...], tuple[tuple[str, int, int], ...]]:
-    """Return the operation that scales palettes, if they are scaled; the palettes' numbers; and the binding to it."""
+    """Return the operation that scales palettes, if they are scaled; the palettes' numbers; and the input bound to
+    it."""
     dims = (*groups, 1 << bits, vector)
     if not _has(spec, "codebook_scales"):
         return (), (Stored("lut", _float(spec, "codebook"), dims, "codebook", spec.dtype),), ()
@@ -254,9 +256,9 @@ def _shape(spec: TensorSpec) -> Stored:
 
 def _sparse(spec: TensorSpec, ios18: bool) -> tuple[PlannedOp, ...]:
     layout = MaskLayout.of(spec)
-    inner, kept = layout.inner, prod(spec.shape) if layout.nnz is None else layout.nnz
+    inner, count = layout.inner, prod(spec.shape) if layout.nnz is None else layout.nnz
     if isinstance(inner, DenseLayout):
-        values = Stored("nonzero_data", _float(spec, "nonzeros"), (kept,), "nonzeros", spec.dtype)
+        values = Stored("nonzero_data", _float(spec, "nonzeros"), (count,), "nonzeros", spec.dtype)
         if ios18:
             mask = Stored("mask", BY_NAME["uint1"], spec.shape, "mask")
             return (PlannedOp("constexpr_sparse_to_dense", (mask, values)),)
@@ -265,28 +267,32 @@ def _sparse(spec: TensorSpec, ios18: bool) -> tuple[PlannedOp, ...]:
     if not ios18:
         raise LeftError("iOS 16 has masks over plain values only")
     if isinstance(inner, PaletteLayout):
-        return _sparse_palette(spec, inner, kept)
+        return _sparse_palette(spec, inner, count)
     if not isinstance(inner, AffineLayout):
         raise LeftError(f"masks over {inner.codec}")
     grid = _affine_of(spec, inner)
     mask = Stored("data_mask", BY_NAME["uint1"], spec.shape, "mask")
-    codes = Stored("nonzero_data", grid.codes, (kept,), "nonzeros")
-    outputs = ((BY_NAME["uint1"], spec.shape), (grid.scale, (kept,)))
+    codes = Stored("nonzero_data", grid.codes, (count,), "nonzeros")
+    outputs = ((BY_NAME["uint1"], spec.shape), (grid.scale, (count,)))
     first = PlannedOp("constexpr_sparse_blockwise_shift_scale", (mask, codes, *_scales(spec, grid)), outputs=outputs)
     return (first, PlannedOp("constexpr_sparse_to_dense", (), (("nonzero_data", 0, 1),), (("mask", 0, "data_mask"),)))
 
 
-def _sparse_palette(spec: TensorSpec, layout: PaletteLayout, kept: int) -> tuple[PlannedOp, ...]:
+def _sparse_palette(spec: TensorSpec, layout: PaletteLayout, count: int) -> tuple[PlannedOp, ...]:
     type = integer_type(layout.bits, signed=False)
     if layout.vector_size != 1 or type is None:
         raise LeftError("masks over vectors")
     before, lut, bound = _codebook(spec, layout.groups, layout.bits, 1)
     mask = Stored("indices_mask", BY_NAME["uint1"], spec.shape, "mask")
-    codes = Stored("indices_nonzero_data", type, (kept,), "nonzeros")
-    outputs = ((BY_NAME["uint1"], spec.shape), (BY_DTYPE[spec.dtype], (kept,)))
+    codes = Stored("indices_nonzero_data", type, (count,), "nonzeros")
+    outputs = ((BY_NAME["uint1"], spec.shape), (BY_DTYPE[spec.dtype], (count,)))
     first = PlannedOp("constexpr_lut_to_sparse", (mask, codes, *lut), bound, outputs=outputs)
-    at = len(before)
-    return (*before, first, PlannedOp("constexpr_sparse_to_dense", (), (("nonzero_data", at, 1), ("mask", at, 0))))
+    index = len(before)
+    return (
+        *before,
+        first,
+        PlannedOp("constexpr_sparse_to_dense", (), (("nonzero_data", index, 1), ("mask", index, 0))),
+    )
 
 
 _MAKERS: Mapping[str, Callable[[TensorSpec, bool], tuple[PlannedOp, ...]]] = {

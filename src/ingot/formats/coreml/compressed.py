@@ -1,4 +1,4 @@
-"""``const`` and the ``constexpr`` operations as tensors: one function for each (spec/coreml.md, "Operations")."""
+"""Functions that read ``const`` and each ``constexpr`` operation as a tensor (spec/coreml.md, "Operations")."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from ingot.core.bytes.checked import element_count
-from ingot.formats.coreml.expressions import Expression, expression_of
-from ingot.formats.coreml.graph import SMALL, Graph, check_output, expect, float_type, same_place
+from ingot.formats.coreml.expressions import expression_of
+from ingot.formats.coreml.graph import SMALL, Graph, check_output, expect, float_type, is_same_blob
 from ingot.formats.coreml.mil import Operation
-from ingot.formats.coreml.site import LeftError, Shape, Slot, to_numbers
+from ingot.formats.coreml.site import Expression, LeftError, Slot
 from ingot.formats.coreml.types import BY_NAME, MilType
 from ingot.formats.coreml.values import Value
+from ingot.formats.coreml.weights import Shape, to_numbers
 from ingot.model.layouts.affine import CODES as CODES_PART
 from ingot.model.layouts.affine import NO_ZERO, POINTS, SCALES, ZEROS, AffineLayout, Constant, Zero
 from ingot.model.layouts.base import Layout
@@ -27,8 +28,8 @@ LUT_BITS = (1, 2, 3, 4, 6, 8)
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """The tensor that an operation and those that feed it make: the contents of a ``Site``."""
+class ConstantTensor:
+    """The tensor that an operation and its inputs compute: the contents of a ``Site``."""
 
     type: MilType
     shape: Shape
@@ -36,8 +37,8 @@ class Made:
     slots: Mapping[str, Slot]
 
 
-def dense(graph: Graph, operation: Operation) -> Made | None:
-    """``const``; None for settings: text, scalars, whole numbers and booleans in the program itself."""
+def dense(graph: Graph, operation: Operation) -> ConstantTensor | None:
+    """Return the tensor of a ``const``; None for settings: text, scalars, integers and bools in the program itself."""
     value = operation.attributes.get("val")
     if not isinstance(value, Value) or (value.blob is None and not is_array(value)):
         return None
@@ -45,38 +46,41 @@ def dense(graph: Graph, operation: Operation) -> Made | None:
     if slot.type.dtype is None or slot.type.name.startswith("fp8"):
         raise LeftError(f"Ingot has no element type for {slot.type.name}")
     check_output(operation, 0, slot.type, slot.dims)
-    return Made(slot.type, slot.dims, DenseLayout(str(slot.type.dtype)), {DATA: slot})
+    return ConstantTensor(slot.type, slot.dims, DenseLayout(str(slot.type.dtype)), {DATA: slot})
 
 
 def is_array(value: Value) -> bool:
-    """Whether a value is an array of floats, as weights are, and no setting of an operation."""
+    """Return whether a value is an array of floats, like weights, and no setting of an operation."""
     floats = value.type is not None and not value.type.integer
     return floats and value.dims is not None and len(value.dims) > 0 and prod(value.dims) > 0
 
 
-def computed(graph: Graph, operation: Operation) -> Made:
-    """Any constexpr operation: the values that it computes, as dense ones."""
+def computed_tensor(graph: Graph, operation: Operation) -> ConstantTensor:
+    """Return the computed values of any constexpr operation as a dense tensor."""
     expression = expression_of(graph, operation)
     if len(operation.outputs) != 1:
-        raise LeftError(f"{operation.type} has {len(operation.outputs)} outputs")
+        raise LeftError(f"{operation.type} has {len(operation.outputs)} outputs instead of one")
     dtype = float_type(expression.type, "values")
     slots = {DATA: _computed_slot(expression, dtype)}
-    return Made(expression.type, expression.dims, DenseLayout(dtype), slots)
+    return ConstantTensor(expression.type, expression.dims, DenseLayout(dtype), slots)
 
 
 def _computed_slot(expression: Expression, dtype: str) -> Slot:
     return Slot((), expression.type, expression.dims, dtype, computed=expression)
 
 
-def affine_dequantize(graph: Graph, operation: Operation) -> Made:
-    """iOS 16: ``scale * (quantized_data - zero_point)``, scale and zero point scalars or one per index of ``axis``."""
+def affine_dequantize(graph: Graph, operation: Operation) -> ConstantTensor:
+    """Return a tensor of iOS 16: ``scale * (quantized_data - zero_point)``.
+
+    Scale and zero point are scalars, or vectors along ``axis``.
+    """
     data, scale = graph.slot(operation, "quantized_data", "u8"), graph.slot(operation, "scale")
     expect(operation, data.type.name in CODES[:2], "codes of int8 or uint8", data.type.name)
     dtype = float_type(scale.type, "scales")
     rank = len(data.dims)
     axis = graph.integer(operation, "axis") or 0
     expect(operation, -rank <= axis < max(rank, 1), f"an axis of {rank} dimensions", axis)
-    grid = [1] * rank
+    scale_grid = [1] * rank
     if scale.dims:
         expect(
             operation,
@@ -84,31 +88,31 @@ def affine_dequantize(graph: Graph, operation: Operation) -> Made:
             "a scale per index",
             scale.dims,
         )
-        grid[axis] = scale.dims[0]
+        scale_grid[axis] = scale.dims[0]
     zeros, zero = _zeros(graph, operation, "zero_point", data.type, scale)
     check_output(operation, 0, scale.type, data.dims)
-    layout = on_grid(data.dims, tuple(grid), (data.type.bits, data.type.signed), zero, dtype)
-    return Made(scale.type, data.dims, layout, {CODES_PART: data, SCALES: scale, **zeros})
+    layout = on_grid(data.dims, tuple(scale_grid), (data.type.bits, data.type.signed), zero, dtype)
+    return ConstantTensor(scale.type, data.dims, layout, {CODES_PART: data, SCALES: scale, **zeros})
 
 
-def blockwise_shift_scale(graph: Graph, operation: Operation) -> Made:
-    """iOS 18: ``scale * (data - offset)``, scales of the data's rank over blocks."""
+def blockwise_shift_scale(graph: Graph, operation: Operation) -> ConstantTensor:
+    """Return a tensor of iOS 18: ``scale * (data - offset)``, with scales of the data's rank over blocks."""
     data = graph.slot(operation, "data", "u8")
     slots, layout, scale = _blockwise(graph, operation, data.type, data.dims)
     check_output(operation, 0, scale.type, data.dims)
-    return Made(scale.type, data.dims, layout, {CODES_PART: data, **slots})
+    return ConstantTensor(scale.type, data.dims, layout, {CODES_PART: data, **slots})
 
 
 def _blockwise(
     graph: Graph, operation: Operation, type: MilType, shape: Shape
 ) -> tuple[dict[str, Slot], AffineLayout, Slot]:
-    """Return the parts beside the codes, the layout, and the scales."""
+    """Return the parts other than the codes, the layout, and the scales."""
     if type.name not in CODES:
         raise LeftError(f"codes of {type.name}")
     scale = graph.slot(operation, "scale")
     dtype = float_type(scale.type, "scales")
     fits = len(scale.dims) == len(shape) and all(
-        own > 0 and size % own == 0 for size, own in zip(shape, scale.dims, strict=False)
+        count > 0 and size % count == 0 for size, count in zip(shape, scale.dims, strict=False)
     )
     expect(operation, fits, f"scales whose sizes divide those of {list(shape)}", list(scale.dims))
     zeros, zero = _zeros(graph, operation, "offset", type, scale)
@@ -117,10 +121,9 @@ def _blockwise(
 
 
 def _zeros(graph: Graph, operation: Operation, key: str, type: MilType, scale: Slot) -> tuple[dict[str, Slot], Zero]:
-    """Return the part ``zeros``, if there is one, and what the layout says of zero points.
+    """Return the part ``zeros``, if there is one, and the zero points of the layout.
 
-    Zero points that are all the same become one of the layout: a vector of zeros is what coremltools writes for
-    symmetric scales.
+    Equal zero points become a constant of the layout: coremltools writes a vector of zeros for symmetric scales.
     """
     if graph.param(operation, key) is None:
         return {}, NO_ZERO
@@ -131,27 +134,27 @@ def _zeros(graph: Graph, operation: Operation, key: str, type: MilType, scale: S
         expect(operation, scale.count == 1 or len(slot.dims) == len(scale.dims), "a zero point per scale", slot.dims)
         raise LeftError("scales and zero points of different shapes")
     if slot.count <= SMALL:
-        number = _one_number(graph.weights.read(slot.values[0]), slot, type)
-        if number is not None:
-            return {}, Constant(number) if number else NO_ZERO
+        zero_point = _common_zero_point(graph.weights.read(slot.values[0]), slot, type)
+        if zero_point is not None:
+            return {}, Constant(zero_point) if zero_point else NO_ZERO
     if not slot.type.integer:
-        raise LeftError("zero points that are no whole numbers of the codes")
+        raise LeftError("zero points that are not integers in the range of the codes")
     if slot.count != scale.count:
         raise LeftError("scales and zero points of different shapes")
     return {ZEROS: replace(slot, dtype=str(scale.type.dtype), spread=slot.dims)}, POINTS
 
 
-def _one_number(data: bytes, slot: Slot, type: MilType) -> int | None:
-    """Return the whole number that all zero points are, if they are and codes may have it."""
+def _common_zero_point(data: bytes, slot: Slot, type: MilType) -> int | None:
+    """Return the common zero point, if all are equal and in the range of the codes; else None."""
     numbers = to_numbers(data, slot.type, slot.count, "f32")
     first = float(numbers[0]) if numbers.size else 0.0
     lowest = -(1 << (type.bits - 1)) if type.signed else 0
-    whole = lowest <= first < lowest + (1 << type.bits) and first == int(first)
-    return int(first) if whole and bool((numbers == first).all()) else None
+    is_valid = lowest <= first < lowest + (1 << type.bits) and first == int(first)
+    return int(first) if is_valid and bool((numbers == first).all()) else None
 
 
-def lut_to_dense(graph: Graph, operation: Operation) -> Made:
-    """A palette; iOS 16 states the shape, and packs the indices into bytes."""
+def lut_to_dense(graph: Graph, operation: Operation) -> ConstantTensor:
+    """Return a palette tensor; with iOS 16, the operation declares the shape and indices are packed into bytes."""
     if "shape" in operation.attributes:
         return _lut_ios16(graph, operation)
     indices = graph.slot(operation, "indices", "u8")
@@ -159,12 +162,12 @@ def lut_to_dense(graph: Graph, operation: Operation) -> Made:
     shape = list(indices.dims)
     if shape:
         shape[layout.vector_axis] *= layout.vector_size
-    element_count(shape, "coreml.value", operation.where)
+    element_count(shape, "coreml.value", operation.location)
     check_output(operation, 0, type, tuple(shape))
-    return Made(type, tuple(shape), layout, {INDICES: indices, **slots})
+    return ConstantTensor(type, tuple(shape), layout, {INDICES: indices, **slots})
 
 
-def _lut_ios16(graph: Graph, operation: Operation) -> Made:
+def _lut_ios16(graph: Graph, operation: Operation) -> ConstantTensor:
     indices, lut = graph.slot(operation, "indices"), graph.slot(operation, "lut")
     shape = graph.declared_shape(operation)
     dtype = float_type(lut.type, "a palette")
@@ -178,13 +181,13 @@ def _lut_ios16(graph: Graph, operation: Operation) -> Made:
     _packed(graph, operation, indices, prod(shape), bits)
     check_output(operation, 0, lut.type, shape)
     layout = PaletteLayout(bits, (1,) * len(shape), 1, 0, dtype, dtype)
-    return Made(lut.type, shape, layout, {INDICES: indices, CODEBOOK: lut})
+    return ConstantTensor(lut.type, shape, layout, {INDICES: indices, CODEBOOK: lut})
 
 
 def _codebooks(
     graph: Graph, operation: Operation, type: MilType, shape: Shape
 ) -> tuple[dict[str, Slot], PaletteLayout, MilType]:
-    """Return palettes over indices of ``shape``: parts, layout, element type."""
+    """Return palettes for indices of ``shape``: parts, layout, element type."""
     expect(operation, not type.signed and type.bits in LUT_BITS, "indices of 1, 2, 3, 4, 6 or 8 bits", type.name)
     lut, scales, out = _codebook(graph, operation)
     dtype = float_type(out, "a palette")
@@ -207,8 +210,8 @@ def _codebooks(
 def _codebook(graph: Graph, operation: Operation) -> tuple[Slot, Slot | None, MilType]:
     """Return the numbers of the palettes, their scales, and the type of the values.
 
-    Palettes that another operation scales, one scale for each, stay the package's own numbers; others that a program
-    computes are values.
+    If another operation scales the palettes, with one scale for each, parts are the package's own numbers. If a program
+    computes the palettes in another way, the part contains the computed values.
     """
     table = graph.param(operation, "lut")
     if not isinstance(table, tuple):
@@ -223,7 +226,7 @@ def _codebook(graph: Graph, operation: Operation) -> tuple[Slot, Slot | None, Mi
 
 def _scaled_codebook(graph: Graph, operation: Operation, index: int) -> tuple[Slot, Slot, MilType]:
     if operation.type != "constexpr_blockwise_shift_scale" or index or graph.param(operation, "offset") is not None:
-        raise LeftError("palettes that are more than scaled")
+        raise LeftError("palettes that are computed in another way than scaling")
     lut, scales = graph.slot(operation, "data"), graph.slot(operation, "scale")
     exact = lut.type.name in ("int8", "uint8", "fp16", scales.type.name)
     if not exact or scales.type.name not in ("fp16", "fp32"):
@@ -231,74 +234,74 @@ def _scaled_codebook(graph: Graph, operation: Operation, index: int) -> tuple[Sl
     check_output(operation, 0, scales.type, lut.dims)
     groups = (*lut.dims[:-2], 1, 1)
     if len(scales.dims) != len(lut.dims) or any(n not in (1, g) for n, g in zip(scales.dims, groups, strict=True)):
-        raise LeftError("palettes with other scales than one each")
+        raise LeftError("palettes without exactly one scale each")
     return lut, scales, scales.type
 
 
-def sparse_to_dense(graph: Graph, operation: Operation) -> Made:
-    """A bit mask and the kept values, which may come out of another operation."""
+def sparse_to_dense(graph: Graph, operation: Operation) -> ConstantTensor:
+    """Return a tensor of a bit mask and the kept values, which may be the output of another operation."""
     values = graph.param(operation, "nonzero_data")
     if isinstance(values, tuple):
         return _sparse_chain(graph, operation, values[0])
-    kept, mask = graph.slot(operation, "nonzero_data"), graph.slot(operation, "mask")
-    dtype = float_type(kept.type, "kept values")
+    nonzeros, mask = graph.slot(operation, "nonzero_data"), graph.slot(operation, "mask")
+    dtype = float_type(nonzeros.type, "kept values")
     if "shape" in operation.attributes:
         shape = graph.declared_shape(operation)
         _packed(graph, operation, mask, prod(shape), 1)
     else:
         shape = mask.dims
-    _check_mask(operation, mask, kept, shape)
-    check_output(operation, 0, kept.type, shape)
-    layout = MaskLayout(dtype, kept.count, DenseLayout(dtype))
-    return Made(kept.type, shape, layout, {MASK: replace(mask, dtype="u8"), NONZEROS: kept})
+    _check_mask(operation, mask, nonzeros, shape)
+    check_output(operation, 0, nonzeros.type, shape)
+    layout = MaskLayout(dtype, nonzeros.count, DenseLayout(dtype))
+    return ConstantTensor(nonzeros.type, shape, layout, {MASK: replace(mask, dtype="u8"), NONZEROS: nonzeros})
 
 
-def _sparse_chain(graph: Graph, operation: Operation, inner: Operation) -> Made:
-    """The kept values are palette indices, or codes with scales; both stand over the dense tensor."""
+def _sparse_chain(graph: Graph, operation: Operation, inner: Operation) -> ConstantTensor:
+    """Return a tensor whose kept values are palette indices, or codes with scales, of the dense shape."""
     if inner.type == "constexpr_lut_to_sparse":
-        mask, kept = graph.slot(inner, "indices_mask", "u8"), graph.slot(inner, "indices_nonzero_data", "u8")
-        slots, palette, type = _codebooks(graph, inner, kept.type, mask.dims)
+        mask, nonzeros = graph.slot(inner, "indices_mask", "u8"), graph.slot(inner, "indices_nonzero_data", "u8")
+        slots, palette, type = _codebooks(graph, inner, nonzeros.type, mask.dims)
         if palette.vector_size != 1:
             raise LeftError("kept vectors")
         layout: Layout = palette
     elif inner.type == "constexpr_sparse_blockwise_shift_scale":
-        mask, kept = graph.slot(inner, "data_mask", "u8"), graph.slot(inner, "nonzero_data", "u8")
-        slots, layout, scale = _blockwise(graph, inner, kept.type, mask.dims)
+        mask, nonzeros = graph.slot(inner, "data_mask", "u8"), graph.slot(inner, "nonzero_data", "u8")
+        slots, layout, scale = _blockwise(graph, inner, nonzeros.type, mask.dims)
         type = scale.type
     else:
         raise LeftError(f"kept values from {inner.type}")
-    given, dtype = graph.param(operation, "mask"), str(type.dtype)
-    if isinstance(given, Value):
-        if not same_place(given, mask.values[0]):
+    declared_mask, dtype = graph.param(operation, "mask"), str(type.dtype)
+    if isinstance(declared_mask, Value):
+        if not is_same_blob(declared_mask, mask.values[0]):
             raise LeftError("two masks")
-        mask = replace(mask, values=(*mask.values, given))
-    elif given is None or given[0] is not inner:
+        mask = replace(mask, values=(*mask.values, declared_mask))
+    elif declared_mask is None or declared_mask[0] is not inner:
         raise LeftError("the mask of another operation")
-    _check_mask(operation, mask, kept, mask.dims)
+    _check_mask(operation, mask, nonzeros, mask.dims)
     check_output(operation, 0, type, mask.dims)
-    return Made(
+    return ConstantTensor(
         type,
         mask.dims,
-        MaskLayout(dtype, kept.count, layout),
-        {MASK: mask, NONZEROS: kept, **slots},
+        MaskLayout(dtype, nonzeros.count, layout),
+        {MASK: mask, NONZEROS: nonzeros, **slots},
     )
 
 
-def _check_mask(operation: Operation, mask: Slot, kept: Slot, shape: Shape) -> None:
+def _check_mask(operation: Operation, mask: Slot, nonzeros: Slot, shape: Shape) -> None:
     one_bit = mask.type.name == "uint1" or "shape" in operation.attributes
     expect(operation, one_bit, "a mask of uint1", mask.type.name)
-    fits = len(kept.dims) == 1 and kept.count <= prod(shape)
-    expect(operation, fits, f"at most {prod(shape)} kept values", list(kept.dims))
+    fits = len(nonzeros.dims) == 1 and nonzeros.count <= prod(shape)
+    expect(operation, fits, f"at most {prod(shape)} kept values", list(nonzeros.dims))
 
 
 def _packed(graph: Graph, operation: Operation, slot: Slot, count: int, bits: int) -> None:
-    """Check bytes that are a bit stream: how many, and that what fills the last one is 0."""
+    """Check the size of bytes that are a bit stream, and that the padding of the last byte is 0."""
     expected = (count * bits + 7) // 8
     expect(operation, slot.type is BY_NAME["uint8"] and slot.dims == (expected,), f"{expected} bytes", list(slot.dims))
     graph.check_last(slot, -count * bits % 8)
 
 
-MAPPED: Mapping[str, Callable[[Graph, Operation], Made | None]] = {
+MAPPED: Mapping[str, Callable[[Graph, Operation], ConstantTensor | None]] = {
     "const": dense,
     "constexpr_affine_dequantize": affine_dequantize,
     "constexpr_blockwise_shift_scale": blockwise_shift_scale,

@@ -1,8 +1,8 @@
-"""Which operations of a program are constants, and what tensors they are (spec/coreml.md, "Operations").
+"""Search for the constants of a program, and the tensors that they represent (spec/coreml.md, "Operations").
 
-A constant is a ``const`` that holds an array, or a ``constexpr_*`` operation: those of iOS 16 declare their parameters
-as attributes, those of iOS 18 as inputs. Operations that feed one another make one tensor: packed where a codec has a
-layout for them, else the values that they compute. Every other stored array of the program is listed as unread.
+A constant is a ``const`` that contains an array, or a ``constexpr_*`` operation: iOS 16 declares its parameters as
+attributes, iOS 18 as inputs. Operations that feed each other represent one tensor: packed if a codec has a layout for
+them, else the computed values. Every other stored array of the program is listed as unread.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from ingot.formats.coreml.compressed import MAPPED, Made, computed, is_array
-from ingot.formats.coreml.graph import Graph, Weights
+from ingot.formats.coreml.compressed import MAPPED, ConstantTensor, computed_tensor, is_array
+from ingot.formats.coreml.graph import Graph
 from ingot.formats.coreml.mil import CONSTEXPR, Operation, Program
 from ingot.formats.coreml.site import LeftError, Site
 from ingot.formats.coreml.values import Value
+from ingot.formats.coreml.weights import Weights
 
 
 @dataclass(slots=True)
 class Constants:
-    """The tensors of a program, and the reasons why others are not read, by name.
+    """The tensors of a program, and by name the reasons why others are not read.
 
     ``covered`` are the values (by ``id``) and the blobs of tensors, and of constants that are listed as unread.
     """
@@ -30,7 +31,7 @@ class Constants:
     covered: set[object] = field(default_factory=set)
 
     def unique(self, name: str) -> str:
-        """Return a name that no other tensor has, and take it: blocks beside one another may use the same names."""
+        """Return a name that no other tensor has, and register it: separate blocks may use the same names."""
         unique = name
         while unique in self.names:
             self.names[name] += 1
@@ -39,23 +40,23 @@ class Constants:
         return unique
 
     def cover(self, value: Value) -> None:
-        """Note a value as read, or as listed."""
+        """Mark a value as read, or as listed."""
         self.covered.add(id(value))
         if value.blob is not None:
             self.covered.add((value.blob.file, value.blob.offset))
 
     def is_covered(self, value: Value) -> bool:
-        """Whether a value, or one with the same blob, is noted."""
+        """Return whether a value, or a value with the same blob, is marked."""
         return id(value) in self.covered or (
             value.blob is not None and (value.blob.file, value.blob.offset) in self.covered
         )
 
 
 def find_sites(program: Program, weights: Weights) -> tuple[list[Site], dict[str, str]]:
-    """Return the tensors of a program in the order of their blobs, and why other constants are not read, by name.
+    """Return the tensors of a program in the order of their blobs, and by name why other constants are not read.
 
-    Names are those of the operations' outputs; of a program with several functions, ``function/output``. If blocks
-    beside one another use the same name, ``~2`` and so on are appended in the program's order.
+    Names are those of the operations' outputs, or ``function/output`` in a program with several functions. If separate
+    blocks use the same name, ``~2`` and so on are appended in the program's order.
 
     Raises ``FormatError`` with the rules of ``Graph``, ``BlobFile`` and of contradicting operations.
     """
@@ -66,7 +67,9 @@ def find_sites(program: Program, weights: Weights) -> tuple[list[Site], dict[str
     _list_unread(result, program)
     shared = {id(operation) for site in result.sites for operation in site.shared}
     sites = [replace(site, feeds=True) if id(site.last) in shared else site for site in result.sites]
-    sites.sort(key=lambda site: site.first_offset)  # stable: the program's order where blobs are shared
+    sites.sort(
+        key=lambda site: site.first_offset
+    )  # the sort is stable: tensors with shared blobs keep the program's order
     return sites, result.unread
 
 
@@ -90,15 +93,16 @@ def _read_function(result: Constants, program: Program, function: str, weights: 
 
 
 def _read_constant(result: Constants, graph: Graph, operation: Operation, prefix: str, *, feeds: bool) -> None:
-    """Add the tensor of an operation, or the reason why it is none. Operations that feed others are only checked."""
+    """Add the tensor of an operation, or the reason why it is none. Operations that only feed others are only
+    checked."""
     if feeds and operation.type == "const":
         return
     try:
-        tensor = _made(graph, operation)
+        tensor = _read_tensor(graph, operation)
         chain = graph.feeders(operation) if tensor is not None and not feeds else []
     except LeftError as reason:
         if not feeds:
-            name = operation.outputs[0].name if operation.outputs else operation.where
+            name = operation.outputs[0].name if operation.outputs else operation.location
             result.unread[result.unique(prefix + name)] = str(reason)
             for value in operation.values:
                 result.cover(value)
@@ -117,10 +121,10 @@ def _read_constant(result: Constants, graph: Graph, operation: Operation, prefix
             result.cover(value)
 
 
-def _made(graph: Graph, operation: Operation) -> Made | None:
+def _read_tensor(graph: Graph, operation: Operation) -> ConstantTensor | None:
     """Return the tensor of an operation; None for a setting. Raises ``LeftError``."""
     mapping = MAPPED.get(operation.type)
-    reason = "no codec says the same"
+    reason = "no codec can express it"
     if mapping is not None:
         try:
             return mapping(graph, operation)
@@ -129,13 +133,13 @@ def _made(graph: Graph, operation: Operation) -> Made | None:
     if operation.type == "const":
         raise LeftError(reason)
     try:
-        return computed(graph, operation)
+        return computed_tensor(graph, operation)
     except LeftError as error:
         raise LeftError(f"{reason}; {error}" if mapping is not None and str(error) != reason else str(error)) from error
 
 
 def _list_unread(result: Constants, program: Program) -> None:
-    """List every stored array that is no tensor's."""
+    """List every stored array that belongs to no tensor."""
     active = {id(operation) for operations in program.active.values() for operation in operations}
     several = len(program.active) > 1
     for operation in program.operations:
@@ -146,7 +150,7 @@ def _list_unread(result: Constants, program: Program) -> None:
                 continue
             result.cover(value)
             reason = (
-                f"{operation.type} takes it as {key}, without a constant of its own"
+                f"{operation.type} takes it directly as {key}, not from a constant"
                 if id(operation) in active
                 else "it belongs to a specialization that the function does not run"
             )
@@ -154,4 +158,4 @@ def _list_unread(result: Constants, program: Program) -> None:
     for value in program.stray:
         if value.blob is not None and not result.is_covered(value):
             result.cover(value)
-            result.unread[result.unique(f"blob {value.blob.offset}")] = "it stands in a list, or outside of operations"
+            result.unread[result.unique(f"blob {value.blob.offset}")] = "it is in a list, or outside of operations"

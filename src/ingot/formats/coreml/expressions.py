@@ -1,123 +1,41 @@
 """Constants that a program computes from other constants: their type and shape, and their values.
 
-The values are those that coremltools' ``decompress_weights`` computes, bit for bit. An expression is built and checked
-when a package is opened; its numbers are read and computed when they are asked for.
+The values equal those of coremltools' ``decompress_weights`` bit for bit. An expression is built and checked when a
+package is opened; its numbers are read and computed on access.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from math import prod
 
 import numpy as np
 
 from ingot.core.bytes.checked import element_count
-from ingot.errors import FormatError
-from ingot.formats.coreml.graph import Graph, Weights, check_output, expect
+from ingot.formats.coreml.graph import Graph, check_output, expect
 from ingot.formats.coreml.mil import Operation
-from ingot.formats.coreml.site import LeftError, Shape, to_numbers
+from ingot.formats.coreml.site import Expression, LeftError
 from ingot.formats.coreml.types import BY_NAME, MilType
-from ingot.formats.coreml.values import Value
+from ingot.formats.coreml.weights import Shape, to_numbers
 from ingot.model.tensor import Array
 
 MAX_DEPTH = 8
-"""Operations that may feed one another in one constant."""
+"""Maximum number of operations that feed each other in one constant."""
 _COMPUTED = ("fp16", "fp32")
 _CODES = (*_COMPUTED, "int4", "uint4", "int8", "uint8")
 _INDICES = ("uint1", "uint2", "uint3", "uint4", "uint6", "uint8")
-_BYTES_PER_ELEMENT = 24  # values, indices and what NumPy makes on the way
 _ALL_BITS = {1, 2, 4, 6, 8}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Expression:
-    """Numbers of a program: a stored value, or the output of an operation on other expressions.
-
-    Parameters
-    ----------
-    type, dims : MilType, tuple of int
-        Element type and shape.
-    value : Value or None
-        The stored value; None for a computed one.
-    operands : mapping of str to Expression
-        The inputs of the operation by their keys.
-    compute : callable or None
-        Returns the values for the values of ``operands``.
-    where : str
-        For messages.
-    level : int
-        How many operations lie between the stored values and this one.
-    """
-
-    type: MilType
-    dims: Shape
-    value: Value | None = None
-    operands: Mapping[str, Expression] = field(default_factory=dict)
-    compute: Callable[[Mapping[str, Array]], Array] | None = None
-    where: str = ""
-    level: int = 0
-
-    @property
-    def stored(self) -> int:
-        """Bytes of the stored values that this one is computed from."""
-        return sum(item.type.nbytes(prod(item.dims)) for item in self._parts() if item.value is not None)
-
-    @property
-    def memory(self) -> int:
-        """Bytes of memory that computing takes, at most."""
-        return sum(_BYTES_PER_ELEMENT * prod(item.dims) for item in self._parts())
-
-    def _parts(self) -> Iterable[Expression]:
-        """Return this expression and all that it is computed from, each once."""
-        parts: dict[int, Expression] = {}
-        waiting = [self]
-        while waiting:
-            item = waiting.pop()
-            if id(item) not in parts:
-                parts[id(item)] = item
-                waiting += item.operands.values()
-        return parts.values()
-
-    def values(self, weights: Weights, done: dict[int, Array] | None = None) -> Array:
-        """Return the values; sub-byte integers as int8 or uint8. ``done`` holds those that are computed already.
-
-        Raises ``FormatError`` ``coreml.operation`` where the stored numbers contradict each other.
-        """
-        done = {} if done is None else done
-        if id(self) in done:
-            return done[id(self)]
-        if self.compute is None:
-            assert self.value is not None
-            result = to_numbers(weights.read(self.value), self.type, prod(self.dims), _array_dtype(self.type))
-            result = result.reshape(self.dims)
-        else:
-            operands = {key: operand.values(weights, done) for key, operand in self.operands.items()}
-            with np.errstate(all="ignore"):
-                result = self.compute(operands)
-        if result.shape != self.dims:
-            raise FormatError(
-                "coreml.operation",
-                f"expected values of shape {list(self.dims)}, found {list(result.shape)}",
-                where=self.where,
-            )
-        done[id(self)] = result
-        return result
-
-
-def _array_dtype(type: MilType) -> str:
-    return type.dtype or ("i8" if type.signed else "u8")
-
-
 def expression_of(graph: Graph, operation: Operation, index: int = 0, depth: int = 0) -> Expression:
-    """Return an output of an operation as an expression; checks types and shapes, reads no weights.
+    """Return an output of an operation as an expression; checks types and shapes, but reads no weights.
 
-    Raises ``FormatError`` ``coreml.operation``, ``coreml.reference``; ``LeftError`` where the operation, or what feeds
-    it, is not known.
+    Raises ``FormatError`` ``coreml.operation``, ``coreml.reference``; ``LeftError`` if the operation, or an operation
+    that feeds it, is unknown.
     """
     outputs = graph.expressions.get(id(operation))
     if outputs is None:
-        outputs = graph.expressions[id(operation)] = _built(graph, operation, depth)
+        outputs = graph.expressions[id(operation)] = _build(graph, operation, depth)
     if isinstance(outputs, LeftError):
         raise LeftError(str(outputs))
     if not 0 <= index < len(outputs):
@@ -125,35 +43,36 @@ def expression_of(graph: Graph, operation: Operation, index: int = 0, depth: int
     return outputs[index]
 
 
-def _built(graph: Graph, operation: Operation, depth: int) -> tuple[Expression, ...] | LeftError:
-    """Return the outputs of an operation, or why there are none."""
+def _build(graph: Graph, operation: Operation, depth: int) -> tuple[Expression, ...] | LeftError:
+    """Return the outputs of an operation, or the reason why there are none."""
     build = _BUILDERS.get(operation.type)
     if build is None:
-        return LeftError(f"Ingot does not know how {operation.type} computes its values")
+        return LeftError(f"Ingot does not support {operation.type}")
     if depth >= MAX_DEPTH:
-        return LeftError(f"more than {MAX_DEPTH} operations feed one another")
+        return LeftError(f"more than {MAX_DEPTH} operations feed each other")
     try:
         outputs = build(_Params(graph, operation, depth))
     except LeftError as reason:
         return reason
     for index, item in enumerate(outputs):
-        element_count(item.dims, "coreml.value", operation.where)
+        element_count(item.dims, "coreml.value", operation.location)
         check_output(operation, index, item.type, item.dims)
     if max(item.level for item in outputs) > MAX_DEPTH:
-        return LeftError(f"more than {MAX_DEPTH} operations feed one another")
+        return LeftError(f"more than {MAX_DEPTH} operations feed each other")
     return outputs
 
 
 class _Params:
-    """The parameters of one operation as expressions."""
+    """The parameters of an operation as expressions."""
 
     def __init__(self, graph: Graph, operation: Operation, depth: int) -> None:
         self._graph, self.operation, self._depth = graph, operation, depth
-        self.where = operation.where
+        self.location = operation.location
         self.ios16 = "shape" in operation.attributes
 
     def get(self, key: str, types: tuple[str, ...]) -> Expression:
-        """Return a parameter; raises as ``expression_of``, ``FormatError`` ``coreml.operation`` if it is missing."""
+        """Return a parameter; raises the errors of ``expression_of``, ``FormatError`` ``coreml.operation`` if it is
+        missing."""
         param = self._graph.param(self.operation, key)
         if isinstance(param, tuple):
             result = expression_of(self._graph, *param, self._depth + 1)
@@ -171,8 +90,8 @@ class _Params:
     def integer(self, key: str) -> int | None:
         return self._graph.integer(self.operation, key)
 
-    def require(self, met: bool, expected: str, found: object) -> None:
-        expect(self.operation, met, expected, found)
+    def require(self, met: bool, expected: str, actual: object) -> None:
+        expect(self.operation, met, expected, actual)
 
     def shape(self) -> Shape:
         """Return the shape that an operation of iOS 16 declares."""
@@ -183,7 +102,7 @@ class _Params:
     ) -> Expression:
         """Return an expression that calls ``compute`` with the operands as keywords."""
         level = 1 + max(operand.level for operand in operands.values())
-        return Expression(type, dims, None, operands, lambda values: compute(**values), self.where, level)
+        return Expression(type, dims, None, operands, lambda values: compute(**values), self.location, level)
 
 
 def _cast(params: _Params) -> tuple[Expression, ...]:
@@ -204,15 +123,15 @@ def _affine(params: _Params) -> tuple[Expression, ...]:
     for key in ("scale", "zero"):
         dims = operands[key].dims if key in operands else ()
         params.require(not dims or dims == (data.dims[axis],), f"a {key} per index of dimension {axis}", list(dims))
-    along = [1] * rank
+    scale_shape = [1] * rank
     if rank:
-        along[axis] = -1
+        scale_shape[axis] = -1
 
     def compute(data: Array, scale: Array, zero: Array | None = None) -> Array:
         result = data.astype(np.float32)
         if zero is not None:
-            result -= zero.astype(np.float32).reshape(along if zero.ndim else ())
-        values: Array = (result * scale.reshape(along if scale.ndim else ())).astype(scale.dtype)
+            result -= zero.astype(np.float32).reshape(scale_shape if zero.ndim else ())
+        values: Array = (result * scale.reshape(scale_shape if scale.ndim else ())).astype(scale.dtype)
         return values
 
     return (params.make(scale.type, data.dims, operands, compute),)
@@ -233,16 +152,16 @@ def _shift_scale(params: _Params, dims: Shape) -> dict[str, Expression]:
     return operands
 
 
-def shifted_and_scaled(data: Array, scale: Array, offset: Array | None = None) -> Array:
-    """Return ``scale * (data - offset)`` in the type of the scales, every scale repeated over its block."""
+def shift_and_scale(data: Array, scale: Array, offset: Array | None = None) -> Array:
+    """Return ``scale * (data - offset)`` in the type of the scales, with every scale repeated over its block."""
     result = data.astype(scale.dtype)
     if offset is not None:
-        result = result - _repeated(offset, data.shape)
-    values: Array = (_repeated(scale, data.shape) * result).astype(scale.dtype)
+        result = result - _repeat(offset, data.shape)
+    values: Array = (_repeat(scale, data.shape) * result).astype(scale.dtype)
     return values
 
 
-def _repeated(values: Array, shape: Shape) -> Array:
+def _repeat(values: Array, shape: Shape) -> Array:
     for axis, size in enumerate(shape):
         if values.shape[axis] not in (0, size):
             values = np.repeat(values, size // values.shape[axis], axis)
@@ -252,11 +171,11 @@ def _repeated(values: Array, shape: Shape) -> Array:
 def _blockwise(params: _Params) -> tuple[Expression, ...]:
     data = params.get("data", _CODES)
     operands = _shift_scale(params, data.dims)
-    return (params.make(operands["scale"].type, data.dims, {"data": data, **operands}, shifted_and_scaled),)
+    return (params.make(operands["scale"].type, data.dims, {"data": data, **operands}, shift_and_scale),)
 
 
 def _lookup(params: _Params, key: str, dims: Shape, type: MilType) -> tuple[Expression, int, int]:
-    """Return the palettes for indices of ``dims``, the length of their entries, and the axis along which these lie."""
+    """Return the palettes for indices of ``dims``, the length of their entries, and the axis of the entries' values."""
     params.require(type.name in _INDICES, "indices of 1, 2, 3, 4, 6 or 8 bits", type.name)
     lut = params.get(key, _CODES)
     groups, entries = lut.dims[:-2], lut.dims[-2:]
@@ -271,8 +190,8 @@ def _lookup(params: _Params, key: str, dims: Shape, type: MilType) -> tuple[Expr
     return lut, entries[1], (axis or 0) % max(len(dims), 1)
 
 
-def looked_up(indices: Array, lut: Array, axis: int) -> Array:
-    """Return the entries of the palettes at ``indices``; the numbers of an entry follow one another along ``axis``."""
+def look_up(indices: Array, lut: Array, axis: int) -> Array:
+    """Return the entries of the palettes at ``indices``; the values of an entry are consecutive along ``axis``."""
     positions = np.ogrid[tuple(slice(size) for size in indices.shape)]
     groups = [
         position // max(1, size // count)
@@ -288,7 +207,7 @@ def looked_up(indices: Array, lut: Array, axis: int) -> Array:
 
 
 def _longer(dims: Shape, axis: int, vector: int) -> Shape:
-    return tuple(size * vector if at == axis else size for at, size in enumerate(dims))
+    return tuple(size * vector if dimension == axis else size for dimension, size in enumerate(dims))
 
 
 def _lut(params: _Params) -> tuple[Expression, ...]:
@@ -302,7 +221,7 @@ def _lut(params: _Params) -> tuple[Expression, ...]:
             lut.type,
             _longer(indices.dims, axis, vector),
             operands,
-            lambda indices, lut: looked_up(indices, lut, axis),
+            lambda indices, lut: look_up(indices, lut, axis),
         ),
     )
 
@@ -323,8 +242,8 @@ def _lut_ios16(params: _Params) -> tuple[Expression, ...]:
     return (params.make(lut.type, shape, {"indices": indices, "lut": lut}, compute),)
 
 
-def _scattered(params: _Params, values: Array, mask: Array) -> Array:
-    """Return values at the set places of a mask, zeros elsewhere."""
+def _scatter(params: _Params, values: Array, mask: Array) -> Array:
+    """Return an array with values at the set positions of a mask, and zeros elsewhere."""
     chosen = mask != 0
     params.require(int(chosen.sum()) == values.size, f"a mask with {values.size} bits set", int(chosen.sum()))
     result = np.zeros(mask.shape, values.dtype)
@@ -342,7 +261,7 @@ def _sparse(params: _Params) -> tuple[Expression, ...]:
                 nonzeros.type,
                 mask.dims,
                 {"values": nonzeros, "mask": mask},
-                lambda values, mask: _scattered(params, values, mask),
+                lambda values, mask: _scatter(params, values, mask),
             ),
         )
     mask, shape = params.get("mask", ("uint8",)), params.shape()
@@ -351,7 +270,7 @@ def _sparse(params: _Params) -> tuple[Expression, ...]:
 
     def compute(values: Array, mask: Array) -> Array:
         bits = np.unpackbits(mask, count=count, bitorder="little")
-        return _scattered(params, values, bits).reshape(shape)
+        return _scatter(params, values, bits).reshape(shape)
 
     return (params.make(nonzeros.type, shape, {"values": nonzeros, "mask": mask}, compute),)
 
@@ -378,7 +297,7 @@ def _lut_to_sparse(params: _Params) -> tuple[Expression, ...]:
     lut, vector, axis = _lookup(params, "lut", mask.dims, nonzeros.type)
 
     def compute(mask: Array, values: Array, lut: Array) -> tuple[Array, Array]:
-        dense = looked_up(_scattered(params, values, mask), lut, axis)
+        dense = look_up(_scatter(params, values, mask), lut, axis)
         longer = np.repeat(mask, vector, axis) if vector > 1 else mask
         return longer, dense[longer != 0]
 
@@ -390,7 +309,7 @@ def _sparse_blockwise(params: _Params) -> tuple[Expression, ...]:
     operands = _shift_scale(params, mask.dims)
 
     def compute(mask: Array, values: Array, scale: Array, offset: Array | None = None) -> tuple[Array, Array]:
-        dense = shifted_and_scaled(_scattered(params, values, mask), scale, offset)
+        dense = shift_and_scale(_scatter(params, values, mask), scale, offset)
         return mask, dense[mask != 0]
 
     type = operands["scale"].type

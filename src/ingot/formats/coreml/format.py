@@ -1,4 +1,4 @@
-"""The Core ML format as the rest of Ingot sees it."""
+"""The Core ML format."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ingot.errors import FormatError
-from ingot.formats.base import Catalog, Format, FormatTraits, Made, WriteOptions, in_python
+from ingot.formats.base import Catalog, Format, FormatTraits, WriteOptions, WrittenArtifact, in_python
 from ingot.formats.coreml.carry import plan_operations
-from ingot.formats.coreml.layout import FEEDS, reason_against
+from ingot.formats.coreml.layout import FEEDS, why_unsupported
 from ingot.formats.coreml.package import DATA, MANIFEST, MAX_MANIFEST, parse_manifest
 from ingot.formats.coreml.reader import read_package
 from ingot.formats.coreml.site import LeftError
@@ -21,7 +21,7 @@ from ingot.model.spec import TensorSpec
 from ingot.model.store import Store
 
 _COMPRESSED = ("_palettized_pcs", "_palettized", "_quantized", "_sparsified")
-"""What coremltools 9 appends to the name of a constant that it compresses."""
+"""Suffixes that coremltools 9 appends to the name of a constant that it compresses."""
 
 
 class CoremlFormat(Format):
@@ -30,8 +30,8 @@ class CoremlFormat(Format):
     Parameters
     ----------
     template : Template, optional
-        The package whose program tensors are to be written into, where it is known: then ``refuses`` knows the names,
-        shapes and operations that there are. ``fit`` makes such a format.
+        The package whose program tensors are written into, if there is one: ``why_unsupported`` then checks names,
+        shapes and operations. ``for_attachments`` returns a format with a template.
     """
 
     name = "coreml"
@@ -47,15 +47,15 @@ class CoremlFormat(Format):
         self._sites = {} if template is None else {site.name: site for site in template.sites}
 
     def claims(self, name: str, head: bytes) -> bool:
-        """By the name of the manifest."""
+        """Return whether the name is that of the manifest."""
         return name == MANIFEST
 
     def entry(self, names: Sequence[str]) -> str | None:
-        """The manifest, where the folder ``Data`` lies beside it."""
+        """Return the manifest, if the folder ``Data`` is next to it."""
         return MANIFEST if MANIFEST in names and f"{DATA}/" in names else None
 
     def has_sentinel(self, store: Store) -> bool:
-        """Whether the manifest names a root model: a package has no other sentinel."""
+        """Return whether the manifest names a root model: a package has no other sentinel."""
         source = store.open(MANIFEST)
         try:
             parse_manifest(bytes(source.view(0, min(source.size, MAX_MANIFEST))), MANIFEST)
@@ -66,13 +66,13 @@ class CoremlFormat(Format):
         return True
 
     def for_attachments(self, attachments: Attachments) -> CoremlFormat:
-        """Return the format for the program that is attached; errors as ``template_of``."""
+        """Return the format for the attached program; raises the errors of ``template_of``."""
         return CoremlFormat(template_of(attachments))
 
-    def refuses(self, spec: TensorSpec) -> str | None:
-        """Why no package, or not this one, can carry the tensor; None if it can."""
+    def why_unsupported(self, spec: TensorSpec) -> str | None:
+        """Return why the template, or without a template any package, cannot store the tensor; None if it can."""
         if self._template is not None:
-            return reason_against(self._template, self._sites.get(spec.name), spec)
+            return why_unsupported(self._template, self._sites.get(spec.name), spec)
         try:
             plan_operations(spec, ios18=True)
         except LeftError as reason:
@@ -80,12 +80,12 @@ class CoremlFormat(Format):
         return None
 
     def why_constant(self, name: str) -> str | None:
-        """Return why the program keeps a tensor as it is; None if a recipe may change it."""
+        """Return why the program requires a tensor to stay unchanged; None if a recipe may change it."""
         site = self._sites.get(name)
         return FEEDS if site is not None and site.feeds else None
 
     def has_constant(self, name: str) -> bool:
-        """Whether an array stands in the program itself: it stays where no other values are written."""
+        """Return whether an array is in the program itself; its values stay if none are written."""
         site = self._sites.get(name)
         return site is not None and site.inline
 
@@ -95,7 +95,7 @@ class CoremlFormat(Format):
         return site.dtype if site is not None and site.inline else None
 
     def original_name(self, name: str) -> str:
-        """Return a constant's name without what coremltools appends to it, as often as it was compressed."""
+        """Return a constant's name without the suffixes of coremltools, one for each compression."""
         while True:
             suffix = next((end for end in _COMPRESSED if name.endswith(end) and name != end), None)
             if suffix is None:
@@ -103,25 +103,25 @@ class CoremlFormat(Format):
             name = name.removesuffix(suffix)
 
     def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
-        """Validate and locate; there are no digests to verify."""
+        """Return the catalog of a package; there are no digests to verify."""
         return read_package(store)
 
     def metadata(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """None: the program has its own."""
+        """Return no metadata: the program has its own."""
         return {}
 
     def file_name(self, stem: str) -> str:
-        """The manifest's name, whatever the package is called."""
+        """Return the manifest's name, which does not depend on the package's."""
         return MANIFEST
 
     def size(self, artifact: Artifact, options: WriteOptions) -> int:
-        """Exact bytes of all files."""
+        """Return the exact bytes of all files."""
         return package_size(artifact)
 
     def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> CoremlWriter:
-        """Start writing into the program that is attached; errors as ``CoremlWriter``."""
+        """Return a writer into the attached program; raises the errors of ``CoremlWriter``."""
         return CoremlWriter(target, artifact)
 
-    def commands(self, made: Made) -> Sequence[Sequence[str]]:
-        """coremltools', on a Mac."""
-        return [in_python("import coremltools; print(coremltools.models.MLModel({}))", made.path)]
+    def commands(self, artifact: WrittenArtifact) -> Sequence[Sequence[str]]:
+        """Return coremltools' command, which works on a Mac."""
+        return [in_python("import coremltools; print(coremltools.models.MLModel({}))", artifact.path)]

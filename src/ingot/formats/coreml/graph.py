@@ -1,10 +1,9 @@
-"""What a mapping asks about a program: who gave a name, and what the numbers are."""
+"""Queries of a program: the operation that defines a name, and the numbers of a parameter."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -12,70 +11,24 @@ from ingot.core.bytes.checked import element_count
 from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.core.parsing.wire import Node
 from ingot.errors import FormatError
-from ingot.formats.coreml.blob import Blob, BlobFile, check_last_byte
+from ingot.formats.coreml.blob import check_last_byte
 from ingot.formats.coreml.mil import Operation, Param, Program
-from ingot.formats.coreml.site import LeftError, Shape, Slot
+from ingot.formats.coreml.site import Expression, LeftError, Slot
 from ingot.formats.coreml.types import MilType
 from ingot.formats.coreml.values import Value
-from ingot.model.reading.ranges import read_bytes
+from ingot.formats.coreml.weights import Shape, Weights
 
-if TYPE_CHECKING:
-    from ingot.formats.coreml.expressions import Expression
-
-# The most zero points that are read when a package is opened, to see whether they are all the same.
+# Maximum number of zero points that are read when a package is opened, to check whether all are equal.
 SMALL = 1 << 16
 MAX_FEEDERS = 64
-"""Constants from which one constant is computed, at most."""
-
-
-class Weights:
-    """The weight files of a package, opened when they are first named."""
-
-    def __init__(self, open_file: Callable[[str, str], BlobFile]) -> None:
-        self._open = open_file
-        self.files: dict[str, BlobFile] = {}
-        self._located: dict[Value, Blob] = {}
-
-    def file(self, value: Value) -> BlobFile:
-        """Return the file that a value's blob lies in."""
-        assert value.blob is not None
-        name = value.blob.file
-        if name not in self.files:
-            self.files[name] = self._open(name, value.where)
-        return self.files[name]
-
-    def locate(self, value: Value) -> tuple[BlobFile, Blob]:
-        """Return where a value's blob lies; errors as ``BlobFile.blob``."""
-        assert value.blob is not None
-        type, dims = value.shaped()
-        count = element_count(dims, "coreml.value", value.where)
-        file = self.file(value)
-        if value not in self._located:
-            self._located[value] = file.blob(value.blob.offset, type, count)
-        return file, self._located[value]
-
-    def read(self, value: Value) -> bytes:
-        """Return a value's numbers."""
-        if value.blob is None:
-            return value.bytes()
-        file, blob = self.locate(value)
-        return read_bytes(file.source, blob.offset, blob.length)
-
-    def check(self, value: Value) -> None:
-        """Validate where a value's numbers lie, and the bits behind the last of them."""
-        if value.blob is not None:
-            self.locate(value)
-            return
-        type, dims = value.shaped()
-        data, spare = value.bytes(), -element_count(dims, "coreml.value", value.where) * type.bits % 8
-        if spare and data:
-            check_last_byte(data[-1], spare, value.where)
+"""Maximum number of constants from which one constant is computed."""
 
 
 class Graph:
-    """The operations of one function as far as constants feed one another.
+    """The operations of one function, for resolving how constants feed each other.
 
-    ``expressions`` holds, by operation, the computed outputs that ``expression_of`` returned, or why there are none.
+    ``expressions`` caches by operation the computed outputs that ``expression_of`` returned, or the reason why there
+    are none.
     """
 
     def __init__(self, program: Program, function: str, weights: Weights) -> None:
@@ -88,14 +41,15 @@ class Graph:
         }
 
     def add(self, operation: Operation) -> None:
-        """Make an operation's outputs known to those that follow it."""
+        """Make an operation's outputs available to later operations."""
         for index, output in enumerate(operation.outputs):
             self._operations[id(operation.block), output.name] = (operation, index)
 
     def _find(self, operation: Operation, name: str) -> tuple[Operation, int] | None:
-        """Return the earlier operation that gives a name, in the operation's block or one around it; None if none does.
+        """Return the earlier operation that defines a name, in the operation's block or an outer block; None if none
+        does.
 
-        Raises ``FormatError`` ``coreml.reference``: a later operation gives it, or nothing does.
+        Raises ``FormatError`` ``coreml.reference``: a later operation defines it, or nothing does.
         """
         later = False
         block: Node | None = operation.block
@@ -109,15 +63,15 @@ class Graph:
             position = "later, or in a circle" if later else "nowhere"
             raise FormatError(
                 "coreml.reference",
-                f"expected {name[:200]!r} to be given before, found it {position}",
-                where=operation.where,
+                f"expected {name[:200]!r} to be defined before, but it is defined {position}",
+                where=operation.location,
             )
         return None
 
     def feeders(self, operation: Operation) -> list[Operation]:
         """Return the constants that feed an operation, directly or through others, in the program's order.
 
-        Raises ``FormatError`` ``coreml.reference``; ``LeftError`` where they are too many.
+        Raises ``FormatError`` ``coreml.reference``; ``LeftError`` if there are too many.
         """
         waiting, feeders = [operation], dict[int, Operation]()
         while waiting:
@@ -132,7 +86,7 @@ class Graph:
         return sorted(feeders.values(), key=lambda item: item.node.tag)
 
     def exclusive(self, operation: Operation, chain: Sequence[Operation]) -> list[Operation]:
-        """Return those of the constants ``chain`` that feed nothing but ``operation``, directly or through others."""
+        """Return the constants of ``chain`` that feed nothing but ``operation``, directly or through others."""
         chosen = list(chain)
         while True:
             counts = Counter(
@@ -148,12 +102,12 @@ class Graph:
             chosen = fewer
 
     def param(self, operation: Operation, key: str) -> Value | tuple[Operation, int] | None:
-        """Return a parameter: a value, or the earlier operation and which of its outputs; None if it is not there.
+        """Return a parameter: a value, or the earlier operation and the index of its output; None if it is absent.
 
         The output of a ``const`` is its value.
 
-        Raises ``FormatError`` ``coreml.reference``: nothing before the operation has that name; ``LeftError``: it is
-        given by something that is no constant.
+        Raises ``FormatError`` ``coreml.reference``: no earlier operation defines the name; ``LeftError``: its source is
+        not constant.
         """
         value: Param = operation.inputs.get(key) or operation.attributes.get(key)
         if not isinstance(value, str):
@@ -167,29 +121,31 @@ class Graph:
         return constant if isinstance(constant, Value) else source
 
     def value(self, operation: Operation, key: str) -> Value:
-        """Return a parameter that has to be stored numbers.
+        """Return a parameter that must be stored numbers.
 
-        Raises ``FormatError`` ``coreml.operation`` where it is missing, ``LeftError`` where another operation gives it.
+        Raises ``FormatError`` ``coreml.operation`` if it is missing, ``LeftError`` if another operation computes it.
         """
         param = self.param(operation, key)
         if param is None:
-            raise FormatError("coreml.operation", f"expected a parameter {key!r}, found none", where=operation.where)
+            raise FormatError(
+                "coreml.operation", f"expected a parameter {key!r}, but it is missing", where=operation.location
+            )
         if not isinstance(param, Value):
             raise LeftError(f"{key} is the result of {param[0].type}")
         self.weights.check(param)
         return param
 
     def slot(self, operation: Operation, key: str, dtype: str | None = None) -> Slot:
-        """Return a parameter's numbers as a part of bytes of ``dtype``, by default its own type.
+        """Return a parameter's numbers as a part of bytes of ``dtype``, by default of its own type.
 
-        Raises as ``value``.
+        Raises the errors of ``value``.
         """
         value = self.value(operation, key)
         type, dims = value.shaped()
         return Slot((value,), type, dims, dtype or type.dtype or "u8")
 
     def check_last(self, slot: Slot, spare: int) -> None:
-        """Refuse set bits among the last ``spare`` of a stream that the program calls bytes.
+        """Raise an error if one of the last ``spare`` bits of a stream of bytes is set.
 
         Raises ``FormatError`` ``coreml.padding-bits``.
         """
@@ -201,16 +157,16 @@ class Graph:
         else:
             file, blob = self.weights.locate(value)
             last = file.last_byte(blob)
-        check_last_byte(last, spare, value.where)
+        check_last_byte(last, spare, value.location)
 
     def integer(self, operation: Operation, key: str) -> int | None:
-        """Return a parameter that is one whole number; None if it is not there."""
+        """Return a parameter that is a single integer; None if it is absent."""
         if self.param(operation, key) is None:
             return None
         value = self.value(operation, key)
         type, dims = value.shaped()
-        if not type.integer or type.dtype is None or element_count(dims, "coreml.value", value.where) != 1:
-            raise FormatError("coreml.operation", f"expected one whole number as {key!r}", where=operation.where)
+        if not type.integer or type.dtype is None or element_count(dims, "coreml.value", value.location) != 1:
+            raise FormatError("coreml.operation", f"expected a single integer as {key!r}", where=operation.location)
         return int.from_bytes(self.weights.read(value), "little", signed=type.signed)
 
     def declared_shape(self, operation: Operation) -> Shape:
@@ -221,32 +177,32 @@ class Graph:
         data = self.weights.read(value)
         shape = tuple(np.frombuffer(data, numpy_dtype(str(type.dtype))).tolist())
         expect(operation, all(size >= 0 for size in shape), "a shape", list(shape))
-        element_count(shape, "coreml.value", operation.where)
+        element_count(shape, "coreml.value", operation.location)
         return shape
 
 
-def expect(operation: Operation, met: bool, expected: str, found: object) -> None:
-    """Refuse parameters that contradict each other: ``FormatError`` ``coreml.operation``."""
+def expect(operation: Operation, met: bool, expected: str, actual: object) -> None:
+    """Raise ``FormatError`` ``coreml.operation`` if parameters contradict each other."""
     if not met:
-        raise FormatError("coreml.operation", f"expected {expected}, found {found}", where=operation.where)
+        raise FormatError("coreml.operation", f"expected {expected}, found {actual}", where=operation.location)
 
 
-def float_type(type: MilType, what: str) -> str:
-    """Return Ingot's name of a float type that codecs take; ``LeftError`` for any other."""
+def float_type(type: MilType, description: str) -> str:
+    """Return Ingot's name of a float type that codecs support; raises ``LeftError`` for any other type."""
     if type.name not in ("fp16", "fp32", "bf16"):
-        raise LeftError(f"expected {what} of fp16, fp32 or bf16, found {type.name}")
+        raise LeftError(f"expected {description} of fp16, fp32 or bf16, found {type.name}")
     return str(type.dtype)
 
 
-def same_place(first: Value, other: Value) -> bool:
-    """Whether two values are the same blob."""
+def is_same_blob(first: Value, other: Value) -> bool:
+    """Return whether two values are the same blob."""
     if first.blob is None or other.blob is None:
         return False
     return (first.blob.file, first.blob.offset, first.dims) == (other.blob.file, other.blob.offset, other.dims)
 
 
 def check_output(operation: Operation, index: int, dtype: MilType, shape: Shape) -> None:
-    """Compare an operation's declared output with what its parameters give."""
+    """Compare an operation's declared output with the type and shape that its parameters imply."""
     expect(operation, index < len(operation.outputs), "an output", "none")
     output = operation.outputs[index]
     expect(

@@ -1,4 +1,4 @@
-"""A package of one linear or convolution layer, without its numbers: what a writer puts a weight into."""
+"""A package of one linear or convolution layer, without values: the template into which a weight is written."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ WEIGHT, BIAS = "weight", "bias"
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A layer to be made.
+    """A layer to be built.
 
     Parameters
     ----------
     shape : tuple of int
-        Of the weight: [out, in] for a linear layer, [out, in, size, ...] with one or two sizes for a convolution.
+        Shape of the weight: [out, in] for a linear layer, [out, in, size, ...] with one or two sizes for a convolution.
     bias : bool
         Whether a bias of [out] is added.
     opset : {"iOS16", "iOS17", "iOS18"}
     spatial : tuple of int
-        Sizes of a convolution's input beside batch (1) and channels.
+        Sizes of a convolution's input except batch (1) and channels.
     """
 
     shape: tuple[int, ...]
@@ -47,21 +47,21 @@ class Layer:
 
 
 def layer_template(layer: Layer) -> Template:
-    """Return the package of a layer whose weight and bias are dense fp16 constants of no particular value."""
-    made = Builder(layer.opset)
-    inputs = {"x": "x", WEIGHT: made.weight(WEIGHT, layer.shape)}
+    """Return the package of a layer whose weight and bias are dense fp16 constants with undefined values."""
+    builder = Builder(layer.opset)
+    inputs = {"x": "x", WEIGHT: builder.weight(WEIGHT, layer.shape)}
     if layer.bias:
-        inputs[BIAS] = made.weight(BIAS, layer.shape[:1])
+        inputs[BIAS] = builder.weight(BIAS, layer.shape[:1])
     if len(layer.shape) > 2:
-        inputs |= _settings(layer, made)
-    made.add("linear" if len(layer.shape) == 2 else "conv", "y", inputs, layer.output)
-    return made.template([Feature("x", FP16, layer.input)], [Feature("y", FP16, layer.output)])
+        inputs |= _settings(layer, builder)
+    builder.add("linear" if len(layer.shape) == 2 else "conv", "y", inputs, layer.output)
+    return builder.template([Feature("x", FP16, layer.input)], [Feature("y", FP16, layer.output)])
 
 
-def _settings(layer: Layer, made: Builder) -> dict[str, str]:
-    """Make the constants that a convolution needs beside its weight, and return what binds them."""
+def _settings(layer: Layer, builder: Builder) -> dict[str, str]:
+    """Add the constants that a convolution needs besides its weight, and return the inputs bound to them."""
     rank = len(layer.spatial)
     numbers = {"strides": [1] * rank, "pad": [0] * (2 * rank), "dilations": [1] * rank}
-    bound = {key: made.constant(f"y_{key}", np.array(values, np.int32)) for key, values in numbers.items()}
-    bound["groups"] = made.constant("y_groups", np.int32(1))
-    return {**bound, "pad_type": made.text("y_pad_type", "valid")}
+    bound = {key: builder.constant(f"y_{key}", np.array(values, np.int32)) for key, values in numbers.items()}
+    bound["groups"] = builder.constant("y_groups", np.int32(1))
+    return {**bound, "pad_type": builder.text("y_pad_type", "valid")}

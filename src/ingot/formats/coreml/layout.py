@@ -1,7 +1,7 @@
-"""Where everything lies in the weight files of a package to be written; decided by the specs alone.
+"""The offsets in the weight files of a package to be written; they follow from the specs alone.
 
-Numbers keep the order of the package that the program comes from, so that a package whose tensors are all kept is the
-same package. Arrays of fewer than ten elements stand in the program itself, as coremltools has it.
+Numbers keep the order of the package that provides the program, so that a package with unchanged tensors stays the
+same. Arrays of fewer than ten elements are in the program itself, like coremltools writes them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ingot.errors import UnsupportedError
-from ingot.formats.coreml.blob import HEADER, METADATA, Blob, aligned
+from ingot.formats.coreml.blob import HEADER, METADATA, Blob, align
 from ingot.formats.coreml.carry import PlannedOp, Stored, plan_operations
 from ingot.formats.coreml.mil import Operation
 from ingot.formats.coreml.site import LeftError, Site, Slot
@@ -29,12 +29,13 @@ Key = tuple[int, str]
 
 @dataclass(slots=True)
 class Entry:
-    """One array of a tensor to be stored: ``key`` says of which operation (-1: of the program as it was) and parameter.
+    """An array of a tensor to be stored; ``key`` is the index of the operation (-1: an unchanged one) and the
+    parameter.
 
-    ``values`` are the places of a kept operation that name it. ``offset`` is of its metadata, None where it stands in
-    the program; then ``data`` are its bytes. ``copied`` is a blob of a kept operation that is no part. ``share`` is
-    what it has in common with arrays that were the same blob, and may be again; ``reused`` tells that it lies where
-    such a one does. ``fixed`` is a part that is not written: its numbers stay as the program has them.
+    ``values`` are the references to it in an unchanged operation. ``offset`` is that of its metadata, None if it is in
+    the program; then ``data`` are its bytes. ``copied`` is a blob of an unchanged operation that is no part. ``share``
+    identifies arrays that were the same blob, and may be again. ``reused`` is true if it has the offset of one of
+    these. ``fixed`` is a part that is not written: its numbers stay unchanged.
     """
 
     key: Key
@@ -50,13 +51,13 @@ class Entry:
 
     @property
     def nbytes(self) -> int:
-        """Bytes as stored."""
+        """Number of stored bytes."""
         return self.copied[0].length if self.copied else self.stored.type.nbytes(self.stored.count)
 
 
 @dataclass(slots=True)
 class TensorPlan:
-    """How one tensor is written: its operations as they are (``operations`` empty) or new ones."""
+    """The plan for writing a tensor: its operations unchanged (``operations`` is empty) or new ones."""
 
     site: Site
     spec: TensorSpec
@@ -73,8 +74,8 @@ class TensorPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftBlob:
-    """A blob that is no tensor's: copied as it is."""
+class OtherBlob:
+    """A blob that belongs to no tensor, which is copied unchanged."""
 
     file: str
     old: int
@@ -85,31 +86,31 @@ class LeftBlob:
 
 @dataclass(slots=True)
 class FileEnd:
-    """How far a weight file is laid out."""
+    """The end of a weight file that is being laid out, and its number of blobs."""
 
     end: int = HEADER
     count: int = 0
 
     def take(self, nbytes: int) -> int:
-        """Lay out a blob; return the offset of its metadata."""
-        offset = aligned(self.end)
+        """Add a blob; return the offset of its metadata."""
+        offset = align(self.end)
         self.end = offset + METADATA + nbytes
         self.count += 1
         return offset
 
 
 def opset_number(template: Template, site: Site) -> int:
-    """Return N of the opset CoreMLN of a tensor's function; 0 for one of another name."""
+    """Return N of the opset CoreMLN of a tensor's function; 0 for another name."""
     text = template.program.opsets.get(site.last.function, "").removeprefix("CoreML")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 4 else 0
 
 
-def reason_against(template: Template, site: Site | None, spec: TensorSpec) -> str | None:
-    """Why a program cannot have this tensor; None if it can."""
+def why_unsupported(template: Template, site: Site | None, spec: TensorSpec) -> str | None:
+    """Return why a program cannot contain this tensor; None if it can."""
     if site is None:
         return "the program has no constant of this name"
     if (site.shape, site.dtype) != (spec.shape, spec.dtype):
-        return f"the program has {site.dtype} {list(site.shape)} there, found {spec.dtype} {list(spec.shape)}"
+        return f"the program has {site.dtype} {list(site.shape)} under this name, found {spec.dtype} {list(spec.shape)}"
     if is_kept(site, spec):
         return None
     if site.feeds:
@@ -118,18 +119,18 @@ def reason_against(template: Template, site: Site | None, spec: TensorSpec) -> s
 
 
 def _opset_reason(opset: int, spec: TensorSpec) -> str | None:
-    """Why an opset has no operations for a tensor; None if it has."""
+    """Return why an opset has no operations for a tensor; None if it has."""
     if opset < IOS16 and spec.codec != DenseLayout.codec:
         return f"opset CoreML{opset} has no compressed constants; convert the model for iOS 16 or later"
     try:
         plan_operations(spec, ios18=opset >= IOS18)
     except LeftError as reason:
-        return f"{reason} (the program is of opset CoreML{opset})"
+        return f"{reason} (the program has opset CoreML{opset})"
     return None
 
 
 def is_kept(site: Site, spec: TensorSpec) -> bool:
-    """Whether a tensor is stored just as the program has it, so that its operations can stay."""
+    """Return whether a tensor is stored like in the program, so that its operations can stay."""
     parts = {part.role: (part.dtype, part.length, part.encoding) for part in spec.parts}
     slots = {role: (slot.dtype, slot.length, "raw") for role, slot in site.slots.items()}
     if site.layout.codec != spec.codec or parts != slots:
@@ -138,31 +139,31 @@ def is_kept(site: Site, spec: TensorSpec) -> bool:
 
 
 class Layout:
-    """The places of all numbers, given out tensor by tensor.
+    """The offsets of all numbers, assigned tensor by tensor.
 
-    Raises ``UnsupportedError``: ``coreml.tensor``, a tensor that the program cannot have; ``coreml.tensor-missing``, a
-    constant of the program without a tensor; ``coreml.reference-unknown``, references to weights that are not
-    understood, which could not be put right.
+    Raises ``UnsupportedError``: ``coreml.tensor``, a tensor that the program cannot contain; ``coreml.tensor-missing``,
+    a constant of the program without a tensor; ``coreml.reference-unknown``, unknown references to weights, which could
+    not be updated.
     """
 
     def __init__(self, template: Template, specs: Sequence[TensorSpec]) -> None:
         self.template = template
         self.sites = {site.name: site for site in template.sites}
         for spec in specs:
-            reason = reason_against(template, self.sites.get(spec.name), spec)
+            reason = why_unsupported(template, self.sites.get(spec.name), spec)
             if reason is not None:
                 raise UnsupportedError(reason, rule="coreml.tensor", where=spec.name)
         missing = {site.name for site in template.sites if not site.inline} - {spec.name for spec in specs}
         if missing:
             raise UnsupportedError(
-                "expected a tensor for every constant of the program, found none for this one",
+                "expected a tensor for every constant of the program, but this constant has none",
                 rule="coreml.tensor-missing",
                 where=min(missing),
             )
         require_known_references(template)
         self.files = {name: FileEnd() for name in sorted(template.weights.files)}
         self.plans: list[TensorPlan] = []
-        self.left: dict[tuple[str, int], LeftBlob] = {}
+        self.other_blobs: dict[tuple[str, int], OtherBlob] = {}
         self._shared: dict[tuple[object, ...], Entry] = {}
         self.unused = self._unused(specs)
         self._waiting = self._left_of(specs)
@@ -176,11 +177,11 @@ class Layout:
             if id(site) not in changed:
                 stays |= {id(operation) for operation in site.shared}
         chosen = {id(item): item for site in replaced for item in site.shared if id(item) not in stays}
-        gone = [operation for site in replaced for operation in site.operations]
+        removed = [operation for site in replaced for operation in site.operations]
         while True:
             counts = Counter(
                 (item.function, name)
-                for item in (*gone, *chosen.values())
+                for item in (*removed, *chosen.values())
                 for name in item.inputs.values()
                 if isinstance(name, str)
             )
@@ -198,35 +199,36 @@ class Layout:
                 del chosen[key]
 
     def _left_of(self, specs: Sequence[TensorSpec]) -> list[tuple[str, int]]:
-        """Return the blobs that no tensor brings, in the order of their file."""
-        brought = {id(value) for operation in self.unused for value in operation.values}
+        """Return the blobs that belong to no tensor, in the order of their file."""
+        covered = {id(value) for operation in self.unused for value in operation.values}
         for spec in specs:
-            brought |= {id(value) for operation in self.sites[spec.name].operations for value in operation.values}
-        left = {
+            covered |= {id(value) for operation in self.sites[spec.name].operations for value in operation.values}
+        remaining = {
             (value.blob.file, value.blob.offset)
             for value in self.template.program.values()
-            if value.blob is not None and id(value) not in brought
+            if value.blob is not None and id(value) not in covered
         }
-        return sorted(left)
+        return sorted(remaining)
 
-    def place_left(self, file: str | None = None, before: int = 0) -> list[LeftBlob]:
-        """Lay out the blobs that lay before a place in a file; all that are left without one."""
-        now = [left for left in self._waiting if file is None or (left[0] == file and left[1] < before)]
-        self._waiting = [left for left in self._waiting if left not in set(now)] if now else self._waiting
-        made = []
+    def place_other_blobs(self, file: str | None = None, before: int = 0) -> list[OtherBlob]:
+        """Assign offsets to the other blobs that preceded an offset in a file; without a file, to all remaining
+        blobs."""
+        now = [blob_key for blob_key in self._waiting if file is None or (blob_key[0] == file and blob_key[1] < before)]
+        self._waiting = [blob_key for blob_key in self._waiting if blob_key not in set(now)] if now else self._waiting
+        placed = []
         for name, old in now:
-            blob, raw = self.template.weights.files[name].whole(old)
-            item = LeftBlob(name, old, self.files[name].take(blob.length), blob, raw)
-            self.left[name, old] = item
-            made.append(item)
-        return made
+            blob, raw = self.template.weights.files[name].blob_of_any_type(old)
+            item = OtherBlob(name, old, self.files[name].take(blob.length), blob, raw)
+            self.other_blobs[name, old] = item
+            placed.append(item)
+        return placed
 
     def plan(self, spec: TensorSpec) -> TensorPlan:
-        """Say how a tensor is written; nothing is laid out yet."""
+        """Return the plan for writing a tensor, without assigning offsets."""
         site = self.sites[spec.name]
         file = site.first_offset[0] or next(iter(self.files), "")
         if is_kept(site, spec):
-            return TensorPlan(site, spec, file, (), self._kept(site))
+            return TensorPlan(site, spec, file, (), self._unchanged_entries(site))
         operations = plan_operations(spec, ios18=opset_number(self.template, site) >= IOS18)
         entries = [
             Entry(
@@ -240,48 +242,53 @@ class Layout:
         ]
         return TensorPlan(site, spec, file, operations, entries)
 
-    def _kept(self, site: Site) -> list[Entry]:
-        """Return a kept tensor's arrays in the order of their blobs, with those of its operations that are no part."""
+    def _unchanged_entries(self, site: Site) -> list[Entry]:
+        """Return an unchanged tensor's arrays in the order of their blobs, including blobs of its operations that
+        are no part."""
         entries: list[tuple[int, Entry]] = []
-        known: set[int] = set()
+        part_values: set[int] = set()
         for role, slot in site.slots.items():
             stored = Stored(role, slot.type, slot.dims, role, slot.dtype, spread=slot.spread)
             if site.is_fixed(slot):
                 entries.append((-1, Entry((-1, role), stored, fixed=slot)))
                 continue
-            known |= {id(value) for value in slot.values}
+            part_values |= {id(value) for value in slot.values}
             blob = slot.values[0].blob
             offset = blob.offset if blob else -1
             entries.append((offset, Entry((-1, role), stored, slot.values, inline=blob is None, share=_shared(blob))))
         for operation in site.operations:
             for value in operation.values:
-                if value.blob is not None and id(value) not in known:
+                if value.blob is not None and id(value) not in part_values:
                     file = self.template.weights.file(value)
                     type, dims = value.shaped()
                     key = f"blob {value.blob.offset} {len(entries)}"
                     stored = Stored(key, type, dims)
-                    entry = Entry((-1, key), stored, (value,), file.whole(value.blob.offset))
+                    entry = Entry((-1, key), stored, (value,), file.blob_of_any_type(value.blob.offset))
                     entries.append((value.blob.offset, entry))
         return [entry for _, entry in sorted(entries, key=lambda item: item[0])]
 
-    def place(self, plan: TensorPlan) -> None:
-        """Lay out a tensor behind what is there; what was one blob before is one again, as far as sizes tell."""
+    def assign_offsets(self, plan: TensorPlan) -> None:
+        """Assign offsets to a tensor after all others; arrays that shared a blob share it again if their sizes are
+        equal."""
         for entry in plan.entries:
             if entry.inline or entry.fixed is not None:
                 continue
-            known = self._shared.get(entry.share) if entry.share else None
-            if known is not None and (known.stored.type, known.stored.dims) == (entry.stored.type, entry.stored.dims):
-                entry.offset, entry.reused = known.offset, True
+            shared = self._shared.get(entry.share) if entry.share else None
+            if shared is not None and (shared.stored.type, shared.stored.dims) == (
+                entry.stored.type,
+                entry.stored.dims,
+            ):
+                entry.offset, entry.reused = shared.offset, True
             else:
                 entry.offset = self.files[plan.file].take(entry.nbytes)
         self.remember(plan)
 
     def part(self, plan: TensorPlan, entry: Entry) -> None:
-        """Give an array a place of its own after all: its bytes turned out to be others."""
+        """Assign a separate offset to an array whose bytes turned out to differ from those of the shared blob."""
         entry.offset, entry.reused = self.files[plan.file].take(entry.nbytes), False
 
     def remember(self, plan: TensorPlan) -> None:
-        """Let later arrays share those of a tensor that was laid out."""
+        """Let later arrays share blobs with the arrays of a tensor whose offsets are assigned."""
         for entry in plan.entries:
             if entry.share and entry.offset is not None:
                 self._shared.setdefault(entry.share, entry)
@@ -292,15 +299,16 @@ def _shared(blob: BlobRef | None) -> tuple[object, ...]:
 
 
 def require_known_references(template: Template) -> None:
-    """Refuse a program in which weight files are named at places that were not looked at.
+    """Raise an error for a program with references to weight files at unknown positions.
 
-    Offsets move when weights are written again; one that stays behind would point at other numbers, or at none.
+    Offsets change when weights are written again; a reference that is not updated would refer to other numbers.
     """
     prefix = b"@model_path/"
     references = sum(1 for value in template.program.values() if value.blob is not None)
     if template.model.count(prefix) != references:
         raise UnsupportedError(
-            f"expected {references} references to weights, found {template.model.count(prefix)}: some stand where "
-            "Ingot does not look, so that it cannot write this package",
+            f"expected {references} references to weights, found {template.model.count(prefix)}: some are at positions "
+            "that "
+            "Ingot does not support, so that it cannot write this package",
             rule="coreml.reference-unknown",
         )

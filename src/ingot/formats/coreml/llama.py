@@ -1,7 +1,7 @@
-"""A Llama as an ML program: scores of every position of a window, all weights as tensors (``spec/coreml.md``).
+"""A Llama as an ML program: logits of every position of a window, all weights as tensors (``spec/coreml.md``).
 
-The arithmetic is that of ``ingot.demo.llama``, in fp16. Where squares would overflow it is written otherwise: the root
-mean square of x is the deviation of [x, -x], whose mean is 0, so that no square stands in the program.
+The arithmetic is that of ``ingot.demo.llama``, in fp16, except where squares would overflow: the root mean square of x
+is the standard deviation of [x, -x], whose mean is 0, so the program contains no square.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ _MASKED = 30000.0  # below every score; in fp16, and exp(-30000) is 0
 
 
 def constant_name(tensor: str) -> str:
-    """Return the name of a tensor's constant: an identifier, as converters make it."""
+    """Return the name of a tensor's constant: an identifier, in the form that converters create."""
     return tensor.replace(".", "_")
 
 
 def llama_template(config: LlamaConfig, context: int, opset: str) -> Template:
-    """Return the package of a model that scores ``context`` tokens; its weights have no particular value."""
+    """Return the package of a model that computes logits for ``context`` tokens; its weights have undefined values."""
     return _Llama(config, context, opset).template()
 
 
 class _Llama:
     def __init__(self, config: LlamaConfig, context: int, opset: str) -> None:
-        self._config, self._context, self._made = config, context, Builder(opset)
+        self._config, self._context, self._builder = config, context, Builder(opset)
         self._opset, self._shapes = opset, config.shapes()
-        self._axes = {index: self._made.constant(f"axis_{index}", np.int32(index)) for index in range(4)}
-        self._false, self._true = self._made.flag("no", False), self._made.flag("yes", True)
-        self._eps = self._made.constant("eps", np.float16(config.eps))
-        self._last = self._made.constant("last_axis", np.array([2], np.int32))
-        self._two = self._made.constant("two", np.int32(2))
+        self._axes = {index: self._builder.constant(f"axis_{index}", np.int32(index)) for index in range(4)}
+        self._false, self._true = self._builder.flag("no", False), self._builder.flag("yes", True)
+        self._eps = self._builder.constant("eps", np.float16(config.eps))
+        self._last = self._builder.constant("last_axis", np.array([2], np.int32))
+        self._two = self._builder.constant("two", np.int32(2))
 
     def template(self) -> Template:
-        """Make the program."""
-        config, made, tokens = self._config, self._made, (1, self._context)
+        """Return the package of the program."""
+        config, builder, tokens = self._config, self._builder, (1, self._context)
         embedding = self._weight("model.embed_tokens.weight")
         inputs = {"x": embedding, "indices": INPUT, "axis": self._axes[0], "batch_dims": self._axes[0]}
         if self._opset != "iOS16":
             inputs["validate_indices"] = self._false
-        x = made.add("gather", "embedded", inputs, (*tokens, config.hidden_size))
+        x = builder.add("gather", "embedded", inputs, (*tokens, config.hidden_size))
         self._cos, self._sin = self._turns()
         self._mask = self._future()
         for layer in range(config.layers):
@@ -54,82 +54,84 @@ class _Llama:
         x = self._norm(x, "model.norm.weight")
         head = embedding if config.tied_head else self._weight("lm_head.weight")
         shape = (*tokens, config.vocab_size)
-        made.add("linear", OUTPUT, {"x": x, "weight": head}, shape)
-        return made.template([Feature(INPUT, INT32, tokens)], [Feature(OUTPUT, FP16, shape)])
+        builder.add("linear", OUTPUT, {"x": x, "weight": head}, shape)
+        return builder.template([Feature(INPUT, INT32, tokens)], [Feature(OUTPUT, FP16, shape)])
 
     def _weight(self, tensor: str) -> str:
-        return self._made.weight(constant_name(tensor), self._shapes[tensor])
+        return self._builder.weight(constant_name(tensor), self._shapes[tensor])
 
     def _shape(self, name: str, shape: Sequence[int]) -> str:
-        return self._made.constant(name, np.array(shape, np.int32))
+        return self._builder.constant(name, np.array(shape, np.int32))
 
     def _turns(self) -> tuple[str, str]:
-        """Return cosines and sines of the rotary positions, [context, head_dim / 2]; angles in float64."""
+        """Return cosines and sines of the rotary positions, [context, head_dim / 2]; angles are computed in float64."""
         config = self._config
         frequency = config.rope_theta ** (-np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim)
         angle = np.outer(np.arange(self._context, dtype=np.float64), frequency)
         cos, sin = np.cos(angle).astype(np.float16), np.sin(angle).astype(np.float16)
-        return self._made.constant("rope_cos", cos), self._made.constant("rope_sin", sin)
+        return self._builder.constant("rope_cos", cos), self._builder.constant("rope_sin", sin)
 
     def _future(self) -> str:
-        """Return what is added to scores, [context, context]: 0 for what a position may see, else far below."""
-        made, square = self._made, (self._context, self._context)
-        places = np.arange(self._context, dtype=np.int32)
-        rows, cols = made.constant("rows", places[:, None]), made.constant("columns", places[None, :])
-        seen = made.add("greater_equal", "seen", {"x": rows, "y": cols}, square, BOOL)
-        one = made.constant("one", np.float16(1))
-        seen = made.add("cast", "seen_fp16", {"x": seen, "dtype": made.text("fp16", "fp16")}, square)
-        hidden = made.add("sub", "hidden", {"x": seen, "y": one}, square)
-        far = made.constant("far_below", np.float16(_MASKED))
-        return made.add("mul", "mask", {"x": hidden, "y": far}, square)
+        """Return the attention mask, [context, context]: 0 for visible positions, a large negative number for
+        others."""
+        builder, square = self._builder, (self._context, self._context)
+        positions = np.arange(self._context, dtype=np.int32)
+        rows, cols = builder.constant("rows", positions[:, None]), builder.constant("columns", positions[None, :])
+        visible = builder.add("greater_equal", "seen", {"x": rows, "y": cols}, square, BOOL)
+        one_constant = builder.constant("one", np.float16(1))
+        visible = builder.add("cast", "seen_fp16", {"x": visible, "dtype": builder.text("fp16", "fp16")}, square)
+        hidden = builder.add("sub", "hidden", {"x": visible, "y": one_constant}, square)
+        far = builder.constant("far_below", np.float16(_MASKED))
+        return builder.add("mul", "mask", {"x": hidden, "y": far}, square)
 
     def _layer(self, x: str, prefix: str) -> str:
         config, flat = self._config, (1, self._context, self._config.hidden_size)
         name = constant_name(prefix)
         normed = self._norm(x, f"{prefix}input_layernorm.weight")
         mixed = self._attention(normed, f"{prefix}self_attn.")
-        x = self._made.add("add", f"{name}attended", {"x": x, "y": mixed}, flat)
+        x = self._builder.add("add", f"{name}attended", {"x": x, "y": mixed}, flat)
         normed = self._norm(x, f"{prefix}post_attention_layernorm.weight")
         inner = (*flat[:2], config.intermediate_size)
         gate = self._linear(normed, f"{prefix}mlp.gate_proj.weight")
-        gate = self._made.add("silu", f"{name}mlp_act", {"x": gate}, inner)
+        gate = self._builder.add("silu", f"{name}mlp_act", {"x": gate}, inner)
         up = self._linear(normed, f"{prefix}mlp.up_proj.weight")
-        product = self._made.add("mul", f"{name}mlp_product", {"x": gate, "y": up}, inner)
+        product = self._builder.add("mul", f"{name}mlp_product", {"x": gate, "y": up}, inner)
         down = self._linear(product, f"{prefix}mlp.down_proj.weight")
-        return self._made.add("add", f"{name}output", {"x": x, "y": down}, flat)
+        return self._builder.add("add", f"{name}output", {"x": x, "y": down}, flat)
 
     def _linear(self, x: str, tensor: str) -> str:
         weight = self._weight(tensor)
         shape = (1, self._context, self._shapes[tensor][0])
-        return self._made.add("linear", f"{weight}_out", {"x": x, "weight": weight}, shape)
+        return self._builder.add("linear", f"{weight}_out", {"x": x, "weight": weight}, shape)
 
     def _norm(self, x: str, tensor: str) -> str:
-        """Return x over its root mean square, times a weight."""
-        made, name, flat = self._made, constant_name(tensor), (1, self._context, self._config.hidden_size)
+        """Return x divided by its root mean square, times a weight."""
+        builder, name, flat = self._builder, constant_name(tensor), (1, self._context, self._config.hidden_size)
         double = (*flat[:2], 2 * flat[2])
-        minus = made.constant(f"{name}_minus", np.float16(-1))
-        negative = made.add("mul", f"{name}_negative", {"x": x, "y": minus}, flat)
+        minus = builder.constant(f"{name}_minus", np.float16(-1))
+        negative = builder.add("mul", f"{name}_negative", {"x": x, "y": minus}, flat)
         both = self._concat(f"{name}_both", [x, negative], self._axes[2], double)
         inputs = {"x": both, "axes": self._last, "epsilon": self._eps}
-        both = made.add("layer_norm", f"{name}_normed", inputs, double)
+        both = builder.add("layer_norm", f"{name}_normed", inputs, double)
         halves = [f"{name}_first", f"{name}_second"]
         inputs = {"x": both, "num_splits": self._two, "axis": self._axes[2]}
-        first = made.several("split", halves, inputs, [flat, flat])[0]
-        return made.add("mul", f"{name}_out", {"x": first, "y": self._weight(tensor)}, flat)
+        first = builder.several("split", halves, inputs, [flat, flat])[0]
+        return builder.add("mul", f"{name}_out", {"x": first, "y": self._weight(tensor)}, flat)
 
     def _concat(self, name: str, values: Sequence[str], axis: str, shape: tuple[int, ...]) -> str:
         inputs: Mapping[str, str | Sequence[str]] = {"values": values, "axis": axis, "interleave": self._false}
-        return self._made.add("concat", name, inputs, shape)
+        return self._builder.add("concat", name, inputs, shape)
 
     def _attention(self, x: str, prefix: str) -> str:
-        """Return attention as in ``demo.llama.attention``: the query heads that share a key go through one product."""
-        config, made, seq, name = self._config, self._made, self._context, constant_name(prefix)
+        """Return attention like ``demo.llama.attention``: query heads that share a key are multiplied in one
+        product."""
+        config, builder, seq, name = self._config, self._builder, self._context, constant_name(prefix)
         heads, keys, dim = config.heads, config.kv_heads, config.head_dim
-        scale = made.constant(f"{name}scale", np.float16(dim**-0.5))
+        scale = builder.constant(f"{name}scale", np.float16(dim**-0.5))
         q = self._rotated(
             self._split_heads(self._linear(x, f"{prefix}q_proj.weight"), f"{name}q", heads), f"{name}q", heads
         )
-        q = made.add("mul", f"{name}q_scaled", {"x": q, "y": scale}, (1, heads, seq, dim))
+        q = builder.add("mul", f"{name}q_scaled", {"x": q, "y": scale}, (1, heads, seq, dim))
         k = self._rotated(
             self._split_heads(self._linear(x, f"{prefix}k_proj.weight"), f"{name}k", keys), f"{name}k", keys
         )
@@ -138,8 +140,8 @@ class _Llama:
         q = self._reshape(f"{name}q_rows", q, (1, keys, rows, dim))
         scores = self._matmul(f"{name}scores", q, k, (1, keys, rows, seq), turned=True)
         scores = self._reshape(f"{name}scores_heads", scores, (1, heads, seq, seq))
-        scores = made.add("add", f"{name}masked", {"x": scores, "y": self._mask}, (1, heads, seq, seq))
-        weights = made.add("softmax", f"{name}weights", {"x": scores, "axis": self._axes[3]}, (1, heads, seq, seq))
+        scores = builder.add("add", f"{name}masked", {"x": scores, "y": self._mask}, (1, heads, seq, seq))
+        weights = builder.add("softmax", f"{name}weights", {"x": scores, "axis": self._axes[3]}, (1, heads, seq, seq))
         weights = self._reshape(f"{name}weights_rows", weights, (1, keys, rows, seq))
         mixed = self._matmul(f"{name}mixed", weights, v, (1, keys, rows, dim), turned=False)
         mixed = self._reshape(f"{name}mixed_heads", mixed, (1, heads, seq, dim))
@@ -152,28 +154,28 @@ class _Llama:
         return self._transpose(f"{name}_by_head", x, (1, heads, self._context, dim))
 
     def _rotated(self, x: str, name: str, heads: int) -> str:
-        """Turn pairs of channels, one of each half, by the angles of their positions."""
-        made, half = self._made, (1, heads, self._context, self._config.head_dim // 2)
+        """Rotate pairs of channels, one from each half, by the angles of their positions."""
+        builder, half = self._builder, (1, heads, self._context, self._config.head_dim // 2)
         inputs = {"x": x, "num_splits": self._two, "axis": self._axes[3]}
-        first, second = made.several("split", [f"{name}_low", f"{name}_high"], inputs, [half, half])
-        turned = {}
+        first, second = builder.several("split", [f"{name}_low", f"{name}_high"], inputs, [half, half])
+        products = {}
         for key, value, table in (
             ("low_cos", first, self._cos),
             ("high_sin", second, self._sin),
             ("high_cos", second, self._cos),
             ("low_sin", first, self._sin),
         ):
-            turned[key] = made.add("mul", f"{name}_{key}", {"x": value, "y": table}, half)
-        low = made.add("sub", f"{name}_turned_low", {"x": turned["low_cos"], "y": turned["high_sin"]}, half)
-        high = made.add("add", f"{name}_turned_high", {"x": turned["high_cos"], "y": turned["low_sin"]}, half)
+            products[key] = builder.add("mul", f"{name}_{key}", {"x": value, "y": table}, half)
+        low = builder.add("sub", f"{name}_turned_low", {"x": products["low_cos"], "y": products["high_sin"]}, half)
+        high = builder.add("add", f"{name}_turned_high", {"x": products["high_cos"], "y": products["low_sin"]}, half)
         return self._concat(f"{name}_turned", [low, high], self._axes[3], (*half[:3], self._config.head_dim))
 
     def _reshape(self, name: str, x: str, shape: tuple[int, ...]) -> str:
-        return self._made.add("reshape", name, {"x": x, "shape": self._shape(f"{name}_shape", shape)}, shape)
+        return self._builder.add("reshape", name, {"x": x, "shape": self._shape(f"{name}_shape", shape)}, shape)
 
     def _transpose(self, name: str, x: str, shape: tuple[int, ...]) -> str:
-        """Exchange heads and positions; ``shape`` is that of the result."""
-        return self._made.add("transpose", name, {"x": x, "perm": self._shape(f"{name}_perm", (0, 2, 1, 3))}, shape)
+        """Exchange heads and positions; ``shape`` is the shape of the result."""
+        return self._builder.add("transpose", name, {"x": x, "perm": self._shape(f"{name}_perm", (0, 2, 1, 3))}, shape)
 
     def _matmul(self, name: str, x: str, y: str, shape: tuple[int, ...], *, turned: bool) -> str:
         inputs = {
@@ -182,4 +184,4 @@ class _Llama:
             "transpose_x": self._false,
             "transpose_y": self._true if turned else self._false,
         }
-        return self._made.add("matmul", name, inputs, shape)
+        return self._builder.add("matmul", name, inputs, shape)

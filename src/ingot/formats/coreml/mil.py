@@ -1,7 +1,7 @@
-"""The program of a model: functions, blocks, operations, as far as constants are concerned.
+"""The program of a model: functions, blocks and operations, as far as constants are concerned.
 
-Source: ``Model.proto`` and ``MIL.proto`` of coremltools. A program is a list of operations per block; an operation has
-a type, named inputs (values, or names of what earlier operations gave), named outputs and attributes.
+Source: ``Model.proto`` and ``MIL.proto`` of coremltools. A program is a list of operations per block. An operation has
+a type, named inputs (values, or names of earlier outputs), named outputs and attributes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.coreml.values import Value, parse_type, parse_value
 
 _SPECIFICATION, _PROGRAM = 1, 502
-# Other kinds of model, by their field in Model.proto.
+# Other model types, by their field in Model.proto.
 _OTHERS = {200: "a pipeline classifier", 201: "a pipeline regressor", 202: "a pipeline", 500: "a neural network"}
 _OTHERS |= {303: "a neural network regressor", 403: "a neural network classifier"}
 
@@ -31,7 +31,7 @@ Param = Value | str | None
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What an operation gives: a name, and the type as far as it is a tensor of known shape."""
+    """An output of an operation: its name, and its type and shape if it is a tensor of known shape."""
 
     name: str
     code: int
@@ -40,11 +40,11 @@ class Output:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operation:
-    """One operation.
+    """An operation.
 
-    ``inputs`` and ``attributes`` map keys to a value, the name of an earlier output, or None where it is neither (a
-    list of several). ``fields`` are the message's fields with the key of each input and attribute. ``block`` is the
-    message of the block that it stands in.
+    ``inputs`` and ``attributes`` map keys to a value, the name of an earlier output, or None for anything else (a
+    list). ``fields`` are the message's fields with the key of each input and attribute. ``block`` is the message of the
+    block that contains it.
     """
 
     type: str
@@ -65,22 +65,22 @@ class Operation:
 
     @property
     def constant(self) -> bool:
-        """Whether this is a ``const``, or an operation that computes a constant."""
+        """Return whether this is a ``const``, or an operation that computes a constant."""
         return self.type == "const" or self.type.startswith(CONSTEXPR)
 
     @property
-    def where(self) -> str:
+    def location(self) -> str:
         name = self.outputs[0].name if self.outputs else "?"
         return f"{self.node.where}: {self.type} {name!r}"
 
 
 @dataclass(slots=True)
 class Program:
-    """The constants' side of a model.
+    """The parts of a model that concern constants.
 
-    ``operations`` are those of every block in order; ``uses`` counts by function how often a name is used, ``defined``
-    has every name that is given; ``active`` tells which operations belong to the specialization that a function runs.
-    ``stray`` are values outside operations.
+    ``operations`` are those of every block in order. ``uses`` counts by function how often a name is used; ``defined``
+    are all names that are defined. ``active`` are the operations of the specialization that a function runs. ``stray``
+    are values outside of operations.
     """
 
     root: Node
@@ -93,14 +93,14 @@ class Program:
     active: dict[str, list[Operation]] = field(default_factory=dict)
 
     def values(self) -> Iterator[Value]:
-        """Yield every value that was found."""
+        """Yield every value of the program."""
         yield from self.stray
         for operation in self.operations:
             yield from operation.values
 
 
-def parse_model(data: bytes, where: str) -> Program:
-    """Read the bytes of ``model.mlmodel``.
+def parse_model(data: bytes, location: str) -> Program:
+    """Return the program of the bytes of ``model.mlmodel``.
 
     Raises
     ------
@@ -108,17 +108,17 @@ def parse_model(data: bytes, where: str) -> Program:
         ``coreml.wire``, ``coreml.utf8``, ``coreml.repeated-field``, ``coreml.depth``, ``coreml.value``,
         ``coreml.duplicate-name``, ``coreml.operation``.
     UnsupportedError
-        ``coreml.model-kind``: a model of another kind than an ML program.
+        ``coreml.model-kind``: a model other than an ML program.
     """
-    root = Node.root(data, where, RULES)
+    root = Node.root(data, location, RULES)
     fields = root.known((_SPECIFICATION, _PROGRAM))
     if not fields[_PROGRAM]:
-        kinds = [_OTHERS[item.number] for item in root.fields() if item.number in _OTHERS]
+        types = [_OTHERS[item.number] for item in root.fields() if item.number in _OTHERS]
         raise UnsupportedError(
-            f"expected an ML program, found {kinds[0] if kinds else 'a model of another kind'}; convert it with "
+            f"expected an ML program, found {types[0] if types else 'another type of model'}; convert it with "
             'convert_to="mlprogram"',
             rule="coreml.model-kind",
-            where=where,
+            where=location,
         )
     version = root.number(fields[_SPECIFICATION][0]) if fields[_SPECIFICATION] else 0
     program = Program(root, version)
@@ -126,7 +126,7 @@ def parse_model(data: bytes, where: str) -> Program:
     for item in body.known((), (_FUNCTIONS, 4))[_FUNCTIONS]:
         name, function = _entry(body.child(item))
         if name in program.uses:
-            raise _twice(name, where)
+            raise _duplicate_name(name, location)
         _function(program, name, function)
     _stray(program, body, 4)
     return program
@@ -140,29 +140,29 @@ def _function(program: Program, name: str, node: Node | None) -> None:
     opset = node.text(fields[_OPSET][0]) if fields[_OPSET] else ""
     program.opsets[name] = opset
     _stray(program, node, 4)
-    given = {text for field in fields[1] if (text := _name_of(node.child(field)))}
+    visible = {text for field in fields[1] if (text := _name_of(node.child(field)))}
     for item in fields[_SPECIALIZATIONS]:
         key, block = _entry(node.child(item))
         if block is None:
             continue
         begin = len(program.operations)
-        _block(program, block, name, set(given))
+        _block(program, block, name, set(visible))
         if key == opset:
             program.active[name] = program.operations[begin:]
 
 
-def _block(program: Program, node: Node, function: str, given: set[str]) -> None:
-    """Read a block; ``given`` are the names that it may use."""
+def _block(program: Program, node: Node, function: str, visible: set[str]) -> None:
+    """Read a block; ``visible`` are the names that it may use."""
     fields = node.known((), (1, 2, OPERATIONS))
-    given |= {text for item in fields[1] if (text := _name_of(node.child(item)))}
+    visible |= {text for item in fields[1] if (text := _name_of(node.child(item)))}
     _stray(program, node, 4)
     for item in fields[OPERATIONS]:
-        _operation(program, node, node.child(item), function, given)
-    program.defined[function] |= given
+        _operation(program, node, node.child(item), function, visible)
+    program.defined[function] |= visible
     program.uses[function].update(node.text(item) for item in fields[2])
 
 
-def _operation(program: Program, block: Node, node: Node, function: str, given: set[str]) -> None:
+def _operation(program: Program, block: Node, node: Node, function: str, visible: set[str]) -> None:
     node_fields = node.known((TYPE,))
     type = node.text(node_fields[TYPE][0]) if node_fields[TYPE] else ""
     outputs: list[Output] = []
@@ -185,15 +185,15 @@ def _operation(program: Program, block: Node, node: Node, function: str, given: 
         Operation(type, node, block, tuple(outputs), params[INPUTS], params[ATTRIBUTES], tuple(fields), function)
     )
     for inner in blocks:
-        _block(program, inner, function, set(given))
+        _block(program, inner, function, set(visible))
     for output in outputs:
-        if output.name in given:
-            raise _twice(output.name, node.where)
-        given.add(output.name)
+        if output.name in visible:
+            raise _duplicate_name(output.name, node.where)
+        visible.add(output.name)
 
 
 def _param(program: Program, node: Node | None, number: int, uses: Counter[str]) -> Param:
-    """Read the value of an attribute, or the one binding of an input; other bindings' values are strays."""
+    """Return the value of an attribute, or the only binding of an input; values of several bindings become strays."""
     if node is None:
         return None
     if number == ATTRIBUTES:
@@ -217,7 +217,7 @@ def _param(program: Program, node: Node | None, number: int, uses: Counter[str])
 
 
 def _stray(program: Program, node: Node, number: int) -> None:
-    """Note the values among the attributes of a program, function or block."""
+    """Add the values among the attributes of a program, function or block to the strays."""
     for item in node.known((), (number,))[number]:
         _, value = _entry(node.child(item))
         if value is not None:
@@ -225,7 +225,7 @@ def _stray(program: Program, node: Node, number: int) -> None:
 
 
 def _entry(node: Node) -> tuple[str, Node | None]:
-    """Return key and message of a map's entry."""
+    """Return the key and the message of a map's entry."""
     fields = node.known((1, 2))
     key = node.text(fields[1][0]) if fields[1] else ""
     return key, node.child(fields[2][0]) if fields[2] else None
@@ -243,5 +243,5 @@ def _output(node: Node) -> Output:
     return Output(name, code, dims)
 
 
-def _twice(name: str, where: str) -> FormatError:
-    return FormatError("coreml.duplicate-name", f"expected each name once, found {name[:200]!r} again", where=where)
+def _duplicate_name(name: str, location: str) -> FormatError:
+    return FormatError("coreml.duplicate-name", f"expected each name once, found {name[:200]!r} again", where=location)

@@ -1,4 +1,4 @@
-"""Packages to catalogs: every part located and validated, none read but for zero points (spec/coreml.md)."""
+"""Reader of packages: every part is located and validated; only zero points are read (spec/coreml.md)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from ingot.formats.base import Catalog
-from ingot.formats.coreml.site import Site, Slot, as_file
+from ingot.formats.coreml.site import Site, Slot
 from ingot.formats.coreml.template import Template, open_files
+from ingot.formats.coreml.weights import as_file
 from ingot.formats.shared.numbers import ComputedSource, ConvertedSource
 from ingot.model.attachments import Attachments
 from ingot.model.bytesource import MemorySource
@@ -18,7 +19,7 @@ from ingot.reporting.report import Column, Table
 
 
 def read_package(store: Store) -> Catalog:
-    """Read the package whose ``Manifest.json`` lies in ``store``; errors as ``Template`` and ``open_files``."""
+    """Return the catalog of the package in ``store``; raises the errors of ``Template`` and ``open_files``."""
     files, sources = open_files(store)
     try:
         template = Template(files)
@@ -39,7 +40,7 @@ def read_package(store: Store) -> Catalog:
 
 
 def metadata_of(template: Template) -> dict[str, str]:
-    """What a container of another kind is told of the program."""
+    """Return the metadata about the program for containers of other formats."""
     program = template.program
     opsets = ", ".join(f"{name}: {opset}" for name, opset in program.opsets.items())
     return {"coreml_specification": str(program.specification), "coreml_opsets": opsets}
@@ -50,14 +51,14 @@ def _tensor(template: Template, site: Site) -> Tensor:
     return Tensor(site.name, site.shape, site.dtype, site.layout.codec, parts, site.layout.attributes())
 
 
-def part_of(template: Template, slot: Slot, where: str) -> Part:
-    """Return the numbers of a slot as the package has them."""
+def part_of(template: Template, slot: Slot, location: str) -> Part:
+    """Return the numbers of a slot as a part."""
     if slot.computed is not None:
         expression = slot.computed
         source = ComputedSource(
-            lambda: as_file(expression.values(template.weights)), slot.length, expression.memory, where
+            lambda: as_file(expression.values(template.weights)), slot.length, expression.memory, location
         )
-        return Part(slot.dtype, slot.length, source, where=where, occupies=slot.stored)
+        return Part(slot.dtype, slot.length, source, where=location, occupies=slot.stored)
     value = slot.values[0]
     if slot.spread is not None:
 
@@ -65,12 +66,12 @@ def part_of(template: Template, slot: Slot, where: str) -> Part:
             return slot.to_part(template.weights.read(value))
 
         return Part(
-            slot.dtype, slot.length, ConvertedSource(read, slot.length, where), where=where, occupies=slot.stored
+            slot.dtype, slot.length, ConvertedSource(read, slot.length, location), where=location, occupies=slot.stored
         )
     if value.blob is None:
-        return Part(slot.dtype, slot.length, MemorySource(value.bytes(), where), where=where)
+        return Part(slot.dtype, slot.length, MemorySource(value.bytes(), location), where=location)
     file, blob = template.weights.locate(value)
-    return Part(slot.dtype, blob.length, file.source, blob.offset, where=f"{file.source.name}: {where}")
+    return Part(slot.dtype, blob.length, file.source, blob.offset, where=f"{file.source.name}: {location}")
 
 
 def _details(template: Template) -> Sequence[Table]:

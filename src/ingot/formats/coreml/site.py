@@ -1,52 +1,125 @@
-"""One constant of a program: a tensor's codec and parts, and where the program names the parts' bytes."""
+"""A constant of a program: a tensor's codec and parts, and the references to the parts' bytes in the program."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ingot.core.numeric.dtypes import DTYPES, from_file, numpy_dtype
-from ingot.core.numeric.dtypes import dtype as dtype_of
-from ingot.errors import CodecError
+from ingot.core.numeric.dtypes import DTYPES
+from ingot.errors import FormatError
 from ingot.formats.coreml.mil import Operation
 from ingot.formats.coreml.types import MilType
 from ingot.formats.coreml.values import Value
-from ingot.formats.shared.numbers import packed_rows, unpacked_rows
+from ingot.formats.coreml.weights import Shape, Weights, as_file, to_numbers
 from ingot.model.layouts.base import Layout
-from ingot.model.part import memory_part
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.model.tensor import Array
 
-if TYPE_CHECKING:
-    from ingot.formats.coreml.expressions import Expression
-
-Shape = tuple[int, ...]
+_BYTES_PER_ELEMENT = 24  # values, indices and what NumPy makes on the way
 
 
 class LeftError(Exception):
-    """The reason why operations are no tensor; readers list it, callers never see it."""
+    """The reason why operations are no tensor; readers list it. Internal to this package."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Expression:
+    """Numbers of a program: a stored value, or the output of an operation on other expressions.
+
+    Parameters
+    ----------
+    type, dims : MilType, tuple of int
+        Element type and shape.
+    value : Value or None
+        The stored value; None for a computed value.
+    operands : mapping of str to Expression
+        The inputs of the operation by their keys.
+    compute : callable or None
+        Returns the values, given the values of ``operands``.
+    location : str
+        Location in error messages.
+    level : int
+        Number of operations between the stored values and this expression.
+    """
+
+    type: MilType
+    dims: Shape
+    value: Value | None = None
+    operands: Mapping[str, Expression] = field(default_factory=dict)
+    compute: Callable[[Mapping[str, Array]], Array] | None = None
+    location: str = ""
+    level: int = 0
+
+    @property
+    def stored(self) -> int:
+        """Number of bytes of the stored values that this expression is computed from."""
+        return sum(item.type.nbytes(prod(item.dims)) for item in self._parts() if item.value is not None)
+
+    @property
+    def memory(self) -> int:
+        """Maximum bytes of memory for the computation."""
+        return sum(_BYTES_PER_ELEMENT * prod(item.dims) for item in self._parts())
+
+    def _parts(self) -> Iterable[Expression]:
+        """Return this expression and all expressions that it is computed from, each once."""
+        parts: dict[int, Expression] = {}
+        waiting = [self]
+        while waiting:
+            item = waiting.pop()
+            if id(item) not in parts:
+                parts[id(item)] = item
+                waiting += item.operands.values()
+        return parts.values()
+
+    def values(self, weights: Weights, done: dict[int, Array] | None = None) -> Array:
+        """Return the values; integers of less than a byte as int8 or uint8. ``done`` caches computed values.
+
+        Raises ``FormatError`` ``coreml.operation`` if the stored numbers contradict each other.
+        """
+        done = {} if done is None else done
+        if id(self) in done:
+            return done[id(self)]
+        if self.compute is None:
+            assert self.value is not None
+            result = to_numbers(weights.read(self.value), self.type, prod(self.dims), _array_dtype(self.type))
+            result = result.reshape(self.dims)
+        else:
+            operands = {key: operand.values(weights, done) for key, operand in self.operands.items()}
+            with np.errstate(all="ignore"):
+                result = self.compute(operands)
+        if result.shape != self.dims:
+            raise FormatError(
+                "coreml.operation",
+                f"expected values of shape {list(self.dims)}, found {list(result.shape)}",
+                where=self.location,
+            )
+        done[id(self)] = result
+        return result
+
+
+def _array_dtype(type: MilType) -> str:
+    return type.dtype or ("i8" if type.signed else "u8")
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The stored numbers behind one part.
+    """The stored numbers of a part.
 
     Parameters
     ----------
     values : tuple of Value
-        All places of the program that name them: more than one only for a mask that is bound twice, none for numbers
-        that the program computes.
+        All references to them in the program: more than one only for a mask that is bound twice, none for computed
+        numbers.
     type, dims : MilType, tuple of int
-        As the program declares them.
+        Type and shape that the program declares.
     dtype : str
         Storage type of the part.
     spread : tuple of int or None
-        The part holds the numbers as ``dtype``, repeated to this shape: zero points, which the affine codec keeps as
-        floats, and one scale for several palettes. None where the part's bytes are those that are stored.
+        If set, the part contains the numbers as ``dtype``, repeated to this shape: zero points, which the affine codec
+        stores as floats, and one scale for several palettes. None if the part's bytes are the stored bytes.
     computed : Expression or None
         The numbers, if the program computes them from others.
     """
@@ -65,18 +138,18 @@ class Slot:
 
     @property
     def stored(self) -> int:
-        """Bytes in the program or weight file."""
+        """Number of bytes in the program or weight file."""
         if self.computed is not None:
             return self.computed.stored
         return self.type.nbytes(self.count)
 
     @property
     def length(self) -> int:
-        """Bytes of the part."""
+        """Number of bytes of the part."""
         return self.type.nbytes(self.count) if self.spread is None else prod(self.spread) * DTYPES[self.dtype].bits // 8
 
     def to_part(self, data: bytes) -> bytes:
-        """Return stored bytes as the part has them."""
+        """Return the bytes of the part for stored bytes."""
         if self.spread is None:
             return data
         numbers = to_numbers(data, self.type, self.count, self.dtype).reshape(self.dims)
@@ -85,10 +158,10 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One tensor and the operations that make it.
+    """A tensor and the operations that compute it.
 
-    ``operations`` end with the one whose output it is; those before it feed nothing else. ``shared`` are operations
-    that feed the tensor and something else. ``feeds`` tells whether other tensors are computed from this one.
+    ``operations`` end with the operation whose output it is; the operations before it feed nothing else. ``shared`` are
+    operations that also feed something else. ``feeds`` is true if other tensors are computed from this tensor.
     """
 
     name: str
@@ -106,23 +179,23 @@ class Site:
 
     @property
     def inline(self) -> bool:
-        """Whether its numbers stand in the program itself, not in a weight file."""
+        """Whether the numbers are in the program itself, not in a weight file."""
         return self.first_offset == ("", 0)
 
     @property
     def first_offset(self) -> tuple[str, int]:
-        """File and offset of the first of the blobs that nothing else uses."""
+        """File and offset of the first blob that nothing else uses."""
         values = (value for operation in self.operations for value in operation.values)
         return min(((value.blob.file, value.blob.offset) for value in values if value.blob), default=("", 0))
 
     def is_fixed(self, slot: Slot) -> bool:
-        """Whether a slot's numbers stay as the program has them: it computes them, or other constants use them too."""
+        """Return whether a slot's numbers must stay unchanged: they are computed, or other constants use them too."""
         values = {id(value) for operation in self.shared for value in operation.values}
         return slot.computed is not None or any(id(value) in values for value in slot.values)
 
     @property
     def shares(self) -> tuple[tuple[str, str, int], ...]:
-        """Roles and places of its blobs: two constants with the same are stored once."""
+        """Roles and offsets of its blobs: constants with equal values of this property are stored once."""
         shared = []
         for role, slot in self.slots.items():
             blob = slot.values[0].blob if slot.values else None
@@ -131,40 +204,6 @@ class Site:
         return tuple(sorted(shared))
 
     def spec(self) -> TensorSpec:
-        """What a writer is told of the tensor where it is kept as it is stored."""
+        """Return the spec of the tensor as it is stored."""
         parts = tuple(PartSpec(role, slot.dtype, slot.length) for role, slot in self.slots.items())
         return TensorSpec(self.name, self.shape, self.dtype, self.layout.codec, parts, self.layout.attributes())
-
-
-def to_numbers(data: bytes, type: MilType, count: int, dtype: str) -> Array:
-    """Return numbers as they lie in a blob as an array of ``dtype``."""
-    if type.dtype is None:
-        return unpacked_rows(data, 1, count, type.bits, signed=type.signed).reshape(-1).astype(numpy_dtype(dtype))
-    return from_file(np.frombuffer(data, np.uint8), type.dtype).astype(numpy_dtype(dtype))
-
-
-def as_file(array: Array) -> bytes:
-    """Return an array's bytes as they lie in a file."""
-    return bytes(memory_part(array, dtype_of(array.dtype).name).view())
-
-
-def from_numbers(data: bytes, dtype: str, spread: Shape, type: MilType, dims: Shape, where: str) -> bytes:
-    """Return a part's numbers, [spread] of ``dtype``, as they lie in a blob of ``type`` and ``dims``.
-
-    Raises ``CodecError`` ``coreml.zero-point``.
-    """
-    numbers = from_file(np.frombuffer(data, np.uint8), dtype).reshape(spread)
-    first = numbers[tuple(slice(0, size) for size in dims)] if len(dims) == len(spread) else numbers.reshape(dims)
-    values = first.astype(np.float64)
-    whole = type.integer
-    low, high = (-(1 << (type.bits - 1)) if type.signed else 0), (1 << (type.bits - type.signed)) - 1
-    same = bool((np.broadcast_to(first, spread) == numbers).all()) if len(dims) == len(spread) else True
-    if not same or (whole and not bool(((values == np.rint(values)) & (values >= low) & (values <= high)).all())):
-        raise CodecError(
-            "coreml.zero-point",
-            f"expected numbers that {type.name} of shape {list(dims)} can hold, found others; choose symmetric scales",
-            where=where,
-        )
-    if type.dtype is None:
-        return packed_rows(values.astype(np.int16).reshape(1, -1), type.bits)
-    return as_file(first.astype(numpy_dtype(type.dtype)))

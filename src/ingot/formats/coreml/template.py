@@ -1,4 +1,4 @@
-"""A package that was read: its files, its program and the tensors in it; also what a writer starts from."""
+"""A package that was read: its files, its program and the tensors in it. A writer uses it as a template."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from collections.abc import Iterator, Mapping
 from ingot.errors import FormatError
 from ingot.formats.coreml.blob import BlobFile
 from ingot.formats.coreml.constants import find_sites
-from ingot.formats.coreml.graph import Weights
 from ingot.formats.coreml.mil import parse_model
 from ingot.formats.coreml.package import MANIFEST, MAX_MANIFEST, parse_manifest
 from ingot.formats.coreml.values import Value
+from ingot.formats.coreml.weights import Weights
 from ingot.model.bytesource import ByteSource
 from ingot.model.part import Part
 from ingot.model.store import Listed, Store
 
-# What a serializer of protocol buffers can write.
+# The limit of serializers of protocol buffers.
 MAX_MODEL = (1 << 31) - 1
 _DEEPEST = 8
 
 
 class Template(Mapping[str, Part]):
-    """The files of a package by their paths in it, and what they say.
+    """The files of a package by path, and their parsed contents.
 
     Raises
     ------
     FormatError
         ``coreml.manifest``, ``coreml.manifest-path``, ``coreml.missing``, ``coreml.file-size``, ``coreml.weight-path``
-        and those of ``parse_model``, ``BlobFile`` and ``find_sites``.
+        and the errors of ``parse_model``, ``BlobFile`` and ``find_sites``.
     UnsupportedError
         ``coreml.model-kind``.
     """
 
     def __init__(self, files: Mapping[str, Part]) -> None:
         self._files = files
-        self.package = parse_manifest(self._whole(MANIFEST, MAX_MANIFEST), self._where(MANIFEST))
-        self.model = self._whole(self.package.model, MAX_MODEL)
-        self.program = parse_model(self.model, self._where(self.package.model))
+        self.package = parse_manifest(self._read_file(MANIFEST, MAX_MANIFEST), self._location(MANIFEST))
+        self.model = self._read_file(self.package.model, MAX_MODEL)
+        self.program = parse_model(self.model, self._location(self.package.model))
         self.weights = Weights(self._weight_file)
         self.sites, self.unread = find_sites(self.program, self.weights)
         for value in self.program.values():
@@ -53,12 +53,12 @@ class Template(Mapping[str, Part]):
 
     @property
     def weight_paths(self) -> dict[str, str]:
-        """Weight files as the program names them, to their paths in the package."""
+        """The path in the package for each weight file that the program names."""
         return {name: self.package.weight_file(name, "") for name in self.weights.files}
 
     @property
     def headers(self) -> dict[str, bytes]:
-        """The bytes of every file that describe weights."""
+        """The bytes that describe weights, by file."""
         paths = self.weight_paths
         by_path = {path: bytes(self.weights.files[name].headers) for name, path in paths.items()}
         return {MANIFEST: bytes(self[MANIFEST].view()), self.package.model: self.model, **by_path}
@@ -66,54 +66,61 @@ class Template(Mapping[str, Part]):
     @property
     def others(self) -> list[str]:
         """Paths of the files that are neither manifest, model nor weights."""
-        known = {MANIFEST, self.package.model, *self.weight_paths.values()}
-        return [path for path in self if path not in known]
+        other_files = {MANIFEST, self.package.model, *self.weight_paths.values()}
+        return [path for path in self if path not in other_files]
 
-    def _weight_file(self, name: str, where: str) -> BlobFile:
-        path = self.package.weight_file(name, where)
+    def _weight_file(self, name: str, location: str) -> BlobFile:
+        path = self.package.weight_file(name, location)
         if path not in self._files:
-            raise FormatError("coreml.missing", f"expected {path!r}, which the program names, found none", where=where)
+            raise FormatError(
+                "coreml.missing",
+                f"expected the file {path!r}, which the program refers to, but it is missing",
+                where=location,
+            )
         return BlobFile(self._files[path].source)
 
     def _check_left(self, value: Value) -> None:
-        """Validate the place of numbers that are no tensor's, of whatever type they are."""
+        """Check the location of numbers of any type, whether they belong to a tensor or not."""
         if value.blob is None:
             return
         if value.type is not None and value.dims is not None:
             self.weights.check(value)
         else:
-            self.weights.file(value).whole(value.blob.offset)
+            self.weights.file(value).blob_of_any_type(value.blob.offset)
 
-    def _whole(self, path: str, most: int) -> bytes:
+    def _read_file(self, path: str, max_bytes: int) -> bytes:
         part = self._files.get(path)
         if part is None:
-            raise FormatError("coreml.missing", "expected this file in the package, found none", where=path)
-        if part.length > most:
-            raise FormatError("coreml.file-size", f"expected at most {most} bytes, found {part.length}", where=path)
+            raise FormatError("coreml.missing", "expected this file in the package, but it is missing", where=path)
+        if part.length > max_bytes:
+            raise FormatError(
+                "coreml.file-size", f"expected at most {max_bytes} bytes, found {part.length}", where=path
+            )
         out = bytearray(part.length)
         part.readinto(0, memoryview(out))
         return bytes(out)
 
-    def _where(self, path: str) -> str:
+    def _location(self, path: str) -> str:
         return self._files[path].source.name
 
 
 def open_files(store: Store) -> tuple[dict[str, Part], list[ByteSource]]:
-    """Open the manifest of a package and every file of its items; the sources are to be closed.
+    """Open the manifest of a package and every file of its items; the caller closes the sources.
 
-    Raises ``FormatError`` as ``parse_manifest``; ``coreml.missing`` where an item is not there; ``coreml.link`` where
-    it is a link out of the package, or lies behind one.
+    Raises ``FormatError`` like ``parse_manifest``; ``coreml.missing`` if an item does not exist; ``coreml.link`` if it
+    is a link to a location outside of the package, or is reached through such a link.
     """
     store = Listed(store)
     sources: list[ByteSource] = []
     files: dict[str, Part] = {}
 
     def take(path: str) -> None:
-        pieces = path.split("/")
-        if any(name in store.list("/".join(pieces[:depth])).outside for depth, name in enumerate(pieces)):
+        components = path.split("/")
+        if any(name in store.list("/".join(components[:depth])).outside for depth, name in enumerate(components)):
             raise FormatError(
                 "coreml.link",
-                "expected files in this package, found a link that leads out of it: copy the package with `cp -rL`",
+                "expected files in this package, found a link to a location outside of it: copy the package with `cp "
+                "-rL`",
                 where=path,
             )
         source = store.open(path)
@@ -144,7 +151,7 @@ def _manifest(part: Part) -> bytes:
 
 
 def _files_of(store: Store, item: str, depth: int = 0) -> list[str]:
-    """Return the files of an item: itself, or all in the folder.
+    """Return the files of an item: itself, or all files in the folder.
 
     Raises ``FormatError`` ``coreml.missing``.
     """
@@ -158,5 +165,5 @@ def _files_of(store: Store, item: str, depth: int = 0) -> list[str]:
     for inner in folders:
         files += _files_of(store, f"{item}/{inner}", depth + 1)
     if not files and not depth and name not in store.folders(folder):
-        raise FormatError("coreml.missing", "expected this item of the package, found nothing there", where=item)
+        raise FormatError("coreml.missing", "expected this item of the package, but it does not exist", where=item)
     return files

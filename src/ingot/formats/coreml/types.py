@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class MilType:
-    """One element type.
+    """An element type.
 
-    ``code`` is MIL.proto's number, ``blob`` that of blob storage version 2, ``bits`` those of one element; ``dtype`` is
-    Ingot's name, None for types of less than a byte, which are packed into one stream, low bits first. ``signed`` is
-    for the integers.
+    ``code`` is the number in MIL.proto, ``blob`` the number in blob storage version 2, ``bits`` the size of an element.
+    ``dtype`` is Ingot's name, None for types of less than a byte, which are packed into one stream, low bits first.
+    ``signed`` applies to integers.
     """
 
     name: str
@@ -22,7 +22,7 @@ class MilType:
     signed: bool = False
 
     def nbytes(self, count: int) -> int:
-        """Bytes of ``count`` elements."""
+        """Return the bytes of ``count`` elements."""
         return (count * self.bits + 7) // 8
 
     @property
@@ -56,9 +56,9 @@ BY_NAME = {row.name: row for row in _TYPES}
 BY_DTYPE = {row.dtype: row for row in _TYPES if row.dtype}
 STRING = 2
 BOOL = MilType("bool", 1, 0, 8, None)
-"""Settings of operations; no tensor has this type."""
+"""Type of settings of operations; no tensor has this type."""
 
 
 def integer_type(bits: int, signed: bool) -> MilType | None:
-    """Return the integer type of that width; None where MIL has none."""
+    """Return the integer type of that width; None if MIL has none."""
     return BY_NAME.get(f"{'' if signed else 'u'}int{bits}")

@@ -1,4 +1,4 @@
-"""A MIL value: a type, and numbers that lie in the program or in a weight file."""
+"""A MIL value: a type, and numbers in the program or in a weight file."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _TYPE, _IMMEDIATE, _BLOB = 2, 3, 5
 _TENSOR_TYPE, _DATA_TYPE, _RANK, _DIMENSIONS = 1, 1, 2, 3
 _FLOATS, _INTS, _BOOLS, _STRINGS, _RAW = 1, 2, 3, 4, 7
 _FILE_NAME, _OFFSET = 1, 2
-_INTS_OF = {"int32", "int16", "uint16"}  # kept as varints; the other integers are in ``bytes``
+_INTS_OF = {"int32", "int16", "uint16"}  # encoded as varints; the other integers are in ``bytes``
 
 
 @dataclass(frozen=True, slots=True)
 class BlobRef:
-    """Where a value's numbers lie: a weight file as the program names it, and the offset of the blob's metadata."""
+    """The location of a value's numbers: the program's name of a weight file, and the offset of the blob's metadata."""
 
     file: str
     offset: int
@@ -31,7 +31,7 @@ class BlobRef:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Value:
-    """One value; ``dims`` is None unless every size is known, ``type`` None unless its elements are numbers."""
+    """A value; ``dims`` is None unless every size is known, ``type`` None unless its elements are numbers."""
 
     node: Node
     code: int
@@ -44,33 +44,33 @@ class Value:
         return BY_CODE.get(self.code)
 
     @property
-    def where(self) -> str:
+    def location(self) -> str:
         return self.node.where
 
     def shaped(self) -> tuple[MilType, tuple[int, ...]]:
         """Return element type and shape.
 
-        Raises ``FormatError`` ``coreml.value`` where the value is no tensor of numbers with a known shape.
+        Raises ``FormatError`` ``coreml.value`` if the value is no tensor of numbers with a known shape.
         """
         if self.type is None or self.dims is None:
-            raise _refuse(self.where, "numbers of a known shape", f"data type {self.code}")
-        element_count(self.dims, "coreml.value", self.where)
+            raise _refuse(self.location, "numbers of a known shape", f"data type {self.code}")
+        element_count(self.dims, "coreml.value", self.location)
         return self.type, self.dims
 
     def bytes(self) -> bytes:
-        """Return the numbers of an immediate value as they would lie in a blob.
+        """Return the numbers of an immediate value in the encoding of a blob.
 
         Raises ``FormatError`` ``coreml.value``.
         """
         type, dims = self.shaped()
-        count = element_count(dims, "coreml.value", self.where)
+        count = element_count(dims, "coreml.value", self.location)
         data = b"" if self.immediate is None else _numbers(self.immediate, type)
         if self.immediate is None or len(data) != type.nbytes(count):
-            raise _refuse(self.where, f"{type.nbytes(count)} bytes for {count} of {type.name}", str(len(data)))
+            raise _refuse(self.location, f"{type.nbytes(count)} bytes for {count} of {type.name}", str(len(data)))
         return data
 
     def text(self) -> str | None:
-        """Return the one string of an immediate value; None if that is not what it is."""
+        """Return the string of an immediate value; None if it is not a single string."""
         if self.code != STRING or self.immediate is None:
             return None
         strings = self.immediate.known((_STRINGS,))[_STRINGS]
@@ -82,7 +82,7 @@ class Value:
 
 
 def parse_value(node: Node) -> Value:
-    """Read a Value message.
+    """Return the contents of a Value message.
 
     Raises ``FormatError``: ``coreml.wire``, ``coreml.repeated-field``, ``coreml.value``.
     """
@@ -100,7 +100,7 @@ def parse_value(node: Node) -> Value:
 
 
 def parse_type(node: Node) -> tuple[int, tuple[int, ...] | None]:
-    """Read a ValueType: the number of its element type (0 for what is no tensor) and its shape, if that is known."""
+    """Return the number of the element type of a ValueType (0 if it is no tensor), and its shape if it is known."""
     tensor = node.known((_TENSOR_TYPE,))[_TENSOR_TYPE]
     if not tensor:
         return 0, None
@@ -110,9 +110,9 @@ def parse_type(node: Node) -> tuple[int, tuple[int, ...] | None]:
     rank = inner.number(fields[_RANK][0]) if fields[_RANK] else 0
     sizes = [_dimension(inner.child(field)) for field in fields[_DIMENSIONS]]
     if len(sizes) != rank:
-        return code, None  # a rank that is not known is written as -1
-    known = [size for size in sizes if size is not None]
-    return code, tuple(known) if len(known) == len(sizes) else None
+        return code, None  # an unknown rank is written as -1
+    known_sizes = [size for size in sizes if size is not None]
+    return code, tuple(known_sizes) if len(known_sizes) == len(sizes) else None
 
 
 def _dimension(node: Node) -> int | None:
@@ -132,16 +132,16 @@ def _blob_ref(node: Node) -> BlobRef:
 
 
 def _numbers(node: Node, type: MilType) -> bytes:
-    """Return the elements of a TensorValue as bytes, by the field that holds numbers of this type."""
-    wanted = _FLOATS if type.name == "fp32" else _INTS if type.name in _INTS_OF else _RAW
-    packed = node.known((wanted,))[wanted]
+    """Return the elements of a TensorValue as bytes, from the field for numbers of this type."""
+    field_number = _FLOATS if type.name == "fp32" else _INTS if type.name in _INTS_OF else _RAW
+    packed = node.known((field_number,))[field_number]
     if not packed:
         return b""
     inner = node.child(packed[0])
     fields = inner.known((), (1,))[1]
-    if wanted == _RAW:
+    if field_number == _RAW:
         return b"".join(inner.data[field.start : field.end] for field in fields if field.kind == BYTES)
-    if wanted == _FLOATS:
+    if field_number == _FLOATS:
         return b"".join(inner.data[field.start : field.end] for field in fields if field.kind in (BYTES, FIXED32))
     values: list[int] = []
     for field in fields:
@@ -159,7 +159,7 @@ def encode_type(type: MilType, dims: tuple[int, ...]) -> bytes:
 
 
 def encode_immediate(type: MilType, dims: tuple[int, ...], data: bytes) -> bytes:
-    """Return a Value message with its numbers, given as they would lie in a blob."""
+    """Return a Value message with its numbers, given in the encoding of a blob."""
     if type.name == "fp32":
         tensor = bytes_field(_FLOATS, bytes_field(1, data))
     elif type.name in _INTS_OF:
@@ -180,8 +180,8 @@ def encode_blob(type: MilType, dims: tuple[int, ...], file: str, offset: int) ->
 def encode_text(text: str) -> bytes:
     """Return a Value message of one string."""
     tensor = bytes_field(_STRINGS, bytes_field(1, text))
-    kind = bytes_field(_TENSOR_TYPE, number_field(_DATA_TYPE, STRING))
-    return bytes_field(_TYPE, kind) + bytes_field(_IMMEDIATE, bytes_field(1, tensor))
+    value_type = bytes_field(_TENSOR_TYPE, number_field(_DATA_TYPE, STRING))
+    return bytes_field(_TYPE, value_type) + bytes_field(_IMMEDIATE, bytes_field(1, tensor))
 
 
 def encode_flag(value: bool) -> bytes:
@@ -191,9 +191,9 @@ def encode_flag(value: bool) -> bytes:
 
 
 def encode_offset(offset: int) -> bytes:
-    """Return the field of a BlobFileValue that holds its offset."""
+    """Return the field of a BlobFileValue that contains its offset."""
     return number_field(_OFFSET, offset)
 
 
-def _refuse(where: str, expected: str, found: str) -> FormatError:
-    return FormatError("coreml.value", f"expected {expected}, found {found}", where=where)
+def _refuse(location: str, expected: str, actual: str) -> FormatError:
+    return FormatError("coreml.value", f"expected {expected}, found {actual}", where=location)

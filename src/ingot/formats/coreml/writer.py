@@ -1,4 +1,4 @@
-"""Writing: weights in the order of the tensors, then the program with their places (spec/coreml.md, "Writing")."""
+"""Writer of packages: weights in the order of the tensors, then the program with their offsets (spec/coreml.md)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 from ingot.core.bytes import checksums
 from ingot.errors import IntegrityError, UnsupportedError
 from ingot.formats.base import FormatWriter
-from ingot.formats.coreml.blob import METADATA, check_last_byte, header, metadata, moved_metadata
+from ingot.formats.coreml.blob import METADATA, check_last_byte, header, metadata, relocate_metadata
 from ingot.formats.coreml.layout import Entry, Layout, TensorPlan
 from ingot.formats.coreml.package import MANIFEST
-from ingot.formats.coreml.patch import patched
+from ingot.formats.coreml.patch import patch_model
 from ingot.formats.coreml.reader import part_of
 from ingot.formats.coreml.template import Template
 from ingot.formats.shared.order import Order
@@ -23,15 +23,16 @@ from ingot.model.spec import TensorSpec
 
 
 def template_of(attachments: Attachments) -> Template:
-    """Return the package whose program the tensors go into.
+    """Return the package whose program tensors are written into.
 
     Raises ``UnsupportedError`` ``coreml.no-program``.
     """
     program = attachments.program
     if program is None:
         raise UnsupportedError(
-            "a Core ML package needs a program around its weights: start from a .mlpackage, name one with --program, "
-            "or make a single layer with `ingot extract --layer`",
+            "a Core ML package needs a program around its weights: start from a .mlpackage, name a package with "
+            "--program, "
+            "or build a single layer with `ingot extract --layer`",
             rule="coreml.no-program",
         )
     return program if isinstance(program, Template) else Template(program)
@@ -44,22 +45,22 @@ def package_size(artifact: Artifact) -> int:
     plans: list[TensorPlan] = []
     for spec in specs:
         plan = layout.plan(spec)
-        layout.place_left(*plan.site.first_offset)
-        layout.place(plan)
+        layout.place_other_blobs(*plan.site.first_offset)
+        layout.assign_offsets(plan)
         for entry in plan.entries:
             if entry.inline:
                 entry.data = entry.values[0].bytes() if entry.values else bytes(entry.nbytes)
         plans.append(plan)
-    layout.place_left()
+    layout.place_other_blobs()
     files = sum(end.end for end in layout.files.values())
-    rest = sum(template[path].length for path in (MANIFEST, *template.others))
-    return files + rest + len(patched(layout, plans))
+    other_bytes = sum(template[path].length for path in (MANIFEST, *template.others))
+    return files + other_bytes + len(patch_model(layout, plans))
 
 
 class CoremlWriter(FormatWriter):
-    """A ``FormatWriter`` into the program that is attached.
+    """A writer into the attached program.
 
-    Raises as ``template_of`` and ``Layout``.
+    Raises the errors of ``template_of`` and ``Layout``.
     """
 
     def __init__(self, target: Target, artifact: Artifact) -> None:
@@ -70,18 +71,18 @@ class CoremlWriter(FormatWriter):
         self._layout = Layout(self._template, specs)
         self._plans: list[TensorPlan] = []
         self._current: TensorPlan | None = None
-        self._held: dict[str, bytearray] = {}
+        self._buffered: dict[str, bytearray] = {}
         self._fixed: dict[str, Part] = {}
         self._last: dict[str, int] = {}
         self._digests: dict[str, checksums.Hasher] = {}
         self._sinks: dict[str, Sink] = {}
 
     def begin(self, spec: TensorSpec) -> None:
-        """Start the next tensor; blobs that are no tensor's and lay before it are copied now."""
+        """Start the next tensor; other blobs that preceded it are copied now."""
         self._order.begin(spec)
         plan = self._layout.plan(spec)
         self._copy_left(*plan.site.first_offset)
-        self._layout.place(plan)
+        self._layout.assign_offsets(plan)
         roles = [part.role for part in spec.parts]
         self._last = dict.fromkeys(roles, 0)
         self._digests = {role: checksums.hasher("crc32c") for role in roles}
@@ -91,7 +92,7 @@ class CoremlWriter(FormatWriter):
             for role, entry in entries.items()
             if entry.fixed is not None
         }
-        self._held = {
+        self._buffered = {
             role: bytearray()
             for role, entry in entries.items()
             if entry.fixed is None and (entry.inline or entry.stored.spread is not None)
@@ -99,23 +100,23 @@ class CoremlWriter(FormatWriter):
         self._current = plan
 
     def write(self, role: str, data: Buffer) -> None:
-        """Append to a part; small ones and zero points are held until ``end``."""
-        piece = memoryview(data).cast("B") if memoryview(data).nbytes else memoryview(b"")
-        position = self._order.write(role, piece.nbytes)
+        """Append to a part; small parts and zero points are buffered until ``end``."""
+        chunk = memoryview(data).cast("B") if memoryview(data).nbytes else memoryview(b"")
+        position = self._order.write(role, chunk.nbytes)
         assert self._current is not None
         plan, entry = self._current, self._current.entry(role)
-        if role in self._held:
-            self._held[role] += piece
+        if role in self._buffered:
+            self._buffered[role] += chunk
         elif role in self._fixed:
-            self._require_same(role, position, piece)
+            self._require_same(role, position, chunk)
         else:
-            self._put(plan, entry, position, piece)
-            self._digests[role].update(piece)
-        if piece.nbytes:
-            self._last[role] = piece[-1]
+            self._put(plan, entry, position, chunk)
+            self._digests[role].update(chunk)
+        if chunk.nbytes:
+            self._last[role] = chunk[-1]
 
     def end(self) -> dict[str, Any]:
-        """Close the tensor; the record tells where its blobs lie, and what stands in the program."""
+        """Close the tensor and return a record of the offsets of its blobs, and of its numbers in the program."""
         name, plan = self._order.end().name, self._current
         assert plan is not None
         digests = [self._complete(plan, entry) for entry in plan.entries]
@@ -134,17 +135,19 @@ class CoremlWriter(FormatWriter):
         }
 
     def restore(self, record: Mapping[str, Any]) -> None:
-        """Take back a tensor that an earlier run wrote with the same specs."""
+        """Accept a tensor that an earlier run wrote with the same specs."""
         plan = self._layout.plan(self._order.expect(record["name"]))
         self._copy_left(*plan.site.first_offset)
         if len(record["offsets"]) != len(plan.entries):
             raise IntegrityError(
-                "writer.record", "the earlier run laid the file out differently: start anew", where=record["name"]
+                "writer.record",
+                "the earlier run used other offsets in the file: start again without resuming",
+                where=record["name"],
             )
         for entry, offset, data in zip(plan.entries, record["offsets"], record["inline"], strict=True):
             entry.offset, entry.data = offset, bytes.fromhex(data)
             if offset is not None:
-                self._describe(plan, entry)  # the record covers the numbers alone
+                self._describe(plan, entry)  # the record only covers the numbers
         if plan.file:
             state = self._layout.files[plan.file]
             state.end, state.count = record["end"]
@@ -153,10 +156,10 @@ class CoremlWriter(FormatWriter):
         self._done(plan)
 
     def finish(self) -> list[str]:
-        """Complete the weight files, write the program and all else; return the names.
+        """Complete the weight files, write the program and all other files, and return the names.
 
-        The written package is read once more, as far as that reads no weights: a program that could not be opened, or
-        that holds other tensors, is an ``IntegrityError`` ``coreml.self-check``.
+        The written package is then parsed again without reading weights. If it cannot be opened or contains other
+        tensors, an ``IntegrityError`` ``coreml.self-check`` is raised.
         """
         self._order.finish()
         self._copy_left()
@@ -164,7 +167,7 @@ class CoremlWriter(FormatWriter):
             sink = self._sink(name)
             sink.write_at(0, header(state.count))
             sink.truncate(state.end)
-        model = patched(self._layout, self._plans)
+        model = patch_model(self._layout, self._plans)
         template = self._template
         files = {path: bytes(template[path].view()) for path in (MANIFEST, *template.others)}
         files[template.package.model] = model
@@ -178,7 +181,7 @@ class CoremlWriter(FormatWriter):
         return [*files, *(self._path(name) for name in self._layout.files)]
 
     def abort(self) -> None:
-        """Close all files as they are."""
+        """Close all files in their present state."""
         for sink in self._sinks.values():
             sink.close()
         self._sinks = {}
@@ -201,8 +204,8 @@ class CoremlWriter(FormatWriter):
             )
 
     def _complete(self, plan: TensorPlan, entry: Entry) -> str:
-        """Write what a tensor's entry still lacks: held and constant numbers, metadata. Return the data's CRC-32C."""
-        stored, where = entry.stored, f"{plan.spec.name}: {entry.stored.key}"
+        """Write the missing data of a tensor's entry: buffered and constant numbers, metadata. Return the CRC-32C."""
+        stored, location = entry.stored, f"{plan.spec.name}: {entry.stored.key}"
         if entry.fixed is not None:
             return ""
         spare = -stored.count * stored.type.bits % 8
@@ -210,13 +213,13 @@ class CoremlWriter(FormatWriter):
             assert entry.offset is not None
             blob, raw = entry.copied
             return self._copy(plan.file, blob.offset, entry.offset, blob.length, raw)
-        if stored.role and stored.role not in self._held:
-            check_last_byte(self._last[stored.role], spare, where)
+        if stored.role and stored.role not in self._buffered:
+            check_last_byte(self._last[stored.role], spare, location)
             digest = self._digests[stored.role].text()
         else:
-            data = stored.to_stored(bytes(self._held[stored.role]), where) if stored.role else stored.constant
+            data = stored.to_stored(bytes(self._buffered[stored.role]), location) if stored.role else stored.constant
             if data:
-                check_last_byte(data[-1], spare, where)
+                check_last_byte(data[-1], spare, location)
             if entry.offset is None:
                 entry.data = data
                 return ""
@@ -229,53 +232,54 @@ class CoremlWriter(FormatWriter):
         """Write the metadata of a blob."""
         assert entry.offset is not None
         if entry.copied is not None:
-            data = moved_metadata(entry.copied[1], entry.offset)
+            data = relocate_metadata(entry.copied[1], entry.offset)
         else:
             data = metadata(entry.offset, entry.stored.type, entry.stored.count)
         self._sink(plan.file).write_at(entry.offset, data)
 
     def _require_same(self, role: str, start: int, chunk: memoryview) -> None:
-        """Refuse other numbers than those of the program where these stay as they are."""
+        """Raise an error for numbers other than those of the program if these must stay unchanged."""
         expected = bytearray(chunk.nbytes)
         self._fixed[role].readinto(start, memoryview(expected))
         if expected != chunk:
             raise UnsupportedError(
-                "the program computes these numbers from constants that it keeps, and the tensor has other ones; "
-                "expected the program's own: write into a program whose constant is stored plainly",
+                "the program computes these numbers from constants that stay unchanged, but the tensor has other "
+                "numbers; "
+                "write into a program that stores the constant directly",
                 rule="coreml.tensor",
                 where=self._fixed[role].where,
             )
 
-    def _put(self, plan: TensorPlan, entry: Entry, start: int, piece: memoryview) -> None:
-        """Write an array's next bytes; where they are there already, as another's, only compare."""
+    def _put(self, plan: TensorPlan, entry: Entry, start: int, chunk: memoryview) -> None:
+        """Write an array's next bytes; if it reuses another array's offset, only compare them."""
         assert entry.offset is not None
         sink, position = self._sink(plan.file), entry.offset + METADATA
         if entry.reused:
-            if _same(sink, position + start, piece):
+            if _same(sink, position + start, chunk):
                 return
             self._layout.part(plan, entry)
-            own = entry.offset + METADATA
+            new_position = entry.offset + METADATA
             for done in range(0, start, CHUNK):
-                held = bytearray(min(CHUNK, start - done))
-                sink.readinto(position + done, memoryview(held))
-                sink.write_at(own + done, held)
-            position = own
-        sink.write_at(position + start, piece)
+                copied = bytearray(min(CHUNK, start - done))
+                sink.readinto(position + done, memoryview(copied))
+                sink.write_at(new_position + done, copied)
+            position = new_position
+        sink.write_at(position + start, chunk)
 
     def _copy_left(self, file: str | None = None, before: int = 0) -> None:
-        for item in self._layout.place_left(file, before):
+        for item in self._layout.place_other_blobs(file, before):
             self._copy(item.file, item.blob.offset, item.new, item.blob.length, item.raw)
 
     def _copy(self, file: str, start: int, offset: int, length: int, raw: bytes) -> str:
-        """Copy a blob of the package that the program comes from; return the CRC-32C of its data."""
+        """Copy a blob of the template's package; return the CRC-32C of its data."""
         source, sink = self._template.weights.files[file].source, self._sink(file)
-        sink.write_at(offset, moved_metadata(raw, offset))
+        sink.write_at(offset, relocate_metadata(raw, offset))
         running = checksums.hasher("crc32c")
         for done in range(0, length, CHUNK):
-            piece = bytearray(min(CHUNK, length - done))
-            source.readinto(start + done, memoryview(piece))
-            sink.write_at(offset + METADATA + done, piece)
-            running.update(piece)
+            chunk = bytearray(min(CHUNK, length - done))
+            source.readinto(start + done, memoryview(chunk))
+            sink.write_at(offset + METADATA + done, chunk)
+            running.update(chunk)
         return running.text()
 
     def _path(self, file: str) -> str:
@@ -291,17 +295,17 @@ class CoremlWriter(FormatWriter):
         self._current = None
 
 
-def _same(sink: Sink, offset: int, piece: memoryview) -> bool:
-    for start in range(0, piece.nbytes, CHUNK):
-        held = bytearray(min(CHUNK, piece.nbytes - start))
-        sink.readinto(offset + start, memoryview(held))
-        if held != piece[start : start + len(held)]:
+def _same(sink: Sink, offset: int, chunk: memoryview) -> bool:
+    for start in range(0, chunk.nbytes, CHUNK):
+        written = bytearray(min(CHUNK, chunk.nbytes - start))
+        sink.readinto(offset + start, memoryview(written))
+        if written != chunk[start : start + len(written)]:
             return False
     return True
 
 
 class SinkSource:
-    """What was written to a sink as a byte source; the sink stays open."""
+    """The written bytes of a sink as a byte source; the sink stays open."""
 
     mapped = False
 
@@ -320,4 +324,4 @@ class SinkSource:
         return False
 
     def close(self) -> None:
-        """The sink belongs to the writer."""
+        """Do nothing: the sink belongs to the writer."""

@@ -1,4 +1,4 @@
-"""Which tensors a GGUF file can carry, and what its metadata say of their types."""
+"""Rules for tensors in a GGUF file, and the metadata that describe their types."""
 
 from __future__ import annotations
 
@@ -21,58 +21,63 @@ _QUANTIZATION_VERSION = 2  # GGML_QNT_VERSION
 
 
 def type_of(spec: TensorSpec) -> str:
-    """Return the element type or the type of block of a tensor that is not refused."""
+    """Return the element type or the block type of a supported tensor."""
     return GgmlBlocksLayout.of(spec).type if spec.codec == GgmlBlocksLayout.codec else spec.dtype
 
 
-def refusal(spec: TensorSpec) -> str | None:
-    """Why a GGUF file cannot hold this tensor, by the rules of llama.cpp's reader; None if it can."""
+def why_unsupported(spec: TensorSpec) -> str | None:
+    """Return why a GGUF file cannot store this tensor, by the rules of llama.cpp's reader; None if it can."""
     size = len(spec.name.encode(errors="replace"))
     if size > MAX_NAME or "\0" in spec.name or not is_text(spec.name):
-        return f"GGUF names tensors in UTF-8 of at most {MAX_NAME} bytes without NUL, found {size}; rename it first"
+        return (
+            f"expected a name in UTF-8 of at most {MAX_NAME} bytes without NUL, found {size} bytes; rename the tensor "
+            "first"
+        )
     if len(spec.shape) > MAX_RANK:
         return f"GGUF has at most {MAX_RANK} dimensions, found {len(spec.shape)}"
     if spec.codec == DenseLayout.codec:
-        return _refuses_dense(spec)
+        return _why_unsupported_dense(spec)
     if spec.codec != GgmlBlocksLayout.codec:
-        return f"GGUF holds dense tensors and ggml's blocks, this one is {spec.codec}"
+        return f"GGUF stores dense tensors and ggml's blocks, this tensor is {spec.codec}"
     try:
         layout = GgmlBlocksLayout.of(spec)
     except CodecError as error:
         return error.message
-    return _refuses_parts(spec, layout.part_specs(spec.shape))
+    return _why_unsupported_parts(spec, layout.part_specs(spec.shape))
 
 
-def _refuses_dense(spec: TensorSpec) -> str | None:
+def _why_unsupported_dense(spec: TensorSpec) -> str | None:
     if spec.dtype not in NUMBERS or spec.dtype not in DTYPES:
         return f"GGUF has no element type {spec.dtype[:80]}; it has {', '.join(DENSE.values())}"
-    return _refuses_parts(spec, (PartSpec(DATA, spec.dtype, DTYPES[spec.dtype].nbytes(spec.size)),))
+    return _why_unsupported_parts(spec, (PartSpec(DATA, spec.dtype, DTYPES[spec.dtype].nbytes(spec.size)),))
 
 
-def _refuses_parts(spec: TensorSpec, wanted: Sequence[PartSpec]) -> str | None:
-    found = [(part.role, part.dtype, part.type or part.dtype, part.encoding, part.length) for part in spec.parts]
-    if found != [(part.role, part.dtype, part.dtype, "raw", part.length) for part in wanted]:
-        part = wanted[0]
-        return f"GGUF holds one uncompressed part {part.role!r} of {part.length} bytes of {part.dtype}, found others"
+def _why_unsupported_parts(spec: TensorSpec, expected: Sequence[PartSpec]) -> str | None:
+    actual = [(part.role, part.dtype, part.type or part.dtype, part.encoding, part.length) for part in spec.parts]
+    if actual != [(part.role, part.dtype, part.dtype, "raw", part.length) for part in expected]:
+        part = expected[0]
+        return (
+            f"GGUF stores one uncompressed part {part.role!r} of {part.length} bytes of {part.dtype}, found other parts"
+        )
     return None
 
 
-def described(metadata: Mapping[str, Any], specs: Sequence[TensorSpec]) -> dict[str, Any]:
-    """Return metadata (as ``carried`` makes them) that tell of these tensors' types.
+def describe_types(metadata: Mapping[str, Any], specs: Sequence[TensorSpec]) -> dict[str, Any]:
+    """Return metadata (from ``to_gguf_metadata``) with the keys that describe the types of these tensors.
 
-    ``general.quantization_version`` is added where there are blocks and none is stated; ``general.file_type`` names
-    the type that most bytes have, unless what is stated is a mixture in which one of these tensors' types is the main
-    one.
+    If there are blocks and ``general.quantization_version`` is missing, it is added. ``general.file_type`` becomes the
+    type with the most bytes. An existing ``general.file_type`` stays if one of these tensors has its main type: it then
+    names a mixture.
     """
     sizes: Counter[str] = Counter()
     for spec in specs:
         sizes[type_of(spec)] += spec.nbytes or 0
-    more: dict[str, tuple[str, Any]] = {}
+    added: dict[str, tuple[str, Any]] = {}
     if _QUANTIZATION not in metadata and not sizes.keys().isdisjoint(BLOCKED.values()):
-        more[_QUANTIZATION] = ("u32", _QUANTIZATION_VERSION)
-    stated = metadata.get(_FILE_TYPE)
-    known = isinstance(stated, int) and FILE_TYPES.get(stated) in (None, *sizes)
-    main = next((kind for kind, _ in sizes.most_common() if kind in FILE_TYPES.values()), None)
-    if main is not None and (stated is None or not known):
-        more[_FILE_TYPE] = ("u32", next(number for number, kind in FILE_TYPES.items() if kind == main))
-    return with_values(metadata, more) if more else dict(metadata)
+        added[_QUANTIZATION] = ("u32", _QUANTIZATION_VERSION)
+    file_type = metadata.get(_FILE_TYPE)
+    is_valid = isinstance(file_type, int) and FILE_TYPES.get(file_type) in (None, *sizes)
+    main = next((type_name for type_name, _ in sizes.most_common() if type_name in FILE_TYPES.values()), None)
+    if main is not None and (file_type is None or not is_valid):
+        added[_FILE_TYPE] = ("u32", next(number for number, type_name in FILE_TYPES.items() if type_name == main))
+    return with_values(metadata, added) if added else dict(metadata)

@@ -1,4 +1,4 @@
-"""Reading a header whose length nobody states: numbers and strings one after the other, each proven to be there."""
+"""Cursor for a header of unknown length: numbers and strings in sequence, each checked against the file's size."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ingot.errors import FormatError
-from ingot.formats.shared.foreign import CUT_OFF
+from ingot.formats.shared.foreign import TRUNCATED_HINT
 from ingot.model.bytesource import ByteSource
 from ingot.model.reading.ranges import read_bytes
 
 MAX_HEADER = 100_000_000
-"""Metadata and tensor infos may not take more bytes."""
+"""Maximum bytes of metadata and tensor infos."""
 
 MAX_ELEMENTS = 1 << 24
-"""All arrays of the metadata together may not have more: each becomes an object of Python's, many times its size."""
+"""Maximum elements of all arrays of the metadata together; as Python objects, they take much more memory."""
 
 REPLACED = "\ufffd"
-"""What stands in a text for bytes that are not UTF-8."""
+"""Replacement in a text for bytes that are not UTF-8."""
 
 _WINDOW = 1 << 18
 
 
 class Records(NamedTuple):
-    """Tensor infos: for each its name, where its sizes begin, and how many sizes it has."""
+    """Tensor infos: names, offsets of the sizes of each tensor, and number of sizes of each tensor."""
 
     names: list[str]
     starts: array[int]
@@ -34,9 +34,9 @@ class Records(NamedTuple):
 
 
 class Cursor:
-    """The bytes of a file from its beginning, read in windows that double.
+    """A cursor over the bytes of a file from its start, which are read in windows of doubling size.
 
-    Raises ``FormatError`` ``gguf.truncated`` where the file ends, ``gguf.header-length`` past ``MAX_HEADER``.
+    Raises ``FormatError`` ``gguf.truncated`` at the end of the file, ``gguf.header-length`` past ``MAX_HEADER``.
     """
 
     def __init__(self, source: ByteSource, name: str) -> None:
@@ -48,7 +48,7 @@ class Cursor:
         self._length = Struct("<Q")
 
     def big_endian(self) -> None:
-        """Read all numbers that follow in big-endian order."""
+        """Read all following numbers in big-endian order."""
         self.order, self._length = ">", Struct(">Q")
 
     def consumed(self) -> bytes:
@@ -57,18 +57,18 @@ class Cursor:
             return bytes(data[: self.position])
 
     def take(self, count: int) -> memoryview:
-        """Return the next ``count`` bytes; the memory is the cursor's and is not kept."""
+        """Return the next ``count`` bytes as a view of the cursor's buffer, which the caller must not retain."""
         start = self.position
         self._need(start + count)
         self.position = start + count
         return memoryview(self._data)[start : start + count]
 
     def number(self, code: str) -> Any:
-        """Return the next number; ``code`` as ``struct`` has it."""
+        """Return the next number; ``code`` is a format character of ``struct``."""
         return self.fields(code)[0]
 
     def fields(self, code: str) -> tuple[Any, ...]:
-        """Return the next numbers; ``code`` as ``struct`` has it."""
+        """Return the next numbers; ``code`` is a format of ``struct``."""
         code = self.order + code
         start = self.position
         end = start + calcsize(code)
@@ -79,48 +79,53 @@ class Cursor:
 
     def numbers(self, code: str, count: int) -> list[Any]:
         """Return ``count`` numbers of a NumPy type code, such as ``u2``."""
-        form = np.dtype(self.order + code)
-        with self.take(count * form.itemsize) as raw:
-            values: list[Any] = np.frombuffer(raw, form).tolist()
+        dtype = np.dtype(self.order + code)
+        with self.take(count * dtype.itemsize) as raw:
+            values: list[Any] = np.frombuffer(raw, dtype).tolist()
         return values
 
-    def count(self, least: int, rule: str, what: str) -> int:
-        """Return the next 64-bit count of things of at least ``least`` bytes; refuse more than there is room for."""
+    def count(self, min_bytes: int, rule: str, items: str) -> int:
+        """Return the next 64-bit count of items of at least ``min_bytes`` each.
+
+        Raises ``FormatError`` with ``rule`` if the remaining file cannot contain them.
+        """
         count = self.number("Q")
-        room = (self.size - self.position) // least
+        room = (self.size - self.position) // min_bytes
         if count > room:
             raise FormatError(
-                rule, f"expected at most {room} {what}, which the file has room for, found {count}", where=self.name
+                rule, f"expected at most {room} {items} in the remaining file, found {count}", where=self.name
             )
         return int(count)
 
-    def elements(self, least: int, kind: str, where: str) -> int:
-        """Return the next length of an array whose elements take ``least`` bytes; raises ``gguf.array``."""
-        count = self.count(least, "gguf.array", f"elements ({kind})")
+    def elements(self, min_bytes: int, element_type: str, location: str) -> int:
+        """Return the next length of an array whose elements take ``min_bytes`` each; raises ``gguf.array``."""
+        count = self.count(min_bytes, "gguf.array", f"elements ({element_type})")
         self._elements += count
         if self._elements > MAX_ELEMENTS:
             raise FormatError(
-                "gguf.array", f"expected at most {MAX_ELEMENTS} elements in all arrays, found more", where=where
+                "gguf.array", f"expected at most {MAX_ELEMENTS} elements in all arrays, found more", where=location
             )
         return count
 
-    def string(self, where: str | None = None) -> str:
+    def string(self, location: str | None = None) -> str:
         """Return the next string; raises ``FormatError`` ``gguf.string``, ``gguf.utf8``."""
         try:
-            return self._string_bytes(where).decode()
+            return self._string_bytes(location).decode()
         except UnicodeDecodeError as error:
-            raise FormatError("gguf.utf8", f"expected UTF-8, found {error.reason}", where=where or self.name) from None
+            raise FormatError(
+                "gguf.utf8", f"expected UTF-8, found {error.reason}", where=location or self.name
+            ) from None
 
-    def text(self, where: str | None = None) -> tuple[str, bytes | None]:
-        """Return the next string, which may be any bytes; those only if they are not UTF-8 (U+FFFD in the text).
+    def text(self, location: str | None = None) -> tuple[str, bytes | None]:
+        """Return the next string and, if it is not UTF-8, its bytes; the text then contains U+FFFD.
 
         Raises ``FormatError`` ``gguf.string``.
         """
-        data = self._string_bytes(where)
+        data = self._string_bytes(location)
         text = data.decode(errors="replace")
         return text, bytes(data) if REPLACED in text and text.encode() != data else None
 
-    def _string_bytes(self, where: str | None) -> bytearray:
+    def _string_bytes(self, location: str | None) -> bytearray:
         start = self.position + 8
         if start > len(self._data):
             self._need(start)
@@ -128,8 +133,8 @@ class Cursor:
         if length > self.size - start:
             raise FormatError(
                 "gguf.string",
-                f"expected a string of at most {self.size - start} bytes, which the file has, found {length}",
-                where=where or self.name,
+                f"expected a string of at most {self.size - start} bytes, the remaining file, found {length}",
+                where=location or self.name,
             )
         end = start + length
         if end > len(self._data):
@@ -140,7 +145,7 @@ class Cursor:
     def strings(self, count: int) -> list[str] | None:
         """Return the next ``count`` strings.
 
-        Return None if one is not UTF-8 or not in the file; the cursor then stays where it was.
+        Return None if a string is not UTF-8 or exceeds the file; the cursor then does not move.
         """
         texts: list[str] = []
         position, length_at = self.position, self._length.unpack_from
@@ -164,8 +169,8 @@ class Cursor:
     def records(self, count: int, max_rank: int) -> Records | None:
         """Return the next ``count`` tensor infos.
 
-        Return None if one is not in the file, has more than ``max_rank`` sizes, or a name that is not UTF-8; the
-        cursor then stays where it was.
+        Return None if an info exceeds the file, has more than ``max_rank`` sizes, or has a name that is not UTF-8; the
+        cursor then does not move.
         """
         records = Records([], array("q"), array("B"))
         names, starts, ranks = records
@@ -202,7 +207,7 @@ class Cursor:
         if end > self.size:
             raise FormatError(
                 "gguf.truncated",
-                f"expected {end} bytes of header or more, found a file of {self.size}; {CUT_OFF}",
+                f"expected {end} bytes of header or more, found a file of {self.size}; {TRUNCATED_HINT}",
                 where=self.name,
             )
         if end > MAX_HEADER:
@@ -211,10 +216,10 @@ class Cursor:
             )
         self._grow(max(end, 2 * have))
 
-    def _grow(self, wanted: int) -> bool:
-        """Read so many bytes of the file, or as many as there may be; return whether they are more than before."""
+    def _grow(self, size: int) -> bool:
+        """Read the file up to ``size`` bytes or to its end; return whether there are more bytes than before."""
         have = len(self._data)
-        more = min(max(wanted, _WINDOW), self.size, MAX_HEADER) - have
+        more = min(max(size, _WINDOW), self.size, MAX_HEADER) - have
         if more > 0:
             self._data = self._data + read_bytes(self._source, have, more)
         return more > 0

@@ -1,4 +1,4 @@
-"""Tensor infos: read record by record, decoded and checked together with NumPy."""
+"""Tensor infos, decoded and checked together with NumPy."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ingot.formats.gguf.cursor import Cursor, Records
 from ingot.formats.gguf.types import BLOCKED, DENSE
 from ingot.model.layouts.ggml import TYPES
 
-_MANY = 1 << 55
+_MAX_EXACT = 1 << 55
 _TYPES = {**DENSE, **BLOCKED}
-# Elements and bytes of a block by the type's number; a dense element is one of its own.
+# Elements and bytes of a block by the type's number; a dense element counts as a block of one element.
 _BLOCKS = np.zeros((max(_TYPES) + 1, 2), np.int64)
 for _number, _name in DENSE.items():
     _BLOCKS[_number] = 1, DTYPES[_name].bits // 8
@@ -27,7 +27,8 @@ for _number, _name in BLOCKED.items():
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One tensor: ``type`` is a dense element type or a type of block, ``offset`` counts from the data's start."""
+    """A tensor's entry: ``type`` is a dense element type or a block type, ``offset`` counts from the start of the
+    data."""
 
     shape: tuple[int, ...]
     type: str
@@ -37,9 +38,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Infos:
-    """Tensor infos that break no rule, the alignment of the tensors, and the start and end of their data.
+    """Valid tensor infos, the alignment of the tensors, and the start and end of their data.
 
-    ``sizes`` has a row of ``MAX_RANK`` sizes for each tensor, the fastest first, of which the first ``ranks`` count.
+    ``sizes`` has for each tensor a row of ``MAX_RANK`` sizes, the fastest first; only the first ``ranks`` of them
+    count.
     """
 
     rows: dict[str, int]
@@ -55,32 +57,33 @@ class Infos:
     def entries(self) -> Rows[Entry]:
         """Return the entries, which are built on access."""
 
-        def make(row: int) -> Entry:
+        def build(row: int) -> Entry:
             shape = tuple(self.sizes[row, : self.ranks[row]][::-1].tolist())
             return Entry(shape, _TYPES[int(self.types[row])], int(self.offsets[row]), int(self.nbytes[row]))
 
-        return Rows(self.rows, make)
+        return Rows(self.rows, build)
 
 
 def read_infos(cursor: Cursor, count: int, alignments: Sequence[int]) -> Infos | None:
-    """Read the infos of ``count`` tensors, which lie by the first of the alignments that fits.
+    """Read the infos of ``count`` tensors; their alignment is the first of ``alignments`` that fits.
 
-    Return None if a rule may be broken; the cursor then stays where it was, for the checks that name the rule.
+    Return None if a rule may be broken. The cursor then does not move, and the caller runs the checks that name the
+    rule.
     """
     before = cursor.position
     records = cursor.records(count, MAX_RANK)
-    infos = None if records is None else _checked(records, cursor, alignments)
+    infos = None if records is None else _check(records, cursor, alignments)
     if infos is None:
         cursor.position = before
     return infos
 
 
-def _checked(records: Records, cursor: Cursor, alignments: Sequence[int]) -> Infos | None:
+def _check(records: Records, cursor: Cursor, alignments: Sequence[int]) -> Infos | None:
     ranks = np.array(records.ranks, np.int64)
     sizes, types, offsets = _fields(np.array(records.starts, np.int64), ranks, cursor)
     rows = _rows(records.names)
     nbytes = _nbytes(ranks, sizes, types)
-    if rows is None or nbytes is None or (offsets > _MANY).any():
+    if rows is None or nbytes is None or (offsets > _MAX_EXACT).any():
         return None
     for alignment in alignments:
         start = -(-cursor.position // alignment) * alignment
@@ -91,30 +94,34 @@ def _checked(records: Records, cursor: Cursor, alignments: Sequence[int]) -> Inf
 
 
 def _fields(starts: Array, ranks: Array, cursor: Cursor) -> tuple[Any, Any, Any]:
-    """Return the sizes (1 beyond a tensor's rank), type and offset of each tensor, which begin at ``starts``."""
+    """Return the sizes (1 beyond a tensor's rank), type and offset of each tensor; the infos begin at ``starts``."""
     sizes = np.ones((starts.size, MAX_RANK), np.uint64)
     types, offsets = np.empty(starts.size, np.int64), np.empty(starts.size, np.uint64)
     data = np.frombuffer(cursor.consumed(), np.uint8)
     for rank in np.unique(ranks).tolist():
         order = cursor.order
-        form = np.dtype([("sizes", f"{order}u8", (rank,)), ("type", f"{order}u4"), ("offset", f"{order}u8")])
+        dtype = np.dtype([("sizes", f"{order}u8", (rank,)), ("type", f"{order}u4"), ("offset", f"{order}u8")])
         rows = np.flatnonzero(ranks == rank)
-        fields = data[starts[rows, None] + np.arange(form.itemsize)].view(form)[:, 0]
+        fields = data[starts[rows, None] + np.arange(dtype.itemsize)].view(dtype)[:, 0]
         sizes[rows, :rank] = fields["sizes"]
         types[rows], offsets[rows] = fields["type"], fields["offset"]
     return sizes, types, offsets
 
 
 def _rows(names: Sequence[str]) -> dict[str, int] | None:
-    """Return the number of each tensor by its name; None if a name is repeated, has a NUL, or is not ASCII."""
+    """Return the index of each tensor by its name; None if a name is repeated, contains NUL, or is not ASCII."""
     rows = dict(zip(names, range(len(names)), strict=True))
     joined = "".join(names)
     return rows if len(rows) == len(names) and joined.isascii() and "\0" not in joined else None
 
 
 def _nbytes(ranks: Array, sizes: Any, types: Array) -> Array | None:
-    """Return the bytes of each tensor; None if a rule is broken, or numbers are so large that it may be."""
-    if (types >= len(_BLOCKS)).any() or (sizes > _MANY).any() or (sizes.prod(1, dtype=np.float64) > _MANY).any():
+    """Return the bytes of each tensor; None if a rule is broken or an overflow is possible."""
+    if (
+        (types >= len(_BLOCKS)).any()
+        or (sizes > _MAX_EXACT).any()
+        or (sizes.prod(1, dtype=np.float64) > _MAX_EXACT).any()
+    ):
         return None
     elements, size = _BLOCKS[types].T
     counts, fastest = sizes.prod(1).astype(np.int64), sizes[:, 0].astype(np.int64)
@@ -125,10 +132,10 @@ def _nbytes(ranks: Array, sizes: Any, types: Array) -> Array | None:
 
 
 def _end(nbytes: Array, offsets: Array, alignment: int, room: int) -> int | None:
-    """Return where the last tensor ends; None unless each lies where the ones before it and their padding end."""
+    """Return the end of the last tensor; None unless the tensors follow each other, padded to the alignment."""
     if not nbytes.size:
         return 0
-    if nbytes.sum(dtype=np.float64) > room:  # no sum of theirs passes 63 bits
+    if nbytes.sum(dtype=np.float64) > room:  # so that the sums below fit in 63 bits
         return None
     ends = np.cumsum(-(-nbytes // alignment) * alignment)
     end = int(offsets[-1] + nbytes[-1])

@@ -1,4 +1,4 @@
-"""Metadata to be written: every value with a type, the one it was read with or the one of its kind."""
+"""Metadata for a GGUF file: every value with its type, either the type that it was read with or an inferred type."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ingot.errors import UnsupportedError
 from ingot.formats.gguf.types import VALUES
 
 ABOUT = "ingot.gguf"
-"""Key of the metadata under which the types of the others are kept, for whoever writes them again."""
+"""Key of the metadata that stores the types of the other values, so that a writer can restore them."""
 
 RAW = "raw"
 """Key in ``ingot.gguf``: the bytes of strings that are not UTF-8, base64 by key and index in an array."""
@@ -31,42 +31,43 @@ NUMPY = {"u8": "u1", "i8": "i1", "u16": "u2", "i16": "i2", "u32": "u4", "i32": "
     "f64": "f8",
     "bool": "u1",
 }
-_NUMBERS = {kind: number for number, kind in VALUES.items()}
-_ARRAY, _ARRAYS = _NUMBERS["array"], "array:"
+_TYPE_IDS = {name: type_id for type_id, name in VALUES.items()}
+_ARRAY, _ARRAYS = _TYPE_IDS["array"], "array:"
 _INTEGERS = ("u32", "i32", "u64", "i64")
-_RANGES = {kind: (int(np.iinfo(NUMPY[kind]).min), int(np.iinfo(NUMPY[kind]).max)) for kind in STRUCT if kind[0] != "f"}
+_RANGES = {name: (int(np.iinfo(NUMPY[name]).min), int(np.iinfo(NUMPY[name]).max)) for name in STRUCT if name[0] != "f"}
 
 
-def carried(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a checkpoint's metadata as a GGUF file has them, ``ingot.gguf`` with the types of all.
+def to_gguf_metadata(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a checkpoint's metadata in the form of a GGUF file, with the types of all values under ``ingot.gguf``.
 
-    A value keeps the type that ``ingot.gguf`` names where it is one of it. Others have that of their kind: integers
-    u32 or the next that holds them, numbers f32 where that is exact, else f64; what is no number, text, truth or list
-    of these becomes JSON text. Text under a type of another kind is taken for JSON: other containers keep only text.
+    A value keeps the type that ``ingot.gguf`` states if it fits. For other values the type is inferred: integers become
+    u32 or the next type that contains them, other numbers f32 if that is exact, else f64. A value that is no number,
+    text, bool or list of these becomes JSON text. If ``ingot.gguf`` states another type for text, the text is parsed as
+    JSON, because other containers store only text.
 
     Raises
     ------
     UnsupportedError
-        ``gguf.metadata``: a key without letters or with a NUL, text that has no UTF-8 form, an alignment that is no
+        ``gguf.metadata``: an empty key or a key with NUL, text that cannot be encoded in UTF-8, an alignment that is no
         power of two up to ``MAX_ALIGNMENT``.
     """
     about = _about(values)
-    known = _mapping(about.get("types"))
-    found: dict[str, Any] = {}
+    declared_types = _mapping(about.get("types"))
+    converted: dict[str, Any] = {}
     types: dict[str, str] = {}
     for key, value in values.items():
         if key == ABOUT or key in SPLIT:
             continue
         if not isinstance(key, str) or not key or "\0" in key or not is_text(key):
             raise _refuse("keys of UTF-8 text without NUL", key)
-        types[key], found[key] = _typed(value, known.get(key))
-        if types[key].endswith("string") and not all(map(is_text, _listed(found[key]))):
-            raise _refuse("text that has a UTF-8 form", key)
-    alignment = found.get(ALIGNMENT, DEFAULT_ALIGNMENT)
+        types[key], converted[key] = _with_type(value, declared_types.get(key))
+        if types[key].endswith("string") and not all(map(is_text, _as_list(converted[key]))):
+            raise _refuse("text that can be encoded in UTF-8", key)
+    alignment = converted.get(ALIGNMENT, DEFAULT_ALIGNMENT)
     if types.get(ALIGNMENT, "u32") != "u32" or not 1 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
-        raise _refuse(f"{ALIGNMENT} to be a power of two up to {MAX_ALIGNMENT}", alignment)
-    raw = _raw_strings(_mapping(about.get(RAW)), found)
-    return {**found, ABOUT: describe(VERSION, big_endian=False, types=types, raw=raw)}
+        raise _refuse(f"{ALIGNMENT} as a power of two up to {MAX_ALIGNMENT}", alignment)
+    raw = _raw_strings(_mapping(about.get(RAW)), converted)
+    return {**converted, ABOUT: describe(VERSION, big_endian=False, types=types, raw=raw)}
 
 
 def describe(version: int, *, big_endian: bool, types: Mapping[str, str], raw: RawStrings) -> dict[str, Any]:
@@ -78,17 +79,17 @@ def describe(version: int, *, big_endian: bool, types: Mapping[str, str], raw: R
     return {**about, RAW: texts} if texts else about
 
 
-def with_values(metadata: Mapping[str, Any], more: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
-    """Return metadata as ``carried`` makes them with further values: keys to types and values."""
-    types = {**metadata[ABOUT]["types"], **{key: kind for key, (kind, _) in more.items()}}
-    values = {key: value for key, (_, value) in more.items()}
-    raw = {key: strings for key, strings in metadata[ABOUT].get(RAW, {}).items() if key not in more}
+def with_values(metadata: Mapping[str, Any], added: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
+    """Return metadata (from ``to_gguf_metadata``) with further values; ``added`` maps keys to types and values."""
+    types = {**metadata[ABOUT]["types"], **{key: type_name for key, (type_name, _) in added.items()}}
+    values = {key: value for key, (_, value) in added.items()}
+    raw = {key: strings for key, strings in metadata[ABOUT].get(RAW, {}).items() if key not in added}
     about = {**metadata[ABOUT], "types": types}
     return {**metadata, **values, ABOUT: {**about, RAW: raw} if RAW in about else about}
 
 
-def encoded(metadata: Mapping[str, Any]) -> tuple[int, bytes]:
-    """Return the number of pairs, and the pairs as a file has them; of metadata as ``carried`` makes them."""
+def encode_metadata(metadata: Mapping[str, Any]) -> tuple[int, bytes]:
+    """Return the number of pairs and their bytes, for metadata from ``to_gguf_metadata``."""
     types, raw = metadata[ABOUT]["types"], _raw_strings(metadata[ABOUT].get(RAW, {}), metadata)
     pairs = [
         _string(key.encode()) + _value(types[key], value, raw.get(key, {}))
@@ -113,10 +114,10 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _raw_strings(stored: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, dict[int, bytes]]:
-    """Return the bytes that ``ingot.gguf`` keeps of strings, of those that still read as the text in ``values``."""
+    """Return the bytes of strings that ``ingot.gguf`` stores, as far as they still decode to the text in ``values``."""
     raw: dict[str, dict[int, bytes]] = {}
     for key, strings in stored.items():
-        texts = _listed(values.get(key, []))
+        texts = _as_list(values.get(key, []))
         for index, text in _mapping(strings).items():
             position = int(index) if index.isascii() and index.isdigit() and len(index) < 12 else len(texts)
             try:
@@ -128,88 +129,90 @@ def _raw_strings(stored: Mapping[str, Any], values: Mapping[str, Any]) -> dict[s
     return raw
 
 
-def _typed(value: Any, kind: Any) -> tuple[str, Any]:
-    """Return a value's type and the value as it reads from a file."""
-    if isinstance(kind, str):
-        if isinstance(value, str) and kind != "string":
+def _with_type(value: Any, type_name: Any) -> tuple[str, Any]:
+    """Return the type of a value, and the value that a reader would return."""
+    if isinstance(type_name, str):
+        if isinstance(value, str) and type_name != "string":
             try:
                 parsed = json.loads(value)
             except (ValueError, RecursionError):
                 parsed = None
             value = value if parsed is None else parsed
-        fitting = _as_array(value, kind) if kind.startswith(_ARRAYS) else _as(value, kind)
+        fitting = _convert_array(value, type_name) if type_name.startswith(_ARRAYS) else _convert(value, type_name)
         if fitting is not None:
-            return kind, fitting
-    return _natural(value)
+            return type_name, fitting
+    return _infer_type(value)
 
 
-def _as_array(value: Any, kind: str) -> list[Any] | None:
-    element = kind.removeprefix(_ARRAYS)
+def _convert_array(value: Any, type_name: str) -> list[Any] | None:
+    element = type_name.removeprefix(_ARRAYS)
     if not isinstance(value, list | tuple):
         return None
-    items = [_as(item, element) for item in value]
+    items = [_convert(item, element) for item in value]
     return None if any(item is None for item in items) else items
 
 
-def _as(value: Any, kind: str) -> Any:
-    """Return a value as one of a type; None where it is none."""
-    if kind == "string":
+def _convert(value: Any, type_name: str) -> Any:
+    """Return a value converted to a type; None if it does not fit."""
+    if type_name == "string":
         return value if isinstance(value, str) else None
-    if kind == "bool":
+    if type_name == "bool":
         return value if isinstance(value, bool) else None
-    if isinstance(value, bool) or not isinstance(value, int | float) or kind not in STRUCT:
+    if isinstance(value, bool) or not isinstance(value, int | float) or type_name not in STRUCT:
         return None
-    if kind in ("f32", "f64"):
+    if type_name in ("f32", "f64"):
         try:
             with np.errstate(over="ignore"):
                 wide = float(value)
-                return wide if kind == "f64" else float(np.float32(wide))
+                return wide if type_name == "f64" else float(np.float32(wide))
         except OverflowError:
             return None
-    low, high = _RANGES[kind]
+    low, high = _RANGES[type_name]
     return value if isinstance(value, int) and low <= value <= high else None
 
 
-def _natural(value: Any) -> tuple[str, Any]:
+def _infer_type(value: Any) -> tuple[str, Any]:
     if isinstance(value, str | bool):
         return ("bool" if isinstance(value, bool) else "string"), value
     if isinstance(value, list | tuple):
-        kind = _common(value)
-        if kind is not None:
-            return _ARRAYS + kind, [_as(item, kind) for item in value]
-    elif (kind := _common([value])) is not None:
-        return kind, _as(value, kind)
+        type_name = _common_type(value)
+        if type_name is not None:
+            return _ARRAYS + type_name, [_convert(item, type_name) for item in value]
+    elif (type_name := _common_type([value])) is not None:
+        return type_name, _convert(value, type_name)
     return "string", msgspec.json.encode(value).decode()
 
 
-def _common(values: Sequence[Any]) -> str | None:
-    """Return the smallest type that holds all values; None where there is none."""
+def _common_type(values: Sequence[Any]) -> str | None:
+    """Return the smallest type that contains all values; None if there is none."""
     if all(isinstance(value, str) for value in values):
         return "string"
     if any(isinstance(value, float) for value in values):
-        for kind in ("f32", "f64"):
-            if all(_as(value, kind) == value or _is_nan(value) for value in values):
-                return kind
+        for type_name in ("f32", "f64"):
+            if all(_convert(value, type_name) == value or _is_nan(value) for value in values):
+                return type_name
         return None
-    kinds = ("bool", *_INTEGERS)
-    return next((kind for kind in kinds if all(_as(value, kind) is not None for value in values)), None)
+    type_names = ("bool", *_INTEGERS)
+    return next(
+        (type_name for type_name in type_names if all(_convert(value, type_name) is not None for value in values)), None
+    )
 
 
 def _is_nan(value: Any) -> bool:
     return isinstance(value, float) and isnan(value)
 
 
-def _value(kind: str, value: Any, raw: Mapping[int, bytes]) -> bytes:
-    if not kind.startswith(_ARRAYS):
-        data = _strings([value], raw) if kind == "string" else _number(kind, value)
-        return pack("<I", _NUMBERS[kind]) + data
-    element = kind.removeprefix(_ARRAYS)
+def _value(type_name: str, value: Any, raw: Mapping[int, bytes]) -> bytes:
+    if not type_name.startswith(_ARRAYS):
+        data = _strings([value], raw) if type_name == "string" else _number(type_name, value)
+        return pack("<I", _TYPE_IDS[type_name]) + data
+    element = type_name.removeprefix(_ARRAYS)
     data = _strings(value, raw) if element == "string" else np.array(value, f"<{NUMPY[element]}").tobytes()
-    return pack("<IIQ", _ARRAY, _NUMBERS[element], len(value)) + data
+    return pack("<IIQ", _ARRAY, _TYPE_IDS[element], len(value)) + data
 
 
-def _number(kind: str, value: Any) -> bytes:
-    return Struct("<?" if kind == "bool" else f"<{STRUCT[kind]}").pack(value)
+def _number(type_name: str, value: Any) -> bytes:
+    return Struct("<?" if type_name == "bool" else f"<{STRUCT[type_name]}").pack(value)
 
 
 def _strings(texts: Sequence[str], raw: Mapping[int, bytes]) -> bytes:
@@ -220,12 +223,12 @@ def _string(data: bytes) -> bytes:
     return pack("<Q", len(data)) + data
 
 
-def _listed(value: Any) -> Sequence[str]:
+def _as_list(value: Any) -> Sequence[str]:
     return value if isinstance(value, list) else [value]
 
 
 def is_text(text: str) -> bool:
-    """Whether text has a UTF-8 form: a lone surrogate has none."""
+    """Return whether ``text`` can be encoded in UTF-8; a lone surrogate cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -233,7 +236,7 @@ def is_text(text: str) -> bool:
     return True
 
 
-def _refuse(expected: str, found: object) -> UnsupportedError:
+def _refuse(expected: str, value: object) -> UnsupportedError:
     return UnsupportedError(
-        f"GGUF cannot carry the metadata: expected {expected}, found {found!r:.80}", rule="gguf.metadata"
+        f"expected {expected} in the metadata, found {value!r:.80}; change the value or remove it", rule="gguf.metadata"
     )

@@ -1,4 +1,4 @@
-"""Reading: one file, or all files of a split, as one catalog."""
+"""Reader of GGUF: one file, or all files of a split, as one catalog."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
 
 class File(NamedTuple):
-    """One opened and checked file."""
+    """An open and checked file."""
 
     name: str
     source: ByteSource
@@ -36,13 +36,13 @@ class File(NamedTuple):
 
 
 def split_name(name: str) -> tuple[str, int, int] | None:
-    """Return stem, number (from 1) and count of a split's file name; None for any other."""
+    """Return the stem, number (from 1) and count of a split's file name; None for any other name."""
     match = _SPLIT.fullmatch(name)
     return (match[1], int(match[2]), int(match[3])) if match else None
 
 
 def read(store: Store, name: str) -> Catalog:
-    """Read a file, and the others of its split, whichever of them is named.
+    """Return the catalog of a file, or of all files of the split that it belongs to.
 
     Raises ``FormatError``, ``UnsupportedError`` with the rules of ``spec/gguf.md``.
     """
@@ -79,17 +79,17 @@ def _split_count(file: File) -> int:
 
 
 def _open_others(store: Store, files: list[File], count: int) -> list[File]:
-    """Open the other files of a split into ``files``; return all in order."""
+    """Open the other files of a split, append them to ``files``, and return all files in order."""
     named = split_name(files[0].name)
     if named is None or named[2] != count:
         raise FormatError(
             "gguf.split",
-            f"expected a name that ends in -NUMBER-of-{count:05d}{SUFFIX}, as the files of a split are called",
+            f"expected a name that ends in -NUMBER-of-{count:05d}{SUFFIX}, the naming of the files of a split",
             where=files[0].name,
         )
-    stem, given, _ = named
+    stem, first_number, _ = named
     for number in range(1, count + 1):
-        if number == given:
+        if number == first_number:
             continue
         other = f"{stem}-{number:05d}-of-{count:05d}{SUFFIX}"
         try:
@@ -101,18 +101,18 @@ def _open_others(store: Store, files: list[File], count: int) -> list[File]:
     ordered = sorted(files, key=lambda file: file.name)
     total = sum(len(file.header.entries) for file in ordered)
     for index, file in enumerate(ordered):
-        found = file.header.metadata
+        split_keys = file.header.metadata
         if (
-            found.get(NUMBER) != index
-            or found.get(COUNT) != count
-            or found.get(TENSORS, total) != total
+            split_keys.get(NUMBER) != index
+            or split_keys.get(COUNT) != count
+            or split_keys.get(TENSORS, total) != total
             or file.header.big_endian != ordered[0].header.big_endian
         ):
             raise FormatError(
                 "gguf.split-mixed",
                 f"expected number {index} of {count} files with {total} tensors, found number "
-                f"{str(found.get(NUMBER))[:20]} of {str(found.get(COUNT))[:20]} with "
-                f"{str(found.get(TENSORS))[:20]}",
+                f"{str(split_keys.get(NUMBER))[:20]} of {str(split_keys.get(COUNT))[:20]} with "
+                f"{str(split_keys.get(TENSORS))[:20]}",
                 where=file.name,
             )
     return ordered
@@ -120,7 +120,9 @@ def _open_others(store: Store, files: list[File], count: int) -> list[File]:
 
 def _require_distinct(files: Sequence[File]) -> None:
     if ABOUT in files[0].header.metadata:
-        raise FormatError("gguf.key", f"expected no key {ABOUT}, which is Ingot's own", where=files[0].name)
+        raise FormatError(
+            "gguf.key", f"expected no key {ABOUT}, which is reserved for Ingot; remove it", where=files[0].name
+        )
     if len(files) == 1:
         return
     names: set[str] = set()
@@ -150,10 +152,11 @@ def _catalog(files: Sequence[File]) -> Catalog:
 
 
 def _notes(file: File) -> Iterator[tuple[str, str]]:
-    if not file.header.stated:
-        stated = file.header.metadata[ALIGNMENT]
+    if not file.header.alignment_applies:
+        declared = file.header.metadata[ALIGNMENT]
         message = (
-            f"{file.name} states {ALIGNMENT} {stated}, its tensors lie at multiples of 32, as llama-quantize writes"
+            f"{file.name} states {ALIGNMENT} {declared}, but its tensors are at multiples of 32; llama-quantize writes "
+            "files like this"
         )
         yield "gguf.alignment-ignored", message
     long_names = [name for name in file.header.entries if 4 * len(name) > MAX_NAME and len(name.encode()) > MAX_NAME]
@@ -166,16 +169,16 @@ def _notes(file: File) -> Iterator[tuple[str, str]]:
 
 
 def _remarks(file: File) -> Iterator[tuple[str, str]]:
-    """Tell bytes behind the last tensor that are more than its padding."""
-    behind = file.source.size - file.header.end
-    if file.header.entries and behind >= file.header.metadata.get(ALIGNMENT, DEFAULT_ALIGNMENT):
-        yield "gguf.trailing", f"{behind} bytes follow the last tensor in {file.name}"
+    """Report bytes after the last tensor that exceed its padding."""
+    trailing = file.source.size - file.header.end
+    if file.header.entries and trailing >= file.header.metadata.get(ALIGNMENT, DEFAULT_ALIGNMENT):
+        yield "gguf.trailing", f"{trailing} bytes follow the last tensor in {file.name}"
 
 
 def _metadata(files: Sequence[File]) -> tuple[dict[str, Any], dict[str, str], dict[str, Mapping[int, bytes]]]:
-    """Return metadata, types and raw strings of all files as those of one file, without the keys of a split.
+    """Return the metadata, types and raw strings of all files combined, without the keys of a split.
 
-    If files differ, the first file's value counts.
+    If files differ, the value of the first file counts.
     """
     metadata: dict[str, Any] = {}
     types: dict[str, str] = {}

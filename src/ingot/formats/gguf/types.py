@@ -1,4 +1,4 @@
-"""Numbers that GGUF files have for types: of metadata values, and of tensors (``ggml.h``, ``gguf.h``)."""
+"""Type numbers of GGUF files: types of metadata values and of tensors (``ggml.h``, ``gguf.h``)."""
 
 from __future__ import annotations
 
@@ -86,4 +86,5 @@ FILE_TYPES: Mapping[int, str] = {
     39: "nvfp4",
     40: "q1_0",
 }
-"""``general.file_type`` and the main type of its tensors; of several numbers of a type the usual one first."""
+"""The main tensor type of each ``general.file_type``; of several numbers with the same type, the usual number is
+first."""

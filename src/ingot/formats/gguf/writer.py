@@ -1,4 +1,4 @@
-"""Writing: version 3, little-endian, one file or a split; every offset is known from the specs."""
+"""Writer of GGUF version 3, little-endian, as one file or a split; all offsets follow from the specs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from ingot.core.bytes import checksums
 from ingot.errors import IntegrityError, UnsupportedError, UsageError
 from ingot.formats.base import FormatWriter, WriteOptions
-from ingot.formats.by_many import Place, Read, crc_record
-from ingot.formats.gguf.carry import NUMBERS, described, refusal, type_of
+from ingot.formats.by_many import BlobLocation, Read, crc_record
+from ingot.formats.gguf.carry import NUMBERS, describe_types, type_of, why_unsupported
 from ingot.formats.gguf.cursor import MAX_ELEMENTS, MAX_HEADER
 from ingot.formats.gguf.header import MAGIC
 from ingot.formats.gguf.metadata import (
@@ -21,8 +21,8 @@ from ingot.formats.gguf.metadata import (
     NUMBER,
     TENSORS,
     VERSION,
-    carried,
-    encoded,
+    encode_metadata,
+    to_gguf_metadata,
     with_values,
 )
 from ingot.formats.gguf.reader import MAX_SPLITS, SUFFIX
@@ -33,12 +33,12 @@ from ingot.model.spec import TensorSpec
 
 
 class File:
-    """One file: its header, the place of each tensor, and how many are missing."""
+    """One file of an artifact: its header, the offset of each tensor, and the number of missing tensors."""
 
     def __init__(self, name: str, specs: Sequence[TensorSpec], metadata: Mapping[str, Any]) -> None:
         self.name, self.missing = name, len(specs)
         self.alignment = int(metadata.get(ALIGNMENT, DEFAULT_ALIGNMENT))
-        pairs, data = encoded(metadata)
+        pairs, data = encode_metadata(metadata)
         head = [MAGIC, pack("<IQQ", VERSION, len(specs), pairs), data]
         offsets, position = {}, 0
         for spec in specs:
@@ -58,7 +58,7 @@ class File:
                 where=name,
             )
         self.head = header + bytes(self.padded(len(header)) - len(header))
-        self.places = {tensor: len(self.head) + offset for tensor, offset in offsets.items()}
+        self.offsets = {tensor: len(self.head) + offset for tensor, offset in offsets.items()}
         self.size = len(self.head) + position
         self._sink: Sink | None = None
 
@@ -67,7 +67,7 @@ class File:
         return -(-position // self.alignment) * self.alignment
 
     def write(self, target: Target, offset: int, data: Buffer) -> None:
-        """Write at an offset of the file, which is created when it is first needed."""
+        """Write at an offset of the file, which is created at the first call."""
         if self._sink is None:
             self._sink = target.create(self.name)
         self._sink.write_at(offset, data)
@@ -80,69 +80,70 @@ class File:
         self.close()
 
     def close(self) -> None:
-        """Close the file as it is."""
+        """Close the file in its present state."""
         sink, self._sink = self._sink, None
         if sink is not None:
             sink.close()
 
 
 def files_of(name: str, artifact: Artifact, options: WriteOptions) -> list[tuple[File, list[TensorSpec]]]:
-    """Lay out all files.
+    """Return the files of an artifact, each with its tensors.
 
     Raises
     ------
     UnsupportedError
-        ``gguf.unsupported``: a tensor that cannot be carried; ``gguf.metadata``, ``gguf.header-length``.
+        ``gguf.unsupported``: a tensor that cannot be stored; ``gguf.metadata``, ``gguf.header-length``.
     UsageError
-        ``gguf.split``: a limit of less than a byte, or more files than there may be.
+        ``gguf.split``: a limit of less than a byte, or more files than ``MAX_SPLITS``.
     """
     specs = artifact.tensors
     Order(specs)
     for spec in specs:
-        reason = refusal(spec)
+        reason = why_unsupported(spec)
         if reason is not None:
             raise UnsupportedError(reason, rule="gguf.unsupported", where=spec.name)
-    metadata = described(carried(artifact.metadata), specs)
+    metadata = describe_types(to_gguf_metadata(artifact.metadata), specs)
     members = _split(specs, options.max_shard)
     if len(members) == 1:
         return [(File(name, specs, metadata), list(specs))]
-    stem, found = name.removesuffix(SUFFIX), []
-    for index, held in enumerate(members):
-        # As llama-gguf-split and the package gguf have it: the first file tells of the model, all of the split.
-        own = metadata if index == 0 else {key: metadata[key] for key in (ALIGNMENT, ABOUT) if key in metadata}
+    stem, files = name.removesuffix(SUFFIX), []
+    for index, members_of_file in enumerate(members):
+        # Like llama-gguf-split and the package gguf: only the first file has the metadata of the model, each file those
+        # of the split.
+        values = metadata if index == 0 else {key: metadata[key] for key in (ALIGNMENT, ABOUT) if key in metadata}
         about = {NUMBER: ("u16", index), COUNT: ("u16", len(members)), TENSORS: ("i32", len(specs))}
         file = f"{stem}-{index + 1:05d}-of-{len(members):05d}{SUFFIX}"
-        found.append((File(file, held, with_values(own, about)), held))
-    return found
+        files.append((File(file, members_of_file, with_values(values, about)), members_of_file))
+    return files
 
 
-def _split(specs: Sequence[TensorSpec], most: int | None) -> list[list[TensorSpec]]:
-    """Cut tensors, in order, into files of at most so many bytes, or of one tensor."""
-    if most is not None and most < 1:
-        raise UsageError(f"expected files of at least one byte, found {most}", rule="gguf.split")
+def _split(specs: Sequence[TensorSpec], max_bytes: int | None) -> list[list[TensorSpec]]:
+    """Cut tensors, in order, into files of at most ``max_bytes`` each, or of a single larger tensor."""
+    if max_bytes is not None and max_bytes < 1:
+        raise UsageError(f"expected files of at least one byte, found {max_bytes}", rule="gguf.split")
     members: list[list[TensorSpec]] = [[]]
     filled = 0
     for spec in specs:
         size = spec.nbytes or 0
-        if most is not None and members[-1] and filled + size > most:
+        if max_bytes is not None and members[-1] and filled + size > max_bytes:
             members.append([])
             filled = 0
         members[-1].append(spec)
         filled += size
     if len(members) > MAX_SPLITS:
         raise UsageError(
-            f"expected at most {MAX_SPLITS} files, found {len(members)}: allow more bytes", rule="gguf.split"
+            f"expected at most {MAX_SPLITS} files, found {len(members)}: allow more bytes per file", rule="gguf.split"
         )
     return members
 
 
 class GgufWriter(FormatWriter):
-    """A ``FormatWriter``; a file is complete with its last tensor."""
+    """A writer of GGUF files; a file is complete with its last tensor."""
 
     def __init__(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> None:
         files = files_of(name, artifact, options)
         self._target, self._files = target, [file for file, _ in files]
-        self._file_of = {spec.name: file for file, held in files for spec in held}
+        self._file_of = {spec.name: file for file, members in files for spec in members}
         self._order = Order(artifact.tensors, name)
         self._digest = checksums.hasher("crc32c")
 
@@ -152,63 +153,65 @@ class GgufWriter(FormatWriter):
         self._digest = checksums.hasher("crc32c")
 
     def write(self, role: str, data: Buffer) -> None:
-        """Append to the tensor's bytes; more than it has are refused."""
+        """Append to the bytes of the tensor; raises an error if they exceed its length."""
         view = memoryview(data)
         position = self._order.write(role, view.nbytes)
         assert self._order.current is not None
         if view.nbytes:
             file, name = self._file_of[self._order.current.name], self._order.current.name
-            file.write(self._target, file.places[name] + position, data)
+            file.write(self._target, file.offsets[name] + position, data)
             self._digest.update(view.cast("B"))
 
     def end(self) -> dict[str, Any]:
-        """Close the tensor and pad it; the record tells its file, offset, length and CRC-32C."""
+        """Close the tensor, pad it, and return a record of its file, offset, length and CRC-32C."""
         spec = self._order.end()
         file, length = self._file_of[spec.name], spec.nbytes or 0
-        end = file.places[spec.name] + length
-        if file.padded(end) > end:  # written out: a resumed file may hold other bytes there
+        end = file.offsets[spec.name] + length
+        if file.padded(end) > end:  # written explicitly: a resumed file may contain other bytes there
             file.write(self._target, end, bytes(file.padded(end) - end))
         self._done(file)
         return {"name": spec.name, "blobs": [[file.name, end - length, length, self._digest.text()]]}
 
     def restore(self, record: Mapping[str, Any]) -> None:
-        """Take back a tensor that an earlier run wrote with the same specs and options."""
+        """Accept a tensor that an earlier run wrote with the same specs and options."""
         spec = self._order.expect(record["name"])
         file = self._file_of[spec.name]
-        if [list(blob)[:2] for blob in record["blobs"]] != [[file.name, file.places[spec.name]]]:
+        if [list(blob)[:2] for blob in record["blobs"]] != [[file.name, file.offsets[spec.name]]]:
             raise IntegrityError(
-                "writer.record", "the earlier run laid the file out differently: start anew", where=record["name"]
+                "writer.record",
+                "the earlier run used other offsets in the file: start again without resuming",
+                where=record["name"],
             )
         self._order.restored(spec.name)
         self._done(file)
 
     def file_of(self, name: str) -> str | None:
-        """Return the file that a tensor of the specs lies in."""
+        """Return the file that contains a tensor of the specs."""
         return self._file_of[name].name
 
     def skip(self, name: str) -> None:
         """Pass over a tensor that another process writes."""
         self._order.restored(name)
 
-    def locate(self, name: str) -> list[Place]:
-        """Return where the bytes of the next tensor lie."""
+    def locate(self, name: str) -> list[BlobLocation]:
+        """Return the location of the next tensor's bytes."""
         file = self._file_of[name]
-        return [(file.name, file.places[name], self._order.expect(name).nbytes or 0)]
+        return [(file.name, file.offsets[name], self._order.expect(name).nbytes or 0)]
 
-    def record_of(self, name: str, places: Sequence[Place], read: Read) -> dict[str, Any]:
-        """As ``Skips.record_of``."""
-        return crc_record(name, places, read)
+    def record_of(self, name: str, locations: Sequence[BlobLocation], read: Read) -> dict[str, Any]:
+        """Return the record that ``end`` returned for a tensor; see ``Skips.record_of``."""
+        return crc_record(name, locations, read)
 
     def finish(self) -> list[str]:
-        """Complete all files; return their names."""
+        """Complete all files and return their names."""
         self._order.finish()
         for file in self._files:
-            if not file.places:
+            if not file.offsets:
                 file.complete(self._target)
         return [file.name for file in self._files]
 
     def abort(self) -> None:
-        """Close all files as they are."""
+        """Close all files in their present state."""
         for file in self._files:
             file.close()
 

@@ -1,4 +1,4 @@
-"""Which way round the operators of a graph take a matrix, told by those that use it."""
+"""The orientation of matrices in a graph, determined by the operators that use them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Literal
 
 from ingot.formats.onnx.graph import Graph, Model, Operator
 
-Face = Literal["outputs", "inputs", "any"]
-OUTPUTS: Face = "outputs"
+Orientation = Literal["outputs", "inputs", "any"]
+OUTPUTS: Orientation = "outputs"
 """[outputs, inputs]: a row for each output."""
-INPUTS: Face = "inputs"
+INPUTS: Orientation = "inputs"
 """[inputs, outputs]: a row for each input."""
-AS_IT_LIES: Face = "any"
-"""Neither: a table, or numbers that are added, which lie the same way round wherever they are held."""
+EITHER: Orientation = "any"
+"""Neither: a lookup table, or values that are added, which have the same orientation in every checkpoint."""
 
 _PRODUCT, _GEMM, _TRANSPOSE = ("", "MatMul"), ("", "Gemm"), ("", "Transpose")
-_TURNED: dict[Face, Face] = {INPUTS: OUTPUTS, OUTPUTS: INPUTS, AS_IT_LIES: AS_IT_LIES}
-# Operators of one operand that give it with its axes as they were.
+_OPPOSITE: dict[Orientation, Orientation] = {INPUTS: OUTPUTS, OUTPUTS: INPUTS, EITHER: EITHER}
+# Operators of one operand that preserve its axes.
 _THROUGH = {("", "Cast"), ("", "Identity"), ("", "Slice"), ("", "DequantizeLinear"), ("", "QuantizeLinear")}
 _ELEMENTWISE = {
     ("", type)
@@ -28,61 +28,61 @@ _ELEMENTWISE = {
 }
 _WITH_GRAPHS = {("", type) for type in ("If", "Loop", "Scan", "SequenceMap")}
 _KERNELS = {("", "Conv"), ("", "ConvTranspose")}
-_MOST_STEPS = 64
+_MAX_STEPS = 64
 
 
-class Faces:
-    """Which way round matrices lie in a graph: what its operators make of their last two axes."""
+class OrientationFinder:
+    """A finder of the orientation of matrices in a graph, from the use of their last two axes by its operators."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
 
-    def of(self, graph: Graph, name: str, rank: int = 2) -> Face | None:
-        """Return which way round the operators take the matrix ``name``; None where one of them does not tell.
+    def find(self, graph: Graph, name: str, rank: int = 2) -> Orientation | None:
+        """Return the orientation of the matrix ``name``; None if an operator does not define it.
 
-        A value that is cast, turned or made of constants alone is followed to the operators that take it.
+        A value that is cast, transposed or computed from constants alone is followed to the operators that use it.
         """
-        found, waiting, seen = set[Face](), [(graph, name, False)], set[tuple[int, str, bool]]()
+        orientations, waiting, seen = set[Orientation](), [(graph, name, False)], set[tuple[int, str, bool]]()
         while waiting:
-            graph, value, turned = waiting.pop()
-            if (id(graph), value, turned) in seen:
+            graph, value, transposed = waiting.pop()
+            if (id(graph), value, transposed) in seen:
                 continue
-            seen.add((id(graph), value, turned))
+            seen.add((id(graph), value, transposed))
             uses = graph.uses.get(value, [])
-            if not uses or value in graph.fixed or len(seen) > _MOST_STEPS:
+            if not uses or value in graph.fixed or len(seen) > _MAX_STEPS:
                 return None
-            for operator, at in uses:
-                face = self._face(operator, at)
+            for operator, index in uses:
+                face = self._face(operator, index)
                 if face is not None:
-                    found.add(_TURNED[face] if turned else face)
+                    orientations.add(_OPPOSITE[face] if transposed else face)
                     continue
-                turns = _turns(operator, at, rank)
-                if turns is None:
+                transposes = _transposes(operator, index, rank)
+                if transposes is None:
                     return None
-                waiting += [(operator.graph, output, turned ^ turns) for output in operator.outputs if output]
-        if len(found) > 1:
-            found.discard(AS_IT_LIES)  # a table that is multiplied with too
-        return found.pop() if len(found) == 1 else None
+                waiting += [(operator.graph, output, transposed ^ transposes) for output in operator.outputs if output]
+        if len(orientations) > 1:
+            orientations.discard(EITHER)  # a lookup table that is also a factor of a product
+        return orientations.pop() if len(orientations) == 1 else None
 
-    def _face(self, operator: Operator, at: int) -> Face | None:
-        """Return which way round an operator takes its input number ``at``; None where it does not tell."""
-        if operator.key in (_PRODUCT, _GEMM) and at < 2:
-            turned = operator.integer("transB" if at else "transA", 0) if operator.key == _GEMM else 0
-            return INPUTS if bool(at) ^ bool(turned) else OUTPUTS
-        table = operator.key == ("", "Gather") and at == 0 and operator.integer("axis", 0) == 0
-        added = operator.key == _GEMM or (operator.key in _ELEMENTWISE and self._meets_values(operator, at))
-        return AS_IT_LIES if table or added or (operator.key in _KERNELS and at == 1) else None
+    def _face(self, operator: Operator, index: int) -> Orientation | None:
+        """Return the orientation of an operator's input ``index``; None if the operator does not define it."""
+        if operator.key in (_PRODUCT, _GEMM) and index < 2:
+            transposed = operator.integer("transB" if index else "transA", 0) if operator.key == _GEMM else 0
+            return INPUTS if bool(index) ^ bool(transposed) else OUTPUTS
+        table = operator.key == ("", "Gather") and index == 0 and operator.integer("axis", 0) == 0
+        added = operator.key == _GEMM or (operator.key in _ELEMENTWISE and self._meets_values(operator, index))
+        return EITHER if table or added or (operator.key in _KERNELS and index == 1) else None
 
-    def _meets_values(self, operator: Operator, at: int) -> bool:
-        """Whether another operand is none of constants: else the result is a matrix of weights, too."""
-        names = (name for index, name in enumerate(operator.inputs) if index != at)
+    def _meets_values(self, operator: Operator, index: int) -> bool:
+        """Return whether another operand depends on inputs; if not, the result is also a matrix of weights."""
+        names = (name for other_index, name in enumerate(operator.inputs) if other_index != index)
         return any((id(operator.graph.owner(name)), name) in self._values for name in names)
 
     @cached_property
     def _values(self) -> set[tuple[int, str]]:
-        """Names, with their graphs, that depend on inputs; operators come after those whose outputs they take."""
+        """Names, with their graphs, that depend on inputs; operators follow the operators that compute their inputs."""
         values: set[tuple[int, str]] = set()
-        for graph in self._model.graphs:  # each after the one around it
+        for graph in self._model.graphs:  # inner graphs follow the graph that contains them
             values |= {(id(graph), name) for name in graph.fixed - graph.constants.keys()}
             for operator in graph.operators:
                 plain = operator.key not in _WITH_GRAPHS
@@ -91,12 +91,12 @@ class Faces:
         return values
 
 
-def _turns(operator: Operator, at: int, rank: int) -> bool | None:
-    """Return whether an operator gives a matrix turned; None where it gives something else."""
+def _transposes(operator: Operator, index: int, rank: int) -> bool | None:
+    """Return whether an operator transposes a matrix; None if its result is something else."""
     if operator.key != _TRANSPOSE:
-        return False if (operator.key in _THROUGH and at == 0) or operator.key in _ELEMENTWISE else None
+        return False if (operator.key in _THROUGH and index == 0) or operator.key in _ELEMENTWISE else None
     order = operator.integers("perm") or tuple(reversed(range(rank)))
-    kept = tuple(range(len(order)))
-    if order == kept:
+    identity = tuple(range(len(order)))
+    if order == identity:
         return False
-    return True if order == (*kept[:-2], *kept[:-3:-1]) else None
+    return True if order == (*identity[:-2], *identity[:-3:-1]) else None

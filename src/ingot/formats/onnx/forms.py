@@ -1,4 +1,4 @@
-"""What operators can say of a tensor's codes: ``DequantizeLinear`` in front of any, ``MatMulNBits`` of a MatMul."""
+"""Storage of tensors for operators: codes for ``DequantizeLinear``, or for ``MatMulNBits`` in place of a MatMul."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ingot.core.parsing.wire import bytes_field, number_field
 from ingot.errors import CodecError
 from ingot.formats.onnx.graph import ATTRIBUTES, DOMAIN, INPUTS, MICROSOFT, NODE_NAME, OP_TYPE, OUTPUTS
 from ingot.formats.onnx.sites import LeftError
-from ingot.formats.onnx.slots import Conversion, Padded, Points, Repeated, Same
+from ingot.formats.onnx.slots import ConstantPoint, Conversion, Padded, Points, Repeated
 from ingot.formats.onnx.types import BY_DTYPE, BY_NAME, FLOATING, OnnxType
 from ingot.model.layouts.affine import (
     CODES,
@@ -41,10 +41,10 @@ _ATTRIBUTE_NAME, _INTEGER, _ATTRIBUTE_TYPE, _INT = 1, 3, 20, 2
 
 
 @dataclass(frozen=True, slots=True)
-class Numbers:
-    """A constant to be written: ``suffix`` of its name, type and dimensions, and what it is made of.
+class NewConstant:
+    """A constant to be written: the suffix of its name, type, dimensions, and source.
 
-    That is the part ``role``, converted where there is a ``conversion``, or one number again and again.
+    Its source is the part ``role``, converted if there is a ``conversion``, or a repeated zero point.
     """
 
     suffix: str
@@ -52,7 +52,7 @@ class Numbers:
     dims: Shape
     role: str = ""
     conversion: Conversion | None = None
-    same: Same | None = None
+    point: ConstantPoint | None = None
 
     @property
     def nbytes(self) -> int:
@@ -60,78 +60,81 @@ class Numbers:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """Constants to be written, and what the operator that takes them says: its key and attributes; none for dense."""
+class StorageForm:
+    """Constants to be written, and the key and attributes of the operator that takes them; no operator for dense
+    values."""
 
-    numbers: tuple[Numbers, ...]
+    numbers: tuple[NewConstant, ...]
     key: tuple[str, str] | None = None
     attributes: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """What a model states: of ONNX's operators, and of the format itself."""
+    """The versions of a model: of ONNX's operators, and of the file format."""
 
     opset: int = _MODERN
     ir: int = _MODERN
 
 
-def dense_form(spec: TensorSpec) -> Form:
-    """Return a dense constant; raises ``LeftError``."""
+def dense_form(spec: TensorSpec) -> StorageForm:
+    """Return the storage of a dense constant; raises ``LeftError``."""
     layout = DenseLayout.of(spec)
     type = BY_DTYPE.get(spec.dtype)
     if type is None or layout.holder is not None or any(part.encoding != "raw" for part in spec.parts):
-        raise LeftError(f"a constant holds uncompressed values of a type of ONNX, not {spec.dtype}")
+        raise LeftError(f"a constant stores uncompressed values of a type of ONNX, found {spec.dtype}")
     if type.nbytes(spec.size) != spec.nbytes:
-        raise LeftError("its values take another number of bytes")
-    return Form((Numbers("", type, spec.shape, DATA),))
+        raise LeftError("its number of bytes does not fit its shape")
+    return StorageForm((NewConstant("", type, spec.shape, DATA),))
 
 
-def dequantize_form(spec: TensorSpec, versions: Versions) -> Form:
-    """Return codes for ``DequantizeLinear``; raises ``LeftError``."""
+def dequantize_form(spec: TensorSpec, versions: Versions) -> StorageForm:
+    """Return the storage of codes for ``DequantizeLinear``; raises ``LeftError``."""
     if spec.codec == AffineLayout.codec:
-        form, dims = _integers(spec)
+        constants, dims = _integers(spec)
     elif spec.codec == ScaledCodebookLayout.codec:
-        form, dims = _small_floats(spec)
+        constants, dims = _small_floats(spec)
     else:
-        raise LeftError(f"no operator says what codec {spec.codec} says")
-    attributes, scales, wanted = _grid(spec.shape, dims)
-    codes = form[0].type
-    wanted = max(wanted, 21 if codes.bits < 8 else 19 if not codes.integer else 10)
-    wanted = max(wanted, 10 if spec.dtype == "f32" else 19)
-    if versions.opset < wanted or (codes.bits < 8 and versions.ir < 10):
+        raise LeftError(f"no operator of ONNX can express codec {spec.codec}")
+    attributes, scales, opset = _grid(spec.shape, dims)
+    codes = constants[0].type
+    opset = max(opset, 21 if codes.bits < 8 else 19 if not codes.integer else 10)
+    opset = max(opset, 10 if spec.dtype == "f32" else 19)
+    if versions.opset < opset or (codes.bits < 8 and versions.ir < 10):
         raise LeftError(
-            f"DequantizeLinear of {codes.name} on this grid is of opset {wanted}, the model of {versions.opset} "
-            f"(version {versions.ir} of ONNX): convert the model to a later one first"
+            f"DequantizeLinear of {codes.name} on this grid needs opset {opset}, the model has {versions.opset} "
+            f"(version {versions.ir} of ONNX): convert the model to a later opset first"
         )
-    fixed = tuple(item if item.suffix == CODED else replace(item, dims=scales) for item in form)
-    return Form(fixed, ("", "DequantizeLinear"), attributes)
+    fixed = tuple(item if item.suffix == CODED else replace(item, dims=scales) for item in constants)
+    return StorageForm(fixed, ("", "DequantizeLinear"), attributes)
 
 
-def _integers(spec: TensorSpec) -> tuple[tuple[Numbers, ...], Shape]:
+def _integers(spec: TensorSpec) -> tuple[tuple[NewConstant, ...], Shape]:
     layout = _affine(spec)
     dims = scale_dims(layout, spec.shape)
     if dims is None:
-        raise LeftError("its scales do not lie on a grid")
+        raise LeftError("its scales form no grid")
     if layout.bits not in (4, 8):
-        raise LeftError(f"integers of DequantizeLinear have 4 or 8 bits, not {layout.bits}")
+        raise LeftError(f"integers of DequantizeLinear have 4 or 8 bits, found {layout.bits}")
     if not layout.is_flat(spec.shape):
-        raise LeftError("its codes are not one stream of bits")
+        raise LeftError("its codes are not a single stream of bits")
     type = BY_NAME[f"{'' if layout.signed else 'u'}int{layout.bits}"]
-    numbers = [Numbers(CODED, type, spec.shape, CODES), Numbers("_scale", BY_DTYPE[layout.scales], (), SCALES)]
+    numbers = [NewConstant(CODED, type, spec.shape, CODES), NewConstant("_scale", BY_DTYPE[layout.scales], (), SCALES)]
     count = prod(dims)
     if isinstance(layout.zero, PointsPart):
         points = Points(1, count, layout.bits, layout.signed, layout.scales)
-        numbers.append(Numbers("_zero_point", type, (), ZEROS, points))
+        numbers.append(NewConstant("_zero_point", type, (), ZEROS, points))
     elif isinstance(layout.zero, Constant):
-        numbers.append(Numbers("_zero_point", type, (), same=Same(layout.zero.point, 1, count, layout.bits)))
+        numbers.append(
+            NewConstant("_zero_point", type, (), point=ConstantPoint(layout.zero.point, 1, count, layout.bits))
+        )
     return tuple(numbers), dims
 
 
-def _small_floats(spec: TensorSpec) -> tuple[tuple[Numbers, ...], Shape]:
+def _small_floats(spec: TensorSpec) -> tuple[tuple[NewConstant, ...], Shape]:
     layout, shape = ScaledCodebookLayout.of(spec), spec.shape
-    plain = layout.second is None and layout.nested is None and layout.factor is None and not layout.transposed
-    if layout.values not in _FP8 or not plain or layout.order != LOW_FIRST or len(shape) != 2:
+    is_plain = layout.second is None and layout.nested is None and layout.factor is None and not layout.transposed
+    if layout.values not in _FP8 or not is_plain or layout.order != LOW_FIRST or len(shape) != 2:
         raise LeftError("small floats of DequantizeLinear are matrices of float8e4m3fn or float8e5m2")
     if layout.scales != spec.dtype or layout.scales not in FLOATING:
         raise LeftError(_scale_type(layout.scales, spec.dtype))
@@ -147,12 +150,12 @@ def _small_floats(spec: TensorSpec) -> tuple[tuple[Numbers, ...], Shape]:
             dims = (-(-rows // tall), -(-cols // wide))
         case _:
             raise LeftError("its blocks do not divide it")
-    numbers = Numbers(CODED, BY_DTYPE[layout.values], shape, INDICES)
-    return (numbers, Numbers("_scale", BY_DTYPE[layout.scales], (), SCALES)), dims
+    numbers = NewConstant(CODED, BY_DTYPE[layout.values], shape, INDICES)
+    return (numbers, NewConstant("_scale", BY_DTYPE[layout.scales], (), SCALES)), dims
 
 
-def _scale_type(found: str, wanted: str) -> str:
-    return f'its scales are of the values\' type {wanted} there, found {found}; give the rule scales = "source"'
+def _scale_type(scale_type: str, expected: str) -> str:
+    return f'its scales must be {expected} like the values, found {scale_type}; set scales = "source" in the rule'
 
 
 def _affine(spec: TensorSpec) -> AffineLayout:
@@ -163,60 +166,60 @@ def _affine(spec: TensorSpec) -> AffineLayout:
     if layout.scales != spec.dtype:
         raise LeftError(_scale_type(layout.scales, spec.dtype))
     if isinstance(layout.zero, Offsets):
-        raise LeftError("its zero points are integers there, not offsets")
+        raise LeftError("its zero points must be integers, found offsets")
     if any(part.encoding != "raw" for part in spec.parts) or not spec.size:
-        raise LeftError("its constants are uncompressed, and not empty")
+        raise LeftError("its constants must be uncompressed and not empty")
     return layout
 
 
 def _grid(shape: Shape, dims: Shape) -> tuple[tuple[tuple[str, int], ...], Shape, int]:
-    """Return the attributes for scales on a grid, the dimensions of the scales, and the opset."""
+    """Return the attributes for scales on a grid, the dimensions of the scales, and the required opset."""
     if prod(dims) == 1:
         return (), (), 10
-    alone = [axis for axis, own in enumerate(dims) if own != 1]
-    if len(alone) == 1 and dims[alone[0]] == shape[alone[0]]:
-        return (("axis", alone[0]),), (dims[alone[0]],), 13
-    cut = [axis for axis, (size, own) in enumerate(zip(shape, dims, strict=True)) if size != own]
-    if len(cut) != 1:
-        raise LeftError(f"blocks lie along one dimension there, not as {list(dims)} of {list(shape)}")
-    return (("axis", cut[0]), ("block_size", shape[cut[0]] // dims[cut[0]])), dims, 21
+    varying = [axis for axis, count in enumerate(dims) if count != 1]
+    if len(varying) == 1 and dims[varying[0]] == shape[varying[0]]:
+        return (("axis", varying[0]),), (dims[varying[0]],), 13
+    blocked = [axis for axis, (size, count) in enumerate(zip(shape, dims, strict=True)) if size != count]
+    if len(blocked) != 1:
+        raise LeftError(f"its blocks must be along one dimension, found scales {list(dims)} for {list(shape)}")
+    return (("axis", blocked[0]), ("block_size", shape[blocked[0]] // dims[blocked[0]])), dims, 21
 
 
-def nbits_form(spec: TensorSpec) -> Form:
-    """Return codes for ``MatMulNBits``; raises ``LeftError``."""
+def nbits_form(spec: TensorSpec) -> StorageForm:
+    """Return the storage of codes for ``MatMulNBits``; raises ``LeftError``."""
     if spec.codec != AffineLayout.codec or len(spec.shape) != 2:
         raise LeftError("MatMulNBits multiplies with integers in groups")
     layout, (rows, cols) = _affine(spec), spec.shape
     if layout.bits not in (4, 8) or layout.signed or layout.packing != ROWS_LSB or layout.matrix is not None:
-        raise LeftError(f"MatMulNBits has unsigned codes of 4 or 8 bits row by row, not {layout.bits} bits")
-    size, times = DTYPES[layout.scales].bits // 8, 1
+        raise LeftError(f"MatMulNBits has unsigned codes of 4 or 8 bits row by row, found {layout.bits} bits")
+    size, repeats = DTYPES[layout.scales].bits // 8, 1
     if isinstance(layout.grid, Row):
         block = next((block for block in BLOCKS if cols % block == 0), 32)
-        times = -(-cols // block)
+        repeats = -(-cols // block)
     elif isinstance(layout.grid, Group) and layout.grid.columns in BLOCKS:
         block = layout.grid.columns
     else:
-        raise LeftError(f"MatMulNBits has a scale for {', '.join(map(str, BLOCKS))} columns or a row")
-    groups, own = -(-cols // block), -(-cols * layout.bits // 8)
+        raise LeftError(f"MatMulNBits has a scale for a row or for {', '.join(map(str, BLOCKS))} columns")
+    groups, row_bytes = -(-cols // block), -(-cols * layout.bits // 8)
     blob = block * layout.bits // 8
-    padded = None if own == groups * blob else Padded(rows, own, groups * blob)
-    repeated = Repeated(rows, times, size) if times > 1 else None
+    padded = None if row_bytes == groups * blob else Padded(rows, row_bytes, groups * blob)
+    repeated = Repeated(rows, repeats, size) if repeats > 1 else None
     numbers = [
-        Numbers("", BY_NAME["uint8"], (rows, groups, blob), CODES, padded),
-        Numbers("_scales", BY_DTYPE[layout.scales], (rows, groups), SCALES, repeated),
+        NewConstant("", BY_NAME["uint8"], (rows, groups, blob), CODES, padded),
+        NewConstant("_scales", BY_DTYPE[layout.scales], (rows, groups), SCALES, repeated),
     ]
     width = -(-groups * layout.bits // 8)
     if isinstance(layout.zero, PointsPart):
-        if times > 1:
+        if repeats > 1:
             raise LeftError("MatMulNBits has zero points for groups, not for rows: choose a group")
         points = Points(rows, groups, layout.bits, False, layout.scales)
-        numbers.append(Numbers("_zero_points", BY_NAME["uint8"], (rows, width), ZEROS, points))
+        numbers.append(NewConstant("_zero_points", BY_NAME["uint8"], (rows, width), ZEROS, points))
     elif not isinstance(layout.zero, Constant) or layout.zero.point != 1 << (layout.bits - 1):
         point = layout.zero.point if isinstance(layout.zero, Constant) else 0
-        same = Same(point, rows, groups, layout.bits)
-        numbers.append(Numbers("_zero_points", BY_NAME["uint8"], (rows, width), same=same))
+        same = ConstantPoint(point, rows, groups, layout.bits)
+        numbers.append(NewConstant("_zero_points", BY_NAME["uint8"], (rows, width), point=same))
     attributes = (("K", cols), ("N", rows), ("bits", layout.bits), ("block_size", block))
-    return Form(tuple(numbers), (MICROSOFT, "MatMulNBits"), attributes)
+    return StorageForm(tuple(numbers), (MICROSOFT, "MatMulNBits"), attributes)
 
 
 def operator(
@@ -227,12 +230,12 @@ def operator(
     attributes: Sequence[tuple[str, int]] = (),
     extra: bytes = b"",
 ) -> bytes:
-    """Return a NodeProto; ``extra`` are further fields of it."""
+    """Return a NodeProto; ``extra`` are additional encoded fields."""
     domain, type = key
-    made = b"".join(bytes_field(INPUTS, item) for item in inputs)
-    made += b"".join(bytes_field(OUTPUTS, item) for item in outputs)
-    made += bytes_field(NODE_NAME, name) + bytes_field(OP_TYPE, type)
+    message = b"".join(bytes_field(INPUTS, item) for item in inputs)
+    message += b"".join(bytes_field(OUTPUTS, item) for item in outputs)
+    message += bytes_field(NODE_NAME, name) + bytes_field(OP_TYPE, type)
     for label, value in attributes:
         content = bytes_field(_ATTRIBUTE_NAME, label) + number_field(_INTEGER, value)
-        made += bytes_field(ATTRIBUTES, content + number_field(_ATTRIBUTE_TYPE, _INT))
-    return made + (bytes_field(DOMAIN, domain) if domain else b"") + extra
+        message += bytes_field(ATTRIBUTES, content + number_field(_ATTRIBUTE_TYPE, _INT))
+    return message + (bytes_field(DOMAIN, domain) if domain else b"") + extra

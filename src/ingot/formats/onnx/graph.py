@@ -1,4 +1,5 @@
-"""A model as far as its weights go: graphs, their operators and constants, and who uses what (onnx.proto3)."""
+"""The parts of a model that concern weights: graphs, their operators and constants, and the uses of names
+(onnx.proto3)."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from ingot.formats.onnx.types import BY_NAME
 RULES = Rules("onnx.wire", "onnx.depth", "onnx.repeated-field", "onnx.utf8")
 MICROSOFT = "com.microsoft"
 MAX_ITEMS = 1 << 20
-"""Operators or constants of a graph, at most: each takes memory beside its bytes."""
+"""Maximum number of operators or constants of a graph, which limits memory."""
 MAX_GRAPHS = 1 << 16
 
 # ModelProto
@@ -38,14 +39,17 @@ _VALUES, _INDICES, _SPARSE_DIMS = 1, 2, 3
 CONSTANT = ("", "Constant")
 _FILLED = ("", "ConstantOfShape")
 _COMPILED = (MICROSOFT, "EPContext")
-IN_FUNCTION = "it stands in a function of the model"
-IN_TRAINING = "it stands in a graph of the model's training"
-TEXT_REASON = "it holds text, and no numbers"
+IN_FUNCTION = "it is in a function of the model"
+IN_TRAINING = "it is in a training graph of the model"
+TEXT_REASON = "it contains text instead of numbers"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operator:
-    """A NodeProto: which operator, the names of what it takes and gives; ``attributes`` are AttributeProtos by name."""
+    """A NodeProto: the operator's type, and the names of its inputs and outputs.
+
+    ``attributes`` are AttributeProtos by name.
+    """
 
     index: int
     graph: Graph
@@ -64,23 +68,23 @@ class Operator:
 
     @property
     def label(self) -> str:
-        """Its first output, which no other operator of its graph has."""
+        """Name of its first output, which is unique in its graph."""
         return next((name for name in self.outputs if name), f"operator {self.index}")
 
     def input(self, index: int) -> str:
-        """Return the name of an input; empty where it is left out."""
+        """Return the name of an input; empty if it is omitted."""
         return self.inputs[index] if index < len(self.inputs) else ""
 
     def integer(self, name: str, default: int) -> int:
-        """Return an attribute that is a whole number; errors as ``Node.number``."""
+        """Return an integer attribute; raises the errors of ``Node.number``."""
         if name not in self.attributes:
             return default
-        found = self.attributes[name].known((INTEGER,))[INTEGER]
-        value = self.attributes[name].number(found[0]) if found else 0
+        fields = self.attributes[name].known((INTEGER,))[INTEGER]
+        value = self.attributes[name].number(fields[0]) if fields else 0
         return _signed(value)
 
     def integers(self, name: str) -> tuple[int, ...]:
-        """Return an attribute of whole numbers; none where it is left out. Errors as ``Node.varints``."""
+        """Return an attribute of integers; empty if it is omitted. Raises the errors of ``Node.varints``."""
         if name not in self.attributes:
             return ()
         attribute = self.attributes[name]
@@ -104,30 +108,30 @@ class SparseConstant:
 
 @dataclass(slots=True, eq=False)
 class Graph:
-    """A graph of operators: that of the model, one in an attribute of an operator, or the body of a function.
+    """A graph of operators: the graph of the model, a graph in an attribute of an operator, or the body of a function.
 
     Parameters
     ----------
     message : Node
         The GraphProto or FunctionProto.
     path : str
-        What the names of its tensors begin with; empty for the graph of the model.
+        Prefix of the names of its tensors; empty for the graph of the model.
     parent : Graph or None
-        The graph around it, whose names it may use.
+        The graph that contains it, whose names it may use.
     stays : str
         Why its constants are never changed; empty if they may be.
     constants : mapping of str to Constant
-        By name, in the file's order; the value of an operator ``Constant`` is one, and its operator is in ``makers``.
-    held : mapping of str to Constant
-        Numbers in attributes of other operators, by the names of their tensors; no operator takes them by a name.
+        By name, in the file's order, including the values of operators ``Constant``, which ``makers`` lists.
+    attribute_constants : mapping of str to Constant
+        Constants in attributes of other operators by the names of their tensors; operators do not take them by name.
     uses : mapping of str to list
-        The operators that take a name of this graph, each with the number of the input; also those of graphs within.
+        The operators that take a name of this graph, also in inner graphs, each with the index of the input.
     fixed : set of str
         Names that are inputs or outputs of a graph, or that the model's training binds.
     defined : set of str
-        Every name that this graph gives.
+        Every name that this graph defines.
     producers : mapping of str to Operator
-        The operator that gives a name.
+        The operator that computes a name.
     """
 
     message: Node
@@ -136,7 +140,7 @@ class Graph:
     stays: str = ""
     operators: list[Operator] = field(default_factory=list)
     constants: dict[str, Constant] = field(default_factory=dict)
-    held: dict[str, Constant] = field(default_factory=dict)
+    attribute_constants: dict[str, Constant] = field(default_factory=dict)
     sparse: dict[str, SparseConstant] = field(default_factory=dict)
     makers: dict[str, Operator] = field(default_factory=dict)
     uses: dict[str, list[tuple[Operator, int]]] = field(default_factory=dict)
@@ -145,7 +149,7 @@ class Graph:
     producers: dict[str, Operator] = field(default_factory=dict)
 
     def owner(self, name: str) -> Graph | None:
-        """Return the graph that gives a name which is used here: this one, or one around it."""
+        """Return the graph that defines a name: this graph, or a graph that contains it."""
         graph: Graph | None = self
         while graph is not None and name not in graph.defined:
             graph = graph.parent
@@ -156,8 +160,8 @@ class Graph:
 class Model:
     """The contents of a model.
 
-    ``graphs`` begin with the graph of the model; every graph follows the one around it. ``names`` are all names that
-    any graph uses. ``unread`` are constants that are no tensors, by name, with the reason.
+    ``graphs`` begin with the graph of the model; inner graphs follow the graph that contains them. ``names`` are all
+    names that any graph uses. ``unread`` are constants that are no tensors, by name, with the reason.
     """
 
     root: Node
@@ -171,7 +175,7 @@ class Model:
 
     @property
     def opset(self) -> int:
-        """Version of ONNX's own operators; 0 where the model states none."""
+        """Version of ONNX's own operators; 0 if the model states none."""
         return self.opsets.get("", 0)
 
     @property
@@ -184,26 +188,28 @@ class Model:
         """Yield the constants of all graphs, in the file's order of the graphs."""
         for graph in self.graphs:
             yield from graph.constants.values()
-            yield from graph.held.values()
+            yield from graph.attribute_constants.values()
             for item in graph.sparse.values():
                 yield from (item.values, item.indices)
 
 
-def parse_model(data: Bytes, where: str) -> Model:
-    """Read a model; of its constants, where their numbers lie.
+def parse_model(data: Bytes, location: str) -> Model:
+    """Return the structure of a model; of its constants, only the locations of their numbers are read.
 
     Raises
     ------
     FormatError
         ``onnx.wire``, ``onnx.utf8``, ``onnx.repeated-field``, ``onnx.depth``, ``onnx.count``, ``onnx.duplicate-name``,
-        ``onnx.opset``, and those of ``read_constant``.
+        ``onnx.opset``, and the errors of ``read_constant``.
     UnsupportedError
         ``onnx.no-graph``.
     """
-    root = Node.root(data, where, RULES)
+    root = Node.root(data, location, RULES)
     fields = root.known((_IR_VERSION, PRODUCER, GRAPH), (OPSETS, _PROPERTIES, TRAINING, FUNCTIONS))
     if not fields[GRAPH]:
-        raise UnsupportedError("expected an ONNX model, found none: no graph", rule="onnx.no-graph", where=where)
+        raise UnsupportedError(
+            "expected an ONNX model with a graph, but it has none", rule="onnx.no-graph", where=location
+        )
     model = Model(root)
     model.ir_version = root.number(fields[_IR_VERSION][0]) if fields[_IR_VERSION] else 0
     model.producer = root.text(fields[PRODUCER][0]) if fields[PRODUCER] else ""
@@ -211,7 +217,7 @@ def parse_model(data: Bytes, where: str) -> Model:
         domain, version = _pair(root.child(item))
         domain = "" if domain == "ai.onnx" else domain
         if domain in model.opsets:
-            raise FormatError("onnx.opset", f"expected one version of {domain!r}, found two", where=where)
+            raise FormatError("onnx.opset", f"expected one version of {domain!r}, found two", where=location)
         model.opsets[domain] = version
     for item in fields[_PROPERTIES]:
         key, value = _entry(root.child(item))
@@ -239,7 +245,7 @@ def _pair(message: Node) -> tuple[str, int]:
 
 
 def _read_function(model: Model, message: Node) -> None:
-    """Read a FunctionProto: its operators, and the values of attributes that its callers leave out."""
+    """Read a FunctionProto: its operators, and the default values of its attributes."""
     single = (_FUNCTION_NAME, _FUNCTION_DOMAIN, _FUNCTION_OVERLOAD)
     repeated = (_FUNCTION_INPUTS, _FUNCTION_OUTPUTS, _FUNCTION_NODES, _FUNCTION_DEFAULTS)
     fields = message.known(single, repeated)
@@ -253,7 +259,7 @@ def _read_function(model: Model, message: Node) -> None:
     for item in fields[_FUNCTION_DEFAULTS]:
         attribute = message.child(item)
         named = attribute.known((_ATTRIBUTE_NAME,))[_ATTRIBUTE_NAME]
-        _hold(model, graph, attribute, attribute.text(named[0]) if named else "", ("", ""))
+        _add_attribute_constants(model, graph, attribute, attribute.text(named[0]) if named else "", ("", ""))
     _read_operators(model, graph, fields[_FUNCTION_NODES])
 
 
@@ -277,21 +283,22 @@ def _append(model: Model, graph: Graph) -> None:
 
 
 def _read_graph(model: Model, graph: Graph) -> None:
-    """Read a graph, and the graphs within it."""
+    """Read a graph and its inner graphs."""
     message = graph.message
     items: dict[int, list[Field]] = {NODES: [], INITIALIZERS: [], _GRAPH_INPUTS: [], _GRAPH_OUTPUTS: [], SPARSE: []}
     for item in message.fields():
-        kept = items.get(item.number)
-        if kept is None:
+        collected = items.get(item.number)
+        if collected is None:
             continue
-        if len(kept) >= MAX_ITEMS:
+        if len(collected) >= MAX_ITEMS:
             raise FormatError(
                 "onnx.count", f"expected at most {MAX_ITEMS} operators and constants, found more", where=message.where
             )
-        kept.append(item)
+        collected.append(item)
     _append(model, graph)
     inputs, outputs = (
-        [_value_name(message.child(item)) for item in items[number]] for number in (_GRAPH_INPUTS, _GRAPH_OUTPUTS)
+        [_value_name(message.child(item)) for item in items[field_number]]
+        for field_number in (_GRAPH_INPUTS, _GRAPH_OUTPUTS)
     )
     graph.fixed.update(inputs)
     graph.defined.update(inputs)
@@ -332,16 +339,16 @@ def _read_operators(model: Model, graph: Graph, fields: Sequence[Field]) -> None
 
 
 def _constants_of(model: Model, graph: Graph, operator: Operator, keys: Sequence[str]) -> None:
-    """Add the constants that stand in the attributes of an operator; ``held`` are those that may hold some."""
+    """Add the constants in the attributes of an operator; ``keys`` are the attributes that may contain constants."""
     if operator.key == _COMPILED:
-        reason = "a provider of onnxruntime compiled it for a device, and its weights with it"
+        reason = "a provider of onnxruntime compiled it, including its weights, for a device"
         model.unread[f"{graph.path}{operator.label}"] = reason
     if operator.key == CONSTANT and len(operator.outputs) == 1:
         for key, attribute in operator.attributes.items():
             _constant_value(model, graph, operator, key, attribute)
     elif operator.key != _FILLED:
         for key in keys:
-            _hold(model, graph, operator.attributes[key], f"{operator.label}.{key}", operator.key)
+            _add_attribute_constants(model, graph, operator.attributes[key], f"{operator.label}.{key}", operator.key)
 
 
 def _constant_value(model: Model, graph: Graph, operator: Operator, key: str, attribute: Node) -> None:
@@ -368,14 +375,14 @@ _VALUE_FIELDS = {
 }
 
 
-def _hold(model: Model, graph: Graph, attribute: Node, name: str, key: tuple[str, str]) -> None:
-    """Add the tensors in an attribute of an operator that is no ``Constant``.
+def _add_attribute_constants(model: Model, graph: Graph, attribute: Node, name: str, key: tuple[str, str]) -> None:
+    """Add the tensors in an attribute of an operator other than ``Constant``.
 
-    Lists of floats are weights in operators of other domains (``LinearClassifier``), settings in those of ONNX.
+    Lists of floats are weights in operators of other domains (``LinearClassifier``), but settings in those of ONNX.
     """
     fields = attribute.known((), _NUMBERS)
     tensors, sparse = fields[TENSOR] + fields[_TENSORS], fields[_SPARSE_TENSOR] + fields[_SPARSE_TENSORS]
-    while name in graph.held or name in graph.sparse:  # only where outputs share a name
+    while name in graph.attribute_constants or name in graph.sparse:  # only where outputs share a name
         name += "~"
     for index, item in enumerate(tensors):
         local = name if len(tensors) == 1 else f"{name}.{index}"
@@ -383,11 +390,11 @@ def _hold(model: Model, graph: Graph, attribute: Node, name: str, key: tuple[str
         if constant is None:
             model.unread[graph.path + local] = TEXT_REASON
         else:
-            graph.held[local] = constant
+            graph.attribute_constants[local] = constant
     for index, item in enumerate(sparse):
         _add_sparse(model, graph, attribute.child(item), f"{name}.{index}" if len(sparse) > 1 else name)
     if fields[_FLOATS] and key[0] not in ("", MICROSOFT):
-        graph.held[name] = read_numbers(attribute, name, BY_NAME["float"], _FLOATS, False)
+        graph.attribute_constants[name] = read_numbers(attribute, name, BY_NAME["float"], _FLOATS, False)
 
 
 def _add(model: Model, graph: Graph, message: Node, maker: Operator | None) -> None:
@@ -419,7 +426,7 @@ def _tensor_name(message: Node) -> str:
 
 
 def _add_sparse(model: Model, graph: Graph, message: Node, name: str | None = None) -> None:
-    """Add a SparseTensorProto; its name is that of its values where the caller gives none."""
+    """Add a SparseTensorProto; without a given name, it has the name of its values."""
     fields = message.known((_VALUES, _INDICES), (_SPARSE_DIMS,))
     if not fields[_VALUES] or not fields[_INDICES]:
         raise FormatError("onnx.data", "expected values and indices of a sparse constant", where=message.where)
@@ -441,7 +448,8 @@ def _add_sparse(model: Model, graph: Graph, message: Node, name: str | None = No
 
 
 def _read_operator(graph: Graph, message: Node, index: int) -> tuple[Operator, list[tuple[str, Node]], list[str]]:
-    """Return an operator, the graphs in its attributes with the attributes' names, and the attributes with tensors."""
+    """Return an operator, the graphs in its attributes with the attributes' names, and the attributes with
+    constants."""
     single, repeated = (NODE_NAME, OP_TYPE, DOMAIN), (INPUTS, OUTPUTS, ATTRIBUTES)
     fields = message.known(single, repeated)
     name, type, domain = (message.text(fields[field][0]) if fields[field] else "" for field in single)
@@ -458,16 +466,16 @@ def _read_operator(graph: Graph, message: Node, index: int) -> tuple[Operator, l
         attributes[key] = attribute
         if any(parts[field] for field in _NUMBERS):
             with_numbers.append(key)
-        several = (*parts[SUBGRAPH], *parts[_SUBGRAPHS])
-        for position, inner in enumerate(several):
-            graphs.append((key if len(several) == 1 else f"{key}.{position}", attribute.child(inner)))
+        subgraphs = (*parts[SUBGRAPH], *parts[_SUBGRAPHS])
+        for position, inner in enumerate(subgraphs):
+            graphs.append((key if len(subgraphs) == 1 else f"{key}.{position}", attribute.child(inner)))
     domain = "" if domain == "ai.onnx" else domain
     return Operator(index, graph, message, type, domain, name, inputs, outputs, attributes), graphs, with_numbers
 
 
 def matrix_uses(graph: Graph, name: str) -> Sequence[Operator]:
-    """Return the operators ``MatMul`` that take a name as what they multiply with; none where anything else uses it."""
+    """Return the operators ``MatMul`` that multiply by a name; empty if anything else uses it."""
     uses = graph.uses.get(name, [])
-    if name in graph.fixed or not uses or any(use.key != ("", "MatMul") or at != 1 for use, at in uses):
+    if name in graph.fixed or not uses or any(use.key != ("", "MatMul") or index != 1 for use, index in uses):
         return ()
     return [use for use, _ in uses]

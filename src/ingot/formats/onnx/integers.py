@@ -1,8 +1,8 @@
-"""Operators that compute with integers: which of their inputs are codes, and where the scales of these stand.
+"""Operators that compute with integers: which inputs are codes, and which inputs are the scales of these codes.
 
-Sources: the pages of ``QLinearConv``, ``QLinearMatMul``, ``MatMulInteger`` and ``ConvInteger`` of onnx 1.23, and those
-of onnxruntime's contributed operators. ``MatMulInteger`` and ``ConvInteger`` have no scales: dynamic quantization
-multiplies their result with the product of both scales, so that these are found after the operator.
+Sources: the pages of ``QLinearConv``, ``QLinearMatMul``, ``MatMulInteger`` and ``ConvInteger`` of onnx 1.23, and of
+onnxruntime's contributed operators. ``MatMulInteger`` and ``ConvInteger`` have no scales. Dynamic quantization
+multiplies their result by the product of both scales, so these are searched for after the operator.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _PRODUCTS = (("", "MatMulInteger"), ("", "ConvInteger"))
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """One input of codes: the numbers of the inputs with codes, scales and zero points; ``axis`` of several scales.
+    """An input of codes: indices of the inputs with codes, scales and zero points, and the ``axis`` of several scales.
 
-    ``factor`` is the input whose scale is multiplied with these, for a bias; None for others.
+    ``factor`` is the input whose scale is multiplied by these scales, for a bias; None for other inputs.
     """
 
     codes: int
@@ -38,7 +38,7 @@ _TABLE: dict[tuple[str, str], tuple[Codes, ...]] = {
     (MICROSOFT, "MatMulIntegerToFloat"): (Codes(0, 2, 4, -2), Codes(1, 3, 5, -1)),
     (MICROSOFT, "DynamicQuantizeMatMul"): (Codes(1, 2, 3, -1),),
 }
-# Operators whose codes have no codec; the numbers of the inputs that are codes.
+# Operators whose codes have no codec, with the indices of the inputs that are codes.
 _OTHERS: dict[tuple[str, str], tuple[int, ...]] = {
     (MICROSOFT, "GatherBlockQuantized"): (0,),
     (MICROSOFT, "MatMulBnb4"): (1,),
@@ -52,7 +52,7 @@ _OTHERS: dict[tuple[str, str], tuple[int, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """Where the scales of an operator's codes stand: operators and the numbers of their inputs.
+    """The locations of the scales of an operator's codes: operators and the indices of their inputs.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ class Scaled:
     axis : int
         The dimension of the codes along which there are several scales.
     factor : (Operator, int) or None
-        A scale that is multiplied with these.
+        A scale that is multiplied by these scales.
     """
 
     scales: tuple[Operator, int]
@@ -71,7 +71,7 @@ class Scaled:
 
 
 def takes_codes(operator: Operator, index: int) -> bool:
-    """Whether an input of an operator is codes whose values the operator's scales tell, or nothing does."""
+    """Return whether an input of an operator is codes, with scales of the operator or without known scales."""
     if operator.key in _PRODUCTS:
         return index < 2
     if index in _OTHERS.get(operator.key, ()):
@@ -79,26 +79,26 @@ def takes_codes(operator: Operator, index: int) -> bool:
     return any(item.codes == index for item in _TABLE.get(operator.key, ()))
 
 
-def scaled(operator: Operator, index: int) -> Scaled | None:
-    """Return where the scales of an operator's codes stand; None if nothing tells."""
+def scale_source(operator: Operator, index: int) -> Scaled | None:
+    """Return the locations of the scales of an operator's codes; None if they are unknown."""
     if operator.key in _PRODUCTS:
         scales = _scale_after(operator)
         axis = 0 if operator.type == "ConvInteger" else (-2, -1)[index]
-        return None if scales is None else Scaled(scales, _given(operator, index + 2), axis)
+        return None if scales is None else Scaled(scales, _optional_input(operator, index + 2), axis)
     for item in _TABLE.get(operator.key, ()):
         if item.codes == index:
-            zero = None if item.zero is None else _given(operator, item.zero)
+            zero = None if item.zero is None else _optional_input(operator, item.zero)
             factor = None if item.factor is None else (operator, item.factor)
-            turned = operator.type == "QGemm" and item.factor is None and _is_turned(operator, index)
-            return Scaled((operator, item.scales), zero, (-3 - item.axis) if turned else item.axis, factor)
+            transposed = operator.type == "QGemm" and item.factor is None and _is_transposed(operator, index)
+            return Scaled((operator, item.scales), zero, (-3 - item.axis) if transposed else item.axis, factor)
     return None
 
 
-def _is_turned(operator: Operator, index: int) -> bool:
+def _is_transposed(operator: Operator, index: int) -> bool:
     return operator.integer("transB" if index else "transA", 0) != 0
 
 
-def _given(operator: Operator, index: int) -> tuple[Operator, int] | None:
+def _optional_input(operator: Operator, index: int) -> tuple[Operator, int] | None:
     return (operator, index) if operator.input(index) else None
 
 
@@ -112,7 +112,7 @@ def _scale_after(operator: Operator) -> tuple[Operator, int] | None:
     scales = operator.graph.producers.get(other[0]) if len(other) == 1 else None
     if scales is None or scales.key != _MUL:
         return None
-    constants = [at for at, name in enumerate(scales.inputs) if _is_constant(scales, name)]
+    constants = [index for index, name in enumerate(scales.inputs) if _is_constant(scales, name)]
     return (scales, constants[0]) if len(constants) == 1 else None
 
 
@@ -122,6 +122,6 @@ def _is_constant(operator: Operator, name: str) -> bool:
 
 
 def _only_use(operator: Operator) -> Operator | None:
-    """Return the one operator that uses the one output of another."""
+    """Return the only operator that uses the only output of another."""
     uses: Sequence[tuple[Operator, int]] = operator.graph.uses.get(operator.outputs[0], ()) if operator.outputs else ()
     return uses[0][0] if len(operator.outputs) == 1 and len(uses) == 1 else None

@@ -1,7 +1,7 @@
-"""Where everything lies in a model to be written, and the graph around it; decided by the specs alone.
+"""The offsets in a model to be written, and the graph around its constants; they follow from the specs alone.
 
-Numbers that lay in the model's file stay there, those that lay beside it lie beside it again. What would make the model
-larger than protocol buffers read goes to a file beside it too.
+Constants of the model's file stay in it, constants of separate files stay in separate files. If the model would exceed
+the limit of protocol buffers, large constants are also moved to a separate file.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import pairwise
 from ingot.core.parsing.wire import BYTES, Edits, Hole, Node, Piece, bytes_field, length, message_field, number_field
 from ingot.errors import UnsupportedError, UsageError
 from ingot.formats.onnx.carry import Planned, names_of, plan_tensor
-from ingot.formats.onnx.forms import Numbers, operator
+from ingot.formats.onnx.forms import NewConstant, operator
 from ingot.formats.onnx.graph import (
     ATTRIBUTES,
     DOMAIN,
@@ -37,49 +37,49 @@ from ingot.formats.onnx.tensors import (
     RAW,
     Constant,
     External,
-    encoded,
-    encoded_external,
+    encode_constant,
+    encode_external_constant,
     external_fields,
 )
 from ingot.model.spec import TensorSpec
 
 SUFFIX = ".data"
-_OUTSIDE_FROM = 1024  # bytes of a constant that is worth a place in another file
+_OUTSIDE_FROM = 1024  # minimum bytes of a constant in a separate file
 _LARGE, _ALIGN_LARGE, _ALIGN = 1 << 20, 1 << 16, 64  # onnxruntime maps constants of a megabyte
-_OWN = frozenset((INPUTS, OUTPUTS, NODE_NAME, OP_TYPE, ATTRIBUTES, DOMAIN))
+_SEMANTIC_FIELDS = frozenset((INPUTS, OUTPUTS, NODE_NAME, OP_TYPE, ATTRIBUTES, DOMAIN))
 _IDENTITY, _MATMUL, _ADD = ("", "Identity"), ("", "MatMul"), ("", "Add")
 _BIAS = 5
 
 
 @dataclass(slots=True)
 class Entry:
-    """One constant to be written: of a kept one ``kept``, of a new one ``numbers``; ``name`` is its name in the graph.
+    """A constant to be written: ``existing`` for an unchanged constant, ``new`` for a new one, ``name`` in the graph.
 
-    ``place`` is where it lies in a file beside the model, ``offset`` where in the model itself; neither where it stays
-    in the field of its type, untouched. ``computed`` tells that it is no constant: the model computes it, and it is
-    compared alone. ``first`` is the entry of another tensor with the same constant, which is written once.
+    ``external`` is its location in a separate file, ``offset`` its offset in the model. Both are None if it stays in
+    the field of its type, unchanged. If ``computed`` is true, it is no constant: the model computes it, and the writer
+    only compares values. ``first`` is the entry of another tensor with the same constant, which is written once.
     """
 
     name: str
     role: str
     nbytes: int
     conversion: Conversion | None
-    numbers: Numbers | None = None
-    kept: Constant | None = None
-    place: External | None = None
+    new: NewConstant | None = None
+    existing: Constant | None = None
+    external: External | None = None
     offset: int | None = None
     computed: bool = False
     first: Entry | None = None
 
     @property
     def outside(self) -> bool:
-        """Whether it lay beside the model."""
-        return self.kept is not None and self.kept.external is not None
+        """Whether the existing constant was in a separate file."""
+        return self.existing is not None and self.existing.external is not None
 
 
 @dataclass(slots=True)
 class TensorPlan:
-    """How one tensor is written: which constants it takes."""
+    """The plan for writing a tensor: the constants that it needs."""
 
     planned: Planned
     entries: list[Entry]
@@ -90,122 +90,130 @@ class TensorPlan:
 
 
 class Layout:
-    """The model and the files beside it.
+    """The layout of the model and its separate files.
 
     Parameters
     ----------
     template : Template
     name : str
-        Of the model to be written.
+        Name of the model to be written.
     specs : sequence of TensorSpec
         Each tensor of the graph once.
-    beside : bool
-        Whether files beside the model may be written.
+    siblings : bool
+        Whether separate files may be written.
 
     Raises
     ------
     UnsupportedError
-        ``onnx.tensors``: not the tensors of the graph; ``onnx.unsupported``: one that the graph cannot have so;
-        ``onnx.too-large``.
+        ``onnx.tensors``: not the tensors of the graph; ``onnx.unsupported``: a tensor that the graph cannot contain in
+        this storage; ``onnx.too-large``.
     """
 
-    def __init__(self, template: Template, name: str, specs: Sequence[TensorSpec], *, beside: bool) -> None:
+    def __init__(self, template: Template, name: str, specs: Sequence[TensorSpec], *, siblings: bool) -> None:
         self.template, self.name = template, name
         self.plans = {plan.planned.spec.name: plan for plan in self._plans(specs)}
         self._share()
-        self._outside = beside and bool(template.externals)
+        self._outside = siblings and bool(template.externals)
         self._lay_out(self._stays_outside)
-        if self.size > MAX_MODEL and beside:
+        if self.size > MAX_MODEL and siblings:
             self._lay_out(lambda entry: entry.nbytes >= _OUTSIDE_FROM)
         if self.size > MAX_MODEL:
             raise UnsupportedError(
-                f"expected a model of at most {MAX_MODEL} bytes, as protocol buffers have it, found {self.size}: write "
-                "into a folder, where weights lie beside the model",
+                f"expected a model of at most {MAX_MODEL} bytes, the limit of protocol buffers, found {self.size}: "
+                "write "
+                "into a folder, in which weights can be in separate files",
                 rule="onnx.too-large",
                 where=name,
             )
 
     def _plans(self, specs: Sequence[TensorSpec]) -> Iterator[TensorPlan]:
         model, sites = self.template.model, self.template.sites
-        named, left = names_of(model, sites), {site.name for site in sites}
+        named, remaining = names_of(model, sites), {site.name for site in sites}
         for spec in specs:
-            found = named.get(spec.name)
-            if found is None or found.site.name not in left:
+            named_tensor = named.get(spec.name)
+            if named_tensor is None or named_tensor.site.name not in remaining:
                 raise UnsupportedError(
-                    "expected each tensor of the graph once, and no other, found one more",
+                    "expected each tensor of the graph exactly once, found an extra tensor",
                     rule="onnx.tensors",
                     where=spec.name,
                 )
-            left.remove(found.site.name)
+            remaining.remove(named_tensor.site.name)
             try:
-                planned = plan_tensor(model, found, spec)
+                planned = plan_tensor(model, named_tensor, spec)
             except LeftError as reason:
                 raise UnsupportedError(str(reason), rule="onnx.unsupported", where=spec.name) from None
             yield TensorPlan(planned, list(_entries(planned, self.template)))
-        if left:
+        if remaining:
             raise UnsupportedError(
-                "expected each tensor of the graph once, found none of this name",
+                "expected each tensor of the graph exactly once, but this tensor is missing",
                 rule="onnx.tensors",
-                where=min(left),
+                where=min(remaining),
             )
 
     def _share(self) -> None:
-        """Let tensors that have a constant in common, such as a scale, write it once."""
+        """Write a constant that several tensors share, such as a scale, only once."""
         first: dict[int, Entry] = {}
         for plan in self.plans.values():
             for entry in plan.entries:
-                if entry.kept is not None:
-                    other = first.setdefault(id(entry.kept), entry)
+                if entry.existing is not None:
+                    other = first.setdefault(id(entry.existing), entry)
                     entry.first = None if other is entry else other
 
     def _stays_outside(self, entry: Entry) -> bool:
         if not self._outside:
             return False
-        return entry.outside or (entry.kept is None and entry.nbytes >= _OUTSIDE_FROM)
+        return entry.outside or (entry.existing is None and entry.nbytes >= _OUTSIDE_FROM)
 
     def _lay_out(self, outside: Callable[[Entry], bool]) -> None:
         self.ends: dict[str, int] = {}
-        every = [entry for plan in self.plans.values() for entry in plan.entries if not entry.computed]
-        entries = [entry for entry in every if entry.first is None]
-        away = [entry for entry in entries if outside(entry)]
+        all_entries = [entry for plan in self.plans.values() for entry in plan.entries if not entry.computed]
+        entries = [entry for entry in all_entries if entry.first is None]
+        external_entries = [entry for entry in entries if outside(entry)]
         for entry in entries:
-            entry.place = entry.offset = None
-        self._place(away)
+            entry.external = entry.offset = None
+        self._assign_external(external_entries)
         self._holes: dict[str, Entry] = {}
-        self.pieces = self._graph()
+        self.segments = self._graph()
         position = 0
-        for piece in self.pieces:
-            if isinstance(piece, Hole):
-                self._holes[piece.name].offset = position
-            position += length((piece,))
+        for segment in self.segments:
+            if isinstance(segment, Hole):
+                self._holes[segment.name].offset = position
+            position += length((segment,))
         self.size = position
-        for entry in every:
+        for entry in all_entries:
             if entry.first is not None:
-                entry.place, entry.offset = entry.first.place, entry.first.offset
+                entry.external, entry.offset = entry.first.external, entry.first.offset
 
-    def _place(self, away: Sequence[Entry]) -> None:
-        """Give constants their places beside the model: those that they had where all of them are kept."""
-        had = [entry.kept.external for entry in away if entry.kept is not None and entry.kept.external is not None]
-        places = [External(place.location, place.offset, entry.nbytes) for place, entry in zip(had, away, strict=False)]
-        if len(had) == len(away) and _apart(places):
-            for entry, place in zip(away, places, strict=True):
-                entry.place = place
+    def _assign_external(self, external_entries: Sequence[Entry]) -> None:
+        """Assign offsets in separate files to constants: their previous offsets if all of them are unchanged."""
+        previous = [
+            entry.existing.external
+            for entry in external_entries
+            if entry.existing is not None and entry.existing.external is not None
+        ]
+        locations = [
+            External(location.location, location.offset, entry.nbytes)
+            for location, entry in zip(previous, external_entries, strict=False)
+        ]
+        if len(previous) == len(external_entries) and _are_disjoint(locations):
+            for entry, location in zip(external_entries, locations, strict=True):
+                entry.external = location
         else:
             files = list(self.template.externals)
-            location, end = files[0] if len(files) == 1 else self.name.rpartition("/")[2] + SUFFIX, 0
-            for entry in away:
+            file, end = files[0] if len(files) == 1 else self.name.rpartition("/")[2] + SUFFIX, 0
+            for entry in external_entries:
                 align = _ALIGN_LARGE if entry.nbytes >= _LARGE else _ALIGN
                 offset = -(-end // align) * align
-                entry.place, end = External(location, offset, entry.nbytes), offset + entry.nbytes
-        for entry in away:
-            assert entry.place is not None
-            if entry.place.location == self.name:
+                entry.external, end = External(file, offset, entry.nbytes), offset + entry.nbytes
+        for entry in external_entries:
+            assert entry.external is not None
+            if entry.external.location == self.name:
                 raise UsageError(
-                    f"expected another name for the model than {self.name!r}, which its weights have",
+                    f"expected another name for the model than {self.name!r}, the name of the file of its weights",
                     rule="onnx.external-path",
                 )
-            end = entry.place.offset + entry.nbytes
-            self.ends[entry.place.location] = max(self.ends.get(entry.place.location, 0), end)
+            end = entry.external.offset + entry.nbytes
+            self.ends[entry.external.location] = max(self.ends.get(entry.external.location, 0), end)
 
     def _hole(self, entry: Entry) -> Hole:
         name = str(len(self._holes))
@@ -214,107 +222,109 @@ class Layout:
 
     def _graph(self) -> list[Piece]:
         model, edits = self.template.model, Edits(self.template.model.root)
-        kept, removed = self._still_used(), set[int]()
+        still_used, removed = self._still_used(), set[int]()
         added: dict[int, tuple[Graph, list[bytes]]] = {}
         for plan in self.plans.values():
-            if plan.planned.form is None:
+            if plan.planned.storage is None:
                 for entry in plan.entries:
                     if not entry.computed and entry.first is None:
                         self._keep(edits, entry)
             else:
                 graph = plan.planned.site.graph
-                new = self._replace(edits, plan, kept, removed)
+                new = self._replace(edits, plan, still_used, removed)
                 added.setdefault(id(graph), (graph, []))[1].extend(new)
         for graph, operators in added.values():
             message = graph.message
             first = next((item.tag for item in message.fields() if item.number == NODES), message.end)
             if operators:
                 edits.replace(message, first, first, _nodes(operators))
-        packs = any(plan.planned.form is not None and plan.planned.form.key == NBITS for plan in self.plans.values())
+        packs = any(
+            plan.planned.storage is not None and plan.planned.storage.key == NBITS for plan in self.plans.values()
+        )
         if packs and MICROSOFT not in model.opsets:
-            stated = bytes_field(OPSETS, bytes_field(1, MICROSOFT) + number_field(2, 1))
-            edits.replace(model.root, model.root.end, model.root.end, stated)
+            opset = bytes_field(OPSETS, bytes_field(1, MICROSOFT) + number_field(2, 1))
+            edits.replace(model.root, model.root.end, model.root.end, opset)
         return edits.pieces()
 
     def _still_used(self) -> set[int]:
-        """Return the constants, by ``id``, that operators take beside those that are replaced."""
-        gone = {
+        """Return the constants, by ``id``, that other operators than the replaced ones use."""
+        replaced = {
             id(operator)
             for plan in self.plans.values()
-            if plan.planned.form is not None
+            if plan.planned.storage is not None
             for operator in plan.planned.site.operators
         }
         return {
             id(graph.constants[name])
             for graph in self.template.model.graphs
             for name, users in graph.uses.items()
-            if name in graph.constants and any(id(user) not in gone for user, _ in users)
+            if name in graph.constants and any(id(user) not in replaced for user, _ in users)
         }
 
     def _keep(self, edits: Edits, entry: Entry) -> None:
-        """Leave a constant where it is, but for its numbers and where these lie."""
-        constant = entry.kept
+        """Leave a constant in its place, and replace its numbers and their location."""
+        constant = entry.existing
         assert constant is not None
         message = constant.message
-        if entry.place is None and constant.external is None:
+        if entry.external is None and constant.external is None:
             if constant.raw is not None:
                 edits.replace(message, *constant.raw, [self._hole(entry)])
             return
-        place = constant.external
-        if place is not None and entry.place == External(place.location, place.offset, constant.nbytes):
+        previous = constant.external
+        if previous is not None and entry.external == External(previous.location, previous.offset, constant.nbytes):
             return
-        gone = (RAW, EXTERNAL, LOCATION, constant.type.field)
+        replaced_fields = (RAW, EXTERNAL, LOCATION, constant.type.field)
         for item in message.fields():
-            if item.number in gone:
+            if item.number in replaced_fields:
                 edits.replace(message, item.tag, item.end, b"")
-        new: list[Piece] = message_field(RAW, [self._hole(entry)]) if entry.place is None else []
-        if entry.place is not None:
-            new.append(external_fields(entry.place))
+        new: list[Piece] = message_field(RAW, [self._hole(entry)]) if entry.external is None else []
+        if entry.external is not None:
+            new.append(external_fields(entry.external))
         edits.replace(message, message.end, message.end, new)
 
-    def _replace(self, edits: Edits, plan: TensorPlan, kept: set[int], removed: set[int]) -> list[bytes]:
-        """Put new constants in place of old ones, and return the operators to be added in front of all others."""
+    def _replace(self, edits: Edits, plan: TensorPlan, still_used: set[int], removed: set[int]) -> list[bytes]:
+        """Replace old constants by new ones, and return the operators to be added before all others."""
         planned = plan.planned
-        site, form = planned.site, planned.form
-        assert form is not None
+        site, storage = planned.site, planned.storage
+        assert storage is not None
         fields: list[Piece] = []
         for entry in plan.entries:
-            assert entry.numbers is not None
-            type, dims = entry.numbers.type, entry.numbers.dims
-            if entry.place is not None:
-                body: list[Piece] = [encoded_external(entry.name, type, dims, entry.place)]
+            assert entry.new is not None
+            type, dims = entry.new.type, entry.new.dims
+            if entry.external is not None:
+                body: list[Piece] = [encode_external_constant(entry.name, type, dims, entry.external)]
             else:
-                body = encoded(entry.name, type, dims, self._hole(entry))
+                body = encode_constant(entry.name, type, dims, self._hole(entry))
             fields += message_field(INITIALIZERS, body)
         for index, slot in enumerate(site.slots.values()):
             message, key = slot.constant.message, id(slot.constant)
-            goes = index == 0 or (key not in kept and key not in removed)
+            is_replaced = index == 0 or (key not in still_used and key not in removed)
             removed.add(key)
-            if goes:
-                _swap(edits, message, fields if index == 0 else b"")
+            if is_replaced:
+                _replace_message(edits, message, fields if index == 0 else b"")
         names = [entry.name for entry in plan.entries]
-        if planned.turned:
-            for item in site.operators if site.turned else site.matmuls:
-                new = self._multiplied(item, names, site.turned, form.attributes)
-                _swap(edits, item.message, _nodes(new))
-            if not site.turned:
+        if planned.transposed:
+            for item in site.operators if site.transposed else site.matmuls:
+                new = self._multiplied(item, names, site.transposed, storage.attributes)
+                _replace_message(edits, item.message, _nodes(new))
+            if not site.transposed:
                 for item in site.operators:
-                    _swap(edits, item.message, b"")
+                    _replace_message(edits, item.message, b"")
             return []
         return self._dense_or_dequantized(edits, plan, names)
 
     def _dense_or_dequantized(self, edits: Edits, plan: TensorPlan, names: list[str]) -> list[bytes]:
-        site, form, local = plan.planned.site, plan.planned.form, plan.planned.local
-        assert form is not None
+        site, storage, local = plan.planned.site, plan.planned.storage, plan.planned.local
+        assert storage is not None
         added = []
-        if form.key is not None:
-            added.append(operator(form.key, f"{local}_DequantizeLinear", names, [local], form.attributes))
-        if site.turned:
+        if storage.key is not None:
+            added.append(operator(storage.key, f"{local}_DequantizeLinear", names, [local], storage.attributes))
+        if site.transposed:
             for item in site.operators:
-                _swap(edits, item.message, _nodes(self._multiplied_dense(item, local)))
+                _replace_message(edits, item.message, _nodes(self._multiplied_dense(item, local)))
             return added
         for index, item in enumerate(site.operators):
-            _swap(edits, item.message, b"")
+            _replace_message(edits, item.message, b"")
             if index:
                 added.append(operator(_IDENTITY, item.name, [local], item.outputs))
         return added
@@ -322,7 +332,7 @@ class Layout:
     def _multiplied(
         self, item: Operator, names: list[str], packed: bool, attributes: Sequence[tuple[str, int]]
     ) -> list[bytes]:
-        """Return a MatMul, or a MatMulNBits of other codes, as MatMulNBits of these."""
+        """Return a MatMul, or a MatMulNBits of other codes, as MatMulNBits of these codes."""
         inputs = [item.input(0), *names]
         if packed:
             accuracy = item.integer("accuracy_level", 0)
@@ -332,7 +342,7 @@ class Layout:
         return [operator(NBITS, item.name, inputs, item.outputs, attributes, _others(item))]
 
     def _multiplied_dense(self, item: Operator, name: str) -> list[bytes]:
-        """Return a MatMulNBits as MatMul of a dense matrix, and a sum where it has a bias."""
+        """Return a MatMulNBits as MatMul of a dense matrix, with a sum if it has a bias."""
         bias = item.input(_BIAS)
         if not bias:
             return [operator(_MATMUL, item.name, [item.input(0), name], item.outputs, (), _others(item))]
@@ -343,50 +353,52 @@ class Layout:
         ]
 
 
-def _apart(places: Sequence[External]) -> bool:
-    """Whether of any two places both are the same or they share no byte."""
-    spans = sorted({(place.location, place.offset, place.offset + (place.length or 0)) for place in places})
-    return all(one[0] != other[0] or one[2] <= other[1] for one, other in pairwise(spans))
+def _are_disjoint(locations: Sequence[External]) -> bool:
+    """Return whether any two locations are equal or share no byte."""
+    spans = sorted(
+        {(location.location, location.offset, location.offset + (location.length or 0)) for location in locations}
+    )
+    return all(earlier[0] != later[0] or earlier[2] <= later[1] for earlier, later in pairwise(spans))
 
 
-def _swap(edits: Edits, message: Node, new: bytes | Sequence[Piece]) -> None:
-    """Put other fields in place of an operator or a constant of a graph."""
+def _replace_message(edits: Edits, message: Node, new: bytes | Sequence[Piece]) -> None:
+    """Replace an operator or a constant of a graph by other fields."""
     parent = message.parent
     assert parent is not None
     edits.replace(parent, message.tag, message.end, new)
 
 
 def _nodes(operators: Sequence[bytes]) -> bytes:
-    """Return operators as fields of a graph."""
+    """Return operators as encoded fields of a graph."""
     return b"".join(bytes_field(NODES, item) for item in operators)
 
 
 def _others(item: Operator) -> bytes:
-    """Return the fields of an operator that say nothing of what it does: documentation, metadata."""
+    """Return the fields of an operator that do not affect its computation: documentation, metadata."""
     message = item.message
     return b"".join(
         bytes(message.data[field.tag : field.end])
         for field in message.fields()
-        if field.number not in _OWN and field.kind == BYTES
+        if field.number not in _SEMANTIC_FIELDS and field.kind == BYTES
     )
 
 
 def _free(name: str, template: Template) -> str:
-    """Return a name that nothing of the model has."""
+    """Return a name that the model does not use."""
     while name in template.model.names:
         name += "_"
     return name
 
 
 def _entries(planned: Planned, template: Template) -> Iterator[Entry]:
-    if planned.form is None:
+    if planned.storage is None:
         for role, slot in planned.site.slots.items():
             if slot.values is not None:
                 yield Entry(planned.local, role, slot.length, None, computed=True)
                 continue
             constant = slot.constant
-            yield Entry(constant.name, role, constant.nbytes, slot.conversion, kept=constant)
+            yield Entry(constant.name, role, constant.nbytes, slot.conversion, existing=constant)
         return
-    for numbers in planned.form.numbers:
+    for numbers in planned.storage.numbers:
         name = _free(planned.local + numbers.suffix, template) if numbers.suffix else planned.local
         yield Entry(name, numbers.role, numbers.nbytes, numbers.conversion, numbers)

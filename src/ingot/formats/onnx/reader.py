@@ -1,4 +1,4 @@
-"""Models to catalogs: every part located and validated, none read (spec/onnx.md)."""
+"""Reader of models: every part is located and validated, but not read (spec/onnx.md)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INNER_RULE = "onnx.inner-graphs"
 
 
 def read_model(store: Store, name: str) -> Catalog:
-    """Read the model ``name`` of ``store``; errors as ``Template``."""
+    """Return the catalog of the model ``name`` of ``store``; raises the errors of ``Template``."""
     template = Template(store, name)
     sites = {site.name: site for site in template.sites}
     return Catalog(
@@ -33,43 +33,43 @@ def read_model(store: Store, name: str) -> Catalog:
         unread=template.unread,
         attachments=Attachments(graph=template),
         details=partial(_details, template),
-        called={site.name: site.called for site in template.sites if site.called},
+        aliases={site.name: site.alias for site in template.sites if site.alias},
     )
 
 
 def _inner(template: Template) -> Iterator[tuple[str, str]]:
-    """Yield a remark on the names of tensors that other graphs than that of the model hold."""
+    """Yield a remark on the names of tensors in graphs other than the model's."""
     inner = [site for site in template.sites if site.graph.path]
     if inner:
         example = inner[0].graph.path[:80]
-        text = f"{len(inner)} of {len(template.sites)} tensors lie in graphs within the graph, or in functions"
+        text = f"{len(inner)} of {len(template.sites)} tensors are in inner graphs or in functions"
         yield INNER_RULE, f"{text}: their names begin with the path of their graph, such as {example!r}"
 
 
 def metadata_of(template: Template) -> dict[str, str]:
-    """What a container of another kind is told of the model."""
+    """Return the metadata about the model for containers of other formats."""
     model = template.model
     opsets = ", ".join(f"{domain or 'ai.onnx'}: {version}" for domain, version in model.opsets.items())
-    told = {"onnx_ir_version": str(model.ir_version), "onnx_opsets": opsets}
-    return {**told, **({"onnx_producer": model.producer} if model.producer else {})}
+    metadata = {"onnx_ir_version": str(model.ir_version), "onnx_opsets": opsets}
+    return {**metadata, **({"onnx_producer": model.producer} if model.producer else {})}
 
 
 def _tensors(template: Template, sites: Mapping[str, Site]) -> Mapping[str, Tensor]:
-    def make(name: str) -> Tensor:
+    def build(name: str) -> Tensor:
         site = sites[name]
         parts = {role: part_of(template, site, role) for role in site.slots}
         return Tensor(name, site.shape, site.dtype, site.layout.codec, parts, site.layout.attributes())
 
-    return Lazy(sites, make)
+    return Lazy(sites, build)
 
 
 def part_of(template: Template, site: Site, role: str) -> Part:
-    """Return a part of a tensor as the model has it."""
-    slot, where = site.slots[role], f"{template.source.name}: {site.name}: {role}"
+    """Return a part of a tensor as it is stored in the model."""
+    slot, location = site.slots[role], f"{template.source.name}: {site.name}: {role}"
     conversion, constant, values = slot.conversion, slot.constant, slot.values
     if values is not None:
-        source = ComputedSource(lambda: values.compute(template.bytes_of), slot.length, values.making, where)
-        return Part(slot.dtype, slot.length, source, where=where, occupies=values.stored)
+        source = ComputedSource(lambda: values.compute(template.bytes_of), slot.length, values.making, location)
+        return Part(slot.dtype, slot.length, source, where=location, occupies=values.stored)
     if conversion is None:
         return constant.part(template.source, template.externals, slot.dtype, slot.logical)
 
@@ -77,7 +77,7 @@ def part_of(template: Template, site: Site, role: str) -> Part:
         return conversion.to_part(template.bytes_of(constant))
 
     return Part(
-        slot.dtype, slot.length, ConvertedSource(read, slot.length, where), where=where, occupies=constant.nbytes
+        slot.dtype, slot.length, ConvertedSource(read, slot.length, location), where=location, occupies=constant.nbytes
     )
 
 

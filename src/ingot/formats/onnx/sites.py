@@ -1,4 +1,4 @@
-"""The tensors of a model: constants as they are, and codes with their ``DequantizeLinear`` or ``MatMulNBits``."""
+"""The tensors of a model: unchanged constants, and codes with their ``DequantizeLinear`` or ``MatMulNBits``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 
 from ingot.formats.onnx.graph import MICROSOFT, Graph, Model, Operator, SparseConstant, matrix_uses
-from ingot.formats.onnx.integers import scaled, takes_codes
+from ingot.formats.onnx.integers import scale_source, takes_codes
 from ingot.formats.onnx.slots import Coordinates, DequantizedValues, Padded, Points, Slot
 from ingot.formats.onnx.tensors import Constant
 from ingot.formats.onnx.types import BY_CODE, FLOATING
@@ -36,7 +36,7 @@ from ingot.naming.names import role_of
 
 DEQUANTIZE = (("", "DequantizeLinear"), (MICROSOFT, "DequantizeLinear"))
 NBITS = (MICROSOFT, "MatMulNBits")
-IN_ATTRIBUTE = "an operator holds it in an attribute"
+IN_ATTRIBUTE = "it is in an attribute of an operator"
 VALUES, COORDS = "values", "coords"
 _DEQUANTIZE_DEFAULTS = {"axis": 1, "block_size": 0, "output_dtype": 0}
 _NBITS_DEFAULTS = {"K": 0, "N": 0, "bits": 4, "block_size": 0}
@@ -48,27 +48,27 @@ _LONGEST_NAME = 1024
 
 
 class LeftError(Exception):
-    """The reason why an operator is no tensor, or keeps it from being written; callers never see it."""
+    """The reason why an operator is no tensor, or cannot be written; internal to this package."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Site:
-    """One tensor, and where its parts lie.
+    """A tensor, and the constants of its parts.
 
     Parameters
     ----------
     name, local : str
-        Its name, and the one that its graph has for it: the name without the graph's path.
+        Its name, and its name in its graph, which lacks the graph's path.
     graph : Graph
-        The graph whose constant it is, or whose constants its codes are.
+        The graph that contains its constant, or the constants of its codes.
     operators : tuple of Operator
-        They make its values of codes, or multiply with them (``MatMulNBits``); none for a constant as it is.
+        Operators that compute its values from codes, or multiply by them (``MatMulNBits``); empty for a plain constant.
     matmuls : tuple of Operator
-        The operators ``MatMul`` if they alone use the values, as what they multiply with.
-    called : str
-        A name that tells its role, if its own does not.
+        The operators ``MatMul`` if nothing else uses the values, and only as their second operand.
+    alias : str
+        A name that reveals its role, if its own name does not.
     stays : str
-        Why it is always written as it is; empty if it may be changed.
+        Why it is always written unchanged; empty if it may be changed.
     """
 
     name: str
@@ -80,16 +80,16 @@ class Site:
     slots: Mapping[str, Slot]
     operators: tuple[Operator, ...] = ()
     matmuls: tuple[Operator, ...] = ()
-    called: str = ""
+    alias: str = ""
     stays: str = ""
 
     @property
-    def turned(self) -> bool:
-        """Whether rows are outputs, as ``MatMulNBits`` has them, and not inputs, as ``MatMul`` has them."""
+    def transposed(self) -> bool:
+        """Whether rows are outputs, which ``MatMulNBits`` needs, instead of inputs, which ``MatMul`` needs."""
         return any(operator.key == NBITS for operator in self.operators)
 
     def spec(self) -> TensorSpec:
-        """Return the spec of the tensor as it is stored."""
+        """Return the spec of the stored tensor."""
         parts = tuple(
             PartSpec(role, slot.dtype, slot.length, slot.logical or None) for role, slot in self.slots.items()
         )
@@ -97,31 +97,32 @@ class Site:
 
 
 @dataclass(slots=True)
-class Found:
-    """The tensors of a model in the order of its constants, and why other constants are not read, by name."""
+class ModelTensors:
+    """The tensors of a model in the order of its constants, and by name the reasons why other constants are not
+    read."""
 
     sites: list[Site] = field(default_factory=list)
     unread: dict[str, str] = field(default_factory=dict)
 
 
-def find_sites(model: Model) -> Found:
-    """Return the tensors of a model. Their names are unique: ``~2`` and so on follow one that an earlier tensor has."""
+def find_sites(model: Model) -> ModelTensors:
+    """Return the tensors of a model. Repeated names get the suffixes ``~2`` and so on."""
     return _Finder(model).find()
 
 
 class _Finder:
-    """Finds the tensors of all graphs of a model."""
+    """A finder of the tensors of all graphs of a model."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._found = Found(unread=dict(model.unread))
+        self._result = ModelTensors(unread=dict(model.unread))
         self._owners = {id(constant): graph for graph in model.graphs for constant in graph.constants.values()}
         self._names: dict[str, int] = {}
         self._values: set[tuple[int, str]] = set()
         self._coded: dict[int, Site] = {}
         self._computed: dict[int, list[Site]] = {}
 
-    def find(self) -> Found:
+    def find(self) -> ModelTensors:
         for graph in self._model.graphs:
             for name, constant in graph.constants.items():
                 self._read_codes(graph, name, constant)
@@ -134,12 +135,12 @@ class _Finder:
                     self._add(self._dense(graph, name, constant))
                 for site in self._computed.get(id(constant), ()):
                     self._add(site)
-            for name, constant in graph.held.items():
-                site = replace(self._dense(graph, name, constant), matmuls=(), called="", stays=IN_ATTRIBUTE)
+            for name, constant in graph.attribute_constants.items():
+                site = replace(self._dense(graph, name, constant), matmuls=(), alias="", stays=IN_ATTRIBUTE)
                 self._add(site)
             for item in graph.sparse.values():
                 self._add_sparse(graph, item)
-        return self._found
+        return self._result
 
     def _add(self, site: Site) -> None:
         name = site.name
@@ -147,10 +148,10 @@ class _Finder:
             self._names[site.name] += 1
             name = f"{site.name}~{self._names[site.name]}"
         self._names[name] = 1
-        self._found.sites.append(site if name == site.name else replace(site, name=name))
+        self._result.sites.append(site if name == site.name else replace(site, name=name))
 
     def _read_codes(self, graph: Graph, name: str, constant: Constant) -> None:
-        """Read codes with the operators that take them; list them as unread if their values are not known."""
+        """Read codes with the operators that take them; codes with unknown values are listed as unread."""
         uses = graph.uses.get(name, [])
         try:
             site = (
@@ -159,15 +160,15 @@ class _Finder:
                 or self._multiplied(graph, constant, uses)
             )
         except LeftError as reason:
-            operators = [use for use, at in uses if use.key in DEQUANTIZE and at == 0]
+            operators = [use for use, index in uses if use.key in DEQUANTIZE and index == 0]
             try:
                 self._computed[id(constant)] = [self._values_of(use) for use in operators]
             except LeftError as other:
                 both = f"{reason}; {other}" if str(reason) != str(other) else str(reason)
-                self._found.unread[graph.path + name] = both
+                self._result.unread[graph.path + name] = both
             else:
                 if not operators:
-                    self._found.unread[graph.path + name] = str(reason)
+                    self._result.unread[graph.path + name] = str(reason)
             return
         if site is not None:
             self._coded[id(constant)] = site
@@ -187,14 +188,14 @@ class _Finder:
             slots,
             (),
             matmuls,
-            self._called(graph, name, constant.dims),
+            self._alias(graph, name, constant.dims),
             self._why_kept([constant]),
         )
 
-    def _called(self, graph: Graph, name: str, shape: Shape) -> str:
-        """Return a name that tells the role of a matrix if its own does not.
+    def _alias(self, graph: Graph, name: str, shape: Shape) -> str:
+        """Return a name that reveals the role of a matrix if its own name does not.
 
-        That is its name without the path of its graph, or that of the one operator that uses it.
+        That is its name without the path of its graph, or the name of the only operator that uses it.
         """
         uses = graph.uses.get(name, [])
         if role_of(graph.path + name) != "other":
@@ -208,7 +209,7 @@ class _Finder:
         return label if 0 < len(path) <= _LONGEST_NAME and role_of(label) != "other" else ""
 
     def _why_kept(self, constants: Sequence[Constant], operators: Sequence[Operator] = ()) -> str:
-        """Return why a tensor of these constants is always written as it is; empty if it may be changed."""
+        """Return why a tensor of these constants is always written unchanged; empty if it may be changed."""
         for constant in constants:
             graph = self._owners.get(id(constant))
             if graph is None:
@@ -223,7 +224,7 @@ class _Finder:
             return next(item.graph.stays for item in operators if item.graph.stays)
         owner = self._owners.get(id(constants[0])) if constants else None
         if any(item.key in DEQUANTIZE and item.graph is not owner for item in operators):
-            return "operators of a graph within its own make its values"
+            return "operators of an inner graph compute its values"
         return ""
 
     def _constant(self, operator: Operator, index: int, role: str) -> Constant:
@@ -231,29 +232,32 @@ class _Finder:
         name = operator.input(index)
         owner = operator.graph.owner(name)
         if owner is None or name not in owner.constants:
-            raise LeftError(f"its {role} are no constants")
+            raise LeftError(f"its {role} are not constant")
         return owner.constants[name]
 
     def _dequantized(self, graph: Graph, constant: Constant, uses: Sequence[tuple[Operator, int]]) -> Site | None:
         """Return the tensor of codes that ``DequantizeLinear`` takes; raises ``LeftError``."""
-        operators = [use for use, at in uses if use.key in DEQUANTIZE and at == 0]
+        operators = [use for use, index in uses if use.key in DEQUANTIZE and index == 0]
         if not operators:
             return None
         if len(operators) != len(uses) or constant.name in graph.fixed:
-            raise LeftError("its codes are used elsewhere too")
+            raise LeftError("its codes have other uses")
         first = operators[0]
-        if any(not _same(first, other, _DEQUANTIZE_DEFAULTS, 1) for other in operators):
+        if any(not _read_alike(first, other, _DEQUANTIZE_DEFAULTS, 1) for other in operators):
             raise LeftError("several operators read its codes in different ways")
         scales = self._constant(first, 1, "scales")
         dtype = scales.type.dtype
-        if dtype not in FLOATING or _stated(first, _DEQUANTIZE_DEFAULTS)["output_dtype"] not in (0, scales.type.code):
-            raise LeftError(f"its scales are of {dtype}, or its values of another type than these")
+        if dtype not in FLOATING or _attributes(first, _DEQUANTIZE_DEFAULTS)["output_dtype"] not in (
+            0,
+            scales.type.code,
+        ):
+            raise LeftError(f"its scales are {dtype}, or its values have another type than its scales")
         dims = _scale_dims(constant.dims, scales.dims, first)
         name = self._value_name(first)
         zero = self._constant(first, 2, "zero points") if first.input(2) else None
         if zero is not None and (zero.type is not constant.type or prod(zero.dims) != prod(scales.dims)):
             raise LeftError("its zero points do not fit its scales")
-        slots, layout = _coded(constant, scales, zero, dims)
+        slots, layout = _codes_on_grid(constant, scales, zero, dims)
         local = first.graph
         matmuls = tuple(matrix_uses(local, name)) if len(constant.dims) == 2 and len(operators) == 1 else ()
         self._values.add((id(local), name))
@@ -267,27 +271,27 @@ class _Finder:
             slots,
             tuple(operators),
             matmuls,
-            self._called(local, name, constant.dims),
+            self._alias(local, name, constant.dims),
             self._why_kept([slot.constant for slot in slots.values()], operators),
         )
 
     def _multiplied(self, graph: Graph, constant: Constant, uses: Sequence[tuple[Operator, int]]) -> Site | None:
         """Return the tensor of codes that operators compute with as integers; raises ``LeftError``."""
-        takers = [(use, at) for use, at in uses if takes_codes(use, at)]
+        takers = [(use, index) for use, index in uses if takes_codes(use, index)]
         if not takers or not constant.type.integer:
             return None
         if len(takers) != len(uses) or constant.name in graph.fixed:
-            raise LeftError("its codes are used elsewhere too")
-        scalings = [self._scales_of(use, at) for use, at in takers]
+            raise LeftError("its codes have other uses")
+        scalings = [self._scales_of(use, index) for use, index in takers]
         if any(scaling != scalings[0] for scaling in scalings):
             raise LeftError("several operators read its codes in different ways")
         scales, zero, factor, axis = scalings[0]
         type, rank = takers[0][0].type, len(constant.dims)
         stays = f"{type} computes with its integers"
-        name, alias = constant.name, self._called(graph, constant.name, constant.dims)
+        name, alias = constant.name, self._alias(graph, constant.name, constant.dims)
         dtype, site = scales.type.dtype, (graph.path + name, name, graph, constant.dims)
         if dtype not in FLOATING or (zero is not None and zero.type is not constant.type):
-            raise LeftError(f"its scales are of {dtype}, or its zero points of another type than its codes")
+            raise LeftError(f"its scales are {dtype}, or its zero points have another type than its codes")
         single = prod(scales.dims) == 1
         if factor is not None or constant.type.bits > 8:
             values = replace(dequantized_values(constant, scales, zero, (axis, 0), 0), factor=factor)
@@ -298,15 +302,15 @@ class _Finder:
             raise LeftError(f"its scales are {list(scales.dims)}, for {list(constant.dims)}")
         if zero is not None and prod(zero.dims) != prod(scales.dims):
             raise LeftError("its zero points do not fit its scales")
-        dims = tuple(size if at == axis and not single else 1 for at, size in enumerate(constant.dims))
-        slots, layout = _coded(constant, scales, zero, dims)
+        dims = tuple(size if index == axis and not single else 1 for index, size in enumerate(constant.dims))
+        slots, layout = _codes_on_grid(constant, scales, zero, dims)
         return Site(*site, dtype, layout, slots, (), (), alias, stays)
 
     def _scales_of(self, operator: Operator, index: int) -> tuple[Constant, Constant | None, Constant | None, int]:
         """Return scales, zero points, a factor of the scales, and the axis of codes; raises ``LeftError``."""
-        source = scaled(operator, index)
+        source = scale_source(operator, index)
         if source is None:
-            raise LeftError(f"{operator.type} takes its codes, whose scales are not known")
+            raise LeftError(f"{operator.type} takes its codes, but their scales are unknown")
         zero = None if source.zero is None else self._constant(*source.zero, "zero points")
         factor = None if source.factor is None else self._constant(*source.factor, "scales")
         if factor is not None and prod(factor.dims) != 1:
@@ -314,17 +318,17 @@ class _Finder:
         return self._constant(*source.scales, "scales"), zero, factor, source.axis
 
     def _value_name(self, operator: Operator) -> str:
-        """Return the name of the values that an operator makes; raises ``LeftError`` if it is no name of their own."""
+        """Return the name of the values that an operator computes; raises ``LeftError`` if the name is not unique."""
         name = operator.outputs[0] if operator.outputs else ""
         if not name or name in operator.graph.constants or (id(operator.graph), name) in self._values:
-            raise LeftError("its values have no name of their own")
+            raise LeftError("its values have no unique name")
         return name
 
     def _values_of(self, operator: Operator) -> Site:
-        """Return the values that ``DequantizeLinear`` computes of codes that no codec has; raises ``LeftError``."""
+        """Return the values that ``DequantizeLinear`` computes from codes without a codec; raises ``LeftError``."""
         codes, scales = self._constant(operator, 0, "codes"), self._constant(operator, 1, "scales")
         zero = self._constant(operator, 2, "zero points") if operator.input(2) else None
-        attributes = _stated(operator, _DEQUANTIZE_DEFAULTS)
+        attributes = _attributes(operator, _DEQUANTIZE_DEFAULTS)
         values = dequantized_values(
             codes, scales, zero, (attributes["axis"], attributes["block_size"]), attributes["output_dtype"]
         )
@@ -332,19 +336,21 @@ class _Finder:
         self._values.add((id(operator.graph), name))
         path, dtype = operator.graph.path, values.type.dtype
         slots = {DATA: Slot(codes, dtype, values=values)}
-        alias = self._called(operator.graph, name, codes.dims)
-        stays = "its operator computes it from codes that no codec has"
+        alias = self._alias(operator.graph, name, codes.dims)
+        stays = "its operator computes it from codes without a codec"
         layout = DenseLayout(dtype)
         return Site(path + name, name, operator.graph, codes.dims, dtype, layout, slots, (), (), alias, stays)
 
     def _add_sparse(self, graph: Graph, item: SparseConstant) -> None:
-        """Add a sparse constant, as coordinates and values."""
+        """Add a sparse constant as coordinates and values."""
         name, values, indices = graph.path + item.name, item.values, item.indices
         count, rank = values.count, len(item.dims)
         linear = indices.dims == (count,)
         fits = len(values.dims) == 1 and (linear or indices.dims == (count, rank)) and indices.type.dtype == "i64"
         if not fits or not rank or values.type.bits < 8 or values.type.dtype != values.type.storage:
-            self._found.unread[name] = f"it holds {count} of {values.type.name} in a sparse form that no codec has"
+            self._result.unread[name] = (
+                f"it contains {count} values of {values.type.name} in a sparse form without a codec"
+            )
             return
         order = Coordinates(item.dims, count, linear)
         slots = {VALUES: Slot(values, values.type.storage), COORDS: Slot(indices, "u64", conversion=order)}
@@ -353,27 +359,27 @@ class _Finder:
         self._add(Site(name, item.name, graph, item.dims, dtype, layout, slots, stays="it is stored in sparse form"))
 
     def _packed(self, graph: Graph, constant: Constant, uses: Sequence[tuple[Operator, int]]) -> Site | None:
-        """Return the tensor of codes that ``MatMulNBits`` multiplies with; raises ``LeftError``."""
-        operators = [use for use, at in uses if use.key == NBITS and at == 1]
+        """Return the tensor of codes that ``MatMulNBits`` multiplies by; raises ``LeftError``."""
+        operators = [use for use, index in uses if use.key == NBITS and index == 1]
         if not operators:
             return None
         first = operators[0]
         if len(operators) != len(uses) or constant.name in graph.fixed:
-            raise LeftError("its codes are used elsewhere too")
-        if any(not _same(first, other, _NBITS_DEFAULTS, 2) for other in operators):
+            raise LeftError("its codes have other uses")
+        if any(not _read_alike(first, other, _NBITS_DEFAULTS, 2) for other in operators):
             raise LeftError("several operators read its codes in different ways")
-        cols, rows, bits, block = _stated(first, _NBITS_DEFAULTS).values()
+        cols, rows, bits, block = _attributes(first, _NBITS_DEFAULTS).values()
         if bits not in BITS or block < 16 or block & (block - 1) or cols < 1 or rows < 1:
             raise LeftError(f"it has {bits} bits in blocks of {block}")
         if any(first.input(index) for index in (4, 6)):
-            raise LeftError("its columns have an order of their own, or its scales have scales")
+            raise LeftError("its columns are reordered, or its scales are quantized")
         scales = self._constant(first, 2, "scales")
         dtype, groups = scales.type.dtype, -(-cols // block)
         width = groups * block * bits // 8
         if constant.type.dtype != "u8" or constant.nbytes != rows * width:
-            raise LeftError(f"it has not the {rows * width} bytes of {rows} rows of {groups} blocks")
+            raise LeftError(f"its size is not {rows * width} bytes for {rows} rows of {groups} blocks")
         if dtype not in FLOATING or scales.count != rows * groups:
-            raise LeftError(f"it has not a scale for each of {groups} blocks of {rows} rows")
+            raise LeftError(f"its scales do not match {groups} blocks of {rows} rows")
         zero = self._constant(first, 3, "zero points") if first.input(3) else None
         row_bytes = -(-cols * bits // 8)
         padding = None if row_bytes == width else Padded(rows, row_bytes, width)
@@ -392,7 +398,7 @@ class _Finder:
             slots,
             tuple(operators),
             (),
-            self._called(graph, constant.name, (rows, cols)),
+            self._alias(graph, constant.name, (rows, cols)),
             self._why_kept([slot.constant for slot in slots.values()], operators),
         )
 
@@ -400,7 +406,7 @@ class _Finder:
 def dequantized_values(
     codes: Constant, scales: Constant, zero: Constant | None, grid: tuple[int, int], output_dtype: int
 ) -> DequantizedValues:
-    """Return the values that ``DequantizeLinear`` computes of constants.
+    """Return the values that ``DequantizeLinear`` computes from constants.
 
     Parameters
     ----------
@@ -408,17 +414,17 @@ def dequantized_values(
     grid : (int, int)
         The operator's ``axis`` and ``block_size``.
     output_dtype : int
-        The operator's, 0 for the type of the scales.
+        The operator's ``output_dtype``; 0 for the type of the scales.
 
-    Raises ``LeftError`` where the operator does not take such constants, or Ingot does not know their types.
+    Raises ``LeftError`` if the operator does not accept these constants, or Ingot does not support their types.
     """
     shape, (axis, block) = codes.dims, grid
     has_codes = (codes.type.integer and codes.type.bits <= 32) or codes.type.dtype in _FP8
     if not has_codes or scales.type.dtype not in FLOATING:
-        raise LeftError(f"its codes are of {codes.type.name}, its scales of {scales.type.name}")
+        raise LeftError(f"its codes are {codes.type.name}, its scales {scales.type.name}")
     type = BY_CODE.get(output_dtype, scales.type) if output_dtype else scales.type
     if type.dtype not in FLOATING or (output_dtype and output_dtype not in BY_CODE):
-        raise LeftError(f"its values are of element type {output_dtype}")
+        raise LeftError(f"its values have element type {output_dtype}")
     if zero is not None and (zero.type is not codes.type or prod(zero.dims) != prod(scales.dims)):
         raise LeftError("its zero points do not fit its scales")
     if zero is not None and not codes.type.integer and (zero.nbytes > _LARGEST_POINTS or any(_raw_bytes(zero))):
@@ -436,62 +442,64 @@ def dequantized_values(
     return DequantizedValues(codes, scales, zero, type, axis, block)
 
 
-def _coded(constant: Constant, scales: Constant, zero: Constant | None, dims: Shape) -> tuple[dict[str, Slot], Layout]:
+def _codes_on_grid(
+    constant: Constant, scales: Constant, zero: Constant | None, dims: Shape
+) -> tuple[dict[str, Slot], Layout]:
     """Return the parts and the layout of codes on a grid of scales."""
     type, dtype = constant.type, scales.type.dtype
     if not prod(constant.dims) and prod(dims) != 1:
         raise LeftError("it is empty")
     if type.integer and type.bits <= 8:
-        kind: Zero = NO_ZERO if zero is None else POINTS
-        layout = on_grid(constant.dims, dims, (type.bits, type.signed), kind, dtype)
+        zero_layout: Zero = NO_ZERO if zero is None else POINTS
+        layout = on_grid(constant.dims, dims, (type.bits, type.signed), zero_layout, dtype)
         slots = {CODES: Slot(constant, "u8"), SCALES: Slot(scales, dtype)}
         if zero is not None:
             points = Points(1, prod(zero.dims), type.bits, type.signed, dtype)
             slots[ZEROS] = Slot(zero, dtype, conversion=points)
         return slots, layout
     if type.dtype not in _FP8:
-        raise LeftError(f"its codes are of {type.name}")
+        raise LeftError(f"its codes are {type.name}")
     if zero is not None and (zero.nbytes > _LARGEST_POINTS or any(_raw_bytes(zero))):
         raise LeftError("its zero points are not all 0")
     if len(constant.dims) != 2 or not prod(constant.dims):
-        raise LeftError("it is no matrix")
+        raise LeftError("it is not a matrix")
     small = ScaledCodebookLayout(8, _tiles(constant.dims, dims), dtype, scales=dtype, values=type.dtype)
     return {INDICES: Slot(constant, "u8"), SCALES: Slot(scales, dtype)}, small
 
 
 def _tiles(shape: Shape, dims: Shape) -> Grid:
-    """Return what shares one of ``dims`` scales of a matrix."""
-    tall, wide = (-(-size // own) for size, own in zip(shape, dims, strict=True))
+    """Return the grid of a matrix with ``dims`` scales."""
+    tile_rows, tile_columns = (-(-size // count) for size, count in zip(shape, dims, strict=True))
     if prod(dims) == 1:
         return WHOLE
-    if tall == 1 and shape[1] % wide == 0:
-        return ROW if wide == shape[1] else Group(wide)
-    return Tiles(tall, wide)
+    if tile_rows == 1 and shape[1] % tile_columns == 0:
+        return ROW if tile_columns == shape[1] else Group(tile_columns)
+    return Tiles(tile_rows, tile_columns)
 
 
 def _raw_bytes(constant: Constant) -> bytes:
-    """Return the bytes of a small constant; raises ``LeftError`` where they lie in another file or one by one."""
+    """Return the bytes of a small constant; raises ``LeftError`` if they are in another file or encoded one by one."""
     if constant.raw is None:
-        raise LeftError("its zero points do not stand in the model")
+        raise LeftError("its zero points are not in the model's file")
     return bytes(constant.message.data[constant.raw.start : constant.raw.end])
 
 
 def _scale_dims(shape: Shape, scales: Shape, operator: Operator) -> Shape:
-    """Return the scales' shape with the tensor's rank; raises ``LeftError``."""
-    rank, stated = len(shape), _stated(operator, _DEQUANTIZE_DEFAULTS)
-    axis, block = stated["axis"], stated["block_size"]
+    """Return the scales' shape, extended to the tensor's rank; raises ``LeftError``."""
+    rank, attributes = len(shape), _attributes(operator, _DEQUANTIZE_DEFAULTS)
+    axis, block = attributes["axis"], attributes["block_size"]
     if prod(scales) == 1 and len(scales) <= 1 and not block:
         return (1,) * rank
     axis += rank if axis < 0 else 0
     if not 0 <= axis < rank:
         raise LeftError(f"it has no dimension {axis}")
     if block > 0:
-        wanted = (*shape[:axis], -(-shape[axis] // block), *shape[axis + 1 :])
-        if scales != wanted:
+        expected = (*shape[:axis], -(-shape[axis] // block), *shape[axis + 1 :])
+        if scales != expected:
             raise LeftError(f"its scales are {list(scales)}, for blocks of {block} of {list(shape)}")
-        if shape[axis] % block and wanted[axis] > 1:
+        if shape[axis] % block and expected[axis] > 1:
             raise LeftError(f"blocks of {block} do not divide {list(shape)}")
-        return wanted
+        return expected
     if block or scales != (shape[axis],):
         raise LeftError(f"its scales are {list(scales)}, for {list(shape)}")
     return (*(1,) * axis, shape[axis], *(1,) * (rank - axis - 1))
@@ -504,16 +512,16 @@ def _point_slot(zero: Constant, rows: int, groups: int, bits: int, dtype: str) -
             return Slot(zero, dtype, conversion=points)
     elif zero.type.dtype == dtype and zero.count == rows * groups:
         return Slot(zero, dtype)
-    raise LeftError(f"it has not a zero point for each of {groups} blocks of {rows} rows")
+    raise LeftError(f"its zero points do not match {groups} blocks of {rows} rows")
 
 
-def _stated(operator: Operator, defaults: Mapping[str, int]) -> dict[str, int]:
-    """Return attributes that are whole numbers, as stated or by default."""
+def _attributes(operator: Operator, defaults: Mapping[str, int]) -> dict[str, int]:
+    """Return integer attributes, stated or by default."""
     return {key: operator.integer(key, default) for key, default in defaults.items()}
 
 
-def _same(one: Operator, other: Operator, defaults: Mapping[str, int], start: int) -> bool:
-    """Whether two operators read the same codes in the same way; inputs from ``start`` on."""
-    return one is other or (
-        one.inputs[start:] == other.inputs[start:] and _stated(one, defaults) == _stated(other, defaults)
+def _read_alike(first: Operator, other: Operator, defaults: Mapping[str, int], start: int) -> bool:
+    """Return whether two operators read the same codes in the same way, with equal inputs from ``start`` on."""
+    return first is other or (
+        first.inputs[start:] == other.inputs[start:] and _attributes(first, defaults) == _attributes(other, defaults)
     )

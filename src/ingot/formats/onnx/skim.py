@@ -1,4 +1,4 @@
-"""A large file as messages lie in it: only what is looked at is read, some of it at a time."""
+"""Bytes of a large file for the parser of messages, which reads them in windows."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ingot.model.bytesource import ByteSource
 _WINDOW = 1 << 16
 
 
-class Skimmed:
-    """The bytes of a source, one window of which is held."""
+class WindowedBytes:
+    """The bytes of a source; one window of them is cached."""
 
     def __init__(self, source: ByteSource) -> None:
         self._source, self._size = source, source.size
-        self._start, self._held = 0, b""
+        self._start, self._cached = 0, b""
 
     def __len__(self) -> int:
         return self._size
@@ -29,11 +29,11 @@ class Skimmed:
         start, stop, _ = index.indices(self._size)
         if start >= stop:
             return b""
-        if not (self._start <= start and stop <= self._start + len(self._held)):
+        if not (self._start <= start and stop <= self._start + len(self._cached)):
             if stop - start > _WINDOW:
                 return self._read(start, stop)
-            self._start, self._held = start, self._read(start, min(start + _WINDOW, self._size))
-        return self._held[start - self._start : stop - self._start]
+            self._start, self._cached = start, self._read(start, min(start + _WINDOW, self._size))
+        return self._cached[start - self._start : stop - self._start]
 
     def _read(self, start: int, stop: int) -> bytes:
         out = bytearray(stop - start)

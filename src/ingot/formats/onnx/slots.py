@@ -1,4 +1,4 @@
-"""How the parts of a tensor lie in the constants of a graph."""
+"""The storage of a tensor's parts in the constants of a graph."""
 
 from __future__ import annotations
 
@@ -12,61 +12,62 @@ from ingot.core.numeric.dtypes import DTYPES, file_bytes, from_file, numpy_dtype
 from ingot.errors import CodecError
 from ingot.formats.onnx.tensors import Constant
 from ingot.formats.onnx.types import OnnxType
-from ingot.formats.shared.numbers import packed_rows, unpacked_rows
+from ingot.formats.shared.numbers import pack_rows, unpack_rows
 
 
 class Conversion(Protocol):
-    """Bytes of a constant to those of a part and back; both lengths are known."""
+    """A conversion of a constant's bytes to a part's and back; both lengths are known."""
 
     @property
     def part_bytes(self) -> int: ...
     @property
     def stored_bytes(self) -> int: ...
     def to_part(self, data: bytes) -> bytes: ...
-    def to_stored(self, data: bytes, where: str) -> bytes:
-        """Raises ``CodecError`` ``onnx.zero-point``."""
+    def to_stored(self, data: bytes, location: str) -> bytes:
+        """Return the bytes of the constant; raises ``CodecError`` ``onnx.zero-point``."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """Zero points: integers of ``bits`` in rows that begin at a byte, floats of ``dtype`` in a part."""
+    """Zero points: in a constant packed integers of ``bits`` in rows that begin at a byte, in a part floats of
+    ``dtype``."""
 
     rows: int
-    each: int
+    per_row: int
     bits: int
     signed: bool
     dtype: str
 
     @property
     def part_bytes(self) -> int:
-        return self.rows * self.each * DTYPES[self.dtype].bits // 8
+        return self.rows * self.per_row * DTYPES[self.dtype].bits // 8
 
     @property
     def stored_bytes(self) -> int:
-        return self.rows * -(-self.each * self.bits // 8)
+        return self.rows * -(-self.per_row * self.bits // 8)
 
     def to_part(self, data: bytes) -> bytes:
-        points = unpacked_rows(data, self.rows, self.each, self.bits, signed=self.signed)
+        points = unpack_rows(data, self.rows, self.per_row, self.bits, signed=self.signed)
         return bytes(file_bytes(points.reshape(-1).astype(numpy_dtype(self.dtype))))
 
-    def to_stored(self, data: bytes, where: str) -> bytes:
+    def to_stored(self, data: bytes, location: str) -> bytes:
         points = from_file(np.frombuffer(data, np.uint8), self.dtype).astype(np.float64)
         low = -(1 << (self.bits - 1)) if self.signed else 0
-        whole = (points == np.rint(points)) & (points >= low) & (points < low + (1 << self.bits))
-        if not bool(whole.all()):
+        is_integer = (points == np.rint(points)) & (points >= low) & (points < low + (1 << self.bits))
+        if not bool(is_integer.all()):
             raise CodecError(
                 "onnx.zero-point",
-                f"expected zero points that are whole numbers of {self.bits} bits, found others; choose symmetric "
+                f"expected zero points that are integers of {self.bits} bits, found other values; choose symmetric "
                 "scales",
-                where=where,
+                where=location,
             )
-        return packed_rows(points.astype(np.int16).reshape(self.rows, self.each), self.bits)
+        return pack_rows(points.astype(np.int16).reshape(self.rows, self.per_row), self.bits)
 
 
 @dataclass(frozen=True, slots=True)
 class Padded:
-    """Rows of ``width`` bytes in a part that take ``stored`` bytes each in a constant, the rest of them zeros."""
+    """Rows of ``width`` bytes in a part, padded with zeros to ``stored`` bytes in a constant."""
 
     rows: int
     width: int
@@ -83,7 +84,7 @@ class Padded:
     def to_part(self, data: bytes) -> bytes:
         return np.frombuffer(data, np.uint8).reshape(self.rows, self.stored)[:, : self.width].tobytes()
 
-    def to_stored(self, data: bytes, where: str) -> bytes:
+    def to_stored(self, data: bytes, location: str) -> bytes:
         out = np.zeros((self.rows, self.stored), np.uint8)
         out[:, : self.width] = np.frombuffer(data, np.uint8).reshape(self.rows, self.width)
         return out.tobytes()
@@ -91,7 +92,7 @@ class Padded:
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """One scale for each row in a part, written ``times`` times: one for each block of the row."""
+    """A scale for each row in a part, repeated ``times`` times in a constant, for each block of the row."""
 
     rows: int
     times: int
@@ -108,16 +109,16 @@ class Repeated:
     def to_part(self, data: bytes) -> bytes:
         return np.frombuffer(data, np.uint8).reshape(self.rows, self.times, self.size)[:, 0].tobytes()
 
-    def to_stored(self, data: bytes, where: str) -> bytes:
+    def to_stored(self, data: bytes, location: str) -> bytes:
         rows = np.frombuffer(data, np.uint8).reshape(self.rows, 1, self.size)
         return np.repeat(rows, self.times, axis=1).tobytes()
 
 
 @dataclass(frozen=True, slots=True)
 class Coordinates:
-    """Positions of stored elements: i64 in a constant, u64 in a part, there by dimension.
+    """Positions of stored elements: i64 by element in a constant, u64 by dimension in a part.
 
-    ``linear`` tells that the constant has one number for each, the position in row-major order.
+    If ``linear`` is true, the constant has a single integer for each element, the position in row-major order.
     """
 
     dims: tuple[int, ...]
@@ -143,7 +144,7 @@ class Coordinates:
         axes[0] = positions
         return axes.tobytes()
 
-    def to_stored(self, data: bytes, where: str) -> bytes:
+    def to_stored(self, data: bytes, location: str) -> bytes:
         axes = np.frombuffer(data, "<i8").reshape(len(self.dims), self.count)
         if not self.linear:
             return np.ascontiguousarray(axes.T).tobytes()
@@ -157,9 +158,9 @@ class Coordinates:
 class DequantizedValues:
     """The values that ``DequantizeLinear`` computes: ``(codes - zero) * scales`` in f32, rounded to ``type``.
 
-    ``axis`` is the dimension of the scales, None if all elements share one; ``block`` is the number of elements along
-    it that share a scale where scales have the rank of the codes, else 0. ``factor`` is a scale that is multiplied with
-    the others.
+    ``axis`` is the dimension of the scales, None if all elements share a scale. ``block`` is the number of elements
+    along it that share a scale if scales have the rank of the codes, else 0. ``factor`` is a scale that is multiplied
+    by the others.
     """
 
     codes: Constant
@@ -172,18 +173,18 @@ class DequantizedValues:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the values."""
+        """Number of bytes of the values."""
         return self.type.nbytes(self.codes.count)
 
     @property
     def stored(self) -> int:
-        """Bytes of the constants that they are computed from."""
+        """Number of bytes of the constants that the values are computed from."""
         constants = (self.codes, self.scales, self.zero, self.factor)
         return sum(constant.nbytes for constant in constants if constant is not None)
 
     @property
     def making(self) -> int:
-        """Bytes of memory that computing takes, at most."""
+        """Maximum bytes of memory that the computation takes."""
         return 24 * self.codes.count + 2 * self.stored
 
     def compute(self, read: Callable[[Constant], bytes]) -> bytes:
@@ -207,34 +208,34 @@ class DequantizedValues:
 
 
 def _floats(constant: Constant, read: Callable[[Constant], bytes]) -> np.ndarray[Any, Any]:
-    """Return a constant's numbers as f32."""
+    """Return a constant's values as f32."""
     data, type = read(constant), constant.type
     if type.integer and type.bits < 8:
-        values = unpacked_rows(data, 1, constant.count, type.bits, signed=type.signed).astype(np.float32)
+        values = unpack_rows(data, 1, constant.count, type.bits, signed=type.signed).astype(np.float32)
     else:
         values = from_file(np.frombuffer(data, np.uint8), type.dtype).astype(np.float32)
     return values.reshape(constant.dims)
 
 
 @dataclass(frozen=True, slots=True)
-class Same:
-    """One zero point for all: rows of ``each`` integers of ``bits``, every row beginning at a byte."""
+class ConstantPoint:
+    """A constant zero point: ``rows`` rows of ``per_row`` integers of ``bits``; every row begins at a byte."""
 
     point: int
     rows: int
-    each: int
+    per_row: int
     bits: int
 
     def stored(self) -> bytes:
         """Return the bytes of the constant."""
-        return packed_rows(np.full((1, self.each), self.point, np.int16), self.bits) * self.rows
+        return pack_rows(np.full((1, self.per_row), self.point, np.int16), self.bits) * self.rows
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The constant behind one part: of storage type ``dtype``, ``logical`` where that says more; converted or not.
+    """The constant of a part: its storage type ``dtype``, its logical type if it differs, and an optional conversion.
 
-    ``values`` are the numbers of a part that the model computes from the constant.
+    ``values`` are the values of a part that the model computes from the constant.
     """
 
     constant: Constant
@@ -245,7 +246,7 @@ class Slot:
 
     @property
     def length(self) -> int:
-        """Bytes of the part."""
+        """Number of bytes of the part."""
         if self.values is not None:
             return self.values.nbytes
         return self.constant.nbytes if self.conversion is None else self.conversion.part_bytes

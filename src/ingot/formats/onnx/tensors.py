@@ -1,4 +1,4 @@
-"""Constants of a graph: what a TensorProto says, where its numbers lie, and how they are encoded (onnx.proto3)."""
+"""Constants of a graph: the fields of a TensorProto, the location of its numbers, and their encoding (onnx.proto3)."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from ingot.model.part import Part
 
 DIMS, DATA_TYPE, SEGMENT, NAME, RAW, EXTERNAL, LOCATION = 1, 2, 3, 8, 9, 13, 14
 _TYPED = (4, 5, 6, 7, 10, 11)
-_FIXED = {FLOATS: (FIXED32, 4), DOUBLES: (FIXED64, 8)}  # how a number of these fields is encoded alone, and its bytes
+_FIXED = {FLOATS: (FIXED32, 4), DOUBLES: (FIXED64, 8)}  # wire type of a single number of these fields, and its bytes
 _IN_FILE = 1
 _DRIVE = re.compile(r"[A-Za-z]:")
-_MOST_ENTRIES = 16
+_MAX_ENTRIES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class External:
-    """Where numbers lie in another file: its name, as the model has it, and their place; length None for what fits."""
+    """The location of numbers in another file: its name in the model, offset, and length (None up to the end)."""
 
     location: str
     offset: int
@@ -48,10 +48,11 @@ class External:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Constant:
-    """Numbers of a model: a TensorProto, or an attribute that holds numbers.
+    """The numbers of a model: a TensorProto, or an attribute with numbers.
 
-    ``message`` is the TensorProto or AttributeProto; ``raw`` is where its bytes lie in the model's file, ``external``
-    in another; neither where its numbers are encoded one by one, in the field ``field``.
+    ``message`` is the TensorProto or AttributeProto. ``raw`` is the range of its bytes in the model's file,
+    ``external`` their location in another file. If both are None, its numbers are encoded one by one, in the field
+    ``field``.
     """
 
     name: str
@@ -69,64 +70,64 @@ class Constant:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the elements."""
+        """Number of bytes of the elements."""
         return self.type.nbytes(self.count)
 
     def part(self, model: ByteSource, files: Mapping[str, ByteSource], dtype: str = "", logical: str = "") -> Part:
-        """Return the numbers as a part, of other types where these are given."""
-        where = f"{self.message.where}: {self.name}"
+        """Return the numbers as a part, with other types if these are given."""
+        location = f"{self.message.where}: {self.name}"
         storage = dtype or self.type.storage
         type = logical or (None if dtype or self.type.dtype == storage else self.type.dtype)
         if self.external is not None:
             source = files[self.external.location]
-            return Part(storage, self.nbytes, source, self.external.offset, type=type, where=where)
+            return Part(storage, self.nbytes, source, self.external.offset, type=type, where=location)
         if self.raw is not None:
-            return Part(storage, self.nbytes, model, self.raw.start, type=type, where=where)
-        made = ConvertedSource(lambda: typed_bytes(self), self.nbytes, where)
-        return Part(storage, self.nbytes, made, type=type, where=where)
+            return Part(storage, self.nbytes, model, self.raw.start, type=type, where=location)
+        converted = ConvertedSource(lambda: typed_bytes(self), self.nbytes, location)
+        return Part(storage, self.nbytes, converted, type=type, where=location)
 
 
 def read_constant(message: Node, name: str | None = None) -> Constant | None:
-    """Read a TensorProto; None where it holds text.
+    """Return the constant of a TensorProto; None if it contains text.
 
     Raises ``FormatError``: ``onnx.wire``, ``onnx.repeated-field``, ``onnx.utf8``, ``onnx.name``, ``onnx.type``,
     ``onnx.shape``, ``onnx.data``, ``onnx.data-size``, ``onnx.external-path``, ``onnx.external-entry``.
     """
     fields = message.known((DATA_TYPE, SEGMENT, NAME, RAW, LOCATION), (DIMS, EXTERNAL, *_TYPED))
-    called = name if name is not None else message.text(fields[NAME][0]) if fields[NAME] else ""
-    where = f"{message.where}: {called[:200]}"
-    if not called:
-        raise FormatError("onnx.name", "expected a constant to have a name, found none", where=message.where)
+    constant_name = name if name is not None else message.text(fields[NAME][0]) if fields[NAME] else ""
+    location = f"{message.where}: {constant_name[:200]}"
+    if not constant_name:
+        raise FormatError("onnx.name", "expected a constant with a name, but it has none", where=message.where)
     code = message.number(fields[DATA_TYPE][0]) if fields[DATA_TYPE] else 0
     if code == STRING:
         return None
     if code not in BY_CODE:
-        raise FormatError("onnx.type", f"expected an element type of ONNX, found number {code}", where=where)
+        raise FormatError("onnx.type", f"expected an element type of ONNX, found type number {code}", where=location)
     dims = tuple(number for field in fields[DIMS] for number in message.varints(field))
-    element_count(dims, "onnx.shape", where)
+    element_count(dims, "onnx.shape", location)
     type, count = BY_CODE[code], prod(dims)
     if fields[SEGMENT]:
-        raise FormatError("onnx.data", "expected a whole constant, found a segment of one", where=where)
-    constant = Constant(called, type, dims, message)
+        raise FormatError("onnx.data", "expected a complete constant, found a segment", where=location)
+    constant = Constant(constant_name, type, dims, message)
     typed = [field for number in _TYPED for field in fields[number]]
     outside = bool(fields[LOCATION]) and message.number(fields[LOCATION][0]) == _IN_FILE
     if outside:
         if fields[RAW] or typed:
-            raise FormatError("onnx.data", "expected numbers in the model or in a file, found both", where=where)
-        return Constant(called, type, dims, message, external=_external(message, fields[EXTERNAL], where))
+            raise FormatError("onnx.data", "expected numbers in the model or in a file, found both", where=location)
+        return Constant(constant_name, type, dims, message, external=_external(message, fields[EXTERNAL], location))
     if fields[RAW]:
         field = fields[RAW][0]
         if field.kind != BYTES:
             raise message.refuse("bytes in raw_data", f"wire type {field.kind}")
         if typed:
-            raise FormatError("onnx.data", "expected numbers in one field, found them in several", where=where)
-        _require_size(field.end - field.start, type.nbytes(count), where)
-        return Constant(called, type, dims, message, raw=Range(field.start, field.end))
+            raise FormatError("onnx.data", "expected numbers in one field, found them in several", where=location)
+        _require_size(field.end - field.start, type.nbytes(count), location)
+        return Constant(constant_name, type, dims, message, raw=Range(field.start, field.end))
     return _typed(constant, fields[type.field], len(typed))
 
 
 def read_numbers(message: Node, name: str, type: OnnxType, field: int, scalar: bool) -> Constant:
-    """Read the numbers of an attribute, which are floats or whole numbers of 64 bits.
+    """Return the constant of the numbers of an attribute, which are floats or integers of 64 bits.
 
     Parameters
     ----------
@@ -135,9 +136,9 @@ def read_numbers(message: Node, name: str, type: OnnxType, field: int, scalar: b
     name : str
     type : OnnxType
     field : int
-        The field that holds them.
+        The field that contains the numbers.
     scalar : bool
-        Whether they are one number without dimensions.
+        Whether they are a single number without dimensions.
 
     Raises ``FormatError``: ``onnx.wire``, ``onnx.data-size``.
     """
@@ -153,7 +154,7 @@ def read_numbers(message: Node, name: str, type: OnnxType, field: int, scalar: b
 
 
 def _count(message: Node, fields: list[Field], type: OnnxType, field_number: int) -> int:
-    """Return how many numbers stand in fields of an attribute."""
+    """Return how many numbers the fields of an attribute contain."""
     if type.field not in _FIXED:
         return sum(
             1 if field.kind == VARINT else int(np.count_nonzero(_payload(message, field) < 0x80)) for field in fields
@@ -165,26 +166,28 @@ def _count(message: Node, fields: list[Field], type: OnnxType, field_number: int
 
 
 def _typed(constant: Constant, fields: list[Field], others: int) -> Constant:
-    """Return a constant whose numbers stand in the field of their type, after counting them."""
+    """Return a constant whose numbers are in the field of their type, after counting them."""
     type, message = constant.type, constant.message
-    where = f"{message.where}: {constant.name[:200]}"
+    location = f"{message.where}: {constant.name[:200]}"
     if others != len(fields):
-        raise FormatError("onnx.data", f"expected numbers in the field of {type.name}, found others", where=where)
+        raise FormatError(
+            "onnx.data", f"expected numbers in the field of {type.name}, found them in another field", where=location
+        )
     if type.field in _FIXED:
-        kind, width = _FIXED[type.field]
-        if any(field.kind not in (kind, BYTES) or (field.end - field.start) % width for field in fields):
+        wire_type, width = _FIXED[type.field]
+        if any(field.kind not in (wire_type, BYTES) or (field.end - field.start) % width for field in fields):
             raise message.refuse(f"numbers of {width} bytes in field {type.field}", "others")
-        _require_size(sum(field.end - field.start for field in fields), constant.nbytes, where)
+        _require_size(sum(field.end - field.start for field in fields), constant.nbytes, location)
         if len(fields) == 1 and fields[0].kind == BYTES:
             field = fields[0]
             return Constant(constant.name, type, constant.dims, message, raw=Range(field.start, field.end))
         return constant
-    # Elements of less than a byte share the numbers, as they share bytes elsewhere.
-    wanted = constant.nbytes if type.bits < 8 else constant.count
+    # Elements of less than a byte are packed: several share a number, like bytes in ``raw_data``.
+    expected = constant.nbytes if type.bits < 8 else constant.count
     numbers = 0
     for field in fields:
         numbers += 1 if field.kind == VARINT else int(np.count_nonzero(_payload(message, field) < 0x80))
-    _require_size(numbers, wanted, where)
+    _require_size(numbers, expected, location)
     return constant
 
 
@@ -194,15 +197,17 @@ def _payload(message: Node, field: Field) -> np.ndarray[tuple[int], np.dtype[np.
     return np.frombuffer(bytes(message.data[field.start : field.end]), np.uint8)
 
 
-def _require_size(found: int, wanted: int, where: str) -> None:
-    if found != wanted:
-        raise FormatError("onnx.data-size", f"expected {wanted} bytes or numbers of data, found {found}", where=where)
+def _require_size(actual: int, expected: int, location: str) -> None:
+    if actual != expected:
+        raise FormatError(
+            "onnx.data-size", f"expected {expected} bytes or numbers of data, found {actual}", where=location
+        )
 
 
 def typed_bytes(constant: Constant) -> bytes:
-    """Return numbers that stand in the field of their type as they would lie in ``raw_data``.
+    """Return numbers in the field of their type in the encoding of ``raw_data``.
 
-    Raises ``FormatError`` ``onnx.wire``, ``onnx.data``: a number that the type has not.
+    Raises ``FormatError`` ``onnx.wire``, ``onnx.data``: a number that exceeds the type.
     """
     type, message = constant.type, constant.message
     field_number = constant.field or type.field
@@ -214,12 +219,12 @@ def typed_bytes(constant: Constant) -> bytes:
     ]
     width = max(type.bits, 8) // 8
     joined = np.concatenate(values) if values else np.empty(0, np.uint64)
-    if width < 8:  # bits are stated, with a sign in front or without
+    if width < 8:  # the bits are stored, sign-extended or not
         numbers, low = joined.view(np.int64), -(1 << (8 * width - 1))
         if bool(((numbers < low) | (numbers >= -2 * low)).any()):
             raise FormatError(
                 "onnx.data",
-                f"expected numbers of {type.name}, found some of more bits",
+                f"expected numbers of {type.name}, found numbers with more bits",
                 where=f"{message.where}: {constant.name[:200]}",
             )
     return joined.astype("<u8").view(np.uint8).reshape(-1, 8)[:, :width].tobytes()
@@ -240,71 +245,75 @@ def _numbers(message: Node, field: Field) -> np.ndarray[tuple[int], np.dtype[np.
     return values
 
 
-def _external(message: Node, fields: list[Field], where: str) -> External:
-    found: dict[str, str] = {}
-    if len(fields) > _MOST_ENTRIES:
+def _external(message: Node, fields: list[Field], constant_location: str) -> External:
+    entries: dict[str, str] = {}
+    if len(fields) > _MAX_ENTRIES:
         raise FormatError(
-            "onnx.external-entry", f"expected at most {_MOST_ENTRIES} entries, found {len(fields)}", where=where
+            "onnx.external-entry",
+            f"expected at most {_MAX_ENTRIES} entries, found {len(fields)}",
+            where=constant_location,
         )
     for field in fields:
         entry = message.child(field)
         pair = entry.known((1, 2))
         key, value = (entry.text(pair[number][0]) if pair[number] else "" for number in (1, 2))
-        if key in found:
-            raise FormatError("onnx.external-entry", f"expected {key[:40]!r} once, found it again", where=where)
-        found[key] = value
-    location = checked_location(found.get("location", ""), where)
-    offset, length = (_number(found.get(key), key, where) for key in ("offset", "length"))
-    return External(location, offset or 0, length)
+        if key in entries:
+            raise FormatError(
+                "onnx.external-entry", f"expected {key[:40]!r} once, found it again", where=constant_location
+            )
+        entries[key] = value
+    file = check_location(entries.get("location", ""), constant_location)
+    offset, length = (_number(entries.get(key), key, constant_location) for key in ("offset", "length"))
+    return External(file, offset or 0, length)
 
 
-def _number(text: str | None, key: str, where: str) -> int | None:
+def _number(text: str | None, key: str, location: str) -> int | None:
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) < 1 << 63):
         raise FormatError(
-            "onnx.external-entry", f"expected {key} to be a number below 2**63, found {text[:40]!r}", where=where
+            "onnx.external-entry", f"expected a number below 2**63 for {key}, found {text[:40]!r}", where=location
         )
     return int(text)
 
 
-def checked_location(location: str, where: str) -> str:
-    """Return the name of a file beside the model, in its folder or one below.
+def check_location(location: str, constant_location: str) -> str:
+    """Return the name of a file in the model's folder or below.
 
-    Raises ``FormatError`` ``onnx.external-path``: it is absolute, leads out of the folder, or is no name.
+    Raises ``FormatError`` ``onnx.external-path``: it is absolute, outside of the folder, or no name.
     """
-    pieces = location.split("/")
-    if pieces[0] == "." and len(pieces) > 1:  # as PyTorch and others write it
-        pieces = pieces[1:]
-    bad = any(piece in ("", ".", "..") or "\\" in piece or "\0" in piece for piece in pieces)
-    if bad or _DRIVE.match(location):
+    components = location.split("/")
+    if components[0] == "." and len(components) > 1:  # PyTorch and others write this prefix
+        components = components[1:]
+    is_invalid = any(component in ("", ".", "..") or "\\" in component or "\0" in component for component in components)
+    if is_invalid or _DRIVE.match(location):
         raise FormatError(
             "onnx.external-path",
             f"expected the name of a file in the model's folder, found {location[:200]!r}",
-            where=where,
+            where=constant_location,
         )
-    return "/".join(pieces)
+    return "/".join(components)
 
 
-def encoded(name: str, type: OnnxType, dims: tuple[int, ...], data: Piece) -> list[Piece]:
+def encode_constant(name: str, type: OnnxType, dims: tuple[int, ...], data: Piece) -> list[Piece]:
     """Return a TensorProto with its numbers in ``raw_data``."""
     head = dims_field(dims) + number_field(DATA_TYPE, type.code) + bytes_field(NAME, name)
     return [head, *message_field(RAW, [data])]
 
 
-def encoded_external(name: str, type: OnnxType, dims: tuple[int, ...], place: External) -> bytes:
+def encode_external_constant(name: str, type: OnnxType, dims: tuple[int, ...], external: External) -> bytes:
     """Return a TensorProto with its numbers in another file."""
     head = dims_field(dims) + number_field(DATA_TYPE, type.code) + bytes_field(NAME, name)
-    return head + external_fields(place)
+    return head + external_fields(external)
 
 
-def external_fields(place: External) -> bytes:
-    """Return the fields of a TensorProto that say where its numbers lie."""
-    entries = {"location": place.location, "offset": str(place.offset), "length": str(place.length or 0)}
+def external_fields(external: External) -> bytes:
+    """Return the fields of a TensorProto that state the location of its numbers."""
+    entries = {"location": external.location, "offset": str(external.offset), "length": str(external.length or 0)}
     pairs = (bytes_field(EXTERNAL, bytes_field(1, key) + bytes_field(2, value)) for key, value in entries.items())
     return b"".join(pairs) + number_field(LOCATION, _IN_FILE)
 
 
 def dims_field(dims: tuple[int, ...]) -> bytes:
-    """Return the dimensions of a TensorProto, one field each, as ONNX's own library writes them."""
+    """Return the dimensions of a TensorProto, one field each, like ONNX's own library."""
     return b"".join(number_field(DIMS, size) for size in dims)

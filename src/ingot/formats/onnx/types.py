@@ -1,4 +1,4 @@
-"""Element types of ONNX by their numbers (onnx.proto3, ``TensorProto.DataType``)."""
+"""Element types of ONNX by number (onnx.proto3, ``TensorProto.DataType``)."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ STRING = 8
 
 @dataclass(frozen=True, slots=True)
 class OnnxType:
-    """One element type.
+    """An element type.
 
     Parameters
     ----------
     code : int
     name : str
-        As ONNX spells it.
+        ONNX's name.
     bits : int
-        Of one element; of less than 8, several share a byte, the first in the low bits.
+        Bits of an element. Elements of less than 8 bits share a byte, the first in the low bits.
     dtype : str
-        Ingot's name of the type; for integers of less than a byte, which Ingot has no name for, ONNX's own.
+        Ingot's name of the type; ONNX's name for integers of less than a byte, which have no name in Ingot.
     storage : str
         Storage type of a part.
     field : int
-        Field of TensorProto that holds such numbers where there is no ``raw_data``.
+        Field of TensorProto that contains these numbers if there is no ``raw_data``.
     signed : bool
         Whether these are integers in two's complement.
     integer : bool
@@ -39,7 +39,7 @@ class OnnxType:
     integer: bool = False
 
     def nbytes(self, count: int) -> int:
-        """Bytes of ``count`` elements."""
+        """Return the bytes of ``count`` elements."""
         return (count * self.bits + 7) // 8
 
 
@@ -76,4 +76,4 @@ BY_CODE = {row.code: row for row in TYPES}
 BY_NAME = {row.name: row for row in TYPES}
 BY_DTYPE = {row.dtype: row for row in TYPES}
 FLOATING = ("f32", "f16", "bf16")
-"""Types that scales have, and the values that they make."""
+"""Types of scales and of the values computed with them."""

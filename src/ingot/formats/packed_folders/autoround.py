@@ -7,7 +7,7 @@ from typing import Any
 
 from ingot.errors import IngotError
 from ingot.formats.packed_folders.awq import AwqFormat
-from ingot.formats.packed_folders.base import HUGGING_FACE, Config, Dialect, Entries, Layer
+from ingot.formats.packed_folders.base import HUGGING_FACE, Config, Entries, Layer, PackedFolderFormat
 from ingot.formats.packed_folders.columns import unsupported
 from ingot.formats.packed_folders.compressed_tensors import CompressedTensorsFormat
 from ingot.formats.packed_folders.fp8 import Fp8Format
@@ -25,45 +25,47 @@ _PACKINGS = (*_V1, *_V2, *_AWQ, *_FLOATS, *_FP8)
 _DENSE_BITS = 16
 
 
-class AutoRoundFormat(Dialect):
-    """A folder whose layers are those of another dialect, under AutoRound's own description of them."""
+class AutoRoundFormat(PackedFolderFormat):
+    """A folder whose layers have the layout of another packed folder format, which AutoRound describes in its own
+    terms."""
 
     name = "autoround"
     summary = "a folder of AutoRound: dense tensors, and layers as GPTQ, AWQ, compressed-tensors or FP8; read only"
     keys = AUTOROUND_KEYS
 
     def claims_config(self, config: Config) -> bool:
-        """Whether ``quant_method`` is AutoRound, and the words are not MLX's."""
+        """Return whether ``quant_method`` is AutoRound, and the layout is not MLX's."""
         quantization = config.get(HUGGING_FACE)
         if not isinstance(quantization, dict) or quantization.get("quant_method") not in AUTOROUND_METHODS:
             return False
         return _packing(quantization) not in AUTOROUND_PACKINGS
 
     def layers(self, entries: Entries, config: Config) -> Sequence[Layer]:
-        """Return the layers that the other dialect finds.
+        """Return the layers, which the format of the declared layout reads.
 
-        Raises what that dialect raises, by its rules; ``UnsupportedError`` ``autoround.packing``, ``autoround.type``.
+        Raises the errors of that format, with its rules; ``UnsupportedError`` ``autoround.packing``,
+        ``autoround.type``.
         """
-        dialect, translated = self._translated(config)
-        return dialect.layers(entries, translated)
+        format, translated = self._translate(config)
+        return format.layers(entries, translated)
 
     def require_complete(self, entries: Entries, config: Config, layers: Sequence[Layer]) -> None:
-        """Raise what the other dialect raises."""
-        dialect, translated = self._translated(config)
-        dialect.require_complete(entries, translated, layers)
+        """Raise the errors of the format of the declared layout."""
+        format, translated = self._translate(config)
+        format.require_complete(entries, translated, layers)
 
     def remarks(self, entries: Entries, config: Config, layers: Sequence[Layer]) -> Sequence[tuple[str, str]]:
-        """Return what the other dialect remarks."""
-        dialect, translated = self._translated(config)
-        return dialect.remarks(entries, translated, layers)
+        """Return the remarks of the format of the declared layout."""
+        format, translated = self._translate(config)
+        return format.remarks(entries, translated, layers)
 
     def check_layers(self, entries: Entries, config: Config, layers: Sequence[Layer]) -> Iterator[IngotError]:
-        """Yield what the other dialect finds."""
-        dialect, translated = self._translated(config)
-        return dialect.check_layers(entries, translated, layers)
+        """Yield the errors of the format of the declared layout."""
+        format, translated = self._translate(config)
+        return format.check_layers(entries, translated, layers)
 
     def activations(self, config: Config) -> Mapping[str, str]:
-        """Return the settings of inputs, if they have fewer than 16 bits, and those of keys, values and attention."""
+        """Return the settings of inputs with fewer than 16 bits, and the settings of keys, values and attention."""
         quantization = self.quantization(config)
         settings = {key: str(quantization[key])[:40] for key in _STATIC if quantization.get(key) is not None}
         bits = quantization.get("act_bits")
@@ -72,8 +74,8 @@ class AutoRoundFormat(Dialect):
             settings["act_bits"] = f"{bits} bits {str(quantization.get('act_data_type', ''))[:40]}, {mode}"
         return settings
 
-    def _translated(self, config: Config) -> tuple[Dialect, Config]:
-        """Return the dialect whose layout the layers have, and the ``config.json`` that it would have written."""
+    def _translate(self, config: Config) -> tuple[PackedFolderFormat, Config]:
+        """Return the format of the declared layout, and the ``config.json`` that its programs would have written."""
         quantization = self.quantization(config)
         packing = _packing(quantization)
         if packing not in _PACKINGS:
@@ -85,9 +87,9 @@ class AutoRoundFormat(Dialect):
 
 
 def _packing(quantization: Config) -> str:
-    """Return the packing that the configuration declares, or the one that vLLM takes for its type of codes.
+    """Return the declared packing, or the packing that vLLM assumes for the declared type of codes.
 
-    Old versions state it under ``backend``.
+    Old versions declare it under ``backend``.
     """
     backend = quantization.get("backend")
     old = backend if isinstance(backend, str) and backend.startswith("auto_round") else None
@@ -104,7 +106,7 @@ def _data_type(quantization: Config) -> str:
 
 
 def _require_type(quantization: Config, packing: str, *, integers: bool) -> None:
-    """Raise ``UnsupportedError`` ``autoround.type`` if codes are not of the type that the packing holds."""
+    """Raise ``UnsupportedError`` ``autoround.type`` if the packing cannot store the declared type of codes."""
     data_type, bits = _data_type(quantization), quantization.get("act_bits")
     types = ("int",) if integers else ("mx_fp", "nv_fp") if packing in _FLOATS else ("fp",)
     if not data_type.startswith(types) or (integers and data_type != "int"):
@@ -117,18 +119,18 @@ def _require_type(quantization: Config, packing: str, *, integers: bool) -> None
         raise unsupported("autoround.type", "floats without zero points (sym true)", f"sym {quantization.get('sym')!r}")
 
 
-def _gptq(quantization: Config, format: str) -> tuple[Dialect, Config]:
+def _gptq(quantization: Config, format: str) -> tuple[PackedFolderFormat, Config]:
     return GptqFormat(), {**_integers(quantization), "quant_method": "gptq", "checkpoint_format": format}
 
 
-def _awq(quantization: Config) -> tuple[Dialect, Config]:
+def _awq(quantization: Config) -> tuple[PackedFolderFormat, Config]:
     sym = quantization.get("sym")
     point = {"zero_point": not sym} if isinstance(sym, bool) else {}
     return AwqFormat(), {**_integers(quantization), **point, "quant_method": "awq", "version": "gemm"}
 
 
 def _integers(quantization: Config) -> dict[str, Any]:
-    """Return the keys of GPTQ and AWQ; layers that differ are the rules of ``dynamic``."""
+    """Return the keys of GPTQ and AWQ; rules for layers with other settings become ``dynamic``."""
     rules: dict[str, Any] = {}
     for key in ("dynamic", "regex_config", "extra_config"):
         layers = quantization.get(key)
@@ -146,15 +148,16 @@ def _bits(rule: Config) -> int:
     return bits if type(bits) is int else 0
 
 
-def _floats(quantization: Config) -> tuple[Dialect, Config]:
-    """Layers in the entries of compressed-tensors; of layers that differ, the shapes of entries decide."""
+def _floats(quantization: Config) -> tuple[PackedFolderFormat, Config]:
+    """Return the format and configuration of compressed-tensors; shapes of entries decide on layers with other
+    settings."""
     weights = {"num_bits": quantization.get("bits", 8), "type": "float", "group_size": quantization.get("group_size")}
     eight = {"num_bits": 8, "type": "float", "group_size": 32}
-    groups = {f"group_{number}": {"targets": [], "weights": item} for number, item in enumerate((weights, eight))}
+    groups = {f"group_{index}": {"targets": [], "weights": item} for index, item in enumerate((weights, eight))}
     return CompressedTensorsFormat(), {"quant_method": "compressed-tensors", "config_groups": groups}
 
 
-def _fp8(quantization: Config) -> tuple[Dialect, Config]:
+def _fp8(quantization: Config) -> tuple[PackedFolderFormat, Config]:
     size = quantization.get("group_size")
     block = {_BLOCK: size} if isinstance(size, list) else {}
     return Fp8Format(), {"quant_method": "fp8", **block}

@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ingot.errors import UnsupportedError
-from ingot.formats.packed_folders.base import HUGGING_FACE, Config, Entries, Layer, taken_together
+from ingot.formats.packed_folders.base import HUGGING_FACE, Config, Entries, Layer, require_entries
 from ingot.formats.packed_folders.columns import (
     QSCALES,
     QWEIGHT,
     QZEROS,
-    ColumnsDialect,
-    Declared,
+    ColumnPackedFormat,
+    DeclaredPacking,
     no_rule_is_asymmetric,
     unsupported,
 )
@@ -27,19 +27,19 @@ from ingot.model.layouts.packed_words import AWQ, AWQ_GEMV, WordsLayout
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Array
 
-# Other versions of the same files: what kernels do with them when they are loaded.
+# Versions that store the same files; they name the kernel that runs the layers.
 _GEMM = ("gemm", "exllama", "exllamav2", "ipex")
 _GEMV = "gemv"
 _ACTIVATION_SCALES = ".act.scales"
 
 
-class AwqFormat(ColumnsDialect):
-    """Dense tensors, and layers of 4 bits in words whose codes are interleaved (gemm)."""
+class AwqFormat(ColumnPackedFormat):
+    """A folder of AutoAWQ with layers of 4 bits, packed in interleaved 32-bit integers (gemm)."""
 
     name = "awq"
     summary = "a folder of AutoAWQ: dense tensors, and layers of 4 bits in its words for gemm"
     traits = replace(
-        ColumnsDialect.traits,
+        ColumnPackedFormat.traits,
         containers={"gemm": "awq", "gemv": "awq-gemv"},
         word_forms=(AWQ,),
         merges=True,
@@ -55,25 +55,25 @@ class AwqFormat(ColumnsDialect):
     version: ClassVar[str] = "gemm"
 
     def claims_config(self, config: Config) -> bool:
-        """Whether ``quantization_config`` names AWQ, and not gemv."""
+        """Return whether ``quantization_config`` names AWQ, and not gemv."""
         return super().claims_config(config) and _version(config[HUGGING_FACE]) != _GEMV
 
     def layers_of(self, entries: Entries, quantization: Config, stems: Sequence[str]) -> Iterator[Layer]:
         """Yield the layers.
 
         Raises ``FormatError`` ``awq.config``, ``awq.parts``, ``awq.dtype``, ``awq.shape``, ``awq.zero-points``;
-        ``UnsupportedError`` ``awq.version``: neither gemm nor gemv, whose words are laid out otherwise;
+        ``UnsupportedError`` ``awq.version``: neither gemm nor gemv, so that the packing is unknown;
         ``awq.activation-scales``.
         """
         version = _version(quantization)
         if version not in (*_GEMM, _GEMV):
             raise unsupported("awq.version", "one version, gemm or gemv", repr(version[:40]))
         bits = self.number(quantization, ("bits", "w_bit"), 4, 4)
-        declared = self.declared(quantization, bits, self.group(quantization, ("group_size", "q_group_size")))
+        declared = self.parse_declared(quantization, bits, self.group(quantization, ("group_size", "q_group_size")))
         scaled = next((key for key in entries if key.endswith(_ACTIVATION_SCALES)), None)
         if scaled is not None:
             raise UnsupportedError(
-                "expected activations that are not divided by scales, which AutoAWQ's loader does and others do not",
+                "expected no scales for activations: AutoAWQ divides activations by them, other loaders do not",
                 rule="awq.activation-scales",
                 where=scaled,
             )
@@ -83,8 +83,8 @@ class AwqFormat(ColumnsDialect):
             raise self.contradiction(layers[fits.index(False)])
         yield from layers
 
-    def _layer(self, entries: Entries, stem: str, declared: Declared, version: str) -> Layer:
-        codes, _, scales = taken_together(entries, stem, (QWEIGHT, QZEROS, QSCALES), "awq.parts").values()
+    def _layer(self, entries: Entries, stem: str, declared: DeclaredPacking, version: str) -> Layer:
+        codes, _, scales = require_entries(entries, stem, (QWEIGHT, QZEROS, QSCALES), "awq.parts").values()
         lines, across = codes.shape if len(codes.shape) == 2 else (0, 0)
         shape, group = (across * 8, lines), declared.group
         if version == _GEMV:
@@ -92,26 +92,30 @@ class AwqFormat(ColumnsDialect):
         elif declared.rules and scales.shape:
             group = self.group_of(declared, stem, lines, scales.shape[0])
         layout = WordsLayout(self.traits.word_forms[0], 4, group, POINTS, scales.dtype, scales.dtype)
-        return self.checked(entries, stem, shape, layout)
+        return self.build_layer(entries, stem, shape, layout)
 
     def is_symmetric(self, quantization: Config) -> bool:
-        """Whether ``zero_point`` is false; ``sym`` says it for GPTQModel, and nothing beside ``zero_point``."""
+        """Return whether all zero points are declared to equal the middle code.
+
+        That is the case if ``zero_point`` is false, or missing while ``sym`` (the key of GPTQModel) is true.
+        """
         point = quantization.get("zero_point")
         symmetric = point is False or (point is None and quantization.get("sym") is True)
         return symmetric and no_rule_is_asymmetric(quantization)
 
-    def middle(self, layout: WordsLayout, shape: Shape) -> tuple[Array, Array]:
-        """One line of words: in gemv without the words and bits behind the last group."""
+    def middle_zeros(self, layout: WordsLayout, shape: Shape) -> tuple[Array, Array]:
+        """Return one row of packed zero points and its mask; in gemv, the mask excludes padding after the last
+        group."""
         width = layout.zero_shape(shape)[1]
         line, mask = np.full(width, 0x88888888, np.uint32), np.full(width, 0xFFFFFFFF, np.uint32)
         if layout.form == AWQ_GEMV:
-            full, more = divmod(layout.groups(shape[1]), 8)
+            full, remaining = divmod(layout.groups(shape[1]), 8)
             mask[full:] = 0
-            mask[full : full + 1] = (1 << 4 * more) - 1
+            mask[full : full + 1] = (1 << 4 * remaining) - 1
         return line, mask
 
-    def same_zeros(self, layout: WordsLayout, shape: Shape) -> Callable[[], bytes]:
-        """Zero points of 8, and of 0 where there is no group."""
+    def constant_zeros(self, layout: WordsLayout, shape: Shape) -> Callable[[], bytes]:
+        """Return a function that returns packed zero points of 8; padding after the last group is 0."""
         rows, words = layout.zero_shape(shape)
         if layout.form == AWQ:
             return lambda: b"\x88" * (4 * rows * words)
@@ -119,19 +123,19 @@ class AwqFormat(ColumnsDialect):
         row = sum(8 << 4 * index for index in range(groups)).to_bytes(4 * words, "little")
         return lambda: row * rows
 
-    def stated(self, artifact: Artifact) -> Mapping[str, Any]:
-        """Return ``quantization_config`` as AutoAWQ writes it.
+    def packing_config(self, artifact: Artifact) -> Mapping[str, Any]:
+        """Return ``quantization_config`` in the form that AutoAWQ writes.
 
-        Raises ``UnsupportedError`` ``awq.mixed``: layers with groups of several sizes, which it cannot say.
+        Raises ``UnsupportedError`` ``awq.mixed``: layers with different group sizes, of which AWQ can state only one.
         """
-        usual, own = self.usual(artifact)
+        usual, layouts = self.usual_layout(artifact)
         if usual is None:
             return {}
-        groups = {layout.group for layout in own.values()}
+        groups = {layout.group for layout in layouts.values()}
         if len(groups) > 1:
             raise UnsupportedError(
                 f"expected groups of one size, found {', '.join(str(group or 'a row') for group in groups)}: "
-                "config.json of AWQ states one",
+                "config.json of AWQ can state only one",
                 rule="awq.mixed",
             )
         return {
@@ -139,7 +143,7 @@ class AwqFormat(ColumnsDialect):
                 "quant_method": "awq",
                 "bits": 4,
                 "group_size": usual.group or -1,
-                "zero_point": any(not isinstance(layout.zero, Constant) for layout in own.values()),
+                "zero_point": any(not isinstance(layout.zero, Constant) for layout in layouts.values()),
                 "version": self.version,
                 "modules_to_not_convert": self.dense_layers(artifact) or None,
             }
@@ -147,7 +151,7 @@ class AwqFormat(ColumnsDialect):
 
 
 class AwqGemvFormat(AwqFormat):
-    """Dense tensors, and layers of 4 bits in words row by row (gemv)."""
+    """A folder of AutoAWQ with layers of 4 bits, packed row by row (gemv)."""
 
     name = "awq-gemv"
     summary = "a folder of AutoAWQ: dense tensors, and layers of 4 bits in its words for gemv"
@@ -161,19 +165,19 @@ class AwqGemvFormat(AwqFormat):
     version = _GEMV
 
     def claims_config(self, config: Config) -> bool:
-        """Whether ``quantization_config`` names AWQ, and gemv."""
-        return ColumnsDialect.claims_config(self, config) and _version(config[HUGGING_FACE]) == _GEMV
+        """Return whether ``quantization_config`` names AWQ, and gemv."""
+        return ColumnPackedFormat.claims_config(self, config) and _version(config[HUGGING_FACE]) == _GEMV
 
-    def refuses_layer(self, spec: TensorSpec) -> str | None:
-        """Also groups whose zero points its kernel does not take: below 128 it has 32 and 64."""
+    def why_layer_unsupported(self, spec: TensorSpec) -> str | None:
+        """Return why a layer cannot be written; gemv kernels also require groups of 32, 64 or at least 128 columns."""
         group = WordsLayout.of(spec).group or spec.shape[-1]
         if group < 128 and group not in (32, 64):
             return f"its groups are 32, 64 or at least 128 columns, not {group}"
-        return super().refuses_layer(spec)
+        return super().why_layer_unsupported(spec)
 
 
 def _version(quantization: Config) -> str:
-    """Return the layout that the configuration declares; GPTQModel and newer transformers call it ``format``."""
+    """Return the declared layout; GPTQModel and newer transformers declare it as ``format``."""
     values = (quantization.get(key) for key in ("version", "format", "checkpoint_format"))
     versions = dict.fromkeys(str(value).lower() for value in values if value is not None)
     return " and ".join(versions) or "gemm"

@@ -1,7 +1,7 @@
-"""What all dialects share: safetensors whose ``config.json`` says how layers are packed.
+"""Base classes of packed folder formats: safetensors whose ``config.json`` describes how layers are packed.
 
-A dialect is a module with a subclass of ``Dialect`` that maps its names and keys to layouts, and back. It copies no
-bytes and does no arithmetic on weights.
+A packed folder format is a module with a subclass of ``PackedFolderFormat`` that maps names and keys to layouts, and
+back. It copies no bytes and does no arithmetic on weights.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ingot.formats.base import Catalog, WriteOptions
 from ingot.formats.packed_folders.config_keys import Table, location_of, require_known_keys
 from ingot.formats.safetensors.format import SafetensorsFormat
 from ingot.formats.safetensors.index import INDEX_SUFFIX, read_sharded
-from ingot.formats.safetensors.pieces import Piece
+from ingot.formats.safetensors.pieces import FileEntry
 from ingot.formats.safetensors.reader import read_single
 from ingot.formats.safetensors.writer import SafetensorsWriter, files_size
 from ingot.formats.shared.numbers import ConvertedSource
@@ -37,7 +37,7 @@ from ingot.naming.names import role_of
 WEIGHT = ".weight"
 HUGGING_FACE = "quantization_config"
 PACKING_KEYS = ("quantization", HUGGING_FACE, "compression_config")
-"""Keys of ``config.json`` that some dialect says its packing by; none of them is true of another's files."""
+"""Keys of ``config.json`` with which some format describes its packing; none applies to the files of another format."""
 
 PACKING_FILES = (
     "hf_quant_config.json",
@@ -46,8 +46,8 @@ PACKING_FILES = (
     "quantize_config.json",
     "quanto_qmap.json",
 )
-"""Files beside ``config.json`` in which programs describe how they packed a folder; they are true of that folder only.
-"""
+"""Files in which programs describe how they packed a folder, in addition to ``config.json``; they apply to that
+folder only."""
 
 _SMALL_FLOATS = ("f8_", "f6_", "f4_")
 _INTEGERS = ("i8", "u8", "i16", "u16", "i32", "u32")
@@ -56,13 +56,13 @@ _HEAD = "lm_head"
 _WITH_HEAD = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 
 Entries = Mapping[str, Tensor]
-"""What the headers of a folder's files name: dense tensors, in order."""
+"""The entries of the headers of a folder's files: dense tensors, in order."""
 Config = Mapping[str, Any]
-"""A folder's ``config.json``."""
+"""The contents of a folder's ``config.json``."""
 
 
 class PackedLayout(Layout, Protocol):
-    """A layout that knows its parts."""
+    """A layout that returns the specs of its parts."""
 
     @property
     def dtype(self) -> str:
@@ -76,64 +76,63 @@ class PackedLayout(Layout, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Entries that are one tensor together.
+    """A packed tensor that consists of several entries.
 
     Parameters
     ----------
     name : str
-        Of the tensor, which takes the place of the first entry in ``parts``.
+        Name of the tensor, which takes the position of the first entry in ``parts``.
     shape : tuple of int
     layout : PackedLayout
     parts : mapping of role to str
-        The entry that each part is, by its key; in the order of the layout's parts.
-    also : collection of str
-        Further entries that belong to it and say nothing that the layout does not.
-    made : mapping of role to function
-        Parts whose bytes are those of their entry in another order: what makes them of these.
+        The key of the entry for each part, in the order of the layout's parts.
+    extra : collection of str
+        Further entries of the tensor, whose information is already in the layout.
+    converters : mapping of role to function
+        Functions that convert the bytes of an entry, for parts that store them in another order.
     """
 
     name: str
     shape: Shape
     layout: PackedLayout
     parts: Mapping[str, str]
-    also: Collection[str] = ()
-    made: Mapping[str, Callable[[bytes], bytes]] = field(default_factory=dict)
+    extra: Collection[str] = ()
+    converters: Mapping[str, Callable[[bytes], bytes]] = field(default_factory=dict)
 
 
-class Dialect(SafetensorsFormat):
-    """A folder of safetensors with packed layers, which are read. Subclasses say which folders are theirs and what
-    entries mean.
+class PackedFolderFormat(SafetensorsFormat):
+    """A readable folder of safetensors with packed layers.
 
+    Subclasses define which folders they recognize and how they interpret entries.
     """
 
     suffixes = ()
     traits = replace(SafetensorsFormat.traits, looks_inside=True, config_keys=(HUGGING_FACE,))
     keys: ClassVar[Table] = {}
-    """What the reader does with each key of the dialect's object in ``config.json``."""
+    """For each key of the format's object in ``config.json``: whether the reader uses, ignores or refuses it."""
     side_files: ClassVar[Mapping[str, str]] = {}
-    """Files in which old releases describe the packing, beside a ``config.json`` without; and the ``quant_method`` of
-    one that states none."""
+    """Files in which old releases describe the packing if ``config.json`` does not, each with its ``quant_method``."""
     companions: ClassVar[tuple[str, ...]] = ()
-    """Ends of the names of entries that only mean something beside packed codes: scales, zero points, states."""
+    """Suffixes of entries that are only meaningful in addition to packed codes: scales, zero points, states."""
 
     @property
     def rules(self) -> str:
-        """What rules of refusals begin with."""
+        """The first part of the rules in errors."""
         return self.name
 
-    def refuses(self, spec: TensorSpec) -> str | None:
-        """Everything: a dialect is only read, but for those that pack too."""
-        return f"folders of {self.name} are only read: what its own package is to load, it has to write"
+    def why_unsupported(self, spec: TensorSpec) -> str | None:
+        """Return why the format cannot be written; formats that can be written override this."""
+        return f"Ingot only reads folders of {self.name}; write them with the package of {self.name}"
 
     @abstractmethod
     def claims_config(self, config: Config) -> bool:
-        """Whether a ``config.json`` says that layers are packed this way."""
+        """Return whether ``config.json`` declares that layers are packed this way."""
 
     @abstractmethod
     def layers(self, entries: Entries, config: Config) -> Sequence[Layer]:
-        """Return the packed layers among the entries; whatever is in none stays dense.
+        """Return the packed layers among the entries; entries without a layer stay dense tensors.
 
-        Raises ``FormatError`` or ``UnsupportedError`` by the dialect's own rules.
+        Raises ``FormatError`` or ``UnsupportedError`` with the format's rules.
         """
 
     def quantization(self, config: Config) -> Config:
@@ -147,47 +146,51 @@ class Dialect(SafetensorsFormat):
                 require_known_keys(config[key], self.keys, self.name, location_of(key))
 
     def remarks(self, entries: Entries, config: Config, layers: Sequence[Layer]) -> Sequence[tuple[str, str]]:
-        """Return pairs of rule and message about a folder that is read although it contradicts itself."""
+        """Return remarks, pairs of rule and message, about contradictions in a folder that is read nevertheless."""
         return ()
 
     def check_layers(self, entries: Entries, config: Config, layers: Sequence[Layer]) -> Iterator[IngotError]:
-        """Yield an error for each layer whose stored numbers contradict ``config.json``; reads them."""
+        """Yield an error for each layer whose stored values contradict ``config.json``; reads the values."""
         return iter(())
 
     def layers_in(self, catalog: Catalog, config: Config) -> Sequence[Layer]:
-        """Return the packed layers of a folder; as ``layers``, where the files' metadata say nothing of them."""
+        """Return the packed layers of a folder; formats whose files describe the layers in their metadata override
+        this."""
         return self.layers(catalog.tensors, config)
 
-    def stated(self, artifact: Artifact) -> Mapping[str, Any]:
-        """Return what ``config.json`` says of an artifact's packed layers, by key; nothing where there are none."""
+    def packing_config(self, artifact: Artifact) -> Mapping[str, Any]:
+        """Return the keys of ``config.json`` that describe an artifact's packed layers; empty without packed layers."""
         return {}
 
     def activations(self, config: Config) -> Mapping[str, str]:
-        """Return what ``config.json`` says of how inputs of layers, keys and values are quantized, in words by key."""
+        """Return how layers quantize their inputs, keys and values according to ``config.json``: a short text by
+        key."""
         return {}
 
-    def dropped_settings(self, artifact: Artifact, said: Mapping[str, str]) -> Sequence[str]:
-        """Return what is not kept of ``said``, the activations that the artifact's own ``config.json`` states."""
-        now = self.activations(self.fitted(artifact).stated(artifact))
-        return [f"{key} ({value})" for key, value in said.items() if now.get(key) != value]
+    def dropped_settings(self, artifact: Artifact, settings: Mapping[str, str]) -> Sequence[str]:
+        """Return the entries of ``settings``, the activations of the source, that the written artifact does not
+        state."""
+        written = self.activations(self.for_artifact(artifact).packing_config(artifact))
+        return [f"{key} ({value})" for key, value in settings.items() if written.get(key) != value]
 
     def source_config(self, artifact: Artifact) -> Config:
-        """Return what the artifact's own ``config.json`` says of packing, where that is this dialect's; else nothing.
+        """Return the description of the packing in the source's ``config.json``; empty if another format packed it.
 
         Raises ``FormatError`` ``<rules>.config``.
         """
         config = {} if artifact.config is None else parse_config(artifact.config, f"{self.rules}.config", CONFIG)
         return self.quantization(config) if self.claims_config(config) else {}
 
-    def fitted(self, artifact: Artifact) -> Dialect:
-        """Return the dialect as it writes this artifact: where entries depend on what else is in the folder.
+    def for_artifact(self, artifact: Artifact) -> PackedFolderFormat:
+        """Return the format that writes this artifact, if entries depend on the other tensors of the folder.
 
-        Raises ``UnsupportedError`` for tensors that it cannot carry together.
+        Raises ``UnsupportedError`` for tensors that it cannot store together.
         """
         return self
 
     def read_config(self, store: Store) -> dict[str, Any]:
-        """Return the folder's ``config.json``, with what its part for text, or a file beside it, says of packing.
+        """Return the folder's ``config.json``, completed by ``text_config`` or a side file if these describe the
+        packing.
 
         Raises ``FormatError`` ``<rules>.config``.
         """
@@ -195,16 +198,17 @@ class Dialect(SafetensorsFormat):
         file = self._side_file(store, config)
         if file is not None:
             rule = f"{self.rules}.config"
-            stated = self.from_side_file(parse_config(store.read(file, MAX_CONFIG, rule), rule, file))
-            config[HUGGING_FACE] = {"quant_method": self.side_files[file], **stated}
+            contents = self.from_side_file(parse_config(store.read(file, MAX_CONFIG, rule), rule, file))
+            config[HUGGING_FACE] = {"quant_method": self.side_files[file], **contents}
         return config
 
-    def from_side_file(self, stated: dict[str, Any]) -> dict[str, Any]:
-        """Return what a file beside ``config.json`` says, as ``quantization_config`` would."""
-        return stated
+    def from_side_file(self, contents: dict[str, Any]) -> dict[str, Any]:
+        """Return the contents of a side file in the form of ``quantization_config``."""
+        return contents
 
     def _main_config(self, store: Store) -> dict[str, Any]:
-        """Return ``config.json``; of a model of several parts, with what its part for text says of packing."""
+        """Return ``config.json``; if its ``text_config`` describes the packing, the description is copied to the top
+        level."""
         config = stored_config(store, f"{self.rules}.config")
         text = config.get("text_config")
         if not _describes_packing(config) and isinstance(text, dict) and isinstance(text.get(HUGGING_FACE), dict):
@@ -217,12 +221,15 @@ class Dialect(SafetensorsFormat):
         return next((file for file in self.side_files if store.exists(file)), None)
 
     def entry(self, names: Sequence[str]) -> str | None:
-        """Return what safetensors would, where there is a ``config.json``."""
+        """Return the file to open, like ``SafetensorsFormat``, but only if there is a ``config.json``."""
         return super().entry(names) if CONFIG in names else None
 
     def confirms(self, store: Store) -> bool:
-        """Whether ``config.json`` says that layers are packed this way; or a file beside it does, and there are entries
-        of such layers: a conversion may have left the file beside weights that are dense."""
+        """Return whether the folder's layers are packed this way, according to ``config.json`` or a side file.
+
+        A conversion may have left a side file in a folder of dense weights. So with a side file, entries of packed
+        layers must also exist.
+        """
         name = self.entry(store.names())
         if name is None or not self.claims_config(self.read_config(store)):
             return False
@@ -234,9 +241,9 @@ class Dialect(SafetensorsFormat):
         return any(key.endswith(self.companions) for key in catalog.tensors)
 
     def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
-        """Validate and locate; there are no digests to verify.
+        """Return the catalog; there are no digests to verify.
 
-        Raises what safetensors and ``layers`` raise; ``UnsupportedError`` ``interop.config-key``; ``FormatError``
+        Raises the errors of safetensors and of ``layers``; ``UnsupportedError`` ``interop.config-key``; ``FormatError``
         ``<rules>.parts``: packed codes without their scales, or scales without their codes.
         """
         config = self.read_config(store) if CONFIG in store.names() else {}
@@ -248,7 +255,7 @@ class Dialect(SafetensorsFormat):
         try:
             self.check_keys(config)
             layers = self.layers_in(catalog, config)
-            tensors = _joined(entries, layers, self.rules)
+            tensors = _join_layers(entries, layers, self.rules)
             self.require_complete(entries, config, layers)
             remarks = (*catalog.remarks, *self.remarks(entries, config, layers))
             check = partial(self.check_layers, entries, config, layers)
@@ -259,95 +266,104 @@ class Dialect(SafetensorsFormat):
             raise
 
     def require_complete(self, entries: Entries, config: Config, layers: Sequence[Layer]) -> None:
-        """Raise ``FormatError`` ``<rules>.parts`` for codes or scales that belong to no layer: as a dense tensor they
-        would be numbers without a meaning."""
-        used = {key for layer in layers for key in (*layer.parts.values(), *layer.also)}
+        """Raise ``FormatError`` ``<rules>.parts`` for codes or scales that belong to no layer.
+
+        As dense tensors they would be meaningless numbers.
+        """
+        used = {key for layer in layers for key in (*layer.parts.values(), *layer.extra)}
         for key in entries:
             if key in used:
                 continue
             if self.companions and key.endswith(self.companions):
                 raise FormatError(
                     f"{self.rules}.parts",
-                    "expected the packed weight that this entry belongs to, found none; get the folder again, or "
+                    "expected the packed weight that this entry belongs to, but it is missing; get the folder again, "
+                    "or "
                     "remove the entry if the layer is dense",
                     where=key,
                 )
             if is_packed_weight(key, entries[key].dtype, entries[key].shape):
                 raise FormatError(
                     f"{self.rules}.parts",
-                    f"expected scales beside this packed weight ({entries[key].dtype} {list(entries[key].shape)}), "
-                    "found none; get the folder again",
+                    f"expected scales of this packed weight ({entries[key].dtype} {list(entries[key].shape)}), "
+                    "but they are missing; get the folder again",
                     where=key,
                 )
 
     def config_of(self, artifact: Artifact) -> bytes:
-        """Return the ``config.json`` of an artifact: its own, with the keys that tell how tensors are packed.
+        """Return the ``config.json`` of an artifact: its own, with the keys that describe how tensors are packed.
 
-        The same bytes where that is no change. JSON as transformers and mlx_lm read it: NaN and Infinity are kept.
+        Without a change, the same bytes are returned. NaN and Infinity are kept, because transformers and mlx_lm accept
+        them in JSON.
 
         Raises ``FormatError`` ``<rules>.config``.
         """
-        keys = self.stated(artifact)
+        keys = self.packing_config(artifact)
         if artifact.config is None:
             return json.dumps(keys, indent=4).encode() if keys else b"{}"
         config = parse_config(artifact.config, f"{self.rules}.config", CONFIG)
-        merged = {**_unpacked(config), **keys}
+        merged = {**_without_packing(config), **keys}
         return artifact.config if merged == config else (json.dumps(merged, indent=2) + "\n").encode()
 
     def size(self, artifact: Artifact, options: WriteOptions) -> int:
-        """Exact bytes of all files, index and the writer's ``config.json`` included."""
-        fitted = self.fitted(artifact)
+        """Return the exact bytes of all files, index and the written ``config.json`` included."""
+        fitted = self.for_artifact(artifact)
         return files_size(self.file_name("model"), artifact, options, fitted) + len(fitted.config_of(artifact))
 
-    def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> DialectWriter:
-        """Start writing; raises ``UnsupportedError`` for what ``refuses`` names and for metadata that is not text."""
-        return DialectWriter(target, name, artifact, options, self.fitted(artifact))
+    def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> PackedFolderWriter:
+        """Return a writer.
+
+        Raises ``UnsupportedError`` for tensors that ``why_unsupported`` rejects and for metadata that is not text.
+        """
+        return PackedFolderWriter(target, name, artifact, options, self.for_artifact(artifact))
 
 
-class PackingDialect(Dialect):
-    """A dialect whose packed layers are written too: ``traits.packed_codecs`` names their codecs."""
+class WritablePackedFolderFormat(PackedFolderFormat):
+    """A packed folder format that can also be written; ``traits.packed_codecs`` names the codecs of its layers."""
 
     @abstractmethod
-    def refuses_layer(self, spec: TensorSpec) -> str | None:
-        """Why a tensor of one of ``codecs`` cannot be a packed layer; None if it can."""
+    def why_layer_unsupported(self, spec: TensorSpec) -> str | None:
+        """Return why a tensor of one of ``packed_codecs`` cannot be a packed layer; None if it can."""
 
     @abstractmethod
-    def layer_pieces(self, spec: TensorSpec) -> Sequence[Piece]:
-        """Return the entries of a packed layer that is not refused."""
+    def layer_entries(self, spec: TensorSpec) -> Sequence[FileEntry]:
+        """Return the entries of a supported packed layer."""
 
-    def refuses(self, spec: TensorSpec) -> str | None:
-        """Why this format cannot carry the tensor; None if it can."""
+    def why_unsupported(self, spec: TensorSpec) -> str | None:
+        """Return why this format cannot store the tensor; None if it can."""
         if spec.codec in self.traits.packed_codecs:
-            return self.refuses_layer(spec)
-        reason = SafetensorsFormat.refuses(self, spec)
+            return self.why_layer_unsupported(spec)
+        reason = SafetensorsFormat.why_unsupported(self, spec)
         if spec.codec == DenseLayout.codec:
-            return reason or self._refuses_dense(spec)
+            return reason or self._why_dense_unsupported(spec)
         if reason is None:
             return None
         return f"its packed layers are {' or '.join(self.traits.packed_codecs)}, this tensor is {spec.codec}"
 
-    def _refuses_dense(self, spec: TensorSpec) -> str | None:
-        """Why programs would take a dense tensor for a part of a packed layer; None if they do not."""
+    def _why_dense_unsupported(self, spec: TensorSpec) -> str | None:
+        """Return why programs would mistake a dense tensor for a part of a packed layer; None if they would not."""
         if self.companions and spec.name.endswith(self.companions):
-            return "its name is that of a part of a packed layer"
+            return "its name has the suffix of a part of a packed layer"
         if is_packed_weight(spec.name, spec.dtype, spec.shape):
-            return f"programs take a dense matrix of {spec.dtype} for the codes of a packed layer without scales"
+            return f"programs mistake a dense matrix of {spec.dtype} for the codes of a packed layer"
         return None
 
-    def pieces(self, spec: TensorSpec) -> Sequence[Piece]:
-        """Return the entries that a tensor takes in a file."""
-        return self.layer_pieces(spec) if spec.codec in self.traits.packed_codecs else super().pieces(spec)
+    def file_entries(self, spec: TensorSpec) -> Sequence[FileEntry]:
+        """Return the entries of a tensor in a file."""
+        return self.layer_entries(spec) if spec.codec in self.traits.packed_codecs else super().file_entries(spec)
 
 
-class DialectWriter(SafetensorsWriter):
-    """A safetensors writer that ends with ``config.json``: the artifact's, with the dialect's keys."""
+class PackedFolderWriter(SafetensorsWriter):
+    """A safetensors writer that finishes with ``config.json``: the artifact's, with the keys of the packing."""
 
-    def __init__(self, target: Target, name: str, artifact: Artifact, options: WriteOptions, dialect: Dialect) -> None:
-        super().__init__(target, name, artifact, options, dialect)
-        self._config = dialect.config_of(artifact)
+    def __init__(
+        self, target: Target, name: str, artifact: Artifact, options: WriteOptions, format: PackedFolderFormat
+    ) -> None:
+        super().__init__(target, name, artifact, options, format)
+        self._config = format.config_of(artifact)
 
     def finish(self) -> list[str]:
-        """Complete all files; return the names."""
+        """Complete all files and return their names."""
         names = super().finish()
         sink = self._target.create(CONFIG)
         sink.write_at(0, self._config)
@@ -360,50 +376,50 @@ def _describes_packing(config: Config) -> bool:
     return any(config.get(key) is not None for key in PACKING_KEYS)
 
 
-def _unpacked(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config without what it says of packing; configs within it likewise."""
+def _without_packing(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration without descriptions of the packing, also in nested configurations."""
     return {
-        key: _unpacked(value) if key.endswith("_config") and isinstance(value, dict) else value
+        key: _without_packing(value) if key.endswith("_config") and isinstance(value, dict) else value
         for key, value in config.items()
         if key not in PACKING_KEYS
     }
 
 
-def _joined(entries: Entries, layers: Sequence[Layer], dialect: str) -> Lazy[Tensor]:
-    """Return the tensors of the files, the entries of each layer taken together."""
+def _join_layers(entries: Entries, layers: Sequence[Layer], rules: str) -> Lazy[Tensor]:
+    """Return the tensors of the files; the entries of each layer are combined."""
     first = {next(iter(layer.parts.values())): layer for layer in layers}
-    taken = {key for layer in layers for key in (*layer.parts.values(), *layer.also)}
-    places: dict[str, Layer | None] = {}
+    used = {key for layer in layers for key in (*layer.parts.values(), *layer.extra)}
+    layer_by_name: dict[str, Layer | None] = {}
     for key in entries:
         layer = first.get(key)
-        if layer is None and key in taken:
+        if layer is None and key in used:
             continue
         name = key if layer is None else layer.name
-        if name in places:
-            raise FormatError(f"{dialect}.parts", "expected each tensor once, found it dense and packed", where=name)
-        places[name] = layer
+        if name in layer_by_name:
+            raise FormatError(f"{rules}.parts", "expected each tensor once, found it dense and packed", where=name)
+        layer_by_name[name] = layer
 
-    def make(name: str) -> Tensor:
-        layer = places[name]
-        return entries[name] if layer is None else _packed(entries, layer, dialect)
+    def build(name: str) -> Tensor:
+        layer = layer_by_name[name]
+        return entries[name] if layer is None else _packed_tensor(entries, layer, rules)
 
-    return Lazy(places, make)
+    return Lazy(layer_by_name, build)
 
 
-def _packed(entries: Entries, layer: Layer, dialect: str) -> Tensor:
+def _packed_tensor(entries: Entries, layer: Layer, rules: str) -> Tensor:
     parts = {}
     for spec in layer.layout.part_specs(layer.shape):
         stored = entries[layer.parts[spec.role]].parts[DATA]
-        make = layer.made.get(spec.role)
-        if make is not None:
-            source = ConvertedSource(partial(_made, make, stored), spec.length or 0, stored.source.name)
+        convert = layer.converters.get(spec.role)
+        if convert is not None:
+            source = ConvertedSource(partial(_convert, convert, stored), spec.length or 0, stored.source.name)
             parts[spec.role] = Part(
                 spec.dtype, source.size, source, type=spec.type, where=stored.where, occupies=stored.length
             )
             continue
         if stored.length != spec.length:
             raise FormatError(
-                f"{dialect}.shape",
+                f"{rules}.shape",
                 f"expected {spec.length} bytes for {spec.role} of {list(layer.shape)}, found {stored.length}",
                 where=layer.parts[spec.role],
             )
@@ -414,12 +430,12 @@ def _packed(entries: Entries, layer: Layer, dialect: str) -> Tensor:
     return Tensor(layer.name, layer.shape, layout.dtype, layout.codec, parts, layout.attributes())
 
 
-def _made(make: Callable[[bytes], bytes], stored: Part) -> bytes:
-    return make(bytes(stored.view()))
+def _convert(convert: Callable[[bytes], bytes], stored: Part) -> bytes:
+    return convert(bytes(stored.view()))
 
 
 def is_packed_weight(name: str, dtype: str, shape: Sequence[int]) -> bool:
-    """Whether a tensor that belongs to no layer can only be the codes of one: dense weights have other types."""
+    """Return whether a tensor outside every layer must be packed codes, because dense weights have other types."""
     if len(shape) < 2 or 0 in shape:
         return False
     if dtype.startswith(_SMALL_FLOATS):
@@ -428,20 +444,26 @@ def is_packed_weight(name: str, dtype: str, shape: Sequence[int]) -> bool:
 
 
 def tied_head(artifact: Artifact) -> list[str]:
-    """Return the module of the head where no tensor is its own: what is tied is as dense as the embeddings are.
+    """Return the module name of a tied head in a list; empty if the head has a tensor or is not tied.
 
-    A loader that has a list of what is dense asks it alone: transformers takes all other layers for packed.
+    A tied head is as dense as the embeddings. Loaders consult only the list of dense modules: transformers assumes that
+    every other layer is packed.
     """
     config = {} if artifact.config is None else parse_config(artifact.config, "model.config", CONFIG)
-    kinds = config.get("architectures")
-    speaks = isinstance(kinds, list) and any(str(kind).endswith(_WITH_HEAD) for kind in kinds)
-    head = any(spec.name.endswith(_HEAD + WEIGHT) for spec in artifact.tensors)
-    return [_HEAD] if speaks and not head and config.get("tie_word_embeddings") is not False else []
+    architectures = config.get("architectures")
+    has_head = isinstance(architectures, list) and any(str(name).endswith(_WITH_HEAD) for name in architectures)
+    is_stored = any(spec.name.endswith(_HEAD + WEIGHT) for spec in artifact.tensors)
+    return [_HEAD] if has_head and not is_stored and config.get("tie_word_embeddings") is not False else []
 
 
-def taken_together(entries: Entries, stem: str, suffixes: Collection[str], rule: str) -> dict[str, Tensor]:
-    """Return the entries ``stem + suffix`` by suffix; raises ``FormatError`` with ``rule`` where one is missing."""
+def require_entries(entries: Entries, stem: str, suffixes: Collection[str], rule: str) -> dict[str, Tensor]:
+    """Return the entries ``stem + suffix`` by suffix.
+
+    Raises ``FormatError`` with ``rule`` if an entry is missing.
+    """
     for suffix in suffixes:
         if stem + suffix not in entries:
-            raise FormatError(rule, f"expected {stem + suffix!r} beside the packed weight, found none", where=stem)
+            raise FormatError(
+                rule, f"expected the entry {stem + suffix!r} of this packed weight, but it is missing", where=stem
+            )
     return {suffix: entries[stem + suffix] for suffix in suffixes}

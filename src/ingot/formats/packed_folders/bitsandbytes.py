@@ -20,12 +20,12 @@ from ingot.formats.packed_folders.base import (
     Config,
     Entries,
     Layer,
-    PackingDialect,
-    taken_together,
+    WritablePackedFolderFormat,
+    require_entries,
 )
 from ingot.formats.packed_folders.config_keys import Key, irrelevant, repeated, used
-from ingot.formats.packed_folders.floats import config_dtype, layout_to_write, module_names, present
-from ingot.formats.safetensors.pieces import Piece
+from ingot.formats.packed_folders.floats import config_dtype, dense_module_names, existing_entries, layout_to_write
+from ingot.formats.safetensors.pieces import FileEntry
 from ingot.model.artifact import Artifact
 from ingot.model.layouts.affine import ROW
 from ingot.model.layouts.dense import DATA
@@ -48,7 +48,7 @@ from ingot.model.tensor import Tensor
 _STATE = ".quant_state.bitsandbytes__"
 _TYPES = ("nf4", "fp4")
 _BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
-_LIMIT = 1 << 16  # bytes of a state
+_MAX_STATE = 1 << 16  # bytes of a state
 _FACTOR = float(np.float32(7.874015718698502e-3))  # 1 / 127
 
 
@@ -67,16 +67,16 @@ KEYS: Mapping[str, Key] = {
     "llm_int8_skip_modules": irrelevant("which layers are dense; the entries show it"),
     "modules_to_not_convert": irrelevant("which layers are dense; the entries show it"),
 }
-"""What the reader does with each key."""
+"""For each key: whether the reader uses, ignores or refuses it."""
 
 
-class BitsandbytesFormat(PackingDialect):
-    """``X.weight`` (U8) with ``absmax``, ``quant_map`` and a state in JSON; or ``X.weight`` (I8) with ``X.SCB``."""
+class BitsandbytesFormat(WritablePackedFolderFormat):
+    """Layers ``X.weight`` (U8) with ``absmax``, ``quant_map`` and a JSON state, or ``X.weight`` (I8) with ``X.SCB``."""
 
     name = "bitsandbytes"
     summary = "a folder of bitsandbytes: NF4 and FP4, doubly quantized too, and rows of 8 bits"
     traits = replace(
-        PackingDialect.traits,
+        WritablePackedFolderFormat.traits,
         packed_codecs=(ScaledCodebookLayout.codec,),
         dense_key="llm_int8_skip_modules",
         how_to_quantize=(
@@ -91,27 +91,37 @@ class BitsandbytesFormat(PackingDialect):
     )
 
     def claims_config(self, config: Config) -> bool:
-        """Whether ``quant_method`` is bitsandbytes."""
-        stated = config.get(HUGGING_FACE)
-        return isinstance(stated, Mapping) and stated.get("quant_method") == "bitsandbytes"
+        """Return whether ``quant_method`` is bitsandbytes."""
+        quantization = config.get(HUGGING_FACE)
+        return isinstance(quantization, Mapping) and quantization.get("quant_method") == "bitsandbytes"
 
     def layers(self, entries: Entries, config: Config) -> Sequence[Layer]:
-        """Raises ``FormatError`` ``bitsandbytes.parts``, ``.state``, ``.dtype``, ``.shape``."""
-        found = []
+        """Return the layers.
+
+        Raises ``FormatError`` ``bitsandbytes.parts``, ``.state``, ``.dtype``, ``.shape``.
+        """
+        layers = []
         for key, entry in entries.items():
             stem = key.removesuffix(WEIGHT)
             if entry.dtype == "i8" and stem + ".SCB" in entries:
-                found.append(_int8(entries, key, stem, config_dtype(config)))
+                layers.append(_int8(entries, key, stem, config_dtype(config)))
                 continue
-            states = present(entries, key, [_STATE + name for name in _TYPES])
+            states = existing_entries(entries, key, [_STATE + name for name in _TYPES])
             if states:
-                found.append(_four_bits(entries, key, states[0]))
+                layers.append(_four_bits(entries, key, states[0]))
             elif entry.dtype == "u8" and key + ".absmax" in entries:
-                raise FormatError("bitsandbytes.parts", f"expected {key + _STATE}nf4 or fp4 beside it", where=key)
-        return found
+                raise FormatError(
+                    "bitsandbytes.parts",
+                    f"expected the entry {key + _STATE}nf4 or fp4 of these codes, but it is missing",
+                    where=key,
+                )
+        return layers
 
     def require_complete(self, entries: Entries, config: Config, layers: Sequence[Layer]) -> None:
-        """Also refuse bytes of codes that are stored as floats (``bnb_4bit_quant_storage``), in one column."""
+        """Raise ``FormatError`` ``bitsandbytes.parts`` for incomplete layers.
+
+        These include columns of codes stored as floats (``bnb_4bit_quant_storage``) without a state.
+        """
         super().require_complete(entries, config, layers)
         if self.quantization(config).get("bnb_4bit_quant_storage") in (None, "uint8"):
             return
@@ -121,21 +131,22 @@ class BitsandbytesFormat(PackingDialect):
             if len(shape) == 2 and shape[0] > 1 and shape[1] == 1:
                 raise FormatError(
                     "bitsandbytes.parts",
-                    f"expected {key + _STATE}nf4 or fp4 beside this column of codes, found none; get the folder again",
+                    f"expected the entry {key + _STATE}nf4 or fp4 of these codes, but it is missing; get the folder "
+                    "again",
                     where=key,
                 )
 
-    def refuses_layer(self, spec: TensorSpec) -> str | None:
-        """Why a tensor cannot be a layer of four bits; None if it can."""
+    def why_layer_unsupported(self, spec: TensorSpec) -> str | None:
+        """Return why a tensor cannot be a packed layer; None if it can."""
         layout = layout_to_write(spec)
         if isinstance(layout, str):
             return layout
         if _is_int8(layout):
-            whole = spec.name.endswith(WEIGHT) and len(spec.shape) == 2
-            return None if whole else f"its rows of 8 bits are matrices X{WEIGHT}"
-        wanted = ScaledCodebookLayout(4, layout.grid, layout.dtype, values=layout.values, order=HIGH_FIRST)
+            is_matrix = spec.name.endswith(WEIGHT) and len(spec.shape) == 2
+            return None if is_matrix else f"its rows of 8 bits are matrices X{WEIGHT}"
+        expected = ScaledCodebookLayout(4, layout.grid, layout.dtype, values=layout.values, order=HIGH_FIRST)
         if (
-            layout != replace(wanted, scales=layout.scales, nested=layout.nested)
+            layout != replace(expected, scales=layout.scales, nested=layout.nested)
             or layout.values not in _TYPES
             or not isinstance(layout.grid, Run)
         ):
@@ -146,28 +157,31 @@ class BitsandbytesFormat(PackingDialect):
             return f"its packed layers are matrices X{WEIGHT} with a scale for {', '.join(map(str, _BLOCKS))} elements"
         return None
 
-    def fitted(self, artifact: Artifact) -> BitsandbytesFormat:
-        """Return the dialect itself.
+    def for_artifact(self, artifact: Artifact) -> BitsandbytesFormat:
+        """Return the format itself.
 
-        Raises ``UnsupportedError`` ``bitsandbytes.mixed``: layers of four and of eight bits, of which a folder has one.
+        Raises ``UnsupportedError`` ``bitsandbytes.mixed``: layers of four and of eight bits, which a folder cannot
+        combine.
         """
         bits = {
             ScaledCodebookLayout.of(spec).bits for spec in artifact.tensors if spec.codec in self.traits.packed_codecs
         }
         if len(bits) > 1:
-            raise UnsupportedError("expected layers of four bits, or of eight, found both", rule="bitsandbytes.mixed")
+            raise UnsupportedError(
+                "expected only layers of four bits or only layers of eight bits, found both", rule="bitsandbytes.mixed"
+            )
         return self
 
-    def layer_pieces(self, spec: TensorSpec) -> Sequence[Piece]:
-        """``X.weight``, ``absmax``, ``quant_map`` and the state; or ``X.weight`` and ``X.SCB``."""
+    def layer_entries(self, spec: TensorSpec) -> Sequence[FileEntry]:
+        """Return ``X.weight``, ``absmax``, ``quant_map`` and the state; or ``X.weight`` and ``X.SCB``."""
         layout = ScaledCodebookLayout.of(spec)
         sizes = {part.role: part.length or 0 for part in layout.part_specs(spec.shape)}
         if _is_int8(layout):
             stem, rows = spec.name.removesuffix(WEIGHT), spec.shape[0]
             return [
-                Piece(INDICES, spec.name, "i8", spec.shape, sizes[INDICES]),
-                Piece(SCALES, stem + ".SCB", "f32", (rows,), sizes[SCALES]),
-                Piece("format", stem + ".weight_format", "u8", (), 1, lambda: b"\0"),
+                FileEntry(INDICES, spec.name, "i8", spec.shape, sizes[INDICES]),
+                FileEntry(SCALES, stem + ".SCB", "f32", (rows,), sizes[SCALES]),
+                FileEntry("format", stem + ".weight_format", "u8", (), 1, lambda: b"\0"),
             ]
         assert isinstance(layout.grid, Run)
         assert layout.values
@@ -177,13 +191,13 @@ class BitsandbytesFormat(PackingDialect):
             "dtype": DTYPES[layout.dtype].torch,
             "shape": list(spec.shape),
         }
-        nested, scales, more = layout.nested, "f32", []
+        nested, scales, nested_entries = layout.nested, "f32", []
         if nested is not None:
             scales = "u8"
             outer = sizes[SCALE_SCALES]
-            more = [
-                Piece(SCALE_SCALES, spec.name + ".nested_absmax", "f32", (outer // 4,), outer),
-                Piece(SCALE_CODEBOOK, spec.name + ".nested_quant_map", "f32", (256,), sizes[SCALE_CODEBOOK]),
+            nested_entries = [
+                FileEntry(SCALE_SCALES, spec.name + ".nested_absmax", "f32", (outer // 4,), outer),
+                FileEntry(SCALE_CODEBOOK, spec.name + ".nested_quant_map", "f32", (256,), sizes[SCALE_CODEBOOK]),
             ]
             state |= {
                 "nested_blocksize": nested.run,
@@ -193,15 +207,15 @@ class BitsandbytesFormat(PackingDialect):
         text, table = json.dumps(state).encode(), _table(layout.values)
         count = sizes[SCALES] // DTYPES[scales].nbytes(1)
         return [
-            Piece(INDICES, spec.name, "u8", (sizes[INDICES], 1), sizes[INDICES]),
-            Piece(SCALES, spec.name + ".absmax", scales, (count,), sizes[SCALES]),
-            *more,
-            Piece("table", spec.name + ".quant_map", "f32", (16,), len(table), lambda: table),
-            Piece("state", spec.name + _STATE + layout.values, "u8", (len(text),), len(text), lambda: text),
+            FileEntry(INDICES, spec.name, "u8", (sizes[INDICES], 1), sizes[INDICES]),
+            FileEntry(SCALES, spec.name + ".absmax", scales, (count,), sizes[SCALES]),
+            *nested_entries,
+            FileEntry("table", spec.name + ".quant_map", "f32", (16,), len(table), lambda: table),
+            FileEntry("state", spec.name + _STATE + layout.values, "u8", (len(text),), len(text), lambda: text),
         ]
 
-    def stated(self, artifact: Artifact) -> Mapping[str, Any]:
-        """Return ``quantization_config`` as transformers writes it."""
+    def packing_config(self, artifact: Artifact) -> Mapping[str, Any]:
+        """Return ``quantization_config`` in the form that transformers writes."""
         layouts = [
             ScaledCodebookLayout.of(spec) for spec in artifact.tensors if spec.codec in self.traits.packed_codecs
         ]
@@ -218,7 +232,7 @@ class BitsandbytesFormat(PackingDialect):
             "bnb_4bit_use_double_quant": first.nested is not None,
             "bnb_4bit_quant_storage": "uint8",
         }
-        dense = module_names(artifact, self.traits.packed_codecs)
+        dense = dense_module_names(artifact, self.traits.packed_codecs)
         return {HUGGING_FACE: {**keys, "llm_int8_skip_modules": dense}}
 
 
@@ -236,26 +250,26 @@ def _int8(entries: Entries, key: str, stem: str, dtype: str) -> Layer:
             where=key,
         )
     layout = ScaledCodebookLayout(8, ROW, dtype, values="i8", factor=_FACTOR)
-    also = present(entries, stem, (".weight_format", ".CB", ".SCBt"))
-    for other in also:
+    extra = existing_entries(entries, stem, (".weight_format", ".CB", ".SCBt"))
+    for other in extra:
         content = bytes(entries[other].parts[DATA].view()) if other.endswith("format") else b""
         if content.strip(b"\0"):
             raise UnsupportedError("expected weights in rows (weight_format 0)", rule="bitsandbytes.state", where=other)
-    return Layer(key, shape, layout, {INDICES: key, SCALES: stem + ".SCB"}, also)
+    return Layer(key, shape, layout, {INDICES: key, SCALES: stem + ".SCB"}, extra)
 
 
 def _four_bits(entries: Entries, key: str, state_key: str) -> Layer:
     state = _state(entries[state_key])
     shape, dtype = _shape(state, state_key), _dtype(state, state_key)
-    run = _whole(state, "blocksize", state_key)
+    run = _positive_size(state, "blocksize", state_key)
     nested = "nested_blocksize" in state
     suffixes = [".absmax", ".quant_map", *((".nested_absmax", ".nested_quant_map") if nested else ())]
-    parts = taken_together(entries, key, suffixes, "bitsandbytes.parts")
-    wanted = {".absmax": "u8" if nested else "f32"}
+    parts = require_entries(entries, key, suffixes, "bitsandbytes.parts")
+    dtypes = {".absmax": "u8" if nested else "f32"}
     for suffix, part in parts.items():
-        if part.dtype != wanted.get(suffix, "f32"):
+        if part.dtype != dtypes.get(suffix, "f32"):
             raise FormatError(
-                "bitsandbytes.dtype", f"expected {wanted.get(suffix, 'f32')}, found {part.dtype}", where=key + suffix
+                "bitsandbytes.dtype", f"expected {dtypes.get(suffix, 'f32')}, found {part.dtype}", where=key + suffix
             )
     roles = {INDICES: key, CODEBOOK: key + ".quant_map", SCALES: key + ".absmax"}
     if nested:
@@ -266,10 +280,10 @@ def _four_bits(entries: Entries, key: str, state_key: str) -> Layer:
             f"expected two codes a byte for {list(shape)}, found {list(entries[key].shape)}",
             where=key,
         )
-    values = _named(parts[".quant_map"])
-    also = [state_key]
+    values = _table_name(parts[".quant_map"])
+    extra = [state_key]
     if values:
-        also.append(roles.pop(CODEBOOK))
+        extra.append(roles.pop(CODEBOOK))
     layout = ScaledCodebookLayout(
         bits=4,
         values=values,
@@ -277,13 +291,15 @@ def _four_bits(entries: Entries, key: str, state_key: str) -> Layer:
         dtype=dtype,
         scales="u8" if nested else "f32",
         order=HIGH_FIRST,
-        nested=Nested(_whole(state, "nested_blocksize", state_key), _offset(state, state_key)) if nested else None,
+        nested=Nested(_positive_size(state, "nested_blocksize", state_key), _offset(state, state_key))
+        if nested
+        else None,
     )
-    return Layer(key, shape, layout, roles, also)
+    return Layer(key, shape, layout, roles, extra)
 
 
-def _named(table: Tensor) -> str | None:
-    """Return the name of a table that is what programs have under it; None for another one."""
+def _table_name(table: Tensor) -> str | None:
+    """Return the name of a table that equals the table of this name in programs; None for another table."""
     stored = bytes(table.parts[DATA].view()) if table.size == 16 else b""
     return next((name for name in _TYPES if stored == _table(name)), None)
 
@@ -294,40 +310,40 @@ def _table(name: str) -> bytes:
 
 def _state(tensor: Tensor) -> Mapping[str, Any]:
     part = tensor.parts[DATA]
-    if tensor.dtype != "u8" or part.length > _LIMIT:
-        raise FormatError("bitsandbytes.state", f"expected JSON of at most {_LIMIT} bytes", where=tensor.name)
+    if tensor.dtype != "u8" or part.length > _MAX_STATE:
+        raise FormatError("bitsandbytes.state", f"expected JSON of at most {_MAX_STATE} bytes", where=tensor.name)
     return strict_json(bytes(part.view()), "bitsandbytes.state", "bitsandbytes.state", tensor.name)
 
 
-def _shape(state: Mapping[str, Any], where: str) -> tuple[int, ...]:
+def _shape(state: Mapping[str, Any], location: str) -> tuple[int, ...]:
     shape = state.get("shape")
     if not isinstance(shape, list) or not 1 <= len(shape) <= MAX_RANK:
-        raise FormatError("bitsandbytes.state", f"expected a shape, found {str(shape)[:80]!r}", where=where)
-    return tuple(_size(size, where) for size in shape)
+        raise FormatError("bitsandbytes.state", f"expected a shape, found {str(shape)[:80]!r}", where=location)
+    return tuple(_size(size, location) for size in shape)
 
 
-def _whole(state: Mapping[str, Any], key: str, where: str) -> int:
-    return _size(state.get(key), where, least=1)
+def _positive_size(state: Mapping[str, Any], key: str, location: str) -> int:
+    return _size(state.get(key), location, minimum=1)
 
 
-def _size(size: object, where: str, least: int = 0) -> int:
-    if not isinstance(size, int) or isinstance(size, bool) or not least <= size < 2**48:
-        raise FormatError("bitsandbytes.state", f"expected a size, found {str(size)[:80]!r}", where=where)
+def _size(size: object, location: str, minimum: int = 0) -> int:
+    if not isinstance(size, int) or isinstance(size, bool) or not minimum <= size < 2**48:
+        raise FormatError("bitsandbytes.state", f"expected a size, found {str(size)[:80]!r}", where=location)
     return size
 
 
-def _offset(state: Mapping[str, Any], where: str) -> float:
+def _offset(state: Mapping[str, Any], location: str) -> float:
     offset = state.get("nested_offset", 0.0)
     if not isinstance(offset, int | float) or isinstance(offset, bool) or not abs(offset) < 1e38:
         raise FormatError(
-            "bitsandbytes.state", f"expected a finite nested_offset, found {str(offset)[:80]!r}", where=where
+            "bitsandbytes.state", f"expected a finite nested_offset, found {str(offset)[:80]!r}", where=location
         )
     if state.get("nested_dtype", "float32") != "float32":
-        raise FormatError("bitsandbytes.state", "expected nested_dtype float32", where=where)
+        raise FormatError("bitsandbytes.state", "expected nested_dtype float32", where=location)
     return float(np.float32(offset))
 
 
-def _dtype(state: Mapping[str, Any], where: str) -> str:
+def _dtype(state: Mapping[str, Any], location: str) -> str:
     try:
         name = resolve_dtype(str(state.get("dtype"))[:40]).name
     except UnsupportedError:
@@ -336,6 +352,6 @@ def _dtype(state: Mapping[str, Any], where: str) -> str:
         raise FormatError(
             "bitsandbytes.state",
             f"expected dtype float32, float16 or bfloat16, found {str(state.get('dtype'))[:40]!r}",
-            where=where,
+            where=location,
         )
     return name

@@ -1,4 +1,5 @@
-"""What GPTQ and AWQ folders share: ``X.qweight``, ``X.qzeros`` and ``X.scales``, outputs along the last dimension."""
+"""The common part of GPTQ and AWQ folders: ``X.qweight``, ``X.qzeros``, ``X.scales``, with outputs in the last
+dimension."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from typing import ClassVar
 import numpy as np
 
 from ingot.errors import FormatError, IngotError, UnsupportedError
-from ingot.formats.packed_folders.base import HUGGING_FACE, WEIGHT, Config, Entries, Layer, PackingDialect
-from ingot.formats.safetensors.pieces import Piece
+from ingot.formats.packed_folders.base import HUGGING_FACE, WEIGHT, Config, Entries, Layer, WritablePackedFolderFormat
+from ingot.formats.safetensors.pieces import FileEntry
 from ingot.model.artifact import Artifact
 from ingot.model.layouts.affine import CODES, SCALES, ZEROS, Constant
 from ingot.model.layouts.base import Shape
@@ -29,24 +30,24 @@ QWEIGHT, QZEROS, QSCALES = ".qweight", ".qzeros", ".scales"
 SCALE_DTYPES = ("f16", "bf16", "f32")
 WRITTEN_SCALES = ("f16", "bf16")
 _PATTERN = frozenset("*+?^$()[]{}|\\")
-"""Characters of regular expressions; no layer has one in its name."""
+"""Characters of regular expressions, which do not occur in names of layers."""
 _SAMPLE = 1 << 12
-"""Bytes of a layer's zero points that are compared when a folder is opened; ``verify`` compares all."""
+"""Bytes of a layer's zero points that are compared when a folder is opened; ``verify`` compares all of them."""
 _DISTANT = 16
-"""Layers whose zero points are compared when a folder on another machine is opened."""
+"""Number of layers whose zero points are compared when a remote folder is opened."""
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
-    """What ``config.json`` declares about the layers of a folder.
+class DeclaredPacking:
+    """The packing that ``config.json`` declares for the layers of a folder.
 
     Parameters
     ----------
     bits : int
     group : int or None
-        Columns of a group; None for a whole row.
+        Columns of a group; None for a complete row.
     rules : mapping
-        What layers that differ have, by name or pattern.
+        The settings of layers that differ, by name or pattern.
     """
 
     bits: int
@@ -54,8 +55,11 @@ class Declared:
     rules: Mapping[str, Config]
 
     def group_sizes(self, stem: str) -> list[object]:
-        """Return the sizes of groups that a layer may have: that of the rule for its name, else the usual one and those
-        of all patterns, which are not evaluated."""
+        """Return the possible group sizes of a layer.
+
+        That is the size in the rule for its name. Without such a rule, it is the usual size or the size of any pattern,
+        because patterns are not evaluated.
+        """
         names = (stem, f"+:{stem}", f"^{re.escape(stem)}$", f"+:^{re.escape(stem)}$")
         rule = next((self.rules[name] for name in names if name in self.rules), None)
         if rule is not None:
@@ -64,25 +68,25 @@ class Declared:
         return [self.group, *(rule.get("group_size", self.group) for rule in patterns)]
 
 
-class ColumnsDialect(PackingDialect):
-    """A folder in which ``X.qweight``, ``X.qzeros`` and ``X.scales`` are the matrix ``X.weight``."""
+class ColumnPackedFormat(WritablePackedFolderFormat):
+    """A folder in which ``X.qweight``, ``X.qzeros`` and ``X.scales`` represent the matrix ``X.weight``."""
 
     traits = replace(
-        PackingDialect.traits,
+        WritablePackedFolderFormat.traits,
         packed_codecs=(WordsLayout.codec,),
     )
-    method: ClassVar[str]  # in ``quant_method``, and before the dot of rules
-    orders: ClassVar[bool] = False  # whether a file can say of which group each column is
+    method: ClassVar[str]  # value of ``quant_method`` and first part of the rules
+    orders: ClassVar[bool] = False  # whether a file can assign each column to a group
     companions: ClassVar[tuple[str, ...]] = (QWEIGHT, QZEROS, QSCALES)
-    symmetric_key: ClassVar[str]  # of config.json, which states whether zero points are all the middle one
+    symmetric_key: ClassVar[str]  # key of config.json that states whether all zero points equal the middle code
 
     @property
     def rules(self) -> str:
-        """What rules of refusals begin with: the program's name, whichever of its forms this is."""
+        """The first part of the rules in errors: the name of the program, which the variants of its format share."""
         return self.method
 
     def claims_config(self, config: Config) -> bool:
-        """Whether ``quantization_config`` names this program."""
+        """Return whether ``quantization_config`` names this program."""
         quantization = config.get(HUGGING_FACE)
         return isinstance(quantization, dict) and quantization.get("quant_method") == self.method
 
@@ -93,10 +97,10 @@ class ColumnsDialect(PackingDialect):
 
     @abstractmethod
     def layers_of(self, entries: Entries, quantization: Config, stems: Sequence[str]) -> Iterator[Layer]:
-        """Yield the layers called so."""
+        """Yield the layers with these names."""
 
     def number(self, quantization: Config, keys: Sequence[str], low: int, high: int) -> int:
-        """Return a whole number that the configuration states under the first of ``keys`` that it has.
+        """Return the integer of the configuration under the first existing key of ``keys``.
 
         Raises ``FormatError`` ``<method>.config``.
         """
@@ -110,7 +114,8 @@ class ColumnsDialect(PackingDialect):
         return value
 
     def group(self, quantization: Config, keys: Sequence[str] = ("group_size",)) -> int | None:
-        """Return the columns of a group, None for a whole row (-1); raises ``FormatError`` ``<method>.config``."""
+        """Return the columns of a group, or None for a complete row (-1); raises ``FormatError``
+        ``<method>.config``."""
         size = self.number(quantization, keys, -1, 2**31 - 1)
         if size == 0:
             raise FormatError(
@@ -118,16 +123,16 @@ class ColumnsDialect(PackingDialect):
             )
         return None if size < 0 else size
 
-    def declared(self, quantization: Config, bits: int, group: int | None) -> Declared:
-        """Return what the configuration declares; the rules in ``dynamic`` are for layers that differ."""
-        return Declared(bits, group, rules_of(quantization))
+    def parse_declared(self, quantization: Config, bits: int, group: int | None) -> DeclaredPacking:
+        """Return the declared packing; the rules in ``dynamic`` apply to layers that differ."""
+        return DeclaredPacking(bits, group, rules_of(quantization))
 
-    def group_of(self, declared: Declared, stem: str, cols: int, groups: int) -> int | None:
-        """Return the columns of a group of a layer, given the number of groups in a row; None for a whole row.
+    def group_of(self, declared: DeclaredPacking, stem: str, cols: int, groups: int) -> int | None:
+        """Return the columns of a layer's group, given the number of groups in a row; None for a complete row.
 
-        This is the declared size that makes this number, else the size that divides the columns evenly.
+        This is the declared size that results in this number, or else the size that divides the columns evenly.
 
-        Raises ``FormatError`` ``<method>.shape``: several declared sizes make this number.
+        Raises ``FormatError`` ``<method>.shape``: several declared sizes result in this number.
         """
         if groups <= 1:
             return None
@@ -140,10 +145,10 @@ class ColumnsDialect(PackingDialect):
             return fits[0]
         return None if cols % groups else max(cols // groups, 1)
 
-    def shape_of(self, entries: Entries, stem: str, declared: Declared) -> tuple[int, int, int, int | None]:
-        """Return rows, columns, bits and columns of a group of a layer whose codes are packed along the inputs.
+    def shape_of(self, entries: Entries, stem: str, declared: DeclaredPacking) -> tuple[int, int, int, int | None]:
+        """Return rows, columns, bits and group size of a layer whose codes are packed along the inputs.
 
-        If layers may differ, the shapes of its entries decide.
+        If the configuration has rules for layers that differ, the shapes of the entries decide.
         """
         codes, zeros, scales = (entries[stem + suffix].shape for suffix in (QWEIGHT, QZEROS, QSCALES))
         lines, rows = codes if len(codes) == 2 else (0, 0)
@@ -156,34 +161,34 @@ class ColumnsDialect(PackingDialect):
         return rows, cols, bits, group
 
     def all_middle(self, entries: Entries, layers: Sequence[Layer]) -> list[bool]:
-        """Return whether each layer's zero points begin with the middle one.
+        """Return for each layer whether its zero points begin with the middle code.
 
-        On another machine each read is a request: there only some layers are read.
+        In a remote folder each read is a request, so that only some layers are read.
         """
         distant = any(is_distant(entries[layer.parts[ZEROS]].parts[DATA].source) for layer in layers)
         return [self.has_middle_zeros(entries, layer) for layer in (layers[:_DISTANT] if distant else layers)]
 
     @abstractmethod
     def is_symmetric(self, quantization: Config) -> bool:
-        """Whether the configuration states that all zero points are the middle one."""
+        """Return whether the configuration declares that all zero points equal the middle code."""
 
     @abstractmethod
-    def middle(self, layout: WordsLayout, shape: Shape) -> tuple[Array, Array]:
-        """Return one line of a layer's zero points, u32, if all are the middle one, and which of its bits count."""
+    def middle_zeros(self, layout: WordsLayout, shape: Shape) -> tuple[Array, Array]:
+        """Return one row of packed middle zero points, u32, and a mask of its significant bits."""
 
     def has_middle_zeros(self, entries: Entries, layer: Layer, limit: int = _SAMPLE) -> bool:
-        """Whether all zero points in the first ``limit`` bytes of a layer are the middle one."""
+        """Return whether all zero points in the first ``limit`` bytes of a layer equal the middle code."""
         part = entries[layer.parts[ZEROS]].parts[DATA]
-        line, mask = self.middle(words_layout(layer), layer.shape)
+        line, mask = self.middle_zeros(words_layout(layer), layer.shape)
         stored = np.empty(min(part.nbytes, limit) // 4 * 4, np.uint8)
         part.readinto(0, stored.data)
-        words = stored.view("<u4")
+        packed = stored.view("<u4")
         if not line.size:
             return True
-        return not ((words ^ np.resize(line, words.size)) & np.resize(mask, words.size)).any()
+        return not ((packed ^ np.resize(line, packed.size)) & np.resize(mask, packed.size)).any()
 
     def contradiction(self, layer: Layer) -> FormatError:
-        """Return the error for a layer with other zero points in a folder whose codes are stated to be symmetric."""
+        """Return the error for a layer with other zero points in a folder that declares symmetric codes."""
         return FormatError(
             f"{self.method}.zero-points",
             f"expected zero points that are all {words_layout(layer).point}, as {self.symmetric_key} in config.json "
@@ -193,22 +198,22 @@ class ColumnsDialect(PackingDialect):
         )
 
     def check_layers(self, entries: Entries, config: Config, layers: Sequence[Layer]) -> Iterator[IngotError]:
-        """Yield an error for each layer with other zero points in a folder whose codes are stated to be symmetric."""
+        """Yield an error for each layer with other zero points in a folder that declares symmetric codes."""
         for layer in layers if self.is_symmetric(self.quantization(config)) else ():
             if not self.has_middle_zeros(entries, layer, entries[layer.parts[ZEROS]].parts[DATA].nbytes):
                 yield self.contradiction(layer)
 
-    def checked(self, entries: Entries, stem: str, shape: tuple[int, int], layout: WordsLayout) -> Layer:
-        """Return the layer if its entries have the types and shapes of ``layout``.
+    def build_layer(self, entries: Entries, stem: str, shape: tuple[int, int], layout: WordsLayout) -> Layer:
+        """Return the layer after checking its entries against the types and shapes of ``layout``.
 
         Raises ``FormatError`` ``<method>.dtype``, ``<method>.shape``.
         """
-        wanted = {
+        expected = {
             QWEIGHT: (CODES, ("i32",), layout.code_shape(shape)),
             QZEROS: (ZEROS, ("i32",), layout.zero_shape(shape)),
             QSCALES: (SCALES, SCALE_DTYPES, layout.scale_shape(shape)),
         }
-        for suffix, (_, dtypes, size) in wanted.items():
+        for suffix, (_, dtypes, size) in expected.items():
             entry = entries[stem + suffix]
             if entry.dtype not in dtypes:
                 raise FormatError(
@@ -221,50 +226,57 @@ class ColumnsDialect(PackingDialect):
                     f"{layout.group or 'whole rows'} of a matrix {list(shape)}, found {list(entry.shape)}",
                     where=stem + suffix,
                 )
-        parts = {role: stem + suffix for suffix, (role, _, _) in wanted.items()}
+        parts = {role: stem + suffix for suffix, (role, _, _) in expected.items()}
         ordered = {role: parts[role] for role in (CODES, SCALES, ZEROS)}
         return Layer(stem + WEIGHT, shape, layout, ordered)
 
-    def refuses_layer(self, spec: TensorSpec) -> str | None:
-        """Why a tensor cannot be a packed layer; None if it can."""
+    def why_layer_unsupported(self, spec: TensorSpec) -> str | None:
+        """Return why a tensor cannot be a packed layer; None if it can."""
         layout, shape = WordsLayout.of(spec), spec.shape
-        same = layout.zero.point if isinstance(layout.zero, Constant) else layout.point
-        known = sorted({bits for form in self.traits.word_forms for bits in FORMS[form].bits})
+        zero_point = layout.zero.point if isinstance(layout.zero, Constant) else layout.point
+        widths = sorted({bits for variant in self.traits.word_forms for bits in FORMS[variant].bits})
         reasons = (
-            (not spec.name.endswith(WEIGHT), f"its packed layers are called X{WEIGHT}, found {spec.name!r}"),
-            (layout.bits not in known, f"its integers have {', '.join(map(str, known))} bits, these {layout.bits}"),
+            (not spec.name.endswith(WEIGHT), f"its packed layers have names X{WEIGHT}, found {spec.name!r}"),
+            (layout.bits not in widths, f"its integers have {', '.join(map(str, widths))} bits, found {layout.bits}"),
             (
                 layout.form not in self.traits.word_forms,
-                f"its words are of the form {' or '.join(self.traits.word_forms)}, not {layout.form}",
+                f"its integers are packed as {' or '.join(self.traits.word_forms)}, found {layout.form}",
             ),
-            (same != layout.point, f"its one zero point for all codes is {layout.point}, found {same}"),
-            (layout.order and not self.orders, "columns of a group lie side by side in it"),
-            (layout.scales not in WRITTEN_SCALES, f"its scales are {' or '.join(WRITTEN_SCALES)}, not {layout.scales}"),
+            (zero_point != layout.point, f"its constant zero point is {layout.point}, found {zero_point}"),
+            (layout.order and not self.orders, "its groups are runs of consecutive columns"),
+            (
+                layout.scales not in WRITTEN_SCALES,
+                f"its scales are {' or '.join(WRITTEN_SCALES)}, found {layout.scales}",
+            ),
             (any(part.encoding != "raw" for part in spec.parts), "its packed layers are uncompressed"),
-            (bool(shape[0] % 32 or shape[1] % 32), f"its rows and columns come in 32s, found {list(shape)}"),
-            (bool(shape[1] % (layout.group or 1)), f"its groups divide the columns, {layout.group} not {shape[1]}"),
+            (bool(shape[0] % 32 or shape[1] % 32), f"its rows and columns are multiples of 32, found {list(shape)}"),
+            (
+                bool(shape[1] % (layout.group or 1)),
+                f"its groups divide the columns, found {layout.group} of {shape[1]}",
+            ),
         )
-        return next((reason for wrong, reason in reasons if wrong), None)
+        return next((reason for applies, reason in reasons if applies), None)
 
-    def layer_pieces(self, spec: TensorSpec) -> list[Piece]:
-        """``X.qweight``, ``X.qzeros``, ``X.scales``; zero points that are all the same are made here."""
+    def layer_entries(self, spec: TensorSpec) -> list[FileEntry]:
+        """Return ``X.qweight``, ``X.qzeros`` and ``X.scales``; constant zero points are generated."""
         layout, stem, shape = WordsLayout.of(spec), spec.name.removesuffix(WEIGHT), spec.shape
         sizes = {part.role: part.length or 0 for part in layout.part_specs(shape)}
         zeros = layout.zero_shape(shape)
-        pieces = [
-            Piece(CODES, stem + QWEIGHT, "i32", layout.code_shape(shape), sizes[CODES]),
-            Piece(SCALES, stem + QSCALES, layout.scales, layout.scale_shape(shape), sizes[SCALES]),
+        entries = [
+            FileEntry(CODES, stem + QWEIGHT, "i32", layout.code_shape(shape), sizes[CODES]),
+            FileEntry(SCALES, stem + QSCALES, layout.scales, layout.scale_shape(shape), sizes[SCALES]),
         ]
         count = 4 * prod(zeros)
-        content = self.same_zeros(layout, shape) if ZEROS not in sizes else None
-        return [*pieces, Piece(ZEROS, stem + QZEROS, "i32", zeros, count, content)]
+        content = self.constant_zeros(layout, shape) if ZEROS not in sizes else None
+        return [*entries, FileEntry(ZEROS, stem + QZEROS, "i32", zeros, count, content)]
 
     @abstractmethod
-    def same_zeros(self, layout: WordsLayout, shape: Shape) -> Callable[[], bytes]:
-        """Return what makes the zero points of a matrix of ``shape`` that are all the middle one."""
+    def constant_zeros(self, layout: WordsLayout, shape: Shape) -> Callable[[], bytes]:
+        """Return a function that returns the packed zero points of a matrix of ``shape`` if all equal the middle
+        code."""
 
     def dense_layers(self, artifact: Artifact) -> list[str]:
-        """Return the modules whose matrices are left dense and which loaders would look for packed."""
+        """Return the dense modules that loaders would otherwise expect to be packed."""
         return [
             spec.name.removesuffix(WEIGHT)
             for spec in artifact.tensors
@@ -275,29 +287,29 @@ class ColumnsDialect(PackingDialect):
             and role_of(spec.name) not in ("embedding", "norm")
         ]
 
-    def usual(self, artifact: Artifact) -> tuple[WordsLayout | None, Mapping[str, WordsLayout]]:
-        """Return the most frequent layout of the packed layers, and each layer's own."""
-        own = {
+    def usual_layout(self, artifact: Artifact) -> tuple[WordsLayout | None, Mapping[str, WordsLayout]]:
+        """Return the most frequent layout of the packed layers, and the layout of each layer."""
+        layouts = {
             spec.name.removesuffix(WEIGHT): WordsLayout.of(spec)
             for spec in artifact.tensors
             if spec.codec in self.traits.packed_codecs
         }
-        if not own:
-            return None, own
-        grids = Counter((layout.bits, layout.group) for layout in own.values())
+        if not layouts:
+            return None, layouts
+        grids = Counter((layout.bits, layout.group) for layout in layouts.values())
         grid = grids.most_common(1)[0][0]
-        return next(layout for layout in own.values() if (layout.bits, layout.group) == grid), own
+        return next(layout for layout in layouts.values() if (layout.bits, layout.group) == grid), layouts
 
 
 def rules_of(quantization: Config) -> Mapping[str, Config]:
-    """Return the rules in ``dynamic``, which are for layers that differ, by name or pattern."""
+    """Return the rules in ``dynamic``, which apply to layers that differ, by name or pattern."""
     dynamic = quantization.get("dynamic")
     rules = dynamic.items() if isinstance(dynamic, Mapping) else ()
     return {name: rule for name, rule in rules if isinstance(rule, Mapping)}
 
 
 def no_rule_is_asymmetric(quantization: Config) -> bool:
-    """Whether no rule in ``dynamic`` says that layers have zero points of their own."""
+    """Return whether no rule in ``dynamic`` declares zero points other than the middle code."""
     return all(rule.get("sym") in (None, True) for rule in rules_of(quantization).values())
 
 
@@ -307,6 +319,6 @@ def words_layout(layer: Layer) -> WordsLayout:
     return layer.layout
 
 
-def unsupported(rule: str, expected: str, found: str) -> UnsupportedError:
-    """Return the refusal of what a dialect's program has and Ingot does not read."""
-    return UnsupportedError(f"expected {expected}, found {found}", rule=rule, where=f"config.json: {HUGGING_FACE}")
+def unsupported(rule: str, expected: str, value: str) -> UnsupportedError:
+    """Return the error for a feature of the packing program that Ingot does not read."""
+    return UnsupportedError(f"expected {expected}, found {value}", rule=rule, where=f"config.json: {HUGGING_FACE}")

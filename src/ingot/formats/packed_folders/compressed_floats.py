@@ -1,4 +1,4 @@
-"""Layers of small floats in compressed-tensors' folders: float-quantized, nvfp4-, mxfp4-, mxfp6- and mxfp8-pack."""
+"""Layers of small floats in folders of compressed-tensors: float-quantized, nvfp4-, mxfp4-, mxfp6- and mxfp8-pack."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ingot.formats.packed_folders.floats import (
     grid_of,
     layout_to_write,
 )
-from ingot.formats.safetensors.pieces import Piece
+from ingot.formats.safetensors.pieces import FileEntry
 from ingot.model.layouts.affine import Group, Row, Whole
 from ingot.model.layouts.scaled_codebook import (
     DIVIDE,
@@ -41,11 +41,12 @@ _PACKS: Mapping[str, ScaledCodebookLayout] = {
     "mxfp6-pack-quantized": replace(_MX, bits=6, values="f6_e2m3fn"),
     "mxfp8-quantized": replace(_MX, bits=8, values="f8_e4m3fn"),
 }
-"""Layouts that have a format of their own, of any element type."""
+"""Layouts for which compressed-tensors has a format, for every element type."""
 
 
-class FloatKind(NamedTuple):
-    """What layers of floats in one group of ``config.json`` share; ``scales`` are a type of torch, where it is said."""
+class FloatGroup(NamedTuple):
+    """The common settings of layers of floats in a group of ``config.json``; ``scales`` is a torch type if it is
+    stated."""
 
     format: str
     bits: int
@@ -55,8 +56,9 @@ class FloatKind(NamedTuple):
     scales: str | None
 
 
-def float_layer(entries: Entries, stem: str, kinds: Sequence[Mapping[str, Any]], dtype: str) -> Layer:
-    """Return the layer of a module whose weights are floats; ``kinds`` are what groups in ``config.json`` say of such.
+def float_layer(entries: Entries, stem: str, groups: Sequence[Mapping[str, Any]], dtype: str) -> Layer:
+    """Return the layer of a module whose weights are floats; ``groups`` are the ``weights`` of groups in
+    ``config.json``.
 
     Raises ``FormatError`` ``compressed-tensors.parts``, ``.dtype``, ``.shape``, ``.config``; ``UnsupportedError``
     ``compressed-tensors.format``.
@@ -65,11 +67,13 @@ def float_layer(entries: Entries, stem: str, kinds: Sequence[Mapping[str, Any]],
     packed, scale = name + PACKED, name + SCALE
     key = packed if packed in entries else name
     if scale not in entries:
-        raise FormatError(f"{DIALECT}.parts", f"expected {scale!r} beside the weight, found none", where=name)
+        raise FormatError(
+            f"{DIALECT}.parts", f"expected the entry {scale!r} of this weight, but it is missing", where=name
+        )
     if name + "_zero_point" in entries:
         raise UnsupportedError("expected floats without zero points", rule=f"{DIALECT}.format", where=name)
     keys = {INDICES: key, SCALES: scale}
-    bits = {kind.get("num_bits", 8) for kind in kinds}
+    bits = {group.get("num_bits", 8) for group in groups}
     if key == packed and name + SECOND_SCALE in entries:
         return fp4_layer(entries, {**keys, SECOND: name + SECOND_SCALE}, DIALECT, dtype, DIVIDE, name, 16)
     if key == packed:
@@ -77,14 +81,16 @@ def float_layer(entries: Entries, stem: str, kinds: Sequence[Mapping[str, Any]],
         six = 6 in bits and len(shape) > 1 and blocks == (*shape[:-1], shape[-1] * 4 // 3 // 32)
         return _six_bits(entries, keys, dtype, name) if six else _four_bits(entries, keys, dtype, name)
     shape, scales = entries[key].shape, entries[scale]
-    sizes = {size for kind in kinds if isinstance(size := kind.get("group_size"), int) and 0 < size < 2**31}
+    sizes = {size for group in groups if isinstance(size := group.get("group_size"), int) and 0 < size < 2**31}
     for size in sorted(sizes if len(shape) > 1 else ()):
         if shape[-1] % size == 0 and scales.shape == (*shape[:-1], shape[-1] // size):
             return _groups(entries, keys, dtype, size)
-    stated = (kind["block_structure"] for kind in kinds if kind.get("block_structure"))
-    known = [block_size(block, DIALECT) for block in stated] if len(shape) > 1 else []
-    fits = (each for each in known if grid_of(shape, scales.shape, each) is not None)
-    return fp8_layer(entries, key, scale, DIALECT, dtype, next(fits, next(iter(known), None)))
+    structures = (group["block_structure"] for group in groups if group.get("block_structure"))
+    sizes_of_blocks = [block_size(block, DIALECT) for block in structures] if len(shape) > 1 else []
+    fits = (
+        size_of_block for size_of_block in sizes_of_blocks if grid_of(shape, scales.shape, size_of_block) is not None
+    )
+    return fp8_layer(entries, key, scale, DIALECT, dtype, next(fits, next(iter(sizes_of_blocks), None)))
 
 
 def _four_bits(entries: Entries, keys: Mapping[str, str], dtype: str, name: str) -> Layer:
@@ -94,15 +100,17 @@ def _four_bits(entries: Entries, keys: Mapping[str, str], dtype: str, name: str)
 
 def _groups(entries: Entries, keys: Mapping[str, str], dtype: str, group: int) -> Layer:
     key, scales = keys[INDICES], entries[keys[SCALES]]
-    kind = POWERS if scales.dtype == "u8" else scales.dtype
-    if kind not in SCALE_TYPES:
-        raise FormatError(f"{DIALECT}.dtype", f"expected scales {', '.join(SCALE_TYPES)}, found {kind}", where=key)
-    layout = ScaledCodebookLayout(8, Group(group), dtype, scales=kind, values=entries[key].dtype)
+    scale_type = POWERS if scales.dtype == "u8" else scales.dtype
+    if scale_type not in SCALE_TYPES:
+        raise FormatError(
+            f"{DIALECT}.dtype", f"expected scales {', '.join(SCALE_TYPES)}, found {scale_type}", where=key
+        )
+    layout = ScaledCodebookLayout(8, Group(group), dtype, scales=scale_type, values=entries[key].dtype)
     return Layer(key, entries[key].shape, layout, keys)
 
 
 def _six_bits(entries: Entries, keys: Mapping[str, str], dtype: str, name: str) -> Layer:
-    """E2M3, four in three bytes, first in the low bits."""
+    """Return a layer of E2M3 floats: four in three bytes, the first in the low bits."""
     weight, scales = entries[keys[INDICES]], entries[keys[SCALES]]
     if weight.dtype != "u8" or scales.dtype not in ("u8", POWERS):
         raise FormatError(f"{DIALECT}.dtype", f"expected u8, found {weight.dtype} and {scales.dtype}", where=name)
@@ -111,27 +119,33 @@ def _six_bits(entries: Entries, keys: Mapping[str, str], dtype: str, name: str) 
     if not cols or weight.shape[-1] % 3 or cols % 32 or scales.shape != (*shape[:-1], cols // 32):
         raise FormatError(
             f"{DIALECT}.shape",
-            f"expected four numbers in 3 bytes and a scale for 32, found {list(weight.shape)} and {list(scales.shape)}",
+            f"expected four numbers in 3 bytes and a scale for 32 columns, found {list(weight.shape)} and "
+            f"{list(scales.shape)}",
             where=name,
         )
     layout = ScaledCodebookLayout(6, Group(32), dtype, scales=POWERS, values="f6_e2m3fn")
     return Layer(name, shape, layout, keys)
 
 
-def refuses_floats(spec: TensorSpec) -> str | None:
-    """Why a scaled codebook is no layer of floats; None if it is one."""
+def why_floats_unsupported(spec: TensorSpec) -> str | None:
+    """Return why a scaled codebook is not a layer of floats; None if it is."""
     layout = layout_to_write(spec)
     if isinstance(layout, str):
         return layout
     if format_of(layout) is None:
-        return f"its layers of floats are {', '.join(_PACKS)} and float-quantized, found another table or other scales"
+        return (
+            f"its layers of floats are {', '.join(_PACKS)} and float-quantized; this tensor has another table or other "
+            "scales"
+        )
     if isinstance(layout.grid, Group) and (spec.shape[1] % 32 or spec.shape[1] % layout.grid.columns):
-        return f"its groups divide the columns, which come in 32s, found {layout.grid.columns} of {spec.shape[1]}"
+        return (
+            f"its groups divide the columns, which are a multiple of 32, found {layout.grid.columns} of {spec.shape[1]}"
+        )
     return None
 
 
-def float_pieces(spec: TensorSpec) -> list[Piece]:
-    """Return the entries of a layer of floats that is not refused."""
+def float_entries(spec: TensorSpec) -> list[FileEntry]:
+    """Return the entries of a supported layer of floats."""
     layout, (rows, cols) = ScaledCodebookLayout.of(spec), spec.shape
     sizes = {part.role: part.length or 0 for part in spec.parts}
     packed = layout.bits < 8
@@ -143,21 +157,21 @@ def float_pieces(spec: TensorSpec) -> list[Piece]:
             grid = (rows, layout.groups(cols))
         case _:
             grid = (1,)
-    kind = "u8" if layout.scales == POWERS else layout.scales
+    scale_dtype = "u8" if layout.scales == POWERS else layout.scales
     weight = ("u8", spec.name + PACKED) if packed else ("f8_e4m3fn", spec.name)
-    pieces = [
-        Piece(INDICES, weight[1], weight[0], codes, sizes[INDICES]),
-        Piece(SCALES, spec.name + SCALE, kind, grid, sizes[SCALES]),
+    entries = [
+        FileEntry(INDICES, weight[1], weight[0], codes, sizes[INDICES]),
+        FileEntry(SCALES, spec.name + SCALE, scale_dtype, grid, sizes[SCALES]),
     ]
-    return [*pieces, Piece(SECOND, spec.name + SECOND_SCALE, "f32", (1,), 4)] if layout.second else pieces
+    return [*entries, FileEntry(SECOND, spec.name + SECOND_SCALE, "f32", (1,), 4)] if layout.second else entries
 
 
-def float_kind(layout: ScaledCodebookLayout) -> FloatKind:
-    """Return what layers of floats in one group share."""
+def float_group(layout: ScaledCodebookLayout) -> FloatGroup:
+    """Return the common settings of layers of floats with this layout."""
     grid, format = layout.grid, format_of(layout)
     assert format is not None
     strategy = {Whole: "tensor", Row: "channel", Group: "group", Tiles: "block"}[type(grid)]
-    return FloatKind(
+    return FloatGroup(
         format=format,
         bits=layout.bits,
         strategy="tensor_group" if layout.second else strategy,
@@ -168,10 +182,14 @@ def float_kind(layout: ScaledCodebookLayout) -> FloatKind:
 
 
 def format_of(layout: ScaledCodebookLayout) -> str | None:
-    """Return the format that layers of floats of this layout are in; None where there is none."""
-    for name, known in _PACKS.items():
-        if layout == replace(known, dtype=layout.dtype):
+    """Return the format for layers of floats with this layout; None if there is none."""
+    for name, layout_of_format in _PACKS.items():
+        if layout == replace(layout_of_format, dtype=layout.dtype):
             return name
-    plain = ScaledCodebookLayout(8, layout.grid, layout.dtype, scales=layout.scales, values="f8_e4m3fn")
-    grids = isinstance(layout.grid, Whole | Row | Group | Tiles)
-    return "float-quantized" if layout == plain and layout.scales in DTYPES_OF_VALUES and grids else None
+    float_quantized = ScaledCodebookLayout(8, layout.grid, layout.dtype, scales=layout.scales, values="f8_e4m3fn")
+    has_known_grid = isinstance(layout.grid, Whole | Row | Group | Tiles)
+    return (
+        "float-quantized"
+        if layout == float_quantized and layout.scales in DTYPES_OF_VALUES and has_known_grid
+        else None
+    )

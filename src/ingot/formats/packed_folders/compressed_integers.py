@@ -1,5 +1,4 @@
-"""Layers of integers in compressed-tensors' folders: words of 32 bits (pack-quantized, marlin-24) and bytes
-(int-quantized)."""
+"""Integer layers in folders of compressed-tensors: 32-bit words (pack-quantized, marlin-24), bytes (int-quantized)."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from math import prod
 import numpy as np
 
 from ingot.errors import FormatError
-from ingot.formats.packed_folders.base import WEIGHT, Entries, Layer, PackedLayout, taken_together
+from ingot.formats.packed_folders.base import WEIGHT, Entries, Layer, PackedLayout, require_entries
 from ingot.model.layouts.affine import (
     CODES,
     NO_ZERO,
@@ -47,7 +46,7 @@ SCALE_DTYPES = ("f16", "bf16", "f32")
 
 
 def integer_layers(entries: Entries, widths: Sequence[int]) -> Iterator[Layer]:
-    """Yield the layers of integers; ``widths`` are the bits that groups in ``config.json`` state.
+    """Yield the layers of integers; ``widths`` are the bits that groups in ``config.json`` declare.
 
     Raises ``FormatError`` ``compressed-tensors.parts``, ``.dtype``, ``.shape``, ``.order``.
     """
@@ -60,21 +59,21 @@ def integer_layers(entries: Entries, widths: Sequence[int]) -> Iterator[Layer]:
             yield _bytes(entries, key.removesuffix(WEIGHT))
 
 
-def _refuse(rule: str, text: str, where: str) -> FormatError:
-    return FormatError(f"compressed-tensors.{rule}", text, where=where)
+def _refuse(rule: str, text: str, location: str) -> FormatError:
+    return FormatError(f"compressed-tensors.{rule}", text, where=location)
 
 
 def _scales(entries: Entries, stem: str) -> Tensor:
     scale = entries.get(stem + SCALE)
     if scale is None:
-        raise _refuse("parts", f"expected {stem + SCALE!r} beside the packed weight, found none", stem)
+        raise _refuse("parts", f"expected the entry {stem + SCALE!r} of this packed weight, but it is missing", stem)
     if scale.dtype not in SCALE_DTYPES:
         raise _refuse("dtype", f"expected scales of {', '.join(SCALE_DTYPES)}, found {scale.dtype}", stem + SCALE)
     return scale
 
 
 def _group(scale: Tensor, rows: int, cols: int) -> int | None:
-    """Return the columns of a group, None for a whole row."""
+    """Return the columns of a group; None for a complete row."""
     groups = scale.shape[1] if len(scale.shape) == 2 else 0
     if len(scale.shape) != 2 or scale.shape[0] != rows or not groups or cols % groups:
         raise _refuse("shape", f"expected scales for {rows} rows of {cols}, found {list(scale.shape)}", scale.name)
@@ -82,16 +81,16 @@ def _group(scale: Tensor, rows: int, cols: int) -> int | None:
 
 
 def _packed(entries: Entries, stem: str, widths: Sequence[int]) -> Layer:
-    """A layer of pack-quantized: its shape is stated, and bits follow from the width of a row."""
-    codes, scale, stated = entries[stem + PACKED_WEIGHT], _scales(entries, stem), entries.get(stem + SHAPE)
-    if stated is None or stated.dtype not in ("i64", "i32") or stated.shape != (2,):
-        raise _refuse("parts", f"expected {stem + SHAPE!r}, two whole numbers", stem)
-    rows, cols = (int(size) for size in stated.parts[DATA].array())
+    """Return a layer of pack-quantized: an entry states its shape, and the bits follow from the width of a row."""
+    codes, scale, stored_shape = entries[stem + PACKED_WEIGHT], _scales(entries, stem), entries.get(stem + SHAPE)
+    if stored_shape is None or stored_shape.dtype not in ("i64", "i32") or stored_shape.shape != (2,):
+        raise _refuse("parts", f"expected {stem + SHAPE!r}, two integers", stem)
+    rows, cols = (int(size) for size in stored_shape.parts[DATA].array())
     if len(codes.shape) != 2 or codes.shape[0] != rows or not 0 < cols <= 32 * codes.shape[1]:
         raise _refuse("shape", f"expected words for a matrix of {rows} x {cols}, found {list(codes.shape)}", codes.name)
-    bits, form = _width(codes.shape[1], cols, widths, codes.name)
+    bits, variant = _width(codes.shape[1], cols, widths, codes.name)
     group = _group(scale, rows, cols)
-    layout = WordsLayout(form, bits, group, Constant(1 << (bits - 1)), scale.dtype, scale.dtype)
+    layout = WordsLayout(variant, bits, group, Constant(1 << (bits - 1)), scale.dtype, scale.dtype)
     parts = {CODES: codes.name, SCALES: scale.name}
     zeros = entries.get(stem + ZERO_POINT)
     if zeros is not None:
@@ -99,29 +98,31 @@ def _packed(entries: Entries, stem: str, widths: Sequence[int]) -> Layer:
         if zeros.dtype != "i32" or zeros.shape != layout.zero_shape((rows, cols)):
             raise _refuse("shape", f"expected packed zero points, found {zeros.dtype} {list(zeros.shape)}", zeros.name)
         parts[ZEROS] = zeros.name
-    also = [stated.name]
+    extra = [stored_shape.name]
     order = _order(entries, stem, cols, group or cols)
     if order is not None and order is not _PLAIN:
         layout, parts[ORDER] = replace(layout, order=True), stem + G_IDX
     elif order is _PLAIN:
-        also.append(stem + G_IDX)
-    return Layer(stem + WEIGHT, (rows, cols), _simplest(layout, (rows, cols)), parts, also)
+        extra.append(stem + G_IDX)
+    return Layer(stem + WEIGHT, (rows, cols), _simplest(layout, (rows, cols)), parts, extra)
 
 
 def _marlin(entries: Entries, stem: str) -> Layer:
-    """A layer of marlin-24, whose shapes tell all: two of four neighbouring inputs have codes."""
+    """Return a layer of marlin-24, defined by the shapes of its entries: two of four neighboring inputs have codes."""
     suffixes = (PACKED_WEIGHT, MARLIN_SCALE, MARLIN_META)
-    codes, scale, meta = taken_together(entries, stem, suffixes, "compressed-tensors.parts").values()
+    codes, scale, meta = require_entries(entries, stem, suffixes, "compressed-tensors.parts").values()
     if (codes.dtype, scale.dtype, meta.dtype) != ("i32", "f16", "i16"):
         raise _refuse("dtype", f"expected i32, f16 and i16, found {codes.dtype}, {scale.dtype} and {meta.dtype}", stem)
     shapes = [codes.shape, scale.shape, meta.shape]
     if any(len(shape) != 2 or not prod(shape) for shape in shapes) or meta.shape[0] != codes.shape[0]:
         raise _refuse("shape", f"expected three matrices, found {shapes}", stem)
     rows, cols = meta.shape[1] // 2, 32 * codes.shape[0]
-    bits, rest = divmod(2 * codes.shape[1], rows or 1)
+    bits, remainder = divmod(2 * codes.shape[1], rows or 1)
     groups = scale.shape[0]
-    if bits not in FORMS[MARLIN_24].bits or rest or rows % 64 or cols % groups or scale.shape[1] != rows:
-        raise _refuse("shape", f"expected words, scales and places of rows in 64s, found {shapes}", stem)
+    if bits not in FORMS[MARLIN_24].bits or remainder or rows % 64 or cols % groups or scale.shape[1] != rows:
+        raise _refuse(
+            "shape", f"expected packed integers, scales and positions for a multiple of 64 rows, found {shapes}", stem
+        )
     group = None if groups == 1 else cols // groups
     layout = WordsLayout(MARLIN_24, bits, group, Constant(1 << (bits - 1)), scale.dtype, scale.dtype)
     return Layer(stem + WEIGHT, (rows, cols), layout, {CODES: codes.name, SCALES: scale.name, META: meta.name})
@@ -131,7 +132,8 @@ _PLAIN = np.empty(0, np.int32)
 
 
 def _order(entries: Entries, stem: str, cols: int, group: int) -> Array | None:
-    """Return the group of each column; ``_PLAIN`` where they are runs or were never set (-1), None where unsaid."""
+    """Return the group of each column; ``_PLAIN`` if groups are runs of columns or never set (-1), None without the
+    entry."""
     entry = entries.get(stem + G_IDX)
     if entry is None:
         return None
@@ -147,25 +149,26 @@ def _order(entries: Entries, stem: str, cols: int, group: int) -> Array | None:
     return order
 
 
-def _width(across: int, cols: int, widths: Sequence[int], where: str) -> tuple[int, str]:
-    """Return bits and form of rows of ``across`` words: those that config.json states and that make this width."""
+def _width(across: int, cols: int, widths: Sequence[int], location: str) -> tuple[int, str]:
+    """Return bits and packing of rows of ``across`` words: the declared bits that result in this width."""
     dense = [bits for bits in widths if words(cols, bits) == across]
     loose = [bits for bits in widths if bits in (3, 5, 6, 7) and -(-cols // (32 // bits)) == across]
-    ways = [(bits, PACKED) for bits in dense] + [
+    candidates = [(bits, PACKED) for bits in dense] + [
         (bits, PACKED_LOOSE) for bits in loose if bits not in dense or across > 1
     ]
-    if len(ways) != 1:
+    if len(candidates) != 1:
         raise _refuse(
             "shape",
-            f"expected one way for {cols} codes of {', '.join(map(str, widths)) or 'no'} bits to fill {across} words, "
-            f"found {len(ways)}",
-            where,
+            f"expected exactly one way to pack {cols} codes of {', '.join(map(str, widths)) or 'no'} bits in {across} "
+            "words, "
+            f"found {len(candidates)}",
+            location,
         )
-    return ways[0]
+    return candidates[0]
 
 
 def _simplest(layout: WordsLayout, shape: Shape) -> PackedLayout:
-    """Return the layout, as plain rows where that says the same of the same bytes."""
+    """Return the layout, or an equivalent layout of plain rows if the bytes are the same."""
     cols = shape[1]
     if layout.order or layout.form != PACKED or not isinstance(layout.zero, Constant) or cols * layout.bits % 32:
         return layout
@@ -173,7 +176,7 @@ def _simplest(layout: WordsLayout, shape: Shape) -> PackedLayout:
 
 
 def _bytes(entries: Entries, stem: str) -> Layer:
-    """A layer of int-quantized: signed bytes with a scale for the tensor, each row, group or block."""
+    """Return a layer of int-quantized: signed bytes with a scale for the tensor, each row, group or block."""
     codes, scale, zeros = entries[stem + WEIGHT], _scales(entries, stem), entries.get(stem + ZERO_POINT)
     if len(codes.shape) != 2 or not prod(codes.shape):
         raise _refuse("shape", f"expected a matrix, found {list(codes.shape)}", codes.name)
@@ -199,4 +202,4 @@ def _bytes(entries: Entries, stem: str) -> Layer:
 
 
 def _divides(shape: Shape, blocks: Shape) -> bool:
-    return all(own and size % own == 0 for size, own in zip(shape, blocks, strict=True))
+    return all(count and size % count == 0 for size, count in zip(shape, blocks, strict=True))

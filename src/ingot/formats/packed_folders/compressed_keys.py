@@ -31,7 +31,8 @@ ACTIVATIONS: Table = {
         "num_bits type symmetric strategy group_size block_structure actorder dynamic",
     ),
 }
-"""Keys of ``input_activations``, ``output_activations`` and ``kv_cache_scheme``; a report shows what is not kept."""
+"""Keys of ``input_activations``, ``output_activations`` and ``kv_cache_scheme``; a report shows the dropped
+settings."""
 
 GROUP: Table = {
     "targets": used("layers of the group, if they are named"),

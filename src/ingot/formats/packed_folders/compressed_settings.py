@@ -1,8 +1,8 @@
-"""What ``config_groups`` of compressed-tensors say beside the form of weights: how inputs and outputs are quantized.
+"""How layers quantize inputs and outputs, from ``config_groups`` of compressed-tensors.
 
-Which group a layer is in, the package tells by classes of modules, regular expressions and names. Here the layer itself
-tells it: by its name, where a group has it, and else by the form of its weights. Where that leaves several groups which
-differ in what they say, none is taken.
+The package assigns layers to groups by module classes, regular expressions and names. Here, a layer belongs to the
+group that names it, or else to the group with its settings of weights. If several groups with different settings of
+activations fit, none applies.
 """
 
 from __future__ import annotations
@@ -14,46 +14,48 @@ from typing import Any
 KEYS = ("input_activations", "output_activations")
 KV_CACHE = "kv_cache_scheme"
 
-Said = Mapping[str, Any]
-"""Those of ``KEYS`` that are stated, and more than null."""
+ActivationSettings = Mapping[str, Any]
+"""The values under ``KEYS`` that are present and not null."""
 
 
 class Settings:
-    """What the groups of a ``quantization_config`` say of activations; ``stated`` may be anything.
+    """The settings of activations in the groups of a ``quantization_config``; the argument may be any JSON value.
 
-    Iterating yields what is said, each once: equal settings are one object.
+    Iterating yields each distinct setting once: equal settings are one object.
     """
 
-    def __init__(self, stated: Any) -> None:
-        groups = stated.get("config_groups") if isinstance(stated, Mapping) else None
-        self._said: dict[str, Said] = {}
-        self._named: dict[str, Said] = {}
-        self._formed: dict[str, Said | None] = {}
+    def __init__(self, quantization: Any) -> None:
+        groups = quantization.get("config_groups") if isinstance(quantization, Mapping) else None
+        self._settings: dict[str, ActivationSettings] = {}
+        self._by_name: dict[str, ActivationSettings] = {}
+        self._by_weights: dict[str, ActivationSettings | None] = {}
         for group in groups.values() if isinstance(groups, Mapping) else ():
             if not isinstance(group, Mapping) or not isinstance(group.get("weights"), Mapping):
                 continue
-            own = {key: group[key] for key in KEYS if group.get(key) is not None}
-            said = self._said.setdefault(json.dumps(own, sort_keys=True), own)
-            form = str(form_of(group["weights"]))
-            self._formed[form] = said if self._formed.get(form, said) is said else None
+            values = {key: group[key] for key in KEYS if group.get(key) is not None}
+            settings = self._settings.setdefault(json.dumps(values, sort_keys=True), values)
+            weights = str(weight_settings(group["weights"]))
+            self._by_weights[weights] = settings if self._by_weights.get(weights, settings) is settings else None
             targets = group.get("targets")
             for target in targets if isinstance(targets, list) else ():
                 if isinstance(target, str):
-                    self._named.setdefault(target, said)
+                    self._by_name.setdefault(target, settings)
 
-    def __iter__(self) -> Iterator[Said]:
-        return iter(self._said.values())
+    def __iter__(self) -> Iterator[ActivationSettings]:
+        return iter(self._settings.values())
 
-    def of(self, layer: str, form: tuple[Any, ...] | None) -> Said | None:
-        """Return what is said of a layer by its name and the ``form_of`` its weights; None where that is not known."""
-        if layer in self._named:
-            return self._named[layer]
-        only = next(iter(self._said.values())) if len(self._said) == 1 else None
-        return only if form is None else self._formed.get(str(form), only)
+    def for_layer(self, layer: str, weights: tuple[Any, ...] | None) -> ActivationSettings | None:
+        """Return the settings of a layer by its name and the ``weight_settings`` of its group; None if they are
+        ambiguous."""
+        if layer in self._by_name:
+            return self._by_name[layer]
+        only = next(iter(self._settings.values())) if len(self._settings) == 1 else None
+        return only if weights is None else self._by_weights.get(str(weights), only)
 
 
-def form_of(weights: Said) -> tuple[Any, ...]:
-    """Return what ``weights`` of a group say of numbers and scales, as the package completes it."""
+def weight_settings(weights: ActivationSettings) -> tuple[Any, ...]:
+    """Return the values that ``weights`` of a group define for codes and scales, completed with the package's
+    defaults."""
     group, block = weights.get("group_size"), weights.get("block_structure")
     strategy = weights.get("strategy")
     if strategy is None:
@@ -69,11 +71,11 @@ def form_of(weights: Said) -> tuple[Any, ...]:
     )
 
 
-def brief(setting: Any) -> str:
-    """Return a setting in a few words."""
+def summarize(setting: Any) -> str:
+    """Return a setting as a short text."""
     if not isinstance(setting, Mapping):
         return str(setting)[:40]
     dynamic = setting.get("dynamic", False)
-    how = "static" if dynamic is False else "dynamic" if dynamic is True else f"dynamic {dynamic}"
-    words = [f"{setting.get('num_bits', 8)} bits {setting.get('type', 'int')}", setting.get("strategy"), how]
+    mode = "static" if dynamic is False else "dynamic" if dynamic is True else f"dynamic {dynamic}"
+    words = [f"{setting.get('num_bits', 8)} bits {setting.get('type', 'int')}", setting.get("strategy"), mode]
     return ", ".join(str(word)[:40] for word in words if word is not None)

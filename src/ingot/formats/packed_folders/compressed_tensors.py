@@ -9,13 +9,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ingot.errors import CodecError, FormatError, UnsupportedError
-from ingot.formats.packed_folders.base import HUGGING_FACE, WEIGHT, Config, Entries, Layer, PackingDialect, tied_head
+from ingot.formats.packed_folders.base import (
+    HUGGING_FACE,
+    WEIGHT,
+    Config,
+    Entries,
+    Layer,
+    WritablePackedFolderFormat,
+    tied_head,
+)
 from ingot.formats.packed_folders.compressed_floats import (
-    float_kind,
+    float_entries,
+    float_group,
     float_layer,
-    float_pieces,
     format_of,
-    refuses_floats,
+    why_floats_unsupported,
 )
 from ingot.formats.packed_folders.compressed_integers import (
     G_IDX,
@@ -27,9 +35,16 @@ from ingot.formats.packed_folders.compressed_integers import (
     integer_layers,
 )
 from ingot.formats.packed_folders.compressed_keys import KEYS as CONFIG_KEYS
-from ingot.formats.packed_folders.compressed_settings import KEYS, KV_CACHE, Said, Settings, brief, form_of
+from ingot.formats.packed_folders.compressed_settings import (
+    KEYS,
+    KV_CACHE,
+    ActivationSettings,
+    Settings,
+    summarize,
+    weight_settings,
+)
 from ingot.formats.packed_folders.floats import FP8, config_dtype
-from ingot.formats.safetensors.pieces import Piece
+from ingot.formats.safetensors.pieces import FileEntry
 from ingot.model.artifact import Artifact
 from ingot.model.layouts.affine import (
     CODES,
@@ -52,13 +67,13 @@ from ingot.model.spec import TensorSpec
 FLOATS = ("float-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp6-pack-quantized", "mxfp8-quantized")
 INTEGERS = ("pack-quantized", "int-quantized", "naive-quantized", "marlin-24")
 FORMATS = (*INTEGERS, "dense", "mixed-precision", *FLOATS)
-"""What ``format`` may say; of mixed-precision each group says its own."""
+"""Values of ``format``; with mixed-precision, each group states its own format."""
 _ORDERS = ("group", "dynamic", True)
 METHODS = ("compressed-tensors", "sparseml")
 
 
-class Kind(NamedTuple):
-    """What layers in one group of ``config.json`` share."""
+class LayerGroup(NamedTuple):
+    """The common settings of the layers in a group of ``config.json``."""
 
     format: str
     bits: int
@@ -70,13 +85,16 @@ class Kind(NamedTuple):
     symmetric: bool = True
 
 
-class CompressedTensorsFormat(PackingDialect):
-    """Dense tensors, integers of 1 to 8 bits in words (pack-quantized) or bytes (int-quantized), and small floats."""
+class CompressedTensorsFormat(WritablePackedFolderFormat):
+    """A folder of compressed-tensors: integers of 1 to 8 bits, and small floats.
+
+    Integers are packed in words (pack-quantized) or stored in bytes (int-quantized).
+    """
 
     name = "compressed-tensors"
     summary = "a folder of compressed-tensors: dense tensors, and integers in words or bytes, FP8, NVFP4 and MX formats"
     traits = replace(
-        PackingDialect.traits,
+        WritablePackedFolderFormat.traits,
         config_keys=(HUGGING_FACE, "compression_config"),
         packed_codecs=(AffineLayout.codec, WordsLayout.codec, ScaledCodebookLayout.codec),
         merges=True,
@@ -88,69 +106,84 @@ class CompressedTensorsFormat(PackingDialect):
     companions = (SCALE, ZERO_POINT, G_IDX, SHAPE, ".weight_global_scale", MARLIN_SCALE)
 
     def __init__(self, settings: Settings | None = None) -> None:
-        """``settings``: what the source's configuration says of activations, if it is a folder of this format."""
+        """Create the format; ``settings`` are the source's settings of activations if it is a folder of this format."""
         self._settings = settings
 
     def for_source(self, config: Config) -> CompressedTensorsFormat:
-        """Return the format for weights of a folder with this ``config.json``: integers of 8 bits stay bytes only in
-        layers whose inputs are quantized."""
+        """Return the format for weights of a folder with this ``config.json``.
+
+        Integers of 8 bits stay bytes only in layers whose inputs are quantized.
+        """
         return CompressedTensorsFormat(Settings(self.quantization(config)) if self.claims_config(config) else None)
 
     def claims_config(self, config: Config) -> bool:
-        """Whether ``quantization_config`` names it, with formats that are read."""
-        stated = self.quantization(config)
-        if stated.get("quant_method") not in METHODS or "config_groups" not in stated:
+        """Return whether ``quantization_config`` names compressed-tensors and only formats that Ingot reads."""
+        quantization = self.quantization(config)
+        if quantization.get("quant_method") not in METHODS or "config_groups" not in quantization:
             return False
-        return all(format in FORMATS for format in _formats(stated))
+        return all(format in FORMATS for format in _formats(quantization))
 
     def layers(self, entries: Entries, config: Config) -> Sequence[Layer]:
         """Return a layer for every ``X.weight_packed``, and for every ``X.weight`` in bytes with a scale.
 
         Raises ``FormatError`` ``compressed-tensors.config``, ``.parts``, ``.dtype``, ``.shape``, ``.order``;
-        ``UnsupportedError`` ``compressed-tensors.format``: weights in other types.
+        ``UnsupportedError`` ``compressed-tensors.format``: weights of other types.
         """
-        stated = self.quantization(config)
-        widths = _widths(stated)
-        found = [*integer_layers(entries, widths), *_float_layers(entries, stated, config_dtype(config))]
-        taken = {key for layer in found for key in (*layer.parts.values(), *layer.also)}
+        quantization = self.quantization(config)
+        widths = _widths(quantization)
+        layers = [*integer_layers(entries, widths), *_float_layers(entries, quantization, config_dtype(config))]
+        used = {key for layer in layers for key in (*layer.parts.values(), *layer.extra)}
         for key in entries:
-            if key.endswith((PACKED_WEIGHT, SCALE)) and key not in taken:
+            if key.endswith((PACKED_WEIGHT, SCALE)) and key not in used:
                 raise UnsupportedError(
-                    "expected integers of 1 to 8 bits with a scale, found another kind of packed weight",
+                    "expected integers of 1 to 8 bits with a scale, found another type of packed weight",
                     rule="compressed-tensors.format",
                     where=key,
                 )
-        if _all_ordered(stated):
-            _require_orders(entries, found)
-        return found
+        if _all_ordered(quantization):
+            _require_orders(entries, layers)
+        return layers
 
-    def refuses_layer(self, spec: TensorSpec) -> str | None:
-        """Why a tensor cannot be a packed layer; None if it can."""
+    def why_layer_unsupported(self, spec: TensorSpec) -> str | None:
+        """Return why a tensor cannot be a packed layer; None if it can."""
         try:
             layout = layout_of(spec)
         except CodecError as error:
             return error.message
         if not spec.name.endswith(WEIGHT) or len(spec.shape) != 2 or not spec.size:
-            return f"its packed layers are matrices called X{WEIGHT}, found shape {list(spec.shape)}"
+            return f"its packed layers are matrices with names X{WEIGHT}, found shape {list(spec.shape)}"
         if any(part.encoding != "raw" for part in spec.parts):
             return "its packed layers are uncompressed"
         if isinstance(layout, ScaledCodebookLayout):
-            return refuses_floats(spec)
+            return why_floats_unsupported(spec)
         assert isinstance(layout, AffineLayout | WordsLayout)
-        reason = _refuses_words(spec, layout) if isinstance(layout, WordsLayout) else _refuses_rows(spec, layout)
-        if reason is None and _kind(layout).format == "int-quantized" and not self._quantizes_inputs(spec, layout):
-            return "its integers in bytes are for layers whose inputs are quantized too; weights alone are in words"
+        reason = (
+            _why_words_unsupported(spec, layout)
+            if isinstance(layout, WordsLayout)
+            else _why_rows_unsupported(spec, layout)
+        )
+        if (
+            reason is None
+            and _layer_group(layout).format == "int-quantized"
+            and not self._quantizes_inputs(spec, layout)
+        ):
+            return "its int-quantized layers (bytes) need quantized inputs; other layers are packed in words"
         return reason
 
     def _quantizes_inputs(self, spec: TensorSpec, layout: AffineLayout | WordsLayout) -> bool:
-        said = None if self._settings is None else self._settings.of(spec.name.removesuffix(WEIGHT), _form(layout))
-        return bool(said and said.get(KEYS[0]))
+        settings = (
+            None
+            if self._settings is None
+            else self._settings.for_layer(spec.name.removesuffix(WEIGHT), _weight_settings(layout))
+        )
+        return bool(settings and settings.get(KEYS[0]))
 
-    def layer_pieces(self, spec: TensorSpec) -> list[Piece]:
-        """``X.weight_packed`` and ``X.weight_shape``, or ``X.weight``; with ``X.weight_scale`` and zero points."""
+    def layer_entries(self, spec: TensorSpec) -> list[FileEntry]:
+        """Return ``X.weight_packed`` and ``X.weight_shape``, or ``X.weight``; with ``X.weight_scale`` and zero
+        points."""
         layout, stem = layout_of(spec), spec.name.removesuffix(WEIGHT)
         if isinstance(layout, ScaledCodebookLayout):
-            return float_pieces(spec)
+            return float_entries(spec)
         sizes = {part.role: part.length or 0 for part in spec.parts}
         rows, cols = spec.shape
         if isinstance(layout, WordsLayout):
@@ -162,34 +195,36 @@ class CompressedTensorsFormat(PackingDialect):
             code_shape = (rows, words(cols, layout.bits)) if packed else (rows, cols)
             scale_shape = (1,) if layout.per_tensor else (rows, layout.scale_count(spec.shape) // rows)
         dtype, suffix = ("i32", PACKED_WEIGHT) if packed else ("i8", WEIGHT)
-        pieces = [
-            Piece(CODES, stem + suffix, dtype, code_shape, sizes[CODES]),
-            Piece(SCALES, stem + SCALE, layout.scales, scale_shape, sizes[SCALES]),
+        entries = [
+            FileEntry(CODES, stem + suffix, dtype, code_shape, sizes[CODES]),
+            FileEntry(SCALES, stem + SCALE, layout.scales, scale_shape, sizes[SCALES]),
         ]
         if isinstance(layout, WordsLayout) and ZEROS in sizes:
-            pieces.append(Piece(ZEROS, stem + ZERO_POINT, dtype, layout.zero_shape(spec.shape), sizes[ZEROS]))
+            entries.append(FileEntry(ZEROS, stem + ZERO_POINT, dtype, layout.zero_shape(spec.shape), sizes[ZEROS]))
         if packed:
             content = np.array(spec.shape, "<i8").tobytes()
-            pieces.append(Piece("shape", stem + SHAPE, "i64", (2,), 16, lambda: content))
-        return pieces
+            entries.append(FileEntry("shape", stem + SHAPE, "i64", (2,), 16, lambda: content))
+        return entries
 
-    def stated(self, artifact: Artifact) -> Mapping[str, Any]:
-        """Return ``quantization_config`` as compressed-tensors writes it: a group of layers for each kind of them."""
+    def packing_config(self, artifact: Artifact) -> Mapping[str, Any]:
+        """Return ``quantization_config`` in the form of compressed-tensors: one group for each type of layers."""
         source = self.source_config(artifact)
-        settings = self._kept(artifact, Settings(source))
-        groups: dict[tuple[Kind, int], tuple[Said, list[str]]] = {}
+        settings = self._preserved_settings(artifact, Settings(source))
+        groups: dict[tuple[LayerGroup, int], tuple[ActivationSettings, list[str]]] = {}
         dense = []
         for spec in artifact.tensors:
             name = spec.name.removesuffix(WEIGHT)
             if spec.codec in self.traits.packed_codecs:
-                kind, said = _kind(layout_of(spec)), settings.get(spec.name) or {}
-                groups.setdefault((kind, id(said) if said else 0), (said, []))[1].append(name)
+                group, layer_settings = _layer_group(layout_of(spec)), settings.get(spec.name) or {}
+                groups.setdefault((group, id(layer_settings) if layer_settings else 0), (layer_settings, []))[1].append(
+                    name
+                )
             elif spec.name.endswith(WEIGHT) and len(spec.shape) == 2 and "embed" not in spec.name:
                 dense.append(name)
         if not groups:
             return {}
         dense.extend(tied_head(artifact))
-        formats = {kind.format for kind, _ in groups}
+        formats = {group.format for group, _ in groups}
         return {
             HUGGING_FACE: {
                 "quant_method": "compressed-tensors",
@@ -199,85 +234,95 @@ class CompressedTensorsFormat(PackingDialect):
                 "ignore": [*dense, *self._still_ignored(source, artifact, dense)],
                 KV_CACHE: source.get(KV_CACHE),
                 "config_groups": {
-                    f"group_{number}": _group_stated(kind, ["Linear"] if len(groups) == 1 else names, said)
-                    for number, ((kind, _), (said, names)) in enumerate(groups.items())
+                    f"group_{index}": _group_config(group, ["Linear"] if len(groups) == 1 else names, layer_settings)
+                    for index, ((group, _), (layer_settings, names)) in enumerate(groups.items())
                 },
             }
         }
 
-    def _kept(self, artifact: Artifact, settings: Settings) -> dict[str, Said | None]:
-        """Return what the source says of activations of those layers that are still of the form which it says it of."""
-        found = {}
+    def _preserved_settings(self, artifact: Artifact, settings: Settings) -> dict[str, ActivationSettings | None]:
+        """Return the source's settings of activations for the layers whose weights kept their settings."""
+        preserved = {}
         for spec in artifact.tensors if any(settings) else ():
-            was = artifact.before.get(spec.name)
+            before = artifact.before.get(spec.name)
             if (
                 spec.codec in self.traits.packed_codecs
-                and was is not None
-                and was.codec == spec.codec
-                and was.params == spec.params
+                and before is not None
+                and before.codec == spec.codec
+                and before.params == spec.params
             ):
-                found[spec.name] = settings.of(spec.name.removesuffix(WEIGHT), _form_before(was))
-        return found
+                preserved[spec.name] = settings.for_layer(
+                    spec.name.removesuffix(WEIGHT), _weight_settings_before(before)
+                )
+        return preserved
 
     def _still_ignored(self, source: Config, artifact: Artifact, dense: Sequence[str]) -> Iterator[str]:
-        """Yield what else the source names as not packed, as a tied head is; expressions only while all layers that are
-        packed were packed before."""
-        stated, was = source.get("ignore"), artifact.before
+        """Yield other names that the source lists as not packed, such as a tied head.
+
+        Regular expressions are kept only if all packed layers were packed before.
+        """
+        ignored, before = source.get("ignore"), artifact.before
         packed = [spec.name for spec in artifact.tensors if spec.codec in self.traits.packed_codecs]
-        newly = any(name not in was or was[name].codec not in self.traits.packed_codecs for name in packed)
-        known = {*dense, *(name.removesuffix(WEIGHT) for name in packed)}
-        for name in stated if isinstance(stated, list) else ():
-            if isinstance(name, str) and name not in known and not (newly and name.startswith("re:")):
-                known.add(name)
+        newly = any(name not in before or before[name].codec not in self.traits.packed_codecs for name in packed)
+        seen = {*dense, *(name.removesuffix(WEIGHT) for name in packed)}
+        for name in ignored if isinstance(ignored, list) else ():
+            if isinstance(name, str) and name not in seen and not (newly and name.startswith("re:")):
+                seen.add(name)
                 yield name
 
     def activations(self, config: Config) -> Mapping[str, str]:
-        """``input_activations`` and ``output_activations`` of all groups, and ``kv_cache_scheme``."""
-        stated = self.quantization(config)
-        settings = list(Settings(stated))
-        every = {key: sorted({brief(said[key]) for said in settings if key in said}) for key in KEYS}
-        found = {key: "; ".join(values) for key, values in every.items() if values}
-        return found if stated.get(KV_CACHE) is None else {**found, KV_CACHE: brief(stated[KV_CACHE])}
+        """Return ``input_activations`` and ``output_activations`` of all groups, and ``kv_cache_scheme``."""
+        quantization = self.quantization(config)
+        settings = list(Settings(quantization))
+        texts = {key: sorted({summarize(item[key]) for item in settings if key in item}) for key in KEYS}
+        result = {key: "; ".join(values) for key, values in texts.items() if values}
+        return result if quantization.get(KV_CACHE) is None else {**result, KV_CACHE: summarize(quantization[KV_CACHE])}
 
-    def dropped_settings(self, artifact: Artifact, said: Mapping[str, str]) -> Sequence[str]:
-        """From its own folders: layers whose weights have another form now, or whose group is not known."""
+    def dropped_settings(self, artifact: Artifact, stated_settings: Mapping[str, str]) -> Sequence[str]:
+        """Return the settings that the written artifact does not state.
+
+        If the source is a folder of this format, these are the settings of layers whose weights changed or whose group
+        is unknown.
+        """
         source = self.source_config(artifact)
         if not source:
-            return super().dropped_settings(artifact, said)
+            return super().dropped_settings(artifact, stated_settings)
         settings = Settings(source)
-        kept = self._kept(artifact, settings)
-        cache = {key: value for key, value in said.items() if key == KV_CACHE}
-        told = list(super().dropped_settings(artifact, cache))
-        lost: dict[str, int] = {}
-        for name, was in artifact.before.items() if any(settings) else ():
-            if was.codec not in self.traits.packed_codecs or kept.get(name) is not None:
+        preserved = self._preserved_settings(artifact, settings)
+        cache = {key: value for key, value in stated_settings.items() if key == KV_CACHE}
+        dropped = list(super().dropped_settings(artifact, cache))
+        counts: dict[str, int] = {}
+        for name, before in artifact.before.items() if any(settings) else ():
+            if before.codec not in self.traits.packed_codecs or preserved.get(name) is not None:
                 continue
-            own = settings.of(name.removesuffix(WEIGHT), _form_before(was))
-            own = {key: "of a group that is not known" for key in KEYS if key in said} if own is None else own
-            for key, value in own.items():
-                text = f"{key} ({brief(value)})"
-                lost[text] = lost.get(text, 0) + 1
-        return [*told, *(f"{text} of {count} layers" for text, count in lost.items())]
+            values = settings.for_layer(name.removesuffix(WEIGHT), _weight_settings_before(before))
+            values = (
+                {key: "of an unknown group" for key in KEYS if key in stated_settings} if values is None else values
+            )
+            for key, value in values.items():
+                text = f"{key} ({summarize(value)})"
+                counts[text] = counts.get(text, 0) + 1
+        return [*dropped, *(f"{text} of {count} layers" for text, count in counts.items())]
 
 
-def _refuses_words(spec: TensorSpec, layout: WordsLayout) -> str | None:
-    """Why integers in words are none of its own."""
+def _why_words_unsupported(spec: TensorSpec, layout: WordsLayout) -> str | None:
+    """Return why integers in words are unsupported; None if they are supported."""
     if layout.form not in (PACKED, INTS):
-        return f"its words are of the form {PACKED}, not {layout.form}"
+        return f"its integers are packed as {PACKED}, found {layout.form}"
     if layout.order:
-        return "columns of a group lie side by side in it: newer releases and vLLM refuse any other order"
-    return _refuses_group(layout.group, spec.shape[1])
+        return "its groups are runs of consecutive columns: newer releases and vLLM refuse any other order"
+    return _why_group_unsupported(layout.group, spec.shape[1])
 
 
-def _refuses_group(group: int | None, cols: int) -> str | None:
+def _why_group_unsupported(group: int | None, cols: int) -> str | None:
     return f"its groups divide the columns, found {group} of {cols}" if group and cols % group else None
 
 
-def _refuses_rows(spec: TensorSpec, layout: AffineLayout) -> str | None:
-    """Why integers row by row are none of its own."""
+def _why_rows_unsupported(spec: TensorSpec, layout: AffineLayout) -> str | None:
+    """Return why integers row by row are unsupported; None if they are supported."""
     if layout.packing != ROWS_LSB or layout.zeros or layout.matrix or layout.block:
-        return "its codes go row by row, low bits first, and zero points are packed integers"
-    uneven = _refuses_group(layout.group_size, spec.shape[1])
+        return "its codes are packed row by row, low bits first, and zero points are packed integers"
+    uneven = _why_group_unsupported(layout.group_size, spec.shape[1])
     if uneven:
         return uneven
     words_of_rows = spec.shape[1] * layout.bits % 32 == 0 and not layout.per_tensor
@@ -287,45 +332,50 @@ def _refuses_rows(spec: TensorSpec, layout: AffineLayout) -> str | None:
     return "its integers are unsigned with the zero point in the middle, or signed bytes without"
 
 
-def _groups(stated: Config) -> Config:
-    """Return the groups of layers; none where something else stands in their place."""
-    groups = stated.get("config_groups")
+def _groups(quantization: Config) -> Config:
+    """Return the groups of layers; empty if the value is not an object."""
+    groups = quantization.get("config_groups")
     return groups if isinstance(groups, dict) else {}
 
 
-def _formats(stated: Config) -> Iterator[Any]:
-    yield stated.get("format", "dense")
-    for group in _groups(stated).values():
+def _formats(quantization: Config) -> Iterator[Any]:
+    yield quantization.get("format", "dense")
+    for group in _groups(quantization).values():
         if isinstance(group, dict):
             yield group.get("format") or "dense"
 
 
-def _all_ordered(stated: Config) -> bool:
-    """Whether groups of columns are no runs of columns in every group of layers that has groups of columns."""
-    weights = [group.get("weights") for group in _groups(stated).values() if isinstance(group, dict)]
-    grouped = [kind for kind in weights if isinstance(kind, dict) and form_of(kind)[3] == "group"]
-    return bool(grouped) and all(kind.get("actorder") in _ORDERS for kind in grouped)
+def _all_ordered(quantization: Config) -> bool:
+    """Return whether every group of layers with column groups declares that they are no runs of columns
+    (``actorder``)."""
+    weights = [group.get("weights") for group in _groups(quantization).values() if isinstance(group, dict)]
+    grouped = [item for item in weights if isinstance(item, dict) and weight_settings(item)[3] == "group"]
+    return bool(grouped) and all(item.get("actorder") in _ORDERS for item in grouped)
 
 
 def _require_orders(entries: Entries, layers: Sequence[Layer]) -> None:
-    """Raise ``FormatError`` ``compressed-tensors.parts`` for a layer whose groups are stated to be no runs of columns,
-    without the entry that says of which group each column is."""
+    """Raise ``FormatError`` ``compressed-tensors.parts`` for a layer without the entry that assigns columns to groups.
+
+    The caller checked that the configuration declares groups that are no runs of columns.
+    """
     for layer in layers:
         layout, key = layer.layout, layer.name.removesuffix(WEIGHT) + G_IDX
         group = layout.group_size if isinstance(layout, AffineLayout) else getattr(layout, "group", None)
         if group is not None and key not in entries:
             raise FormatError(
-                "compressed-tensors.parts", f"expected {key!r}, as actorder in config.json says", where=layer.name
+                "compressed-tensors.parts",
+                f"expected the entry {key!r}, because config.json has actorder",
+                where=layer.name,
             )
 
 
-def _widths(stated: Config) -> tuple[int, ...]:
-    """Return the bits that groups of layers state.
+def _widths(quantization: Config) -> tuple[int, ...]:
+    """Return the bits that groups of layers declare.
 
     Raises ``FormatError`` ``compressed-tensors.config``.
     """
     widths = set()
-    for name, group in _groups(stated).items():
+    for name, group in _groups(quantization).items():
         weights = group.get("weights") if isinstance(group, dict) else None
         if not isinstance(weights, dict):
             continue
@@ -340,71 +390,71 @@ def _widths(stated: Config) -> tuple[int, ...]:
     return tuple(sorted(widths))
 
 
-def _float_layers(entries: Entries, stated: Config, dtype: str) -> Iterator[Layer]:
-    """Layers of floats: bytes of numbers, or numbers of less bits packed in bytes."""
-    floats, named = [], dict[str, list[Config]]()
-    for group in _groups(stated).values():
-        kind, targets = (group.get("weights"), group.get("targets")) if isinstance(group, dict) else (None, None)
-        if not isinstance(kind, dict) or kind.get("type") != "float":
+def _float_layers(entries: Entries, quantization: Config, dtype: str) -> Iterator[Layer]:
+    """Yield the layers of floats: bytes, or smaller floats packed in bytes."""
+    floats, by_target = [], dict[str, list[Config]]()
+    for group in _groups(quantization).values():
+        weights, targets = (group.get("weights"), group.get("targets")) if isinstance(group, dict) else (None, None)
+        if not isinstance(weights, dict) or weights.get("type") != "float":
             continue
-        floats.append(kind)
+        floats.append(weights)
         for target in targets if isinstance(targets, list) else ():
-            named.setdefault(str(target), []).append(kind)
+            by_target.setdefault(str(target), []).append(weights)
     for key in entries:
         packed = key.endswith(PACKED_WEIGHT) and entries[key].dtype == "u8"
         if not packed and not (key.endswith(WEIGHT) and entries[key].dtype in FP8):
             continue
         stem = key.removesuffix(PACKED_WEIGHT if packed else WEIGHT)
-        yield float_layer(entries, stem, named.get(stem, floats), dtype)
+        yield float_layer(entries, stem, by_target.get(stem, floats), dtype)
 
 
-def _kind(layout: Any) -> Kind:
-    """Return what layers of one group share."""
+def _layer_group(layout: Any) -> LayerGroup:
+    """Return the settings of the group for layers with this layout."""
     if isinstance(layout, ScaledCodebookLayout):
-        return Kind(*float_kind(layout), "float")
+        return LayerGroup(*float_group(layout), "float")
     if isinstance(layout, WordsLayout):
         format = "pack-quantized" if layout.form == PACKED else "int-quantized"
         strategy = "channel" if layout.group is None else "group"
-        symmetric = isinstance(layout.zero, Constant)
-        return Kind(format, layout.bits, strategy, layout.group, symmetric=symmetric)
+        is_symmetric = isinstance(layout.zero, Constant)
+        return LayerGroup(format, layout.bits, strategy, layout.group, symmetric=is_symmetric)
     grid = layout.grid
     strategy = "tensor" if isinstance(grid, Whole) else "channel" if isinstance(grid, Row) else "group"
-    return Kind("int-quantized" if layout.signed else "pack-quantized", layout.bits, strategy, layout.group_size)
+    return LayerGroup("int-quantized" if layout.signed else "pack-quantized", layout.bits, strategy, layout.group_size)
 
 
-def _form_before(was: Described) -> tuple[Any, ...] | None:
-    """Return what a group says of the weights of a layer that was read; None where none that is written says it."""
-    return _form(layout_of(was))
+def _weight_settings_before(before: Described) -> tuple[Any, ...] | None:
+    """Return the settings of the weights of a layer as it was read; None if no written group can express them."""
+    return _weight_settings(layout_of(before))
 
 
-def _form(layout: Any) -> tuple[Any, ...] | None:
+def _weight_settings(layout: Any) -> tuple[Any, ...] | None:
     if isinstance(layout, ScaledCodebookLayout) and format_of(layout) is None:
         return None
     if isinstance(layout, AffineLayout) and not isinstance(layout.grid, Whole | Row | Group):
         return None
-    return form_of(_weights_stated(_kind(layout)))
+    return weight_settings(_weights_config(_layer_group(layout)))
 
 
-def _weights_stated(kind: Kind) -> dict[str, Any]:
+def _weights_config(group: LayerGroup) -> dict[str, Any]:
     return {
-        "num_bits": kind.bits,
-        "type": kind.type,
-        "symmetric": kind.symmetric,
-        "strategy": kind.strategy,
-        "group_size": kind.group,
-        "block_structure": None if kind.block is None else list(kind.block),
+        "num_bits": group.bits,
+        "type": group.type,
+        "symmetric": group.symmetric,
+        "strategy": group.strategy,
+        "group_size": group.group,
+        "block_structure": None if group.block is None else list(group.block),
         "dynamic": False,
         "actorder": None,
         "observer": "minmax",
         "observer_kwargs": {},
-        **({"scale_dtype": kind.scales, "zp_dtype": kind.scales} if kind.scales else {}),
+        **({"scale_dtype": group.scales, "zp_dtype": group.scales} if group.scales else {}),
     }
 
 
-def _group_stated(kind: Kind, targets: Sequence[str], said: Said) -> dict[str, Any]:
+def _group_config(group: LayerGroup, targets: Sequence[str], settings: ActivationSettings) -> dict[str, Any]:
     return {
         "targets": list(targets),
-        "weights": _weights_stated(kind),
-        **{key: said.get(key) for key in KEYS},
-        "format": kind.format,
+        "weights": _weights_config(group),
+        **{key: settings.get(key) for key in KEYS},
+        "format": group.format,
     }

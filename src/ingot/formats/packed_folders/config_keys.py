@@ -1,7 +1,7 @@
-"""The keys of a ``quantization_config`` that a dialect knows, and the refusal of every other key.
+"""The keys of a ``quantization_config`` that a packed folder format supports, and the refusal of every other key.
 
-Each dialect has one table. A reader that skips a key which it does not know may read other weights than the writer
-meant: an online rotation, for example, is one key. So every key is used, irrelevant for a stated reason, or refused.
+Each format has one table. A reader that skips an unknown key may read other weights than the writer meant: an online
+rotation, for example, is one key. So every key is used, irrelevant for a stated reason, or refused.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from ingot.naming.config import CONFIG
 
 RULE = "interop.config-key"
 ANY = "*"
-"""The name in a table that stands for every name: of a group, a layer or a pattern."""
+"""The name in a table that matches every name: of a group, a layer or a pattern."""
 
 _MAX_SHOWN = 80
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key that a dialect knows.
+    """A key that a packed folder format supports or refuses.
 
     Parameters
     ----------
     note : str
-        What the reader does with the value, or why the value does not change the weights; for a key that is refused,
-        what the value means.
+        How the reader uses the value, or why the value does not change the weights; for a refused key, the meaning of
+        the value.
     use : str
         ``used``, ``irrelevant`` or ``refused``.
     allowed : tuple
@@ -52,7 +52,7 @@ def used(note: str, inner: Table | None = None) -> Key:
 
 
 def irrelevant(note: str, inner: Table | None = None) -> Key:
-    """Return a key whose value does not change the weights; ``note`` says why."""
+    """Return a key whose value does not change the weights; ``note`` states why."""
     return Key(note, "irrelevant", inner=inner)
 
 
@@ -62,14 +62,14 @@ def refused(meaning: str, *allowed: Any) -> Key:
 
 
 def repeated(key: Key, names: str) -> dict[str, Key]:
-    """Return a table in which several names, with spaces between them, stand for the same key."""
+    """Return a table in which several names, separated by spaces, have the same key."""
     return dict.fromkeys(names.split(), key)
 
 
 def require_known_keys(config: Mapping[str, Any], table: Table, dialect: str, path: str) -> None:
     """Raise ``UnsupportedError`` ``interop.config-key`` for the first key that is refused or in no table.
 
-    Null is the value of an option that is not set: such a key says nothing.
+    Keys with the value null are skipped: null means that an option is not set.
     """
     for name, value in config.items():
         if value is None:
@@ -77,7 +77,8 @@ def require_known_keys(config: Mapping[str, Any], table: Table, dialect: str, pa
         key, location = table.get(name) or table.get(ANY), f"{path}.{name[:_MAX_SHOWN]}"
         if key is None:
             raise UnsupportedError(
-                f"this key is not known to be irrelevant for weights of {dialect}, so reading may give other weights "
+                f"expected only supported keys of {dialect}, found an unknown key, which may change the weights: "
+                "reading may give other weights "
                 "than its writer meant; use a newer Ingot, or remove the key if its documentation says that it does "
                 "not concern the weights",
                 rule=RULE,
@@ -85,14 +86,16 @@ def require_known_keys(config: Mapping[str, Any], table: Table, dialect: str, pa
             )
         if key.use == "refused" and not _is_empty(value) and value not in key.allowed:
             expected = " or ".join(repr(item) for item in key.allowed) or "no such key"
-            raise UnsupportedError(f"expected {expected}, found {_shown(value)}: {key.note}", rule=RULE, where=location)
+            raise UnsupportedError(
+                f"expected {expected}, found {_describe(value)}: {key.note}", rule=RULE, where=location
+            )
         if key.inner is not None and not _is_empty(value):
             for item in _objects(value, dialect, location):
                 require_known_keys(item, key.inner, dialect, location)
 
 
 def location_of(key: str) -> str:
-    """Return how messages call the object under ``key`` of ``config.json``."""
+    """Return the location of the object under ``key`` of ``config.json`` in error messages."""
     return f"{CONFIG}: {key}"
 
 
@@ -105,11 +108,11 @@ def _objects(value: Any, dialect: str, location: str) -> Iterable[Mapping[str, A
     for item in items:
         if not isinstance(item, dict):
             raise UnsupportedError(
-                f"expected an object with keys of {dialect}, found {_shown(item)}", rule=RULE, where=location
+                f"expected an object with keys of {dialect}, found {_describe(item)}", rule=RULE, where=location
             )
     return items
 
 
-def _shown(value: Any) -> str:
+def _describe(value: Any) -> str:
     text = repr(value) if isinstance(value, str | int | float) else type(value).__name__
     return text[:_MAX_SHOWN]

@@ -1,4 +1,4 @@
-"""What dialects of small floats share: which grid scales lie on, and layers of FP8, FP4 and their scales."""
+"""Helpers for formats with small floats: grids of scales, and layers of FP8, FP4 and their scales."""
 
 from __future__ import annotations
 
@@ -32,28 +32,28 @@ SCALE_TYPES = (*DTYPES_OF_VALUES, POWERS)
 
 
 def config_dtype(config: Config) -> str:
-    """Return the element type that a model's ``config.json`` states for its weights; bf16 where it states none."""
+    """Return the element type that a model's ``config.json`` declares for its weights; bf16 if it declares none."""
     for holder in (config, config.get("text_config")):
         for key in ("dtype", "torch_dtype"):
-            stated = holder.get(key) if isinstance(holder, Mapping) else None
-            if isinstance(stated, str):
-                name = dtype_named(stated)
+            declared = holder.get(key) if isinstance(holder, Mapping) else None
+            if isinstance(declared, str):
+                name = dtype_from_torch(declared)
                 if name is not None:
                     return name
     return "bf16"
 
 
-def dtype_named(stated: str) -> str | None:
-    """Return the element type of weights that torch calls so; None if it is none."""
+def dtype_from_torch(declared: str) -> str | None:
+    """Return the element type of weights for a torch name; None if there is none."""
     try:
-        name = resolve_dtype(stated.removeprefix("torch.")).name
+        name = resolve_dtype(declared.removeprefix("torch.")).name
     except UnsupportedError:
         return None
     return name if name in DTYPES_OF_VALUES else None
 
 
 def grid_of(shape: Shape, scales: Shape, block: tuple[int, int] | None) -> Grid | None:
-    """Return the grid of scales of such a shape: for the tensor, for a row, or for blocks; None where none fits."""
+    """Return the grid of scales with the given shape: for the tensor, for rows, or for blocks; None if none fits."""
     if prod(scales) == 1 and len(shape) < 3:
         return WHOLE
     rows, cols = shape[-2:]
@@ -61,7 +61,7 @@ def grid_of(shape: Shape, scales: Shape, block: tuple[int, int] | None) -> Grid 
         return ROW
     if block is not None and scales == (*shape[:-2], -(-rows // block[0]), -(-cols // block[1])):
         return Tiles(*block)
-    if scales in (shape[:-2], (*shape[:-2], 1, 1)):  # one for each matrix of a stack
+    if scales in (shape[:-2], (*shape[:-2], 1, 1)):  # a scale for each matrix of a stack
         return Tiles(rows, cols)
     return None
 
@@ -69,14 +69,16 @@ def grid_of(shape: Shape, scales: Shape, block: tuple[int, int] | None) -> Grid 
 def fp8_layer(
     entries: Entries, key: str, scale: str, dialect: str, dtype: str, block: tuple[int, int] | None = None
 ) -> Layer:
-    """Return the layer of an FP8 matrix, or a stack of them, and its scales, which it is multiplied by.
+    """Return the layer of an FP8 matrix, or a stack of them, that is multiplied by its scales.
 
     Raises ``FormatError`` ``<dialect>.dtype``, ``<dialect>.shape``.
     """
     weight, scales = entries[key], entries[scale]
-    kind = POWERS if scales.dtype == "u8" else scales.dtype
-    if kind not in SCALE_TYPES:
-        raise FormatError(f"{dialect}.dtype", f"expected scales {', '.join(SCALE_TYPES)}, found {kind}", where=scale)
+    scale_type = POWERS if scales.dtype == "u8" else scales.dtype
+    if scale_type not in SCALE_TYPES:
+        raise FormatError(
+            f"{dialect}.dtype", f"expected scales {', '.join(SCALE_TYPES)}, found {scale_type}", where=scale
+        )
     grid = grid_of(weight.shape, scales.shape, block) if len(weight.shape) > 1 else None
     if grid is None:
         raise FormatError(
@@ -85,77 +87,84 @@ def fp8_layer(
             f"shape {list(scales.shape)}",
             where=scale,
         )
-    layout = ScaledCodebookLayout(8, grid, dtype, scales=kind, values=weight.dtype)
+    layout = ScaledCodebookLayout(8, grid, dtype, scales=scale_type, values=weight.dtype)
     return Layer(key, weight.shape, layout, {INDICES: key, SCALES: scale})
 
 
 def fp4_layer(
     entries: Entries, keys: Mapping[str, str], dialect: str, dtype: str, second: str | None, name: str, group: int
 ) -> Layer:
-    """Return the layer of E2M1 numbers, two a byte, low bits first, with a scale for each ``group`` of them.
+    """Return the layer of E2M1 floats, two in a byte, low bits first, with a scale for each ``group`` of them.
 
     ``keys`` are entries by role. Raises ``FormatError`` ``<dialect>.dtype``, ``<dialect>.shape``.
     """
     weight, scales = entries[keys[INDICES]], entries[keys[SCALES]]
-    wanted = "f8_e4m3fn" if group == 16 else POWERS
-    if weight.dtype not in ("u8", "i8") or scales.dtype not in (wanted, *(("u8",) if wanted == POWERS else ())):
+    scale_type = "f8_e4m3fn" if group == 16 else POWERS
+    if weight.dtype not in ("u8", "i8") or scales.dtype not in (scale_type, *(("u8",) if scale_type == POWERS else ())):
         raise FormatError(
             f"{dialect}.dtype",
-            f"expected u8 and scales of {wanted}, found {weight.dtype} and {scales.dtype}",
+            f"expected u8 and scales of {scale_type}, found {weight.dtype} and {scales.dtype}",
             where=name,
         )
     shape = (*weight.shape[:-1], weight.shape[-1] * 2) if weight.shape else ()
     if len(shape) < 2 or shape[-1] % group or scales.shape != (*shape[:-1], shape[-1] // group):
         raise FormatError(
             f"{dialect}.shape",
-            f"expected two numbers a byte and a scale for {group} of a row, found shapes {list(weight.shape)} and "
+            f"expected two numbers in a byte and a scale for {group} columns, found shapes {list(weight.shape)} and "
             f"{list(scales.shape)}",
             where=name,
         )
     if second and (entries[keys[SECOND]].dtype != "f32" or entries[keys[SECOND]].size != 1):
         raise FormatError(
-            f"{dialect}.shape", f"expected one second scale in f32, found {_shown(entries[keys[SECOND]])}", where=name
+            f"{dialect}.shape",
+            f"expected one second scale in f32, found {_describe(entries[keys[SECOND]])}",
+            where=name,
         )
-    layout = ScaledCodebookLayout(4, Group(group), dtype, scales=wanted, values=FP4, second=second)
+    layout = ScaledCodebookLayout(4, Group(group), dtype, scales=scale_type, values=FP4, second=second)
     return Layer(name, shape, layout, keys)
 
 
-def _shown(tensor: Tensor) -> str:
+def _describe(tensor: Tensor) -> str:
     return f"{tensor.dtype} {list(tensor.shape)}"
 
 
-def present(entries: Entries, stem: str, suffixes: Collection[str]) -> list[str]:
-    """Return the entries ``stem + suffix`` that there are."""
+def existing_entries(entries: Entries, stem: str, suffixes: Collection[str]) -> list[str]:
+    """Return the existing entries among ``stem + suffix``."""
     return [stem + suffix for suffix in suffixes if stem + suffix in entries]
 
 
-def block_size(stated: Any, dialect: str) -> tuple[int, int] | None:
-    """Read rows and columns of a block from ``config.json``; raises ``FormatError`` ``<dialect>.config``."""
-    if stated is None:
+def block_size(declared: Any, dialect: str) -> tuple[int, int] | None:
+    """Return the rows and columns of a block from ``config.json``.
+
+    Raises ``FormatError`` ``<dialect>.config``.
+    """
+    if declared is None:
         return None
     if (
-        not isinstance(stated, list | tuple)
-        or len(stated) != 2
-        or not all(type(size) is int and 1 <= size <= 2**31 for size in stated)
+        not isinstance(declared, list | tuple)
+        or len(declared) != 2
+        or not all(type(size) is int and 1 <= size <= 2**31 for size in declared)
     ):
-        raise FormatError(f"{dialect}.config", f"expected a block of two positive numbers, found {str(stated)[:80]!r}")
-    return stated[0], stated[1]
+        raise FormatError(
+            f"{dialect}.config", f"expected a block of two positive numbers, found {str(declared)[:80]!r}"
+        )
+    return declared[0], declared[1]
 
 
 def layout_to_write(spec: TensorSpec) -> ScaledCodebookLayout | str:
-    """Return the layout of a tensor, or why its parts cannot be entries."""
+    """Return the layout of a tensor, or a text that states why its parts cannot be entries."""
     try:
         layout = ScaledCodebookLayout.of(spec)
     except CodecError as error:
         return error.message
-    plain = [replace(part, type=None) for part in spec.parts]
-    if plain != [replace(part, type=None) for part in layout.part_specs(spec.shape)]:
+    parts = [replace(part, type=None) for part in spec.parts]
+    if parts != [replace(part, type=None) for part in layout.part_specs(spec.shape)]:
         return "its packed layers have uncompressed parts"
     return layout
 
 
-def module_names(artifact: Artifact, codecs: Collection[str]) -> list[str]:
-    """Return the modules whose matrices stay dense, and the head that is tied to one."""
+def dense_module_names(artifact: Artifact, codecs: Collection[str]) -> list[str]:
+    """Return the modules whose matrices stay dense, and the tied head if there is one."""
     dense = [
         spec.name.removesuffix(WEIGHT)
         for spec in artifact.tensors

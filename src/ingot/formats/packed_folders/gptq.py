@@ -11,19 +11,19 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ingot.errors import FormatError, UnsupportedError
-from ingot.formats.packed_folders.base import HUGGING_FACE, Config, Entries, Layer, taken_together
+from ingot.formats.packed_folders.base import HUGGING_FACE, Config, Entries, Layer, require_entries
 from ingot.formats.packed_folders.columns import (
     QSCALES,
     QWEIGHT,
     QZEROS,
-    ColumnsDialect,
-    Declared,
+    ColumnPackedFormat,
+    DeclaredPacking,
     no_rule_is_asymmetric,
     unsupported,
     words_layout,
 )
 from ingot.formats.packed_folders.gptq_awq_keys import GPTQ_KEYS
-from ingot.formats.safetensors.pieces import Piece
+from ingot.formats.safetensors.pieces import FileEntry
 from ingot.model.artifact import Artifact
 from ingot.model.layouts.affine import POINTS, Constant
 from ingot.model.layouts.base import Shape
@@ -39,18 +39,18 @@ _FORMATS: Mapping[str, Mapping[int, str]] = {
     V2: dict.fromkeys(FORMS[GPTQ].bits, GPTQ),
     PLANAR: dict.fromkeys(FORMS[GPTQ].bits, GPTQ) | dict.fromkeys(PLANES, GPTQ_PLANES),
 }
-"""The form of layers of so many bits, by ``checkpoint_format``."""
-# Transformers' Conv1D keeps its matrix the other way round, and no file says that a layer is one.
+"""The packing of layers by ``checkpoint_format`` and number of bits."""
+# Conv1D of transformers stores its matrix transposed, and no file shows which layers are Conv1D.
 _CONV1D = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
 
 
-class GptqFormat(ColumnsDialect):
-    """Dense tensors, and layers whose codes are packed along the inputs, in streams."""
+class GptqFormat(ColumnPackedFormat):
+    """A folder of GPTQModel or AutoGPTQ whose codes are packed along the inputs, as a stream of bits."""
 
     name = "gptq"
     summary = "a folder of GPTQModel or AutoGPTQ: dense tensors, and layers of 2, 3, 4 or 8 bits in its words"
     traits = replace(
-        ColumnsDialect.traits,
+        ColumnPackedFormat.traits,
         containers={"stream": "gptq", "planes": "gptq-planes"},
         word_forms=(GPTQ, GPTQ_V1),
         merges=True,
@@ -62,33 +62,36 @@ class GptqFormat(ColumnsDialect):
     orders = True
     keys = GPTQ_KEYS
     side_files: ClassVar[Mapping[str, str]] = {"quantize_config.json": "gptq"}
-    companions = (*ColumnsDialect.companions, G_IDX)
+    companions = (*ColumnPackedFormat.companions, G_IDX)
     symmetric_key = "sym"
 
-    def __init__(self, kind: str = V1) -> None:
-        """``kind``: the ``checkpoint_format`` to write; that of v1, zero points less by one, every reader knows."""
-        self._kind = kind
+    def __init__(self, checkpoint_format: str = V1) -> None:
+        """Create the format; ``checkpoint_format`` is the value to write.
+
+        The default is v1, which every reader supports; it stores zero points minus one.
+        """
+        self._checkpoint_format = checkpoint_format
 
     def claims_config(self, config: Config) -> bool:
-        """Whether ``quantization_config`` names GPTQ, and not planes."""
+        """Return whether ``quantization_config`` names GPTQ, and not planes."""
         return super().claims_config(config) and declared_format(config[HUGGING_FACE]) != PLANAR
 
-    def refuses_layer(self, spec: TensorSpec) -> str | None:
-        """Codes in planes are of the container ``planes``."""
+    def why_layer_unsupported(self, spec: TensorSpec) -> str | None:
+        """Return why a tensor cannot be a packed layer; codes in planes need the container ``planes``."""
         if WordsLayout.of(spec).form == GPTQ_PLANES:
-            return "its codes are in a stream: those in planes are of --container planes"
-        return super().refuses_layer(spec)
+            return "its codes are packed as a stream; for codes in planes use --container planes"
+        return super().why_layer_unsupported(spec)
 
-    def fitted(self, artifact: Artifact) -> GptqFormat:
-        """Return the dialect with the zero points that the layers have; less by one where they are all the middle one.
+    def for_artifact(self, artifact: Artifact) -> GptqFormat:
+        """Return the format for the zero points of the layers: minus one (v1) if all equal the middle code.
 
-        Raises ``UnsupportedError`` ``gptq.mixed``: zero points of both kinds, of which a folder has one.
+        Raises ``UnsupportedError`` ``gptq.mixed``: zero points of v1 and v2, which a folder cannot combine.
         """
         layouts = [WordsLayout.of(spec) for spec in artifact.tensors if spec.codec in self.traits.packed_codecs]
-        forms = {layout.form for layout in layouts if not isinstance(layout.zero, Constant)}
-        if len(forms) > 1:
-            raise UnsupportedError("expected zero points of one kind, found those of v1 and v2", rule="gptq.mixed")
-        return GptqFormat(V2 if GPTQ in forms else V1)
+        variants = {layout.form for layout in layouts if not isinstance(layout.zero, Constant)}
+        if len(variants) > 1:
+            raise UnsupportedError("expected zero points of v1 or of v2, found both", rule="gptq.mixed")
+        return GptqFormat(V2 if GPTQ in variants else V1)
 
     def layers(self, entries: Entries, config: Config) -> Sequence[Layer]:
         """Return a layer for every ``X.qweight``.
@@ -104,16 +107,17 @@ class GptqFormat(ColumnsDialect):
         return layers
 
     def layers_of(self, entries: Entries, quantization: Config, stems: Sequence[str]) -> Iterator[Layer]:
-        """Yield the layers. Where ``dynamic`` lets them differ, shapes and ``g_idx`` say bits and groups.
+        """Yield the layers. If ``dynamic`` has rules for some layers, shapes and ``g_idx`` determine bits and groups.
 
-        A folder of symmetric codes has one zero point, by which the two layouts of zero points differ: if no layer fits
-        the declared layout and all fit the other one, the folder is read in the other one (``remarks``).
+        In a folder of symmetric codes all zero points are equal, and the two layouts store them differently. If no
+        layer fits the declared layout and all fit the other layout, the folder is read in the other layout
+        (``remarks``).
         """
         name = declared_format(quantization)
         if name not in _FORMATS:
             raise unsupported("gptq.format", f"a format {', '.join(_FORMATS)}", repr(name[:40]))
         bits, group = self.number(quantization, ("bits",), 1, 8), self.group(quantization)
-        declared, ordered = self.declared(quantization, bits, group), quantization.get("desc_act") is True
+        declared, ordered = self.parse_declared(quantization, bits, group), quantization.get("desc_act") is True
         layers = [self._layer(entries, stem, declared, name, ordered=ordered) for stem in stems]
         if not self.is_symmetric(quantization):
             yield from layers
@@ -127,27 +131,29 @@ class GptqFormat(ColumnsDialect):
             raise self.contradiction(layers[fits.index(False)])
         yield from layers
 
-    def _layer(self, entries: Entries, stem: str, declared: Declared, format: str, *, ordered: bool) -> Layer:
-        _, _, scales = taken_together(entries, stem, (QWEIGHT, QZEROS, QSCALES), "gptq.parts").values()
+    def _layer(self, entries: Entries, stem: str, declared: DeclaredPacking, format: str, *, ordered: bool) -> Layer:
+        _, _, scales = require_entries(entries, stem, (QWEIGHT, QZEROS, QSCALES), "gptq.parts").values()
         order = self._order(entries, stem, scales.shape)
         if order is None and ordered:
-            raise FormatError("gptq.parts", f"expected {stem + G_IDX!r}, as desc_act says", where=stem)
+            raise FormatError(
+                "gptq.parts", f"expected the entry {stem + G_IDX!r}, because config.json has desc_act", where=stem
+            )
         rows, cols, bits, group = self.shape_of(entries, stem, declared)
         if order is not None:
             if declared.rules:
                 runs, groups = bool((np.diff(order) >= 0).all()), scales.shape[0] if scales.shape else 0
-                group = _run(order) if runs else self.group_of(declared, stem, order.size, groups)
+                group = _first_run(order) if runs else self.group_of(declared, stem, order.size, groups)
             cols = order.size
-        layout = WordsLayout(_form(format, bits, stem), bits, group, POINTS, scales.dtype, scales.dtype)
-        layer = self.checked(entries, stem, (rows, cols), layout)
-        return layer if order is None else _ordered(layer, layout, order, stem)
+        layout = WordsLayout(_variant(format, bits, stem), bits, group, POINTS, scales.dtype, scales.dtype)
+        layer = self.build_layer(entries, stem, (rows, cols), layout)
+        return layer if order is None else _with_order(layer, layout, order, stem)
 
     def is_symmetric(self, quantization: Config) -> bool:
-        """Whether ``sym`` is true, and no rule in ``dynamic`` says otherwise."""
+        """Return whether ``sym`` is true and no rule in ``dynamic`` contradicts it."""
         return quantization.get("sym") is True and no_rule_is_asymmetric(quantization)
 
-    def middle(self, layout: WordsLayout, shape: Shape) -> tuple[Array, Array]:
-        """One line of words, without the bits behind its last zero point."""
+    def middle_zeros(self, layout: WordsLayout, shape: Shape) -> tuple[Array, Array]:
+        """Return one row of packed middle zero points, and a mask without the bits after the last zero point."""
         bits, rows = layout.bits, shape[0]
         planes = PLANES[bits] if layout.form == GPTQ_PLANES else ((bits, 0),)
         period = np.frombuffer(_period(layout.point - (layout.form == GPTQ_V1), planes), "<u4")
@@ -160,20 +166,26 @@ class GptqFormat(ColumnsDialect):
         return line, mask
 
     def remarks(self, entries: Entries, config: Config, layers: Sequence[Layer]) -> Sequence[tuple[str, str]]:
-        """``gptq.format``: two keys state different formats. ``gptq.zero-points``: the stated one does not fit."""
+        """Return remarks: ``gptq.format`` if two keys declare different formats, ``gptq.zero-points`` if the format
+        does not fit."""
         quantization, remarks = self.quantization(config), []
         declared, older = declared_format(quantization), quantization.get("checkpoint_format")
         if older is not None and str(older).lower() != declared:
-            text = f"format {declared!r} and checkpoint_format {str(older)[:40]!r} differ: read by format, as GPTQModel"
-            remarks.append(("gptq.format", f"{text} does; transformers and vLLM read checkpoint_format"))
+            text = (
+                f"format {declared!r} and checkpoint_format {str(older)[:40]!r} differ: Ingot and GPTQModel use format"
+            )
+            remarks.append(("gptq.format", f"{text}; transformers and vLLM use checkpoint_format"))
         read = {GPTQ_V1: V1, GPTQ: V2}.get(words_layout(layers[0]).form) if layers else None
         if declared in (V1, V2) and read is not None and read != declared:
-            text = f"zero points are stored as in {read}, although config.json states {declared}: with sym true only"
-            remarks.append(("gptq.zero-points", f"{text} {read} gives the middle one; read as {read}"))
+            text = (
+                f"zero points are stored as in {read}, although config.json states {declared}: because sym is true and "
+                "only"
+            )
+            remarks.append(("gptq.zero-points", f"{text} {read} gives the middle zero point, they are read as {read}"))
         return remarks
 
     def _order(self, entries: Entries, stem: str, scales: Shape) -> Array | None:
-        """Return the group of each column, checked; None where the file does not say."""
+        """Return the checked group of each column; None without the entry."""
         entry = entries.get(stem + G_IDX)
         if entry is None:
             return None
@@ -192,9 +204,9 @@ class GptqFormat(ColumnsDialect):
             )
         return order
 
-    def same_zeros(self, layout: WordsLayout, shape: Shape) -> Callable[[], bytes]:
-        """Zero points in the middle."""
-        bits, point = layout.bits, layout.point - (self._kind == V1)
+    def constant_zeros(self, layout: WordsLayout, shape: Shape) -> Callable[[], bytes]:
+        """Return a function that returns packed middle zero points."""
+        bits, point = layout.bits, layout.point - (self._checkpoint_format == V1)
         period = _period(point, PLANES[bits] if layout.form == GPTQ_PLANES else ((bits, 0),))
         count = 4 * prod(layout.zero_shape(shape))
 
@@ -203,8 +215,8 @@ class GptqFormat(ColumnsDialect):
 
         return rows
 
-    def layer_pieces(self, spec: TensorSpec) -> list[Piece]:
-        """As of all such layers, and ``X.g_idx``."""
+    def layer_entries(self, spec: TensorSpec) -> list[FileEntry]:
+        """Return the entries of every column-packed layer, and ``X.g_idx``."""
         layout, cols = WordsLayout.of(spec), spec.shape[1]
         stem = spec.name.removesuffix(".weight")
         group = layout.group or cols
@@ -212,16 +224,17 @@ class GptqFormat(ColumnsDialect):
         def plain() -> bytes:
             return (np.arange(cols) // group).astype("<i4").tobytes()
 
-        g_idx = Piece(ORDER, stem + G_IDX, "i32", (cols,), 4 * cols, None if layout.order else plain)
-        return [*super().layer_pieces(spec), g_idx]
+        g_idx = FileEntry(ORDER, stem + G_IDX, "i32", (cols,), 4 * cols, None if layout.order else plain)
+        return [*super().layer_entries(spec), g_idx]
 
-    def stated(self, artifact: Artifact) -> Mapping[str, Any]:
-        """Return ``quantization_config`` as GPTQModel writes it; under ``dynamic`` what differs or is dense."""
-        usual, own = self.usual(artifact)
+    def packing_config(self, artifact: Artifact) -> Mapping[str, Any]:
+        """Return ``quantization_config`` in the form of GPTQModel; ``dynamic`` lists layers that differ or are
+        dense."""
+        usual, layouts = self.usual_layout(artifact)
         if usual is None:
             return {}
         dynamic: dict[str, Any] = {f"-:^{re.escape(name)}$": {} for name in self.dense_layers(artifact)}
-        for name, layout in own.items():
+        for name, layout in layouts.items():
             if (layout.bits, layout.group) != (usual.bits, usual.group):
                 dynamic[f"+:^{re.escape(name)}$"] = {"bits": layout.bits, "group_size": layout.group or -1}
         return {
@@ -229,10 +242,10 @@ class GptqFormat(ColumnsDialect):
                 "quant_method": "gptq",
                 "bits": usual.bits,
                 "group_size": usual.group or -1,
-                "desc_act": any(layout.order for layout in own.values()),
-                "sym": all(isinstance(layout.zero, Constant) for layout in own.values()),
-                "lm_head": "lm_head" in own,
-                "checkpoint_format": self._kind,
+                "desc_act": any(layout.order for layout in layouts.values()),
+                "sym": all(isinstance(layout.zero, Constant) for layout in layouts.values()),
+                "lm_head": "lm_head" in layouts,
+                "checkpoint_format": self._checkpoint_format,
                 "pack_dtype": "int32",
                 **({"dynamic": dynamic} if dynamic else {}),
             }
@@ -240,7 +253,7 @@ class GptqFormat(ColumnsDialect):
 
 
 class GptqPlanesFormat(GptqFormat):
-    """Dense tensors, and layers whose codes of 3, 5, 6 or 7 bits are packed in planes (``gptq_p``)."""
+    """A folder of GPTQModel in which codes of 3, 5, 6 or 7 bits are packed in planes (``gptq_p``)."""
 
     name = "gptq-planes"
     summary = (
@@ -258,49 +271,48 @@ class GptqPlanesFormat(GptqFormat):
         super().__init__(PLANAR)
 
     def claims_config(self, config: Config) -> bool:
-        """Whether ``quantization_config`` names GPTQ, and planes."""
-        return ColumnsDialect.claims_config(self, config) and declared_format(config[HUGGING_FACE]) == PLANAR
+        """Return whether ``quantization_config`` names GPTQ, and planes."""
+        return ColumnPackedFormat.claims_config(self, config) and declared_format(config[HUGGING_FACE]) == PLANAR
 
-    def refuses_layer(self, spec: TensorSpec) -> str | None:
-        """Codes that are read as planes lie in planes."""
+    def why_layer_unsupported(self, spec: TensorSpec) -> str | None:
+        """Return why a tensor cannot be a packed layer; codes that would be read as planes must be in planes."""
         layout = WordsLayout.of(spec)
         if layout.form == GPTQ and layout.bits in PLANES:
-            return f"its codes of {layout.bits} bits are in planes"
-        return ColumnsDialect.refuses_layer(self, spec)
+            return f"its codes of {layout.bits} bits are packed in planes"
+        return ColumnPackedFormat.why_layer_unsupported(self, spec)
 
-    def fitted(self, artifact: Artifact) -> GptqPlanesFormat:
-        """Zero points of one kind: always as they are."""
+    def for_artifact(self, artifact: Artifact) -> GptqPlanesFormat:
+        """Return the format itself: zero points are always stored unchanged."""
         return self
 
 
 def declared_format(quantization: Config) -> str:
-    """Return the layout that the configuration declares: ``format`` comes before ``checkpoint_format``, as in
-    GPTQModel."""
+    """Return the declared layout; as in GPTQModel, ``format`` takes precedence over ``checkpoint_format``."""
     values = (quantization.get(key) for key in ("format", "checkpoint_format"))
     value = next((value for value in values if value is not None), V1)
     return value.lower() if isinstance(value, str) else repr(value)
 
 
 def _other_zero_points(layer: Layer) -> Layer | None:
-    """Return the layer with its zero points read as the other of v1 and v2 has them; None in planes."""
+    """Return the layer with its zero points converted from v1 to v2 or from v2 to v1; None if codes are in planes."""
     layout = words_layout(layer)
     other = {GPTQ: GPTQ_V1, GPTQ_V1: GPTQ}.get(layout.form)
     return None if other is None else replace(layer, layout=replace(layout, form=other))
 
 
-def _form(format: str, bits: int, stem: str) -> str:
-    forms = _FORMATS[format]
-    if bits not in forms:
+def _variant(format: str, bits: int, stem: str) -> str:
+    variants = _FORMATS[format]
+    if bits not in variants:
         raise UnsupportedError(
-            f"expected {', '.join(map(str, sorted(forms)))} bits in {format}, found {bits}",
+            f"expected {', '.join(map(str, sorted(variants)))} bits in {format}, found {bits}",
             rule="gptq.bits",
             where=stem,
         )
-    return forms[bits]
+    return variants[bits]
 
 
 def _period(point: int, planes: Sequence[tuple[int, int]]) -> bytes:
-    """Return 32 codes that are all ``point``, in words."""
+    """Return 32 codes that are all ``point``, packed."""
     period = b""
     for width, low in planes:
         field = point >> low & (1 << width) - 1
@@ -308,14 +320,14 @@ def _period(point: int, planes: Sequence[tuple[int, int]]) -> bytes:
     return period
 
 
-def _run(order: Array) -> int | None:
-    """Return how many columns the first group has if they come first; None where that is all of them."""
-    behind = np.flatnonzero(order != order[0])
-    return int(behind[0]) if behind.size else None
+def _first_run(order: Array) -> int | None:
+    """Return the number of leading columns in the same group; None if these are all columns."""
+    others = np.flatnonzero(order != order[0])
+    return int(others[0]) if others.size else None
 
 
-def _ordered(layer: Layer, layout: WordsLayout, order: Array, stem: str) -> Layer:
-    """Return the layer with its ``g_idx``: a part where groups are not runs of columns, else nothing new."""
+def _with_order(layer: Layer, layout: WordsLayout, order: Array, stem: str) -> Layer:
+    """Return the layer with its ``g_idx``: as a part if groups are not runs of columns, else as an extra entry."""
     if np.array_equal(order, np.arange(order.size) // (layout.group or order.size)):
-        return replace(layer, also=(stem + G_IDX,))
+        return replace(layer, extra=(stem + G_IDX,))
     return replace(layer, layout=replace(layout, order=True), parts={**layer.parts, ORDER: stem + G_IDX})

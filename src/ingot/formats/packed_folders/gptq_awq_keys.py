@@ -30,7 +30,7 @@ ROTATION = refused("inputs of layers are multiplied by a rotation, which Ingot d
 _PER_LAYER = {
     "bits": used("bits of the layers that the pattern matches; shapes of the entries show it too"),
     "group_size": used("columns of a group in the layers that the pattern matches"),
-    "sym": used("whether zero points of the layers that the pattern matches are all the middle one"),
+    "sym": used("whether zero points of the layers that the pattern matches equal the middle code"),
     "desc_act": used("whether groups of the layers that the pattern matches are runs of columns; g_idx shows it"),
     "adapter": refused("a LoRA adapter is added to the layer"),
     "rotation": ROTATION,
@@ -64,7 +64,7 @@ _AWQ_KERNELS = (
 
 GPTQ_KEYS: dict[str, Key] = {
     **_COMMON,
-    "sym": used("whether zero points are all the middle one"),
+    "sym": used("whether all zero points equal the middle code"),
     "method": refused("another algorithm's layout", "gptq"),
     "format": used("the layout; GPTQModel reads it before checkpoint_format"),
     "checkpoint_format": used("the layout, if format does not state it"),
@@ -80,8 +80,8 @@ AWQ_KEYS: dict[str, Key] = {
     "version": used("the layout"),
     "format": used("the layout, by its newer name"),
     "checkpoint_format": used("the layout, as GPTQModel states it"),
-    "zero_point": used("whether zero points differ from the middle one"),
-    "sym": used("whether zero points are all the middle one"),
+    "zero_point": used("whether zero points differ from the middle code"),
+    "sym": used("whether all zero points equal the middle code"),
     "backend": refused("codes are packed by llm-awq", *_AWQ_KERNELS),
 }
 
@@ -92,7 +92,7 @@ _SCHEME: dict[str, Key] = {
     **_ACTIVATIONS,
     "bits": used("bits of the layers that the name or pattern matches"),
     "group_size": used("columns of a group in the layers that the name or pattern matches"),
-    "sym": used("whether zero points of the layers that the name or pattern matches are all the middle one"),
+    "sym": used("whether zero points of the layers that the name or pattern matches equal the middle code"),
     "data_type": refused("codes of these layers are of another type", "int", "float", "mx_fp", "nv_fp", "fp"),
     "super_bits": irrelevant("a setting of GGUF exports"),
     "super_group_size": irrelevant("a setting of GGUF exports"),
@@ -106,7 +106,7 @@ _SCHEME: dict[str, Key] = {
 AUTOROUND_KEYS: dict[str, Key] = {
     **_COMMON,
     **_ACTIVATIONS,
-    "sym": used("whether zero points are all the middle one"),
+    "sym": used("whether all zero points equal the middle code"),
     "data_type": used("what codes are: integers, or floats with fewer bits"),
     "packing_format": used("whose layout the layers have"),
     "format": refused("another program's layout"),

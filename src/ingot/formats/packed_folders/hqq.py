@@ -1,4 +1,4 @@
-"""HQQ folders: layers of 1 to 8 bits whose settings are tensors of their own (``spec/interop.md``)."""
+"""HQQ folders: layers of 1 to 8 bits whose settings are stored as tensors (``spec/interop.md``)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,17 @@ from math import prod
 
 from ingot.core.numeric.dtypes import DTYPES
 from ingot.errors import FormatError, UnsupportedError
-from ingot.formats.packed_folders.base import HUGGING_FACE, WEIGHT, Config, Dialect, Entries, Layer, taken_together
+from ingot.formats.packed_folders.base import (
+    HUGGING_FACE,
+    WEIGHT,
+    Config,
+    Entries,
+    Layer,
+    PackedFolderFormat,
+    require_entries,
+)
 from ingot.formats.packed_folders.config_keys import ANY, Key, irrelevant, used
-from ingot.formats.packed_folders.floats import dtype_named
+from ingot.formats.packed_folders.floats import dtype_from_torch
 from ingot.model.layouts.affine import CODES, POINTS, SCALES, ZEROS
 from ingot.model.layouts.dense import DATA
 from ingot.model.layouts.packed_words import HQQ, HQQ_COLUMNS, WordsLayout
@@ -26,7 +34,7 @@ _SETTINGS = (
 )
 _BITS = {"8bit_u8": 8, "4bit_u8": 4, "3bit_32": 3, "2bit_u8": 2, "1bit_u8": 1}
 _SCALES = ("f16", "bf16", "f32")
-_MOST = 64  # numbers of a setting
+_MAX_NUMBERS = 64  # maximum numbers of a setting
 _HEAD = 1 << 16
 _SIGNS = ((b'.W_q"',), (b'.nbits"', b'.axis"'))
 
@@ -43,11 +51,11 @@ KEYS: Mapping[str, Key] = {
     "axis": irrelevant("each layer's own settings say it"),
     "view_as_float": irrelevant("each layer's own settings say it"),
 }
-"""What the reader does with each key."""
+"""For each key: whether the reader uses, ignores or refuses it."""
 
 
-class HqqFormat(Dialect):
-    """``X.W_q``, ``X.scale`` and ``X.zero``, and a tensor for every setting."""
+class HqqFormat(PackedFolderFormat):
+    """Layers ``X.W_q``, ``X.scale`` and ``X.zero``, and a tensor for every setting."""
 
     name = "hqq"
     summary = (
@@ -58,16 +66,17 @@ class HqqFormat(Dialect):
     companions = (_CODES, _ZERO, _PACKING, _AXIS, ".nbits", *_NESTED)
 
     def claims_config(self, config: Config) -> bool:
-        """Whether ``quant_method`` is hqq, or nothing is said: the package's own files have no configuration."""
-        stated = config.get(HUGGING_FACE)
-        return stated is None or (isinstance(stated, Mapping) and stated.get("quant_method") == "hqq")
+        """Return whether ``quant_method`` is hqq or missing: files of the package hqq have no configuration."""
+        quantization = config.get(HUGGING_FACE)
+        return quantization is None or (isinstance(quantization, Mapping) and quantization.get("quant_method") == "hqq")
 
     def confirms(self, store: Store) -> bool:
-        """Whether the configuration does not say otherwise and a header names codes of HQQ."""
+        """Return whether the configuration does not contradict it and a header contains names of HQQ."""
         config, name = self.read_config(store), self.entry(store.names())
         if name is None or not self.claims_config(config):
             return False
-        # Beside another machine's folder each read is a journey: the wide settings of a first layer stand in front.
+        # In a remote folder each read is a request, so only the beginning is read: the settings of a first layer are
+        # there.
         head = b"" if HUGGING_FACE in config else store.head(name, _HEAD)
         return HUGGING_FACE in config or any(all(key in head for key in sign) for sign in _SIGNS)
 
@@ -75,30 +84,30 @@ class HqqFormat(Dialect):
         """Return a layer for every ``X.W_q``.
 
         Raises ``FormatError`` ``hqq.parts``, ``hqq.dtype``, ``hqq.shape``; ``UnsupportedError`` ``hqq.axis``: groups
-        that do not divide the rows or columns; ``hqq.packing``: codes packed otherwise, or scales that are codes.
+        that do not divide the rows or columns; ``hqq.packing``: another packing of codes, or quantized scales.
         """
         return [_layer(entries, key.removesuffix(_CODES)) for key in entries if key.endswith(_CODES)]
 
 
 def _layer(entries: Entries, stem: str) -> Layer:
-    taken = taken_together(entries, stem, _NEEDED, "hqq.parts")
-    codes, scale, zero = taken[_CODES], taken[_SCALE], taken[_ZERO]
-    packing = _text(taken[_PACKING])
+    required = require_entries(entries, stem, _NEEDED, "hqq.parts")
+    codes, scale, zero = required[_CODES], required[_SCALE], required[_ZERO]
+    packing = _text(required[_PACKING])
     if packing not in _BITS or any(map(_flag, (entries.get(stem + key) for key in _NESTED))):
         raise UnsupportedError(
-            f"expected codes packed as {', '.join(_BITS)} with scales that are no codes, found {packing!r}",
+            f"expected codes packed as {', '.join(_BITS)} with scales that are not quantized, found {packing!r}",
             rule="hqq.packing",
             where=stem,
         )
-    shape, bits = tuple(_numbers(taken[_SHAPE])), _BITS[packing]
+    shape, bits = tuple(_numbers(required[_SHAPE])), _BITS[packing]
     if len(shape) != 2 or not 0 < prod(shape) < 2**62 or min(shape) < 1:
         raise FormatError("hqq.shape", f"expected a matrix, found shape {list(shape)}", where=stem + _SHAPE)
     rows, cols = shape
-    axis = _numbers(taken[_AXIS])
-    form, whole = (HQQ_COLUMNS, rows) if axis == [0] else (HQQ, cols)
-    group = _numbers(entries[stem + _GROUP])[0] if stem + _GROUP in entries else whole
-    # Groups of columns are strided over the whole matrix, and may be deeper than it.
-    if axis not in ([0], [1]) or group < 1 or (rows * cols if form == HQQ_COLUMNS else cols) % group:
+    axis = _numbers(required[_AXIS])
+    variant, full_group = (HQQ_COLUMNS, rows) if axis == [0] else (HQQ, cols)
+    group = _numbers(entries[stem + _GROUP])[0] if stem + _GROUP in entries else full_group
+    # Groups of columns are strided over the complete matrix, and may exceed its number of rows.
+    if axis not in ([0], [1]) or group < 1 or (rows * cols if variant == HQQ_COLUMNS else cols) % group:
         raise UnsupportedError(
             f"expected groups that divide {rows} x {cols}, found groups of {group} on axis {axis}",
             rule="hqq.axis",
@@ -110,9 +119,14 @@ def _layer(entries: Entries, stem: str) -> Layer:
             f"expected scales and zero points of {', '.join(_SCALES)}, found {scale.dtype} and {zero.dtype}",
             where=stem,
         )
-    stated = _text(entries[stem + _DTYPE]) if stem + _DTYPE in entries else ""
+    dtype_text = _text(entries[stem + _DTYPE]) if stem + _DTYPE in entries else ""
     layout = WordsLayout(
-        form, bits, None if group == whole else group, POINTS, dtype_named(stated) or scale.dtype, scale.dtype
+        variant,
+        bits,
+        None if group == full_group else group,
+        POINTS,
+        dtype_from_torch(dtype_text) or scale.dtype,
+        scale.dtype,
     )
     keys = {CODES: codes, SCALES: scale, ZEROS: zero}
     for spec in layout.part_specs((rows, cols)):
@@ -124,23 +138,23 @@ def _layer(entries: Entries, stem: str) -> Layer:
                 f"{stored.dtype} {list(stored.shape)}",
                 where=stored.name,
             )
-    also = [stem + key for key in _SETTINGS if stem + key in entries]
-    return Layer(stem + WEIGHT, (rows, cols), layout, {role: stored.name for role, stored in keys.items()}, also)
+    extra = [stem + key for key in _SETTINGS if stem + key in entries]
+    return Layer(stem + WEIGHT, (rows, cols), layout, {role: stored.name for role, stored in keys.items()}, extra)
 
 
 def _numbers(setting: Tensor) -> list[int]:
-    """Return the whole numbers of a small tensor; raises ``FormatError`` ``hqq.dtype``."""
-    if setting.dtype not in ("u8", "i8", "i32", "i64", "bool") or not 0 < setting.size <= _MOST:
+    """Return the integers of a small tensor; raises ``FormatError`` ``hqq.dtype``."""
+    if setting.dtype not in ("u8", "i8", "i32", "i64", "bool") or not 0 < setting.size <= _MAX_NUMBERS:
         raise FormatError(
             "hqq.dtype",
-            f"expected a setting: a few whole numbers, found {setting.dtype} {list(setting.shape)}",
+            f"expected a setting of 1 to {_MAX_NUMBERS} integers, found {setting.dtype} {list(setting.shape)}",
             where=setting.name,
         )
     return [int(number) for number in setting.parts[DATA].array().reshape(-1)]
 
 
 def _text(setting: Tensor) -> str:
-    """Return a setting that is text, a number a byte; what is no ASCII shows as such."""
+    """Return a setting that is text, one number per byte; U+FFFD replaces numbers that are not ASCII."""
     return "".join(chr(number) if 0 <= number < 128 else "\ufffd" for number in _numbers(setting))
 
 

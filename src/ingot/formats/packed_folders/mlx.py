@@ -1,4 +1,4 @@
-"""Folders as ``mlx_lm`` opens them: safetensors whose packed layers ``config.json`` describes (``spec/mlx.md``)."""
+"""Folders for ``mlx_lm``: safetensors whose packed layers ``config.json`` describes (``spec/mlx.md``)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ingot.errors import CodecError, FormatError, UnsupportedError
-from ingot.formats.base import PROMPT, Made
-from ingot.formats.packed_folders.base import WEIGHT, Config, Entries, Layer, PackingDialect, taken_together
+from ingot.formats.base import PROMPT, WrittenArtifact
+from ingot.formats.packed_folders.base import (
+    WEIGHT,
+    Config,
+    Entries,
+    Layer,
+    WritablePackedFolderFormat,
+    require_entries,
+)
 from ingot.formats.packed_folders.config_keys import Key, location_of, require_known_keys, used
 from ingot.formats.packed_folders.floats import config_dtype, layout_to_write
-from ingot.formats.safetensors.pieces import Piece
+from ingot.formats.safetensors.pieces import FileEntry
 from ingot.model.artifact import Artifact
 from ingot.model.layouts.affine import OFFSETS, ROLES, ROWS_LSB, AffineLayout, Group
 from ingot.model.layouts.scaled_codebook import INDICES, ScaledCodebookLayout
@@ -24,7 +31,7 @@ SCALES, BIASES = ".scales", ".biases"
 KEYS = ("quantization", "quantization_config")
 AUTOROUND_METHODS = ("auto-round", "intel/auto-round", "auto_round")
 AUTOROUND_PACKINGS = ("mlx", "auto_round:mlx")
-"""How AutoRound calls itself, and the layout here: its own object then stands under ``quantization_config``."""
+"""Names of AutoRound, and of MLX's layout in AutoRound; its object is then under ``quantization_config``."""
 _GRID_KEYS: Mapping[str, Key] = {
     "bits": used("bits of a code"),
     "group_size": used("columns of a group"),
@@ -36,7 +43,7 @@ FLOATS = {
     "mxfp8": (8, 32, "f8_e4m3fn", "f8_e8m0fnu"),
     "nvfp4": (4, 16, "f4_e2m1fn", "f8_e4m3fn"),
 }
-"""Modes of small floats: bits, columns of a group, what codes and bytes of scales are."""
+"""Modes of small floats: bits, columns of a group, type of the codes, type of the scales."""
 BITS = (2, 3, 4, 5, 6, 8)
 GROUPS = (32, 64, 128)
 SCALE_DTYPES = ("f16", "bf16", "f32")
@@ -44,14 +51,15 @@ SCALE_DTYPES = ("f16", "bf16", "f32")
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Bits of a code and columns that share a scale; with an offset where ``mode`` is affine, else of small floats."""
+    """Bits of a code and columns of a group: integers with an offset if ``mode`` is affine, else small floats."""
 
     bits: int
     group: int
     mode: str = MODE
 
     def layout(self, dtype: str) -> AffineLayout | ScaledCodebookLayout:
-        """Return the layout of a packed layer whose values, and scales and offsets of integers, are of ``dtype``."""
+        """Return the layout of a packed layer; ``dtype`` is the type of its values, and of scales and offsets of
+        integers."""
         if self.mode != MODE:
             bits, group, values, scales = FLOATS[self.mode]
             return ScaledCodebookLayout(bits, Group(group), dtype, scales=scales, values=values)
@@ -60,23 +68,23 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """What ``config.json`` says: the usual grid, and layers (module paths) that differ; None for one that is dense."""
+    """The packing in ``config.json``: the usual grid, and layers (module paths) that differ; None for a dense layer."""
 
     usual: Grid
     layers: Mapping[str, Grid | None]
 
-    def of(self, layer: str) -> Grid | None:
-        """Return how a layer is packed."""
+    def grid_of(self, layer: str) -> Grid | None:
+        """Return the grid of a layer; None if it is dense."""
         return self.layers.get(layer, self.usual)
 
 
-class MlxFormat(PackingDialect):
-    """Dense tensors and packed layers in one file or shards, described by the folder's ``config.json``."""
+class MlxFormat(WritablePackedFolderFormat):
+    """A folder of MLX: dense tensors and packed layers in one file or shards, described by its ``config.json``."""
 
     name = "mlx"
     summary = "a folder for mlx_lm: dense tensors, and layers of 2 to 8 bits and small floats as MLX packs them"
     traits = replace(
-        PackingDialect.traits,
+        WritablePackedFolderFormat.traits,
         config_keys=KEYS,
         packed_codecs=(AffineLayout.codec, ScaledCodebookLayout.codec),
         group_sizes=GROUPS[::-1],
@@ -86,53 +94,60 @@ class MlxFormat(PackingDialect):
     companions = (SCALES, BIASES)
 
     def claims_config(self, config: Config) -> bool:
-        """Whether ``quantization`` is that of an MLX folder with packed layers."""
-        stated, other = config.get("quantization"), config.get("quantization_config")
+        """Return whether ``quantization`` describes an MLX folder with packed layers."""
+        quantization, other = config.get("quantization"), config.get("quantization_config")
         if isinstance(other, dict) and other.get("quant_method") and not _is_autoround(other):
-            return False  # what another program packed
-        return isinstance(stated, dict) and "bits" in stated and "group_size" in stated
+            return False  # packed by another program
+        return isinstance(quantization, dict) and "bits" in quantization and "group_size" in quantization
 
     def check_keys(self, config: Config) -> None:
-        """Raise ``UnsupportedError`` ``interop.config-key``: every other key is the path of a layer."""
-        stated = config["quantization"]
-        paths = {path: used("a layer", _GRID_KEYS) for path, value in stated.items() if isinstance(value, bool | dict)}
-        require_known_keys(stated, {**paths, **_GRID_KEYS}, self.name, location_of("quantization"))
+        """Raise ``UnsupportedError`` ``interop.config-key`` for unknown keys; objects and bools are settings of
+        layers."""
+        quantization = config["quantization"]
+        paths = {
+            path: used("a layer", _GRID_KEYS) for path, value in quantization.items() if isinstance(value, bool | dict)
+        }
+        require_known_keys(quantization, {**paths, **_GRID_KEYS}, self.name, location_of("quantization"))
 
     def layers(self, entries: Entries, config: Config) -> Sequence[Layer]:
-        """Three entries are a layer; two where it is of small floats.
+        """Return the layers: three entries for a layer of integers, two for a layer of small floats.
 
         Raises ``FormatError`` ``mlx.config``, ``mlx.parts``, ``mlx.dtype``, ``mlx.shape`` and ``UnsupportedError``
         ``mlx.mode``.
         """
         return list(_layers(entries, quantization_of(config), config_dtype(config)))
 
-    def refuses_layer(self, spec: TensorSpec) -> str | None:
-        """Why a quantized tensor cannot be a packed layer of MLX; None if it can."""
-        return _refuses_floats(spec) if spec.codec == ScaledCodebookLayout.codec else refusal(spec)
+    def why_layer_unsupported(self, spec: TensorSpec) -> str | None:
+        """Return why a quantized tensor cannot be a packed layer of MLX; None if it can."""
+        return (
+            _why_floats_unsupported(spec)
+            if spec.codec == ScaledCodebookLayout.codec
+            else why_integers_unsupported(spec)
+        )
 
-    def layer_pieces(self, spec: TensorSpec) -> Sequence[Piece]:
-        """``X.weight`` as words of 32 bits, ``X.scales``, and ``X.biases`` of integers."""
+    def layer_entries(self, spec: TensorSpec) -> Sequence[FileEntry]:
+        """Return ``X.weight`` as 32-bit words, ``X.scales``, and for integers ``X.biases``."""
         stem, lead, cols = spec.name.removesuffix(WEIGHT), spec.shape[:-1], spec.shape[-1]
         if spec.codec == ScaledCodebookLayout.codec:
             floats = ScaledCodebookLayout.of(spec)
             packed, scales = floats.part_specs(spec.shape)
             words, groups = (*lead, cols * floats.bits // 32), (*lead, floats.groups(cols))
             return [
-                Piece(packed.role, spec.name, "u32", words, packed.length or 0),
-                Piece(scales.role, stem + SCALES, "u8", groups, scales.length or 0),
+                FileEntry(packed.role, spec.name, "u32", words, packed.length or 0),
+                FileEntry(scales.role, stem + SCALES, "u8", groups, scales.length or 0),
             ]
         layout = AffineLayout.of(spec)
         packed, scales, zeros = layout.part_specs(spec.shape)
         groups = (*lead, *layout.scale_shape(1, cols)[1:])
         words = (*lead, layout.row_bytes(cols) // 4)
         return [
-            Piece(packed.role, spec.name, "u32", words, packed.length or 0),
-            Piece(scales.role, stem + SCALES, scales.dtype, groups, scales.length or 0),
-            Piece(zeros.role, stem + BIASES, zeros.dtype, groups, zeros.length or 0),
+            FileEntry(packed.role, spec.name, "u32", words, packed.length or 0),
+            FileEntry(scales.role, stem + SCALES, scales.dtype, groups, scales.length or 0),
+            FileEntry(zeros.role, stem + BIASES, zeros.dtype, groups, zeros.length or 0),
         ]
 
-    def stated(self, artifact: Artifact) -> Mapping[str, Any]:
-        """Return the keys as mlx_lm writes them: the most frequent grid is the usual one; layers of another are
+    def packing_config(self, artifact: Artifact) -> Mapping[str, Any]:
+        """Return the keys in the form of mlx_lm: the most frequent grid is the default, layers with another grid are
         named."""
         layers = {
             spec.name.removesuffix(WEIGHT): _grid_of(spec)
@@ -142,26 +157,29 @@ class MlxFormat(PackingDialect):
         if not layers:
             return {}
         usual = Counter(layers.values()).most_common(1)[0][0]
-        found: dict[str, Any] = _stated(usual)
-        found.update({layer: _stated(grid) for layer, grid in sorted(layers.items()) if grid != usual})
-        return dict.fromkeys(KEYS, found)
+        keys: dict[str, Any] = _grid_config(usual)
+        keys.update({layer: _grid_config(grid) for layer, grid in sorted(layers.items()) if grid != usual})
+        return dict.fromkeys(KEYS, keys)
 
     def metadata(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Text, as safetensors has it; ``format`` says ``mlx``, which MLX's own loaders look at."""
+        """Return the metadata as text, with ``format`` ``mlx``, which MLX's loaders check."""
         return {**super().metadata(values), "format": "mlx"}
 
-    def commands(self, made: Made) -> Sequence[Sequence[str]]:
-        """mlx_lm's, of a model's folder."""
-        return [("mlx_lm.generate", "--model", made.path, "--prompt", PROMPT)] if made.generates else []
+    def commands(self, artifact: WrittenArtifact) -> Sequence[Sequence[str]]:
+        """Return mlx_lm's command for the folder of a model."""
+        return [("mlx_lm.generate", "--model", artifact.path, "--prompt", PROMPT)] if artifact.generates else []
 
 
-def _is_autoround(stated: Config) -> bool:
-    """Whether AutoRound wrote a folder with layers as here."""
-    return stated.get("quant_method") in AUTOROUND_METHODS and stated.get("packing_format") in AUTOROUND_PACKINGS
+def _is_autoround(quantization: Config) -> bool:
+    """Return whether AutoRound wrote a folder with the layers of this format."""
+    return (
+        quantization.get("quant_method") in AUTOROUND_METHODS
+        and quantization.get("packing_format") in AUTOROUND_PACKINGS
+    )
 
 
 def quantization_of(config: Config) -> Quantization:
-    """Read ``quantization``.
+    """Return the packing that ``quantization`` declares.
 
     Raises
     ------
@@ -170,25 +188,27 @@ def quantization_of(config: Config) -> Quantization:
     UnsupportedError
         ``mlx.mode``: a mode that MLX 0.32 does not have.
     """
-    stated = config["quantization"]
+    quantization = config["quantization"]
     layers: dict[str, Grid | None] = {}
-    for path, value in stated.items():
+    for path, value in quantization.items():
         if isinstance(value, dict):
-            layers[path] = _stated_grid({"bits": stated["bits"], "group_size": stated["group_size"], **value}, path)
+            layers[path] = _parse_grid(
+                {"bits": quantization["bits"], "group_size": quantization["group_size"], **value}, path
+            )
         elif value is False:
             layers[path] = None
-    return Quantization(_stated_grid(stated, "quantization"), layers)
+    return Quantization(_parse_grid(quantization, "quantization"), layers)
 
 
-def _stated_grid(stated: Mapping[str, Any], where: str) -> Grid:
-    mode, bits, group = stated.get("mode", MODE), stated["bits"], stated["group_size"]
-    where = f"{CONFIG}: {where[:200]}"
+def _parse_grid(values: Mapping[str, Any], location: str) -> Grid:
+    mode, bits, group = values.get("mode", MODE), values["bits"], values["group_size"]
+    location = f"{CONFIG}: {location[:200]}"
     if mode != MODE and (not isinstance(mode, str) or mode not in FLOATS):
         raise UnsupportedError(
             f"expected mode {', '.join((MODE, *FLOATS))}, found {str(mode)[:80]!r}; dequantize it with "
             "mlx_lm.convert -d first",
             rule="mlx.mode",
-            where=where,
+            where=location,
         )
     if mode != MODE:
         if type(bits) is not int or type(group) is not int or (bits, group) != FLOATS[mode][:2]:
@@ -196,7 +216,7 @@ def _stated_grid(stated: Mapping[str, Any], where: str) -> Grid:
                 "mlx.config",
                 f"expected bits and group_size {FLOATS[mode][:2]} of mode {mode}, found {str(bits)[:40]} and "
                 f"{str(group)[:40]}",
-                where=where,
+                where=location,
             )
         return Grid(bits, group, mode)
     if type(bits) is not int or bits not in BITS or type(group) is not int or group not in GROUPS:
@@ -204,7 +224,7 @@ def _stated_grid(stated: Mapping[str, Any], where: str) -> Grid:
             "mlx.config",
             f"expected bits {', '.join(map(str, BITS))} and group_size {', '.join(map(str, GROUPS))}, found "
             f"{str(bits)[:40]} and {str(group)[:40]}",
-            where=where,
+            where=location,
         )
     return Grid(bits, group)
 
@@ -214,7 +234,7 @@ def _layers(entries: Entries, quantization: Quantization, dtype: str) -> Iterato
         if not name.endswith(WEIGHT) or entries[name].dtype != "u32":
             continue
         stem = name.removesuffix(WEIGHT)
-        grid = quantization.of(stem)
+        grid = quantization.grid_of(stem)
         if grid is None:
             continue
         _check(entries, name, stem, grid)
@@ -234,8 +254,8 @@ def _check(entries: Entries, name: str, stem: str, grid: Grid) -> None:
             "expected nvfp4 without a scale for the tensor, found one", rule="mlx.mode", where=stem + ".global_scale"
         )
     suffixes = (SCALES, BIASES) if grid.mode == MODE else (SCALES,)
-    found = taken_together(entries, stem, suffixes, "mlx.parts")
-    scales, biases = found[SCALES], found.get(BIASES, found[SCALES])
+    required = require_entries(entries, stem, suffixes, "mlx.parts")
+    scales, biases = required[SCALES], required.get(BIASES, required[SCALES])
     shape = entries[name].shape
     if grid.mode != MODE and (scales.dtype != "u8" or stem + BIASES in entries):
         raise FormatError(
@@ -249,60 +269,64 @@ def _check(entries: Entries, name: str, stem: str, grid: Grid) -> None:
             where=name,
         )
     cols = shape[-1] * 32 // grid.bits if shape else 0
-    wanted = (*shape[:-1], cols // grid.group)
+    scale_shape = (*shape[:-1], cols // grid.group)
     fits = len(shape) > 1 and shape[-1] * 32 == cols * grid.bits and cols % grid.group == 0
-    if not fits or scales.shape != wanted or biases.shape != wanted:
+    if not fits or scales.shape != scale_shape or biases.shape != scale_shape:
         raise FormatError(
             "mlx.shape",
-            f"expected words, scales and biases of {grid.bits} bits in groups of {grid.group}, as config.json says, "
+            f"expected words, scales and biases of {grid.bits} bits in groups of {grid.group}, as config.json "
+            "declares, "
             f"found shapes {list(shape)}, {list(scales.shape)}, {list(biases.shape)}",
             where=name,
         )
 
 
-def refusal(spec: TensorSpec) -> str | None:
-    """Why a quantized tensor cannot be a packed layer of MLX; None if it can."""
+def why_integers_unsupported(spec: TensorSpec) -> str | None:
+    """Return why a tensor of integers cannot be a packed layer of MLX; None if it can."""
     try:
         layout = AffineLayout.of(spec)
     except CodecError as error:
         return error.message
     cols = spec.shape[-1] if spec.shape else 0
     if not spec.name.endswith(WEIGHT) or len(spec.shape) < 2:
-        return f"its packed layers are matrices called X{WEIGHT}, found shape {list(spec.shape)}"
+        return f"its packed layers are matrices with names X{WEIGHT}, found shape {list(spec.shape)}"
     if layout.bits not in BITS or layout.group_size not in GROUPS or cols % layout.group_size:
         return (
             f"its packed layers have {', '.join(map(str, BITS))} bits in groups of {', '.join(map(str, GROUPS))} that "
             f"divide the columns, found {layout.bits} bits in groups of {layout.group_size} of {cols} columns"
         )
-    wanted = Grid(layout.bits, layout.group_size).layout(spec.dtype)
-    if layout != replace(wanted, scales=layout.scales) or layout.scales not in SCALE_DTYPES:
+    expected = Grid(layout.bits, layout.group_size).layout(spec.dtype)
+    if layout != replace(expected, scales=layout.scales) or layout.scales not in SCALE_DTYPES:
         return "its packed layers are unsigned codes with float offsets (zero_kind offset, packing rows_lsb)"
     parts = layout.part_specs(spec.shape)
     if [replace(part, type=None if part.type == part.dtype else part.type) for part in spec.parts] != list(parts):
-        return f"its packed layers have the uncompressed parts {[part.role for part in parts]}, found others"
+        return f"its packed layers have the uncompressed parts {[part.role for part in parts]}, found other parts"
     return None
 
 
-def _refuses_floats(spec: TensorSpec) -> str | None:
+def _why_floats_unsupported(spec: TensorSpec) -> str | None:
     layout = layout_to_write(spec)
     if isinstance(layout, str):
         return layout
     if not any(Grid(bits, group, mode).layout(layout.dtype) == layout for mode, (bits, group, *_) in FLOATS.items()):
         return f"its packed layers of small floats are {', '.join(FLOATS)}, without a scale for the tensor"
     if not spec.name.endswith(WEIGHT) or len(spec.shape) < 2 or spec.shape[-1] % 32:
-        return f"its packed layers are matrices called X{WEIGHT} of 32 columns or multiples, found {list(spec.shape)}"
+        return (
+            f"its packed layers are matrices with names X{WEIGHT} and a multiple of 32 columns, found "
+            f"{list(spec.shape)}"
+        )
     return None
 
 
 def _grid_of(spec: TensorSpec) -> Grid:
     if spec.codec == ScaledCodebookLayout.codec:
         layout = ScaledCodebookLayout.of(spec)
-        found = {Grid(bits, group, mode).layout(layout.dtype): mode for mode, (bits, group, *_) in FLOATS.items()}
-        mode = found[layout]
+        modes = {Grid(bits, group, mode).layout(layout.dtype): mode for mode, (bits, group, *_) in FLOATS.items()}
+        mode = modes[layout]
         return Grid(*FLOATS[mode][:2], mode)
     integers = AffineLayout.of(spec)
     return Grid(integers.bits, integers.group_size or 0)
 
 
-def _stated(grid: Grid) -> dict[str, Any]:
+def _grid_config(grid: Grid) -> dict[str, Any]:
     return {"group_size": grid.group, "bits": grid.bits, "mode": grid.mode}

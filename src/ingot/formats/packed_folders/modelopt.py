@@ -7,20 +7,20 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from ingot.errors import CodecError, FormatError, UnsupportedError
-from ingot.formats.packed_folders.base import HUGGING_FACE, WEIGHT, Config, Entries, Layer, PackingDialect
+from ingot.formats.packed_folders.base import HUGGING_FACE, WEIGHT, Config, Entries, Layer, WritablePackedFolderFormat
 from ingot.formats.packed_folders.compressed_keys import GROUP
-from ingot.formats.packed_folders.compressed_settings import brief
+from ingot.formats.packed_folders.compressed_settings import summarize
 from ingot.formats.packed_folders.config_keys import ANY, Key, irrelevant, refused, used
 from ingot.formats.packed_folders.floats import (
     FP4,
     FP8,
     config_dtype,
+    dense_module_names,
     fp4_layer,
     fp8_layer,
     layout_to_write,
-    module_names,
 )
-from ingot.formats.safetensors.pieces import Piece
+from ingot.formats.safetensors.pieces import FileEntry
 from ingot.model.artifact import Artifact
 from ingot.model.layouts.affine import CODES, WHOLE, Constant, Group
 from ingot.model.layouts.packed_words import FACTORS, MODELOPT, WordsLayout
@@ -78,17 +78,20 @@ KEYS: Mapping[str, Key] = {
     "rotation": refused("inputs of layers are multiplied by a rotation while the model runs"),
     "lora_rank": refused("a product of two small matrices is added to each layer"),
 }
-"""What the reader does with each key."""
+"""For each key: whether the reader uses, ignores or refuses it."""
 
 
-class ModelOptFormat(PackingDialect):
-    """``X.weight`` (U8 or F8_E4M3), ``X.weight_scale`` and, of NVFP4, ``X.weight_scale_2``; of integers of 4 bits
-    perhaps ``X.pre_quant_scale``, by which inputs are multiplied."""
+class ModelOptFormat(WritablePackedFolderFormat):
+    """Layers of ModelOpt: NVFP4, FP8, and integers of 4 bits.
+
+    They have ``X.weight`` (U8 or F8_E4M3) and ``X.weight_scale``; NVFP4 also ``X.weight_scale_2``; integers optionally
+    ``X.pre_quant_scale``, by which inputs are multiplied.
+    """
 
     name = "modelopt"
     summary = "a folder of NVIDIA's ModelOpt: dense tensors, NVFP4, FP8 and integers of 4 bits"
     traits = replace(
-        PackingDialect.traits,
+        WritablePackedFolderFormat.traits,
         packed_codecs=(ScaledCodebookLayout.codec, WordsLayout.codec),
         merges=True,
         dense_key="ignore",
@@ -103,22 +106,24 @@ class ModelOptFormat(PackingDialect):
     companions = ("weight" + _SCALE, "weight" + _SECOND)
 
     def claims_config(self, config: Config) -> bool:
-        """Whether ``quant_method`` is modelopt."""
-        stated = config.get(HUGGING_FACE)
-        return isinstance(stated, Mapping) and stated.get("quant_method") in ("modelopt", "modelopt_fp4")
+        """Return whether ``quant_method`` is modelopt."""
+        quantization = config.get(HUGGING_FACE)
+        return isinstance(quantization, Mapping) and quantization.get("quant_method") in ("modelopt", "modelopt_fp4")
 
-    def from_side_file(self, stated: dict[str, Any]) -> dict[str, Any]:
-        """Return ``quantization`` of the file, beside the other keys; raises ``FormatError`` ``modelopt.config``."""
-        inner = stated.pop("quantization", None)
+    def from_side_file(self, contents: dict[str, Any]) -> dict[str, Any]:
+        """Return ``quantization`` of the file merged with the other keys; raises ``FormatError``
+        ``modelopt.config``."""
+        inner = contents.pop("quantization", None)
         if not isinstance(inner, dict):
             raise FormatError("modelopt.config", "expected an object under 'quantization'", where=_SIDE_FILE)
-        return {**stated, **inner}
+        return {**contents, **inner}
 
     def layers(self, entries: Entries, config: Config) -> Sequence[Layer]:
-        """Raises ``FormatError`` ``modelopt.parts``, ``modelopt.dtype``, ``modelopt.shape``.
+        """Return the layers.
 
-        ``UnsupportedError`` ``modelopt.algorithm``: packed otherwise; ``modelopt.pre-quant-scale``: inputs of other
-        layers than those of integers are multiplied by something.
+        Raises ``FormatError`` ``modelopt.parts``, ``modelopt.dtype``, ``modelopt.shape``; ``UnsupportedError``
+        ``modelopt.algorithm``: another packing; ``modelopt.pre-quant-scale``: factors of inputs of layers that are not
+        integers.
         """
         algorithm = config[HUGGING_FACE].get(_ALGORITHM)
         if algorithm is not None and str(algorithm).upper() not in _ALGORITHMS:
@@ -126,7 +131,7 @@ class ModelOptFormat(PackingDialect):
                 f"expected quant_algo {', '.join(_ALGORITHMS)}, found {str(algorithm)[:80]!r}",
                 rule="modelopt.algorithm",
             )
-        dtype, found = config_dtype(config), []
+        dtype, layers = config_dtype(config), []
         for key, entry in entries.items():
             packed = entry.dtype == "u8" and key.endswith(WEIGHT)
             if not packed and entry.dtype not in FP8:
@@ -136,74 +141,81 @@ class ModelOptFormat(PackingDialect):
             scale = entries.get(key + _SCALE)
             integers = packed and scale is not None and scale.dtype in DTYPES_OF_VALUES and key + _SECOND not in entries
             if scale is None or (packed and not integers and key + _SECOND not in entries):
-                raise FormatError("modelopt.parts", f"expected {key + _SCALE!r} beside it, found none", where=key)
+                raise FormatError(
+                    "modelopt.parts",
+                    f"expected the entry {key + _SCALE!r} of this weight, but it is missing",
+                    where=key,
+                )
             if integers:
-                found.append(_integers(entries, key, dtype))
+                layers.append(_integers(entries, key, dtype))
             elif packed:
                 keys = {INDICES: key, SCALES: key + _SCALE, SECOND: key + _SECOND}
-                found.append(fp4_layer(entries, keys, self.name, dtype, MULTIPLY, key, 16))
+                layers.append(fp4_layer(entries, keys, self.name, dtype, MULTIPLY, key, 16))
             else:
-                found.append(fp8_layer(entries, key, key + _SCALE, self.name, dtype))
-        taken = {key for layer in found for key in layer.parts.values()}
-        stray = next((key for key in entries if key.endswith(_FACTORS) and key not in taken), None)
+                layers.append(fp8_layer(entries, key, key + _SCALE, self.name, dtype))
+        used = {key for layer in layers for key in layer.parts.values()}
+        stray = next((key for key in entries if key.endswith(_FACTORS) and key not in used), None)
         if stray is not None:
             raise UnsupportedError(
-                "expected inputs that are multiplied by nothing, but for layers of integers of 4 bits",
+                "expected factors of inputs only for layers of 4-bit integers, found them for another layer",
                 rule="modelopt.pre-quant-scale",
                 where=stray,
             )
-        return found
+        return layers
 
-    def refuses_layer(self, spec: TensorSpec) -> str | None:
-        """Why a tensor cannot be a matrix of NVFP4, FP8 or integers; None if it can."""
+    def why_layer_unsupported(self, spec: TensorSpec) -> str | None:
+        """Return why a tensor cannot be a matrix of NVFP4, FP8 or integers; None if it can."""
         if spec.codec == WordsLayout.codec:
-            return _refuses_integers(spec)
+            return _why_integers_unsupported(spec)
         layout = layout_to_write(spec)
         if isinstance(layout, str):
             return layout
         if layout not in (_nvfp4(layout.dtype), _fp8(layout.dtype)):
-            return "its packed layers are NVFP4, whose scales are multiplied by a second one, and FP8 with one scale"
+            return "its packed layers are NVFP4, whose scales are multiplied by a second scale, and FP8 with one scale"
         if not spec.name.endswith(WEIGHT) or len(spec.shape) != 2 or not spec.size:
-            return f"its packed layers are matrices called X{WEIGHT}, found shape {list(spec.shape)}"
+            return f"its packed layers are matrices with names X{WEIGHT}, found shape {list(spec.shape)}"
         if isinstance(layout.grid, Group) and spec.shape[1] % layout.grid.columns:
             return f"its groups divide the columns, found {layout.grid.columns} of {spec.shape[1]}"
         return None
 
-    def layer_pieces(self, spec: TensorSpec) -> Sequence[Piece]:
-        """``X.weight`` and ``X.weight_scale``, and ``X.weight_scale_2`` of NVFP4, ``X.pre_quant_scale`` of integers."""
+    def layer_entries(self, spec: TensorSpec) -> Sequence[FileEntry]:
+        """Return ``X.weight`` and ``X.weight_scale``; also ``X.weight_scale_2`` (NVFP4), ``X.pre_quant_scale``
+        (integers)."""
         if spec.codec == WordsLayout.codec:
-            return _integer_pieces(spec)
+            return _integer_entries(spec)
         layout, (rows, cols) = ScaledCodebookLayout.of(spec), spec.shape
         if layout == _fp8(layout.dtype):
             return [
-                Piece(INDICES, spec.name, "f8_e4m3fn", spec.shape, rows * cols),
-                Piece(SCALES, spec.name + _SCALE, "f32", (), 4),
+                FileEntry(INDICES, spec.name, "f8_e4m3fn", spec.shape, rows * cols),
+                FileEntry(SCALES, spec.name + _SCALE, "f32", (), 4),
             ]
         return [
-            Piece(INDICES, spec.name, "u8", (rows, cols // 2), rows * cols // 2),
-            Piece(SCALES, spec.name + _SCALE, "f8_e4m3fn", (rows, cols // 16), rows * cols // 16),
-            Piece(SECOND, spec.name + _SECOND, "f32", (), 4),
+            FileEntry(INDICES, spec.name, "u8", (rows, cols // 2), rows * cols // 2),
+            FileEntry(SCALES, spec.name + _SCALE, "f8_e4m3fn", (rows, cols // 16), rows * cols // 16),
+            FileEntry(SECOND, spec.name + _SECOND, "f32", (), 4),
         ]
 
-    def stated(self, artifact: Artifact) -> Mapping[str, Any]:
-        """Return ``quantization_config`` as ModelOpt writes it; where no scales of activations are beside the weights,
-        these alone are quantized."""
+    def packing_config(self, artifact: Artifact) -> Mapping[str, Any]:
+        """Return ``quantization_config`` in the form of ModelOpt.
+
+        Without scales of activations among the tensors, only the weights are declared to be quantized.
+        """
         activations = any(spec.name.endswith(".input_scale") for spec in artifact.tensors)
         packed = [spec for spec in artifact.tensors if spec.codec in self.traits.packed_codecs]
-        layers = {spec.name.removesuffix(WEIGHT): _layer_stated(spec, activations=activations) for spec in packed}
+        layers = {spec.name.removesuffix(WEIGHT): _layer_config(spec, activations=activations) for spec in packed}
         if not layers:
             return {}
         source = self.source_config(artifact)
         integers = [WordsLayout.of(spec) for spec in packed if spec.codec == WordsLayout.codec]
-        kinds = {layer["quant_algo"] for layer in layers.values()}
+        algorithms = {layer["quant_algo"] for layer in layers.values()}
         groups = {layer["group_size"] for layer in layers.values() if "group_size" in layer}
-        mixed = len(kinds) > 1 or len(groups) > 1
+        mixed = len(algorithms) > 1 or len(groups) > 1
         return {
             HUGGING_FACE: {
                 "quant_method": "modelopt",
-                "quant_algo": "MIXED_PRECISION" if mixed else kinds.pop(),
+                "quant_algo": "MIXED_PRECISION" if mixed else algorithms.pop(),
                 "producer": {"name": "modelopt"},
-                "ignore": module_names(artifact, self.traits.packed_codecs),
+                "ignore": dense_module_names(artifact, self.traits.packed_codecs),
                 **({"group_size": groups.pop()} if len(groups) == 1 else {}),
                 **({"has_zero_point": False} if integers else {}),
                 **({"pre_quant_scale": any(layout.factors for layout in integers)} if integers else {}),
@@ -213,14 +225,14 @@ class ModelOptFormat(PackingDialect):
         }
 
     def activations(self, config: Config) -> Mapping[str, str]:
-        """What is said of keys and values; and ``quant_algo`` where it is of inputs too."""
-        stated = config.get(HUGGING_FACE)
-        known = stated if isinstance(stated, Mapping) else {}
-        inputs = {_ALGORITHM: algorithm} if (algorithm := known.get(_ALGORITHM)) in ("NVFP4", "FP8") else {}
-        return inputs | {key: brief(known[key]) for key in _KV_CACHE if known.get(key) is not None}
+        """Return the settings of keys and values, and ``quant_algo`` if it includes inputs."""
+        quantization = config.get(HUGGING_FACE)
+        keys = quantization if isinstance(quantization, Mapping) else {}
+        inputs = {_ALGORITHM: algorithm} if (algorithm := keys.get(_ALGORITHM)) in ("NVFP4", "FP8") else {}
+        return inputs | {key: summarize(keys[key]) for key in _KV_CACHE if keys.get(key) is not None}
 
 
-def _layer_stated(spec: TensorSpec, *, activations: bool) -> dict[str, Any]:
+def _layer_config(spec: TensorSpec, *, activations: bool) -> dict[str, Any]:
     if spec.codec == WordsLayout.codec:
         return {"quant_algo": _INT4, "group_size": WordsLayout.of(spec).group or spec.shape[1]}
     if ScaledCodebookLayout.of(spec).bits == 8:
@@ -229,14 +241,14 @@ def _layer_stated(spec: TensorSpec, *, activations: bool) -> dict[str, Any]:
 
 
 def _integers(entries: Entries, key: str, dtype: str) -> Layer:
-    """A matrix of signed integers of 4 bits, two rows in a byte."""
+    """Return the layer of a matrix of signed 4-bit integers, two rows in a byte."""
     codes, scale = entries[key], entries[key + _SCALE]
     rows, cols = (2 * codes.shape[0], codes.shape[1]) if len(codes.shape) == 2 else (0, 0)
     groups = scale.shape[1] if len(scale.shape) == 2 else 0
     if not rows or not cols or not groups or scale.shape[0] != rows or cols % groups:
         raise FormatError(
             "modelopt.shape",
-            f"expected two rows in a byte, and scales for groups of each, found shapes {list(codes.shape)} and "
+            f"expected two rows in a byte, and scales for groups of each row, found shapes {list(codes.shape)} and "
             f"{list(scale.shape)}",
             where=key,
         )
@@ -254,32 +266,35 @@ def _integers(entries: Entries, key: str, dtype: str) -> Layer:
     return Layer(key, (rows, cols), layout, parts)
 
 
-def _refuses_integers(spec: TensorSpec) -> str | None:
+def _why_integers_unsupported(spec: TensorSpec) -> str | None:
     try:
         layout = WordsLayout.of(spec)
     except CodecError as error:
         return error.message
     if layout.form != MODELOPT:
-        return f"its integers are of the form {MODELOPT}, not {layout.form}"
+        return f"its integers are packed as {MODELOPT}, found {layout.form}"
     rows, cols = spec.shape
     if layout.group and cols % layout.group:
         return f"its groups divide the columns, found {layout.group} of {cols}"
     if not spec.name.endswith(WEIGHT) or not spec.size or rows % 2:
-        return f"its packed layers are matrices called X{WEIGHT} of pairs of rows, found shape {list(spec.shape)}"
+        return (
+            f"its packed layers are matrices with names X{WEIGHT} and an even number of rows, found shape "
+            f"{list(spec.shape)}"
+        )
     return "its packed layers are uncompressed" if any(part.encoding != "raw" for part in spec.parts) else None
 
 
-def _integer_pieces(spec: TensorSpec) -> Sequence[Piece]:
+def _integer_entries(spec: TensorSpec) -> Sequence[FileEntry]:
     layout, cols = WordsLayout.of(spec), spec.shape[1]
     sizes = {part.role: part.length or 0 for part in spec.parts}
-    pieces = [
-        Piece(CODES, spec.name, "u8", layout.code_shape(spec.shape), sizes[CODES]),
-        Piece(SCALES, spec.name + _SCALE, layout.scales, layout.scale_shape(spec.shape), sizes[SCALES]),
+    entries = [
+        FileEntry(CODES, spec.name, "u8", layout.code_shape(spec.shape), sizes[CODES]),
+        FileEntry(SCALES, spec.name + _SCALE, layout.scales, layout.scale_shape(spec.shape), sizes[SCALES]),
     ]
     if layout.factors:
         name = spec.name.removesuffix(WEIGHT) + _FACTORS
-        pieces.append(Piece(FACTORS, name, layout.dtype, (cols,), sizes[FACTORS]))
-    return pieces
+        entries.append(FileEntry(FACTORS, name, layout.dtype, (cols,), sizes[FACTORS]))
+    return entries
 
 
 def _nvfp4(dtype: str) -> ScaledCodebookLayout:

@@ -1,4 +1,4 @@
-"""MXFP4 folders as gpt-oss has them: experts of E2M1 numbers with powers of two (``spec/interop.md``)."""
+"""MXFP4 folders, in which gpt-oss is published: experts of E2M1 floats with powers of two (``spec/interop.md``)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from ingot.errors import FormatError
-from ingot.formats.packed_folders.base import HUGGING_FACE, Config, Entries, Layer, PackingDialect
+from ingot.formats.packed_folders.base import HUGGING_FACE, Config, Entries, Layer, WritablePackedFolderFormat
 from ingot.formats.packed_folders.config_keys import Key, irrelevant, used
 from ingot.formats.packed_folders.floats import FP4, POWERS, config_dtype, layout_to_write
-from ingot.formats.safetensors.pieces import Piece
+from ingot.formats.safetensors.pieces import FileEntry
 from ingot.model.artifact import Artifact
 from ingot.model.layouts.affine import Group
 from ingot.model.layouts.scaled_codebook import INDICES, SCALES, ScaledCodebookLayout
@@ -25,16 +25,17 @@ KEYS: Mapping[str, Key] = {
     "modules_to_not_convert": irrelevant("which layers are dense; the names of the entries show it"),
     "dequantize": irrelevant("a setting of the program that loads the folder"),
 }
-"""What the reader does with each key."""
+"""For each key: whether the reader uses, ignores or refuses it."""
 
 
-class Mxfp4Format(PackingDialect):
-    """``X_blocks`` (U8 [..., out, in / 32, 16]) and ``X_scales`` (U8 [..., out, in / 32]): ``X`` is [..., in, out]."""
+class Mxfp4Format(WritablePackedFolderFormat):
+    """Experts as ``X_blocks`` (U8 [..., out, in / 32, 16]) and ``X_scales`` (U8 [..., out, in / 32]); ``X`` is [...,
+    in, out]."""
 
     name = "mxfp4"
     summary = "a folder whose experts are MXFP4, as gpt-oss is published"
     traits = replace(
-        PackingDialect.traits,
+        WritablePackedFolderFormat.traits,
         packed_codecs=(ScaledCodebookLayout.codec,),
         how_to_quantize=(
             'a recipe with codec = "scaled_codebook" and options = { table = "f4_e2m1fn", group = 32, scales = '
@@ -45,19 +46,26 @@ class Mxfp4Format(PackingDialect):
     companions = (_BLOCKS, _SCALES)
 
     def claims_config(self, config: Config) -> bool:
-        """Whether ``quant_method`` is mxfp4."""
-        stated = config.get(HUGGING_FACE)
-        return isinstance(stated, Mapping) and stated.get("quant_method") == "mxfp4"
+        """Return whether ``quant_method`` is mxfp4."""
+        quantization = config.get(HUGGING_FACE)
+        return isinstance(quantization, Mapping) and quantization.get("quant_method") == "mxfp4"
 
     def layers(self, entries: Entries, config: Config) -> Sequence[Layer]:
-        """Raises ``FormatError`` ``mxfp4.parts``, ``mxfp4.dtype``, ``mxfp4.shape``."""
-        dtype, found = config_dtype(config), []
+        """Return the layers.
+
+        Raises ``FormatError`` ``mxfp4.parts``, ``mxfp4.dtype``, ``mxfp4.shape``.
+        """
+        dtype, layers = config_dtype(config), []
         for key, blocks in entries.items():
             if not key.endswith(_BLOCKS):
                 continue
             name = key.removesuffix(_BLOCKS)
             if name + _SCALES not in entries:
-                raise FormatError("mxfp4.parts", f"expected {name + _SCALES!r} beside it, found none", where=key)
+                raise FormatError(
+                    "mxfp4.parts",
+                    f"expected the entry {name + _SCALES!r} of these blocks, but it is missing",
+                    where=key,
+                )
             scales = entries[name + _SCALES]
             if blocks.dtype != "u8" or scales.dtype not in ("u8", POWERS):
                 raise FormatError("mxfp4.dtype", f"expected u8, found {blocks.dtype} and {scales.dtype}", where=key)
@@ -69,32 +77,32 @@ class Mxfp4Format(PackingDialect):
                     f"{list(scales.shape)}",
                     where=key,
                 )
-            whole = (*shape[:-3], shape[-2] * 32, shape[-3])
-            found.append(Layer(name, whole, _layout(dtype), {INDICES: key, SCALES: name + _SCALES}))
-        return found
+            full_shape = (*shape[:-3], shape[-2] * 32, shape[-3])
+            layers.append(Layer(name, full_shape, _layout(dtype), {INDICES: key, SCALES: name + _SCALES}))
+        return layers
 
-    def refuses_layer(self, spec: TensorSpec) -> str | None:
-        """Why a tensor cannot be a stack of experts; None if it can."""
+    def why_layer_unsupported(self, spec: TensorSpec) -> str | None:
+        """Return why a tensor cannot be a stack of experts; None if it can."""
         layout = layout_to_write(spec)
         if isinstance(layout, str):
             return layout
         if layout != _layout(layout.dtype):
-            return "its packed tensors are MXFP4 (f4_e2m1fn, f8_e8m0fnu for 32), stored transposed"
+            return "its packed tensors are MXFP4 (f4_e2m1fn with a scale f8_e8m0fnu for 32), stored transposed"
         if not spec.size or spec.shape[-2] % 32:
             return f"its groups divide the inputs, found 32 of {spec.shape[-2]}"
         return None
 
-    def layer_pieces(self, spec: TensorSpec) -> Sequence[Piece]:
-        """``X_blocks`` and ``X_scales``."""
+    def layer_entries(self, spec: TensorSpec) -> Sequence[FileEntry]:
+        """Return ``X_blocks`` and ``X_scales``."""
         groups = (*spec.shape[:-2], spec.shape[-1], spec.shape[-2] // 32)
         blocks, scales = ScaledCodebookLayout.of(spec).part_specs(spec.shape)
         return [
-            Piece(INDICES, spec.name + _BLOCKS, "u8", (*groups, 16), blocks.length or 0),
-            Piece(SCALES, spec.name + _SCALES, "u8", groups, scales.length or 0),
+            FileEntry(INDICES, spec.name + _BLOCKS, "u8", (*groups, 16), blocks.length or 0),
+            FileEntry(SCALES, spec.name + _SCALES, "u8", groups, scales.length or 0),
         ]
 
-    def stated(self, artifact: Artifact) -> Mapping[str, Any]:
-        """Return ``quantization_config`` as gpt-oss has it."""
+    def packing_config(self, artifact: Artifact) -> Mapping[str, Any]:
+        """Return ``quantization_config`` in the form of gpt-oss."""
         if not any(spec.codec in self.traits.packed_codecs for spec in artifact.tensors):
             return {}
         return {HUGGING_FACE: {"modules_to_not_convert": list(_DENSE), "quant_method": "mxfp4"}}

@@ -7,8 +7,8 @@ from dataclasses import replace
 from math import prod
 
 from ingot.errors import FormatError, UnsupportedError
-from ingot.formats.packed_folders.base import HUGGING_FACE, Config, Dialect, Entries, Layer, taken_together
-from ingot.formats.packed_folders.compressed_settings import brief
+from ingot.formats.packed_folders.base import HUGGING_FACE, Config, Entries, Layer, PackedFolderFormat, require_entries
+from ingot.formats.packed_folders.compressed_settings import summarize
 from ingot.formats.packed_folders.config_keys import Key, irrelevant, used
 from ingot.formats.packed_folders.floats import FP8, fp8_layer
 from ingot.model.layouts.affine import CODES, NO_ZERO, POINTS, ROW, ROWS_LSB, SCALES, ZEROS, AffineLayout
@@ -19,7 +19,7 @@ from ingot.model.tensor import Tensor
 
 MAP = "quanto_qmap.json"
 _DATA, _PACKED, _SCALE, _SHIFT = "._data", "._data._data", "._scale", "._shift"
-# Inputs of a Linear, by what config.json calls them: files hold groups, and not how many there are in a row.
+# Keys of config.json for the inputs of a Linear: files contain groups, but not the number of groups in a row.
 _INPUTS = {
     **dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), ("hidden_size",)),
     "down_proj": ("intermediate_size",),
@@ -35,11 +35,12 @@ KEYS: Mapping[str, Key] = {
     "activations": used("how inputs are quantized"),
     "modules_to_not_convert": irrelevant("which layers are dense; the entries show it"),
 }
-"""What the reader does with each key."""
+"""For each key: whether the reader uses, ignores or refuses it."""
 
 
-class QuantoFormat(Dialect):
-    """``X.weight._data`` (I8 or FP8) and ``X.weight._scale``, one a row; ``X.weight._data._data`` of 2 or 4 bits."""
+class QuantoFormat(PackedFolderFormat):
+    """Layers ``X.weight._data`` (I8 or FP8) with ``X.weight._scale`` for each row; ``X.weight._data._data`` of 2 or
+    4 bits."""
 
     name = "quanto"
     summary = "a folder of optimum-quanto: dense tensors, and matrices of int8, FP8 and 2 and 4 bits; read only"
@@ -48,39 +49,45 @@ class QuantoFormat(Dialect):
     companions = (_DATA, _PACKED, _SCALE, _SHIFT)
 
     def claims_config(self, config: Config) -> bool:
-        """Whether ``quant_method`` is quanto; a folder of the package's own has ``quanto_qmap.json`` instead."""
-        stated = config.get(HUGGING_FACE)
-        return isinstance(stated, Mapping) and stated.get("quant_method") == "quanto"
+        """Return whether ``quant_method`` is quanto; folders written by the package itself have ``quanto_qmap.json``
+        instead."""
+        quantization = config.get(HUGGING_FACE)
+        return isinstance(quantization, Mapping) and quantization.get("quant_method") == "quanto"
 
     def read_config(self, store: Store) -> dict[str, object]:
-        """Return the folder's ``config.json``, with what ``quanto_qmap.json`` being there says."""
+        """Return the folder's ``config.json``; if ``quanto_qmap.json`` exists, ``quant_method`` is quanto."""
         config = super().read_config(store)
         return {**config, HUGGING_FACE: {"quant_method": "quanto"}} if store.exists(MAP) else config
 
     def layers(self, entries: Entries, config: Config) -> Sequence[Layer]:
-        """Raises ``FormatError`` ``quanto.parts``, ``quanto.dtype``, ``quanto.shape``; ``UnsupportedError``
-        ``quanto.type``: codes of less than a byte of a matrix whose shape nothing says, or with integer zero points."""
-        found = []
+        """Return the layers.
+
+        Raises ``FormatError`` ``quanto.parts``, ``quanto.dtype``, ``quanto.shape``; ``UnsupportedError``
+        ``quanto.type``: codes of less than a byte of a matrix of unknown shape, or with integer zero points.
+        """
+        layers = []
         for key in entries:
             if key.endswith(_PACKED):
-                found.append(_packed(entries, key.removesuffix(_PACKED), config))
+                layers.append(_packed(entries, key.removesuffix(_PACKED), config))
             elif key.endswith(_DATA):
-                found.append(_layer(entries, key.removesuffix(_DATA)))
-        return found
+                layers.append(_layer(entries, key.removesuffix(_DATA)))
+        return layers
 
     def activations(self, config: Config) -> Mapping[str, str]:
-        """``activations``, if they are quantized."""
-        kind = self.quantization(config).get("activations")
-        return {} if kind is None else {"activations": brief(kind)}
+        """Return ``activations``, if they are quantized."""
+        setting = self.quantization(config).get("activations")
+        return {} if setting is None else {"activations": summarize(setting)}
 
 
 def _layer(entries: Entries, name: str) -> Layer:
     codes, scale = entries[name + _DATA], entries.get(name + _SCALE)
     if scale is None:
-        raise FormatError("quanto.parts", f"expected {name + _SCALE!r} beside it, found none", where=name)
-    also = _activations(entries, name)
+        raise FormatError(
+            "quanto.parts", f"expected the entry {name + _SCALE!r} of this weight, but it is missing", where=name
+        )
+    extra = _activations(entries, name)
     if codes.dtype in FP8:
-        return replace(fp8_layer(entries, name + _DATA, name + _SCALE, "quanto", scale.dtype), name=name, also=also)
+        return replace(fp8_layer(entries, name + _DATA, name + _SCALE, "quanto", scale.dtype), name=name, extra=extra)
     if codes.dtype != "i8" or scale.dtype not in _SCALES:
         raise FormatError("quanto.dtype", f"expected i8 or FP8, found {codes.dtype} and {scale.dtype}", where=name)
     if len(codes.shape) != 2 or scale.shape != (codes.shape[0], 1) or not prod(codes.shape):
@@ -90,40 +97,42 @@ def _layer(entries: Entries, name: str) -> Layer:
             where=name,
         )
     layout = AffineLayout(8, ROW, ROWS_LSB, True, NO_ZERO, scale.dtype, scale.dtype)
-    return Layer(name, codes.shape, layout, {CODES: codes.name, SCALES: scale.name}, also)
+    return Layer(name, codes.shape, layout, {CODES: codes.name, SCALES: scale.name}, extra)
 
 
 def _packed(entries: Entries, name: str, config: Config) -> Layer:
-    codes, scale, shift = taken_together(entries, name, (_PACKED, _SCALE, _SHIFT), "quanto.parts").values()
+    codes, scale, shift = require_entries(entries, name, (_PACKED, _SCALE, _SHIFT), "quanto.parts").values()
     if codes.dtype != "u8" or scale.dtype not in _SCALES:
         raise FormatError("quanto.dtype", f"expected u8 and floats, found {codes.dtype} and {scale.dtype}", where=name)
     count = scale.shape[0] if len(scale.shape) == 2 and scale.shape[1] == 1 else 0
     lines, group = codes.shape if len(codes.shape) == 2 else (0, 0)
-    known = [bits for bits in FORMS[QUANTO].bits if lines == -(-count * bits // 8)]
-    if not count or not group or not known or shift.shape != scale.shape:
+    widths = [bits for bits in FORMS[QUANTO].bits if lines == -(-count * bits // 8)]
+    if not count or not group or not widths or shift.shape != scale.shape:
         raise FormatError(
             "quanto.shape",
-            f"expected groups as rows, a scale and a shift each, found {list(codes.shape)}, {list(scale.shape)} and "
+            f"expected groups as rows, with a scale and a shift for each, found {list(codes.shape)}, "
+            f"{list(scale.shape)} and "
             f"{list(shift.shape)}",
             where=name,
         )
     cols = _columns(entries, name, config, count * group)
-    if cols is None or cols % group or shift.dtype != scale.dtype or len(known) > 1:
+    if cols is None or cols % group or shift.dtype != scale.dtype or len(widths) > 1:
         raise UnsupportedError(
-            f"expected groups of a matrix whose shape a bias or config.json tells, with shifts of {scale.dtype}, found "
+            f"expected groups of a matrix whose shape a bias or config.json defines, with shifts of {scale.dtype}, "
+            "found "
             f"{count} groups of {group} and shifts of {shift.dtype}",
             rule="quanto.type",
             where=name,
         )
-    layout = WordsLayout(QUANTO, known[0], None if group == cols else group, POINTS, scale.dtype, scale.dtype)
+    layout = WordsLayout(QUANTO, widths[0], None if group == cols else group, POINTS, scale.dtype, scale.dtype)
     parts = {CODES: codes.name, SCALES: scale.name, ZEROS: shift.name}
     return Layer(name, (count * group // cols, cols), layout, parts, _activations(entries, name))
 
 
 def _columns(entries: Entries, name: str, config: Config, size: int) -> int | None:
-    """Return the columns of a matrix of ``size`` numbers; None where neither its bias nor the configuration tells.
+    """Return the columns of a matrix of ``size`` values; None if neither its bias nor the configuration defines them.
 
-    Models of several parts (``text_config``, ``vision_config``) name modules alike: what they state has to agree.
+    Models of several parts (``text_config``, ``vision_config``) have modules with equal names, whose sizes must agree.
     """
     module = name.rpartition(".")[0]
     bias = entries.get(f"{module}.bias")
@@ -131,25 +140,26 @@ def _columns(entries: Entries, name: str, config: Config, size: int) -> int | No
         return size // bias.size
     keys = _INPUTS.get(module.rpartition(".")[2], ())
     parts = [config, *(value for value in config.values() if isinstance(value, Mapping))]
-    found = {cols for part in parts if (cols := _stated(part, keys)) is not None and size % cols == 0}
-    return found.pop() if len(found) == 1 else None
+    candidates = {cols for part in parts if (cols := _size_from_config(part, keys)) is not None and size % cols == 0}
+    return candidates.pop() if len(candidates) == 1 else None
 
 
-def _stated(config: Config, keys: Sequence[str]) -> int | None:
-    """Return the product of what a configuration states under ``keys``; None where that are no sizes."""
+def _size_from_config(config: Config, keys: Sequence[str]) -> int | None:
+    """Return the product of the sizes under ``keys`` of a configuration; None if a size is missing."""
     sizes = [config.get(key) for key in keys]
     if keys[-1:] == ("head_dim",) and sizes[-1] is None:
         sizes = [config.get("hidden_size")]
-    known = [item for item in sizes if type(item) is int and 0 < item < 2**31]
-    return prod(known) if sizes and len(known) == len(sizes) else None
+    valid = [item for item in sizes if type(item) is int and 0 < item < 2**31]
+    return prod(valid) if sizes and len(valid) == len(sizes) else None
 
 
 def _activations(entries: Entries, name: str) -> tuple[str, ...]:
-    """Return the entries of a module that say nothing of its activations."""
+    """Return the scales of a module's activations that are 1, which quanto writes for activations without
+    quantization."""
     module = name.rpartition(".")[0]
     return tuple(key for ending in _ACTIVATIONS if (key := module + ending) in entries and _is_one(entries[key]))
 
 
 def _is_one(scale: Tensor) -> bool:
-    """Whether a scale of activations says nothing: quanto writes 1 where they are not quantized."""
+    """Return whether a scale of activations is the constant 1."""
     return scale.size == 1 and scale.dtype in _SCALES and bool((scale.parts[DATA].array().astype("f4") == 1).all())

@@ -1,4 +1,4 @@
-"""The safetensors format as the rest of Ingot sees it."""
+"""The format class of safetensors."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 
-from ingot.formats.base import Catalog, Format, FormatTraits, Made, WriteOptions
+from ingot.formats.base import Catalog, Format, FormatTraits, WriteOptions, WrittenArtifact
 from ingot.formats.safetensors.header import MAX_HEADER, PREFIX
 from ingot.formats.safetensors.index import INDEX_SUFFIX, SUFFIX, read_sharded
 from ingot.formats.safetensors.patch import is_patch, read_patch
-from ingot.formats.safetensors.pieces import Piece, pieces
+from ingot.formats.safetensors.pieces import FileEntry, file_entries
 from ingot.formats.safetensors.reader import read_single
-from ingot.formats.safetensors.writer import SafetensorsWriter, files_size, refuses
+from ingot.formats.safetensors.writer import SafetensorsWriter, files_size, why_unsupported
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import Target
 from ingot.model.spec import TensorSpec
@@ -21,8 +21,10 @@ from ingot.model.store import Store
 
 
 class SafetensorsFormat(Format):
-    """Dense tensors in one file, or in shards under an index (spec/safetensors.md); sparse patches of a base
-    (spec/sparse_patch.md)."""
+    """The safetensors format: one file, or shards under an index, of dense tensors (spec/safetensors.md).
+
+    It also reads and writes sparse patches of a base (spec/sparse_patch.md).
+    """
 
     name = "safetensors"
     suffixes: tuple[str, ...] = (SUFFIX, INDEX_SUFFIX)
@@ -31,16 +33,18 @@ class SafetensorsFormat(Format):
         shards=True,
     )
     served = True
-    """Whether vLLM runs folders of it."""
+    """Whether vLLM runs folders of this format."""
 
     def claims(self, name: str, head: bytes) -> bool:
-        """By suffix; else by a plausible header length followed by ``{``."""
+        """Return whether the suffix fits, or else whether a plausible header length is followed by ``{``."""
         if name.lower().endswith((SUFFIX, INDEX_SUFFIX)):
             return True
         return head[PREFIX : PREFIX + 1] == b"{" and int.from_bytes(head[:PREFIX], "little") <= MAX_HEADER
 
     def entry(self, names: Sequence[str]) -> str | None:
-        """Return ``model.safetensors``, else its index, else the only index, else the only file; None for a choice."""
+        """Return the file to open: ``model.safetensors``, its index, the only index, or the only file; None if
+        ambiguous.
+        """
         for usual in ("model" + SUFFIX, "model" + INDEX_SUFFIX):
             if usual in names:
                 return usual
@@ -50,16 +54,17 @@ class SafetensorsFormat(Format):
                 return matching[0] if len(matching) == 1 else None
         return None
 
-    def refuses(self, spec: TensorSpec) -> str | None:
-        """Why this format cannot carry the tensor; None if it can."""
-        return refuses(spec)
+    def why_unsupported(self, spec: TensorSpec) -> str | None:
+        """Return why this format cannot store the tensor; None if it can."""
+        return why_unsupported(spec)
 
-    def pieces(self, spec: TensorSpec) -> Sequence[Piece]:
-        """Return the entries that a tensor takes in a file (``Carrier``)."""
-        return pieces(spec)
+    def file_entries(self, spec: TensorSpec) -> Sequence[FileEntry]:
+        """Return the entries of a tensor in a file's header (``Carrier``)."""
+        return file_entries(spec)
 
     def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
-        """Validate and locate; only a sparse patch has digests to verify, and is read as a delta."""
+        """Return the catalog of a file or index. Only sparse patches have digests to verify; they are read as a
+        delta."""
         reader = read_sharded if name.lower().endswith(INDEX_SUFFIX) else read_single
         catalog = reader(store, name, verify=verify)
         if not is_patch(catalog.metadata):
@@ -72,24 +77,28 @@ class SafetensorsFormat(Format):
             raise
 
     def metadata(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """``__metadata__`` maps strings to strings: any other value is carried as its JSON text."""
+        """Return the metadata as strings: ``__metadata__`` maps strings to strings, so other values become JSON
+        text."""
         return {
             key: value if isinstance(value, str) else msgspec.json.encode(value).decode()
             for key, value in values.items()
         }
 
     def file_name(self, stem: str) -> str:
-        """Return ``stem.safetensors``: dialects, which have no suffix, use it too."""
+        """Return ``stem.safetensors``; packed folder formats, which have no suffix, use it too."""
         return stem + SUFFIX
 
     def size(self, artifact: Artifact, options: WriteOptions) -> int:
-        """Exact bytes of all files, index included."""
+        """Return the exact bytes of all files, index included."""
         return files_size(self.file_name("model"), artifact, options, self)
 
     def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> SafetensorsWriter:
-        """Start writing; raises ``UnsupportedError`` for what ``refuses`` names and for metadata that is not text."""
+        """Return a writer.
+
+        Raises ``UnsupportedError`` for tensors that ``why_unsupported`` rejects and for metadata that is not text.
+        """
         return SafetensorsWriter(target, name, artifact, options, self)
 
-    def commands(self, made: Made) -> Sequence[Sequence[str]]:
-        """vLLM's, of a model's folder."""
-        return [("vllm", "serve", made.path)] if self.served and made.generates else []
+    def commands(self, artifact: WrittenArtifact) -> Sequence[Sequence[str]]:
+        """Return vLLM's command for the folder of a model."""
+        return [("vllm", "serve", artifact.path)] if self.served and artifact.generates else []

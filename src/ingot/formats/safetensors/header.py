@@ -18,7 +18,7 @@ from ingot.core.parsing.strictjson import strict_json
 from ingot.core.parsing.structs import warm
 from ingot.core.runtime.gcpause import gc_paused
 from ingot.errors import FormatError
-from ingot.formats.shared.foreign import CUT_OFF
+from ingot.formats.shared.foreign import TRUNCATED_HINT
 
 MAX_HEADER = 100_000_000
 PREFIX = 8
@@ -32,7 +32,7 @@ _BITS = {spelling: row.bits for spelling, row in BY_SAFETENSORS.items()}
 
 @warm
 class Entry(msgspec.Struct, gc=False):
-    """What the header says of one tensor. The defaults are impossible: a field left out cannot pass the checks."""
+    """One tensor's fields in the header. The defaults are invalid, so that a missing field cannot pass the checks."""
 
     dtype: str = ""
     shape: tuple[_Natural, ...] = (0,) * (MAX_RANK + 1)
@@ -41,7 +41,7 @@ class Entry(msgspec.Struct, gc=False):
 
 @warm
 class Header(msgspec.Struct, gc=False):
-    """A checked header: tensors in the order of their bytes, and the file's own metadata."""
+    """A checked header: tensors in the order of their bytes, and the metadata of the file."""
 
     entries: Mapping[str, Entry]
     metadata: dict[str, str]
@@ -57,24 +57,24 @@ _TYPED = msgspec.json.Decoder(dict[str, dict[str, str | list[_Natural]]])
 _METADATA_ONLY = msgspec.json.Decoder(_MetadataOnly)
 
 
-def parse(data: bytes, buffer_length: int, where: str) -> Header:
-    """Check a header of a file whose data buffer has ``buffer_length`` bytes.
+def parse(data: bytes, buffer_length: int, location: str) -> Header:
+    """Return the checked header of a file whose data buffer has ``buffer_length`` bytes.
+
+    If ``_decode`` cannot prove a header valid, it goes through the checks one by one, which name the broken rule.
 
     Raises ``FormatError`` with the rules of spec/safetensors.md.
-
-    A header that ``_decode`` cannot prove valid goes through the checks one by one, which name the broken rule.
     """
     header = _decode(data)
     if header is not None and _fills(header.entries, buffer_length):
         return header
-    return _strict(data, buffer_length, where)
+    return _strict(data, buffer_length, location)
 
 
 def _decode(data: bytes) -> Header | None:
     """Return the header if no key is repeated, missing or unknown; None if that cannot be proven here.
 
-    A repeated key is dropped by the decoder, but its colon stays in the bytes. If no colon is escaped, the bytes have
-    one for each key that was decoded, those within names and metadata, and no others. ``-0`` is found the same way.
+    The decoder drops a repeated key, but its colon stays in the bytes. If no colon is escaped, the number of colons
+    equals the number of decoded keys plus the colons within names and metadata. ``-0`` is detected the same way.
     """
     if data[:1] != b"{" or (b"\\" in data and any(escape in data for escape in _HIDING)):
         return None
@@ -92,8 +92,8 @@ def _decode(data: bytes) -> Header | None:
 
 
 def _fills(entries: Mapping[str, Entry], buffer_length: int) -> bool:
-    """Whether the entries, in this order, have known types and the right sizes and fill the buffer without a gap."""
-    sizes: dict[tuple[str, tuple[int, ...]], int | None] = {}  # few differ
+    """Return whether entries have known types and correct sizes and fill the buffer in this order without a gap."""
+    sizes: dict[tuple[str, tuple[int, ...]], int | None] = {}  # few distinct pairs
     position = 0
     for entry in entries.values():
         dtype_and_shape = entry.dtype, entry.shape
@@ -116,98 +116,102 @@ def _nbytes(entry: Entry) -> int | None:
     return None if bits % 8 else bits // 8
 
 
-def _strict(data: bytes, buffer_length: int, where: str) -> Header:
-    """Check everything in the order of the spec page, and say what is wrong."""
+def _strict(data: bytes, buffer_length: int, location: str) -> Header:
+    """Return the header after all checks in the order of the spec page, which report the first broken rule."""
     if data[:1] != b"{":
-        found = f"{data[:1]!r}" if data else f"one of no bytes; {CUT_OFF}"
+        beginning = f"{data[:1]!r}" if data else f"an empty header; {TRUNCATED_HINT}"
         raise FormatError(
-            "safetensors.header-start", f"expected a header that begins with '{{', found {found}", where=where
+            "safetensors.header-start", f"expected a header that begins with '{{', found {beginning}", where=location
         )
-    _check_types(data, where)
-    root = strict_json(data, "safetensors.json", "safetensors.duplicate-key", where)
+    _check_types(data, location)
+    root = strict_json(data, "safetensors.json", "safetensors.duplicate-key", location)
     metadata = root.pop(METADATA, {})
     for key, value in metadata.items():
         if not isinstance(value, str):
-            raise FormatError("safetensors.metadata", f"expected text for {key[:200]!r}, found a list", where=where)
-    entries = {name: _entry(fields, f"{where}: {name}") for name, fields in root.items()}
+            raise FormatError("safetensors.metadata", f"expected text for {key[:200]!r}, found a list", where=location)
+    entries = {name: _entry(fields, f"{location}: {name}") for name, fields in root.items()}
     ordered = dict(sorted(entries.items(), key=lambda item: item[1].data_offsets))
-    _check_layout(ordered, buffer_length, where)
+    _check_layout(ordered, buffer_length, location)
     return Header(ordered, metadata)
 
 
-def _check_types(data: bytes, where: str) -> None:
-    """Refuse all but UTF-8 JSON of objects of strings and lists of whole numbers, in memory bounded by its length."""
+def _check_types(data: bytes, location: str) -> None:
+    """Refuse a header that is not UTF-8 JSON of objects of strings and lists of integers, in bounded memory."""
     try:
         _METADATA_ONLY.decode(data)
         _TYPED.decode(data)
     except UnicodeDecodeError as error:
-        raise FormatError("safetensors.utf8", f"the header is not UTF-8: {error.reason}", where=where) from error
+        raise FormatError("safetensors.utf8", f"the header is not UTF-8: {error.reason}", where=location) from error
     except msgspec.ValidationError as error:
         rule = "safetensors.metadata" if METADATA in str(error) else "safetensors.fields"
-        raise FormatError(rule, f"a field of the header has a wrong type: {error}", where=where) from error
+        raise FormatError(rule, f"a field of the header has a wrong type: {error}", where=location) from error
     except (msgspec.DecodeError, RecursionError) as error:
-        raise FormatError("safetensors.json", f"the header is not JSON: {error}", where=where) from error
+        raise FormatError("safetensors.json", f"the header is not JSON: {error}", where=location) from error
 
 
-def _entry(fields: Any, where: str) -> Entry:
+def _entry(fields: Any, location: str) -> Entry:
     if sorted(fields) != ["data_offsets", "dtype", "shape"]:
         keys = ", ".join(fields)[:200]
         raise FormatError(
-            "safetensors.fields", f"expected dtype, shape and data_offsets, found {keys or 'nothing'}", where=where
+            "safetensors.fields", f"expected dtype, shape and data_offsets, found {keys or 'nothing'}", where=location
         )
     dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
     if not isinstance(dtype, str) or not isinstance(shape, list) or not isinstance(offsets, list) or len(offsets) != 2:
-        raise FormatError("safetensors.fields", "expected a name, a list of sizes and two offsets", where=where)
+        raise FormatError("safetensors.fields", "expected a name, a list of sizes and two offsets", where=location)
     if dtype not in _BITS:
-        raise FormatError("safetensors.dtype", f"expected one of {', '.join(_BITS)}; found {dtype[:80]!r}", where=where)
+        raise FormatError(
+            "safetensors.dtype", f"expected one of {', '.join(_BITS)}; found {dtype[:80]!r}", where=location
+        )
     return Entry(dtype, tuple(shape), (offsets[0], offsets[1]))
 
 
-def _check_layout(entries: Mapping[str, Entry], buffer_length: int, where: str) -> None:
+def _check_layout(entries: Mapping[str, Entry], buffer_length: int, location: str) -> None:
     position = 0
     for name, entry in entries.items():
         begin, end = entry.data_offsets
-        location = f"{where}: {name}"
-        bits = element_count(entry.shape, "safetensors.shape", location) * _BITS[entry.dtype]
+        entry_location = f"{location}: {name}"
+        bits = element_count(entry.shape, "safetensors.shape", entry_location) * _BITS[entry.dtype]
         if bits % 8:
             raise FormatError(
-                "safetensors.partial-byte", f"expected whole bytes, found {bits} bits of {entry.dtype}", where=location
+                "safetensors.partial-byte",
+                f"expected whole bytes, found {bits} bits of {entry.dtype}",
+                where=entry_location,
             )
         if begin != position:
-            what = "a gap" if begin > position else "an overlap"
+            problem = "a gap" if begin > position else "an overlap"
             raise FormatError(
                 "safetensors.offsets",
-                f"expected the tensor to begin at {position}, found {what}: {begin}",
-                where=location,
+                f"expected the tensor to begin at {position}, found {problem}: {begin}",
+                where=entry_location,
             )
         if end - begin != bits // 8:
             raise FormatError(
                 "safetensors.size",
                 f"expected {bits // 8} bytes for {entry.dtype} of shape {list(entry.shape)}, found {end - begin}",
-                where=location,
+                where=entry_location,
             )
         position = end
     if position != buffer_length:
-        reason = CUT_OFF if position > buffer_length else "bytes follow the last tensor"
+        reason = TRUNCATED_HINT if position > buffer_length else "bytes follow the last tensor"
         raise FormatError(
             "safetensors.data-length",
             f"expected {position} bytes of data, found {buffer_length}; {reason}",
-            where=where,
+            where=location,
         )
 
 
 def encode(entries: Mapping[str, Entry], metadata: Mapping[str, str]) -> bytearray:
     """Return prefix and header, padded with spaces to a multiple of 8 so that the data buffer is aligned.
 
-    Keys, escapes and their order are those of the package ``safetensors``: metadata first if there is any. Entries are
-    asked for one after the other.
+    Keys, escapes and their order are those of the package ``safetensors``: metadata first if there is any. ``entries``
+    is iterated once and may build each entry on access.
     """
-    found, encoded = bytearray(PREFIX) + b"{", msgspec.json.Encoder().encode
+    header, encode_json = bytearray(PREFIX) + b"{", msgspec.json.Encoder().encode
     if metadata:
-        found += b"%b:%b" % (encoded(METADATA), encoded(dict(metadata)))
+        header += b"%b:%b" % (encode_json(METADATA), encode_json(dict(metadata)))
     for key, entry in entries.items():
-        found += b"%b%b:%b" % (b"," if len(found) > PREFIX + 1 else b"", encoded(key), encoded(entry))
-    found += b"}"
-    found += b" " * (-len(found) % 8)
-    found[:PREFIX] = (len(found) - PREFIX).to_bytes(PREFIX, "little")
-    return found
+        header += b"%b%b:%b" % (b"," if len(header) > PREFIX + 1 else b"", encode_json(key), encode_json(entry))
+    header += b"}"
+    header += b" " * (-len(header) % 8)
+    header[:PREFIX] = (len(header) - PREFIX).to_bytes(PREFIX, "little")
+    return header

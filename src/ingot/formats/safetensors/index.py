@@ -1,7 +1,7 @@
 """Shards: ``model.safetensors.index.json`` maps tensor names to files of the same folder.
 
 The layout is that of Hugging Face's ``save_pretrained``: ``{"metadata": {"total_size": bytes, ...}, "weight_map":
-{name: file}}``. The shards themselves are safetensors files with headers of their own, which win where both speak.
+{name: file}}``. The shards themselves are safetensors files with headers of their own, which take precedence.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from ingot.model.store import Store
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
 MAX_INDEX = 100_000_000
-# Bytes of an index that cost next to nothing to parse.
+# Up to this size in bytes, an index is cheap to parse.
 _SMALL = 1 << 20
 
 
 def read_sharded(store: Store, name: str, *, verify: bool = True) -> Catalog:
-    """Read an index and the headers of all its shards as one checkpoint, shards in the order of their names."""
+    """Read an index and the headers of all its shards as one checkpoint; shards are sorted by name."""
     raw = store.read(name, MAX_INDEX, "safetensors.index-length")
     _require_room(store, name, len(raw))
     weight_map, total = _parse(raw, name)
@@ -68,7 +68,7 @@ def read_sharded(store: Store, name: str, *, verify: bool = True) -> Catalog:
 def unlisted_files(store: Store) -> frozenset[str]:
     """Return the weight files of a folder that its index does not list; nothing unless there is one index.
 
-    Raises ``FormatError`` as ``read_sharded``.
+    Raises the ``FormatError`` of ``read_sharded``.
     """
     names = store.names()
     indexes = [name for name in names if name.lower().endswith(INDEX_SUFFIX)]
@@ -81,9 +81,10 @@ def unlisted_files(store: Store) -> frozenset[str]:
 
 
 def _require_room(store: Store, name: str, size: int) -> None:
-    """Refuse a large index that names more than the headers of the files beside it can, before it is parsed.
+    """Refuse, before parsing, a large index that names more tensors than the headers of the folder's files can.
 
-    A tensor is named in both; what else stands there is at most 300 bytes in an index and at least 50 in a header.
+    Every tensor is named in both. Apart from the name, an entry takes at most 300 bytes in an index and at least 50 in
+    a header.
     """
     if size <= _SMALL:
         return
@@ -113,11 +114,11 @@ _INDEX = msgspec.json.Decoder(_Index)
 _MINUS_ZERO = re.compile(rb":\s*-0")
 
 
-def _quick(raw: bytes) -> dict[str, Any] | None:
-    """Return a usual index; None for one that needs a closer look.
+def _parse_typical(raw: bytes) -> dict[str, Any] | None:
+    """Return a typical index; None for one that needs the strict parser.
 
-    No key is repeated where there are as many colons as keys, those inside of text counted. An escaped colon would
-    break the count.
+    No key is repeated if the number of colons equals the number of keys plus the colons within texts. An escaped colon
+    would break the count.
     """
     if b"\\u003" in raw or _MINUS_ZERO.search(raw):
         return None
@@ -132,29 +133,31 @@ def _quick(raw: bytes) -> dict[str, Any] | None:
     return {"weight_map": index.weight_map, "metadata": index.metadata}
 
 
-def _parse(raw: bytes, where: str) -> tuple[dict[str, str], int | None]:
-    index = _quick(raw) or strict_json(raw, "safetensors.index-json", "safetensors.index-duplicate-key", where)
+def _parse(raw: bytes, location: str) -> tuple[dict[str, str], int | None]:
+    index = _parse_typical(raw) or strict_json(
+        raw, "safetensors.index-json", "safetensors.index-duplicate-key", location
+    )
     weight_map, metadata = index.get("weight_map"), index.get("metadata", {})
     if not isinstance(weight_map, dict) or not isinstance(metadata, dict):
         raise FormatError(
-            "safetensors.index-fields", "expected an object 'weight_map' and an object 'metadata'", where=where
+            "safetensors.index-fields", "expected an object 'weight_map' and an object 'metadata'", where=location
         )
-    odd = next((tensor for tensor, shard in weight_map.items() if not isinstance(shard, str)), None)
-    if odd is not None:
-        raise FormatError("safetensors.index-fields", f"expected a file name for {odd[:200]!r}", where=where)
+    invalid = next((tensor for tensor, shard in weight_map.items() if not isinstance(shard, str)), None)
+    if invalid is not None:
+        raise FormatError("safetensors.index-fields", f"expected a file name for {invalid[:200]!r}", where=location)
     for shard in set(weight_map.values()):
         if shard in ("", ".", "..") or any(character in shard for character in "/\\\0"):
             raise FormatError(
                 "safetensors.index-escape",
-                f"expected the name of a file beside the index, found {shard[:200]!r}",
-                where=where,
+                f"expected the name of a file in the folder of the index, found {shard[:200]!r}",
+                where=location,
             )
     total = metadata.get("total_size")
     return weight_map, int(total) if isinstance(total, int | float) and abs(total) < 2**63 else None
 
 
-def _check_against(files: Sequence[File], weight_map: Mapping[str, str], where: str) -> list[tuple[str, str]]:
-    """Compare map and headers. A tensor that only a header knows stays: dropping it would lose weights."""
+def _check_against(files: Sequence[File], weight_map: Mapping[str, str], location: str) -> list[tuple[str, str]]:
+    """Compare the map with the headers. A tensor that only a header lists stays: dropping it would lose weights."""
     shard_of: dict[str, str] = {}
     for file in files:
         for tensor in file.header.entries:
@@ -162,15 +165,15 @@ def _check_against(files: Sequence[File], weight_map: Mapping[str, str], where: 
                 raise FormatError(
                     "safetensors.index-duplicate-tensor",
                     f"{tensor[:200]!r} is in {shard_of[tensor]} and {file.name}",
-                    where=where,
+                    where=location,
                 )
             shard_of[tensor] = file.name
     for tensor, shard in weight_map.items():
         if shard_of.get(tensor) != shard:
             raise FormatError(
                 "safetensors.index-missing-tensor",
-                f"expected {tensor[:200]!r} in {shard}, found no such tensor there",
-                where=where,
+                f"expected {tensor[:200]!r} in {shard}, but that file has no tensor of this name",
+                where=location,
             )
     unlisted = [tensor for tensor in shard_of if tensor not in weight_map]
     if not unlisted:
@@ -184,7 +187,7 @@ def _check_against(files: Sequence[File], weight_map: Mapping[str, str], where: 
 
 
 def _check_total(files: Sequence[File], total: int | None) -> list[tuple[str, str]]:
-    """Tell a wrong ``total_size``; writers disagree on tied tensors, so that it is no error."""
+    """Return a note on an incorrect ``total_size``; writers count tied tensors differently, so that it is no error."""
     real = sum(file.source.size - file.start for file in files)
     if total is None or total == real:
         return []
@@ -204,10 +207,10 @@ def _merged_metadata(files: Sequence[File]) -> tuple[dict[str, str], list[tuple[
 
 
 def split(specs: Sequence[TensorSpec], max_shard: int | None, carrier: Carrier) -> list[Sequence[TensorSpec]]:
-    """Cut tensors into shards as ``huggingface_hub.split_state_dict_into_shards_factory`` does.
+    """Cut tensors into shards like ``huggingface_hub.split_state_dict_into_shards_factory``.
 
-    In order: a tensor larger than ``max_shard`` bytes gets a shard of its own at once; else it joins the current shard,
-    or begins the next one if it would pass the limit.
+    Tensors keep their order. A tensor larger than ``max_shard`` bytes gets a shard of its own. Any other joins the
+    current shard, or begins the next one if it would exceed the limit.
     """
     if max_shard is None:
         return [specs]
@@ -232,25 +235,25 @@ def split(specs: Sequence[TensorSpec], max_shard: int | None, carrier: Carrier) 
 
 
 def shard_names(name: str, count: int) -> list[str]:
-    """Return the files' names: ``name`` itself for one, else ``stem-00001-of-0000N.safetensors``."""
+    """Return the names of the files: ``name`` for a single file, else ``stem-00001-of-0000N.safetensors``."""
     if count == 1:
         return [name]
     stem = name.removesuffix(INDEX_SUFFIX).removesuffix(SUFFIX)
-    return [f"{stem}-{number:05d}-of-{count:05d}{SUFFIX}" for number in range(1, count + 1)]
+    return [f"{stem}-{index:05d}-of-{count:05d}{SUFFIX}" for index in range(1, count + 1)]
 
 
 def index_name(name: str) -> str:
-    """Return the index's name for an artifact whose single file would be called ``name``."""
+    """Return the name of the index for an artifact whose single file would be called ``name``."""
     return name.removesuffix(INDEX_SUFFIX).removesuffix(SUFFIX) + INDEX_SUFFIX
 
 
 def encode_index(shards: Sequence[Sequence[TensorSpec]], names: Sequence[str], carrier: Carrier) -> bytes:
-    """Return the index as Hugging Face writes it: sorted keys, two spaces, a newline at the end."""
+    """Return the index in the form that Hugging Face writes: sorted keys, two spaces, a newline at the end."""
     weight_map = {
-        piece.key: name
+        entry.key: name
         for shard, name in zip(shards, names, strict=True)
         for spec in shard
-        for piece in carrier.pieces(spec)
+        for entry in carrier.file_entries(spec)
     }
     total = sum(tensor_bytes(spec, carrier) for shard in shards for spec in shard)
     index: dict[str, Any] = {"metadata": {"total_size": total}, "weight_map": weight_map}

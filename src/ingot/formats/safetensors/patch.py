@@ -1,7 +1,7 @@
 """Sparse patches in safetensors files: two entries per tensor, positions and new values (``spec/sparse_patch.md``).
 
-Read are both versions that TRL's ``AsyncGRPOTrainer`` has written, and, where a delta is asked for, pairs without any
-metadata as prime-rl writes them; written is TRL's second version with positions as they are.
+The reader accepts both versions that TRL's ``AsyncGRPOTrainer`` has written. If the caller asks for a delta, it also
+accepts pairs without metadata, which prime-rl writes. The writer writes TRL's second version with absolute positions.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from ingot.reporting.report import Column, Table
 CODEC = PatchLayout.codec
 STRATEGY = "sparse-patch"
 FORMAT, VERSION = "sparse_weight_patch", "1"
-OWN = "ingot"
-"""The key of ``__metadata__`` for what Ingot adds: shapes, and the fine-tune's own metadata."""
+INGOT_KEY = "ingot"
+"""The key of ``__metadata__`` for Ingot's additions: shapes, and the metadata of the fine-tune."""
 
 FIRST, SECOND = (".indices", ".values"), (".idx", ".val")
-"""Suffixes of positions and values, of the first and the second version."""
+"""Suffixes of positions and values, in the first and the second version."""
 
 ALGORITHM = "crc32c"
 
 
 @warm
-class _Own(msgspec.Struct, omit_defaults=True):
-    """What stands under ``OWN``, as JSON."""
+class _IngotFields(msgspec.Struct, omit_defaults=True):
+    """The JSON value of ``INGOT_KEY``."""
 
     shapes: dict[str, list[int]] = {}
     metadata: dict[str, Any] = {}
@@ -47,12 +47,12 @@ class _Own(msgspec.Struct, omit_defaults=True):
 
 
 def is_patch(metadata: Mapping[str, Any]) -> bool:
-    """Whether a file's metadata makes it a sparse patch; TRL's whole checkpoints say ``sparse`` ``False``."""
+    """Return whether a file's metadata makes it a sparse patch; TRL's full checkpoints have ``sparse`` ``False``."""
     return metadata.get("format") == FORMAT and metadata.get("sparse", "True") == "True"
 
 
-def read_patch(catalog: Catalog, where: str, *, verify: bool = True) -> Catalog:
-    """Return a file of pairs as a delta.
+def read_patch(catalog: Catalog, location: str, *, verify: bool = True) -> Catalog:
+    """Return the catalog of a delta from a file of pairs.
 
     Raises
     ------
@@ -60,57 +60,59 @@ def read_patch(catalog: Catalog, where: str, *, verify: bool = True) -> Catalog:
         ``sparse_patch.version``, ``sparse_patch.metadata``, ``sparse_patch.pair``, ``sparse_patch.shape``,
         ``sparse_patch.index-dtype``, ``part.digest``.
     UnsupportedError
-        ``sparse_patch.encoding``: positions that a library for other processors has compressed.
+        ``sparse_patch.encoding``: positions compressed by a library for other processors.
     """
-    told = catalog.metadata
-    if told.get("version", VERSION) != VERSION:
+    header_metadata = catalog.metadata
+    if header_metadata.get("version", VERSION) != VERSION:
         raise FormatError(
-            "sparse_patch.version", f"expected version {VERSION}, found {told['version'][:40]!r}", where=where
+            "sparse_patch.version",
+            f"expected version {VERSION}, found {header_metadata['version'][:40]!r}",
+            where=location,
         )
-    second = "encoding" in told or "sparse" in told
-    encoding = told.get("encoding", RAW)
+    second = "encoding" in header_metadata or "sparse" in header_metadata
+    encoding = header_metadata.get("encoding", RAW)
     if encoding not in INDEX_TYPES:
         raise UnsupportedError(
             f"expected positions encoded as {' or '.join(INDEX_TYPES)}, found {encoding[:40]!r}; write the patch "
             "with one of these",
             rule="sparse_patch.encoding",
-            where=where,
+            where=location,
         )
-    own = _own(told, where)
-    _state_digests(catalog.tensors, own.digests, where, verify=verify)
-    tensors = _pairs(catalog.tensors, SECOND if second else FIRST, encoding, own, where)
-    info: Any = told.get(KEY) or _described(tensors).to_metadata()
-    rows = tuple((key, value[:200]) for key, value in told.items() if key not in (KEY, OWN))
+    fields = _parse_ingot_fields(header_metadata, location)
+    _set_digests(catalog.tensors, fields.digests, location, verify=verify)
+    tensors = _pairs(catalog.tensors, SECOND if second else FIRST, encoding, fields, location)
+    info: Any = header_metadata.get(KEY) or _describe(tensors).to_metadata()
+    rows = tuple((key, value[:200]) for key, value in header_metadata.items() if key not in (KEY, INGOT_KEY))
     details = (Table("", (Column("", head="field"), Column("", head="value")), rows, "Sparse patch"),)
     return replace(
         catalog,
         tensors=tensors,
-        metadata={**own.metadata, KEY: info},
+        metadata={**fields.metadata, KEY: info},
         details=lambda: details,
-        manifest_digest=manifest_digest.KEY in told,
+        manifest_digest=manifest_digest.KEY in header_metadata,
     )
 
 
-def read_pairs(catalog: Catalog, where: str) -> Catalog | None:
-    """Return a file as a delta if all that it holds are pairs, whatever it says of itself; None if not.
+def read_pairs(catalog: Catalog, location: str) -> Catalog | None:
+    """Return a file as a delta if it contains nothing but pairs, whatever its metadata states; None if it does not.
 
-    Such a file is ordinary tensors to everybody who does not look for a delta.
+    Other readers see such a file as ordinary tensors.
     """
     for suffixes in (FIRST, SECOND):
         names = [name for name in catalog.tensors if name.endswith(suffixes)]
         if names and len(names) == len(catalog.tensors):
-            tensors = _pairs(catalog.tensors, suffixes, RAW, _Own(), where)
-            return replace(catalog, tensors=tensors, metadata={KEY: _described(tensors).to_metadata()})
+            tensors = _pairs(catalog.tensors, suffixes, RAW, _IngotFields(), location)
+            return replace(catalog, tensors=tensors, metadata={KEY: _describe(tensors).to_metadata()})
     return None
 
 
 def keys_of(name: str) -> tuple[str, str]:
-    """Return the names of a tensor's positions and values in the file that is written."""
+    """Return the names of a tensor's positions and values in the written file."""
     return name + SECOND[0], name + SECOND[1]
 
 
-def refusal(spec: TensorSpec) -> str | None:
-    """Why a sparse patch cannot be stored as a pair; None if it can."""
+def why_patch_unsupported(spec: TensorSpec) -> str | None:
+    """Return why a sparse patch cannot be stored as a pair; None if it can."""
     parts = {part.role: part for part in spec.parts}
     if set(parts) != {"indices", "values"} or any(part.encoding != "raw" for part in spec.parts):
         return "safetensors holds a sparse patch as uncompressed parts indices and values"
@@ -125,9 +127,10 @@ def refusal(spec: TensorSpec) -> str | None:
 def written_metadata(
     specs: Sequence[TensorSpec], metadata: Mapping[str, str], digests: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the ``__metadata__`` of a file with the patches ``specs``: TRL's fields, the delta's, Ingot's.
+    """Return the ``__metadata__`` of a file with the patches ``specs``: the fields of TRL, of the delta and of Ingot.
 
-    ``digests`` are those of the file's entries by key, and make the header end with a digest of itself.
+    ``digests`` maps keys of the file's entries to their digests. If it is not empty, the header ends with a digest of
+    itself.
 
     Raises ``UnsupportedError`` ``sparse_patch.mixed``: positions in two encodings.
     """
@@ -140,9 +143,9 @@ def written_metadata(
     changed = sum(_count(spec) for spec in patches)
     elements = sum(spec.size for spec in patches)
     shapes = {spec.name: list(spec.shape) for spec in patches if not PatchLayout.of(spec).flat}
-    own = _Own(shapes, {key: value for key, value in metadata.items() if key != KEY}, dict(digests))
+    fields = _IngotFields(shapes, {key: value for key, value in metadata.items() if key != KEY}, dict(digests))
     delta = {KEY: metadata[KEY]} if KEY in metadata else {}
-    whole = {manifest_digest.KEY: manifest_digest.stand_in(ALGORITHM)} if digests or not specs else {}
+    header_digest = {manifest_digest.KEY: manifest_digest.stand_in(ALGORITHM)} if digests or not specs else {}
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -154,8 +157,8 @@ def written_metadata(
         "sparsity": str(1.0 - changed / max(elements, 1)),
         "encoding": encodings[0],
         **delta,
-        OWN: msgspec.json.encode(own).decode(),
-        **whole,
+        INGOT_KEY: msgspec.json.encode(fields).decode(),
+        **header_digest,
     }
 
 
@@ -163,40 +166,40 @@ def _count(spec: TensorSpec) -> int:
     return (spec.part("values").length or 0) * 8 // DTYPES[spec.dtype].bits
 
 
-def _own(told: Mapping[str, str], where: str) -> _Own:
-    if OWN not in told:
-        return _Own()
+def _parse_ingot_fields(header_metadata: Mapping[str, str], location: str) -> _IngotFields:
+    if INGOT_KEY not in header_metadata:
+        return _IngotFields()
     try:
-        own = msgspec.json.decode(told[OWN], type=_Own)
+        fields = msgspec.json.decode(header_metadata[INGOT_KEY], type=_IngotFields)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise FormatError("sparse_patch.metadata", f"{OWN!r}: {error}", where=where) from error
-    for name, shape in own.shapes.items():
+        raise FormatError("sparse_patch.metadata", f"{INGOT_KEY!r}: {error}", where=location) from error
+    for name, shape in fields.shapes.items():
         if any(size < 0 for size in shape):
-            raise FormatError("sparse_patch.metadata", f"expected sizes from 0, found {shape}"[:200], where=where)
-        element_count(shape, "sparse_patch.metadata", f"{where}: {name[:200]}")
-    if KEY in own.metadata:
-        raise FormatError("sparse_patch.metadata", f"expected no {KEY!r} under {OWN!r}", where=where)
-    return own
+            raise FormatError("sparse_patch.metadata", f"expected sizes from 0, found {shape}"[:200], where=location)
+        element_count(shape, "sparse_patch.metadata", f"{location}: {name[:200]}")
+    if KEY in fields.metadata:
+        raise FormatError("sparse_patch.metadata", f"expected no {KEY!r} under {INGOT_KEY!r}", where=location)
+    return fields
 
 
-def _state_digests(tensors: Mapping[str, Tensor], digests: Mapping[str, str], where: str, *, verify: bool) -> None:
-    """Give every entry's part the digest that the metadata has of it."""
+def _set_digests(tensors: Mapping[str, Tensor], digests: Mapping[str, str], location: str, *, verify: bool) -> None:
+    """Set the digest of every entry's part from the metadata."""
     for key, text in digests.items():
-        checksums.known(text, "part.digest", f"{where}: {key[:200]}")
+        checksums.known(text, "part.digest", f"{location}: {key[:200]}")
         if key in tensors:
             part = tensors[key].parts["data"]
             part.digest, part.verify = text, verify
 
 
 def _pairs(
-    tensors: Mapping[str, Tensor], suffixes: tuple[str, str], encoding: str, own: _Own, where: str
+    tensors: Mapping[str, Tensor], suffixes: tuple[str, str], encoding: str, fields: _IngotFields, location: str
 ) -> dict[str, Tensor]:
-    """Put positions and values together; what is no pair is a tensor that is replaced whole."""
+    """Combine positions and values; an entry outside a pair is a tensor that is replaced completely."""
     pairs: dict[str, Tensor] = {}
     for key, tensor in tensors.items():
         if not key.endswith(suffixes):
             if key in pairs:
-                raise _lonely(key, "the tensor itself beside its patch", where)
+                raise _incomplete_pair(key, "the tensor itself and also its patch", location)
             pairs[key] = tensor
             continue
         name = key.removesuffix(suffixes[key.endswith(suffixes[1])])
@@ -204,43 +207,45 @@ def _pairs(
             continue
         pair = [name + suffix for suffix in suffixes]
         if name in tensors or any(other not in tensors for other in pair):
-            raise _lonely(name, f"{key[:200]!r} without the other", where)
-        pairs[name] = _pair(name, tensors[pair[0]], tensors[pair[1]], encoding, own.shapes.get(name), where)
-    stray = next((name for name in own.shapes if name not in pairs), None)
+            raise _incomplete_pair(name, f"{key[:200]!r} without the other entry of the pair", location)
+        pairs[name] = _pair(name, tensors[pair[0]], tensors[pair[1]], encoding, fields.shapes.get(name), location)
+    stray = next((name for name in fields.shapes if name not in pairs), None)
     if stray is not None:
-        raise FormatError("sparse_patch.metadata", f"a shape is stated for {stray[:200]!r}, which is not there")
+        raise FormatError(
+            "sparse_patch.metadata", f"expected shapes for tensors of this file only, found one for {stray[:200]!r}"
+        )
     return pairs
 
 
-def _pair(name: str, indices: Tensor, values: Tensor, encoding: str, shape: list[int] | None, where: str) -> Tensor:
-    where = f"{where}: {name[:200]}"
+def _pair(name: str, indices: Tensor, values: Tensor, encoding: str, shape: list[int] | None, location: str) -> Tensor:
+    location = f"{location}: {name[:200]}"
     if len(indices.shape) != 1 or indices.shape != values.shape:
         raise FormatError(
             "sparse_patch.shape",
-            f"expected as many positions as values, in one dimension, found {list(indices.shape)[:8]} and "
+            f"expected equally many positions and values, in one dimension, found {list(indices.shape)[:8]} and "
             f"{list(values.shape)[:8]}",
-            where=where,
+            where=location,
         )
     if indices.dtype not in INDEX_TYPES[encoding]:
         raise FormatError(
             "sparse_patch.index-dtype",
             f"expected {encoding} positions of {' or '.join(INDEX_TYPES[encoding])}, found {indices.dtype}",
-            where=where,
+            where=location,
         )
     parts = {"indices": indices.parts["data"], "values": values.parts["data"]}
     layout = PatchLayout(encoding, flat=shape is None)
-    own = values.shape if shape is None else tuple(shape)
-    return Tensor(name, own, values.dtype, layout.codec, parts, layout.attributes())
+    full_shape = values.shape if shape is None else tuple(shape)
+    return Tensor(name, full_shape, values.dtype, layout.codec, parts, layout.attributes())
 
 
-def _lonely(name: str, found: str, where: str) -> FormatError:
+def _incomplete_pair(name: str, problem: str, location: str) -> FormatError:
     return FormatError(
-        "sparse_patch.pair", f"expected positions and values, found {found}", where=f"{where}: {name[:200]}"
+        "sparse_patch.pair", f"expected positions and values, found {problem}", where=f"{location}: {name[:200]}"
     )
 
 
-def _described(tensors: Mapping[str, Tensor]) -> DeltaInfo:
-    """Return what can be said of a delta whose file says nothing of its base."""
+def _describe(tensors: Mapping[str, Tensor]) -> DeltaInfo:
+    """Return the description of a delta whose file does not describe its base."""
     changes = {
         name: Change("apply" if tensor.codec == CODEC else "replace", tensor.dtype) for name, tensor in tensors.items()
     }

@@ -1,6 +1,6 @@
-"""Which entries of a safetensors header a tensor takes: one where it is dense, two where it is a sparse patch.
+"""The header entries of a tensor in a safetensors file: one for a dense tensor, two for a sparse patch.
 
-Dialects (``formats/dialects``) have tensors of other codecs, each with entries of its own.
+Packed folder formats (``formats/dialects``) store tensors of other codecs, with entries of their own.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from ingot.formats.safetensors.patch import CODEC, keys_of
 from ingot.model.spec import TensorSpec
 
 
-class Piece(NamedTuple):
-    """One entry: the part that it holds, its key in the header, element type (Ingot's name), shape and bytes.
+class FileEntry(NamedTuple):
+    """A header entry: the role of its part, its key, element type (Ingot's name), shape and size in bytes.
 
-    ``content`` makes the bytes of an entry that follows from the specs and is no part: then ``role`` is a name for
-    messages alone.
+    If the bytes of an entry follow from the specs and are no part, ``content`` returns them; ``role`` then only names
+    the entry in messages.
     """
 
     role: str
@@ -30,34 +30,38 @@ class Piece(NamedTuple):
 
 
 class Carrier(Protocol):
-    """What a file carries, and as which entries."""
+    """A format's rules for the tensors that a file can store, and for their entries."""
 
-    def refuses(self, spec: TensorSpec) -> str | None:
-        """Why a tensor cannot be carried; None if it can."""
+    def why_unsupported(self, spec: TensorSpec) -> str | None:
+        """Return why a tensor cannot be stored; None if it can."""
         ...
 
-    def pieces(self, spec: TensorSpec) -> Sequence[Piece]:
-        """Return the entries of a tensor that is not refused, those of its parts in the order of the parts."""
+    def file_entries(self, spec: TensorSpec) -> Sequence[FileEntry]:
+        """Return the entries of a supported tensor; entries of parts have the order of the parts."""
         ...
 
 
-def pieces(spec: TensorSpec) -> list[Piece]:
+def file_entries(spec: TensorSpec) -> list[FileEntry]:
     """Return the entries of a dense tensor or of a sparse patch.
 
-    Raises ``UsageError`` ``writer.length``: a part whose length is not known; the header comes before it.
+    Raises ``UsageError`` ``writer.length``: the length of a part is unknown, but the header precedes the part.
     """
     if spec.codec != CODEC:
-        return [Piece("data", spec.name, spec.dtype, spec.shape, DTYPES[spec.dtype].nbytes(spec.size))]
-    pieces_of_spec = []
+        return [FileEntry("data", spec.name, spec.dtype, spec.shape, DTYPES[spec.dtype].nbytes(spec.size))]
+    entries = []
     for role, key in zip(("indices", "values"), keys_of(spec.name), strict=True):
         part = spec.part(role)
         if part.length is None:
-            raise UsageError("expected to know how many elements differ", rule="writer.length", where=spec.name)
+            raise UsageError(
+                "expected the number of elements that differ, but the spec does not state it",
+                rule="writer.length",
+                where=spec.name,
+            )
         dtype = part.type or part.dtype
-        pieces_of_spec.append(Piece(role, key, dtype, (part.length * 8 // DTYPES[dtype].bits,), part.length))
-    return pieces_of_spec
+        entries.append(FileEntry(role, key, dtype, (part.length * 8 // DTYPES[dtype].bits,), part.length))
+    return entries
 
 
 def tensor_bytes(spec: TensorSpec, carrier: Carrier) -> int:
-    """Bytes that a tensor takes in a file, header excepted."""
-    return sum(piece.nbytes for piece in carrier.pieces(spec))
+    """Return the bytes of a tensor in a file without the header."""
+    return sum(entry.nbytes for entry in carrier.file_entries(spec))

@@ -1,4 +1,4 @@
-"""Reading: a catalog whose tensors are built when somebody asks for them."""
+"""Reader of safetensors files: a catalog that builds tensors on access."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ingot.core.parsing import manifest_digest
 from ingot.errors import FormatError
 from ingot.formats.base import Catalog
 from ingot.formats.safetensors.header import MAX_HEADER, PREFIX, Header, parse
-from ingot.formats.shared.foreign import CUT_OFF
+from ingot.formats.shared.foreign import TRUNCATED_HINT
 from ingot.formats.shared.headers import ReadHeader, header_of, headers_of
 from ingot.model.bytesource import ByteSource
 from ingot.model.layouts.dense import DATA, DenseLayout
@@ -22,7 +22,7 @@ from ingot.model.tensor import Tensor
 
 
 class File(NamedTuple):
-    """One opened and checked file: ``start`` is where its data buffer begins, ``raw`` gives its header's bytes."""
+    """An open and checked file. Its data buffer begins at ``start``; ``raw`` returns the bytes of its header."""
 
     name: str
     source: ByteSource
@@ -39,7 +39,7 @@ def tensors_of(files: Sequence[File]) -> Lazy[Tensor]:
     else:
         names = homes = {name: file for file in files for name in file.header.entries}
 
-    def make(name: str) -> Tensor:
+    def build(name: str) -> Tensor:
         file = homes[name] if homes else files[0]
         entry = file.header.entries[name]
         row = BY_SAFETENSORS[entry.dtype]
@@ -54,11 +54,11 @@ def tensors_of(files: Sequence[File]) -> Lazy[Tensor]:
         )
         return Tensor(name, entry.shape, row.name, DenseLayout.codec, {DATA: part})
 
-    return Lazy(names, make)
+    return Lazy(names, build)
 
 
 def open_file(store: Store, name: str, *, verify: bool = True) -> File:
-    """Open one safetensors file and check its header against its size, and against its digest if it has one.
+    """Open a safetensors file and check its header against the file's size, and against its digest if it has one.
 
     Raises ``FormatError``; ``IntegrityError`` ``manifest.digest``.
     """
@@ -68,9 +68,9 @@ def open_file(store: Store, name: str, *, verify: bool = True) -> File:
         raw = read_bytes(source, PREFIX, length)
         start = PREFIX + length
         header = parse(raw, source.size - start, name)
-        stated = header.metadata.get(manifest_digest.KEY)
-        if stated is not None and verify:
-            manifest_digest.check_json(raw, stated, name)
+        digest = header.metadata.get(manifest_digest.KEY)
+        if digest is not None and verify:
+            manifest_digest.check_json(raw, digest, name)
         return File(name, source, header, start, header_of(raw, source, PREFIX))
     except BaseException:
         source.close()
@@ -80,22 +80,24 @@ def open_file(store: Store, name: str, *, verify: bool = True) -> File:
 def _header_length(source: ByteSource, name: str) -> int:
     if source.size < PREFIX:
         raise FormatError(
-            "safetensors.too-short", f"expected at least {PREFIX} bytes, found {source.size}; {CUT_OFF}", where=name
+            "safetensors.too-short",
+            f"expected at least {PREFIX} bytes, found {source.size}; {TRUNCATED_HINT}",
+            where=name,
         )
     length = int.from_bytes(read_bytes(source, 0, PREFIX), "little")
     limit = min(MAX_HEADER, source.size - PREFIX)
     if length > limit:
         raise FormatError(
             "safetensors.header-length",
-            f"expected a header of at most {limit} bytes, found {length}: no safetensors file, or "
-            f"a part of one; {CUT_OFF}",
+            f"expected a header of at most {limit} bytes, found {length}: this is no safetensors file, or "
+            f"only part of one; {TRUNCATED_HINT}",
             where=name,
         )
     return length
 
 
 def read_single(store: Store, name: str, *, verify: bool = True) -> Catalog:
-    """Read one file as a checkpoint; errors as ``open_file``."""
+    """Read one file as a checkpoint; raises the errors of ``open_file``."""
     file = open_file(store, name, verify=verify)
     headers = headers_of({name: file.raw})
     return Catalog(tensors_of([file]), metadata=file.header.metadata, headers=headers, sources=(file.source,))

@@ -1,7 +1,7 @@
-"""Writing: every offset is known from the specs, so that tensors go to their places in whatever order they come.
+"""Writer of safetensors files. All offsets follow from the specs, so that tensors can arrive in any order.
 
-Order of keys and bytes is that of the package ``safetensors`` 0.8: element types with the widest alignment first, names
-in code-point order within a type. A file of the same tensors is the same file.
+The order of keys and bytes is that of the package ``safetensors`` 0.8: element types with the widest alignment first,
+names in code-point order within a type. The same tensors result in the same file.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from ingot.core.parsing import manifest_digest
 from ingot.core.parsing.columns import Rows
 from ingot.errors import IntegrityError, UnsupportedError, UsageError
 from ingot.formats.base import FormatWriter, WriteOptions
-from ingot.formats.by_many import Place, Read, crc_record
+from ingot.formats.by_many import BlobLocation, Read, crc_record
 from ingot.formats.safetensors.header import MAX_HEADER, METADATA, PREFIX, Entry, encode
 from ingot.formats.safetensors.index import encode_index, index_name, shard_names, split
-from ingot.formats.safetensors.patch import ALGORITHM, CODEC, refusal, written_metadata
-from ingot.formats.safetensors.pieces import Carrier, Piece
+from ingot.formats.safetensors.patch import ALGORITHM, CODEC, why_patch_unsupported, written_metadata
+from ingot.formats.safetensors.pieces import Carrier, FileEntry
 from ingot.formats.shared.order import Order
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import Buffer, Sink, Target
@@ -28,7 +28,8 @@ from ingot.model.delta import KEY
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.spec import TensorSpec
 
-# The order of safetensors' enum Dtype, "in increasing alignment order" (safetensors/src/tensor.rs); files run down it.
+# The order of safetensors' enum Dtype, "in increasing alignment order" (safetensors/src/tensor.rs); files use the
+# reverse.
 _RISING = (
     "BOOL F4 F6_E2M3 F6_E3M2 U8 I8 F8_E5M2 F8_E4M3 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ "
     "I16 U16 F16 BF16 I32 U32 F32 C64 F64 I64 U64"
@@ -36,40 +37,41 @@ _RISING = (
 _RANK = {BY_SAFETENSORS[spelling].name: rank for rank, spelling in enumerate(_RISING.split())}
 
 
-def refuses(spec: TensorSpec) -> str | None:
-    """Why a safetensors file cannot hold this tensor; None if it can."""
+def why_unsupported(spec: TensorSpec) -> str | None:
+    """Return why a safetensors file cannot store this tensor; None if it can."""
     row = DTYPES.get(spec.dtype)
     if spec.codec == CODEC and _is_text(spec.name):
-        return refusal(spec)
+        return why_patch_unsupported(spec)
     if spec.codec != DenseLayout.codec:
         return f"safetensors holds dense tensors, this one is {spec.codec}; convert with a dense recipe such as bf16"
     if row is None or row.safetensors is None:
         return f"safetensors has no element type {spec.dtype}"
     if spec.name == METADATA or not _is_text(spec.name):
         return f"safetensors cannot name a tensor {spec.name!r}"
-    return _refuses_size(spec, row)
+    return _why_wrong_size(spec, row)
 
 
-def _refuses_size(spec: TensorSpec, row: DType) -> str | None:
+def _why_wrong_size(spec: TensorSpec, row: DType) -> str | None:
     if len(spec.parts) != 1 or spec.parts[0].role != "data" or spec.parts[0].encoding != "raw":
         return "safetensors holds one uncompressed part 'data' per tensor"
     bits = spec.size * row.bits
     if bits % 8:
-        return f"{spec.size} elements of {row.bits} bits are no whole number of bytes"
+        return f"expected a multiple of 8 bits, found {spec.size} elements of {row.bits} bits; pad the tensor"
     if spec.parts[0].length != bits // 8:
         return f"expected {bits // 8} bytes for shape {list(spec.shape)} in {spec.dtype}, found {spec.parts[0].length}"
     return None
 
 
 def checked_metadata(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Return the metadata if it is strings to strings.
+    """Return the metadata if it maps strings to strings.
 
     Raises ``UnsupportedError`` ``safetensors.metadata``.
     """
     for key, value in metadata.items():
         if not isinstance(key, str) or not isinstance(value, str) or not _is_text(key) or not _is_text(value):
             raise UnsupportedError(
-                f"safetensors metadata maps strings to strings; {str(key)[:80]!r} is {type(value).__name__}",
+                f"expected metadata that maps UTF-8 text to UTF-8 text, found {str(key)[:80]!r} with "
+                f"{type(value).__name__}",
                 rule="safetensors.metadata",
             )
     return dict(metadata)
@@ -78,88 +80,93 @@ def checked_metadata(metadata: Mapping[str, Any]) -> dict[str, str]:
 def file_metadata(
     specs: Sequence[TensorSpec], metadata: Mapping[str, Any], digests: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return what stands under ``__metadata__``: the metadata as it is, or that of a sparse patch; errors as there."""
+    """Return the ``__metadata__``: the metadata unchanged, or the metadata of a sparse patch.
+
+    Raises the errors of ``checked_metadata`` and ``written_metadata``.
+    """
     text = checked_metadata(metadata)
     return written_metadata(specs, text, digests) if is_patch(specs, text) else text
 
 
 def is_patch(specs: Sequence[TensorSpec], metadata: Mapping[str, Any]) -> bool:
-    """Whether a file of these tensors is a sparse patch, the only one that has digests."""
+    """Return whether a file of these tensors is a sparse patch; no other safetensors file has digests."""
     return KEY in metadata and (not specs or any(spec.codec == CODEC for spec in specs))
 
 
-def stand_ins(specs: Sequence[TensorSpec], digest: str | None, carrier: Carrier) -> dict[str, str]:
-    """Return texts as long as the digests of a patch's entries; none where none are wanted."""
+def digest_placeholders(specs: Sequence[TensorSpec], digest: str | None, carrier: Carrier) -> dict[str, str]:
+    """Return placeholders of the length of the digests of a patch's entries; empty if ``digest`` is None."""
     if digest is None:
         return {}
-    return {piece.key: manifest_digest.stand_in(ALGORITHM) for spec in specs for piece in carrier.pieces(spec)}
+    return {entry.key: manifest_digest.stand_in(ALGORITHM) for spec in specs for entry in carrier.file_entries(spec)}
 
 
 class Shard:
-    """One file: its header, the place of each entry, and whether it is complete."""
+    """One file of an artifact: its header, the offset of each entry, and the number of missing tensors."""
 
     def __init__(self, name: str, specs: Sequence[TensorSpec], metadata: Mapping[str, str], carrier: Carrier) -> None:
         self.name = name
-        self._kinds: list[tuple[str, tuple[int, ...]]] = []
-        self._number, self._begin, self._at = array("I"), array("q"), dict[str, int]()
-        self._lay(specs, carrier)
-        self.head = self._encoded(metadata)
+        self._types: list[tuple[str, tuple[int, ...]]] = []
+        self._type_index, self._begin, self._index_by_key = array("I"), array("q"), dict[str, int]()
+        self._assign_offsets(specs, carrier)
+        self.head = self._encode_header(metadata)
         self.size = len(self.head) + self._begin[-1]
         self.missing = len(specs)
         self.sink: Sink | None = None
 
-    def _lay(self, specs: Sequence[TensorSpec], carrier: Carrier) -> None:
-        """Give every entry its place. There are many: what they share is kept once, and numbers in arrays."""
-        known: dict[tuple[str, tuple[int, ...]], int] = {}
-        found: dict[int, list[tuple[str, int]]] = {}
+    def _assign_offsets(self, specs: Sequence[TensorSpec], carrier: Carrier) -> None:
+        """Compute the offset of every entry. To save memory, equal types and shapes are stored once, and integers in
+        arrays.
+        """
+        type_indices: dict[tuple[str, tuple[int, ...]], int] = {}
+        keys_by_rank: dict[int, list[tuple[str, int]]] = {}
         sizes: list[int] = []
         for spec in specs:
-            for piece in carrier.pieces(spec):
-                kind = piece.dtype, piece.shape
-                number = known.setdefault(kind, len(known))
-                if number == len(sizes):
-                    sizes.append(piece.nbytes)
-                found.setdefault(_RANK[piece.dtype], []).append((piece.key, number))
-        self._kinds = [*known]
+            for entry in carrier.file_entries(spec):
+                type_ = entry.dtype, entry.shape
+                type_index = type_indices.setdefault(type_, len(type_indices))
+                if type_index == len(sizes):
+                    sizes.append(entry.nbytes)
+                keys_by_rank.setdefault(_RANK[entry.dtype], []).append((entry.key, type_index))
+        self._types = [*type_indices]
         position = 0
-        for rank in sorted(found, reverse=True):
-            for key, number in sorted(found.pop(rank)):
-                self._at[key] = len(self._number)
-                self._number.append(number)
+        for rank in sorted(keys_by_rank, reverse=True):
+            for key, type_index in sorted(keys_by_rank.pop(rank)):
+                self._index_by_key[key] = len(self._type_index)
+                self._type_index.append(type_index)
                 self._begin.append(position)
-                position += sizes[number]
+                position += sizes[type_index]
         self._begin.append(position)
-        if len(self._at) != len(self._number):
+        if len(self._index_by_key) != len(self._type_index):
             raise UsageError("expected each key once", rule="writer.duplicate", where=self.name)
 
-    def place(self, key: str) -> int:
-        """Return where the bytes of an entry begin in the file."""
-        return len(self.head) + self._begin[self._at[key]]
+    def offset(self, key: str) -> int:
+        """Return the offset of an entry's bytes in the file."""
+        return len(self.head) + self._begin[self._index_by_key[key]]
 
     @property
     def empty(self) -> bool:
-        """Whether there are no entries."""
-        return not self._at
+        """Return whether there are no entries."""
+        return not self._index_by_key
 
-    def _entry(self, at: int) -> Entry:
-        dtype, shape = self._kinds[self._number[at]]
-        return Entry(DTYPES[dtype].safetensors or "", shape, (self._begin[at], self._begin[at + 1]))
+    def _entry(self, index: int) -> Entry:
+        dtype, shape = self._types[self._type_index[index]]
+        return Entry(DTYPES[dtype].safetensors or "", shape, (self._begin[index], self._begin[index + 1]))
 
-    def _encoded(self, metadata: Mapping[str, str]) -> bytearray:
-        head = encode(Rows(self._at, self._entry), metadata)
+    def _encode_header(self, metadata: Mapping[str, str]) -> bytearray:
+        head = encode(Rows(self._index_by_key, self._entry), metadata)
         if metadata.get(manifest_digest.KEY) == manifest_digest.stand_in(ALGORITHM):
             head = head[:PREFIX] + manifest_digest.fill_json(bytes(head[PREFIX:]), ALGORITHM)
         if len(head) - PREFIX > MAX_HEADER:
             raise UnsupportedError(
-                f"the header would pass {MAX_HEADER} bytes: write smaller shards",
+                f"expected a header of at most {MAX_HEADER} bytes, found {len(head) - PREFIX}: write smaller shards",
                 rule="safetensors.header-length",
                 where=self.name,
             )
         return head
 
     def amend(self, metadata: Mapping[str, str]) -> None:
-        """Replace the metadata, which must take as many bytes as before."""
-        head = self._encoded(metadata)
+        """Replace the metadata; the header must keep its length."""
+        head = self._encode_header(metadata)
         if len(head) != len(self.head):
             raise UsageError(
                 f"expected a header of {len(self.head)} bytes as before, found {len(head)}",
@@ -169,7 +176,7 @@ class Shard:
         self.head = head
 
     def open(self, target: Target) -> Sink:
-        """Return the file's sink, created when it is first needed."""
+        """Return the sink of the file, which is created at the first call."""
         if self.sink is None:
             self.sink = target.create(self.name)
         return self.sink
@@ -182,17 +189,17 @@ class Shard:
         self.close()
 
     def close(self) -> None:
-        """Close the file as it is."""
+        """Close the file in its present state."""
         sink, self.sink = self.sink, None
         if sink is not None:
             sink.close()
 
 
 class SafetensorsWriter(FormatWriter):
-    """A writer of what ``carrier`` carries, one file or shards with an index.
+    """A writer of one file, or of shards with an index; ``carrier`` decides what it can store.
 
-    A shard is complete with its last tensor; headers of sparse patches are written at the end, since they tell what
-    base and result are.
+    A shard is complete with its last tensor. Headers of sparse patches are written at the end, since they contain the
+    identities of base and result.
     """
 
     def __init__(
@@ -207,79 +214,86 @@ class SafetensorsWriter(FormatWriter):
         self._target, self._name, self._specs, self._carrier = target, name, specs, carrier
         self._shards = layout(name, artifact, options, carrier)
         members = split(specs, options.max_shard, carrier)
-        self._index, self._of = b"", dict[str, Shard]()
+        self._index, self._shard_by_tensor = b"", dict[str, Shard]()
         if len(members) > 1:
             self._index = encode_index(members, [shard.name for shard in self._shards], carrier)
-            self._of = {spec.name: shard for shard, held in zip(self._shards, members, strict=True) for spec in held}
+            self._shard_by_tensor = {
+                spec.name: shard
+                for shard, members_of_shard in zip(self._shards, members, strict=True)
+                for spec in members_of_shard
+            }
         self._late = KEY in metadata
         self._metadata = dict(metadata)
-        self._found: dict[str, str] | None = {} if is_patch(specs, metadata) and options.digest else None
+        self._patch_digests: dict[str, str] | None = {} if is_patch(specs, metadata) and options.digest else None
         self._order = Order(specs)
-        self._pieces: dict[str, Piece] = {}
+        self._entries: dict[str, FileEntry] = {}
         self._digests: dict[str, checksums.Hasher] = {}
 
     def _shard(self, name: str) -> Shard:
-        """Return the file that a tensor of the specs lies in."""
-        return self._of[name] if self._of else self._shards[0]
+        """Return the file that contains a tensor of the specs."""
+        return self._shard_by_tensor[name] if self._shard_by_tensor else self._shards[0]
 
     def begin(self, spec: TensorSpec) -> None:
-        """Start the next tensor of the specs; its file is created now if it is the first there."""
+        """Start the next tensor of the specs, and create its file if it is the first tensor of that file."""
         self._order.begin(spec)
         shard = self._shard(spec.name)
         sink = shard.open(self._target)
-        self._pieces = {piece.role: piece for piece in self._carrier.pieces(spec)}
-        self._digests = {role: checksums.hasher("crc32c") for role in self._pieces}
-        for role, piece in self._pieces.items():
-            if piece.content is not None:
-                content = piece.content()
-                sink.write_at(shard.place(piece.key), content)
+        self._entries = {entry.role: entry for entry in self._carrier.file_entries(spec)}
+        self._digests = {role: checksums.hasher("crc32c") for role in self._entries}
+        for role, entry in self._entries.items():
+            if entry.content is not None:
+                content = entry.content()
+                sink.write_at(shard.offset(entry.key), content)
                 self._digests[role].update(content)
 
     def write(self, role: str, data: Buffer) -> None:
-        """Append to one part's bytes; more than its entry has are refused."""
+        """Append to the bytes of a part; raises an error if they exceed its entry."""
         size = memoryview(data).nbytes
         position = self._order.write(role, size)
         assert self._order.current is not None
-        shard, piece = self._shard(self._order.current.name), self._pieces[role]
-        shard.open(self._target).write_at(shard.place(piece.key) + position, data)
+        shard, entry = self._shard(self._order.current.name), self._entries[role]
+        shard.open(self._target).write_at(shard.offset(entry.key) + position, data)
         self._digests[role].update(memoryview(data).cast("B") if size else b"")
 
     def end(self) -> dict[str, Any]:
-        """Close the tensor; the record tells each part's file, offset, length and CRC-32C."""
+        """Close the tensor and return a record of each part's file, offset, length and CRC-32C."""
         spec = self._order.end()
         shard = self._shard(spec.name)
         blobs = [
-            [shard.name, shard.place(piece.key), piece.nbytes, self._digests[role].text()]
-            for role, piece in self._pieces.items()
+            [shard.name, shard.offset(entry.key), entry.nbytes, self._digests[role].text()]
+            for role, entry in self._entries.items()
         ]
-        self._note(self._pieces.values(), blobs)
+        self._note(self._entries.values(), blobs)
         self._done(shard)
         return {"name": spec.name, "blobs": blobs}
 
-    def _note(self, entries: Iterable[Piece], blobs: Sequence[Sequence[Any]]) -> None:
-        """Keep the digests of a patch's entries for its header."""
-        if self._found is not None:
-            self._found.update((piece.key, blob[3]) for piece, blob in zip(entries, blobs, strict=True))
+    def _note(self, entries: Iterable[FileEntry], blobs: Sequence[Sequence[Any]]) -> None:
+        """Store the digests of a patch's entries for its header."""
+        if self._patch_digests is not None:
+            self._patch_digests.update((entry.key, blob[3]) for entry, blob in zip(entries, blobs, strict=True))
 
     def restore(self, record: Mapping[str, Any]) -> None:
-        """Take back a tensor that an earlier run wrote with the same specs and options."""
+        """Accept a tensor that an earlier run wrote with the same specs and options."""
         spec = self._order.expect(record["name"])
         shard = self._shard(spec.name)
         blobs = [list(blob)[:2] for blob in record["blobs"]]
-        if blobs != [[shard.name, shard.place(piece.key)] for piece in self._carrier.pieces(spec)]:
+        if blobs != [[shard.name, shard.offset(entry.key)] for entry in self._carrier.file_entries(spec)]:
             raise IntegrityError(
-                "writer.record", "the earlier run laid the file out differently: start anew", where=record["name"]
+                "writer.record",
+                "the earlier run used other offsets in the file: start again without resuming",
+                where=record["name"],
             )
-        self._note(self._carrier.pieces(spec), record["blobs"])
+        self._note(self._carrier.file_entries(spec), record["blobs"])
         self._order.restored(spec.name)
         self._done(shard)
 
     def amend(self, metadata: Mapping[str, Any]) -> None:
-        """Replace the metadata of a delta, which must take as many bytes as before: tensors have their places."""
+        """Replace the metadata of a delta; the header must keep its length, because the offsets of tensors are
+        fixed."""
         if not self._late:
-            raise UsageError("expected a delta: other metadata is written early", rule="writer.metadata")
+            raise UsageError("expected a delta: the metadata of other files is already written", rule="writer.metadata")
         self._metadata = dict(metadata)
-        self._amend({} if self._found is None else stand_ins(self._specs, ALGORITHM, self._carrier))
+        self._amend({} if self._patch_digests is None else digest_placeholders(self._specs, ALGORITHM, self._carrier))
 
     def _amend(self, digests: Mapping[str, str]) -> None:
         text = file_metadata(self._specs, self._metadata, digests)
@@ -287,30 +301,30 @@ class SafetensorsWriter(FormatWriter):
             shard.amend(text)
 
     def file_of(self, name: str) -> str | None:
-        """Return the file that a tensor of the specs lies in; None of a delta, whose headers come last."""
+        """Return the file that contains a tensor of the specs; None for a delta, whose headers are written last."""
         return None if self._late else self._shard(name).name
 
     def skip(self, name: str) -> None:
         """Pass over a tensor that another process writes."""
         self._order.restored(name)
 
-    def locate(self, name: str) -> list[Place]:
-        """Return where the parts of the next tensor lie."""
+    def locate(self, name: str) -> list[BlobLocation]:
+        """Return the locations of the next tensor's parts."""
         shard = self._shard(name)
-        pieces = self._carrier.pieces(self._order.expect(name))
-        return [(shard.name, shard.place(piece.key), piece.nbytes) for piece in pieces]
+        entries = self._carrier.file_entries(self._order.expect(name))
+        return [(shard.name, shard.offset(entry.key), entry.nbytes) for entry in entries]
 
-    def record_of(self, name: str, places: Sequence[Place], read: Read) -> dict[str, Any]:
-        """As ``Skips.record_of``."""
-        return crc_record(name, places, read)
+    def record_of(self, name: str, locations: Sequence[BlobLocation], read: Read) -> dict[str, Any]:
+        """Return the record that ``end`` returned for a tensor; see ``Skips.record_of``."""
+        return crc_record(name, locations, read)
 
     def finish(self) -> list[str]:
-        """Complete all files, write the index if there are shards; return the names."""
+        """Complete all files, write the index if there are shards, and return the names of the files."""
         self._order.finish()
-        if self._found is not None:
-            self._amend(self._found)
+        if self._patch_digests is not None:
+            self._amend(self._patch_digests)
         for shard in self._shards:
-            if self._late or shard.empty:  # the others were completed with their last tensor
+            if self._late or shard.empty:  # other shards were completed with their last tensor
                 shard.complete(self._target)
         names = [shard.name for shard in self._shards]
         if len(self._shards) > 1:
@@ -323,7 +337,7 @@ class SafetensorsWriter(FormatWriter):
         return names
 
     def abort(self) -> None:
-        """Close all files as they are."""
+        """Close all files in their present state."""
         for shard in self._shards:
             shard.close()
 
@@ -334,17 +348,17 @@ class SafetensorsWriter(FormatWriter):
 
 
 def layout(name: str, artifact: Artifact, options: WriteOptions, carrier: Carrier) -> list[Shard]:
-    """Place every tensor of every file.
+    """Return the files with the offset of every tensor.
 
-    Raises ``UnsupportedError`` for a tensor that ``carrier`` refuses, ``UsageError`` for a repeated name.
+    Raises ``UnsupportedError`` for a tensor that ``carrier`` rejects, ``UsageError`` for a repeated name.
     """
     specs, metadata = artifact.tensors, artifact.metadata
     Order(specs)
     for spec in specs:
-        reason = carrier.refuses(spec)
+        reason = carrier.why_unsupported(spec)
         if reason is not None:
             raise UnsupportedError(reason, rule="safetensors.unsupported", where=spec.name)
-    digests = stand_ins(specs, options.digest, carrier) if is_patch(specs, metadata) else {}
+    digests = digest_placeholders(specs, options.digest, carrier) if is_patch(specs, metadata) else {}
     text = file_metadata(specs, metadata, digests)
     shards = split(specs, options.max_shard, carrier)
     files = zip(shard_names(name, len(shards)), shards, strict=True)
@@ -352,7 +366,7 @@ def layout(name: str, artifact: Artifact, options: WriteOptions, carrier: Carrie
 
 
 def files_size(name: str, artifact: Artifact, options: WriteOptions, carrier: Carrier) -> int:
-    """Return the exact bytes of all files, index included; errors as ``layout``."""
+    """Return the exact bytes of all files, index included; raises the errors of ``layout``."""
     shards = layout(name, artifact, options, carrier)
     total = sum(shard.size for shard in shards)
     if len(shards) > 1:
@@ -362,7 +376,7 @@ def files_size(name: str, artifact: Artifact, options: WriteOptions, carrier: Ca
 
 
 def _is_text(text: str) -> bool:
-    """Whether ``text`` has a UTF-8 form: a lone surrogate has none."""
+    """Return whether ``text`` can be encoded in UTF-8; a lone surrogate cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""How a format carries a tensor that it does not carry as it is: in another encoding, in another layout."""
+"""Variants in which a format can store a tensor that it cannot store unchanged: other encodings, other layouts."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from ingot.model.layouts.table import layout_of
 from ingot.model.spec import PartSpec, TensorSpec
 
 RAW = "raw"
-KNOWN = (RAW, *ENCODED)
+SUPPORTED = (RAW, *ENCODED)
 
 
 def knows_size(format: Format, specs: Sequence[TensorSpec]) -> bool:
-    """Whether a format's ``size`` is what is written, to the byte, and not the most that it can be."""
+    """Return whether a format's ``size`` is exact to the byte; if not, it is an upper limit."""
     lengths = [part.length for spec in specs for part in spec.parts]
     return None not in lengths and (not format.traits.deduplicates or len(set(lengths)) == len(lengths))
 
 
 def encoding_in(format: Format, encoding: str) -> str:
-    """Return what a format calls a part's encoding when it is written: its own way to compress, ``raw`` as it is."""
+    """Return the encoding in which a format writes a part: its preferred compression, or ``raw`` if it has none."""
     return format.traits.encodings[0] if encoding != RAW and format.traits.encodings else encoding
 
 
-def recoded(format: Format, spec: TensorSpec) -> Iterator[TensorSpec]:
-    """Yield a tensor with compressed parts as a format carries it: the same bytes in its own encoding, or in none."""
-    if all(part.encoding == RAW for part in spec.parts) or any(part.encoding not in KNOWN for part in spec.parts):
+def encoding_variants(format: Format, spec: TensorSpec) -> Iterator[TensorSpec]:
+    """Yield a tensor with compressed parts in encodings that the format supports: its preferred one, then ``raw``."""
+    if all(part.encoding == RAW for part in spec.parts) or any(part.encoding not in SUPPORTED for part in spec.parts):
         return
     for encoding in (encoding_in(format, ""), RAW):
         parts = tuple(part if part.encoding == RAW else _encoded(part, encoding) for part in spec.parts)
-        wanted = replace(spec, parts=parts)
-        if encoding and format.refuses(wanted) is None:
-            yield wanted
+        variant = replace(spec, parts=parts)
+        if encoding and format.why_unsupported(variant) is None:
+            yield variant
 
 
 def _encoded(part: PartSpec, encoding: str) -> PartSpec:
@@ -44,19 +44,20 @@ def _encoded(part: PartSpec, encoding: str) -> PartSpec:
     return replace(part, encoding=encoding, length=None)
 
 
-def accepts(format: Format, spec: TensorSpec) -> Iterator[tuple[Storable, TensorSpec]]:
-    """Yield the other layouts of a tensor's numbers that a format carries, that nearest to as stored first.
+def layout_variants(format: Format, spec: TensorSpec) -> Iterator[tuple[Storable, TensorSpec]]:
+    """Yield the other layouts of a tensor's values that a format supports, the most similar layout first.
 
-    Each with the tensor as it would be written. The codec's ``repack`` tells which of them keeps every value.
+    Each comes with the spec of the tensor in this layout. The codec's ``repack`` decides which layouts preserve every
+    value.
     """
     for other in alternatives(layout_of(spec), spec):
-        made = as_laid(spec, other)
-        if format.refuses(made) is None:
-            yield other, made
+        variant = with_layout(spec, other)
+        if format.why_unsupported(variant) is None:
+            yield other, variant
 
 
-def as_laid(spec: TensorSpec, layout: Storable) -> TensorSpec:
-    """Return a tensor as it is written in another layout of its numbers."""
+def with_layout(spec: TensorSpec, layout: Storable) -> TensorSpec:
+    """Return the spec of a tensor whose values are written in another layout."""
     return replace(
         spec,
         dtype=layout.dtype,

@@ -1,4 +1,4 @@
-"""Dense tensors of a file whose header was decoded into columns: made one by one, or told where they lie."""
+"""Dense tensors of a file whose header was decoded into columns; each tensor is built on access."""
 
 from __future__ import annotations
 
@@ -28,24 +28,28 @@ _ROLES = (DATA,)
 
 @dataclass(frozen=True, slots=True)
 class DenseColumns:
-    """Columns of dense tensors in one raw part that states nothing more than its digest, as most are.
+    """Columns of dense tensors that have one uncompressed part and no properties besides an optional digest.
 
     Parameters
     ----------
     data : Buffer
-        What was decoded.
+        The decoded manifest or header.
     rows : mapping
-        All tensors by name, in order; of these, ``simple`` tells which are meant.
+        Row by name of every tensor, in order.
+    simple : bytes
+        By row: nonzero for tensors that these columns describe.
     shape : Column
         By row.
     first : memoryview, optional
-        By row the first of its parts, and the end; None where a part's number is its tensor's.
+        By row the index of its first part, and the end. None if the index of a part equals its row.
     dtype : Column
-        By part; ``types`` are what its texts stand for, None for what nobody knows.
+        By part.
+    types : sequence of DType or None
+        The storage type for each text of ``dtype``; None for an unknown text.
     offset, length : memoryview
-        By part; lengths are right.
+        By part, in bytes. Lengths were checked.
     begins, sizes : memoryview, optional
-        By part: where its digest lies in ``data``, below 0 for none, and how long it is.
+        By part: the offset and the length of its digest's text in ``data``; the offset is negative without a digest.
     """
 
     data: Buffer
@@ -68,10 +72,10 @@ class DenseColumns:
         simple: Flags,
         columns: tuple[Column, memoryview, memoryview, Column],
     ) -> DenseColumns:
-        """Return those of a manifest that states parts.
+        """Return the columns of a manifest that lists parts.
 
-        ``head`` is what was decoded, ``rows`` and ``shape``; ``parts`` has by row the first part, and the end;
-        ``columns`` are of parts: storage types, offsets, lengths, digests that were left where they lie.
+        ``head`` contains the decoded manifest, ``rows`` and ``shape``. ``parts`` has by row the first part, and the
+        end. ``columns`` are by part: storage types, offsets, lengths, and digests as ranges of the manifest.
         """
         data, rows, shape = head
         dtype, offset, length, digest = columns
@@ -79,20 +83,22 @@ class DenseColumns:
         return cls(data, rows, flags, shape, parts, dtype, types, offset, length, digest.first, digest.second)
 
     def part_of(self, row: int) -> int:
-        """Return the number of such a tensor's part."""
+        """Return the index of the part of a simple tensor."""
         return row if self.first is None else self.first[row]
 
 
 class DenseTensors:
-    """What makes tensors of ``DenseColumns``, without an object between.
+    """A builder of tensors from ``DenseColumns`` that needs no intermediate object.
 
     Parameters
     ----------
     columns : DenseColumns
     source : ByteSource
-        The file, whose ``name`` messages have, unless ``label`` says where a part is by its tensor's name.
+        The file. Its ``name`` begins error messages unless ``label`` is given.
     verify, digest_of_decoded : bool
-        As of ``Part``.
+        See ``Part``.
+    label : callable, optional
+        Returns the location of a tensor's part for error messages, given the tensor's name.
     """
 
     def __init__(
@@ -107,43 +113,43 @@ class DenseTensors:
         self._columns, self._source, self._verify = columns, source, verify
         self._decoded = digest_of_decoded
         self._label = label or partial(_label_of, source.name)
-        spelled = zip(columns.dtype.texts, columns.types, strict=True)
-        self._texts = [text if row is None else row.name for text, row in spelled]
+        dtypes = zip(columns.dtype.texts, columns.types, strict=True)
+        self._texts = [text if row is None else row.name for text, row in dtypes]
         self._shapes: dict[Shape, Shape] = {}
         self._nothing: dict[str, Any] = {}
 
     def lazy(self, names: Collection[str], closely: Callable[[str], Tensor] | None = None) -> Lazy[Tensor]:
-        """Return all tensors of a file; ``closely`` makes those that are no such ones."""
+        """Return all tensors of a file; ``closely`` builds the tensors that are not simple."""
         columns = self._columns
 
-        def made(name: str, parts_of: Callable[[str, int], Mapping[str, Part]]) -> Tensor:
+        def build(name: str, parts_of: Callable[[str, int], Mapping[str, Part]]) -> Tensor:
             row = columns.rows[name]
             if closely is not None and not columns.simple[row]:
                 return closely(name)
             return self._tensor(name, row, parts_of(name, row))
 
         late = partial(LateParts, _ROLES, self._parts)
-        return Lazy(names, partial(made, parts_of=self._parts), partial(made, parts_of=late))
+        return Lazy(names, partial(build, parts_of=self._parts), partial(build, parts_of=late))
 
     def _tensor(self, name: str, row: int, parts: Mapping[str, Part]) -> Tensor:
         columns = self._columns
         shape = columns.shape.sizes(row)
-        shape = self._shapes.setdefault(shape, shape)  # few differ
-        kind = self._texts[columns.dtype.first[columns.part_of(row)]]
-        return Tensor(name, shape, kind, DenseLayout.codec, parts, self._nothing)
+        shape = self._shapes.setdefault(shape, shape)  # few distinct shapes
+        dtype = self._texts[columns.dtype.first[columns.part_of(row)]]
+        return Tensor(name, shape, dtype, DenseLayout.codec, parts, self._nothing)
 
     def _parts(self, name: str, row: int) -> dict[str, Part]:
         columns = self._columns
-        at = columns.part_of(row)
-        code = columns.dtype.first[at]
-        known = columns.types[code]
+        index = columns.part_of(row)
+        code = columns.dtype.first[index]
+        dtype = columns.types[code]
         part = Part(
-            dtype=columns.dtype.texts[code] if known is None else known.storage,
-            length=columns.length[at],
+            dtype=columns.dtype.texts[code] if dtype is None else dtype.storage,
+            length=columns.length[index],
             source=self._source,
-            offset=columns.offset[at],
-            type=None if known is None or known.is_storage else known.name,
-            digest=self._digest(at),
+            offset=columns.offset[index],
+            type=None if dtype is None or dtype.is_storage else dtype.name,
+            digest=self._digest(index),
             digest_of_decoded=self._decoded,
             where=self._label(name),
             verify=self._verify,
@@ -159,22 +165,22 @@ class DenseTensors:
 
 
 def plain_dense(codecs: Column, attributes: Column, starts: memoryview, *absent: Column) -> Flags:
-    """Return which tensors are dense ones without attributes in one part, of which columns of parts say nothing.
+    """Return flags of the dense tensors with one part and without attributes.
 
-    ``codecs`` and ``attributes`` are columns of tensors, ``starts`` their first parts and the end, ``absent`` those of
-    parts.
+    ``codecs`` and ``attributes`` are columns of tensors. ``starts`` are their first parts, and the end. ``absent`` are
+    columns of parts that must be empty for a simple tensor.
     """
     first = numbers(starts)
-    stated = np.zeros(int(first[-1]) + 1, bool)  # the last for tensors without parts behind all others
+    present = np.zeros(int(first[-1]) + 1, bool)  # the last entry serves tensors without parts at the end
     for column in absent:
-        stated[:-1] |= numbers(column.first) >= 0
-    alone: Flags = (np.diff(first) == 1) & ~stated[first[:-1]]
-    alone &= (chosen(codecs, {DenseLayout.codec: 1}) == 1) & (numbers(attributes.first) < 0)
-    return alone
+        present[:-1] |= numbers(column.first) >= 0
+    simple: Flags = (np.diff(first) == 1) & ~present[first[:-1]]
+    simple &= (chosen(codecs, {DenseLayout.codec: 1}) == 1) & (numbers(attributes.first) < 0)
+    return simple
 
 
 def storage_types(column: Column) -> list[DType | None]:
-    """Return what the texts of a column stand for that are storage types."""
+    """Return the storage type of each text of a column; None for texts that name no storage type."""
     return [DTYPES[text] if text in DTYPES and DTYPES[text].is_storage else None for text in column.texts]
 
 

@@ -1,7 +1,7 @@
-"""Files that are no checkpoint for us: other containers, and what lies in the place of weights when a download fails.
+"""Files that Ingot does not open as a checkpoint: other containers, and failed downloads in the place of weights.
 
-They are recognised by their first bytes or their names and named in the error; nothing of them is parsed, least of all
-a pickle.
+They are recognized by their first bytes or their names, and the error names their type. Their contents are never
+parsed, in particular no pickle.
 """
 
 from __future__ import annotations
@@ -11,74 +11,78 @@ from dataclasses import dataclass
 from ingot.errors import UnsupportedError
 
 HEAD = 16
-"""How many bytes of a file tell what it is."""
+"""Number of bytes at the start of a file that identify its type."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Foreign:
-    """What is not for us: first bytes at an offset, what it is, what to do, and the rule of the refusal.
+class _UnsupportedType:
+    """A type of file that Ingot does not open: magic bytes at an offset, description, advice and rule of the refusal.
 
-    With ``suffixes`` only files so named are meant, with ``but`` all but such; ``text`` are compared without case and
-    white space in front.
+    ``suffixes`` restricts the type to files with these suffixes; ``excluded_suffixes`` lists exceptions. If ``text`` is
+    set, the magic is compared without regard to case and leading white space.
     """
 
     magic: bytes
     rule: str
-    what: str
+    description: str
     advice: str
     offset: int = 0
     suffixes: tuple[str, ...] = ()
-    but: tuple[str, ...] = ()
+    excluded_suffixes: tuple[str, ...] = ()
     text: bool = False
 
     def is_meant(self, name: str) -> bool:
-        """Whether files of this name are."""
-        return (not self.suffixes or name.endswith(self.suffixes)) and not name.endswith(self.but)
+        """Return whether the type applies to files of this name."""
+        return (not self.suffixes or name.endswith(self.suffixes)) and not name.endswith(self.excluded_suffixes)
 
 
-CUT_OFF = "was the file cut off? download or copy it again"
-"""What formats advise whose file ends before what its header tells of."""
+TRUNCATED_HINT = "was the file cut off? download or copy it again"
+"""Advice for a file that ends before the data that its header declares."""
 
 ZIP = b"PK\x03\x04"
 LEGACY_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19"
-"""How a file begins that torch before 1.6 wrote: its magic number, pickled."""
+"""The first bytes of a file that torch before 1.6 wrote: its magic number, pickled."""
 TORCH_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
-"""Files of torch by their names, which torch itself reads for Ingot."""
+"""Suffixes of torch files; Ingot reads them with torch itself."""
 
 _CONVERT = "convert it to safetensors with the tool that made it"
 _PICKLE = (
-    "a pickle can run code when it is loaded, so Ingot opens none; what torch.save wrote it reads under a name that "
-    "ends in .bin or .pt; anything else, save as safetensors where it was made"
+    "a pickle can run code when it is loaded, so Ingot opens none; files of torch.save are read if the name "
+    "ends in .bin or .pt; save anything else as safetensors in the program that made it"
 )
-_AGAIN = "the download failed: look at what the file says, and download it again"
+_AGAIN = "the download failed: read the text in the file, and download it again"
 
-# Order matters: of several rows with one magic, the first whose suffixes fit (or that has none) is taken.
-_FOREIGN = (
-    _Foreign(ZIP, "detect.zip", "a Keras archive", _CONVERT, suffixes=(".keras",)),
-    _Foreign(
+# The order matters: of several rows with the same magic, the first row with fitting suffixes (or none) applies.
+_UNSUPPORTED_TYPES = (
+    _UnsupportedType(ZIP, "detect.zip", "a Keras archive", _CONVERT, suffixes=(".keras",)),
+    _UnsupportedType(
         ZIP,
         "detect.pickle",
         "a zip archive as torch.save writes it, with a pickle inside",
         _PICKLE,
-        but=(".npz", *TORCH_SUFFIXES),
+        excluded_suffixes=(".npz", *TORCH_SUFFIXES),
     ),
-    _Foreign(b"\x80\x02", "detect.pickle", "a pickle", _PICKLE),
-    _Foreign(b"\x80\x03", "detect.pickle", "a pickle", _PICKLE),
-    _Foreign(b"\x80\x04", "detect.pickle", "a pickle", _PICKLE),
-    _Foreign(b"\x80\x05", "detect.pickle", "a pickle", _PICKLE),
-    _Foreign(b"\x89HDF\r\n\x1a\n", "detect.hdf5", "an HDF5 file", _CONVERT),
-    _Foreign(b"\x93NUMPY", "detect.npy", "a NumPy .npy array", "load it with numpy.load and save it with ingot.save"),
-    _Foreign(b"TFL3", "detect.tflite", "a TensorFlow Lite model", _CONVERT, offset=4),
-    _Foreign(b"version https://", "detect.lfs-pointer", "a Git LFS pointer and not the weights", "run `git lfs pull`"),
-    _Foreign(b"\x1f\x8b", "detect.archive", "a gzip stream", "decompress it first"),
-    _Foreign(b"\x28\xb5\x2f\xfd", "detect.archive", "a zstd stream", "decompress it first"),
-    _Foreign(b"\xfd7zXZ\x00", "detect.archive", "an xz stream", "decompress it first"),
+    _UnsupportedType(b"\x80\x02", "detect.pickle", "a pickle", _PICKLE),
+    _UnsupportedType(b"\x80\x03", "detect.pickle", "a pickle", _PICKLE),
+    _UnsupportedType(b"\x80\x04", "detect.pickle", "a pickle", _PICKLE),
+    _UnsupportedType(b"\x80\x05", "detect.pickle", "a pickle", _PICKLE),
+    _UnsupportedType(b"\x89HDF\r\n\x1a\n", "detect.hdf5", "an HDF5 file", _CONVERT),
+    _UnsupportedType(
+        b"\x93NUMPY", "detect.npy", "a NumPy .npy array", "load it with numpy.load and save it with ingot.save"
+    ),
+    _UnsupportedType(b"TFL3", "detect.tflite", "a TensorFlow Lite model", _CONVERT, offset=4),
+    _UnsupportedType(
+        b"version https://", "detect.lfs-pointer", "a Git LFS pointer and not the weights", "run `git lfs pull`"
+    ),
+    _UnsupportedType(b"\x1f\x8b", "detect.archive", "a gzip stream", "decompress it first"),
+    _UnsupportedType(b"\x28\xb5\x2f\xfd", "detect.archive", "a zstd stream", "decompress it first"),
+    _UnsupportedType(b"\xfd7zXZ\x00", "detect.archive", "an xz stream", "decompress it first"),
     *(
-        _Foreign(begin, "detect.html", "a web page (HTML) and not the weights", _AGAIN, text=True)
+        _UnsupportedType(begin, "detect.html", "a web page (HTML) and not the weights", _AGAIN, text=True)
         for begin in (b"<!doctype html", b"<html", b"<head", b"<!--")
     ),
     *(
-        _Foreign(begin, "detect.error-text", "a server's error message and not the weights", _AGAIN, text=True)
+        _UnsupportedType(begin, "detect.error-text", "a server's error message and not the weights", _AGAIN, text=True)
         for begin in (
             *(b"<?xml", b"<error", b"entry not found", b"repository not", b"invalid username", b"access to model"),
             *(b"not found", b"404", b"403", b"401", b"forbidden", b"unauthorized", b"access denied", b"bad gateway"),
@@ -87,7 +91,7 @@ _FOREIGN = (
     ),
 )
 
-# What downloads are called until they are complete: curl and wget users, Hugging Face, browsers, aria2.
+# Suffixes of incomplete downloads: curl and wget users, Hugging Face, browsers, aria2.
 _UNFINISHED = (".incomplete", ".part", ".partial", ".crdownload", ".download", ".aria2")
 
 WEIGHT_SUFFIXES = (
@@ -95,17 +99,18 @@ WEIGHT_SUFFIXES = (
     *(".npz", ".npy", ".tflite", ".pb", ".mlmodel", ".engine"),
     *_UNFINISHED,
 )
-"""Names of files that hold weights in a container that Ingot does not open by itself, or that are not all there yet."""
+"""Suffixes of files with weights in a container that Ingot does not open, or of incomplete downloads."""
 
 
 def foreign_file(name: str, head: bytes) -> UnsupportedError | None:
-    """Return why a file cannot be opened: it is another container, or no weights at all; None if nothing says so.
+    """Return the error for a file that is another container or contains no weights; None if it is not recognized as
+    such.
 
     Parameters
     ----------
     name : str
     head : bytes
-        The first ``HEAD`` bytes, or all there are.
+        The first ``HEAD`` bytes, or the complete file.
 
     Returns
     -------
@@ -115,7 +120,7 @@ def foreign_file(name: str, head: bytes) -> UnsupportedError | None:
     """
     row = _row(name, head)
     if row is not None:
-        return _refusal(row.rule, row.what, row.advice, name)
+        return _refusal(row.rule, row.description, row.advice, name)
     if name.lower().endswith(_UNFINISHED):
         return _refusal(
             "detect.unfinished", "a download that is not complete", "let the download finish, or start it again", name
@@ -123,20 +128,20 @@ def foreign_file(name: str, head: bytes) -> UnsupportedError | None:
     return None
 
 
-def _refusal(rule: str, what: str, advice: str, name: str) -> UnsupportedError:
+def _refusal(rule: str, description: str, advice: str, name: str) -> UnsupportedError:
     return UnsupportedError(
-        f"expected a checkpoint in a format that Ingot reads, found {what}; {advice}", rule=rule, where=name
+        f"expected a checkpoint in a format that Ingot reads, found {description}; {advice}", rule=rule, where=name
     )
 
 
-def _row(name: str, head: bytes) -> _Foreign | None:
+def _row(name: str, head: bytes) -> _UnsupportedType | None:
     if head[4:9] == b"\0\0\0\0{":  # a safetensors header length may look like any magic of up to four bytes
         return None
     name = name.lower()
     if head.startswith(LEGACY_TORCH) and name.endswith(TORCH_SUFFIXES):
         return None
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
-    for row in _FOREIGN:
+    for row in _UNSUPPORTED_TYPES:
         head_part = start if row.text else head[row.offset :]
         if head_part.startswith(row.magic) and row.is_meant(name):
             return row

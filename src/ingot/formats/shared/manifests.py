@@ -1,4 +1,4 @@
-"""What manifests of zTensor, of both versions, have in common: how messages name a tensor, which broke the schema."""
+"""Helpers for the manifests of both versions of zTensor: names in messages, and the tensor that broke the schema."""
 
 from __future__ import annotations
 
@@ -14,37 +14,40 @@ from ingot.errors import FormatError
 
 
 def label(file: str, name: str, role: str | None = None) -> str:
-    """Return how messages name a tensor or part; hostile names are cut."""
+    """Return the name of a tensor or part in messages; overlong names are cut."""
     text = f"{file}: tensor {name[:200]!r}"
     return text if role is None else f"{text} part {role[:80]!r}"
 
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """What the ``objects`` of a manifest are: their type, the key of their parts and the type of these.
+    """The schema of the ``objects`` of a manifest: their type, the key of their parts and the type of a part.
 
-    ``missing``, ``wrong`` and ``range`` are the rules of a field that is absent, of another type, or out of range.
+    ``missing``, ``mistyped`` and ``range`` are the rules for a field that is absent, of another type, or out of range.
     """
 
     object: type
     parts: str
     part: type
     missing: str
-    wrong: str
+    mistyped: str
     range: str
 
     def blame(self, root: Any, error: msgspec.ValidationError, file: str) -> FormatError:
-        """Find the tensor and part that broke the schema; the message of a whole-manifest check does not name them."""
-        where = f"{file}: manifest"
-        for where_found, value, kind in self._pieces(root, file):
-            try:
-                msgspec.convert(value, kind)
-            except msgspec.ValidationError as found:
-                error, where = found, where_found
-                break
-        return FormatError(self._rule(str(error)), str(error), where=where)
+        """Return the error for a manifest that broke the schema, with the tensor and part that caused it.
 
-    def _pieces(self, root: Any, file: str) -> Iterator[tuple[str, Any, type]]:
+        The message of a check of the complete manifest does not name them.
+        """
+        location = f"{file}: manifest"
+        for item_location, value, cls in self._objects_and_parts(root, file):
+            try:
+                msgspec.convert(value, cls)
+            except msgspec.ValidationError as item_error:
+                error, location = item_error, item_location
+                break
+        return FormatError(self._rule(str(error)), str(error), where=location)
+
+    def _objects_and_parts(self, root: Any, file: str) -> Iterator[tuple[str, Any, type]]:
         objects = root.get("objects") if isinstance(root, dict) else None
         for name, value in objects.items() if isinstance(objects, dict) else ():
             parts = value.get(self.parts) if isinstance(value, dict) else None
@@ -55,18 +58,18 @@ class Schema:
     def _rule(self, message: str) -> str:
         if "missing required field" in message:
             return self.missing
-        return self.range if "`int` >=" in message or "`int` <=" in message else self.wrong
+        return self.range if "`int` >=" in message or "`int` <=" in message else self.mistyped
 
 
 def has_maps(column: Column, data: bytes) -> bool:
-    """Whether the values of a column that was left where it lies are CBOR maps, where they are there."""
+    """Return whether every present value of a column is a CBOR map; the column holds offsets into ``data``."""
     starts = numbers(column.first)
     heads = np.frombuffer(data, np.uint8)[starts[starts >= 0]]
     return bool((heads >> 5 == 5).all())
 
 
-def kinds(column: Column, known: Container[str]) -> Iterator[tuple[str, int]]:
-    """Yield texts of a column that are not known, and how often they occur."""
-    for number, text in enumerate(column.texts):
-        if text not in known:
-            yield text, int(np.count_nonzero(numbers(column.first) == number))
+def unknown_texts(column: Column, supported: Container[str]) -> Iterator[tuple[str, int]]:
+    """Yield the texts of a column that are not in ``supported``, and how often each occurs."""
+    for index, text in enumerate(column.texts):
+        if text not in supported:
+            yield text, int(np.count_nonzero(numbers(column.first) == index))

@@ -1,4 +1,4 @@
-"""Integers of less than a byte, and parts that are made of what is stored: what formats of programs share."""
+"""Helpers for formats of programs: packed integers of less than a byte, and parts computed from stored bytes."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ from ingot.model.bytesource import Buffer, DerivedSource, MemorySource
 Codes = np.ndarray[tuple[int, int], np.dtype[np.int16]]
 
 
-def packed_rows(codes: np.ndarray[Any, Any], bits: int) -> bytes:
-    """Pack rows of integers of at most 8 bits, [rows, each], each into a stream that begins at a byte, low bits first.
+def pack_rows(codes: np.ndarray[Any, Any], bits: int) -> bytes:
+    """Pack rows of integers of at most 8 bits; each row begins at a byte, low bits first.
 
-    Bits past ``bits`` are dropped: a negative integer is packed in two's complement.
+    ``codes`` has the shape [rows, columns]. Bits past ``bits`` are dropped: a negative integer is packed in two's
+    complement.
     """
-    rows, each = codes.shape
+    rows, columns = codes.shape
     stream = np.unpackbits(codes.astype(np.uint8)[:, :, None], axis=2, count=bits, bitorder="little")
-    return np.packbits(stream.reshape(rows, each * bits), axis=1, bitorder="little").tobytes()
+    return np.packbits(stream.reshape(rows, columns * bits), axis=1, bitorder="little").tobytes()
 
 
-def unpacked_rows(data: bytes, rows: int, each: int, bits: int, *, signed: bool) -> Codes:
-    """Undo ``packed_rows``: i16 [rows, each]."""
-    stored = np.frombuffer(data, np.uint8).reshape(rows, -(-each * bits // 8))
-    stream = np.unpackbits(stored, axis=1, count=each * bits, bitorder="little").reshape(rows, each, bits)
-    codes: Codes = np.packbits(stream, axis=2, bitorder="little").reshape(rows, each).astype(np.int16)
+def unpack_rows(data: bytes, rows: int, columns: int, bits: int, *, signed: bool) -> Codes:
+    """Return the integers that ``pack_rows`` packed: i16 [rows, columns]."""
+    stored = np.frombuffer(data, np.uint8).reshape(rows, -(-columns * bits // 8))
+    stream = np.unpackbits(stored, axis=1, count=columns * bits, bitorder="little").reshape(rows, columns, bits)
+    codes: Codes = np.packbits(stream, axis=2, bitorder="little").reshape(rows, columns).astype(np.int16)
     return np.where(codes >> (bits - 1) & 1, codes - (1 << bits), codes).astype(np.int16) if signed else codes
 
 
 class ConvertedSource(MemorySource, DerivedSource):
-    """Bytes that ``read`` makes of stored ones when they are first asked for, such as zero points as floats.
+    """A source of bytes that ``read`` computes from stored bytes at the first access, such as zero points as floats.
 
-    ``digest`` is that of the stored ones, which ``read`` compares; None where there is none.
+    ``digest`` is the digest of the stored bytes, which ``read`` verifies; None without a digest.
     """
 
     def __init__(self, read: Callable[[], bytes], size: int, name: str, digest: str | None = None) -> None:
@@ -44,7 +45,7 @@ class ConvertedSource(MemorySource, DerivedSource):
         self._read: Callable[[], bytes] | None = read
 
     def working_bytes(self) -> int:
-        """Return the bytes of the result, and of the stored bytes that it is computed from."""
+        """Return the bytes of memory for the result and for the stored bytes that it is computed from."""
         return 2 * self.size
 
     def view(self, offset: int, length: int) -> memoryview:
@@ -55,17 +56,17 @@ class ConvertedSource(MemorySource, DerivedSource):
 
 
 class ComputedSource(DerivedSource):
-    """Bytes of a tensor that ``compute`` returns at the first read; they are kept until the last byte is read.
+    """A source whose bytes ``compute`` returns at the first read; they are cached until the last byte is read.
 
     Parameters
     ----------
     compute : callable
     size : int
-        Bytes that ``compute`` returns.
+        Number of bytes that ``compute`` returns.
     making : int
-        Bytes of memory that computing takes.
+        Bytes of memory that the computation takes.
     name : str
-        For messages.
+        Name of the source in error messages.
     """
 
     mapped = False

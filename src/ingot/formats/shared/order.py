@@ -9,21 +9,22 @@ from ingot.model.spec import TensorSpec
 
 
 class Order:
-    """Tensors come once each, in the order of the specs; parts' bytes between ``begin`` and ``end``, as announced.
+    """A check that tensors come once each, in the order of the specs, with bytes of parts between ``begin`` and
+    ``end``.
 
-    A writer asks it before it acts. Its own state follows what is answered: ``current``, ``done``.
+    A writer calls it before it acts, and reads the state from ``current`` and ``done``.
 
     Parameters
     ----------
     specs : sequence of TensorSpec or None
-        The tensors to come, which may not change; None where any tensor of a new name may come next.
+        The tensors to come, which may not change. None if any tensor with a new name may come next.
     file : str
-        What messages call the file.
+        Name of the file in error messages.
 
     Raises
     ------
     UsageError
-        ``writer.duplicate``: two specs of one name.
+        ``writer.duplicate``: two specs have the same name.
     """
 
     def __init__(self, specs: Sequence[TensorSpec] | None, file: str = "") -> None:
@@ -33,38 +34,42 @@ class Order:
         """Number of tensors that are complete."""
         self._file = file
         self._expected = None if specs is None else [spec.name for spec in specs]
-        self._names: set[str] | None = set() if specs is None else None  # where no specs tell what comes
+        self._names: set[str] | None = (
+            set() if specs is None else None
+        )  # names of written tensors if there are no specs
         self._written: dict[str, int] = {}
         if self._expected is not None and len(set(self._expected)) != len(self._expected):
             raise UsageError("expected each tensor name once", rule="writer.duplicate", where=file or None)
 
     def expect(self, name: str) -> TensorSpec:
-        """Return the next spec, of a tensor that is to be written or was written by an earlier run.
+        """Return the next spec, of a tensor that the caller will write or that an earlier run wrote.
 
-        Raises ``UsageError`` ``writer.order``: a tensor is open, none is left, or the next one is another.
+        Raises ``UsageError`` ``writer.order``: a tensor is open, all specs are complete, or the next spec has another
+        name.
         """
         self._require_next(name)
         assert self.specs is not None
         return self.specs[self.done]
 
     def begin(self, spec: TensorSpec) -> None:
-        """Open a tensor. Its parts are those of ``spec``, which may know more than the one announced.
+        """Open a tensor. Its parts are those of ``spec``, which may state lengths that the announced spec left open.
 
-        Raises ``UsageError`` ``writer.order``; ``writer.duplicate`` where no specs tell what comes.
+        Raises ``UsageError`` ``writer.order``; without specs also ``writer.duplicate``.
         """
         self._next(spec.name)
         self.current = spec
         self._written = dict.fromkeys((part.role for part in spec.parts), 0)
 
     def write(self, role: str, nbytes: int) -> int:
-        """Count bytes of a part and return where in it they begin.
+        """Count bytes of a part and return their offset in the part.
 
-        Raises ``UsageError`` ``writer.role``: no tensor is open, or it has no such part; ``writer.length``.
+        Raises ``UsageError`` ``writer.role``: no tensor is open, or it has no part with this role; ``writer.length``:
+        too many bytes.
         """
         spec = self._opened(f"expected bytes of a part of an open tensor, found {role!r}")
         if role not in self._written:
-            wanted = " or ".join(repr(known) for known in self._written) or "none"
-            raise self._misuse("writer.role", f"expected bytes of {wanted}, found {role!r}", spec.name)
+            roles = " or ".join(repr(role_name) for role_name in self._written) or "none"
+            raise self._misuse("writer.role", f"expected bytes of {roles}, found {role!r}", spec.name)
         position, length = self._written[role], spec.part(role).length
         if length is not None and position + nbytes > length:
             raise self._misuse(
@@ -76,7 +81,7 @@ class Order:
     def end(self) -> TensorSpec:
         """Close the tensor and return its spec.
 
-        Raises ``UsageError`` ``writer.role``: none is open; ``writer.length``: bytes are missing.
+        Raises ``UsageError`` ``writer.role``: no tensor is open; ``writer.length``: bytes are missing.
         """
         spec = self._opened("no tensor is open")
         for part in spec.parts:
@@ -88,11 +93,11 @@ class Order:
         return spec
 
     def restored(self, name: str) -> None:
-        """Count a tensor that an earlier run wrote; errors as ``expect``."""
+        """Count a tensor that an earlier run wrote; raises the errors of ``expect``."""
         self._complete(self.expect(name).name)
 
     def finish(self) -> None:
-        """Raise ``UsageError`` ``writer.incomplete`` where a tensor is open or missing."""
+        """Raise ``UsageError`` ``writer.incomplete`` if a tensor is open or missing."""
         if self.current is not None:
             raise self._misuse("writer.incomplete", "expected the end of the tensor", self.current.name)
         if self.specs is not None and self.done != len(self.specs):
@@ -102,10 +107,10 @@ class Order:
         if self.current is not None:
             raise self._misuse("writer.order", f"expected the end of {self.current.name!r} first", name)
         if self._expected is None:
-            raise self._misuse("writer.order", "expected to know which tensors come, found no specs", name)
-        wanted = self._expected[self.done] if self.done < len(self._expected) else None
-        if wanted is None or wanted != name:
-            text = "no more tensors" if wanted is None else f"{wanted!r} next"
+            raise self._misuse("writer.order", "expected the writer to have specs, found a writer without any", name)
+        expected = self._expected[self.done] if self.done < len(self._expected) else None
+        if expected is None or expected != name:
+            text = "no more tensors" if expected is None else f"{expected!r} next"
             raise self._misuse("writer.order", f"expected {text}", name)
 
     def _next(self, name: str) -> None:
@@ -125,5 +130,5 @@ class Order:
         return self.current
 
     def _misuse(self, rule: str, message: str, name: str) -> UsageError:
-        where = ": ".join(filter(None, (self._file, name)))
-        return UsageError(message, rule=rule, where=where or None)
+        location = ": ".join(filter(None, (self._file, name)))
+        return UsageError(message, rule=rule, where=location or None)

@@ -1,4 +1,4 @@
-"""What formats of one file have in common."""
+"""Base classes of formats that store an artifact in one file."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from ingot.model.store import Store
 
 
 class BySuffix(Format):
-    """A format whose artifact goes by the name of a file with its suffix."""
+    """A format that recognizes its files in a folder by their suffix."""
 
     def entry(self, names: Sequence[str]) -> str | None:
-        """Return ``model`` with the first suffix, or the only file with one of them; None for none or several."""
+        """Return ``model`` with the first suffix, or the only file with a suffix of the format; None for none or
+        several.
+        """
         matching = [name for name in names if name.lower().endswith(self.suffixes) and not name.startswith(".")]
         usual = self.file_name("model")
         if usual in matching:
@@ -23,14 +25,14 @@ class BySuffix(Format):
 
 
 class SingleFile(BySuffix):
-    """A format of one file; a subclass says how a catalog is read from it."""
+    """A format of one file; subclasses implement how a catalog is read from it."""
 
     @abstractmethod
     def catalog(self, source: ByteSource, name: str, *, verify: bool) -> Catalog:
-        """Validate an open file, which then belongs to the catalog."""
+        """Validate an open file and return its catalog, which takes over the file."""
 
     def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
-        """Validate and locate; what cannot be read is closed."""
+        """Return the catalog of the file ``name``; if it is invalid, the file is closed."""
         source = store.open(name)
         try:
             return self.catalog(source, name, verify=verify)

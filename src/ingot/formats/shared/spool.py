@@ -1,4 +1,4 @@
-"""Bytes that wait in an unnamed temporary file, on the target's disk, until their place in an artifact is known."""
+"""Bytes in an unnamed temporary file on the target's disk, until their offset in the artifact is known."""
 
 from __future__ import annotations
 
@@ -12,34 +12,35 @@ _CHUNK = 1 << 20
 
 
 class Spool:
-    """Append, then read once from the start. The file is unlinked; it goes with the process.
+    """A temporary file that is appended to, then read once from the start. It is unlinked and ends with the process.
 
-    It lies beside ``sink``, where there is room for an artifact, and not in a temporary folder, which is often memory.
+    It is created in the folder of ``sink``, which must have room for the artifact; the system's temporary folder is
+    often in memory.
     """
 
     def __init__(self, sink: Sink) -> None:
-        self._where = f"temporary file beside {getattr(sink, 'name', 'the target')}"
+        self._location = f"temporary file in the folder of {getattr(sink, 'name', 'the target')}"
         try:
             self._file = sink.scratch() if isinstance(sink, DiskSink) else tempfile.TemporaryFile()  # noqa: SIM115
         except OSError as error:
-            raise write_error(error, self._where) from error
+            raise write_error(error, self._location) from error
 
     def write(self, data: memoryview) -> None:
-        """Append."""
+        """Append bytes."""
         try:
             self._file.write(data)
         except OSError as error:
-            raise write_error(error, self._where) from error
+            raise write_error(error, self._location) from error
 
     def chunks(self) -> Iterator[bytes]:
-        """Yield everything, in pieces."""
+        """Yield all bytes in chunks."""
         try:
             self._file.seek(0)
             while chunk := self._file.read(_CHUNK):
                 yield chunk
         except OSError as error:
-            raise write_error(error, self._where) from error
+            raise write_error(error, self._location) from error
 
     def close(self) -> None:
-        """Give the space back."""
+        """Release the disk space."""
         self._file.close()

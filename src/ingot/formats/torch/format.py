@@ -1,7 +1,7 @@
-"""``.bin`` and ``.pt`` checkpoints of torch, one file or shards under an index; read only.
+"""The format of torch's ``.bin`` and ``.pt`` checkpoints, one file or shards under an index; read only.
 
-The pickle inside is read by torch's own restricted unpickler (``weights_only=True``), which makes tensors and plain
-containers and runs nothing; what it refuses is refused. Ingot has no unpickler.
+Torch's own restricted unpickler (``weights_only=True``) reads the pickle inside. It creates only tensors and plain
+containers and runs no code; files that it refuses are refused. Ingot has no unpickler.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ingot.model.store import Store
 INDEX_SUFFIX = ".bin.index.json"
 MAX_INDEX = 100_000_000
 _USUAL = ("pytorch_model.bin", f"pytorch_model{INDEX_SUFFIX}", *(f"model{suffix}" for suffix in TORCH_SUFFIXES))
-# What trainers put beside the weights.
+# Files that trainers write next to the weights.
 _OTHERS = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.bin", "scheduler.pt", "scaler.pt")
-_UNREAD = "it lies outside of the state dict, or deeper in it"
-_WHY = "torch's own files are only read: safetensors holds the same and runs nothing"
+_UNREAD = "it is outside of the state dict, or nested in it"
+_WHY = "Ingot only reads files of torch: write safetensors, which stores the same tensors and cannot run code"
 
 
 class TorchFormat(Format):
-    """Dense tensors as ``torch.save`` writes them."""
+    """The format of dense tensors that ``torch.save`` writes."""
 
     name = "torch"
     suffixes: tuple[str, ...] = (*TORCH_SUFFIXES, INDEX_SUFFIX)
@@ -39,12 +39,12 @@ class TorchFormat(Format):
     )
 
     def claims(self, name: str, head: bytes) -> bool:
-        """By the suffix, of a zip archive or of what torch wrote before it wrote zips; or an index."""
+        """Return whether the file has torch's suffix and is a zip archive or torch's older format, or is an index."""
         lower = name.lower()
         return lower.endswith(INDEX_SUFFIX) or (lower.endswith(TORCH_SUFFIXES) and head.startswith((ZIP, LEGACY_TORCH)))
 
     def entry(self, names: Sequence[str]) -> str | None:
-        """Return the usual file or index, else the only file that may be one."""
+        """Return the file or index with the usual name, else the only candidate; None if ambiguous."""
         usual = next((name for name in _USUAL if name in names), None)
         if usual is not None:
             return usual
@@ -55,28 +55,28 @@ class TorchFormat(Format):
         ]
         return matching[0] if len(matching) == 1 else None
 
-    def refuses(self, spec: TensorSpec) -> str | None:
-        """Everything: there is no writer."""
+    def why_unsupported(self, spec: TensorSpec) -> str | None:
+        """Return why no tensor can be written: there is no writer."""
         return _WHY
 
     def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
-        """Have torch map the file, or all shards of an index, and take its tensors.
+        """Return the catalog of the file, or of all shards of an index, which torch maps into memory.
 
-        Raises ``MissingExtraError`` where torch is not installed, ``UnsupportedError`` ``torchfile.*``, ``FormatError``
+        Raises ``MissingExtraError`` if torch is not installed, ``UnsupportedError`` ``torchfile.*``, ``FormatError``
         ``torchfile.*``.
         """
         headers: dict[str, bytes] = {}
-        wanted: Mapping[str, str] | None = None
+        weight_map: Mapping[str, str] | None = None
         shards = [name]
         if name.lower().endswith(INDEX_SUFFIX):
             headers[name] = store.read(name, MAX_INDEX, "torchfile.index")
-            wanted = _weight_map(headers[name], name)
-            shards = sorted(set(wanted.values()))
+            weight_map = _weight_map(headers[name], name)
+            shards = sorted(set(weight_map.values()))
         files: list[File] = []
         try:
-            files.extend(_open(store, shard, name if wanted is not None else "") for shard in shards)
+            files.extend(_open(store, shard, name if weight_map is not None else "") for shard in shards)
             tensors = tensors_of(files)
-            _check(wanted, files, name)
+            _check(weight_map, files, name)
         except BaseException:
             for file in files:
                 file.source.close()
@@ -93,11 +93,11 @@ class TorchFormat(Format):
         )
 
     def metadata(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """There is no place for metadata."""
+        """Return no metadata, which the format cannot store."""
         return {}
 
     def size(self, artifact: Artifact, options: WriteOptions) -> int:
-        """Nothing is written: raises ``UnsupportedError`` ``torchfile.read-only``."""
+        """Raise ``UnsupportedError`` ``torchfile.read-only``."""
         _refuse()
 
     def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> NoReturn:
@@ -118,26 +118,32 @@ def _open(store: Store, shard: str, index: str) -> File:
         raise FormatError("torchfile.index", f"expected {shard[:200]!r}: {error.message}", where=index) from error
 
 
-def _weight_map(raw: bytes, where: str) -> dict[str, str]:
-    found = strict_json(raw, "torchfile.index", "torchfile.index", where).get("weight_map")
-    if not isinstance(found, dict) or not found or not all(isinstance(shard, str) for shard in found.values()):
-        raise FormatError("torchfile.index", "expected an object 'weight_map' of file names", where=where)
-    for shard in set(found.values()):
+def _weight_map(raw: bytes, location: str) -> dict[str, str]:
+    weight_map = strict_json(raw, "torchfile.index", "torchfile.index", location).get("weight_map")
+    if (
+        not isinstance(weight_map, dict)
+        or not weight_map
+        or not all(isinstance(shard, str) for shard in weight_map.values())
+    ):
+        raise FormatError("torchfile.index", "expected an object 'weight_map' of file names", where=location)
+    for shard in set(weight_map.values()):
         if shard in ("", ".", "..") or any(character in shard for character in "/\\\0"):
             raise FormatError(
-                "torchfile.index", f"expected the name of a file beside the index, found {shard[:200]!r}", where=where
+                "torchfile.index",
+                f"expected the name of a file in the folder of the index, found {shard[:200]!r}",
+                where=location,
             )
-    return found
+    return weight_map
 
 
-def _check(wanted: Mapping[str, str] | None, files: Sequence[File], where: str) -> None:
-    if wanted is None:
+def _check(weight_map: Mapping[str, str] | None, files: Sequence[File], location: str) -> None:
+    if weight_map is None:
         return
     shard_of = {name: file.name for file in files for name in file.tensors}
-    missing = next((name for name, shard in wanted.items() if shard_of.get(name) != shard), None)
+    missing = next((name for name, shard in weight_map.items() if shard_of.get(name) != shard), None)
     if missing is not None:
         raise FormatError(
             "torchfile.index",
-            f"expected {missing[:200]!r} in {wanted[missing]}, found no such tensor there",
-            where=where,
+            f"expected {missing[:200]!r} in {weight_map[missing]}, but that file has no tensor of this name",
+            where=location,
         )

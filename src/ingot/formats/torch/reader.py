@@ -1,4 +1,4 @@
-"""One file of torch's: torch maps it and says which tensors lie in it; their bytes are read when they are wanted."""
+"""Reader of one file of torch: torch maps it and lists its tensors; their bytes are read on access."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ _STORED = 0
 
 
 class Contents(NamedTuple):
-    """The contents of a file: tensors by name, paths of tensors that are left out, and a remark on all that is."""
+    """The contents of a file: tensors by name, paths of tensors that are left out, and a remark on everything left
+    out."""
 
     tensors: dict[str, Any]
     unread: list[str]
@@ -39,7 +40,7 @@ class Contents(NamedTuple):
 
 
 class File(NamedTuple):
-    """One opened file: its tensors as torch has them, and what of it is left out."""
+    """An open file: its tensors as torch objects, and the contents that are left out."""
 
     name: str
     source: ByteSource
@@ -50,19 +51,20 @@ class File(NamedTuple):
 
 
 def open_file(store: Store, name: str) -> File:
-    """Have torch read one file.
+    """Return a file that torch has mapped.
 
     Raises
     ------
     MissingExtraError
         torch is not installed.
     UnsupportedError
-        ``torchfile.version``: a torch whose restricted unpickler can be broken; ``torchfile.weights-only``: what that
-        unpickler refuses; ``torchfile.tensor``: a tensor that is no dense array; ``torchfile.content``: no state dict.
+        ``torchfile.version``: a torch with a vulnerable restricted unpickler; ``torchfile.weights-only``: that
+        unpickler refuses the file; ``torchfile.tensor``: a tensor that is no dense array; ``torchfile.content``: no
+        state dict.
     FormatError
         ``torchfile.zip``, ``torchfile.damaged``, ``torchfile.pickle-size``.
     ResourceError
-        ``ram.guard``: a file of before torch 1.6, which cannot be mapped.
+        ``ram.guard``: a file of torch before 1.6, which cannot be mapped.
     """
     torch = require("torch", "torch")
     path = store.require_path(name, "reading by torch")
@@ -72,7 +74,7 @@ def open_file(store: Store, name: str) -> File:
         header = LEGACY_TORCH if legacy else _pickle_of(source, name)
         if legacy:
             require_ram(source.size, "a file of torch before 1.6, which cannot be mapped", "convert it elsewhere")
-        content = _loaded(torch, fspath(path), name, mapped=not legacy)
+        content = _load(torch, fspath(path), name, mapped=not legacy)
         contents = _state(torch, content, name)
         for key, value in contents.tensors.items():
             _require_dense(torch, key, value, name)
@@ -83,7 +85,7 @@ def open_file(store: Store, name: str) -> File:
 
 
 def tensors_of(files: Sequence[File]) -> Lazy[Tensor]:
-    """Return the tensors of all files, in order; ``FormatError`` ``torchfile.index`` for a name in two of them."""
+    """Return the tensors of all files, in order; raises ``FormatError`` ``torchfile.index`` for a name in two files."""
     entries: dict[str, tuple[File, Any]] = {}
     for file in files:
         for key, value in file.tensors.items():
@@ -91,24 +93,24 @@ def tensors_of(files: Sequence[File]) -> Lazy[Tensor]:
                 raise FormatError("torchfile.index", f"expected one {key[:200]!r}, found two", where=file.name)
             entries[key] = (file, value)
 
-    def make(key: str) -> Tensor:
+    def build(key: str) -> Tensor:
         file, value = entries[key]
-        row, where = resolve_dtype(value.dtype), f"{file.name}: {key}: data"
-        source = _Values(value, where, file.source)
-        part = Part(row.storage, source.size, source, 0, type=None if row.is_storage else row.name, where=where)
+        row, location = resolve_dtype(value.dtype), f"{file.name}: {key}: data"
+        source = _Values(value, location, file.source)
+        part = Part(row.storage, source.size, source, 0, type=None if row.is_storage else row.name, where=location)
         return Tensor(key, tuple(value.shape), row.name, DenseLayout.codec, {DATA: part})
 
-    return Lazy(entries, make)
+    return Lazy(entries, build)
 
 
 class _Values:
-    """The bytes of one tensor of torch, in row-major order, into which others are put while they are read."""
+    """The bytes of one tensor of torch, in row-major order, into which a strided tensor is copied on reading."""
 
     mapped = False
 
     def __init__(self, value: Any, name: str, file: ByteSource) -> None:
         self._value, self._file = value, file
-        self._whole: Any = None
+        self._contiguous: Any = None
         self.name, self.size = name, value.numel() * value.element_size()
 
     def view(self, offset: int, length: int) -> memoryview:
@@ -121,28 +123,28 @@ class _Values:
         if offset < 0 or end > self.size:
             raise FormatError("torchfile.damaged", f"expected {end} bytes, found {self.size}", where=self.name)
         if out.nbytes:
-            whole = self._bytes()
-            out.cast("B")[:] = whole[offset:end]
+            values = self._bytes()
+            out.cast("B")[:] = values[offset:end]
         if end == self.size:
-            self._whole = None
+            self._contiguous = None
 
     def changed(self) -> bool:
         return self._file.changed()
 
     def close(self) -> None:
-        self._whole = None
+        self._contiguous = None
 
     def _bytes(self) -> Any:
-        """Return the bytes: the mapping itself, or a copy in order that is held until its end has been read."""
-        if self._whole is None:
+        """Return the bytes: the mapping itself, or a contiguous copy that is cached until its end has been read."""
+        if self._contiguous is None:
             torch = require("torch", "torch")
-            value = self._value.resolve_conj().resolve_neg()  # views that torch evaluates late
-            self._whole = value.contiguous().reshape(-1).view(torch.uint8).numpy().data
-        return self._whole
+            value = self._value.resolve_conj().resolve_neg()  # torch evaluates conjugated and negated views lazily
+            self._contiguous = value.contiguous().reshape(-1).view(torch.uint8).numpy().data
+        return self._contiguous
 
 
 def _pickle_of(source: ByteSource, name: str) -> bytes:
-    """Return the pickle in the archive, unread, once the archive is as torch writes it: nothing compressed."""
+    """Return the pickle in the archive, unparsed, after a check that the archive is uncompressed like torch's."""
     try:
         with zipfile.ZipFile(io.BufferedReader(ArchiveFile(source.readinto, source.size))) as archive:
             entries = archive.infolist()
@@ -150,49 +152,50 @@ def _pickle_of(source: ByteSource, name: str) -> bytes:
             if packed is not None:
                 raise FormatError(
                     "torchfile.zip",
-                    f"expected stored entries, found {packed.filename[:80]!r} packed",
+                    f"expected uncompressed entries, found {packed.filename[:80]!r} compressed",
                     where=name,
                 )
-            found = next((entry for entry in entries if entry.filename.rpartition("/")[2] == "data.pkl"), None)
-            if found is None:
+            entry = next((entry for entry in entries if entry.filename.rpartition("/")[2] == "data.pkl"), None)
+            if entry is None:
                 raise FormatError(
-                    "torchfile.zip", "expected an entry data.pkl, as torch.save has it, found none", where=name
+                    "torchfile.zip",
+                    "expected an entry data.pkl, which torch.save writes, but it is missing",
+                    where=name,
                 )
-            if found.file_size > MAX_PICKLE:
+            if entry.file_size > MAX_PICKLE:
                 raise FormatError(
                     "torchfile.pickle-size",
-                    f"expected at most {MAX_PICKLE} bytes of names and shapes, found {found.file_size}",
+                    f"expected at most {MAX_PICKLE} bytes of names and shapes, found {entry.file_size}",
                     where=name,
                 )
-            return archive.read(found)
+            return archive.read(entry)
     except IngotError:
         raise
     except (zipfile.BadZipFile, ValueError, OSError, EOFError, NotImplementedError, RuntimeError) as error:
-        raise FormatError(
-            "torchfile.zip", f"expected a zip archive as torch.save has it: {error}", where=name
-        ) from error
+        raise FormatError("torchfile.zip", f"expected a zip archive of torch.save: {error}", where=name) from error
 
 
-def _loaded(torch: Any, path: str, name: str, *, mapped: bool) -> Any:
+def _load(torch: Any, path: str, name: str, *, mapped: bool) -> Any:
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if version < _SAFE:
         raise UnsupportedError(
-            f"expected torch from 2.6 on, whose weights_only holds, found {torch.__version__}: pip install -U torch",
+            f"expected torch 2.6 or later, whose weights_only is safe, found {torch.__version__}: pip install -U torch",
             rule="torchfile.version",
             where=name,
         )
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of how old files were made
+            warnings.simplefilter("ignore")  # warnings about old file versions
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
         raise UnsupportedError(
-            "expected a pickle of tensors and plain containers, found more, which torch.load(weights_only=True) "
-            f"refuses: {_line(error)}; whoever trusts the file can load and save it by the program that made it",
+            "expected a pickle of tensors and plain containers, found other objects, which "
+            "torch.load(weights_only=True) "
+            f"refuses: {_line(error)}; if you trust the file, load it in the program that wrote it and save it again",
             rule="torchfile.weights-only",
             where=name,
         ) from error
-    except Exception as error:  # whatever torch raises at a damaged archive
+    except Exception as error:  # torch raises various errors for a damaged archive
         raise FormatError("torchfile.damaged", f"torch cannot read it: {_line(error)}", where=name) from error
 
 
@@ -202,29 +205,31 @@ def _line(error: BaseException) -> str:
 
 
 def _state(torch: Any, content: Any, name: str) -> Contents:
-    """Return the tensors of the one state dict, and what else the file holds."""
+    """Return the tensors of the only state dict, and the other contents of the file."""
     if isinstance(content, Mapping):
-        held = [key for key in _HOLDERS if _tensors(torch, content.get(key))]
-        own = _tensors(torch, content)
-        if own and held:
+        holders = [key for key in _HOLDERS if _tensors(torch, content.get(key))]
+        direct = _tensors(torch, content)
+        if direct and holders:
             raise UnsupportedError(
-                f"expected one state dict, found tensors beside {held[0]!r}", rule="torchfile.content", where=name
+                f"expected one state dict, found tensors and also {holders[0]!r}", rule="torchfile.content", where=name
             )
-        if own or len(held) == 1:
-            values = content if own else content[held[0]]
-            found = _tensors(torch, values)
-            inner = {key: value for key, value in values.items() if key not in found}
-            others = {} if own else {key: value for key, value in content.items() if key != held[0]}
-            unread = [*_paths(torch, inner, "" if own else held[0]), *_paths(torch, others, "")]
+        if direct or len(holders) == 1:
+            values = content if direct else content[holders[0]]
+            tensors = _tensors(torch, values)
+            inner = {key: value for key, value in values.items() if key not in tensors}
+            others = {} if direct else {key: value for key, value in content.items() if key != holders[0]}
+            unread = [*_paths(torch, inner, "" if direct else holders[0]), *_paths(torch, others, "")]
             keys = [str(key)[:40] for key in (*inner, *others)]
             listed = ", ".join(keys[:6]) + (f" and {len(keys) - 6} more" if len(keys) > 6 else "")
-            listed += f"; {len(unread)} tensors are among it" if unread else ""
+            listed += f"; they include {len(unread)} tensors" if unread else ""
             return Contents(
-                found, unread, f"{name} holds beside its weights what is left out: {listed}" if keys else ""
+                tensors,
+                unread,
+                f"{name} contains other data than weights, which are left out: {listed}" if keys else "",
             )
     raise UnsupportedError(
-        f"expected a state dict (names to tensors), or one under {', '.join(_HOLDERS)}, found "
-        f"{type(content).__name__} of other things",
+        f"expected a state dict (names to tensors), or a state dict under {', '.join(_HOLDERS)}, found "
+        f"{type(content).__name__} of other objects",
         rule="torchfile.content",
         where=name,
     )
@@ -247,7 +252,7 @@ def _paths(torch: Any, content: Any, path: str) -> list[str]:
         if isinstance(value, stored) or (hasattr(value, "dtype") and hasattr(value, "shape")):
             paths.append(path)
         elif isinstance(value, Mapping | list | tuple | set | frozenset) and id(value) not in seen:
-            seen.add(id(value))  # a pickle may hold a container within itself
+            seen.add(id(value))  # a pickle may contain a container that contains itself
             items = value.items() if isinstance(value, Mapping) else enumerate(value)
             inner = [(f"{path}.{key!s:.80}" if path else f"{key!s:.80}", item) for key, item in items]
             waiting += reversed(inner)
@@ -255,20 +260,20 @@ def _paths(torch: Any, content: Any, path: str) -> list[str]:
 
 
 def _require_dense(torch: Any, key: str, value: Any, name: str) -> None:
-    """Refuse what is no dense array of a type that Ingot has, and arrays that are larger than what they are made of."""
-    where = f"{name}: {key[:200]}"
+    """Raise an error for a tensor that is not dense, has an unsupported type, or is larger than its storage."""
+    location = f"{name}: {key[:200]}"
     dense = type(value) is torch.Tensor and value.layout == torch.strided
     if not dense or value.is_quantized or value.is_meta or value.is_nested:
-        kind = "a nested one" if value.is_nested else value.dtype if value.layout == torch.strided else value.layout
-        raise UnsupportedError(f"expected a dense tensor, found {kind}", rule="torchfile.tensor", where=where)
+        actual = "a nested one" if value.is_nested else value.dtype if value.layout == torch.strided else value.layout
+        raise UnsupportedError(f"expected a dense tensor, found {actual}", rule="torchfile.tensor", where=location)
     try:
         resolve_dtype(value.dtype)
     except UnsupportedError as error:
-        raise UnsupportedError(error.message, rule="torchfile.tensor", where=where) from None
-    held = value.untyped_storage().nbytes()
-    if value.numel() * value.element_size() > held:
+        raise UnsupportedError(error.message, rule="torchfile.tensor", where=location) from None
+    storage_bytes = value.untyped_storage().nbytes()
+    if value.numel() * value.element_size() > storage_bytes:
         raise UnsupportedError(
-            f"expected stored elements, found {list(value.shape)} repeated from {held} bytes",
+            f"expected stored elements, found {list(value.shape)} repeated from {storage_bytes} bytes",
             rule="torchfile.tensor",
-            where=where,
+            where=location,
         )

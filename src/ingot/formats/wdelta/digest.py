@@ -1,4 +1,4 @@
-"""The SHA-256 over everything at the end of a ``.wdelta``: checked in one pass, computed while a file grows."""
+"""The SHA-256 at the end of a ``.wdelta``, which covers the file: verified in one pass, computed while a file grows."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from ingot.formats.wdelta.layout import DIGEST, PREFIX
 from ingot.model.bytesource import ByteSource, Sink
 
 _CHUNK = 1 << 20
-# Fewer new bytes than this are not worth a thread's wake-up.
-_LEAST = 4 << 20
+# Fewer new bytes than this do not justify waking a thread.
+_MIN_STEP = 4 << 20
 
 
 def check_digest(source: ByteSource, progress: Callable[[int], None] | None = None) -> None:
-    """Read the whole file and compare its SHA-256 with the last 32 bytes.
+    """Read the complete file and compare its SHA-256 with the last 32 bytes.
 
     Parameters
     ----------
     source : ByteSource
     progress : callable, optional
-        Called with the number of bytes after every piece.
+        Called with the number of bytes after every chunk.
 
     Raises
     ------
     IntegrityError
-        ``wdelta.digest-mismatch``: a byte changed, or the file was cut off.
+        ``wdelta.digest-mismatch``: a byte changed, or the file was truncated.
     """
     end = source.size - DIGEST
     if end < PREFIX:
@@ -41,11 +41,11 @@ def check_digest(source: ByteSource, progress: Callable[[int], None] | None = No
         go_on()
         size = min(_CHUNK, end - start)
         if source.mapped:
-            piece = source.view(start, size)
+            chunk = source.view(start, size)
         else:
-            piece = buffer[:size]
-            source.readinto(start, piece)
-        running.update(piece)
+            chunk = buffer[:size]
+            source.readinto(start, chunk)
+        running.update(chunk)
         if progress is not None:
             progress(size)
     expected = bytes(source.view(end, DIGEST))
@@ -58,22 +58,22 @@ def check_digest(source: ByteSource, progress: Callable[[int], None] | None = No
 
 
 class TrailingDigest:
-    """Hashes a file that is being written, on a thread of its own, by reading back what is complete.
+    """A digest of a file that is being written, computed by a separate thread that reads back completed bytes.
 
-    Parts of a tensor may come in turns, so bytes are not written in the order of the file; reading them back from the
-    page cache costs less than the hash, needs no memory for what waits, and lets a resumed run hash what was there.
+    The parts of a tensor may arrive in turns, so bytes are not written in the order of the file. Reading them back from
+    the page cache costs less than the hash, needs no memory for a buffer, and lets a resumed run hash existing bytes.
     """
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
         self._hash = hashlib.sha256()
-        self._given = 0
+        self._submitted = 0
         self._pool = Workers(1, "ingot-sha256")
         self._last: Future[None] | None = None
 
     def advance(self, position: int) -> None:
-        """Everything before ``position`` is written and will not change."""
-        if position - self._given >= _LEAST:
+        """Hash the bytes before ``position``, which are written and must not change."""
+        if position - self._submitted >= _MIN_STEP:
             self._submit(position)
 
     def finish(self, position: int) -> bytes:
@@ -91,13 +91,13 @@ class TrailingDigest:
     def _submit(self, position: int) -> None:
         if self._last is not None and self._last.done():
             self._last.result()
-        self._last = self._pool.submit(self._read, self._given, position)
-        self._given = position
+        self._last = self._pool.submit(self._read, self._submitted, position)
+        self._submitted = position
 
     def _read(self, start: int, stop: int) -> None:
         buffer = memoryview(bytearray(min(_CHUNK, stop - start)))
         for position in range(start, stop, _CHUNK):
             go_on()
-            piece = buffer[: min(_CHUNK, stop - position)]
-            self._sink.readinto(position, piece)
-            self._hash.update(piece)
+            chunk = buffer[: min(_CHUNK, stop - position)]
+            self._sink.readinto(position, chunk)
+            self._hash.update(chunk)

@@ -1,4 +1,4 @@
-"""The header's entry for one tensor."""
+"""The header's entry for a tensor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Natural = Annotated[int, msgspec.Meta(ge=0)]
 
 @warm
 class Entry(msgspec.Struct):
-    """What the header says of one tensor; fields of all strategies."""
+    """A tensor's entry in the header, with the fields of all strategies."""
 
     strategy: str
     shape: tuple[_Natural, ...]
@@ -52,16 +52,16 @@ class Entry(msgspec.Struct):
 
     @property
     def layout(self) -> int:
-        """How ``packed`` is laid out: 1 without the outliers, 2 with them."""
+        """The layout of ``packed``: 1 without the outliers, 2 with them."""
         return self.int4_layout or 1
 
     @property
     def change(self) -> Change:
-        """What becomes of the tensor. Without a ``base_dtype`` the result is of ``dtype``, as of deltatensors 0.2.0."""
+        """The change of the tensor. Without a ``base_dtype`` the result has ``dtype``, like in deltatensors 0.2.0."""
         return Change("apply", dtype(self.base_dtype or self.dtype).name)
 
     def record_of(self, field: str) -> str:
-        """Return the name that ``_ref`` gives for the array of a field; the field's own where none is given."""
+        """Return the name in ``_ref`` for the array of a field, or the name of the field without a reference."""
         value = getattr(self, field)
         name = value.get("_ref") if isinstance(value, dict) else None
         return name if isinstance(name, str) else field
@@ -76,21 +76,27 @@ class Entry(msgspec.Struct):
         return {**fraction, "layout": self.layout}
 
     def counts(self) -> dict[str, int | None]:
-        """Return how many elements each array of the payload has; None where only the payload tells."""
+        """Return the number of elements of each array of the payload; None if it depends on the payload."""
         if self.strategy == "sparse":
             return {"indices": None, "values": None}
         if self.strategy == "quantized":
             return {"scales": scale_rows(self.shape), "packed_signs": -(-self.size // 8)}
-        apart = self.n_outliers or 0
-        codes = self.size - (apart if self.layout == 1 else 0)
-        return {"outlier_idx": apart, "outlier_vals": apart, "scale": 1, "zero_point": 1, "packed": -(-codes // 2)}
+        outliers = self.n_outliers or 0
+        codes = self.size - (outliers if self.layout == 1 else 0)
+        return {
+            "outlier_idx": outliers,
+            "outlier_vals": outliers,
+            "scale": 1,
+            "zero_point": 1,
+            "packed": -(-codes // 2),
+        }
 
 
 def scale_rows(shape: Sequence[int]) -> int:
-    """Return how many scales a tensor of strategy ``quantized`` has: one per row, its first dimension."""
+    """Return the number of scales of a tensor of strategy ``quantized``: one per row, its first dimension."""
     return shape[0] if len(shape) > 1 else 1
 
 
 def cols(shape: Sequence[int]) -> int:
-    """Return the number that ``n_cols`` states."""
+    """Return the value of ``n_cols``."""
     return prod(shape[1:]) if len(shape) > 1 else prod(shape)

@@ -1,4 +1,4 @@
-"""``.wdelta`` as a ``Format``."""
+"""The format ``.wdelta``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ingot.formats.base import Catalog, WriteOptions
 from ingot.formats.shared.single import SingleFile
-from ingot.formats.wdelta.carry import refusal
+from ingot.formats.wdelta.carry import why_unsupported
 from ingot.formats.wdelta.layout import MAGIC
 from ingot.formats.wdelta.reader import read_catalog
 from ingot.formats.wdelta.writer import WdeltaWriter, file_size
@@ -14,35 +14,37 @@ from ingot.model.artifact import Artifact
 from ingot.model.bytesource import ByteSource, Target
 from ingot.model.spec import TensorSpec
 
-# deltatensors' callback for transformers leaves ``model.wdelta`` beside a whole checkpoint, which is the folder's.
+# deltatensors' callback for transformers writes ``model.wdelta`` next to a full checkpoint, which then takes
+# precedence.
 _WEIGHTS = (".safetensors", ".zt", ".squizd", ".safetensors.index.json")
 
 
 class WdeltaFormat(SingleFile):
-    """Versions 1 and 2 of deltatensors' format: differences to a base, sparse, of one bit, or of four."""
+    """The format of deltatensors, versions 1 and 2: sparse, 1-bit or 4-bit differences to a base."""
 
     name = "wdelta"
     suffixes: tuple[str, ...] = (".wdelta",)
     summary = "differences to a base: sparse, 1 bit, 4 bit (deltatensors)"
 
     def claims(self, name: str, head: bytes) -> bool:
-        """By magic, or by suffix: then ``read`` says what is wrong with the magic."""
+        """Return whether the magic or the suffix fits; with another magic, ``read`` reports the error."""
         return head.startswith(MAGIC) or name.lower().endswith(self.suffixes)
 
     def entry(self, names: Sequence[str]) -> str | None:
-        """As of any single file; none in a folder with whole weights."""
+        """Return the file to open, like any format of one file; None in a folder with full weights."""
         return None if any(name.lower().endswith(_WEIGHTS) for name in names) else super().entry(names)
 
-    def refuses(self, spec: TensorSpec) -> str | None:
-        """Everything but differences of the three codecs, uncompressed."""
-        return refusal(spec)
+    def why_unsupported(self, spec: TensorSpec) -> str | None:
+        """Return why a tensor cannot be stored; only uncompressed differences of the three codecs can."""
+        return why_unsupported(spec)
 
     def order(self, specs: Sequence[TensorSpec]) -> Sequence[int]:
-        """By name: the peer reads the parent of a chain in that order, and version 2 hashes the base in it."""
+        """Return the order by name, in which deltatensors reads the parent of a chain, and version 2 hashes the
+        base."""
         return sorted(range(len(specs)), key=lambda index: specs[index].name)
 
     def catalog(self, source: ByteSource, name: str, *, verify: bool) -> Catalog:
-        """The digest at the end covers everything and is checked by whoever reads everything."""
+        """Return the catalog; its ``check_whole`` verifies the digest of the complete file."""
         return read_catalog(source, name)
 
     def size(self, artifact: Artifact, options: WriteOptions) -> int:

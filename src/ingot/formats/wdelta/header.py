@@ -1,4 +1,4 @@
-"""The JSON header of a ``.wdelta``: bytes to checked entries, and back (spec/wdelta.md, "Header")."""
+"""The JSON header of a ``.wdelta``: parsed into checked entries, and written (spec/wdelta.md, "Header")."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ HASH = "wdelta"
 _HEX = re.compile(r"[0-9a-f]{64}\Z")
 _DTYPES = ("float32", "float16", "bfloat16")
 _LONGEST_REF = 255
-_PIECE = 1 << 16
+_CHUNK = 1 << 16
 _NEEDS_COUNT = ("quantized", "int4")
 
 
 @warm
 class Extension(msgspec.Struct, omit_defaults=True):
-    """What Ingot adds to the header under ``ingot``; deltatensors passes over it.
+    """Ingot's extension of the header under ``ingot``, which deltatensors ignores.
 
-    ``strategy`` as the delta was asked for, where it is none of the format's; identities of base and result beside the
-    parent hash; the metadata of the checkpoint.
+    ``strategy`` is the requested strategy if the format does not define it. ``base`` and ``result`` are identities
+    besides the parent hash. ``metadata`` are those of the checkpoint.
     """
 
     strategy: str | None = None
@@ -48,7 +48,7 @@ class Extension(msgspec.Struct, omit_defaults=True):
 
 @warm
 class Header(msgspec.Struct):
-    """A header; ``parse`` checks it."""
+    """A header, which ``parse`` checks."""
 
     parent_hash: str
     strategy: str
@@ -56,7 +56,7 @@ class Header(msgspec.Struct):
     ingot: Extension | None = None
 
     def metadata(self) -> dict[str, Any]:
-        """Return the checkpoint's metadata, with the delta's description."""
+        """Return the checkpoint's metadata with the description of the delta."""
         extra = self.ingot or Extension()
         base = extra.base or Identity()
         info = DeltaInfo(
@@ -74,105 +74,107 @@ _DECODER = msgspec.json.Decoder(Header)
 
 
 def is_hash(text: str) -> bool:
-    """Whether this is a SHA-256 as the header has it: 64 lower-case hexadecimal digits."""
+    """Return whether this is a SHA-256 in the header's form: 64 lower-case hexadecimal digits."""
     return _HEX.match(text) is not None
 
 
-def parse(data: bytes | bytearray, version: int, where: str) -> Header:
-    """Check a header: types first, in memory bounded by its length, then keys and values.
+def parse(data: bytes | bytearray, version: int, location: str) -> Header:
+    """Return a checked header: first types, in memory bounded by its length, then keys and values.
 
     Raises ``FormatError`` with the rules of spec/wdelta.md, ``UnsupportedError`` ``wdelta.dtype``.
     """
     try:
         header = _DECODER.decode(data)
     except UnicodeDecodeError as error:
-        raise FormatError("wdelta.utf8", f"the header is not UTF-8: {error.reason}", where=where) from error
+        raise FormatError("wdelta.utf8", f"the header is not UTF-8: {error.reason}", where=location) from error
     except msgspec.ValidationError as error:
         raise FormatError(
-            "wdelta.fields", f"a field of the header is missing or wrong: {error}", where=where
+            "wdelta.fields", f"a field of the header is missing or wrong: {error}", where=location
         ) from error
     except (msgspec.DecodeError, RecursionError) as error:
-        raise FormatError("wdelta.json", f"the header is not JSON: {error}", where=where) from error
-    strict_json(data, "wdelta.json", "wdelta.duplicate-key", where)
+        raise FormatError("wdelta.json", f"the header is not JSON: {error}", where=location) from error
+    strict_json(data, "wdelta.json", "wdelta.duplicate-key", location)
     header.parent_hash = header.parent_hash.lower() if header.parent_hash.isascii() else header.parent_hash
     if not is_hash(header.parent_hash):
         raise FormatError(
-            "wdelta.parent-hash", f"expected 64 hexadecimal digits, found {header.parent_hash[:80]!r}", where=where
+            "wdelta.parent-hash", f"expected 64 hexadecimal digits, found {header.parent_hash[:80]!r}", where=location
         )
     if header.ingot is not None and KEY in header.ingot.metadata:
-        raise FormatError("wdelta.fields", f"expected no {KEY!r} among the metadata of 'ingot'", where=where)
-    _require_strategy(header.strategy, where)
+        raise FormatError("wdelta.fields", f"expected no {KEY!r} among the metadata of 'ingot'", where=location)
+    _require_strategy(header.strategy, location)
     for name, entry in header.tensors.items():
-        _check(entry, version, f"{where}: {name}")
+        _check(entry, version, f"{location}: {name}")
     return header
 
 
-def _require_strategy(strategy: str, where: str) -> None:
+def _require_strategy(strategy: str, location: str) -> None:
     if strategy not in STRATEGIES:
-        raise FormatError("wdelta.strategy", f"expected {', '.join(STRATEGIES)}, found {strategy[:80]!r}", where=where)
+        raise FormatError(
+            "wdelta.strategy", f"expected {', '.join(STRATEGIES)}, found {strategy[:80]!r}", where=location
+        )
 
 
-def _check(entry: Entry, version: int, where: str) -> None:
-    _require_strategy(entry.strategy, where)
-    size = element_count(entry.shape, "wdelta.shape", where)
-    rounds = entry.dtype != "float32"  # differences, which codes of 4 bits have in float32 alone
+def _check(entry: Entry, version: int, location: str) -> None:
+    _require_strategy(entry.strategy, location)
+    size = element_count(entry.shape, "wdelta.shape", location)
+    rounds = entry.dtype != "float32"  # differences of 4-bit codes are always float32
     if entry.dtype not in _DTYPES or (rounds and (entry.strategy == "int4" or entry.base_dtype is not None)):
         raise UnsupportedError(
-            f"expected differences in float32, found {entry.dtype[:80]!r}", rule="wdelta.dtype", where=where
+            f"expected differences in float32, found {entry.dtype[:80]!r}", rule="wdelta.dtype", where=location
         )
     if entry.base_dtype is not None:
-        _require_base_dtype(entry.base_dtype, where)
-    _check_references(entry, where)
+        _require_base_dtype(entry.base_dtype, location)
+    _check_references(entry, location)
     if entry.strategy in _NEEDS_COUNT and entry.n_elements != size:
         raise FormatError(
             "wdelta.n-elements",
             f"expected n_elements {size} for shape {list(entry.shape)}, found {entry.n_elements}",
-            where=where,
+            where=location,
         )
     if entry.strategy == "quantized" and entry.n_cols != cols(entry.shape):
         raise FormatError(
             "wdelta.n-cols",
             f"expected n_cols {cols(entry.shape)} for shape {list(entry.shape)}, found {entry.n_cols}",
-            where=where,
+            where=location,
         )
     if entry.strategy == "int4":
-        _check_int4(entry, size, version, where)
+        _check_int4(entry, size, version, location)
 
 
-def _check_references(entry: Entry, where: str) -> None:
-    """Refuse arrays that share a record, or whose record is that of another field.
+def _check_references(entry: Entry, location: str) -> None:
+    """Raise an error for arrays that share a record, or whose record belongs to another field.
 
-    ``deltatensors.read_wdelta`` finds arrays by the names of their fields, whatever the references are.
+    ``deltatensors.read_wdelta`` finds arrays by the names of their fields and ignores references.
     """
     fields = STRATEGIES[entry.strategy].fields
     names = [entry.record_of(field) for field in fields]
     for field, name in zip(fields, names, strict=True):
         if (name != field and name in fields) or names.count(name) > 1 or len(name.encode()) > _LONGEST_REF:
-            raise FormatError("wdelta.ref", f"expected a reference to {field!r}, found {name[:80]!r}", where=where)
+            raise FormatError("wdelta.ref", f"expected a reference to {field!r}, found {name[:80]!r}", where=location)
 
 
-def _check_int4(entry: Entry, size: int, version: int, where: str) -> None:
+def _check_int4(entry: Entry, size: int, version: int, location: str) -> None:
     if entry.n_outliers is None or entry.n_outliers > size:
         raise FormatError(
-            "wdelta.n-outliers", f"expected n_outliers from 0 to {size}, found {entry.n_outliers}", where=where
+            "wdelta.n-outliers", f"expected n_outliers from 0 to {size}, found {entry.n_outliers}", where=location
         )
     if entry.int4_layout not in ((None, 1) if version == 1 else (None, 1, 2)):
         raise FormatError(
-            "wdelta.int4-layout", f"version {version} has no int4_layout {entry.int4_layout}", where=where
+            "wdelta.int4-layout", f"version {version} has no int4_layout {entry.int4_layout}", where=location
         )
 
 
-def _require_base_dtype(spelling: str, where: str) -> None:
+def _require_base_dtype(spelling: str, location: str) -> None:
     try:
         dtype(spelling)
     except IngotError as error:
         raise FormatError(
-            "wdelta.base-dtype", f"expected an element type such as bfloat16, found {spelling[:80]!r}", where=where
+            "wdelta.base-dtype", f"expected an element type such as bfloat16, found {spelling[:80]!r}", where=location
         ) from error
 
 
 def version_of(specs: Sequence[TensorSpec]) -> int:
-    """Return the version of the file: 2 where 4-bit codes are laid out as only that version has them, else 1."""
+    """Return the version of the file: 2 if 4-bit codes have the layout of version 2, else 1."""
     return VERSIONS[any(_int4_layout(spec) == 2 for spec in specs)]
 
 
@@ -184,32 +186,32 @@ def _int4_layout(spec: TensorSpec) -> int | None:
 def describe(
     specs: Sequence[TensorSpec], metadata: Mapping[str, Any], info: DeltaInfo, version: int
 ) -> Iterator[bytearray]:
-    """Yield the header of a file in pieces; keys in the order in which deltatensors 0.2.0 writes them.
+    """Yield the header of a file in chunks; keys have the order in which deltatensors 0.2.0 writes them.
 
-    Raises ``UnsupportedError`` ``wdelta.metadata`` for metadata that JSON cannot hold.
+    Raises ``UnsupportedError`` ``wdelta.metadata`` for metadata that JSON cannot encode.
     """
     first = BY_CODEC[specs[0].codec].name if specs else "sparse"
-    stated = info.strategy if info.strategy in STRATEGIES else first
+    strategy = info.strategy if info.strategy in STRATEGIES else first
     hashes = {key: value for key, value in info.base.hashes.items() if key != HASH}
     extra = Extension(
-        None if info.strategy == stated else info.strategy,
+        None if info.strategy == strategy else info.strategy,
         _or_none(Identity(info.base.content, hashes)),
         _or_none(info.result),
     )
-    own = {key: value for key, value in metadata.items() if key != KEY}
-    header = {"parent_hash": info.base.hashes.get(HASH, "0" * 64), "strategy": stated, "tensors": {}}
+    other_metadata = {key: value for key, value in metadata.items() if key != KEY}
+    header = {"parent_hash": info.base.hashes.get(HASH, "0" * 64), "strategy": strategy, "tensors": {}}
     try:
-        added = {**msgspec.to_builtins(extra), **({"metadata": own} if own else {})}
-        found = bytearray(_json(header)[:-2])  # up to the first tensor
+        added = {**msgspec.to_builtins(extra), **({"metadata": other_metadata} if other_metadata else {})}
+        chunk = bytearray(_json(header)[:-2])  # the beginning, up to the first tensor
         for entry in _entries(specs, info, version):
-            if len(found) >= _PIECE:
-                yield found
-                found = bytearray()
-            found += entry
+            if len(chunk) >= _CHUNK:
+                yield chunk
+                chunk = bytearray()
+            chunk += entry
         if specs:
-            del found[-1:]
-        found += b"}," + _json({"ingot": added})[1:] if added else b"}}"
-        yield found
+            del chunk[-1:]
+        chunk += b"}," + _json({"ingot": added})[1:] if added else b"}}"
+        yield chunk
     except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise UnsupportedError(f"metadata that JSON cannot hold: {error}", rule="wdelta.metadata") from error
 

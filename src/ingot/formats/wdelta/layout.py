@@ -1,4 +1,4 @@
-"""Bytes of a ``.wdelta``: the prefix, and the heads of the records that follow the header (spec/wdelta.md)."""
+"""The bytes of a ``.wdelta``: the prefix, and the heads of the records after the header (spec/wdelta.md)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_HEADER = 32 << 20
 
 _PREFIX = struct.Struct("<7sII")
 
-# How the payload spells element types (names of NumPy), and their sizes.
+# NumPy names of element types in the payload, with Ingot's names and sizes.
 ITEM = {"float32": ("f32", 4), "float16": ("f16", 2), "uint8": ("u8", 1), "int64": ("i64", 8), "int32": ("i32", 4)}
 SPELLING = {storage: name for name, (storage, _) in ITEM.items()}
 
@@ -28,7 +28,7 @@ LONGEST_DTYPE = 7
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """What a strategy of the header stands for: a codec, and its parts in the order in which they are written."""
+    """A strategy of the header: its codec, and its parts in the order in which they are written."""
 
     name: str
     codec: str
@@ -54,13 +54,14 @@ STRATEGIES: dict[str, Strategy] = {
     )
 }
 FIELDS = tuple(field for row in STRATEGIES.values() for field in row.fields)
-"""All arrays that a strategy may have; each belongs to one."""
+"""All arrays of all strategies; each belongs to one strategy."""
 BY_CODEC = {row.codec: row for row in STRATEGIES.values()}
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where one array lies. ``dtype`` is its part's; ``stored`` that of the file, as NumPy has it, if it is another."""
+    """The location of an array. ``dtype`` is the type of its part; ``stored`` is the NumPy type in the file if it
+    differs."""
 
     dtype: str
     count: int
@@ -70,7 +71,7 @@ class Span:
 
 
 class Head(NamedTuple):
-    """What precedes the bytes of one array."""
+    """The fields before the bytes of an array."""
 
     tensor: str
     field: str
@@ -91,9 +92,9 @@ def unpack_prefix(data: bytes) -> tuple[bytes, int, int]:
 
 
 def pack_head(tensor: str, field: str, dtype: str, count: int) -> bytes:
-    """Return the head of a record of one dimension with ``count`` elements."""
-    pieces = [struct.pack("<I", len(text)) + text for text in (tensor.encode(), field.encode(), dtype.encode())]
-    return b"".join(pieces) + struct.pack("<IQQ", 1, count, count * ITEM[dtype][1])
+    """Return the head of a one-dimensional record with ``count`` elements."""
+    fields = [struct.pack("<I", len(text)) + text for text in (tensor.encode(), field.encode(), dtype.encode())]
+    return b"".join(fields) + struct.pack("<IQQ", 1, count, count * ITEM[dtype][1])
 
 
 def head_size(tensor: str, field: str, dtype: str) -> int:

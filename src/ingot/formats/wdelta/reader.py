@@ -1,4 +1,4 @@
-"""Reading ``.wdelta``: header and heads of records checked completely, arrays located, none read."""
+"""Reader of ``.wdelta``: header and heads of records are checked completely; arrays are located but not read."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _SPARSE = STRATEGIES["sparse"]
 
 
 def read_catalog(source: ByteSource, name: str) -> Catalog:
-    """Validate the file but for its digest, which takes reading all of it: ``Catalog.check_whole`` does.
+    """Return the catalog of a file after all checks except its digest, which ``Catalog.check_whole`` verifies.
 
-    Tensors come in the order of their records, which is the order in which a writer of version 1 hashed the base.
+    Tensors have the order of their records, in which a writer of version 1 hashed the base.
 
     Raises ``FormatError`` and ``UnsupportedError`` with the rules of spec/wdelta.md.
     """
@@ -82,41 +82,44 @@ def _read_header(source: HeaderSource, name: str) -> tuple[int, bytearray]:
 def _tensors(source: ByteSource, header: Header, spans: Spans, file: str) -> Lazy[Tensor]:
     """Return the tensors in the order of their records."""
 
-    def make(name: str) -> Tensor:
+    def build(name: str) -> Tensor:
         entry = header.tensors[name]
         rounded = None if entry.dtype == "float32" else entry.dtype
         parts = _parts(source, spans[name], f"{file}: {name}", rounded)
         return Tensor(name, entry.shape, "f32", entry.codec, parts, entry.params())
 
-    return Lazy(spans, make)
+    return Lazy(spans, build)
 
 
-def _parts(source: ByteSource, spans: Mapping[str, Span], where: str, rounded: str | None) -> dict[str, Part]:
+def _parts(source: ByteSource, spans: Mapping[str, Span], location: str, rounded: str | None) -> dict[str, Part]:
     """Return a tensor's parts, in the order in which they are written.
 
-    ``rounded`` is the type of the differences where that is not float32: values and scales are rounded to it.
+    ``rounded`` is the type of the differences if it is not float32: values and scales are rounded to it.
     """
     return {
-        field: _part(source, span, f"{where}: {field}", rounded if field in ("values", "scales") else None)
+        field: _part(source, span, f"{location}: {field}", rounded if field in ("values", "scales") else None)
         for field in FIELDS
         if (span := spans.get(field)) is not None
     }
 
 
-def _part(source: ByteSource, span: Span, where: str, rounded: str | None) -> Part:
+def _part(source: ByteSource, span: Span, location: str, rounded: str | None) -> Part:
     if span.stored is None and rounded is None:
-        return Part(span.dtype, span.length, source, span.offset, where=where)
+        return Part(span.dtype, span.length, source, span.offset, where=location)
     stored = dtype_of(span.stored or SPELLING[span.dtype])
     assert stored is not None
     target = "f32" if rounded is not None else span.dtype
     through = None if rounded is None else dtype(rounded).name
     converted = ConvertedSource(source, span.offset, span.count, stored, target, through)
-    return Part(target, converted.size, converted, where=where, occupies=span.length)
+    return Part(target, converted.size, converted, where=location, occupies=span.length)
 
 
 def _notes(header: Header) -> list[tuple[str, str]]:
     other = [name for name, entry in header.tensors.items() if entry.strategy != header.strategy]
     if not other:
         return []
-    message = f"the header says {header.strategy}, {len(other)} tensors have another strategy, {other[0][:200]!r} first"
+    message = (
+        f"the header states {header.strategy}, but {len(other)} tensors have another strategy; the first is "
+        f"{other[0][:200]!r}"
+    )
     return [("wdelta.mixed-strategies", message)]

@@ -1,7 +1,7 @@
-"""Arrays of other element types than the document's: what ``deltatensors.read_wdelta`` reads by ``numpy.dtype``.
+"""Arrays of element types that the document does not list but ``deltatensors.read_wdelta`` reads with ``numpy.dtype``.
 
-A part has the type that the codec has for it, or a wider one. Arrays of any other type are converted as they are read,
-as NumPy converts them where ``deltatensors.decompress`` does.
+A part has the type of its codec, or a wider one. Arrays of any other type are converted when they are read, with
+NumPy's conversion, which ``deltatensors.decompress`` uses.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from ingot.core.numeric.dtypes import little_endian, numpy_dtype
 from ingot.model.bytesource import ByteSource
 
 LONGEST = 16
-"""Bytes of the longest spelling of an element type."""
+"""Maximum length of the name of an element type."""
 
 Dtype = np.dtype[Any]
 _SPELLING = re.compile(r"(?:[<>=|]?[fiu][1248]|float(?:16|32|64)|u?int(?:8|16|32|64)|half|single|double|bfloat16)\Z")
-_PIECE = 1 << 16
+_CHUNK = 1 << 16
 _INDICES = ("indices", "outlier_idx")
 _CODES = ("packed_signs", "packed")
 _SINGLE = ("scale", "zero_point")
 
 
 def dtype_of(spelling: str) -> Dtype | None:
-    """Return the NumPy type of a spelling of a number's type; None for any other text."""
+    """Return the NumPy type for the name of a numeric type; None for any other text."""
     if _SPELLING.match(spelling) is None:
         return None
     try:
@@ -36,7 +36,7 @@ def dtype_of(spelling: str) -> Dtype | None:
 
 
 def part_dtype(field: str, stored: Dtype) -> str | None:
-    """Return the type of the part that an array of a field becomes; None if the field cannot have this type."""
+    """Return the type of the part for an array of a field; None if the field cannot have this type."""
     if field in _CODES:
         return "u8" if stored == np.uint8 else None
     if field in _INDICES:
@@ -50,14 +50,14 @@ class ConvertedSource:
     Parameters
     ----------
     source : ByteSource
-        The file; not closed here.
+        The file, which the caller closes.
     offset, count : int
-        Where the array lies, and its elements.
+        Offset of the array, and number of its elements.
     stored : dtype
     dtype : str
-        The part's.
+        Type of the part.
     through : str or None
-        A type that values are rounded to first.
+        A type to which values are rounded first.
     """
 
     mapped = False
@@ -72,7 +72,7 @@ class ConvertedSource:
         self.size = count * self._target.itemsize
 
     def view(self, offset: int, length: int) -> memoryview:
-        """Convert into fresh memory."""
+        """Return converted bytes in newly allocated memory."""
         out = np.empty(length, np.uint8)
         self.readinto(offset, out.data)
         return out.data
@@ -82,7 +82,7 @@ class ConvertedSource:
         item, target, done = self._target.itemsize, np.frombuffer(out, np.uint8), 0
         while done < target.size:
             first, skip = divmod(offset + done, item)
-            count = min(_PIECE, -(-(target.size - done + skip) // item))
+            count = min(_CHUNK, -(-(target.size - done + skip) // item))
             values = self._values(first, count).view(np.uint8)[skip:]
             size = min(values.size, target.size - done)
             target[done : done + size] = values[:size]

@@ -1,7 +1,7 @@
-"""Writing ``.wdelta``: every length is known from the specs, so header and records have their places from the start.
+"""Writer of ``.wdelta``; all offsets follow from the specs, because every length is known.
 
-The digest covers the header, which states the parent hash. Where that is known from the start, the digest follows the
-file while it grows, on a thread; where it comes late (``amend``), the file is hashed in one pass at the end.
+The digest covers the header, which contains the parent hash. If the parent hash is known at the start, a thread
+computes the digest while the file grows. If it is set later (``amend``), the file is hashed in one pass at the end.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ingot.core.bytes import checksums
 from ingot.errors import IntegrityError, UnsupportedError, UsageError
 from ingot.formats.base import FormatWriter
 from ingot.formats.shared.order import Order
-from ingot.formats.wdelta.carry import change_refusal, refusal
+from ingot.formats.wdelta.carry import why_change_unsupported, why_unsupported
 from ingot.formats.wdelta.digest import TrailingDigest
 from ingot.formats.wdelta.header import HASH, describe, version_of
 from ingot.formats.wdelta.layout import BY_CODEC, DIGEST, ITEM, MAX_HEADER, PREFIX, SPELLING, pack_head, pack_prefix
@@ -23,12 +23,12 @@ from ingot.model.delta import DeltaInfo, delta_of
 from ingot.model.spec import PartSpec, TensorSpec
 
 UNKNOWN = "0" * 64
-"""Stands for a parent hash that is not known yet."""
+"""Placeholder for an unknown parent hash."""
 
 
 @dataclass(slots=True)
 class _Blob:
-    """One array: its head's bytes, where its data begins, and how long it is."""
+    """An array: the bytes of its head, the offset of its data, and their length."""
 
     head: bytes
     offset: int
@@ -36,13 +36,13 @@ class _Blob:
 
 
 def file_size(specs: Sequence[TensorSpec], metadata: Mapping[str, Any]) -> int:
-    """Return the exact size of the file; errors as ``WdeltaWriter``."""
+    """Return the exact size of the file; raises the errors of ``WdeltaWriter``."""
     header, _ = header_size(specs, metadata)
     return PREFIX + header + _records_bytes(specs) + DIGEST
 
 
 def header_size(specs: Sequence[TensorSpec], metadata: Mapping[str, Any]) -> tuple[int, DeltaInfo]:
-    """Return the bytes of the header of a file of these tensors, and what it says of the delta.
+    """Return the bytes of the header of a file of these tensors, and the description of the delta.
 
     Raises
     ------
@@ -50,7 +50,7 @@ def header_size(specs: Sequence[TensorSpec], metadata: Mapping[str, Any]) -> tup
         ``wdelta.metadata``, ``wdelta.change``, ``wdelta.unsupported``, ``wdelta.header-too-large``.
     """
     for spec in specs:
-        reason = refusal(spec)
+        reason = why_unsupported(spec)
         if reason is not None:
             raise UnsupportedError(reason, rule="wdelta.unsupported", where=spec.name)
     info = info_of(specs, metadata)
@@ -63,31 +63,31 @@ def header_size(specs: Sequence[TensorSpec], metadata: Mapping[str, Any]) -> tup
 
 
 def info_of(specs: Sequence[TensorSpec], metadata: Mapping[str, Any]) -> DeltaInfo:
-    """Return the description of the delta; ``UnsupportedError`` where the format has no place for what it says."""
+    """Return the description of the delta; raises ``UnsupportedError`` if the format cannot express it."""
     info = delta_of(metadata)
     if info is None:
         raise UnsupportedError(
             "expected the description of a delta among the metadata, found ordinary weights", rule="wdelta.metadata"
         )
-    reason = change_refusal(info, [spec.name for spec in specs])
+    reason = why_change_unsupported(info, [spec.name for spec in specs])
     if reason is not None:
-        raise UnsupportedError(f"a .wdelta cannot say this: {reason}; write a .zt", rule="wdelta.change")
+        raise UnsupportedError(f"a .wdelta cannot store this delta: {reason}; write a .zt", rule="wdelta.change")
     return info
 
 
 class WdeltaWriter(FormatWriter):
-    """A writer of one ``.wdelta`` file; records in the order of the specs.
+    """A writer of one ``.wdelta`` file; records have the order of the specs.
 
-    ``metadata`` must hold the description of the delta. The parent hash, and other identities, may be placeholders of
-    the same length until ``amend``. Errors as ``header_size``.
+    ``metadata`` must contain the description of the delta. The parent hash and other identities may be placeholders of
+    the same length until ``amend``. Raises the errors of ``header_size``.
     """
 
     def __init__(self, target: Target, name: str, specs: Sequence[TensorSpec], metadata: Mapping[str, Any]) -> None:
         self._name, self._specs = name, specs
         self._order = Order(specs, name)
         self._set_metadata(metadata)
-        self._next = PREFIX + self._head_bytes  # where the record of the next tensor begins
-        self._places: dict[str, _Blob] = {}  # of the tensor that is open: of many, places take more than is written
+        self._next = PREFIX + self._head_bytes  # offset of the next tensor's record
+        self._blobs: dict[str, _Blob] = {}  # only for the open tensor, to limit memory
         self._end = self._next + _records_bytes(specs)
         self._sink = target.create(name)
         self._trail: TrailingDigest | None = None
@@ -97,50 +97,52 @@ class WdeltaWriter(FormatWriter):
     def begin(self, spec: TensorSpec) -> None:
         """Start the next tensor of the specs and write the heads of its records."""
         self._order.begin(spec)
-        self._place(self._specs[self._order.done])
+        self._assign_offsets(self._specs[self._order.done])
         self._crcs = {part.role: checksums.hasher("crc32c") for part in spec.parts}
         self._write_heads()
 
     def write(self, role: str, data: Buffer) -> None:
-        """Take the next bytes of one array; refuses more than its spec says."""
+        """Append the next bytes of an array; raises an error if they exceed its length."""
         view = memoryview(data)
         position = self._order.write(role, view.nbytes)
         spec = self._order.current
         if spec is None or not view.nbytes:
             return
-        self._sink.write_at(self._places[role].offset + position, view)
+        self._sink.write_at(self._blobs[role].offset + position, view)
         self._crcs[role].update(view.cast("B"))
 
     def end(self) -> dict[str, Any]:
-        """Close the tensor; the record tells file, offset, length and CRC-32C of every array."""
+        """Close the tensor and return a record of file, offset, length and CRC-32C of every array."""
         spec = self._order.end()
         self._advance()
-        blobs = self._places.items()
+        blobs = self._blobs.items()
         return {
             "name": spec.name,
             "blobs": [[self._name, blob.offset, blob.length, self._crcs[role].text()] for role, blob in blobs],
         }
 
     def restore(self, record: Mapping[str, Any]) -> None:
-        """Take a tensor back as an earlier run wrote it.
+        """Accept a tensor that an earlier run wrote.
 
-        Raises ``IntegrityError`` ``writer.record`` where that run laid the file out differently.
+        Raises ``IntegrityError`` ``writer.record`` if that run used other offsets.
         """
         spec = self._order.expect(record["name"])
-        self._place(spec)
-        expected = [[self._name, blob.offset, blob.length] for blob in self._places.values()]
+        self._assign_offsets(spec)
+        expected = [[self._name, blob.offset, blob.length] for blob in self._blobs.values()]
         if [list(blob)[:3] for blob in record["blobs"]] != expected:
             raise IntegrityError(
-                "writer.record", "the earlier run laid the file out differently: start anew", where=spec.name
+                "writer.record",
+                "the earlier run used other offsets in the file: start again without resuming",
+                where=spec.name,
             )
         self._write_heads()
         self._order.restored(spec.name)
         self._advance()
 
     def amend(self, metadata: Mapping[str, Any]) -> None:
-        """Replace the metadata, which must take as many bytes as before: the arrays have their places already.
+        """Replace the metadata; the header must keep its length, because the offsets of the arrays are fixed.
 
-        What was hashed up to now is hashed again at the end.
+        Bytes that were already hashed are hashed again at the end.
         """
         length, _ = header_size(self._specs, metadata)
         if length != self._head_bytes:
@@ -152,10 +154,14 @@ class WdeltaWriter(FormatWriter):
             self._trail = None
 
     def finish(self) -> list[str]:
-        """Write header and digest, cut off whatever an earlier run left behind them, close."""
+        """Write header and digest, truncate the file after them, and close it."""
         self._order.finish()
-        if not self._known:
-            raise UsageError("the parent hash was never given", rule="wdelta.parent-hash", where=self._name)
+        if not self._has_parent_hash:
+            raise UsageError(
+                "expected the parent hash before the end, but it was never set",
+                rule="wdelta.parent-hash",
+                where=self._name,
+            )
         if self._trail is None:
             self._start_digest()
         assert self._trail is not None
@@ -165,46 +171,46 @@ class WdeltaWriter(FormatWriter):
         return [self._name]
 
     def abort(self) -> None:
-        """Close the file as it is."""
+        """Close the file in its present state."""
         if self._trail is not None:
             self._trail.close()
         self._sink.close()
 
     def _set_metadata(self, metadata: Mapping[str, Any]) -> None:
         self._head_bytes, self._info = header_size(self._specs, metadata)
-        self._known = self._info.base.hashes.get(HASH, UNKNOWN) != UNKNOWN
+        self._has_parent_hash = self._info.base.hashes.get(HASH, UNKNOWN) != UNKNOWN
         self._metadata = metadata
 
     def _start_digest(self) -> None:
-        """Write prefix and header and begin to hash, if the header is final."""
-        if self._known:
-            version, at = version_of(self._specs), PREFIX
+        """Write prefix and header and start to hash, if the header is final."""
+        if self._has_parent_hash:
+            version, offset = version_of(self._specs), PREFIX
             self._sink.write_at(0, pack_prefix(version, self._head_bytes))
-            for piece in describe(self._specs, self._metadata, self._info, version):
-                self._sink.write_at(at, piece)
-                at += len(piece)
+            for chunk in describe(self._specs, self._metadata, self._info, version):
+                self._sink.write_at(offset, chunk)
+                offset += len(chunk)
             self._trail = TrailingDigest(self._sink)
 
-    def _place(self, spec: TensorSpec) -> None:
-        """Lay the next tensor's arrays out; it stays the next until ``_advance``."""
-        self._places, start = {}, self._next
-        for part in _ordered(spec):
+    def _assign_offsets(self, spec: TensorSpec) -> None:
+        """Compute the locations of the next tensor's arrays; the tensor stays the next until ``_advance``."""
+        self._blobs, start = {}, self._next
+        for part in _parts_in_order(spec):
             head, length = _head_of(spec.name, part), part.length or 0
-            self._places[part.role] = _Blob(head, start + len(head), length)
+            self._blobs[part.role] = _Blob(head, start + len(head), length)
             start += len(head) + length
 
     def _write_heads(self) -> None:
-        for blob in self._places.values():
+        for blob in self._blobs.values():
             self._sink.write_at(blob.offset - len(blob.head), blob.head)
 
     def _advance(self) -> None:
-        last = list(self._places.values())[-1]
+        last = list(self._blobs.values())[-1]
         self._next = last.offset + last.length
         if self._trail is not None:
             self._trail.advance(self._next)
 
 
-def _ordered(spec: TensorSpec) -> list[PartSpec]:
+def _parts_in_order(spec: TensorSpec) -> list[PartSpec]:
     return [spec.part(field) for field in BY_CODEC[spec.codec].fields]
 
 

@@ -1,1 +1,1 @@
-"""zTensor 1.2 (``.zt``): our model's own container. Byte layout, rules by name and decisions: ``spec/zt.md``."""
+"""zTensor 1.2 (``.zt``), the container of this project. Byte layout, rules by name and decisions: ``spec/zt.md``."""

@@ -1,4 +1,4 @@
-"""A manifest in columns: decoded and checked at once in native code, objects made of them when they are asked for."""
+"""Manifests in columns, which native code decodes and checks together; objects are built on access."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ _OBJECT = record(
     field("attributes", "any", optional=True),
     field("components", mapping(_COMPONENT)),
 )
-_MANY = 1 << 55
+_MAX_ELEMENTS = 1 << 55
 _BITS = {name: row.bits for name, row in DTYPES.items()}
 _SPARSE = (CsrLayout.codec, CooLayout.codec)
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Columns of all parts, those of an object after each other; -1 for what is absent."""
+    """Columns of all parts, grouped by object; -1 for an absent value."""
 
     dtype: Column
     type: Column
@@ -56,18 +56,18 @@ class Parts:
 
     @property
     def offsets(self) -> Array:
-        """Where each part lies."""
+        """Offset of each part."""
         return numbers(self.offset.first)
 
     @property
     def lengths(self) -> Array:
-        """Stored bytes of each part."""
+        """Number of stored bytes of each part."""
         return numbers(self.length.first)
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Everything that a manifest says of its tensors, of the right types."""
+    """The decoded fields of all tensors of a manifest, with checked types."""
 
     data: bytes
     rows: Mapping[str, int]
@@ -78,11 +78,11 @@ class Columns:
     parts: Parts
 
     def objects(self) -> Rows[Object]:
-        """Return the objects, which are made when they are asked for."""
+        """Return the objects, which are built on access."""
         return Rows(self.rows, self._object)
 
     def dense(self) -> DenseColumns:
-        """Return the dense tensors in one raw part that states nothing more than its digest."""
+        """Return the dense tensors that have one raw part and no fields besides an optional digest."""
         parts, starts = self.parts, self.components.first
         absent = parts.type, parts.uncompressed, parts.encoding, parts.chunks
         simple = plain_dense(self.format, self.attributes, starts, *absent)
@@ -90,9 +90,9 @@ class Columns:
         return DenseColumns.of_parts((self.data, self.rows, self.shape), starts, simple, columns)
 
     def suspects(self) -> list[str]:
-        """Return the names of the objects that may break a rule of ``check_object``; no other does."""
+        """Return the names of the objects that may break a rule of ``check_object``; all others are valid."""
         names = [*self.rows]
-        return [names[row] for row in np.flatnonzero(self._odd())]
+        return [names[row] for row in np.flatnonzero(self._suspect_objects())]
 
     def _object(self, row: int) -> Object:
         attributes, roles = self.attributes.span(row), self.components
@@ -117,78 +117,78 @@ class Columns:
             None if chunks is None else msgspec.convert(cbor.loads(self.data[chunks]), StatedChunks),
         )
 
-    def _odd(self) -> Flags:
-        """Return which objects are not plainly fine."""
+    def _suspect_objects(self) -> Flags:
+        """Return which objects need a detailed check."""
         counts, starts = numbers(self.shape.third), numbers(self.components.first)
-        odd = (counts <= 0) | (counts > _MANY)
+        suspects = (counts <= 0) | (counts > _MAX_ELEMENTS)
         if self.parts.offsets.size:
             home = np.repeat(np.arange(counts.size), np.diff(starts))
-            odd[home[self._odd_parts(home)]] = True
-        for number, name in enumerate(self.format.texts):
-            own = numbers(self.format.first) == number
+            suspects[home[self._suspect_parts(home)]] = True
+        for code, name in enumerate(self.format.texts):
+            has_format = numbers(self.format.first) == code
             if name in _SPARSE:
-                odd |= own
+                suspects |= has_format
             for role in REQUIRED_PARTS.get(name, ()):
-                odd |= own & ~self._has(role, starts, counts.size)
-        return odd
+                suspects |= has_format & ~self._has(role, starts, counts.size)
+        return suspects
 
     def _has(self, role: str, starts: Array, count: int) -> Flags:
-        """Return which objects have a part of a role."""
+        """Return which objects have a part with the given role."""
         has = np.zeros(count, bool)
         if role in self.components.texts:
             code = self.components.texts.index(role)
-            own = np.flatnonzero(numbers(self.components.second) == code)
-            has[np.searchsorted(starts, own, "right") - 1] = True
+            parts = np.flatnonzero(numbers(self.components.second) == code)
+            has[np.searchsorted(starts, parts, "right") - 1] = True
         return has
 
-    def _odd_parts(self, home: Array) -> Flags:
-        """Return which parts are not plainly fine; ``home`` are their objects."""
+    def _suspect_parts(self, home: Array) -> Flags:
+        """Return which parts need a detailed check; ``home`` are the rows of their objects."""
         parts, lengths = self.parts, self.parts.lengths
         items = chosen(parts.dtype, ITEM_BYTES, 0)
         types = numbers(parts.type.first)
         encodings = chosen(parts.encoding, {"raw": 1})
         raw = (encodings == 1) | (numbers(parts.encoding.first) < 0)
-        odd = (items == 0) | (lengths % np.maximum(items, 1) != 0) | (types >= 0) & ~self._typed()
-        odd |= ~raw | (numbers(parts.uncompressed.first) >= 0) | (numbers(parts.chunks.first) >= 0)
+        suspects = (items == 0) | (lengths % np.maximum(items, 1) != 0) | (types >= 0) & ~self._has_valid_type()
+        suspects |= ~raw | (numbers(parts.uncompressed.first) >= 0) | (numbers(parts.chunks.first) >= 0)
         dense = chosen(self.format, {DenseLayout.codec: 1})[home] == 1
         bits = np.where(types < 0, items * 8, chosen(parts.type, _BITS, 0))
         data = numbers(self.components.second) == (
             self.components.texts.index(DATA) if DATA in self.components.texts else -1
         )
-        sizes = np.minimum(numbers(self.shape.third), _MANY)[home]
-        odd |= dense & data & ((bits == 0) | (sizes * bits % 8 != 0) | (sizes * bits // 8 != lengths))
-        wrong: Flags = odd | ~spelled(parts.digest, self.data)
-        return wrong
+        sizes = np.minimum(numbers(self.shape.third), _MAX_ELEMENTS)[home]
+        suspects |= dense & data & ((bits == 0) | (sizes * bits % 8 != 0) | (sizes * bits // 8 != lengths))
+        result: Flags = suspects | ~spelled(parts.digest, self.data)
+        return result
 
-    def _typed(self) -> Flags:
-        """Return which parts have a logical type that their storage type may hold."""
+    def _has_valid_type(self) -> Flags:
+        """Return which parts have a logical type that fits their storage type."""
         types, dtypes = self.parts.type, self.parts.dtype
         fits = np.array(
             [[text in DTYPES and DTYPES[text].storage == stored for stored in dtypes.texts] for text in types.texts]
             or [[False] * len(dtypes.texts)],
             bool,
         )
-        typed: Flags = fits[numbers(types.first), numbers(dtypes.first)]
-        return typed
+        result: Flags = fits[numbers(types.first), numbers(dtypes.first)]
+        return result
 
 
 def decode(data: bytes, file: str) -> tuple[Manifest, Columns] | None:
-    """Decode a manifest: return it without its objects, and their columns; None where it needs a closer look."""
+    """Return a manifest without its objects, and their columns; None if the manifest needs the detailed parser."""
     table = cbor_table(data, _OBJECT, "objects", max_depth=cbor.MAX_DEPTH, max_items=cbor.MAX_ITEMS)
     if table is None:
         return None
-    shape, form, attributes, components = table.columns
-    found = Columns(data, table.rows, shape, form, attributes, components, Parts(*components.inner[0].inner))
-    if not has_maps(attributes, data) or not all(_is_chunks(each) for each in _values(found.parts.chunks, data)):
+    shape, format, attributes, components = table.columns
+    columns = Columns(data, table.rows, shape, format, attributes, components, Parts(*components.inner[0].inner))
+    if not has_maps(attributes, data) or not all(_is_chunks(value) for value in _values(columns.parts.chunks, data)):
         return None
     try:
-        return parse(table.rest, file, max_items=cbor.MAX_ITEMS // 8), found
+        return parse(table.rest, file, max_items=cbor.MAX_ITEMS // 8), columns
     except FormatError:
         return None
 
 
 def _values(column: Column, data: bytes) -> Iterator[bytes]:
-    rows = np.flatnonzero(numbers(column.first) >= 0).tolist()  # few parts are large
+    rows = np.flatnonzero(numbers(column.first) >= 0).tolist()  # few parts have chunk digests
     return (data[span] for row in rows if (span := column.span(row)) is not None)
 
 

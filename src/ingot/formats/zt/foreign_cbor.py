@@ -1,8 +1,8 @@
 """Manifests in CBOR that Ingot does not write: indefinite lengths, tags and ``undefined`` (RFC 7049).
 
-``ztensor`` 1.2.3 reads them: it passes over tags, takes ``undefined`` for ``null``, and reads a bignum (a byte string
-with tag 2 or 3) as the integer that it is. Such a manifest is rewritten with definite lengths and without tags, and
-then decoded and checked as any other.
+``ztensor`` 1.2.3 reads them: it skips tags, reads ``undefined`` as ``null``, and reads a bignum (a byte string with tag
+2 or 3) as an integer. Ingot first rewrites such a manifest with definite lengths and without tags, then decodes and
+checks it like any other.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from ingot.errors import FormatError
 from ingot.model.bytesource import Buffer
 
 RULES = ("cbor.indefinite-length", "cbor.tag", "cbor.simple")
-"""What the strict decoder refuses of such manifests."""
+"""Rules of the strict decoder that these manifests break."""
 
 MAX_ITEMS = 1 << 21
-"""Items of a manifest that is rewritten: a few seconds of work, and 100,000 tensors."""
+"""Maximum items of a manifest that is rewritten: a few seconds of work, and 100,000 tensors."""
 
 _UINT, _NEGATIVE, _BYTES, _TEXT, _ARRAY, _MAP, _TAG, _SIMPLE = range(8)
 _INDEFINITE, _BREAK = 31, 0xFF
@@ -27,37 +27,37 @@ _POSITIVE_BIGNUM, _NEGATIVE_BIGNUM = 2, 3
 _SIZES = {24: "B", 25: ">H", 26: ">I", 27: ">Q"}
 _NOTES = {
     "zt.cbor-indefinite": "the manifest has strings, arrays or maps of indefinite length",
-    "zt.cbor-tag": "the manifest has tags, which are passed over",
+    "zt.cbor-tag": "the manifest has tags, which are skipped",
     "zt.cbor-undefined": "the manifest has undefined values, which are read as null",
 }
 
 
-def rewrite(data: Buffer, where: str) -> tuple[bytes, list[tuple[str, str]]]:
-    """Return the same item in definite lengths and without tags, and a note for each kind of thing that was changed.
+def rewrite(data: Buffer, location: str) -> tuple[bytes, list[tuple[str, str]]]:
+    """Return the same item with definite lengths and without tags, and a note for each type of change.
 
     Raises
     ------
     FormatError
         ``cbor.truncated``, ``cbor.length``, ``cbor.depth``, ``cbor.items``, ``cbor.reserved``, ``cbor.tag``,
-        ``cbor.indefinite-length``. Other rules of ``spec/cbor.md`` are for the decoder of the result.
+        ``cbor.indefinite-length``. The decoder of the result checks the other rules of ``spec/cbor.md``.
     """
-    writer = _Rewriter(data, where)
+    writer = _Rewriter(data, location)
     writer.item(0)
-    writer.rest()
+    writer.copy_tail()
     return bytes(writer.out), [(rule, _NOTES[rule]) for rule in _NOTES if rule in writer.seen]
 
 
 class _Rewriter:
-    """One pass over the bytes. ``out`` is the result, ``seen`` the rules of notes."""
+    """A pass over the bytes. ``out`` is the result; ``seen`` are the rules of the notes."""
 
-    def __init__(self, data: Buffer, where: str) -> None:
-        self._data, self._where = memoryview(data).cast("B"), where
+    def __init__(self, data: Buffer, location: str) -> None:
+        self._data, self._location = memoryview(data).cast("B"), location
         self._position = self._items = 0
         self.out = bytearray()
         self.seen: set[str] = set()
 
-    def rest(self) -> None:
-        """Keep the bytes after the item, which the decoder refuses."""
+    def copy_tail(self) -> None:
+        """Copy the bytes after the item, which the decoder refuses."""
         self.out += self._data[self._position :]
 
     def item(self, depth: int) -> None:
@@ -110,55 +110,55 @@ class _Rewriter:
         return self._take(length)
 
     def _chunks(self, major: int, length: int | None) -> bytes:
-        """Return a string's bytes; the chunks of one of indefinite length are strings of definite ones."""
+        """Return the bytes of a string; a string of indefinite length consists of strings of definite lengths."""
         if length is not None:
             return bytes(self._bytes(length))
         self.seen.add("zt.cbor-indefinite")
         chunks = []
         while not self._ends():
             start = self._position
-            kind, size = self._head()
-            if kind != major or size is None:
+            chunk_major, size = self._head()
+            if chunk_major != major or size is None:
                 self._refuse("cbor.indefinite-length", "expected chunks of the string's own type and length", start)
             chunks.append(bytes(self._bytes(size)))
         return b"".join(chunks)
 
     def _string(self, major: int, length: int | None) -> None:
         text = self._chunks(major, length)
-        self.out += _encoded(major, len(text))
+        self.out += _encode_head(major, len(text))
         self.out += text
 
     def _bignum(self, length: int | None, start: int, *, negative: bool) -> None:
         value = int.from_bytes(self._chunks(_BYTES, length), "big")
         if value >> 64:
             self._refuse("cbor.tag", "expected an integer of 64 bits, found a larger bignum", start)
-        self.out += _encoded(_NEGATIVE if negative else _UINT, value)
+        self.out += _encode_head(_NEGATIVE if negative else _UINT, value)
 
     def _container(self, major: int, length: int | None, depth: int) -> None:
         start, outer = self._position, self.out
         if depth >= MAX_DEPTH:
             self._refuse("cbor.depth", f"expected at most {MAX_DEPTH} levels of nesting, found more", start)
-        each = 2 if major == _MAP else 1
+        items_per_element = 2 if major == _MAP else 1
         if length is None:
             self.seen.add("zt.cbor-indefinite")
             self.out, count = bytearray(), 0
             while not self._ends():
                 self.item(depth + 1)
                 count += 1
-            if count % each:
+            if count % items_per_element:
                 self._refuse("cbor.indefinite-length", "expected a value for every key, found a break", start)
-            outer += _encoded(major, count // each)
+            outer += _encode_head(major, count // items_per_element)
             outer += self.out
             self.out = outer
         else:
-            if length * each > len(self._data) - self._position:
+            if length * items_per_element > len(self._data) - self._position:
                 self._refuse("cbor.length", f"expected {length} elements, found the end", start)
-            outer += _encoded(major, length)
-            for _ in range(length * each):
+            outer += _encode_head(major, length)
+            for _ in range(length * items_per_element):
                 self.item(depth + 1)
 
     def _ends(self) -> bool:
-        """Whether a break comes next, which is passed over."""
+        """Return whether the next byte is a break, and skip the break."""
         if self._position >= len(self._data):
             self._refuse("cbor.truncated", "expected another item or a break, found the end", self._position)
         ends = self._data[self._position] == _BREAK
@@ -166,11 +166,11 @@ class _Rewriter:
         return ends
 
     def _refuse(self, rule: str, message: str, offset: int) -> NoReturn:
-        raise FormatError(rule, message, where=f"{self._where}: byte {offset}")
+        raise FormatError(rule, message, where=f"{self._location}: byte {offset}")
 
 
-def _encoded(major: int, argument: int) -> bytes:
-    """Return the shortest head."""
+def _encode_head(major: int, argument: int) -> bytes:
+    """Return the shortest head of an item."""
     if argument < 24:
         return bytes([major << 5 | argument])
     info = next(info for info, code in _SIZES.items() if argument < 1 << 8 * struct.calcsize(code))

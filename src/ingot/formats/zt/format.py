@@ -1,4 +1,4 @@
-"""``.zt`` as a ``Format``."""
+"""The format of zTensor 1.2."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ingot.formats.base import Catalog, FormatTraits, WriteOptions
 from ingot.formats.shared.single import SingleFile
 from ingot.formats.zt.layout import MAGIC, MAGIC_V0, MAGIC_V2
 from ingot.formats.zt.reader import read_catalog, with_receipt
-from ingot.formats.zt.specs import file_size, refusal
+from ingot.formats.zt.specs import file_size, why_unsupported
 from ingot.formats.zt.writer import ZtWriter
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import ByteSource, Target
@@ -14,7 +14,7 @@ from ingot.model.spec import TensorSpec
 
 
 class ZtFormat(SingleFile):
-    """zTensor 1.2: carries every codec, storage dtype and encoding that Ingot has. Stateless."""
+    """The format zTensor 1.2, which can store every codec, storage dtype and encoding of Ingot."""
 
     name = "zt"
     suffixes: tuple[str, ...] = (".zt",)
@@ -28,11 +28,14 @@ class ZtFormat(SingleFile):
     )
 
     def claims(self, name: str, head: bytes) -> bool:
-        """By magic, or by suffix where the magic is not container version 2's: then ``read`` says what is wrong."""
+        """Return whether the magic fits, or the suffix.
+
+        With a fitting suffix but another magic than that of container version 2, ``read`` reports the error.
+        """
         return head[:8] in (MAGIC, MAGIC_V0) or (head[:8] != MAGIC_V2 and name.lower().endswith(self.suffixes))
 
-    def refuses(self, spec: TensorSpec) -> str | None:
-        return refusal(spec)
+    def why_unsupported(self, spec: TensorSpec) -> str | None:
+        return why_unsupported(spec)
 
     def catalog(self, source: ByteSource, name: str, *, verify: bool) -> Catalog:
         return read_catalog(source, name, verify=verify)
@@ -44,7 +47,7 @@ class ZtFormat(SingleFile):
         return file_size(artifact.tensors, artifact.metadata, options.digest)
 
     def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> ZtWriter:
-        """Start writing; ``options.max_shard`` has no meaning here, a ``.zt`` is one file."""
+        """Return a writer; ``options.max_shard`` is ignored, because a ``.zt`` is one file."""
         return ZtWriter(
             target.create(name), artifact.tensors, metadata=artifact.metadata, digest=options.digest, name=name
         )

@@ -1,6 +1,6 @@
-"""The manifest (zTensor 1.2 section 1): its schema, typed, and what it says as CBOR.
+"""The manifest (zTensor 1.2 section 1): its typed schema, and its encoding in CBOR.
 
-Unknown fields are ignored, as the version policy asks. Where an optional field is null it counts as absent.
+Unknown fields are ignored, as the version policy requires. An optional field with the value null counts as absent.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ _VERSION = re.compile(r"([0-9]{1,9})(?:\.[0-9]{1,9}){0,2}(?:[-+][0-9A-Za-z.+-]{1
 
 @warm
 class Component(msgspec.Struct, frozen=True, gc=False):
-    """One blob. ``length`` counts stored bytes; lengths and offsets fit 63 bits, as file offsets do.
+    """The manifest's entry for a part. ``length`` counts stored bytes; lengths and offsets fit 63 bits, like file
+    offsets.
 
-    ``ingot_chunks`` is Ingot's own field: the digests of chunks of the stored bytes (``core.chunk_digests``).
+    ``ingot_chunks`` is an extension of Ingot: the digests of chunks of the stored bytes (``core.chunk_digests``).
     """
 
     dtype: str
@@ -46,13 +47,13 @@ class Component(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def nbytes(self) -> int:
-        """Bytes after decoding the encoding."""
+        """Number of bytes after decoding."""
         return self.length if self.encoding == "raw" else self.uncompressed_length or 0
 
 
 @warm
 class Object(msgspec.Struct, frozen=True, gc=False):
-    """One tensor. ``format`` is its codec id."""
+    """The manifest's entry for a tensor; ``format`` is the id of its codec."""
 
     shape: tuple[Unsigned, ...]
     format: str
@@ -62,7 +63,10 @@ class Object(msgspec.Struct, frozen=True, gc=False):
 
 @warm
 class Manifest(msgspec.Struct, frozen=True, gc=False):
-    """The root. ``ingot_digest`` is Ingot's own field: the digest of the manifest (``core.manifest_digest``)."""
+    """The root of the manifest.
+
+    ``ingot_digest`` is an extension of Ingot: the digest of the manifest (``core.manifest_digest``).
+    """
 
     version: str
     objects: dict[str, Object]
@@ -74,7 +78,7 @@ _SCHEMA = Schema(Object, "components", Component, "zt.field-missing", "zt.field-
 
 
 def parse(data: bytes | bytearray | memoryview, file: str, *, max_items: int = cbor.MAX_ITEMS) -> Manifest:
-    """Decode and type-check a manifest.
+    """Return a decoded and type-checked manifest.
 
     Raises
     ------
@@ -89,19 +93,19 @@ def parse(data: bytes | bytearray | memoryview, file: str, *, max_items: int = c
 def parse_foreign(
     data: bytes | bytearray | memoryview, file: str, *, max_items: int = cbor.MAX_ITEMS
 ) -> tuple[Manifest, list[tuple[str, str]]]:
-    """Return a manifest as ``parse``, and notes of what Ingot's CBOR does not have (``foreign_cbor``)."""
-    where, notes = f"{file}: manifest", list[tuple[str, str]]()
+    """Return the manifest like ``parse``, and notes of CBOR features that Ingot does not write (``foreign_cbor``)."""
+    location, notes = f"{file}: manifest", list[tuple[str, str]]()
     try:
-        root = cbor.loads(data, where=where, max_items=max_items)
+        root = cbor.loads(data, where=location, max_items=max_items)
     except FormatError as error:
         if error.rule not in foreign_cbor.RULES:
             raise
-        rewritten, notes = foreign_cbor.rewrite(data, where)
-        root = cbor.loads(rewritten, where=f"{where} in definite lengths", max_items=max_items)
-    return _checked(root, file), notes
+        rewritten, notes = foreign_cbor.rewrite(data, location)
+        root = cbor.loads(rewritten, where=f"{location} in definite lengths", max_items=max_items)
+    return _check(root, file), notes
 
 
-def _checked(root: Any, file: str) -> Manifest:
+def _check(root: Any, file: str) -> Manifest:
     _check_version(root, file)
     try:
         return msgspec.convert(root, Manifest)
@@ -110,7 +114,10 @@ def _checked(root: Any, file: str) -> Manifest:
 
 
 def _check_version(root: Any, file: str) -> None:
-    """A file of another major version may have any schema, so this comes before the schema."""
+    """Raise an error if the major version is not supported.
+
+    This precedes the check of the schema, because another major version may have any schema.
+    """
     version = root.get("version", VERSION) if isinstance(root, dict) else VERSION
     if not isinstance(version, str):
         return
@@ -128,7 +135,7 @@ def _check_version(root: Any, file: str) -> None:
 
 
 class Blob(NamedTuple):
-    """Where a part lies, its stored bytes, its digest, and those of its chunks."""
+    """The offset of a part, its number of stored bytes, its digest, and the digests of its chunks."""
 
     offset: int
     length: int
@@ -137,7 +144,7 @@ class Blob(NamedTuple):
 
 
 def describe(spec: TensorSpec, attributes: Mapping[str, Any], blobs: Iterable[Blob]) -> dict[str, Any]:
-    """Return the manifest's entry for a tensor whose parts lie at ``blobs``."""
+    """Return the manifest's entry for a tensor whose parts are stored at ``blobs``."""
     components = {}
     for part, (offset, length, digest, chunks) in zip(spec.parts, blobs, strict=True):
         component: dict[str, Any] = {"dtype": part.dtype}
@@ -161,56 +168,57 @@ def describe(spec: TensorSpec, attributes: Mapping[str, Any], blobs: Iterable[Bl
 
 
 class Entries:
-    """Entries of a manifest as they will be written, one after the other: what they say takes ten times the memory."""
+    """Entries of a manifest in encoded form, in sequence: as objects they would take ten times the memory."""
 
     def __init__(self) -> None:
         self.count, self.data = 0, bytearray()
 
     def add(self, name: str, entry: Mapping[str, Any]) -> None:
-        """Append the entry of a tensor, each name once; errors as ``cbor.dumps``."""
+        """Append the entry of a tensor; each name may occur once. Raises the errors of ``cbor.dumps``."""
         self.data += _pairs({name: entry})
         self.count += 1
 
 
 def entry_size(entry: Mapping[str, Any]) -> int:
-    """Return the bytes of a tensor's entry, less its name."""
+    """Return the bytes of a tensor's entry without its name."""
     return len(_pairs({"": entry})) - 1
 
 
 def _pairs(entries: Mapping[str, Any]) -> bytes:
-    """Return what a map of few entries holds, which lies in the root: as deep as it may be."""
+    """Return the encoded pairs of a small map, checked for the nesting depth that they have in the root."""
     return cbor.dumps([entries])[2:]
 
 
-def around(count: int, metadata: Mapping[str, Any], digest: str | None) -> tuple[bytes, bytes]:
-    """Return what comes before so many entries and behind them: where there is to be a digest, its stand-in."""
+def frame(count: int, metadata: Mapping[str, Any], digest: str | None) -> tuple[bytes, bytes]:
+    """Return the bytes before and after ``count`` entries; a placeholder stands for the digest, if one is requested."""
     root: dict[str, Any] = {"version": VERSION}
     if metadata:
         root["attributes"] = metadata
     ending = b"" if digest is None else cbor.dumps({manifest_digest.KEY: manifest_digest.stand_in(digest)})[1:]
     head = bytearray(cbor.dumps({**root, "objects": count}))
     head[0] += digest is not None
-    head[-len(cbor.dumps(count))] |= _MAP  # the head of a map of so many is spelled as the number is
+    head[-len(cbor.dumps(count))] |= _MAP  # the head of a map differs from its count only in the major type
     return bytes(head), ending
 
 
 def build(entries: Entries, metadata: Mapping[str, Any], digest: str | None) -> list[Buffer]:
     """Return the CBOR of a manifest with these entries, and with a digest of itself by the algorithm ``digest``.
 
-    In pieces, one of which are the entries as they are. The same entries in the same order give the same bytes.
+    The CBOR comes in segments, one of which is the buffer of the entries. The same entries in the same order give the
+    same bytes.
     """
-    before, behind = around(entries.count, metadata, digest)
+    before, after = frame(entries.count, metadata, digest)
     if digest is None:
         return [before, entries.data]
-    return [before, entries.data, manifest_digest.fill_cbor(behind, digest, before=(before, entries.data))]
+    return [before, entries.data, manifest_digest.fill_cbor(after, digest, before=(before, entries.data))]
 
 
-def amended(data: bytes, more: Mapping[str, Any], digest: str | None) -> bytes:
-    """Return a manifest with more attributes, and a digest by the algorithm of the one that it states, if any."""
+def with_attributes(data: bytes, added: Mapping[str, Any], digest: str | None) -> bytes:
+    """Return a manifest with additional attributes, and a new digest if it had one (``digest``)."""
     root = cbor.loads(data)
     version, attributes = root.pop("version"), root.pop("attributes", None) or {}
     root.pop(manifest_digest.KEY, None)
-    root = {"version": version, "attributes": {**attributes, **more}, **root}
+    root = {"version": version, "attributes": {**attributes, **added}, **root}
     if digest is None:
         return cbor.dumps(root)
     algorithm = digest.partition(":")[0]
@@ -218,13 +226,13 @@ def amended(data: bytes, more: Mapping[str, Any], digest: str | None) -> bytes:
     return manifest_digest.fill_cbor(cbor.dumps(root), algorithm)
 
 
-def footed(manifest: bytes) -> bytes:
-    """Return a manifest with the footer behind it; errors as ``footer``."""
+def with_footer(manifest: bytes) -> bytes:
+    """Return a manifest followed by the footer; raises the errors of ``footer``."""
     return manifest + footer(len(manifest))
 
 
 def footer(size: int) -> bytes:
-    """Return what comes behind a manifest of so many bytes; ``UnsupportedError`` ``zt.manifest-too-large``."""
+    """Return the footer of a manifest of ``size`` bytes; raises ``UnsupportedError`` ``zt.manifest-too-large``."""
     if size > MAX_MANIFEST:
         raise UnsupportedError(
             f"expected a manifest of at most {MAX_MANIFEST} bytes, found {size}", rule="zt.manifest-too-large"

@@ -1,4 +1,4 @@
-"""Reading ``.zt``: footer, manifest, and a catalog whose tensors are made when they are asked for."""
+"""Reader of ``.zt``: footer, manifest, and a catalog that builds tensors on access."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ingot.core.runtime.gcpause import gc_paused
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.base import Catalog
 from ingot.formats.shared.dense_columns import DenseTensors
-from ingot.formats.shared.foreign import CUT_OFF
-from ingot.formats.shared.manifests import kinds, label
+from ingot.formats.shared.foreign import TRUNCATED_HINT
+from ingot.formats.shared.manifests import label, unknown_texts
 from ingot.formats.zt.columns import Columns, decode
 from ingot.formats.zt.layout import FOOTER, MAGIC, MAGIC_V0, MAGIC_V2, MAX_MANIFEST, VERSION
-from ingot.formats.zt.manifest import Component, Manifest, Object, amended, footed, parse, parse_foreign
-from ingot.formats.zt.rules import check_object, check_objects, check_places, chunks_of, logical_dtype
+from ingot.formats.zt.manifest import Component, Manifest, Object, parse, parse_foreign, with_attributes, with_footer
+from ingot.formats.zt.rules import check_blobs, check_object, check_objects, chunks_of, logical_dtype
 from ingot.model.bytesource import ByteSource
 from ingot.model.layouts.ids import codec_of
 from ingot.model.part import Part
@@ -31,16 +31,16 @@ _TAIL = 1 << 16
 
 
 def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> Catalog:
-    """Validate a ``.zt`` file's header, footer and manifest completely; touch no blob.
+    """Return the catalog of a ``.zt`` file after complete checks of header, footer and manifest; reads no blob.
 
     Parameters
     ----------
     source : ByteSource
-        Belongs to the catalog from here on, unless this raises.
+        The open file, which the catalog takes over unless an error is raised.
     name : str
-        The file's name in its store; by default the source's.
+        Name of the file in its store; by default the source's.
     verify : bool
-        Whether parts check their digests when read whole.
+        Whether parts check their digests when they are read completely.
 
     Raises
     ------
@@ -52,17 +52,21 @@ def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> 
         ``manifest.digest``.
     """
     head: ByteSource = source
-    if is_distant(source):  # a request is a journey: the end of the file, with the manifest of all but large files
+    if is_distant(source):  # one request reads the end of the file, with the manifest of all but large files
         head = HeaderSource(source)
         head.expect([(0, len(MAGIC)), (source.size - _TAIL, _TAIL)])
     start, size = manifest_span(head)
     data = read_bytes(head, start, size)
     with gc_paused():
-        manifest, columns, notes = _decoded(data, source.name)
+        manifest, columns, notes = _decode(data, source.name)
         if manifest.ingot_digest is not None and verify:
             manifest_digest.check_cbor(data, manifest.ingot_digest, source.name)
-        objects, shared = _checked(source.name, manifest, columns, start)
-        notes += [("zt.blob-shared", f"{shared} parts lie where others do, of the same length")] if shared else []
+        objects, shared_parts = _check_objects(source.name, manifest, columns, start)
+        notes += (
+            [("zt.blob-shared", f"{shared_parts} parts share the bytes of other parts of the same length")]
+            if shared_parts
+            else []
+        )
     attributes = dict(manifest.attributes or {})
     receipt = attributes.pop(KEY) if isinstance(attributes.get(KEY), str) else None
     return Catalog(
@@ -77,43 +81,45 @@ def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> 
     )
 
 
-def _decoded(data: bytes, file: str) -> tuple[Manifest, Columns | None, list[tuple[str, str]]]:
-    """Return the manifest, its columns where it decodes into such, and notes of its CBOR."""
-    usual = decode(data, file)
-    return (*usual, []) if usual is not None else _closely(data, file)
+def _decode(data: bytes, file: str) -> tuple[Manifest, Columns | None, list[tuple[str, str]]]:
+    """Return the manifest, its columns if it could be decoded into columns, and notes of its CBOR."""
+    decoded = decode(data, file)
+    return (*decoded, []) if decoded is not None else _parse_in_detail(data, file)
 
 
-def _closely(data: bytes, file: str) -> tuple[Manifest, None, list[tuple[str, str]]]:
+def _parse_in_detail(data: bytes, file: str) -> tuple[Manifest, None, list[tuple[str, str]]]:
     manifest, notes = parse_foreign(data, file)
     return manifest, None, notes
 
 
-def _checked(file: str, manifest: Manifest, columns: Columns | None, end: int) -> tuple[Mapping[str, Object], int]:
-    """Check every tensor; return the objects, and how many parts lie where others do."""
+def _check_objects(
+    file: str, manifest: Manifest, columns: Columns | None, end: int
+) -> tuple[Mapping[str, Object], int]:
+    """Check every tensor; return the objects, and the number of parts that share the bytes of others."""
     if columns is None:
         check_objects(file, manifest.objects)
-        return manifest.objects, check_places(file, manifest.objects, end)
+        return manifest.objects, check_blobs(file, manifest.objects, end)
     objects = columns.objects()
     for name in columns.suspects():
         check_object(file, name, objects[name])
-    return objects, check_places(file, objects, end, (columns.parts.offsets, columns.parts.lengths))
+    return objects, check_blobs(file, objects, end, (columns.parts.offsets, columns.parts.lengths))
 
 
 def with_receipt(source: ByteSource, text: str) -> tuple[int, bytes]:
-    """Return the offset of the manifest, and a manifest that holds this receipt beside all it held, with the footer.
+    """Return the offset of the manifest, and the bytes from there on: the manifest with this receipt, and the footer.
 
-    Errors as ``read_catalog``; ``UnsupportedError`` ``zt.manifest-too-large``.
+    Raises the errors of ``read_catalog``; ``UnsupportedError`` ``zt.manifest-too-large``.
     """
     start, size = manifest_span(source)
     data = read_bytes(source, start, size)
     digest = parse(data, source.name).ingot_digest
     if digest is not None:
         manifest_digest.check_cbor(data, digest, source.name)
-    return start, footed(amended(data, {KEY: text}, digest))
+    return start, with_footer(with_attributes(data, {KEY: text}, digest))
 
 
 def manifest_span(source: ByteSource) -> tuple[int, int]:
-    """Check both magics and the stated size; return the manifest's offset and bytes."""
+    """Return the offset and the length of the manifest, after checks of both magics and the declared size."""
 
     def refuse(rule: str, message: str) -> FormatError:
         return FormatError(rule, message, where=source.name)
@@ -135,25 +141,25 @@ def manifest_span(source: ByteSource) -> tuple[int, int]:
         raise refuse("zt.header-magic", f"expected the file to begin with {MAGIC!r}, found {head!r}")
     if source.size < len(MAGIC) + 1 + FOOTER:
         raise refuse(
-            "zt.truncated", f"expected at least {len(MAGIC) + 1 + FOOTER} bytes, found {source.size}; {CUT_OFF}"
+            "zt.truncated", f"expected at least {len(MAGIC) + 1 + FOOTER} bytes, found {source.size}; {TRUNCATED_HINT}"
         )
     size, magic = struct.unpack("<Q8s", read_bytes(source, source.size - FOOTER, FOOTER))
     if magic != MAGIC:
-        raise refuse("zt.footer-magic", f"expected the file to end with {MAGIC!r}, found {magic!r}; {CUT_OFF}")
+        raise refuse("zt.footer-magic", f"expected the file to end with {MAGIC!r}, found {magic!r}; {TRUNCATED_HINT}")
     if size > MAX_MANIFEST:
         raise refuse("zt.manifest-too-large", f"expected a manifest of at most {MAX_MANIFEST} bytes, found {size}")
     if size > source.size - FOOTER - len(MAGIC):
-        raise refuse("zt.manifest-out-of-bounds", f"expected a manifest inside the file, found one of {size} bytes")
+        raise refuse("zt.manifest-out-of-bounds", f"expected a manifest inside the file, found a size of {size} bytes")
     return source.size - FOOTER - size, size
 
 
 def tensors_of(
     source: ByteSource, objects: Mapping[str, Object], columns: Columns | None, *, verify: bool
 ) -> Lazy[Tensor]:
-    """Return the manifest's tensors, in file order."""
+    """Return the tensors of the manifest, in file order."""
     simple = None if columns is None else DenseTensors(columns.dense(), source, verify=verify)
 
-    def closely(name: str) -> Tensor:
+    def build_tensor(name: str) -> Tensor:
         obj = objects[name]
         parts = {role: part(name, role, component) for role, component in obj.components.items()}
         types = {role: (part.dtype, part.type) for role, part in parts.items()}
@@ -162,8 +168,8 @@ def tensors_of(
         return Tensor(name, obj.shape, logical_dtype(codec, attributes, types), codec, parts, attributes)
 
     def part(name: str, role: str, component: Component) -> Part:
-        where = label(source.name, name, role)
-        stated = component.ingot_chunks
+        location = label(source.name, name, role)
+        chunks = component.ingot_chunks
         return Part(
             dtype=component.dtype,
             length=component.length,
@@ -173,40 +179,40 @@ def tensors_of(
             encoding=component.encoding,
             uncompressed_length=None if component.encoding == "raw" else component.uncompressed_length,
             digest=component.digest,
-            chunks=None if stated is None else chunks_of(component, where),
-            where=where,
+            chunks=None if chunks is None else chunks_of(component, location),
+            where=location,
             verify=verify,
         )
 
-    return Lazy(objects, closely) if simple is None else simple.lazy(objects, closely)
+    return Lazy(objects, build_tensor) if simple is None else simple.lazy(objects, build_tensor)
 
 
 def _notes(manifest: Manifest, columns: Columns | None) -> Iterator[tuple[str, str]]:
-    """What is read although the document names no such thing."""
+    """Yield notes on encodings that the document does not define."""
     if columns is not None:
-        found = kinds(columns.parts.encoding, ENCODINGS)
+        unknown = unknown_texts(columns.parts.encoding, ENCODINGS)
     else:
-        found = _unknown((part.encoding for part in _parts(manifest)), ENCODINGS)
-    for kind, count in found:
-        yield "zt.encoding-unknown", f"{count} parts have an encoding that is not known here: {kind[:80]!r}"
+        unknown = _unknown((part.encoding for part in _parts(manifest)), ENCODINGS)
+    for text, count in unknown:
+        yield "zt.encoding-unknown", f"{count} parts have an unknown encoding: {text[:80]!r}"
 
 
 def _remarks(manifest: Manifest, columns: Columns | None) -> Iterator[tuple[str, str]]:
-    """What the document allows and is worth telling."""
+    """Yield remarks on valid but unusual properties."""
     if manifest.version.split(".")[:2] != VERSION.split(".")[:2]:
         yield "zt.version-minor", f"written to zTensor {manifest.version}, read as {VERSION}"
     if columns is not None:
-        found = kinds(columns.parts.type, {*DTYPES, ""})
+        unknown = unknown_texts(columns.parts.type, {*DTYPES, ""})
     else:
-        found = _unknown((part.type for part in _parts(manifest) if part.type), DTYPES)
-    for kind, count in found:
-        yield "zt.type-unknown", f"{count} parts have a logical type that is not known here: {kind[:80]!r}"
+        unknown = _unknown((part.type for part in _parts(manifest) if part.type), DTYPES)
+    for text, count in unknown:
+        yield "zt.type-unknown", f"{count} parts have an unknown logical type: {text[:80]!r}"
 
 
 def _parts(manifest: Manifest) -> Iterator[Component]:
     return (part for obj in manifest.objects.values() for part in obj.components.values())
 
 
-def _unknown(texts: Iterable[str], known: Container[str]) -> Iterator[tuple[str, int]]:
-    """Yield texts that are not known, and how often they occur."""
-    return ((text, count) for text, count in Counter(texts).items() if text not in known)
+def _unknown(texts: Iterable[str], supported: Container[str]) -> Iterator[tuple[str, int]]:
+    """Yield the texts that are not in ``supported``, and how often each occurs."""
+    return ((text, count) for text, count in Counter(texts).items() if text not in supported)

@@ -1,6 +1,6 @@
-"""The rules a manifest must keep beyond its schema: types, sizes, places. Nothing here reads a tensor's bytes.
+"""The rules of a manifest beyond its schema: types, sizes, offsets. The checks read no bytes of tensors.
 
-Rules and their reasons are on ``spec/zt.md``. A codec that is not one of zTensor's four is checked part by part only.
+Rules and their reasons are in ``spec/zt.md``. For codecs other than zTensor's four, only the parts are checked.
 """
 
 from __future__ import annotations
@@ -44,14 +44,15 @@ Refuse = Callable[[str, str], NoReturn]
 
 
 def check_objects(file: str, objects: Mapping[str, Object]) -> None:
-    """Check every tensor by ``check_object``; those that are plainly fine skip it (a manifest may hold 100,000)."""
+    """Check every tensor with ``check_object``; simple valid tensors skip it, because a manifest may contain
+    100,000."""
     for name, obj in objects.items():
-        if not plain(obj):
+        if not is_simple_object(obj):
             check_object(file, name, obj)
 
 
-def plain(obj: Object) -> bool:
-    """Whether this is a dense tensor in one raw part without a logical type that breaks no rule of ``check_object``."""
+def is_simple_object(obj: Object) -> bool:
+    """Return whether this is a valid dense tensor in one raw part without a logical type."""
     part = obj.components.get("data")
     return (
         part is not None
@@ -68,7 +69,7 @@ def plain(obj: Object) -> bool:
 
 
 def check_object(file: str, name: str, obj: Object) -> None:
-    """Check shape, parts' types and, where they are known, sizes of one tensor.
+    """Check the shape, the types of the parts and, if they are defined, the sizes of a tensor.
 
     Raises
     ------
@@ -83,7 +84,7 @@ def check_object(file: str, name: str, obj: Object) -> None:
         if role not in sizes:
             raise FormatError(
                 "zt.part-missing",
-                f"expected a part {role!r} in a {obj.format} tensor, found none",
+                f"expected a part {role!r} in a {obj.format} tensor, but it is missing",
                 where=label(file, name),
             )
     if obj.format == DenseLayout.codec:
@@ -93,7 +94,7 @@ def check_object(file: str, name: str, obj: Object) -> None:
 
 
 def check_part(file: str, name: str, role: str, part: Component) -> int | None:
-    """Check one part's types, encoding and digest; return its bytes after decoding, None where only they tell.
+    """Check types, encoding and digest of a part; return its decoded bytes, None if only the bytes define them.
 
     Raises
     ------
@@ -122,9 +123,10 @@ def check_part(file: str, name: str, role: str, part: Component) -> int | None:
     return nbytes
 
 
-def chunks_of(part: Component, where: str) -> ChunkDigests | None:
-    """Return the digests of a part's chunks; raises ``FormatError`` ``zt.chunk-digests`` where they do not fit it."""
-    return read_chunks(part.ingot_chunks, part.digest, part.length, "zt.chunk-digests", where)
+def chunks_of(part: Component, location: str) -> ChunkDigests | None:
+    """Return the digests of a part's chunks; raises ``FormatError`` ``zt.chunk-digests`` if they do not fit the
+    part."""
+    return read_chunks(part.ingot_chunks, part.digest, part.length, "zt.chunk-digests", location)
 
 
 def _check_encoding(part: Component, refuse: Refuse) -> None:
@@ -138,9 +140,12 @@ def _check_encoding(part: Component, refuse: Refuse) -> None:
     if part.encoding != "zstd":
         return
     if decoded is None:
-        refuse("zt.uncompressed-length-missing", "expected uncompressed_length with encoding zstd, found none")
+        refuse("zt.uncompressed-length-missing", "expected uncompressed_length with encoding zstd, but it is missing")
     if decoded > part.length * MAX_ZSTD_RATIO or part.length == 0:
-        refuse("zt.zstd-ratio", f"{part.length} bytes of zstd cannot hold {decoded} bytes")
+        refuse(
+            "zt.zstd-ratio",
+            f"expected at most {MAX_ZSTD_RATIO} bytes for each byte of zstd, found {decoded} in {part.length}",
+        )
 
 
 def _check_dense(file: str, name: str, obj: Object, count: int, nbytes: int | None) -> None:
@@ -157,7 +162,8 @@ def _check_dense(file: str, name: str, obj: Object, count: int, nbytes: int | No
 
 
 def _check_sparse(file: str, name: str, obj: Object, sizes: Sizes) -> None:
-    """Section 3: index parts are u64; indices and values agree; indptr has rows + 1, coords rank times nnz."""
+    """Check section 3: index parts are u64; indices and values agree; indptr has rows + 1 entries, coords have rank
+    * nnz."""
     for role in _INDEX_PARTS:
         part = obj.components.get(role)
         if part is not None and (part.dtype, part.type or "u64") != ("u64", "u64"):
@@ -187,55 +193,55 @@ def _check_sparse(file: str, name: str, obj: Object, sizes: Sizes) -> None:
             )
 
 
-def _places_of(objects: Mapping[str, Object]) -> tuple[Array, Array]:
-    """Return offsets and lengths of all parts."""
+def _ranges_of(objects: Mapping[str, Object]) -> tuple[Array, Array]:
+    """Return the offsets and lengths of all parts."""
     parts = [part for obj in objects.values() for part in obj.components.values()]
     return np.array([part.offset for part in parts], np.int64), np.array([part.length for part in parts], np.int64)
 
 
-def check_places(file: str, objects: Mapping[str, Object], end: int, places: tuple[Array, Array] | None = None) -> int:
-    """Check that every blob is aligned, lies between the header and byte ``end``, and shares no byte with another.
+def check_blobs(file: str, objects: Mapping[str, Object], end: int, ranges: tuple[Array, Array] | None = None) -> int:
+    """Check that every blob is aligned, is between the header and byte ``end``, and shares no byte with another.
 
-    Parts may share a whole blob: the return value is how many lie where another one does. ``places`` are offsets and
-    lengths of all parts, where they are known.
+    Parts may share a complete blob: the return value is the number of parts that do. ``ranges`` are offsets and lengths
+    of all parts, if the caller has them.
 
     Raises
     ------
     FormatError
         ``zt.blob-misaligned``, ``zt.blob-in-header``, ``zt.blob-out-of-bounds``, ``zt.blob-overlap``.
     """
-    offsets, lengths = _places_of(objects) if places is None else places
-    for rule, message, bad in (
+    offsets, lengths = _ranges_of(objects) if ranges is None else ranges
+    for rule, message, invalid in (
         (
             "zt.blob-misaligned",
             f"expected an offset that is a multiple of {ALIGNMENT}, found",
             offsets % ALIGNMENT != 0,
         ),
-        ("zt.blob-in-header", "expected an offset behind the header, found", offsets == 0),
+        ("zt.blob-in-header", "expected an offset after the header, found", offsets == 0),
         (
             "zt.blob-out-of-bounds",
             f"expected bytes before the manifest at {end}, found offset",
             (offsets > end) | (lengths > end - offsets),
         ),
     ):
-        if bad.any():
-            index = int(np.argmax(bad))
+        if invalid.any():
+            index = int(np.argmax(invalid))
             raise FormatError(rule, f"{message} {offsets[index]}", where=_nth(file, objects, index))
     filled = np.flatnonzero(lengths)
     order = filled[np.lexsort((lengths[filled], offsets[filled]))]
-    again = np.zeros(order.size, np.bool_)
-    again[1:] = (np.diff(offsets[order]) == 0) & (np.diff(lengths[order]) == 0)
-    order = order[~again]
+    is_shared = np.zeros(order.size, np.bool_)
+    is_shared[1:] = (np.diff(offsets[order]) == 0) & (np.diff(lengths[order]) == 0)
+    order = order[~is_shared]
     overlap = offsets[order[1:]] < (offsets + lengths)[order[:-1]]
     if overlap.any():
         first = int(np.argmax(overlap))
         other = _nth(file, objects, int(order[first]))
         raise FormatError(
             "zt.blob-overlap",
-            f"expected bytes of its own, found some that are also those of {other.partition(': ')[2]}",
+            f"expected bytes that no other part has, found bytes that overlap {other.partition(': ')[2]}",
             where=_nth(file, objects, int(order[first + 1])),
         )
-    return int(again.sum())
+    return int(is_shared.sum())
 
 
 def _nth(file: str, objects: Mapping[str, Object], index: int) -> str:
@@ -246,13 +252,13 @@ def _nth(file: str, objects: Mapping[str, Object], index: int) -> str:
 def logical_dtype(codec: str, attributes: Mapping[str, Any] | None, parts: Mapping[str, tuple[str, str | None]]) -> str:
     """Return a tensor's logical dtype from its parts' ``(dtype, type)``.
 
-    Dense: that of ``data``. Else the attribute ``dtype`` where it names one that is known, else that of ``values`` or
-    ``scales``, else of the first part.
+    For dense tensors this is the type of ``data``. For others it is the attribute ``dtype`` if it names a known type,
+    else the type of ``values``, of ``scales``, or of the first part.
     """
     if codec != DenseLayout.codec and attributes:
-        stated = attributes.get("dtype")
-        if isinstance(stated, str) and stated in DTYPES:
-            return stated
+        declared = attributes.get("dtype")
+        if isinstance(declared, str) and declared in DTYPES:
+            return declared
     for role in ("data",) if codec == DenseLayout.codec else ("values", "scales"):
         if role in parts:
             return parts[role][1] or parts[role][0]

@@ -1,4 +1,4 @@
-"""What may be written: the reader's own rules, applied to a tensor before its bytes exist, and again when they do."""
+"""Checks before writing: the reader's rules, applied to a tensor before its bytes exist, and again at its end."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ingot.core.bytes.checked import MAX_RANK
 from ingot.core.bytes.encodings import ENCODINGS
 from ingot.core.parsing import cbor
 from ingot.errors import FormatError, IngotError, UnsupportedError, UsageError
-from ingot.formats.zt.layout import FOOTER, MAGIC, align, place
-from ingot.formats.zt.manifest import Blob, Object, around, describe, entry_size
+from ingot.formats.zt.layout import FOOTER, MAGIC, align, assign_offsets
+from ingot.formats.zt.manifest import Blob, Object, describe, entry_size, frame
 from ingot.formats.zt.rules import ITEM_BYTES, MAX_ZSTD_RATIO, REQUIRED_PARTS, check_object, check_part, logical_dtype
 from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.layouts.ids import file_id
 from ingot.model.spec import PartSpec, TensorSpec
 
-_HERE = "to be written"
+_FILE_LABEL = "to be written"
 
 
-def refusal(spec: TensorSpec) -> str | None:
-    """Return why ``.zt`` cannot carry the tensor; None if it can."""
+def why_unsupported(spec: TensorSpec) -> str | None:
+    """Return why ``.zt`` cannot store the tensor; None if it can."""
     try:
         check_spec(spec)
     except IngotError as error:
@@ -45,7 +45,7 @@ def check_spec(spec: TensorSpec) -> None:
 
 
 def is_plain(spec: TensorSpec) -> bool:
-    """Whether this is a dense tensor in one raw part that breaks no rule: of 100,000 tensors most are."""
+    """Return whether this is a valid dense tensor in one raw part, like most of 100,000 tensors."""
     if len(spec.parts) != 1 or spec.codec != DenseLayout.codec or spec.params:
         return False
     part, shape = spec.parts[0], spec.shape
@@ -71,21 +71,23 @@ def _check_parts(spec: TensorSpec) -> None:
             raise FormatError(
                 "zt.encoding-unknown", f"expected encoding {' or '.join(ENCODINGS)}, found {part.encoding!r}"
             )
-    entry = _convert(describe(spec, {}, [Blob(64, _stand_in(part)) for part in spec.parts]))
+    entry = _convert(describe(spec, {}, [Blob(64, _placeholder_length(part)) for part in spec.parts]))
     if all(part.nbytes is not None for part in spec.parts):
-        check_object(_HERE, spec.name, entry)
-    else:  # sizes that only the bytes tell are checked when the tensor ends
+        check_object(_FILE_LABEL, spec.name, entry)
+    else:  # sizes that depend on the bytes are checked when the tensor ends
         for role, component in entry.components.items():
-            check_part(_HERE, spec.name, role, component)
+            check_part(_FILE_LABEL, spec.name, role, component)
     missing = [role for role in REQUIRED_PARTS.get(file_id(spec.codec), ()) if role not in roles]
     if missing:
-        raise FormatError("zt.part-missing", f"expected a part {missing[0]!r} in a {spec.codec} tensor, found none")
+        raise FormatError(
+            "zt.part-missing", f"expected a part {missing[0]!r} in a {spec.codec} tensor, but it is missing"
+        )
     if spec.codec == DenseLayout.codec and _derived_dtype(spec) != spec.dtype:
         raise FormatError("zt.dtype-conflict", f"expected data of {spec.dtype}, found {_derived_dtype(spec)}")
 
 
-def _stand_in(part: PartSpec) -> int:
-    """A stored length for one that is not known yet: the least that the rules let pass."""
+def _placeholder_length(part: PartSpec) -> int:
+    """Return the length of a part, or the smallest length that the rules permit if it is unknown."""
     if part.length is not None:
         return part.length
     return 0 if part.encoding == "raw" else (part.uncompressed_length or 0) // MAX_ZSTD_RATIO + 1
@@ -99,9 +101,9 @@ def _convert(entry: Mapping[str, Any]) -> Object:
 
 
 def check_written(spec: TensorSpec, entry: Mapping[str, Any]) -> None:
-    """Raise ``FormatError`` unless the finished tensor keeps every rule: wrong sizes show here at the latest."""
+    """Raise ``FormatError`` if the finished tensor breaks a rule; a wrong size is found here at the latest."""
     if not (is_plain(spec) and entry["components"][DATA]["length"] == spec.parts[0].length):
-        check_object(_HERE, spec.name, _convert(entry))
+        check_object(_FILE_LABEL, spec.name, _convert(entry))
 
 
 def _derived_dtype(spec: TensorSpec) -> str:
@@ -109,12 +111,13 @@ def _derived_dtype(spec: TensorSpec) -> str:
 
 
 def layout_order(parts: Sequence[PartSpec]) -> Sequence[int]:
-    """Parts of known length come first in the file, then the others, each in the spec's order."""
+    """Return the order of parts in the file: parts of known length first, then the others, each in the spec's order."""
     return sorted(range(len(parts)), key=lambda index: parts[index].length is None)
 
 
 def attributes_of(spec: TensorSpec) -> dict[str, Any]:
-    """Return the object's attributes: the codec's parameters, and ``dtype`` where the parts would not tell it."""
+    """Return the attributes of the object: the codec's parameters, and ``dtype`` if it does not follow from the
+    parts."""
     attributes = dict(spec.params)
     if spec.codec != DenseLayout.codec and _derived_dtype(spec) != spec.dtype:
         attributes["dtype"] = spec.dtype
@@ -122,37 +125,37 @@ def attributes_of(spec: TensorSpec) -> dict[str, Any]:
 
 
 def file_size(specs: Sequence[TensorSpec], metadata: Mapping[str, Any], digest: str | None) -> int:
-    """Return the exact bytes of the file; an unknown length counts as the most that it can be."""
-    stand_in = None if digest is None else checksums.digest(digest, b"")
-    tail, said = len(MAGIC), 0
-    known: dict[tuple[Any, ...], int] = {}
+    """Return the exact bytes of the file; an unknown length counts as its maximum."""
+    placeholder = None if digest is None else checksums.digest(digest, b"")
+    tail, entries_bytes = len(MAGIC), 0
+    sizes: dict[tuple[Any, ...], int] = {}
     for spec in specs:
-        said += len(cbor.dumps(spec.name))
+        entries_bytes += len(cbor.dumps(spec.name))
         if not is_plain(spec):
-            size, tail = _said_of(spec, tail, digest, stand_in)
-            said += size
+            size, tail = _entry_bytes(spec, tail, digest, placeholder)
+            entries_bytes += size
             continue
         length, start = spec.parts[0].length or 0, align(tail)
-        key = spec.shape, spec.dtype, start.bit_length()  # an offset's bits tell how many bytes it takes
-        if key not in known:
-            known[key] = _said_of(spec, tail, digest, stand_in)[0]
-        said += known[key]
+        key = spec.shape, spec.dtype, start.bit_length()  # the encoded size of an offset depends on its bits
+        if key not in sizes:
+            sizes[key] = _entry_bytes(spec, tail, digest, placeholder)[0]
+        entries_bytes += sizes[key]
         tail = start + length
-    return tail + said + sum(map(len, around(len(specs), metadata, digest))) + FOOTER
+    return tail + entries_bytes + sum(map(len, frame(len(specs), metadata, digest))) + FOOTER
 
 
-def _said_of(spec: TensorSpec, tail: int, digest: str | None, stand_in: str | None) -> tuple[int, int]:
-    """Return the bytes of an entry without its name, and the tail behind the tensor's parts."""
+def _entry_bytes(spec: TensorSpec, tail: int, digest: str | None, placeholder: str | None) -> tuple[int, int]:
+    """Return the bytes of an entry without its name, and the tail after the tensor's parts."""
     parts, open_ended = spec.parts, any(part.length is None for part in spec.parts)
     ordered: Sequence[int] = range(len(parts))
     if open_ended:
         parts = tuple(replace(part, length=part.at_most) if part.length is None else part for part in parts)
         ordered = layout_order(spec.parts)
-    offsets, tail = place(tail, [parts[index].length or 0 for index in ordered])
-    places = dict(zip(ordered, offsets, strict=True))
+    offsets, tail = assign_offsets(tail, [parts[index].length or 0 for index in ordered])
+    offset_by_part = dict(zip(ordered, offsets, strict=True))
     blobs = [
-        Blob(places[index], part.length or 0, stand_in, chunk_digests.stand_in(digest, part.length or 0))
+        Blob(offset_by_part[index], part.length or 0, placeholder, chunk_digests.stand_in(digest, part.length or 0))
         for index, part in enumerate(parts)
     ]
-    stated = replace(spec, parts=parts) if open_ended else spec
-    return entry_size(describe(stated, attributes_of(spec), blobs)), tail
+    complete_spec = replace(spec, parts=parts) if open_ended else spec
+    return entry_size(describe(complete_spec, attributes_of(spec), blobs)), tail

@@ -1,8 +1,9 @@
-"""Writing ``.zt``: append-only, one tensor after the other, digests running as bytes pass.
+"""Writer of ``.zt``: appends one tensor after the other and computes digests from the bytes that pass.
 
-Parts of known length get their places at ``begin``, so roles may alternate. Of parts whose length only the bytes tell
-(zstd, sparse), the first in the spec streams straight to the file's end; the others wait in an unnamed temporary file
-each. So the layout depends on the lengths alone, never on the order or the pieces in which bytes came.
+Parts of known length get their offsets at ``begin``, so roles may alternate. If the lengths of parts depend on their
+bytes (zstd, sparse), the first of these in the spec streams directly to the end of the file; each of the others is
+buffered in an unnamed temporary file. So the layout depends on the lengths alone, never on the order or the chunks of
+the bytes.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from ingot.core.bytes.chunk_digests import PartDigests, stand_in
 from ingot.core.bytes.encodings import compress_frame
 from ingot.errors import UsageError
 from ingot.formats.base import FormatWriter
-from ingot.formats.by_many import Place, Read, read_place
+from ingot.formats.by_many import BlobLocation, Read, read_place
 from ingot.formats.shared.order import Order
 from ingot.formats.shared.spool import Spool
-from ingot.formats.zt.layout import MAGIC, align, place
+from ingot.formats.zt.layout import MAGIC, align, assign_offsets
 from ingot.formats.zt.manifest import Blob, Entries, build, describe, footer
 from ingot.formats.zt.specs import attributes_of, check_spec, check_written, layout_order
 from ingot.model.bytesource import Buffer, Sink
@@ -29,7 +30,7 @@ _CRC = "crc32c"
 
 
 class _Blob:
-    """One part being written: at ``offset`` of the file, or in a spool until its place is known."""
+    """A part that is being written: at ``offset`` of the file, or buffered until its offset is known."""
 
     def __init__(self, spec: PartSpec, offset: int | None, digest: str | None) -> None:
         self.spec = spec
@@ -38,27 +39,27 @@ class _Blob:
         self.spool: Spool | None = None
         self.digests = PartDigests(spec.length, digest)
 
-    def settled(self) -> Blob:
+    def to_blob(self) -> Blob:
         return Blob(self.offset or 0, self.length, self.digests.digest, self.digests.chunks)
 
 
 class ZtWriter(FormatWriter):
-    """Writes one ``.zt`` file into a sink; implements ``FormatWriter``.
+    """A writer of one ``.zt`` file into a sink.
 
     Parameters
     ----------
     sink : Sink
-        Taken over: closed by ``finish`` and ``abort``.
+        The writer takes it over: ``finish`` and ``abort`` close it.
     specs : sequence of TensorSpec, optional
-        The tensors to come, in order; needed for ``restore``. Without it any tensor may come next.
+        The tensors to come, in order; ``restore`` needs them. Without specs any tensor may come next.
     metadata : mapping, optional
-        The file's own metadata (root ``attributes``): what CBOR can hold.
+        The metadata of the file (root ``attributes``): values that CBOR can encode.
     digest : {"crc32c", "sha256", None}
-        Written for every part.
+        The digest that is written for every part.
     name : str
-        The file's name in records and messages.
+        The name of the file in records and messages.
 
-    Use it as a context manager to have ``finish`` called at the end, ``abort`` on an exception::
+    As a context manager it calls ``finish`` at the end, and ``abort`` on an exception::
 
         with ZtWriter(LocalTarget(folder).create("model.zt")) as writer:
             writer.begin(spec)
@@ -88,29 +89,30 @@ class ZtWriter(FormatWriter):
         sink.write_at(0, MAGIC)
 
     def begin(self, spec: TensorSpec) -> None:
-        """Start a tensor and give every part of known length its place.
+        """Start a tensor and assign an offset to every part of known length.
 
         Raises
         ------
         UsageError
-            ``writer.order``, ``writer.duplicate``: a tensor is open, the spec is not the next one, a name twice.
+            ``writer.order``, ``writer.duplicate``: a tensor is open, the spec is not the next one, or a name is
+            repeated.
         UnsupportedError
-            ``.zt`` cannot carry the tensor; the rule says why.
+            ``.zt`` cannot store the tensor; the rule states why.
         """
         check_spec(spec)
         self._order.begin(spec)
-        places = {}
+        offset_by_role = {}
         for part in spec.parts:
             if part.length is not None:
-                places[part.role] = self._reserve()
+                offset_by_role[part.role] = self._reserve()
                 self._tail += part.length
         unknown = [part.role for part in spec.parts if part.length is None]
         if unknown:
-            places[unknown[0]] = self._reserve()
-        self._blobs = {part.role: _Blob(part, places.get(part.role), self._digest) for part in spec.parts}
+            offset_by_role[unknown[0]] = self._reserve()
+        self._blobs = {part.role: _Blob(part, offset_by_role.get(part.role), self._digest) for part in spec.parts}
 
     def write(self, role: str, data: Buffer) -> None:
-        """Take the next stored bytes of one part; refuses more than its spec says."""
+        """Append the next stored bytes of a part; raises an error if they exceed its length."""
         view = memoryview(data)
         position = self._order.write(role, view.nbytes)
         if not view.nbytes:
@@ -125,14 +127,16 @@ class ZtWriter(FormatWriter):
         blob.length = position + view.nbytes
 
     def end(self) -> dict[str, Any]:
-        """Close the tensor; its record has ``name``, ``blobs`` in the spec's order, and what the manifest states of
-        them: ``digests``, ``chunks``."""
+        """Close the tensor and return its record.
+
+        The record contains ``name``, ``blobs`` in the spec's order, and the ``digests`` and ``chunks`` of the manifest.
+        """
         for role, blob in self._blobs.items():
             if blob.spec.encoding == "zstd" and blob.length == 0:
-                self.write(role, compress_frame(b""))  # nothing at all would not be a zstd stream
+                self.write(role, compress_frame(b""))  # an empty file is no valid zstd stream
         spec = self._order.end()
         self._settle()
-        settled = [self._blobs[part.role].settled() for part in spec.parts]
+        settled = [self._blobs[part.role].to_blob() for part in spec.parts]
         sums = [self._blobs[part.role].digests.crc for part in spec.parts]
         self._accept(spec, settled)
         self._blobs = {}
@@ -144,28 +148,28 @@ class ZtWriter(FormatWriter):
         }
 
     def restore(self, record: Mapping[str, Any]) -> None:
-        """Take back a tensor that lies in the sink already; its blobs must lie where they would be written now.
+        """Accept a tensor that is already in the sink; its blobs must have the offsets that would be assigned now.
 
         Raises
         ------
         UsageError
-            ``zt.resume-record``: the record is not of the next tensor or not of this layout.
+            ``zt.resume-record``: the record is of another tensor or another layout.
         """
         spec = self._order.expect(record.get("name", ""))
         try:
             chunks = [None if digests is None else bytes.fromhex(digests) for digests in record["chunks"]]
-            stated = zip(record["blobs"], record["digests"], chunks, strict=True)
-            blobs = [Blob(int(entry[1]), int(entry[2]), digest, each) for entry, digest, each in stated]
+            rows = zip(record["blobs"], record["digests"], chunks, strict=True)
+            blobs = [Blob(int(entry[1]), int(entry[2]), digest, chunk_digests) for entry, digest, chunk_digests in rows]
             fits = len(blobs) == len(spec.parts) and all(self._has_chunks(blob) for blob in blobs)
         except (KeyError, TypeError, ValueError):
             fits = False
         if fits:
             order = layout_order(spec.parts)
-            offsets, tail = place(self._tail, [blobs[index].length for index in order])
+            offsets, tail = assign_offsets(self._tail, [blobs[index].length for index in order])
             fits = offsets == [blobs[index].offset for index in order]
         if not fits:
             raise UsageError(
-                f"the record of an earlier run does not fit tensor {spec.name!r}; start anew without resuming",
+                f"the record of an earlier run does not fit tensor {spec.name!r}; start again without resuming",
                 rule="zt.resume-record",
                 where=self._name,
             )
@@ -174,48 +178,51 @@ class ZtWriter(FormatWriter):
         self._tail = tail
 
     def skip(self, name: str) -> None:
-        """Pass over a tensor that another process writes: parts whose lengths are known."""
+        """Pass over a tensor that another process writes; all lengths of its parts must be known."""
         spec = self._order.expect(name)
-        _, self._tail = place(self._tail, [spec.parts[index].length or 0 for index in layout_order(spec.parts)])
+        _, self._tail = assign_offsets(
+            self._tail, [spec.parts[index].length or 0 for index in layout_order(spec.parts)]
+        )
         self._order.restored(name)
 
-    def locate(self, name: str) -> list[Place]:
-        """Return where the parts of the next tensor lie; all their lengths are known."""
+    def locate(self, name: str) -> list[BlobLocation]:
+        """Return the locations of the next tensor's parts; all their lengths must be known."""
         parts = self._order.expect(name).parts
         order = layout_order(parts)
-        offsets, _ = place(self._tail, [parts[index].length or 0 for index in order])
+        offsets, _ = assign_offsets(self._tail, [parts[index].length or 0 for index in order])
         placed = dict(zip(order, offsets, strict=True))
         return [(self._name, placed[index], part.length or 0) for index, part in enumerate(parts)]
 
-    def record_of(self, name: str, places: Sequence[Place], read: Read) -> dict[str, Any]:
-        """As ``Skips.record_of``: with the digests that the manifest states."""
-        digests = [PartDigests(length, self._digest) for _, _, length in places]
-        for blob, running in zip(places, digests, strict=True):
+    def record_of(self, name: str, locations: Sequence[BlobLocation], read: Read) -> dict[str, Any]:
+        """Return the record that ``end`` returned for a tensor, with the digests of the manifest; see
+        ``Skips.record_of``."""
+        digests = [PartDigests(length, self._digest) for _, _, length in locations]
+        for blob, running in zip(locations, digests, strict=True):
             read_place(read, blob, running.update)
         return {
             "name": name,
-            "blobs": [[*blob, running.crc] for blob, running in zip(places, digests, strict=True)],
+            "blobs": [[*blob, running.crc] for blob, running in zip(locations, digests, strict=True)],
             "digests": [running.digest for running in digests],
             "chunks": [None if running.chunks is None else running.chunks.hex() for running in digests],
         }
 
     def amend(self, metadata: Mapping[str, Any]) -> None:
-        """Replace the metadata: it goes into the manifest, which is written last."""
+        """Replace the metadata, which are written last, in the manifest."""
         self._metadata = dict(metadata)
 
     def finish(self) -> list[str]:
-        """Write the manifest and the footer, cut off whatever an earlier run left behind them, close."""
+        """Write the manifest and the footer, truncate the file after them, and close it."""
         self._order.finish()
         manifest = build(self._entries, self._metadata, self._digest)
-        for piece in (*manifest, footer(sum(map(len, manifest)))):
-            self._sink.write_at(self._tail, piece)
-            self._tail += len(piece)
+        for segment in (*manifest, footer(sum(map(len, manifest)))):
+            self._sink.write_at(self._tail, segment)
+            self._tail += len(segment)
         self._sink.truncate(self._tail)
         self._sink.close()
         return [self._name]
 
     def abort(self) -> None:
-        """Close the file as it is and drop what was spooled."""
+        """Close the file in its present state and delete buffered parts."""
         self._drop_spools()
         self._sink.close()
 
@@ -223,9 +230,9 @@ class ZtWriter(FormatWriter):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+        self, exception_type: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
+        if exception_type is None:
             self.finish()
         else:
             self.abort()
@@ -236,11 +243,14 @@ class ZtWriter(FormatWriter):
         self._entries.add(spec.name, entry)
 
     def _has_chunks(self, blob: Blob) -> bool:
-        """Whether a part of an earlier run has as many bytes of chunks' digests as it is to have."""
+        """Return whether a part of an earlier run has the expected number of bytes of chunk digests."""
         return len(blob.chunks or b"") == len(stand_in(self._digest, blob.length) or b"")
 
     def _reserve(self) -> int:
-        """Move the tail to the next place for a blob; the gap is written, a resumed file may hold other bytes there."""
+        """Move the tail to the next aligned offset and return it.
+
+        The gap is written explicitly, because a resumed file may contain other bytes there.
+        """
         offset = align(self._tail)
         if offset > self._tail:
             self._sink.write_at(self._tail, bytes(offset - self._tail))
@@ -248,7 +258,7 @@ class ZtWriter(FormatWriter):
         return offset
 
     def _settle(self) -> None:
-        """Move the tail behind the part that streamed, and append the spooled ones."""
+        """Move the tail after the part that streamed, and append the buffered parts."""
         for role in [role for role, blob in self._blobs.items() if blob.spec.length is None]:
             blob = self._blobs[role]
             if blob.offset is None:

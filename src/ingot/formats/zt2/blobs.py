@@ -1,31 +1,31 @@
-"""Where the blobs of a file that is being written lie, so that equal ones are found."""
+"""Offsets of the blobs of a file that is being written, to find equal blobs."""
 
 from __future__ import annotations
 
 
 class Blobs:
-    """Where blobs lie, by length and CRC-32C: there are many, most of them the only one of theirs."""
+    """Offsets of blobs by length and CRC-32C; memory is small because most keys have only one blob."""
 
     def __init__(self) -> None:
         self._first: dict[int, int] = {}
-        self._more: dict[int, list[int]] = {}
+        self._others: dict[int, list[int]] = {}
 
-    def at(self, length: int, crc: str) -> list[int]:
-        """Return the offsets of blobs, in the order in which they came."""
+    def offsets(self, length: int, crc: str) -> list[int]:
+        """Return the offsets of the blobs with this length and CRC-32C, in the order in which they were added."""
         key = _key(length, crc)
         first = self._first.get(key)
-        return [] if first is None else [first, *self._more.get(key, ())]
+        return [] if first is None else [first, *self._others.get(key, ())]
 
     def add(self, length: int, crc: str, offset: int) -> bool:
-        """Note a blob; return whether it was not known."""
+        """Add a blob; return whether it is new."""
         key = _key(length, crc)
         first = self._first.get(key)
         if first is None:
             self._first[key] = offset
             return True
-        if first == offset or offset in self._more.get(key, ()):
+        if first == offset or offset in self._others.get(key, ()):
             return False
-        self._more.setdefault(key, []).append(offset)
+        self._others.setdefault(key, []).append(offset)
         return True
 
 

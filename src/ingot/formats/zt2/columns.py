@@ -1,4 +1,4 @@
-"""A manifest in columns: decoded and checked at once in native code, objects made of them when they are asked for."""
+"""Manifests in columns, which native code decodes and checks together; objects are built on access."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from ingot.errors import FormatError
 from ingot.formats.shared.dense_columns import DenseColumns, Flags, plain_dense
 from ingot.formats.shared.manifests import has_maps
 from ingot.formats.zt2.manifest import MAX_NAME, Blob, Manifest, Object, parse
-from ingot.formats.zt2.types import ITEM_BYTES, KNOWN, storage_of
+from ingot.formats.zt2.types import ITEM_BYTES, LOGICAL_TYPES, storage_of
 from ingot.model.layouts.dense import DATA
 
-# In the order of the deterministic encoding.
+# The order of fields is that of the deterministic encoding.
 _PART = record(
     field("blob", "pair"),
     field("type", "text", optional=True),
@@ -49,12 +49,12 @@ _OBJECT = record(
     field("attributes", "any", optional=True),
 )
 DIGESTS = Spelling(((b"xxh3:", 16), (b"sha256:", 64)), b"0123456789abcdef")
-_MANY = 1 << 55  # elements, of up to 128 bits; nothing so large is told without a closer look
-_BITS = {stored: DTYPES[name].bits for stored, name in KNOWN.items()}
+_MAX_ELEMENTS = 1 << 55  # elements of up to 128 bits; larger tensors need the detailed check
+_BITS = {stored: DTYPES[name].bits for stored, name in LOGICAL_TYPES.items()}
 
 
 class PartColumns(NamedTuple):
-    """Columns of all parts, those of an object after each other; -1 for what is absent."""
+    """Columns of all parts, grouped by object; -1 for an absent value."""
 
     blob: Column
     type: Column
@@ -67,7 +67,7 @@ class PartColumns(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Everything that a manifest says of its tensors, of the right types."""
+    """The decoded fields of all tensors of a manifest, with checked types."""
 
     data: bytes
     rows: Mapping[str, int]
@@ -78,7 +78,8 @@ class Columns:
     parts: PartColumns
 
     def dense(self) -> DenseColumns:
-        """Return the dense tensors in one raw part of the manifest's file that states nothing more than its digest."""
+        """Return the dense tensors that have one raw part in the manifest's file and no fields besides an optional
+        digest."""
         parts, starts = self.parts, self.roles.first
         absent = parts.type, parts.shard, parts.encoding, parts.decoded
         simple = plain_dense(self.layout, self.attributes, starts, *absent)
@@ -86,12 +87,12 @@ class Columns:
         return DenseColumns.of_parts((self.data, self.rows, self.shape), starts, simple, columns)
 
     def suspects(self) -> list[str]:
-        """Return the names of the objects that may break a rule of ``check_object``; no other does."""
+        """Return the names of the objects that may break a rule of ``check_object``; all others are valid."""
         names = [*self.rows]
-        return [names[row] for row in np.flatnonzero(self._odd(names))]
+        return [names[row] for row in np.flatnonzero(self._suspects(names))]
 
     def object(self, row: int) -> Object:
-        """Return one object."""
+        """Return the object of a row."""
         attributes, roles = self.attributes.span(row), self.roles
         return Object(
             self.shape.sizes(row),
@@ -113,39 +114,40 @@ class Columns:
             msgspec.UNSET if digest is None else self.data[digest].decode(),
         )
 
-    def _odd(self, names: list[str]) -> Flags:
-        """Return which objects are not plainly fine: dense ones in one raw part of the right size, as most are."""
+    def _suspects(self, names: list[str]) -> Flags:
+        """Return which objects need a detailed check: all except dense tensors in one raw part of the right size."""
         starts, parts, counts = numbers(self.roles.first), self.parts, numbers(self.shape.third)
-        fine = plain_dense(self.layout, self.attributes, self.roles.first, parts.encoding, parts.decoded)
-        fine &= (counts <= _MANY) & (np.diff(numbers(self.shape.second)) <= MAX_RANK)
+        simple = plain_dense(self.layout, self.attributes, self.roles.first, parts.encoding, parts.decoded)
+        simple &= (counts <= _MAX_ELEMENTS) & (np.diff(numbers(self.shape.second)) <= MAX_RANK)
         if not all(0 < 4 * size <= MAX_NAME for size in set(map(len, names))) or "\0" in "".join(names):
-            fine &= np.array([0 < 4 * len(name) <= MAX_NAME and "\0" not in name for name in names], bool)
-        rows = np.flatnonzero(fine)
-        at = starts[rows]
-        good = _is_data(self.roles) & spelled(parts.digest, self.data, DIGESTS)
-        good[at] &= numbers(parts.blob.second)[at] == self._bytes(counts[rows], at)
-        odd: Flags = np.ones(counts.size, bool)
-        odd[rows] = ~good[at]
-        return odd
+            simple &= np.array([0 < 4 * len(name) <= MAX_NAME and "\0" not in name for name in names], bool)
+        rows = np.flatnonzero(simple)
+        first_parts = starts[rows]
+        is_valid = _is_data(self.roles) & spelled(parts.digest, self.data, DIGESTS)
+        is_valid[first_parts] &= numbers(parts.blob.second)[first_parts] == self._bytes(counts[rows], first_parts)
+        suspects: Flags = np.ones(counts.size, bool)
+        suspects[rows] = ~is_valid[first_parts]
+        return suspects
 
-    def _bytes(self, counts: Array, at: Array) -> Array:
-        """Return the bytes of so many elements of the types of these parts; -1 where that has to be looked at."""
+    def _bytes(self, counts: Array, indices: Array) -> Array:
+        """Return the bytes of ``counts`` elements of the types of parts at ``indices``; -1 if they need a detailed
+        check."""
         parts = self.parts
-        items, types = chosen(parts.dtype, ITEM_BYTES, 0)[at] * 8, numbers(parts.type.first)[at]
+        items, types = chosen(parts.dtype, ITEM_BYTES, 0)[indices] * 8, numbers(parts.type.first)[indices]
         storage = [storage_of(text) for text in parts.type.texts]
-        fits = np.array([[kind == stored for stored in parts.dtype.texts] for kind in storage], bool)
-        bits = np.where(types < 0, items, chosen(parts.type, _BITS, 0)[at])
-        typed = types >= 0
-        bits[typed] *= fits[types[typed], numbers(parts.dtype.first)[at][typed]] if typed.any() else 1
-        found: Array = np.where((bits > 0) & (bits % 8 == 0) & (items > 0), counts * (bits // 8), -1)
-        return found
+        fits = np.array([[expected == stored for stored in parts.dtype.texts] for expected in storage], bool)
+        bits = np.where(types < 0, items, chosen(parts.type, _BITS, 0)[indices])
+        has_type = types >= 0
+        bits[has_type] *= fits[types[has_type], numbers(parts.dtype.first)[indices][has_type]] if has_type.any() else 1
+        nbytes: Array = np.where((bits > 0) & (bits % 8 == 0) & (items > 0), counts * (bits // 8), -1)
+        return nbytes
 
 
 def _is_data(roles: Column) -> Flags:
-    """Return which parts are called ``data``."""
-    number = roles.texts.index(DATA) if DATA in roles.texts else -1
-    own: Flags = numbers(roles.second) == number
-    return own
+    """Return which parts have the role ``data``."""
+    code = roles.texts.index(DATA) if DATA in roles.texts else -1
+    result: Flags = numbers(roles.second) == code
+    return result
 
 
 def _unset(text: str | None) -> str | msgspec.UnsetType:
@@ -153,7 +155,7 @@ def _unset(text: str | None) -> str | msgspec.UnsetType:
 
 
 class Objects(Rows[Object]):
-    """The objects of a manifest, in file order; made when they are asked for."""
+    """The objects of a manifest, in file order; built on access."""
 
     __slots__ = ("columns",)
 
@@ -163,12 +165,14 @@ class Objects(Rows[Object]):
 
 
 def decode(data: bytes, file: str) -> Manifest:
-    """Decode and type-check a manifest. What writers make is decoded into columns, anything else is looked at closely.
+    """Return a decoded and type-checked manifest.
+
+    A typical manifest is decoded into columns, any other by the detailed parser.
 
     Raises
     ------
     FormatError
-        As of ``parse``.
+        The errors of ``parse``.
     """
     limits: Mapping[str, Any] = {"max_depth": cbor.MAX_DEPTH, "max_items": cbor.MAX_ITEMS, "deterministic": True}
     table = cbor_table(data, _OBJECT, "objects", **limits)
@@ -177,8 +181,8 @@ def decode(data: bytes, file: str) -> Manifest:
         columns = Columns(data, table.rows, roles, shape, layout, attributes, PartColumns(*roles.inner[0].inner))
         if has_maps(attributes, data):
             try:
-                rest = parse(table.rest, file, max_items=cbor.MAX_ITEMS // 8)
-                return msgspec.structs.replace(rest, objects=Objects(columns))
+                root = parse(table.rest, file, max_items=cbor.MAX_ITEMS // 8)
+                return msgspec.structs.replace(root, objects=Objects(columns))
             except FormatError:
-                pass  # said below, of the whole
+                pass  # the detailed parser reports the error
     return parse(data, file)

@@ -1,4 +1,4 @@
-"""Where things lie in a container of version 2 (section 2).
+"""Offsets in a container of version 2 (section 2).
 
 ``MAGIC | blobs and the manifest, each at a multiple of 4096, zero padding between | footer of 40 bytes``
 """
@@ -16,11 +16,14 @@ CANONICAL = 65536
 MAX_MANIFEST = 1 << 30
 _FOOTER = Struct("<QQQII8s")
 FOOTER = _FOOTER.size
-LEAST = len(MAGIC) + FOOTER
+MIN_SIZE = len(MAGIC) + FOOTER
 
 
 class Footer(NamedTuple):
-    """What the end of a file says: where the manifest is, its XXH3-64, and what frames it. All zeros: no manifest."""
+    """The fields of a file's footer: offset, length and XXH3-64 of the manifest, version, magic.
+
+    Without a manifest, the first three are zero.
+    """
 
     offset: int
     length: int
@@ -35,7 +38,7 @@ class Footer(NamedTuple):
 
     @classmethod
     def unpack(cls, data: bytes) -> Footer:
-        """Read the ``FOOTER`` bytes at a file's end."""
+        """Return the footer from the ``FOOTER`` bytes at a file's end."""
         return cls(*_FOOTER.unpack(data))
 
 

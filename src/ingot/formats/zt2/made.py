@@ -1,5 +1,7 @@
-"""Parts of profiles that are made of what is stored: words whose first code lies in the high bits, zero points that are
-packed or integers, exponents for scales. The codecs have streams of bytes, low bits first or high, and floats.
+"""Conversions of stored parts into parts of Ingot's codecs.
+
+Profiles may store words whose first code is in the high bits, zero points that are packed or integers, and exponents
+for scales. The codecs need streams of bytes, low bits first or high bits first, and floats.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ RULE = "zt2.zero-point"
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """How a part is made: the role in the file that it is of, its types here, its bytes, and what makes them."""
+class ConvertedPart:
+    """A part converted from a stored part: the stored role, the type and size of the result, and the conversion."""
 
     stored: str
     dtype: str
@@ -30,7 +32,8 @@ class Made:
     type: str | None = None
 
     def part(self, stored: Part) -> Part:
-        """Return the part; the stored bytes are checked by their digest when it is made, all at once."""
+        """Return the part; at the first access, the stored bytes are verified by their digest and converted
+        together."""
         source = ConvertedSource(lambda: self._read(stored), self.nbytes, stored.source.name, stored.digest)
         return Part(self.dtype, self.nbytes, source, type=self.type, where=stored.where, occupies=stored.length)
 
@@ -41,61 +44,63 @@ class Made:
             raise error.at(stored.where) from None
 
 
-def turned_words(data: bytes, width: int) -> bytes:
+def reverse_words(data: bytes, width: int) -> bytes:
     """Return words of ``width`` bytes with their highest byte first."""
     return np.frombuffer(data, np.uint8).reshape(-1, width)[:, ::-1].tobytes()
 
 
-def turned_codes(data: bytes, width: int, bits: int) -> bytes:
-    """Return words whose first code lies in the high bits as a stream whose first code lies in the low ones."""
-    stream = np.frombuffer(turned_words(data, width), np.uint8)
+def reverse_codes(data: bytes, width: int, bits: int) -> bytes:
+    """Return a stream with the first code in the low bits, from words with the first code in the high bits."""
+    stream = np.frombuffer(reverse_words(data, width), np.uint8)
     codes = stream[:, None] >> np.arange(8 - bits, -1, -bits, dtype=np.uint8) & ((1 << bits) - 1)
     low: Array = (codes << np.arange(0, 8, bits, dtype=np.uint8)).sum(axis=1, dtype=np.uint8)
     return low.tobytes()
 
 
 def powers_of_two(data: bytes) -> bytes:
-    """Return the f32 that bytes of E8M0 stand for."""
+    """Return the f32 values of E8M0 bytes."""
     stored = np.frombuffer(data, np.uint8)
     values = np.ldexp(np.float32(1), stored.astype(np.int32) - 127)
     return bytes(file_bytes(np.where(stored == 255, np.float32(np.nan), values).astype(np.float32)))
 
 
-def unpacked(data: bytes, width: int, bits: int, count: int, dtype: str, *, high_first: bool) -> bytes:
-    """Return the first ``count`` codes of a stream of words as numbers of ``dtype``."""
-    stream = np.frombuffer(turned_codes(data, width, bits) if high_first else data, np.uint8)
+def unpack(data: bytes, width: int, bits: int, count: int, dtype: str, *, high_first: bool) -> bytes:
+    """Return the first ``count`` codes of a stream of words as values of ``dtype``."""
+    stream = np.frombuffer(reverse_codes(data, width, bits) if high_first else data, np.uint8)
     codes = (stream[:, None] >> np.arange(0, 8, bits, dtype=np.uint8) & ((1 << bits) - 1)).reshape(-1)[:count]
-    return _stored(codes, dtype)
+    return _to_bytes(codes, dtype)
 
 
-def converted(data: bytes, stored: str, dtype: str) -> bytes:
-    """Return numbers of a type as floats of another; raises ``FormatError`` ``zt2.zero-point``: one that it has not."""
+def convert(data: bytes, stored: str, dtype: str) -> bytes:
+    """Return values converted to a float type; raises ``FormatError`` ``zt2.zero-point`` if a value is not exact."""
     raw = np.frombuffer(data, np.uint8)
-    return _stored(from_file(raw, stored) if DTYPES[stored].is_storage else raw.view(numpy_dtype(stored)), dtype)
+    return _to_bytes(from_file(raw, stored) if DTYPES[stored].is_storage else raw.view(numpy_dtype(stored)), dtype)
 
 
-def same(_: bytes, value: int, count: int, dtype: str) -> bytes:
-    """Return one number ``count`` times, whatever is stored; raises as ``converted``."""
-    return _stored(np.full(count, value), dtype)
+def repeat_value(_: bytes, value: int, count: int, dtype: str) -> bytes:
+    """Return a value repeated ``count`` times; the stored bytes are ignored. Raises the errors of ``convert``."""
+    return _to_bytes(np.full(count, value), dtype)
 
 
-def each(data: bytes, shape: tuple[int, ...], axis: int, block: int) -> bytes:
-    """Return a byte for each element of ``shape``, of one for each ``block`` along ``axis``."""
-    own = tuple(size // block if at == axis else size for at, size in enumerate(shape))
-    return np.repeat(np.frombuffer(data, np.uint8).reshape(own), block, axis).tobytes()
+def expand_blocks(data: bytes, shape: tuple[int, ...], axis: int, block: int) -> bytes:
+    """Return a byte for each element of ``shape``, from a byte for each ``block`` of elements along ``axis``."""
+    stored_shape = tuple(size // block if index == axis else size for index, size in enumerate(shape))
+    return np.repeat(np.frombuffer(data, np.uint8).reshape(stored_shape), block, axis).tobytes()
 
 
-def _stored(values: Array, dtype: str) -> bytes:
+def _to_bytes(values: Array, dtype: str) -> bytes:
     with np.errstate(over="ignore"):
-        made = cast(values.astype(np.float32), dtype)
-        wide, own = made.astype(np.float64), values.astype(np.float64)
-    # Integers past 2^53 are no numbers of f64; those of our floats that are so large are, but nobody's zero points.
-    large = values.dtype.kind in "iu" and bool((np.abs(own) > 2.0**53).any())
-    if large or not bool(((wide == own) | (np.isnan(wide) & np.isnan(own))).all()):
-        raise FormatError(RULE, f"expected zero points that are numbers of {dtype}, which scales are, found others")
-    return bytes(file_bytes(np.ascontiguousarray(made)))
+        result = cast(values.astype(np.float32), dtype)
+        wide, exact = result.astype(np.float64), values.astype(np.float64)
+    # Integers past 2^53 are not exact in f64. Larger floats could be, but no format has zero points of this size.
+    large = values.dtype.kind in "iu" and bool((np.abs(exact) > 2.0**53).any())
+    if large or not bool(((wide == exact) | (np.isnan(wide) & np.isnan(exact))).all()):
+        raise FormatError(
+            RULE, f"expected zero points that are exact in {dtype}, the type of the scales, found other values"
+        )
+    return bytes(file_bytes(np.ascontiguousarray(result)))
 
 
-def holds(value: int, dtype: str) -> bool:
-    """Whether a type of floats has a number."""
+def is_exact(value: int, dtype: str) -> bool:
+    """Return whether a value is exact in a float type."""
     return abs(value) < 1 << 24 and float(cast(np.array([value], np.float32), dtype).astype(np.float64)[0]) == value

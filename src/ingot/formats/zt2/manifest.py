@@ -1,4 +1,4 @@
-"""The manifest (section 3): its schema, typed. Fields that the document does not name are ignored, as it asks."""
+"""The manifest (section 3) and its typed schema. Unknown fields are ignored, as the document requires."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from ingot.core.parsing.structs import warm
 from ingot.formats.shared.manifests import Schema
 
 MAX_NAME = 1024
-"""Bytes of a name."""
+"""Maximum bytes of a name."""
 _MAP = 5 << 5  # CBOR's major type, in a head's first byte
-_AT_ONCE = 1 << 12  # entries that are written together
+_ENTRIES_PER_CHUNK = 1 << 12  # entries that are written in one chunk
 Unsigned = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 @warm
 class Blob(msgspec.Struct, frozen=True, gc=False):
-    """One part: where its bytes lie, and what they are. ``shard`` names a file of the table, none the file itself.
+    """The manifest's entry for a part: its byte range, types and digest.
 
-    Lengths and offsets fit 63 bits, as file offsets do.
+    ``shard`` names a file of the table; without it the part is in the same file. Lengths and offsets fit 63 bits, like
+    file offsets.
     """
 
     dtype: str
@@ -36,13 +37,13 @@ class Blob(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def nbytes(self) -> int:
-        """Bytes after decoding the encoding."""
+        """Number of bytes after decoding."""
         return self.blob[1] if self.decoded_length is msgspec.UNSET else self.decoded_length
 
 
 @warm
 class Object(msgspec.Struct, frozen=True, gc=False):
-    """One tensor; ``layout`` says how its parts make values."""
+    """The manifest's entry for a tensor; ``layout`` is the profile that defines values in terms of parts."""
 
     shape: tuple[Unsigned, ...]
     layout: str
@@ -52,7 +53,7 @@ class Object(msgspec.Struct, frozen=True, gc=False):
 
 @warm
 class Shard(msgspec.Struct, frozen=True, gc=False):
-    """Another file that parts lie in: its exact size, and the digest of all of it."""
+    """The manifest's entry for another file with parts: its exact size, and the digest of the complete file."""
 
     size: Unsigned
     digest: str
@@ -60,15 +61,15 @@ class Shard(msgspec.Struct, frozen=True, gc=False):
 
 @warm
 class Manifest(msgspec.Struct, frozen=True, gc=False):
-    """The root."""
+    """The root of the manifest."""
 
     objects: Mapping[str, Object]
     attributes: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
     shards: dict[str, Shard] | msgspec.UnsetType = msgspec.UNSET
 
 
-def stated(value: Any) -> Any:
-    """Return an optional field, None where it is absent."""
+def optional_value(value: Any) -> Any:
+    """Return the value of an optional field; None if it is absent."""
     return None if value is msgspec.UNSET else value
 
 
@@ -76,7 +77,7 @@ _SCHEMA = Schema(Object, "parts", Blob, "zt2.field-missing", "zt2.field-type", "
 
 
 def parse(data: bytes | bytearray | memoryview, file: str, *, max_items: int = cbor.MAX_ITEMS) -> Manifest:
-    """Decode and type-check a manifest.
+    """Return a decoded and type-checked manifest.
 
     Raises
     ------
@@ -91,54 +92,58 @@ def parse(data: bytes | bytearray | memoryview, file: str, *, max_items: int = c
 
 
 class Entries:
-    """Entries of a manifest as they will be written, in any order: what they say takes far more memory."""
+    """Entries of a manifest in encoded form, in any order; as objects they would take far more memory."""
 
     def __init__(self) -> None:
         self._names: list[str] = []
         self._starts, self._data = array("q", (0,)), bytearray()
 
     def add(self, name: str, entry: Mapping[str, Any]) -> None:
-        """Add the entry of a tensor, each name once; errors as ``cbor.dumps``."""
-        self._data += cbor.dumps([{name: entry}], sort=True)[2:]  # as deep as it lies in the root
+        """Add the entry of a tensor; each name may occur once. Raises the errors of ``cbor.dumps``."""
+        self._data += cbor.dumps([{name: entry}], sort=True)[
+            2:
+        ]  # wrapped, to check the nesting depth that it has in the root
         self._names.append(name)
         self._starts.append(len(self._data))
 
     def update(self, others: Entries) -> None:
-        """Add those of others, whose names are other ones."""
+        """Add the entries of another object, which must have other names."""
         end = len(self._data)
         self._names += others._names
         self._starts.extend(end + start for start in others._starts[1:])
         self._data += others._data
 
     def manifest(self, metadata: Mapping[str, Any], shards: Mapping[str, Any]) -> Iterator[bytes]:
-        """Yield the bytes of a manifest with these entries, in pieces; the same entries give the same, in any order."""
-        before, behind = around(len(self._names), metadata, shards)
+        """Yield the bytes of a manifest with these entries, in chunks; they do not depend on the order of insertion."""
+        before, after = frame(len(self._names), metadata, shards)
         yield before
         view, starts = memoryview(self._data), self._starts
         order = self._in_order()
-        for first in range(0, len(order), _AT_ONCE):
-            yield b"".join(view[starts[at] : starts[at + 1]] for at in order[first : first + _AT_ONCE])
-        yield behind
+        for first in range(0, len(order), _ENTRIES_PER_CHUNK):
+            yield b"".join(
+                view[starts[index] : starts[index + 1]] for index in order[first : first + _ENTRIES_PER_CHUNK]
+            )
+        yield after
 
     def size(self, metadata: Mapping[str, Any], shards: Mapping[str, Any]) -> int:
         """Return the bytes of a manifest with these entries."""
-        return len(self._data) + sum(map(len, around(len(self._names), metadata, shards)))
+        return len(self._data) + sum(map(len, frame(len(self._names), metadata, shards)))
 
     def _in_order(self) -> list[int]:
-        """Return the entries as the deterministic encoding has them: by the bytes of names, whose number comes first.
+        """Return the indices of entries in the order of the deterministic encoding: by length, then bytes of the name.
 
-        Names compare as their bytes do in UTF-8.
+        Names compare like their bytes in UTF-8.
         """
         by_length: dict[int, list[int]] = {}
-        for at, name in enumerate(self._names):
-            by_length.setdefault(len(name.encode()), []).append(at)
-        return [at for size in sorted(by_length) for at in sorted(by_length[size], key=self._names.__getitem__)]
+        for index, name in enumerate(self._names):
+            by_length.setdefault(len(name.encode()), []).append(index)
+        return [index for size in sorted(by_length) for index in sorted(by_length[size], key=self._names.__getitem__)]
 
 
-def around(count: int, metadata: Mapping[str, Any], shards: Mapping[str, Any]) -> tuple[bytes, bytes]:
-    """Return what comes before so many entries in a manifest, and behind them."""
+def frame(count: int, metadata: Mapping[str, Any], shards: Mapping[str, Any]) -> tuple[bytes, bytes]:
+    """Return the bytes before and after ``count`` entries in a manifest."""
     entries = bytearray(cbor.dumps(count))
-    entries[0] |= _MAP  # the head of a map of so many is spelled as the number is
+    entries[0] |= _MAP  # the head of a map differs from its count only in the major type
     head = bytes([_MAP | 1 + bool(shards) + bool(metadata)])
     before = head + (_pair("shards", shards) if shards else b"") + cbor.dumps("objects") + entries
     return before, _pair("attributes", metadata) if metadata else b""

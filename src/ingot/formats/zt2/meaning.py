@@ -1,28 +1,33 @@
-"""What a profile is here, and what a file says of a tensor."""
+"""Descriptions of a tensor: as a codec of Ingot, and as a profile of the container."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ingot.formats.zt2.made import Made
+from ingot.formats.zt2.made import ConvertedPart
 
 
-class Meaning(NamedTuple):
-    """A codec, its attributes, its roles by those of the file where they differ, and element types (storage, logical)
-    by role where these are not what the file's are elsewhere; ``made`` are parts by role that are made of stored ones.
+class StoredForm(NamedTuple):
+    """Description of a stored tensor as a codec of Ingot.
+
+    ``roles`` maps roles of the file to roles of the codec, if they differ. ``types`` are (storage, logical) element
+    types by role, if they differ from the file's. ``converted`` are parts by role that are converted from stored parts.
     """
 
     codec: str
     attributes: Mapping[str, Any]
     roles: Mapping[str, str] = {}
     types: Mapping[str, tuple[str, str | None]] = {}
-    made: Mapping[str, Made] = {}
+    converted: Mapping[str, ConvertedPart] = {}
 
 
-class Written(NamedTuple):
-    """A profile's id, its attributes, its roles by those here where they differ, and the file's types by role here
-    where these are not what they are elsewhere."""
+class WrittenForm(NamedTuple):
+    """Description of a tensor as a profile: its id and attributes.
+
+    ``roles`` maps roles of the codec to roles of the file, if they differ. ``types`` are the types in the file by role,
+    if they differ from the defaults.
+    """
 
     layout: str
     attributes: Mapping[str, Any]

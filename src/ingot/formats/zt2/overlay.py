@@ -1,7 +1,7 @@
-"""Overlays (section 7.2): parts that another file has, byte for byte, are named there instead of being stored.
+"""Overlays (section 7.2): an overlay refers to parts that another file contains byte for byte, instead of storing them.
 
-What a base offers are the blobs of its manifest, in its own file and in the shards that it names: an overlay over an
-overlay refers to the files of both.
+A base offers the blobs of its manifest, in its own file and in its shards. An overlay over an overlay refers to the
+files of both.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ingot.core.bytes.checksums import xxh3
-from ingot.formats.zt2.manifest import Shard, stated
+from ingot.formats.zt2.manifest import Shard, optional_value
 from ingot.formats.zt2.reader import read_manifest
 from ingot.formats.zt2.rules import is_shard_name
 from ingot.formats.zt2.shards import SUFFIX, digest_of_range, open_shards
 from ingot.model.bytesource import ByteSource
 from ingot.model.store import Store
 
-_USUAL = "base"
+_DEFAULT_LABEL = "base"
 
 
-class Place(NamedTuple):
-    """Where a base has bytes: in the file that a shard's name stands for."""
+class BaseLocation(NamedTuple):
+    """The location of bytes in a base: a shard's name and an offset."""
 
     shard: str
     offset: int
@@ -36,66 +36,67 @@ class Base:
     Parameters
     ----------
     store : Store
-    own : str
-        What the table of an overlay calls the file itself.
+    label : str
+        The name of the file in the table of an overlay.
     files : mapping
-        The file's name by the shard's name that stands for it.
+        File names by shard name.
     shards : mapping
-        The entries of its own table.
-    places : mapping
-        All blobs by their number of bytes, in order.
+        The entries of the base's own table.
+    locations : mapping
+        The locations of all blobs by their number of bytes, in order.
     algorithm : str
-        Of the digest by which an overlay knows the file.
+        Algorithm of the digest by which an overlay identifies the file.
     identity : str
-        What tells the file from others: its size and the checksum of its manifest, and the digests of its shards.
+        The identity of the file: its size, the checksum of its manifest, and the digests of its shards.
     """
 
     store: Store
-    own: str
+    label: str
     files: Mapping[str, str]
     shards: Mapping[str, Shard]
-    places: Mapping[int, Sequence[Place]]
+    locations: Mapping[int, Sequence[BaseLocation]]
     algorithm: str
     identity: str
 
     def open(self) -> OpenBase:
-        """Return the base to compare with."""
+        """Return an open base to compare parts with."""
         return OpenBase(self)
 
 
 class OpenBase:
-    """A base while an overlay is written; files are opened when a blob of theirs is compared."""
+    """A base that is open while an overlay is written; a file is opened when the first of its blobs is compared."""
 
     def __init__(self, base: Base) -> None:
         self._base, self._sources = base, dict[str, ByteSource]()
-        self._sums: dict[tuple[Place, int], str] = {}
+        self._sums: dict[tuple[BaseLocation, int], str] = {}
 
-    def candidates(self, length: int, crc: str) -> list[Place]:
-        """Return where bytes lie that have this length and CRC-32C."""
-        return [place for place in self._base.places.get(length, ()) if self._sum(place, length) == crc]
+    def candidates(self, length: int, crc: str) -> list[BaseLocation]:
+        """Return the locations of blobs with this length and CRC-32C."""
+        return [location for location in self._base.locations.get(length, ()) if self._sum(location, length) == crc]
 
-    def has(self, place: Place, length: int) -> bool:
-        """Whether a blob of this length lies there."""
-        return place in self._base.places.get(length, ())
+    def has(self, location: BaseLocation, length: int) -> bool:
+        """Return whether a blob of this length has this location."""
+        return location in self._base.locations.get(length, ())
 
-    def read(self, place: Place, start: int, length: int) -> bytes:
-        """Return bytes from ``start`` on behind a place."""
+    def read(self, location: BaseLocation, start: int, length: int) -> bytes:
+        """Return ``length`` bytes that begin ``start`` bytes after a location."""
         data = bytearray(length)
-        self._source(place.shard).readinto(place.offset + start, memoryview(data))
+        self._source(location.shard).readinto(location.offset + start, memoryview(data))
         return bytes(data)
 
     def table(self, shards: set[str]) -> dict[str, Any]:
-        """Return the entries of the table for these shards; reads the whole base for its digest, if it is one."""
-        return {name: {"size": found.size, "digest": found.digest} for name in shards for found in [self._entry(name)]}
+        """Return the entries of the table for these shards; if the base itself is one, its digest is computed by
+        reading it."""
+        return {name: {"size": entry.size, "digest": entry.digest} for name in shards for entry in [self._entry(name)]}
 
     def _entry(self, shard: str) -> Shard:
-        if shard != self._base.own:
+        if shard != self._base.label:
             return self._base.shards[shard]
         source = self._source(shard)
         return Shard(source.size, digest_of_range(source, 0, source.size, self._base.algorithm))
 
     def close(self) -> None:
-        """Close what was opened."""
+        """Close all open files."""
         for source in self._sources.values():
             source.close()
         self._sources.clear()
@@ -105,48 +106,50 @@ class OpenBase:
             self._sources[shard] = self._base.store.open(self._base.files[shard])
         return self._sources[shard]
 
-    def _sum(self, place: Place, length: int) -> str:
-        if (place, length) not in self._sums:
-            found = digest_of_range(self._source(place.shard), place.offset, length, "crc32c")
-            self._sums[place, length] = found
-        return self._sums[place, length]
+    def _sum(self, location: BaseLocation, length: int) -> str:
+        if (location, length) not in self._sums:
+            digest = digest_of_range(self._source(location.shard), location.offset, length, "crc32c")
+            self._sums[location, length] = digest
+        return self._sums[location, length]
 
 
 def read_base(store: Store, name: str, target: str, algorithm: str) -> Base:
-    """Look at the base of an overlay that will be called ``target``; its manifest alone is read.
+    """Return the base of an overlay that will be called ``target``; reads only its manifest.
 
-    Errors as the reader's: ``zt2.*``, ``cbor.*``.
+    Raises the errors of the reader: ``zt2.*``, ``cbor.*``.
     """
     with ExitStack() as opened:
         source = store.open(name)
         opened.callback(source.close)
         data, manifest = read_manifest(source)
-        table: Mapping[str, Shard] = stated(manifest.shards) or {}
+        table: Mapping[str, Shard] = optional_value(manifest.shards) or {}
         files = {}
         for shard, file, other in open_shards(store, name, manifest):
             opened.callback(other.close)
             files[shard] = file
-        own = _label(name, target, table)
+        own_label = _label(name, target, table)
         identity = " ".join([str(source.size), f"{xxh3(data):016x}", *(shard.digest for shard in table.values())])
-    found: dict[int, set[Place]] = {}
+    by_length: dict[int, set[BaseLocation]] = {}
     for obj in manifest.objects.values():
         for part in obj.parts.values():
-            found.setdefault(part.blob[1], set()).add(Place(stated(part.shard) or own, part.blob[0]))
-    order = {shard: number for number, shard in enumerate((own, *table))}
-    places = {
-        length: sorted(several, key=lambda place: (order[place.shard], place.offset))
-        for length, several in found.items()
+            by_length.setdefault(part.blob[1], set()).add(
+                BaseLocation(optional_value(part.shard) or own_label, part.blob[0])
+            )
+    order = {shard: index for index, shard in enumerate((own_label, *table))}
+    locations = {
+        length: sorted(unordered, key=lambda location: (order[location.shard], location.offset))
+        for length, unordered in by_length.items()
         if length
     }
-    return Base(store, own, {own: name, **files}, table, places, algorithm, identity)
+    return Base(store, own_label, {own_label: name, **files}, table, locations, algorithm, identity)
 
 
-def _label(name: str, target: str, taken: Mapping[str, Shard]) -> str:
-    """Return what the table calls the base: as its file is called behind the overlay's name, else ``base``."""
+def _label(name: str, target: str, used: Mapping[str, Shard]) -> str:
+    """Return the name of the base in the table: the part of its name after the overlay's name, else ``base``."""
     stem = name.rpartition("/")[2][: -len(SUFFIX)]
-    behind = stem.removeprefix(f"{target[: -len(SUFFIX)]}-")
-    label = behind if behind != stem and is_shard_name(behind) else _USUAL
+    suffix = stem.removeprefix(f"{target[: -len(SUFFIX)]}-")
+    label = suffix if suffix != stem and is_shard_name(suffix) else _DEFAULT_LABEL
     number = 2
-    while label in taken:
-        label, number = f"{_USUAL}-{number}", number + 1
+    while label in used:
+        label, number = f"{_DEFAULT_LABEL}-{number}", number + 1
     return label

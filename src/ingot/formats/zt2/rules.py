@@ -1,6 +1,6 @@
-"""The rules a manifest must keep beyond its schema (section 3.6). Nothing here reads a tensor's bytes.
+"""The rules of a manifest beyond its schema (section 3.6). The checks read no bytes of tensors.
 
-Rules and their reasons are on ``spec/zt2.md``.
+Rules and their reasons are in ``spec/zt2.md``.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ingot.core.parsing.columns import Array, chosen, numbers
 from ingot.errors import FormatError
 from ingot.formats.shared.manifests import label
 from ingot.formats.zt2.columns import Objects
-from ingot.formats.zt2.layout import ALIGNMENT, FOOTER, LEAST
-from ingot.formats.zt2.manifest import MAX_NAME, Blob, Manifest, Object, Shard, stated
+from ingot.formats.zt2.layout import ALIGNMENT, FOOTER, MIN_SIZE
+from ingot.formats.zt2.manifest import MAX_NAME, Blob, Manifest, Object, Shard, optional_value
 from ingot.formats.zt2.profiles import check_profile
 from ingot.formats.zt2.types import ITEM_BYTES, nbytes_of, storage_of
 from ingot.model.layouts.dense import DenseLayout
@@ -30,16 +30,16 @@ _ALGORITHM = re.compile(r"[a-z0-9_.\-]+:[0-9a-f]+").fullmatch
 _SHARD = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}").fullmatch
 
 
-def check_manifest(file: str, manifest: Manifest, size: int, own: tuple[int, int]) -> None:
-    """Check all that a manifest says, which lies at ``own`` (offset, length) in a file of ``size`` bytes.
+def check_manifest(file: str, manifest: Manifest, size: int, manifest_range: tuple[int, int]) -> None:
+    """Check a manifest whose bytes are at ``manifest_range`` (offset, length) in a file of ``size`` bytes.
 
     Raises
     ------
     FormatError
-        ``zt2.name``, ``zt2.shard-name``, ``zt2.shard-size`` and the rules of ``check_object`` and ``check_places``.
+        ``zt2.name``, ``zt2.shard-name``, ``zt2.shard-size`` and the rules of ``check_object`` and ``check_blobs``.
     """
-    check_names(f"{file}: attributes", stated(manifest.attributes) or ())
-    shards: Mapping[str, Shard] = stated(manifest.shards) or {}
+    check_names(f"{file}: attributes", optional_value(manifest.attributes) or ())
+    shards: Mapping[str, Shard] = optional_value(manifest.shards) or {}
     for name, shard in shards.items():
         _check_shard(file, name, shard)
     objects = manifest.objects
@@ -48,87 +48,89 @@ def check_manifest(file: str, manifest: Manifest, size: int, own: tuple[int, int
             check_object(file, name, objects[name])
     else:
         for name, obj in objects.items():
-            if not plain(name, obj):
+            if not is_simple_object(name, obj):
                 check_object(file, name, obj)
-    check_places(file, objects, {None: size, **{name: shard.size for name, shard in shards.items()}}, own)
+    check_blobs(file, objects, {None: size, **{name: shard.size for name, shard in shards.items()}}, manifest_range)
 
 
 def is_shard_name(name: str) -> bool:
-    """Whether the table may have a shard of this name."""
+    """Return whether the table may have a shard of this name."""
     return _SHARD(name) is not None
 
 
 def _check_shard(file: str, name: str, shard: Shard) -> None:
-    where = f"{file}: shard {name[:80]!r}"
+    location = f"{file}: shard {name[:80]!r}"
     if not is_shard_name(name):
         raise FormatError(
-            "zt2.shard-name", "expected up to 64 letters, digits, '.', '_' or '-', and no '.' first", where=where
+            "zt2.shard-name",
+            "expected up to 64 letters, digits, '.', '_' or '-', and no '.' at the start",
+            where=location,
         )
-    if shard.size < LEAST:
+    if shard.size < MIN_SIZE:
         raise FormatError(
-            "zt2.shard-size", f"expected a file of at least {LEAST} bytes, found {shard.size}", where=where
+            "zt2.shard-size", f"expected a file of at least {MIN_SIZE} bytes, found {shard.size}", where=location
         )
-    _check_digest(shard.digest, where)
+    _check_digest(shard.digest, location)
 
 
-def check_names(where: str, names: Iterable[str]) -> None:
-    """Refuse, by rule ``zt2.name``, names that are empty, too long, hold a NUL or have no form in UTF-8."""
+def check_names(location: str, names: Iterable[str]) -> None:
+    """Raise ``FormatError`` ``zt2.name`` for names that are empty, too long, contain NUL or are not valid UTF-8."""
     for name in names:
         if not 0 < utf8_bytes(name) <= MAX_NAME or "\0" in name:
             raise FormatError(
                 "zt2.name",
                 f"expected names of 1 to {MAX_NAME} bytes of UTF-8 without NUL, found {name[:40]!r}",
-                where=where,
+                where=location,
             )
 
 
 def utf8_bytes(name: str) -> int:
-    """Return the bytes of a name in UTF-8; 0 where it has no such form."""
+    """Return the bytes of a name in UTF-8; 0 if it cannot be encoded."""
     try:
         return len(name.encode())
     except UnicodeEncodeError:
         return 0
 
 
-def plain(name: str, obj: Object) -> bool:
-    """Whether this is a dense tensor in one raw part of this file without a logical type that breaks no rule."""
+def is_simple_object(name: str, obj: Object) -> bool:
+    """Return whether this is a valid dense tensor in one raw part of this file without a logical type."""
     part = obj.parts.get("data")
     return (
         part is not None
         and obj.layout == DenseLayout.codec
         and len(obj.parts) == 1
-        and stated(part.type) is None
-        and stated(part.encoding) is None
-        and stated(part.decoded_length) is None
-        and stated(obj.attributes) is None
+        and optional_value(part.type) is None
+        and optional_value(part.encoding) is None
+        and optional_value(part.decoded_length) is None
+        and optional_value(obj.attributes) is None
         and 0 < part.blob[1] == prod(obj.shape) * ITEM_BYTES.get(part.dtype, 0)
         and len(obj.shape) <= MAX_RANK
-        and (stated(part.digest) is None or _DIGEST(str(part.digest)) is not None)
+        and (optional_value(part.digest) is None or _DIGEST(str(part.digest)) is not None)
         and 0 < len(name) <= MAX_NAME // 4
         and "\0" not in name
     )
 
 
 def check_object(file: str, name: str, obj: Object) -> None:
-    """Check names, shape, parts' types and, where they are known, sizes of one tensor.
+    """Check the names, the shape, the types of the parts and, if they are defined, the sizes of a tensor.
 
     Raises
     ------
     FormatError
-        ``zt2.name``, ``zt2.shape``, ``zt2.parts``, the rules of ``check_part``, and those of layouts: ``zt2.layout``,
-        ``zt2.size``.
+        ``zt2.name``, ``zt2.shape``, ``zt2.parts``, the rules of ``check_part``, and the rules of layouts:
+        ``zt2.layout``, ``zt2.size``.
     """
-    where = label(file, name)
-    check_names(where, (name, *obj.parts, *(stated(obj.attributes) or ())))
-    count = element_count(obj.shape, "zt2.shape", where)
+    location = label(file, name)
+    check_names(location, (name, *obj.parts, *(optional_value(obj.attributes) or ())))
+    count = element_count(obj.shape, "zt2.shape", location)
     if not obj.parts:
-        raise FormatError("zt2.parts", "expected at least one part, found none", where=where)
+        raise FormatError("zt2.parts", "expected at least one part, found no parts", where=location)
     for role, part in obj.parts.items():
         check_part(label(file, name, role), part)
     if obj.layout == DenseLayout.codec:
         _check_dense(file, name, obj, count)
     else:
-        check_profile(where, obj)
+        check_profile(location, obj)
 
 
 def _check_dense(file: str, name: str, obj: Object, count: int) -> None:
@@ -139,18 +141,19 @@ def _check_dense(file: str, name: str, obj: Object, count: int) -> None:
             where=label(file, name),
         )
     part = obj.parts["data"]
-    expected = nbytes_of(part.dtype, stated(part.type), count)
+    expected = nbytes_of(part.dtype, optional_value(part.type), count)
     if expected is not None and part.nbytes != expected:
         raise FormatError(
             "zt2.size",
-            f"expected {expected} bytes for shape {list(obj.shape)} of {stated(part.type) or part.dtype}, found "
+            f"expected {expected} bytes for shape {list(obj.shape)} of {optional_value(part.type) or part.dtype}, "
+            "found "
             f"{part.nbytes}",
             where=label(file, name, "data"),
         )
 
 
-def check_part(where: str, part: Blob) -> None:
-    """Check one part's types, encoding and digest.
+def check_part(location: str, part: Blob) -> None:
+    """Check types, encoding and digest of a part.
 
     Raises
     ------
@@ -159,35 +162,35 @@ def check_part(where: str, part: Blob) -> None:
     """
 
     def refuse(rule: str, message: str) -> NoReturn:
-        raise FormatError(rule, message, where=where)
+        raise FormatError(rule, message, where=location)
 
-    kind, encoding = stated(part.type), stated(part.encoding)
+    type_, encoding = optional_value(part.type), optional_value(part.encoding)
     if part.dtype not in ITEM_BYTES:
         refuse("zt2.dtype", f"expected one of {', '.join(ITEM_BYTES)}, found {part.dtype[:80]!r}")
-    storage = None if kind is None else storage_of(kind)
+    storage = None if type_ is None else storage_of(type_)
     if storage not in (None, part.dtype):
-        refuse("zt2.type-storage", f"expected type {kind} in {storage}, found it in {part.dtype}")
-    if (encoding is None) != (stated(part.decoded_length) is None):
-        refuse("zt2.encoding", "expected encoding and decoded_length together, found one of them")
+        refuse("zt2.type-storage", f"expected type {type_} in {storage}, found it in {part.dtype}")
+    if (encoding is None) != (optional_value(part.decoded_length) is None):
+        refuse("zt2.encoding", "expected encoding and decoded_length together, found only one of them")
     if encoding is not None and part.nbytes > MAX_DECODED:
         refuse("zt2.encoding", f"expected at most {MAX_DECODED} decoded bytes, found {part.nbytes}")
     if encoding == SEEKABLE and part.blob[1] < SEEKABLE_LEAST:
-        refuse("zt2.encoding", f"expected {SEEKABLE_LEAST} bytes of a seek table at least, found {part.blob[1]}")
-    if stated(part.digest) is not None:
-        _check_digest(str(part.digest), where)
+        refuse("zt2.encoding", f"expected at least {SEEKABLE_LEAST} bytes of a seek table, found {part.blob[1]}")
+    if optional_value(part.digest) is not None:
+        _check_digest(str(part.digest), location)
 
 
-def _check_digest(digest: str, where: str) -> None:
-    """Of algorithms that are registered the digits are known; of others only the form."""
-    known = digest.partition(":")[0] in ("xxh3", "sha256")
-    if not (_DIGEST if known else _ALGORITHM)(digest):
+def _check_digest(digest: str, location: str) -> None:
+    """Check the syntax of a digest; the number of digits is only checked for registered algorithms."""
+    is_registered = digest.partition(":")[0] in ("xxh3", "sha256")
+    if not (_DIGEST if is_registered else _ALGORITHM)(digest):
         raise FormatError(
-            "zt2.digest-syntax", f"expected 'algorithm:hex' in lower case, found {digest[:80]!r}", where=where
+            "zt2.digest-syntax", f"expected 'algorithm:hex' in lower case, found {digest[:80]!r}", where=location
         )
 
 
-class _Places(NamedTuple):
-    """Where all parts lie: numbers of files, offsets, lengths; and how to tell which they are of."""
+class _Ranges(NamedTuple):
+    """The byte ranges of all parts: indices of files, offsets, lengths. ``objects`` resolve the names of parts."""
 
     objects: Mapping[str, Object]
     files: Array
@@ -196,20 +199,20 @@ class _Places(NamedTuple):
 
     def name(self, index: int) -> tuple[str, str]:
         """Return the tensor and the role of a part."""
-        return next(names for number, names in enumerate(_names(self.objects)) if number == index)
+        return next(names for position, names in enumerate(_names(self.objects)) if position == index)
 
 
-def _places_of(objects: Mapping[str, Object], numbered: Mapping[str | None, int]) -> _Places:
-    """Return where parts lie; -1 is the number of a file that is not ``numbered``."""
+def _ranges_of(objects: Mapping[str, Object], indices: Mapping[str | None, int]) -> _Ranges:
+    """Return the byte ranges of parts; -1 is the index of a file that is not in ``indices``."""
     if isinstance(objects, Objects):
         parts = objects.columns.parts
-        known = {name: number for name, number in numbered.items() if name is not None}
-        files = np.where(numbers(parts.shard.first) < 0, numbered[None], chosen(parts.shard, known))
-        return _Places(objects, files, numbers(parts.blob.first), numbers(parts.blob.second))
+        named = {name: index for name, index in indices.items() if name is not None}
+        files = np.where(numbers(parts.shard.first) < 0, indices[None], chosen(parts.shard, named))
+        return _Ranges(objects, files, numbers(parts.blob.first), numbers(parts.blob.second))
     blobs = [part for obj in objects.values() for part in obj.parts.values()]
-    places = np.array([part.blob for part in blobs], np.int64).reshape(-1, 2)
-    files = np.array([numbered.get(stated(part.shard), -1) for part in blobs], np.int64)
-    return _Places(objects, files, places[:, 0], places[:, 1])
+    ranges = np.array([part.blob for part in blobs], np.int64).reshape(-1, 2)
+    files = np.array([indices.get(optional_value(part.shard), -1) for part in blobs], np.int64)
+    return _Ranges(objects, files, ranges[:, 0], ranges[:, 1])
 
 
 def _names(objects: Mapping[str, Object]) -> Iterator[tuple[str, str]]:
@@ -218,30 +221,30 @@ def _names(objects: Mapping[str, Object]) -> Iterator[tuple[str, str]]:
             yield name, role
 
 
-def check_places(
-    file: str, objects: Mapping[str, Object], sizes: Mapping[str | None, int], own: tuple[int, int]
+def check_blobs(
+    file: str, objects: Mapping[str, Object], sizes: Mapping[str | None, int], manifest_range: tuple[int, int]
 ) -> None:
-    """Check that every blob is aligned, lies in its file, and equals each other blob or shares no byte with it.
+    """Check that every blob is aligned, is within its file, and equals each other blob or shares no byte with it.
 
-    ``sizes`` are the bytes of files by the names that parts give them, None for the file of the manifest, which lies at
-    ``own``.
+    ``sizes`` are the bytes of files by shard name, with None for the file of the manifest. ``manifest_range`` is the
+    offset and length of the manifest.
 
     Raises
     ------
     FormatError
         ``zt2.shard-ref``, ``zt2.blob-alignment``, ``zt2.blob-bounds``, ``zt2.blob-overlap``.
     """
-    numbered = {shard: number for number, shard in enumerate(sizes)}
-    places = _places_of(objects, numbered)
-    _, files, offsets, lengths = places
+    indices = {shard: position for position, shard in enumerate(sizes)}
+    ranges = _ranges_of(objects, indices)
+    _, files, offsets, lengths = ranges
     if (files < 0).any():
-        name, role = places.name(int(np.argmax(files < 0)))
-        shard = stated(objects[name].parts[role].shard)
+        name, role = ranges.name(int(np.argmax(files < 0)))
+        shard = optional_value(objects[name].parts[role].shard)
         raise FormatError(
             "zt2.shard-ref", f"expected a shard of the table, found {shard[:80]!r}", where=label(file, name, role)
         )
     ends = np.array(list(sizes.values()), np.int64)[files] - FOOTER
-    for rule, message, bad in (
+    for rule, message, invalid in (
         (
             "zt2.blob-alignment",
             f"expected an offset that is a positive multiple of {ALIGNMENT}, found",
@@ -253,12 +256,13 @@ def check_places(
             (offsets > ends) | (lengths > ends - offsets),
         ),
     ):
-        if bad.any():
-            index = int(np.argmax(bad))
-            raise FormatError(rule, f"{message} {offsets[index]}", where=label(file, *places.name(index)))
+        if invalid.any():
+            index = int(np.argmax(invalid))
+            raise FormatError(rule, f"{message} {offsets[index]}", where=label(file, *ranges.name(index)))
     filled = np.flatnonzero(lengths)
     files, offsets, lengths = (
-        np.append(column[filled], more) for column, more in ((files, 0), (offsets, own[0]), (lengths, own[1]))
+        np.append(column[filled], manifest_value)
+        for column, manifest_value in ((files, 0), (offsets, manifest_range[0]), (lengths, manifest_range[1]))
     )
     order = np.lexsort((lengths, offsets, files))
     before, after = order[:-1], order[1:]
@@ -267,10 +271,12 @@ def check_places(
     overlap = same_file & other & (offsets[after] < offsets[before] + lengths[before])
     if overlap.any():
         index = int(np.argmax(overlap))
-        found = [
-            "the manifest" if at == filled.size else label("", *places.name(int(filled[at])))[2:]
-            for at in (int(before[index]), int(after[index]))
+        labels = [
+            "the manifest" if part_index == filled.size else label("", *ranges.name(int(filled[part_index])))[2:]
+            for part_index in (int(before[index]), int(after[index]))
         ]
         raise FormatError(
-            "zt2.blob-overlap", f"expected blobs that are equal or apart, found {found[0]} and {found[1]}", where=file
+            "zt2.blob-overlap",
+            f"expected blobs that are equal or do not overlap, found {labels[0]} and {labels[1]}",
+            where=file,
         )

@@ -1,6 +1,6 @@
-"""Writing a container of version 2 as data shards beside a manifest: ``model.zt`` describes ``model-00001.zt``, ....
+"""Writer of a container of version 2 as data shards and a manifest: ``model.zt`` describes ``model-00001.zt``, ....
 
-Each shard is what the canonical form makes of its tensors, without a manifest; equal parts share a blob within a shard.
+A shard contains the canonical form of its tensors without a manifest; equal parts share a blob within a shard.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ingot.formats.zt2.layout import FOOTER, MAGIC, align
 from ingot.formats.zt2.manifest import Entries
 from ingot.formats.zt2.rules import check_names
 from ingot.formats.zt2.shards import shard_file
-from ingot.formats.zt2.sizes import Said, blobs_end, file_size, stand_ins
+from ingot.formats.zt2.sizes import EntriesSize, blobs_end, entries_size, file_size
 from ingot.formats.zt2.specs import ALGORITHMS
 from ingot.formats.zt2.writer import Zt2Writer, write_manifest
 from ingot.model.artifact import Artifact
@@ -24,7 +24,7 @@ from ingot.model.spec import TensorSpec
 
 
 def split(specs: Sequence[TensorSpec], max_shard: int | None) -> list[Sequence[TensorSpec]]:
-    """Cut tensors into shards of at most ``max_shard`` bytes, as they come; a larger tensor has one of its own.
+    """Cut tensors, in order, into shards of at most ``max_shard`` bytes; a larger tensor has its own shard.
 
     Raises ``UsageError`` ``zt2.max-shard``: less than a byte.
     """
@@ -45,20 +45,20 @@ def split(specs: Sequence[TensorSpec], max_shard: int | None) -> list[Sequence[T
 
 
 def size_of(artifact: Artifact, members: Sequence[Sequence[TensorSpec]], digest: str | None) -> int:
-    """Return the bytes of all files if no two parts were equal."""
+    """Return the bytes of all files, an upper limit if parts are equal."""
     if len(members) == 1:
         return file_size(artifact.tensors, artifact.metadata, digest)
     nbytes, shards, total = 0, dict[str, Any](), align(len(MAGIC)) + FOOTER
     for index, specs in enumerate(members):
-        said, end = stand_ins(specs, digest, _label(index))
-        nbytes += said.nbytes
+        entries, end = entries_size(specs, digest, _label(index))
+        nbytes += entries.nbytes
         shards[_label(index)] = {"size": end + FOOTER, "digest": digest_of(_algorithm(digest), b"")}
         total += end + FOOTER
-    return total + Said(len(artifact.tensors), nbytes).manifest(artifact.metadata, shards)
+    return total + EntriesSize(len(artifact.tensors), nbytes).manifest(artifact.metadata, shards)
 
 
 def _algorithm(digest: str | None) -> str:
-    """Return what a whole shard's digest is: there always is one."""
+    """Return the digest algorithm of a complete shard, which always has a digest."""
     return ALGORITHMS[digest] or "xxh3"
 
 
@@ -67,18 +67,18 @@ def _label(index: int) -> str:
 
 
 class Zt2ShardsWriter(FormatWriter):
-    """Writes shards one after the other, each by a ``Zt2Writer``, and the manifest last; implements ``FormatWriter``.
+    """A writer of shards, one after the other, each by a ``Zt2Writer``, and of the manifest at the end.
 
     Parameters
     ----------
     target : Target
     name : str
-        The manifest's file.
+        The file of the manifest.
     members : sequence of sequence of TensorSpec
         The tensors of each shard, in order.
     metadata : mapping
     digest : {"crc32c", "sha256", None}
-        Of parts; a shard always has one, XXH3 unless SHA-256 is asked for.
+        The digest of parts. A shard always has a digest: SHA-256 if ``digest`` is, else XXH3.
     """
 
     def __init__(
@@ -90,8 +90,8 @@ class Zt2ShardsWriter(FormatWriter):
         digest: str | None,
     ) -> None:
         self._target, self._name, self._members, self._digest = target, name, members, digest
-        self._at = {spec.name: index for index, specs in enumerate(members) for spec in specs}
-        if len(self._at) != sum(map(len, members)):
+        self._shard_index = {spec.name: index for index, specs in enumerate(members) for spec in specs}
+        if len(self._shard_index) != sum(map(len, members)):
             raise UsageError("expected each tensor name once", rule="writer.duplicate", where=name)
         self._entries = Entries()
         self._shards: dict[str, Any] = {}
@@ -99,30 +99,30 @@ class Zt2ShardsWriter(FormatWriter):
         self.amend(metadata)
 
     def begin(self, spec: TensorSpec) -> None:
-        """Start a tensor; errors as of ``Zt2Writer``, also where a shard before lacks tensors."""
+        """Start a tensor; raises the errors of ``Zt2Writer``, also if an earlier shard lacks tensors."""
         self._writer(spec.name).begin(spec)
 
     def write(self, role: str, data: Buffer) -> None:
-        """Take the next stored bytes of one part."""
+        """Append the next stored bytes of a part."""
         assert self._open is not None
         self._open.write(role, data)
 
     def end(self) -> dict[str, Any]:
-        """Close the tensor; its record names the shard's file."""
+        """Close the tensor and return its record, which names the shard's file."""
         assert self._open is not None
         return self._open.end()
 
     def restore(self, record: Mapping[str, Any]) -> None:
-        """Take back a tensor that lies in its shard already; errors as of ``Zt2Writer``."""
+        """Accept a tensor that is already in its shard; raises the errors of ``Zt2Writer``."""
         self._writer(str(record.get("name", ""))).restore(record)
 
     def amend(self, metadata: Mapping[str, Any]) -> None:
-        """Replace the metadata: it goes into the manifest, which is written last."""
+        """Replace the metadata, which are written last, in the manifest."""
         check_names(f"{self._name}: attributes", metadata)
         self._metadata = dict(metadata)
 
     def finish(self) -> list[str]:
-        """Complete all shards, write the manifest; return the names, the manifest's last."""
+        """Complete all shards, write the manifest, and return the names, the manifest's last."""
         while len(self._shards) < len(self._members):
             self._next()
         sink = self._target.create(self._name)
@@ -135,15 +135,15 @@ class Zt2ShardsWriter(FormatWriter):
         return [*(shard_file(self._name, label) for label in self._shards), self._name]
 
     def abort(self) -> None:
-        """Close the file that is open as it is."""
+        """Close the open file in its present state."""
         if self._open is not None:
             self._open.abort()
             self._open = None
 
     def _writer(self, name: str) -> Zt2Writer:
-        """Return the writer of a tensor's shard; those before it are completed."""
-        wanted = self._at.get(name, len(self._shards))  # an unknown name the shard's writer refuses
-        while len(self._shards) < wanted:
+        """Return the writer of a tensor's shard after completing earlier shards."""
+        index = self._shard_index.get(name, len(self._shards))  # the shard's writer refuses an unknown name
+        while len(self._shards) < index:
             self._next()
         return self._current()
 

@@ -1,7 +1,7 @@
-"""Finding the files that a manifest names as shards (section 7, appendix B): by name, then by what they hold.
+"""Search for the files that a manifest names as shards (section 7, appendix B): by name, then by contents.
 
-The digest of a whole file is compared where nothing else tells it from others of its size, and by ``check_shards``
-(the last step of section 7.3), not at each opening.
+The digest of a complete file is compared only if nothing else distinguishes it from others of its size, and by
+``check_shards`` (the last step of section 7.3), not at each opening.
 """
 
 from __future__ import annotations
@@ -12,99 +12,100 @@ from typing import NamedTuple
 
 from ingot.core.bytes import checksums
 from ingot.errors import IngotError, IntegrityError, UsageError
-from ingot.formats.zt2.manifest import Blob, Manifest, Shard, stated
+from ingot.formats.zt2.manifest import Blob, Manifest, Shard, optional_value
 from ingot.formats.zt2.reader import read_footer, read_manifest
 from ingot.model.bytesource import ByteSource
 from ingot.model.store import Store
 
 SUFFIX = ".zt"
-_PIECE = 4 << 20
+_CHUNK = 4 << 20
 
 
 def shard_file(name: str, shard: str) -> str:
-    """Return how the file of a shard is called: ``model-00001.zt`` of ``model.zt``."""
+    """Return the file name of a shard: ``model-00001.zt`` for ``model.zt``."""
     stem = name[: -len(SUFFIX)] if name.lower().endswith(SUFFIX) else name
     return f"{stem}-{shard}{SUFFIX}"
 
 
 def open_shards(store: Store, name: str, manifest: Manifest) -> Iterator[tuple[str, str, ByteSource]]:
-    """Open the shards of the file ``name``; yield each one's name, its file's and its source.
+    """Open the shards of the file ``name``; yield the name, the file name and the source of each.
 
-    A file is taken by its name if its size is right; else, of the folder's other files of that size, one whose own
-    manifest has every part that is referred to, with the same digest; else one with the digest of the whole file.
+    The file with the expected name is used if its size is right. Otherwise, files of that size in the folder are
+    examined: first whether their own manifest contains every part that is referred to, with the same digest, then
+    whether the complete file has the expected digest.
 
     Raises
     ------
     UsageError
         ``zt2.shard-missing``: no file fits.
     FormatError
-        The rules of ``read_footer``: what fits is no container.
+        The rules of ``read_footer``: the file is no container.
     """
     finder = _Finder(store, name, manifest)
-    for shard in stated(manifest.shards) or {}:
-        found = finder.find(shard)
-        source = store.open(found)
+    for shard in optional_value(manifest.shards) or {}:
+        file = finder.find(shard)
+        source = store.open(file)
         try:
             read_footer(source)
         except BaseException:
             source.close()
             raise
-        yield shard, found, source
+        yield shard, file, source
 
 
 def check_shards(name: str, shards: Mapping[str, Shard], sources: Mapping[str, ByteSource]) -> Iterator[IngotError]:
-    """Read the shards of the file ``name``; yield an error ``zt2.shard-digest`` for each that is another file."""
+    """Read the shards of the file ``name``; yield an error ``zt2.shard-digest`` for each whose digest differs."""
     for shard, entry in shards.items():
         algorithm, source = checksums.known(entry.digest, "zt2.digest-syntax", name), sources[shard]
         if algorithm is None:
             continue
-        found = digest_of_range(source, 0, source.size, algorithm)
-        if not checksums.same(entry.digest, found):
+        digest = digest_of_range(source, 0, source.size, algorithm)
+        if not checksums.same(entry.digest, digest):
             yield IntegrityError(
                 "zt2.shard-digest",
-                f"expected the file of shard {shard!r} to have the digest {entry.digest[:80]}, found {found}",
+                f"expected the file of shard {shard!r} to have the digest {entry.digest[:80]}, found {digest}",
                 where=source.name,
             )
 
 
 class _Finder:
-    """Finds the files of shards; each candidate's manifest and digest are read once."""
+    """A finder of the files of shards; the manifest and the digest of each candidate are read once."""
 
     def __init__(self, store: Store, name: str, manifest: Manifest) -> None:
         self._store, self._name = store, name
-        self._shards: Mapping[str, Shard] = stated(manifest.shards) or {}
+        self._shards: Mapping[str, Shard] = optional_value(manifest.shards) or {}
         self._manifest = manifest
-        self._held: dict[str, set[_Held]] = {}
+        self._contents: dict[str, set[_StoredPart]] = {}
         self._digests: dict[tuple[str, str], str] = {}
 
     @cached_property
-    def _wanted(self) -> dict[str, set[_Held]]:
-        """What is referred to, by shard; of many tensors, so that it is asked for where a file's name does not tell."""
-        wanted: dict[str, set[_Held]] = {shard: set() for shard in self._shards}
+    def _required(self) -> dict[str, set[_StoredPart]]:
+        """The parts that are referred to, by shard; computed only if a file's name does not identify it."""
+        required: dict[str, set[_StoredPart]] = {shard: set() for shard in self._shards}
         for blob in _blobs(self._manifest):
-            if stated(blob.shard) in wanted:
-                wanted[stated(blob.shard)].add(_held(blob))
-        return wanted
+            if optional_value(blob.shard) in required:
+                required[optional_value(blob.shard)].add(_stored_part(blob))
+        return required
 
     def find(self, shard: str) -> str:
         """Return the name of the file; raises ``UsageError`` ``zt2.shard-missing``."""
         entry, usual, store = self._shards[shard], shard_file(self._name, shard), self._store
-        there = store.exists(usual)
-        if there and store.stat(usual).size == entry.size:
+        exists = store.exists(usual)
+        if exists and store.stat(usual).size == entry.size:
             return usual
         algorithm = checksums.known(entry.digest, "zt2.digest-syntax", store.location_of(self._name))
         if algorithm is not None:
             candidates = self._of_size(entry.size, usual)
             for candidate in candidates:
-                if self._has(candidate, self._wanted[shard]):
+                if self._has(candidate, self._required[shard]):
                     return candidate
             for candidate in candidates:
                 if checksums.same(entry.digest, self._digest(candidate, algorithm)):
                     return candidate
-        what = f"one of {store.stat(usual).size} bytes" if there else "none"
+        actual = f"one of {store.stat(usual).size} bytes" if exists else "none"
         raise UsageError(
             f"expected shard {shard!r}, a file {usual!r} of {entry.size} bytes or another in its folder with the "
-            f"digest {entry.digest[:80]}, found {what}",
+            f"digest {entry.digest[:80]}, found {actual}",
             rule="zt2.shard-missing",
             where=store.location_of(self._name),
         )
@@ -115,15 +116,15 @@ class _Finder:
         others = [prefix + other for other in sorted(self._store.list(folder).files) if other.lower().endswith(SUFFIX)]
         return [other for other in others if other not in (self._name, usual) and self._store.stat(other).size == size]
 
-    def _has(self, candidate: str, wanted: Set[_Held]) -> bool:
-        """Whether a file says of itself that it has all these parts, each of which has a digest."""
-        if not wanted or any(held.digest is None for held in wanted):
+    def _has(self, candidate: str, required: Set[_StoredPart]) -> bool:
+        """Return whether a file's own manifest contains all these parts, each of which has a digest."""
+        if not required or any(part.digest is None for part in required):
             return False
-        if candidate not in self._held:
-            self._held[candidate] = self._read(candidate)
-        return wanted <= self._held[candidate]
+        if candidate not in self._contents:
+            self._contents[candidate] = self._read(candidate)
+        return required <= self._contents[candidate]
 
-    def _read(self, candidate: str) -> set[_Held]:
+    def _read(self, candidate: str) -> set[_StoredPart]:
         source = self._store.open(candidate)
         try:
             manifest = read_manifest(source)[1]
@@ -131,7 +132,7 @@ class _Finder:
             return set()
         finally:
             source.close()
-        return {_held(blob) for blob in _blobs(manifest) if stated(blob.shard) is None}
+        return {_stored_part(blob) for blob in _blobs(manifest) if optional_value(blob.shard) is None}
 
     def _digest(self, candidate: str, algorithm: str) -> str:
         if (candidate, algorithm) not in self._digests:
@@ -139,17 +140,19 @@ class _Finder:
         return self._digests[candidate, algorithm]
 
 
-class _Held(NamedTuple):
-    """What a manifest says of bytes: where they lie, and what they are."""
+class _StoredPart(NamedTuple):
+    """The byte range of a part, and its encoding, decoded length and digest, as a manifest states them."""
 
-    place: tuple[int, int]
+    byte_range: tuple[int, int]
     encoding: str | None
     decoded: int | None
     digest: str | None
 
 
-def _held(blob: Blob) -> _Held:
-    return _Held(blob.blob, stated(blob.encoding), stated(blob.decoded_length), stated(blob.digest))
+def _stored_part(blob: Blob) -> _StoredPart:
+    return _StoredPart(
+        blob.blob, optional_value(blob.encoding), optional_value(blob.decoded_length), optional_value(blob.digest)
+    )
 
 
 def _blobs(manifest: Manifest) -> Iterator[Blob]:
@@ -158,7 +161,7 @@ def _blobs(manifest: Manifest) -> Iterator[Blob]:
 
 
 def digest_of_file(store: Store, name: str, algorithm: str) -> str:
-    """Return the digest of a whole file."""
+    """Return the digest of a complete file."""
     source = store.open(name)
     try:
         return digest_of_range(source, 0, source.size, algorithm)
@@ -167,10 +170,10 @@ def digest_of_file(store: Store, name: str, algorithm: str) -> str:
 
 
 def digest_of_range(source: ByteSource, offset: int, length: int, algorithm: str) -> str:
-    """Return the digest of a range of a file, read in pieces."""
-    running, piece = checksums.hasher(algorithm), memoryview(bytearray(min(_PIECE, length)))
-    for start in range(0, length, _PIECE):
-        view = piece[: min(_PIECE, length - start)]
+    """Return the digest of a range of a file, read in chunks."""
+    running, buffer = checksums.hasher(algorithm), memoryview(bytearray(min(_CHUNK, length)))
+    for start in range(0, length, _CHUNK):
+        view = buffer[: min(_CHUNK, length - start)]
         source.readinto(offset + start, view)
         running.update(view)
     return running.text()

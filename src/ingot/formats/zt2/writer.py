@@ -1,8 +1,8 @@
-"""Writing containers of version 2 in their canonical form: tensor after tensor, digests running as bytes pass.
+"""Writer of the canonical form of container version 2; computes digests from the bytes that pass.
 
-A part gets its place when its tensor begins, as far as lengths are known. Parts behind one whose length only its bytes
-tell wait in an unnamed temporary file each. Where a part turns out to be equal to an earlier one, byte for byte, it is
-that one's blob, and what was written behind it moves up: so the layout depends on the bytes alone.
+A part gets its offset when its tensor begins, as far as lengths are known. Parts after a part of unknown length are
+buffered in unnamed temporary files. If a part equals an earlier part byte for byte, it becomes a reference to that
+blob, and bytes written after it are moved up. So the layout depends on the bytes alone.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from ingot.formats.shared.spool import Spool
 from ingot.formats.zt2.blobs import Blobs
 from ingot.formats.zt2.layout import CANONICAL, FOOTER, MAGIC, MAX_MANIFEST, Footer, align
 from ingot.formats.zt2.manifest import Entries
-from ingot.formats.zt2.meaning import Written
-from ingot.formats.zt2.overlay import OpenBase, Place
+from ingot.formats.zt2.meaning import WrittenForm
+from ingot.formats.zt2.overlay import BaseLocation, OpenBase
 from ingot.formats.zt2.rules import check_names
 from ingot.formats.zt2.specs import (
     ALGORITHMS,
-    Placed,
+    PartLocation,
+    canonical_parts,
     check_written,
     describe,
-    in_order,
-    written_as,
+    written_form,
 )
 from ingot.model.bytesource import Buffer, Sink
 from ingot.model.spec import PartSpec, TensorSpec
 
-_PIECE = 1 << 20
+_CHUNK = 1 << 20
 
 
 class _Writing:
-    """One part being written: at ``offset`` of the file, or in a spool until its place is known."""
+    """A part that is being written: at ``offset`` of the file, or buffered until its offset is known."""
 
     def __init__(self, spec: PartSpec, offset: int | None, algorithm: str | None) -> None:
         self.spec, self.offset, self.length = spec, offset, 0
@@ -50,8 +50,8 @@ class _Writing:
         self._crc.update(data)
         self.length += data.nbytes
         if self._digest is not None:
-            for piece in (data,) if self._decoding is None else self._decoding.pieces(data):
-                self._digest.update(piece)
+            for chunk in (data,) if self._decoding is None else self._decoding.pieces(data):
+                self._digest.update(chunk)
 
     @property
     def crc(self) -> str:
@@ -59,34 +59,34 @@ class _Writing:
 
     @property
     def digest(self) -> str | None:
-        """What the file states: of the decoded bytes."""
+        """Digest of the decoded bytes, for the manifest."""
         return None if self._digest is None else self._digest.text()
 
 
 class Zt2Writer(FormatWriter):
-    """Writes one file into a sink; implements ``FormatWriter``.
+    """A writer of one file into a sink.
 
     Parameters
     ----------
     sink : Sink
-        Taken over: closed by ``finish`` and ``abort``.
+        The writer takes it over: ``finish`` and ``abort`` close it.
     specs : sequence of TensorSpec
         The tensors to come, in order.
     metadata : mapping
-        The file's own attributes: what CBOR can hold.
+        The attributes of the file: values that CBOR can encode.
     digest : {"crc32c", "sha256", None}
-        What is asked for; the first gives XXH3.
+        The requested digest; CRC-32C is written as XXH3.
     name : str
-        The file's name in records and messages.
+        The name of the file in records and messages.
     shard : str, optional
-        What another file's manifest calls this one, which then ends with ``seal`` and has none.
+        The name of this file in another file's manifest; the file then has no manifest and ends with ``seal``.
     base : OpenBase, optional
-        What this one is laid over: parts that are equal to a blob there are named and not stored. Taken over.
+        The base of an overlay: parts that equal its blobs are referred to, not stored. The writer takes it over.
 
     Raises
     ------
     FormatError
-        ``zt2.name``: a name of the metadata that the container does not take.
+        ``zt2.name``: a name of the metadata that the container cannot store.
     """
 
     def __init__(
@@ -106,9 +106,9 @@ class Zt2Writer(FormatWriter):
         self.amend(metadata)
         self.entries = Entries()
         self._tail = len(MAGIC)
-        self._loose: tuple[int, int] | None = None  # of bytes behind the tail that are no blob's
+        self._loose: tuple[int, int] | None = None  # range of bytes after the tail that belong to no blob
         self._parts: dict[str, _Writing] = {}
-        self._written: Written | None = None
+        self._written: WrittenForm | None = None
         self._blobs = Blobs()
         sink.write_at(0, MAGIC)
 
@@ -120,20 +120,20 @@ class Zt2Writer(FormatWriter):
         UsageError
             ``writer.order``: a tensor is open, or the spec is not the next one.
         UnsupportedError
-            The container cannot carry the tensor; the rule says why.
+            The container cannot store the tensor; the rule states why.
         """
-        self._written = written_as(spec)
+        self._written = written_form(spec)
         self._order.begin(spec)
         self._start()
-        self._parts, place = {}, align(self._tail)
-        known = True
-        for part in in_order(spec, self._written):
-            self._parts[part.role] = _Writing(part, place if known else None, self._algorithm)
-            known = known and part.length is not None
-            place = align(place + (part.length or 0))
+        self._parts, offset = {}, align(self._tail)
+        has_offset = True
+        for part in canonical_parts(spec, self._written):
+            self._parts[part.role] = _Writing(part, offset if has_offset else None, self._algorithm)
+            has_offset = has_offset and part.length is not None
+            offset = align(offset + (part.length or 0))
 
     def write(self, role: str, data: Buffer) -> None:
-        """Take the next stored bytes of one part; refuses more than its spec says."""
+        """Append the next stored bytes of a part; raises an error if they exceed its length."""
         view = memoryview(data)
         position = self._order.write(role, view.nbytes)
         if not view.nbytes:
@@ -147,66 +147,68 @@ class Zt2Writer(FormatWriter):
         part.update(view)
 
     def end(self) -> dict[str, Any]:
-        """Close the tensor; its record has ``name``, ``blobs`` in the spec's order, and their ``digests``.
+        """Close the tensor and return its record: ``name``, ``blobs`` in the spec's order, and their ``digests``.
 
-        Of parts that lie in the base ``named`` has role, shard, offset, bytes and digest instead.
+        Parts in the base are under ``named`` instead, with role, shard, offset, bytes and digest.
         """
         spec = self._order.end()
-        places = {role: self._settle(part) for role, part in self._parts.items()}
-        self._accept(spec, places)
+        locations = {role: self._place_part(part) for role, part in self._parts.items()}
+        self._accept(spec, locations)
         sums = {role: part.crc for role, part in self._parts.items()}
         self._parts = {}
-        own = [part.role for part in spec.parts if places[part.role].shard == self._shard]
+        stored_roles = [part.role for part in spec.parts if locations[part.role].shard == self._shard]
         record: dict[str, Any] = {
             "name": spec.name,
-            "blobs": [[self._name, places[role].offset, places[role].length, sums[role]] for role in own],
-            "digests": [places[role].digest for role in own],
+            "blobs": [
+                [self._name, locations[role].offset, locations[role].length, sums[role]] for role in stored_roles
+            ],
+            "digests": [locations[role].digest for role in stored_roles],
         }
-        if len(own) == len(spec.parts):
+        if len(stored_roles) == len(spec.parts):
             return record
         named = [
-            [role, place.shard, place.offset, place.length, place.digest]
-            for role, place in places.items()
-            if role not in own
+            [role, location.shard, location.offset, location.length, location.digest]
+            for role, location in locations.items()
+            if role not in stored_roles
         ]
         return {**record, "named": named}
 
     def restore(self, record: Mapping[str, Any]) -> None:
-        """Take back a tensor that lies in the sink already; its blobs must lie where they would be written now.
+        """Accept a tensor that is already in the sink; its blobs must have the offsets that would be assigned now.
 
-        Raises ``UsageError`` ``zt2.resume-record``: the record is not of the next tensor or not of this layout.
+        Raises ``UsageError`` ``zt2.resume-record``: the record is of another tensor or another layout.
         """
         spec = self._order.expect(record.get("name", ""))
-        self._written, places = written_as(spec), {}
+        self._written, locations = written_form(spec), {}
         try:
             for role, shard, offset, length, digest in record.get("named", ()):
-                place = Place(str(shard), int(offset))
-                if self._base is None or not self._base.has(place, int(length)):
+                location = BaseLocation(str(shard), int(offset))
+                if self._base is None or not self._base.has(location, int(length)):
                     raise self._misfit(spec.name)
-                places[role] = self._name_in_base(place, int(length), digest)
-            here = [part for part in spec.parts if part.role not in places]
-            stated = zip(here, record["blobs"], record["digests"], strict=True)
-            found = {part.role: (int(blob[1]), int(blob[2]), str(blob[3]), digest) for part, blob, digest in stated}
+                locations[role] = self._name_in_base(location, int(length), digest)
+            stored_parts = [part for part in spec.parts if part.role not in locations]
+            rows = zip(stored_parts, record["blobs"], record["digests"], strict=True)
+            fields = {part.role: (int(blob[1]), int(blob[2]), str(blob[3]), digest) for part, blob, digest in rows}
         except (KeyError, TypeError, ValueError, IndexError):
             raise self._misfit(spec.name) from None
-        for part in in_order(spec, self._written):
-            if part.role in places:
+        for part in canonical_parts(spec, self._written):
+            if part.role in locations:
                 continue
-            offset, length, crc, digest = found[part.role]
-            if offset != align(self._tail) and offset not in self._blobs.at(length, crc):
+            offset, length, crc, digest = fields[part.role]
+            if offset != align(self._tail) and offset not in self._blobs.offsets(length, crc):
                 raise self._misfit(spec.name)
-            self._take(offset, length, crc)
-            places[part.role] = Placed(offset, length, digest, self._shard)
+            self._add_blob(offset, length, crc)
+            locations[part.role] = PartLocation(offset, length, digest, self._shard)
         self._order.restored(spec.name)
-        self._accept(spec, places)
+        self._accept(spec, locations)
 
     def amend(self, metadata: Mapping[str, Any]) -> None:
-        """Replace the metadata: it goes into the manifest, which is written last."""
+        """Replace the metadata, which are written last, in the manifest."""
         check_names(f"{self._name}: attributes", metadata)
         self._metadata = dict(metadata)
 
     def finish(self) -> list[str]:
-        """Write the manifest and the footer, cut off whatever lies behind them, close."""
+        """Write the manifest and the footer, truncate the file after them, and close it."""
         self._order.finish()
         shards = {} if self._base is None else self._base.table(self._named)
         write_manifest(self._sink, self._tail, self.entries, self._metadata, shards)
@@ -214,26 +216,26 @@ class Zt2Writer(FormatWriter):
         return [self._name]
 
     def seal(self, algorithm: str) -> dict[str, Any]:
-        """Complete a data shard, which has a footer of zeros, and close it; return its size and digest."""
+        """Complete a data shard, whose footer is zeros, and close it; return its size and digest."""
         self._order.finish()
         size = self._tail + FOOTER
         self._sink.write_at(self._tail, Footer(0, 0, 0).pack())
         self._sink.truncate(size)
         running = checksums.hasher(algorithm)
-        for start, length in _pieces(size):
-            running.update(self._read_behind(0, start, length))
+        for start, length in _chunks(size):
+            running.update(self._read_after(0, start, length))
         self._sink.close()
         return {"size": size, "digest": running.text()}
 
     def abort(self) -> None:
-        """Close the file as it is and drop what was spooled."""
+        """Close the file in its present state and delete buffered parts."""
         for part in self._parts.values():
             self._drop(part)
         self._leave_base()
         self._sink.close()
 
     def _start(self) -> None:
-        """Before the first tensor that is written here, cut off what an earlier run left behind the others."""
+        """Before the first tensor of this run, truncate bytes of an earlier run after the restored tensors."""
         if self._loose is None:
             self._sink.truncate(self._tail)
             self._loose = self._tail, self._tail
@@ -242,27 +244,27 @@ class Zt2Writer(FormatWriter):
         if self._base is not None:
             self._base.close()
 
-    def _accept(self, spec: TensorSpec, places: Mapping[str, Placed]) -> None:
+    def _accept(self, spec: TensorSpec, locations: Mapping[str, PartLocation]) -> None:
         assert self._written is not None
-        entry = describe(spec, self._written, places)
+        entry = describe(spec, self._written, locations)
         check_written(spec.name, entry)
         self.entries.add(spec.name, entry)
 
     def _misfit(self, name: str) -> UsageError:
-        message = f"the record of an earlier run does not fit tensor {name!r}; start anew without resuming"
+        message = f"the record of an earlier run does not fit tensor {name!r}; start again without resuming"
         return UsageError(message, rule="zt2.resume-record", where=self._name)
 
-    def _settle(self, part: _Writing) -> Placed:
-        """Put a part that is complete into its place: an equal blob's, in the base too, or the end of the file."""
+    def _place_part(self, part: _Writing) -> PartLocation:
+        """Return the final location of a complete part: an equal blob, also in the base, or the end of the file."""
         if self._base is not None:
-            for place in self._base.candidates(part.length, part.crc):
-                if self._equal(part, partial(self._base.read, place)):
-                    self._leave(part)
-                    return self._name_in_base(place, part.length, part.digest)
-        for offset in self._blobs.at(part.length, part.crc):
-            if self._equal(part, partial(self._read_behind, offset)):
-                self._leave(part)
-                return Placed(offset, part.length, part.digest, self._shard)
+            for location in self._base.candidates(part.length, part.crc):
+                if self._equal(part, partial(self._base.read, location)):
+                    self._abandon(part)
+                    return self._name_in_base(location, part.length, part.digest)
+        for offset in self._blobs.offsets(part.length, part.crc):
+            if self._equal(part, partial(self._read_after, offset)):
+                self._abandon(part)
+                return PartLocation(offset, part.length, part.digest, self._shard)
         offset = self._reserve()
         if part.spool is not None:
             position = offset
@@ -272,21 +274,22 @@ class Zt2Writer(FormatWriter):
             self._drop(part)
         elif part.offset is not None and part.offset != offset:
             self._move(part.offset, offset, part.length)
-            self._leave(part)
-        self._take(offset, part.length, part.crc)
-        return Placed(offset, part.length, part.digest, self._shard)
+            self._abandon(part)
+        self._add_blob(offset, part.length, part.crc)
+        return PartLocation(offset, part.length, part.digest, self._shard)
 
-    def _name_in_base(self, place: Place, length: int, digest: str | None) -> Placed:
-        self._named.add(place.shard)
-        return Placed(place.offset, length, digest, place.shard)
+    def _name_in_base(self, location: BaseLocation, length: int, digest: str | None) -> PartLocation:
+        self._named.add(location.shard)
+        return PartLocation(location.offset, length, digest, location.shard)
 
-    def _take(self, offset: int, length: int, crc: str) -> None:
-        """Count a blob that lies where it is to stay."""
+    def _add_blob(self, offset: int, length: int, crc: str) -> None:
+        """Count a blob that stays at its offset."""
         if self._blobs.add(length, crc, offset):
             self._tail = offset + length
 
     def _equal(self, part: _Writing, read: Callable[[int, int], bytes]) -> bool:
-        """Whether a part has the bytes that ``read`` returns by start and length; a checksum alone does not tell."""
+        """Return whether a part equals the bytes that ``read`` returns by start and length; a checksum does not
+        suffice."""
         if part.spool is not None:
             position = 0
             for chunk in part.spool.chunks():
@@ -296,33 +299,34 @@ class Zt2Writer(FormatWriter):
             return True
         if part.offset is None:
             return True
-        own = partial(self._read_behind, part.offset)
-        return all(own(start, size) == read(start, size) for start, size in _pieces(part.length))
+        read_own = partial(self._read_after, part.offset)
+        return all(read_own(start, size) == read(start, size) for start, size in _chunks(part.length))
 
-    def _read_behind(self, offset: int, start: int, length: int) -> bytes:
+    def _read_after(self, offset: int, start: int, length: int) -> bytes:
         data = bytearray(length)
         self._sink.readinto(offset + start, memoryview(data))
         return bytes(data)
 
     def _move(self, source: int, target: int, length: int) -> None:
         """Move bytes towards the beginning of the file."""
-        for start, size in _pieces(length):
-            self._sink.write_at(target + start, self._read_behind(source, start, size))
+        for start, size in _chunks(length):
+            self._sink.write_at(target + start, self._read_after(source, start, size))
 
     def _reserve(self) -> int:
-        """Return the next place for a blob; of the gap is written what other bytes may lie in."""
+        """Return the next offset for a blob; the part of the gap that may contain other bytes is overwritten with
+        zeros."""
         offset, (start, end) = align(self._tail, CANONICAL), self._loose or (0, self._tail)
         start, end = max(start, self._tail), min(end, offset)
         if start < end:
             self._sink.write_at(start, bytes(end - start))
         return offset
 
-    def _leave(self, part: _Writing) -> None:
-        """Note that the bytes of a part lie where it is not, if they do."""
+    def _abandon(self, part: _Writing) -> None:
+        """Record the range of a part's bytes that belong to no blob, if they were written to the file."""
         self._drop(part)
         if part.offset is not None and part.length:
             start, end = self._loose or (0, 0)
-            if end <= self._tail:  # what was left before is overwritten by now
+            if end <= self._tail:  # the previous range is overwritten by now
                 start, end = part.offset, part.offset
             self._loose = min(start, part.offset), max(end, part.offset + part.length)
 
@@ -335,7 +339,7 @@ class Zt2Writer(FormatWriter):
 def write_manifest(
     sink: Sink, tail: int, entries: Entries, metadata: Mapping[str, Any], shards: Mapping[str, Any]
 ) -> None:
-    """Write the manifest and the footer behind ``tail``, cut off whatever lies behind them, close.
+    """Write the manifest and the footer after ``tail``, truncate the file after them, and close it.
 
     Raises ``UnsupportedError`` ``zt2.manifest-too-large``.
     """
@@ -346,10 +350,10 @@ def write_manifest(
         )
     offset = _reserve(sink, tail)
     digest, end = checksums.Xxh3(), offset
-    for piece in entries.manifest(metadata, shards):
-        digest.update(piece)
-        sink.write_at(end, piece)
-        end += len(piece)
+    for chunk in entries.manifest(metadata, shards):
+        digest.update(chunk)
+        sink.write_at(end, chunk)
+        end += len(chunk)
     sink.write_at(end, Footer(offset, size, digest.value()).pack())
     sink.truncate(end + FOOTER)
     sink.close()
@@ -362,5 +366,5 @@ def _reserve(sink: Sink, tail: int) -> int:
     return offset
 
 
-def _pieces(length: int) -> list[tuple[int, int]]:
-    return [(start, min(_PIECE, length - start)) for start in range(0, length, _PIECE)]
+def _chunks(length: int) -> list[tuple[int, int]]:
+    return [(start, min(_CHUNK, length - start)) for start in range(0, length, _CHUNK)]

@@ -12,7 +12,6 @@ from typing import Any
 
 from ingot.artifacts.open import open as open_checkpoint
 from ingot.artifacts.open import open_source
-from ingot.artifacts.options import AnyPath
 from ingot.core.numeric.stats import ErrorStats
 from ingot.core.options import takes
 from ingot.core.parsing.strictjson import strict_json
@@ -32,7 +31,7 @@ from ingot.model.layouts.short_name import codec_name
 from ingot.model.tensor import Tensor
 from ingot.naming.names import ROLES, layer_of, role_of
 from ingot.reporting.report import Bits, Bytes, Ratio, Shape
-from ingot.stores.table import locate, location_of
+from ingot.stores.location import Location
 
 _MOST_JSON = 1 << 28
 _RULE = "report.json"
@@ -130,8 +129,8 @@ def look(options: ReportOptions) -> Look:
         ``report.json``: a file of ``evaluations`` or ``conversion`` is not what it should be. Others as
         ``ingot.open`` and ``ingot.compare``.
     """
-    scores = [_score(path) for path in options.evaluations]
-    actions = {} if options.conversion is None else _actions(options.conversion)
+    scores = [_score(Location.parse(path)) for path in options.evaluations]
+    actions = {} if options.conversion is None else _actions(Location.parse(options.conversion))
     with _opened(options) as (reference, subject):
         found = [] if reference is None else compared(reference, subject, options.progress)
         names = {} if reference is None else _names(reference, subject)
@@ -151,7 +150,7 @@ def look(options: ReportOptions) -> Look:
             rows=rows,
             cells=_cells(subject, by_name),
             histograms=[item for item in drawn if item is not None],
-            receipts=[*_receipts(subject), *_measured(options.a if options.b is None else options.b)],
+            receipts=[*_receipts(subject), *_measured(Location.parse(options.a if options.b is None else options.b))],
             scores=scores,
             sections=fill_sections(subject, options),
             unread=[
@@ -259,9 +258,9 @@ def _receipts(subject: Checkpoint) -> Iterator[tuple[str, str]]:
         yield "companions", ", ".join(sorted(subject.companions))[:400]
 
 
-def _measured(path: AnyPath) -> Iterator[tuple[str, str]]:
+def _measured(location: Location) -> Iterator[tuple[str, str]]:
     """Yield what was measured of the artifact, and what its seal says, where it has these."""
-    with closing(open_source(path)) as source:
+    with closing(open_source(location)) as source:
         receipt, unreadable = receipt_of(source)
         seal = seal_beside(source.store, source.entry) if source.entry else None
     if unreadable:
@@ -276,25 +275,25 @@ def _measured(path: AnyPath) -> Iterator[tuple[str, str]]:
             yield "content id", seal.content_id
 
 
-def _actions(path: Any) -> dict[str, str]:
-    tensors = _json(path).get("tensors")
+def _actions(location: Location) -> dict[str, str]:
+    tensors = _json(location).get("tensors")
     if not isinstance(tensors, list) or not all(isinstance(item, dict) for item in tensors):
-        raise FormatError(_RULE, "expected what `ingot convert --json` prints, with tensors", where=location_of(path))
+        raise FormatError(_RULE, "expected what `ingot convert --json` prints, with tensors", where=location.display)
     return {str(item.get("name")): str(item.get("action", ""))[:40] for item in tensors}
 
 
-def _score(path: Any) -> Score:
-    data = _json(path)
+def _score(location: Location) -> Score:
+    data = _json(location)
     numbers: dict[str, float | None] = {}
     for key in ("perplexity", "reference_perplexity", "kl", "agreement", "tokens_per_second"):
         value = data.get(key)
         if value is not None and (type(value) not in (int, float) or not math.isfinite(value)):
-            raise FormatError(_RULE, f"expected a number as {key}, found {str(value)[:40]!r}", where=location_of(path))
+            raise FormatError(_RULE, f"expected a number as {key}, found {str(value)[:40]!r}", where=location.display)
         numbers[key] = None if value is None else float(value)
     perplexity = numbers.pop("perplexity")
     if perplexity is None:
-        raise FormatError(_RULE, "expected what `ingot eval --json` prints, with perplexity", where=location_of(path))
-    return Score(location_of(path), str(data.get("model", ""))[:200], perplexity, _prefix(data), **numbers)
+        raise FormatError(_RULE, "expected what `ingot eval --json` prints, with perplexity", where=location.display)
+    return Score(location.display, str(data.get("model", ""))[:200], perplexity, _prefix(data), **numbers)
 
 
 def _prefix(data: dict[str, Any]) -> str:
@@ -306,6 +305,6 @@ def _prefix(data: dict[str, Any]) -> str:
     return " ".join(texts) or "no added token"
 
 
-def _json(path: Any) -> dict[str, Any]:
-    store, name = locate(path)
-    return strict_json(store.read(name, _MOST_JSON, _RULE), _RULE, _RULE, location_of(path))
+def _json(location: Location) -> dict[str, Any]:
+    store, name = location.find()
+    return strict_json(store.read(name, _MOST_JSON, _RULE), _RULE, _RULE, location.display)

@@ -8,8 +8,8 @@ from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 
-import ingot
 from ingot.core.runtime.memory import format_size
+from ingot.errors import INGOT_VERSION
 from ingot.inspect.page import svg
 from ingot.inspect.page.look import Cell, Look, Row, Score
 from ingot.inspect.page.svg import Piece
@@ -82,7 +82,7 @@ def page(found: Look) -> str:
         f"<title>{text_of(found.path)}</title><style>{style}</style></head>\n<body>"
         f'<a class="skip" href="#tensors">To the tensors</a><header>{_head(found)}'
         f'<nav aria-label="Sections">{links}</nav></header>\n<main>{body}</main>\n'
-        f"<footer>Made by ingot {text_of(ingot.__version__)}. This file asks for nothing on any network.</footer>\n"
+        f"<footer>Made by ingot {text_of(INGOT_VERSION)}. This file asks for nothing on any network.</footer>\n"
         f"<script>{script}</script></body></html>\n"
     )
 

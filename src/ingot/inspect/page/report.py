@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from ingot.core.options import takes
 from ingot.errors import UsageError
-from ingot.inspect.page.look import look
+from ingot.inspect.page.look import Cell, Look, Row, Score, look
 from ingot.inspect.page.options import ReportOptions
 from ingot.inspect.page.page import page
-from ingot.inspect.page.tables import tables
-from ingot.reporting.report import Report
-from ingot.stores.table import location_of, write_file
+from ingot.inspect.page.sample import Histogram
+from ingot.reporting.report import Figure, Line, table_of
+from ingot.reporting.shown import ShownReport
+from ingot.stores.location import Location
 
 
 @takes(ReportOptions, "report")
-def report(options: ReportOptions) -> Report:
+def report(options: ReportOptions) -> ShownReport:
     """Show what a checkpoint is made of, B where there is one, and how far it is from A, on one page.
 
     Without ``out`` nothing is written.
 
     Returns
     -------
-    Report
+    ShownReport
         All that the page shows, as figures and tables.
 
     Raises
@@ -31,10 +32,41 @@ def report(options: ReportOptions) -> Report:
         As ``look``; other errors as ``ingot.open`` and ``ingot.compare``.
     """
     if options.out is None:
-        return tables(look(options))
-    place = location_of(options.out)
-    if not place.lower().endswith((".html", ".htm")):
-        raise UsageError(f"expected a page's name that ends in .html, found {place[-80:]!r}", rule="report.page")
-    found = look(options)
-    write_file(options.out, page(found).encode("utf-8", "backslashreplace"), overwrite=options.overwrite)
-    return tables(found, place)
+        return _report_of(look(options))
+    out = Location.parse(options.out)
+    if not out.display.lower().endswith((".html", ".htm")):
+        raise UsageError(f"{out.display[-80:]!r} must end in .html: the report is a page", rule="report.page")
+    contents = look(options)
+    out.write(page(contents).encode("utf-8", "backslashreplace"), overwrite=options.overwrite)
+    return _report_of(contents, out.display)
+
+
+def _report_of(contents: Look, page: str | None = None) -> ShownReport:
+    """Return all figures and tables of a page; terminals print its path and the totals."""
+    figures = [
+        Figure("path", contents.path),
+        Figure("format", contents.format),
+        Figure("reference", contents.reference),
+        Figure("page", page),
+        Figure("count", len(contents.rows), "count", data=False),
+        Figure("elements", contents.elements, "count"),
+        Figure("nbytes", contents.nbytes, "bytes"),
+        Figure("bits", 8 * contents.nbytes / max(contents.elements, 1), "bits"),
+        Figure("unread", contents.unread, "texts"),
+        Figure("receipts", [list(pair) for pair in contents.receipts], "data"),
+    ]
+    lines = [Line("{path}: {format}, {count} tensors, {nbytes}, {bits} bits per element")]
+    lines.append(Line("note: {item}", each="unread"))
+    if page is not None:
+        lines.append(Line("page: {page}"))
+    return ShownReport(
+        figures,
+        lines,
+        [
+            table_of("tensors", contents.rows, Row),
+            table_of("cells", contents.cells, Cell),
+            table_of("histograms", contents.histograms, Histogram),
+            table_of("evaluations", contents.scores, Score),
+            *(section.data for section in contents.sections),
+        ],
+    )

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, ClassVar
 
 from ingot.core.numeric.dtypes import DTYPES
 from ingot.core.numeric.floats import FLOATS
-from ingot.model.layouts.base import Alternative, Attributes, Described, Shape, matrix_shape
+from ingot.model.layouts.base import Attributes, Described, Shape, matrix_shape
 from ingot.model.layouts.orientation import AXIS, require_last_axis
 from ingot.model.spec import PartSpec
 
@@ -255,12 +254,6 @@ class AffineLayout:
             **({"matrix": list(self.matrix)} if self.matrix is not None else {}),
             **({"block": list(self.grid.shape)} if isinstance(self.grid, Blocks) else {}),
         }
-
-    def alternatives(self, tensor: Described) -> Iterator[Alternative]:
-        """Yield the layouts that the same integers can have (``model.layouts.affine_others``)."""
-        from ingot.model.layouts.affine_others import alternatives  # noqa: PLC0415 - it knows forms made of this one
-
-        return alternatives(self, tensor)
 
     @classmethod
     def of(cls, tensor: Described) -> AffineLayout:

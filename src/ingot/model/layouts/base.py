@@ -6,7 +6,7 @@ attributes; ``of`` and ``attributes`` of a layout's class are the only places wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Protocol, runtime_checkable
@@ -52,8 +52,9 @@ class Layout(Protocol):
         ...
 
 
+@runtime_checkable
 class Storable(Layout, Protocol):
-    """A layout that knows its parts."""
+    """A layout that lists its parts."""
 
     @property
     def dtype(self) -> str:
@@ -62,15 +63,6 @@ class Storable(Layout, Protocol):
 
     def part_specs(self, shape: Shape) -> tuple[PartSpec, ...]:
         """Return the raw parts of a tensor of ``shape``, in order."""
-        ...
-
-
-@runtime_checkable
-class Alternative(Storable, Protocol):
-    """A layout whose numbers the codec can repack into other layouts."""
-
-    def alternatives(self, tensor: Described) -> Iterator[Alternative]:
-        """Yield the other layouts that the numbers of ``tensor`` can have, that nearest to as stored first."""
         ...
 
 

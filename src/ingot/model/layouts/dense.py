@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ingot.core.numeric.dtypes import DTYPES
-from ingot.core.numeric.retype import HOLDERS
 from ingot.model.layouts.base import Described, Shape, element_count
 from ingot.model.spec import PartSpec
 
@@ -41,11 +39,6 @@ class DenseLayout:
         if self.holder is not None:
             return (PartSpec(DATA, self.holder, DTYPES[self.holder].nbytes(count), self.dtype),)
         return (PartSpec(DATA, row.storage, row.nbytes(count), None if row.is_storage else row.name),)
-
-    def alternatives(self, tensor: Described) -> Iterator[DenseLayout]:
-        """Yield the wider types that hold such values, smallest first."""
-        for holder in HOLDERS.get(tensor.dtype, ()):
-            yield DenseLayout(tensor.dtype, holder)
 
     @classmethod
     def of(cls, tensor: Described) -> DenseLayout:

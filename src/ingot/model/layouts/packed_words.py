@@ -6,8 +6,8 @@ The values are those of the affine family, ``w = s * (q - z)``: where codes, sca
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar, NamedTuple
 
@@ -26,9 +26,8 @@ from ingot.model.layouts.affine import (
     Constant,
     Group,
     Points,
-    Row,
 )
-from ingot.model.layouts.base import Alternative, AsLaid, Attributes, Described, Shape, matrix_shape
+from ingot.model.layouts.base import Attributes, Described, Shape, matrix_shape
 from ingot.model.spec import PartSpec
 
 VERSION = 1
@@ -298,30 +297,7 @@ class WordsLayout:
             factors=reader.has("factors") and reader.boolean("factors"),
         )
 
-    def alternatives(self, tensor: Described) -> Iterator[Alternative]:
-        """Yield the layouts of the same integers row by row, those with one zero point for all codes first, then other
-        forms; none where groups are no runs of columns."""
-        if self.scattered:
-            return
-        rows = self.rows
-        if isinstance(rows.zero, Points):
-            yield replace(rows, zero=Constant(self.point))
-        yield rows
-        yield from rows.alternatives(AsLaid(tensor.name, tensor.shape, replace(rows, dtype=tensor.dtype)))
-
 
 def words(codes: int, bits: int) -> int:
     """Return how many words of 32 bits hold so many codes, one after the other."""
     return -(-codes * bits // 32)
-
-
-def forms_of(layout: AffineLayout, shape: Shape) -> Iterator[WordsLayout]:
-    """Yield the forms that the integers of a layout can have; which are exact, the codec's ``repack`` tells."""
-    if len(shape) != 2 or layout.offset or not isinstance(layout.grid, Group | Row):
-        return
-    for form, known in sorted(FORMS.items(), key=lambda item: item[1].signed != layout.signed):  # as stored first
-        if layout.bits in known.bits and known.written:
-            base = WordsLayout(form, layout.bits, layout.group_size, POINTS, layout.dtype, layout.scales)
-            yield replace(base, zero=Constant(base.point))
-            if known.zeros:
-                yield base

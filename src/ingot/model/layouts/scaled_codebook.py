@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -192,12 +192,6 @@ class ScaledCodebookLayout:
             "dtype": self.dtype,
             **more,
         }
-
-    def alternatives(self, tensor: Described) -> Iterator[ScaledCodebookLayout]:
-        """Yield the layouts that the same indices can have (``model.layouts.scaled_others``)."""
-        from ingot.model.layouts.scaled_others import alternatives  # noqa: PLC0415 - it knows layouts like this one
-
-        return alternatives(self, tensor)
 
     @classmethod
     def of(cls, tensor: Described) -> ScaledCodebookLayout:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ingot.core.numeric.blocks import mask_bytes
 from ingot.core.numeric.dtypes import DTYPES
-from ingot.model.layouts.base import Alternative, Attributes, Described, Layout, Shape, element_count, matrix_shape
-from ingot.model.layouts.dense import DenseLayout
+from ingot.model.layouts.base import Attributes, Described, Layout, Shape, Storable, element_count, matrix_shape
 from ingot.model.layouts.ids import file_id
-from ingot.model.layouts.table import layout_within, within
+from ingot.model.layouts.table import layout_within
 from ingot.model.spec import PartSpec
 
 VERSION = 1
@@ -55,15 +54,6 @@ class CsrLayout:
             PartSpec("indptr", self.indices, width * (shape[0] + 1)),
         )
 
-    def alternatives(self, tensor: Described) -> Iterator[CsrLayout]:
-        """Yield the layouts with ascending columns, and with indices of u64."""
-        if self.nnz is None or self.dtype not in DTYPES:
-            return
-        for indices in dict.fromkeys((self.indices, "u64")):
-            for ascending in dict.fromkeys((self.ascending, True)):
-                if (indices, ascending) != (self.indices, self.ascending):
-                    yield replace(self, indices=indices, ascending=ascending)
-
     def attributes(self) -> dict[str, Any]:
         """Return the attributes that ``of`` takes back; the parts tell all but the order."""
         return {"ascending": True} if self.ascending else {}
@@ -91,11 +81,6 @@ class CooLayout:
         count = self.count or 0
         coords = PartSpec("coords", self.indices, DTYPES[self.indices].bits // 8 * count)
         return _values(self.dtype, count // max(len(shape), 1)), coords
-
-    def alternatives(self, tensor: Described) -> Iterator[CooLayout]:
-        """Yield the layout with coordinates of u64."""
-        if self.count is not None and self.dtype in DTYPES and tensor.shape and self.indices != "u64":
-            yield replace(self, indices="u64")
 
     def attributes(self) -> dict[str, Any]:
         """Return no attributes: the parts tell everything."""
@@ -217,15 +202,8 @@ class BlocksLayout:
     def part_specs(self, shape: Shape) -> tuple[PartSpec, ...]:
         """Return the raw parts of a tensor of ``shape`` whose inner layout knows its own."""
         mask = PartSpec(MASK, "u8", mask_bytes(self.channels, self.block))
-        inner = self.inner.part_specs(self.inner_shape(shape)) if isinstance(self.inner, Alternative) else ()
+        inner = self.inner.part_specs(self.inner_shape(shape)) if isinstance(self.inner, Storable) else ()
         return (mask, *inner)
-
-    def alternatives(self, tensor: Described) -> Iterator[BlocksLayout]:
-        """Yield the other layouts of the matrix that is stored; values of a wider type are no layout that decodes."""
-        if isinstance(self.inner, Alternative) and not isinstance(self.inner, DenseLayout):
-            shape = self.inner_shape(tensor.shape)
-            for inner in self.inner.alternatives(within(tensor, shape, self.inner.codec, tensor.params)):
-                yield replace(self, inner=inner)
 
     def attributes(self) -> dict[str, Any]:
         """Return the attributes that ``of`` takes back."""

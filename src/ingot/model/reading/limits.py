@@ -1,22 +1,20 @@
-"""How much may be decoded from how little: asked once, before any work begins.
+"""Limits on the decoded bytes of tensors, which are checked once, before any work begins.
 
-A few bytes of a sparse or compressed tensor may stand for any size. What an operation is about to decode is compared
-with what is stored, and what is decoded into memory with what is free (``spec/operations.md``, "Limits").
+A few bytes of a sparse or compressed tensor may stand for any size. The decoded size is compared with the stored size,
+and with the free memory if the values are decoded into memory (``spec/operations.md``, "Limits").
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from typing import Protocol
 
 from ingot.core.numeric.dtypes import DTYPES
 from ingot.core.runtime.memory import format_size, parse_size, require_ram
 from ingot.errors import FormatError, ResourceError
 from ingot.model.layouts.dense import DenseLayout
-
-if TYPE_CHECKING:
-    from ingot.model.tensor import Tensor
+from ingot.model.part import Part
 
 VARIABLE = "INGOT_MAX_DECODED"
 RATIO = 1 << 16
@@ -24,6 +22,23 @@ RATIO = 1 << 16
 FLOOR = 4 << 30
 DECOMPRESSED = "INGOT_MAX_DECOMPRESSED"
 _SMALL = 1 << 28
+
+
+class StoredTensor(Protocol):
+    """The attributes of a ``Tensor`` that limits depend on. ``Tensor`` itself checks limits before it decodes."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def codec(self) -> str: ...
+    @property
+    def parts(self) -> Mapping[str, Part]: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
 
 
 def max_decoded(stored: int) -> int:
@@ -36,15 +51,15 @@ def max_decoded(stored: int) -> int:
     return parse_size(asked) if asked else FLOOR + RATIO * stored
 
 
-def require_decompressed(tensors: Iterable[Tensor], asked: int | str | None, where: str) -> None:
+def require_decompressed(tensors: Iterable[StoredTensor], asked: int | str | None, where: str) -> None:
     """Refuse compressed parts that would become larger than is allowed, before any is decompressed.
 
     Parameters
     ----------
-    tensors : iterable of Tensor
-        Looked at only where there is a limit.
+    tensors : iterable of tensors
+        Read only if there is a limit.
     asked : int, str or None
-        The most bytes that one part may become; None for what ``INGOT_MAX_DECOMPRESSED`` says, if it is set.
+        The limit in bytes for one part; None for ``INGOT_MAX_DECOMPRESSED``, if it is set.
     where : str
         For messages.
 
@@ -70,7 +85,7 @@ def require_decompressed(tensors: Iterable[Tensor], asked: int | str | None, whe
                 )
 
 
-def require_in_proportion(tensors: Iterable[Tensor], where: str) -> list[int]:
+def require_in_proportion(tensors: Iterable[StoredTensor], where: str) -> list[int]:
     """Refuse to decode ``tensors`` where their stored bytes stand for too many; return the decoded bytes of each.
 
     Raises
@@ -88,7 +103,7 @@ def require_in_proportion(tensors: Iterable[Tensor], where: str) -> list[int]:
     return sizes
 
 
-def require_room(tensors: Iterable[Tensor], where: str, *, retyped: bool = False) -> None:
+def require_room(tensors: Iterable[StoredTensor], where: str, *, retyped: bool = False) -> None:
     """Refuse to decode ``tensors`` into memory together where there is not enough of it; errors also as
     ``require_in_proportion``.
 
@@ -103,7 +118,7 @@ def require_room(tensors: Iterable[Tensor], where: str, *, retyped: bool = False
         require_ram(needed, "decoded tensors", "take them one by one, or a part of them by name", where=where)
 
 
-def decoded_bytes(tensor: Tensor) -> int:
+def decoded_bytes(tensor: StoredTensor) -> int:
     """Return the bytes of a tensor's values, or of its parts without their encoding where those are more."""
     row = DTYPES.get(tensor.dtype)
     parts = 0
@@ -112,7 +127,7 @@ def decoded_bytes(tensor: Tensor) -> int:
     return parts if row is None else max(row.nbytes(tensor.size), parts)
 
 
-def _lies_ready(tensor: Tensor) -> bool:
+def _lies_ready(tensor: StoredTensor) -> bool:
     part = tensor.parts.get("data")
     return tensor.codec == DenseLayout.codec and part is not None and part.encoding == "raw" and part.source.mapped
 

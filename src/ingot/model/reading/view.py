@@ -5,18 +5,56 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from ingot.core.numeric.dtypes import DTYPES
 from ingot.errors import UnsupportedError
-from ingot.model.checkpoint import Checkpoint
+from ingot.model.checkpoint import Attributes, Checkpoint, CheckpointSource
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.part import Part
 from ingot.model.reading.pieces import SCATTERED, Origin, PartBytes, Pieces, ValueBytes, backwards, joined, prove, skips
 from ingot.model.reading.slices import RunLayout
 from ingot.model.tensor import Array, Decoder, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A checkpoint that operations made from an opened one, and what they report about it.
+
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+    notes : sequence of str
+        Sentences for the report of the operation that uses the view, in the order of the changes.
+    bytes_read : int
+        Stored bytes that were read to make the view.
+    inexact : frozenset of str
+        Tensors, by their names in ``checkpoint``, whose values are equal in their own element type but not all in f32.
+        No operation renames tensors after one that reports inexact tensors.
+    """
+
+    checkpoint: Checkpoint
+    notes: Sequence[str] = ()
+    bytes_read: int = 0
+    inexact: frozenset[str] = frozenset()
+
+    def then(self, operation: Callable[[Checkpoint], Checkpoint | View]) -> View:
+        """Apply a further operation to the checkpoint; return its result with the reports of both."""
+        result = operation(self.checkpoint)
+        if isinstance(result, Checkpoint):
+            return replace(self, checkpoint=result)
+        return View(
+            result.checkpoint,
+            (*self.notes, *result.notes),
+            self.bytes_read + result.bytes_read,
+            self.inexact | result.inexact,
+        )
+
+    def with_notes(self, *notes: str) -> View:
+        """Return the view with further notes; empty ones are left out."""
+        return replace(self, notes=(*self.notes, *filter(None, notes)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,59 +140,110 @@ Verb = Callable[[Checkpoint, Any], Checkpoint]
 """Makes a view of a checkpoint, and of what is asked of it."""
 
 
+class ViewSource(CheckpointSource):
+    """The checkpoint that a view was made from, and how to make the view again.
+
+    ``opened`` are further sources that the view reads; ``also_close`` releases them with the view.
+    """
+
+    __slots__ = ("_also_close", "_argument", "_base", "_opened", "_origins", "_tensors", "_verb", "_views")
+
+    def __init__(
+        self,
+        base: Checkpoint,
+        tensors: Mapping[str, Tensor],
+        verb: Verb,
+        argument: Any,
+        description: Any,
+        origins: Mapping[str, Sequence[str]] | None = None,
+        opened: Sequence[CheckpointSource] = (),
+        also_close: Callable[[], None] | None = None,
+    ) -> None:
+        self._base, self._tensors = base, tensors
+        self._verb, self._argument = verb, argument
+        self._views = (*base.views, (verb.__name__.removeprefix("_"), description))
+        self._origins = origins or {}
+        self._opened, self._also_close = opened, also_close
+
+    @property
+    def views(self) -> tuple[tuple[str, Any], ...]:
+        return self._views
+
+    def identity(self) -> list[Any]:
+        return self._base.source.identity()
+
+    def origins_of(self, name: str) -> tuple[str, ...]:
+        parents = self._origins.get(name, (name,))
+        return tuple(dict.fromkeys(origin for parent in parents for origin in self._base.origins_of(parent)))
+
+    def require_whole(self) -> None:
+        self._base.require_whole()
+        for tensor in self._tensors.values():
+            for part in tensor.parts.values():
+                prove(part)
+        for source in self._opened:
+            source.require_whole()
+
+    def require_unchanged(self) -> None:
+        self._base.require_unchanged()
+        for source in self._opened:
+            source.require_unchanged()
+
+    def reopen(self) -> tuple[Verb, tuple[Any, ...]]:
+        return self._verb, (self._base, self._argument)
+
+    def close(self) -> None:
+        if self._also_close is not None:
+            self._also_close()
+        self._base.close()
+
+
 def derived(
     base: Checkpoint,
     tensors: Mapping[str, Tensor],
     verb: Verb,
     argument: Any,
     said: Any,
-    also_close: Callable[[], None] | None = None,
+    *,
     origins: Mapping[str, Sequence[str]] | None = None,
+    opened: Sequence[CheckpointSource] = (),
+    also_close: Callable[[], None] | None = None,
+    **changes: Unpack[Attributes],
 ) -> Checkpoint:
-    """Return a checkpoint like ``base`` with other tensors.
+    """Return a checkpoint like ``base`` with other tensors. Closing either closes both.
 
-    A copy of it is what ``verb`` makes of a copy of ``base`` and ``argument``, which can be pickled; ``said`` is that
-    as JSON, or what tells it from others. Closing either closes both; the view, what ``also_close`` closes too.
-    ``origins`` maps the names of new tensors to the tensors of ``base`` they are made of; a name that is not in it
-    stands for the tensor of ``base`` of the same name.
+    Parameters
+    ----------
+    base : Checkpoint
+    tensors : mapping
+    verb, argument
+        The function that makes the view and its picklable argument: a copy of the view is ``verb(base, argument)``.
+    said
+        The argument as JSON, or JSON values that identify it.
+    origins : mapping, optional
+        Names of new tensors to the tensors of ``base`` that they are made of. A name without an entry stands for the
+        tensor of ``base`` of the same name.
+    opened : sequence of CheckpointSource
+        Further sources that the view reads, which are checked with it.
+    also_close : callable, optional
+        Closes what was opened for the view.
+    changes
+        Attributes that differ from those of ``base``. Aliases of names without a tensor are left out, and so are
+        ``features``, which are those of a file.
     """
-
-    def close() -> None:
-        if also_close is not None:
-            also_close()
-        base.close()
-
-    view = Checkpoint(
-        tensors,
-        format=base.format,
-        location=base.location,
-        metadata=base.metadata,
-        companions=base.companions,
-        on_close=close,
-        io=base.io,
-    )
-    view.attachments, view.importance = base.attachments, base.importance
-    view.called = {name: told for name, told in base.called.items() if name in tensors}
-    view.views = (*base.views, (verb.__name__.removeprefix("_"), said))
-    view.check_unchanged, view.stamps = base.require_unchanged, base.stamps
-
-    def check_whole() -> None:
-        base.require_whole()
-        for tensor in view.values():
-            for part in tensor.parts.values():
-                prove(part)
-
-    view.check_whole = check_whole
-    view.reopen = lambda: (verb, (base, argument))
-    view.unread, view.omissions = base.unread, base.omissions
-    made_of = origins or {}
-
-    def origins_of(name: str) -> tuple[str, ...]:
-        every = (origin for parent in made_of.get(name, (name,)) for origin in base.origins_of(parent))
-        return tuple(dict.fromkeys(every))
-
-    view.origins = origins_of
-    return view
+    attributes: Attributes = {
+        "metadata": base.metadata,
+        "companions": base.companions,
+        "attachments": base.attachments,
+        "importance": base.importance,
+        "aliases": base.aliases,
+        "unread": base.unread,
+        "omissions": base.omissions,
+    }
+    attributes.update(changes)
+    attributes["aliases"] = {name: alias for name, alias in attributes["aliases"].items() if name in tensors}
+    source = ViewSource(base, tensors, verb, argument, said, origins, opened, also_close)
+    return Checkpoint(tensors, format=base.format, location=base.location, io=base.io, source=source, **attributes)
 
 
 def _in_runs(tensor: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from ingot.core.extras import require
 from ingot.core.numeric.dtypes import DType, native_order, numpy_dtype
 from ingot.core.numeric.dtypes import dtype as resolve_dtype
 from ingot.errors import UnsupportedError
-from ingot.model.tensor import Array, Tensor
+from ingot.model.tensor import Array
 
 
 def from_numpy(array: Array, device: Any = None) -> Any:
@@ -46,26 +46,6 @@ def from_numpy(array: Array, device: Any = None) -> Any:
         tensor = torch.from_numpy(_writable(plain))
         tensor = tensor if tensor.dtype == target else tensor.view(target)
     return tensor if device is None else tensor.to(device)
-
-
-def decodes_on_device(tensor: Tensor, dtype: Any, device: Any) -> bool:
-    """Call ``torch_device.decodes_on_device`` unless the device is the CPU; ``MissingExtraError`` without torch."""
-    if device is None or device == "cpu":
-        return False
-    require("torch", "torch")
-    from ingot.runtime.arrays import torch_device
-
-    return torch_device.decodes_on_device(tensor, dtype, device)
-
-
-def decode_on_device(tensor: Tensor, dtype: Any, device: Any) -> Any:
-    """Call ``torch_device.decode_on_device`` unless the device is the CPU; ``MissingExtraError`` without torch."""
-    if device is None or device == "cpu":
-        return None
-    require("torch", "torch")
-    from ingot.runtime.arrays import torch_device
-
-    return torch_device.decode_on_device(tensor, dtype, device)
 
 
 def to_numpy(tensor: Any) -> Array:

@@ -1,20 +1,21 @@
 """Decode packed tensors on devices without kernels: the packed parts are copied to the device and decoded there.
 
-Decoding uses torch operations, which every device has; the bits equal those of the kernels. Importing this module needs
-torch (``core.extras.require`` names the extra); no module imports it at its top.
+Decoding uses torch operations, which every device has; the bits equal those of the kernels. ``model.tensor`` finds
+this module in its registry ``ON_DEVICE``. torch is imported when a device is named.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from ingot.codecs.affine.matmul import PackedMatrix, stays_packed
 from ingot.codecs.base import FLOAT_TARGETS
+from ingot.core.extras import require
 from ingot.core.numeric.dtypes import dtype as resolve_dtype
 from ingot.model.tensor import Tensor
-from ingot.runtime.layers.packed_linear import SCRATCH, PackedWeight, has_kernels
+
+SCRATCH = 8 << 20
+"""Maximum bytes of decoded values and temporary memory per block of rows; a block is at least a row."""
 
 _STEPS = 16  # maximum bytes of temporary memory per decoded value, over all layouts
 
@@ -22,8 +23,14 @@ _STEPS = 16  # maximum bytes of temporary memory per decoded value, over all lay
 def decodes_on_device(tensor: Tensor, dtype: Any, device: Any) -> bool:
     """Return whether a tensor is decoded on a device into the floating-point type ``dtype`` (by default its dtype).
 
-    This holds for matrices of the affine family whose rows are full bytes; other tensors are decoded on the CPU.
+    This holds for matrices of the affine family whose rows are full bytes; other tensors are decoded on the CPU. Raises
+    ``MissingExtraError`` without torch.
     """
+    if device is None or device == "cpu":
+        return False
+    torch = require("torch", "torch")
+    from ingot.runtime.layers.packed_linear import has_kernels
+
     if has_kernels(torch.device(device)):
         return False
     target = resolve_dtype(tensor.dtype if dtype is None else dtype).name
@@ -37,13 +44,18 @@ def decode_on_device(tensor: Tensor, dtype: Any, device: Any) -> Any:
 
     Raises
     ------
+    MissingExtraError
+        torch is not installed.
     CodecError, IntegrityError
-        The errors of ``PackedMatrix.of``.
+        The errors of ``PackedMatrix.from_tensor``.
     """
     if not decodes_on_device(tensor, dtype, device):
         return None
-    target: torch.dtype = getattr(torch, str(resolve_dtype(tensor.dtype if dtype is None else dtype).torch))
-    packed = PackedWeight(PackedMatrix.of(tensor.private()), target).to(device)
+    torch = require("torch", "torch")
+    from ingot.runtime.layers.packed_linear import PackedWeight
+
+    target = getattr(torch, str(resolve_dtype(tensor.dtype if dtype is None else dtype).torch))
+    packed = PackedWeight(PackedMatrix.from_tensor(tensor.private()), target).to(device)
     values = torch.empty(packed.shape, dtype=target, device=device)
     rows, cols = packed.shape
     step = max(1, SCRATCH // max(1, cols * _STEPS))

@@ -37,10 +37,10 @@ from ingot.runtime.calibration.spilled_cache import spilled_cache
 from ingot.runtime.evaluation.generate import positions, require_vocabulary
 from ingot.runtime.evaluation.special_tokens import SpecialToken, Surrounding
 from ingot.runtime.evaluation.windows import sample_prefix, text_length_of_window
-from ingot.runtime.loading.model_source import AnyPath, resolve
+from ingot.runtime.loading.model_source import resolve
 from ingot.runtime.loading.transformers_config import EXTRA, version
 from ingot.stores.local import LocalTarget
-from ingot.stores.table import location_of
+from ingot.stores.location import AnyPath, Location
 from ingot.stores.temporary import temporary_folder
 from ingot.translate.imatrix import write_imatrix
 
@@ -73,7 +73,8 @@ def calibrate(options: CalibrateOptions) -> CalibrateReport:
         The errors of ``load_model`` and ``ingot.save``.
     """
     started = time.perf_counter()
-    target = destination(options.out, "safetensors")
+    model, out = Location.parse(options.model), Location.parse(options.out)
+    target = destination(out, "safetensors")
     with _subject(options) as subject, stage(target, overwrite=options.overwrite, resume=options.resume) as staging:
         journal = Journal(LocalTarget(staging.folder), subject.fingerprint(options))
         work = Work(str(staging.files), journal, resume=options.resume)
@@ -85,10 +86,10 @@ def calibrate(options: CalibrateOptions) -> CalibrateReport:
         subject.skeleton.checkpoint.require_unchanged()
         staging.publish(names)
     if options.imatrix is not None:
-        with Statistics.open(options.out) as statistics, open_checkpoint(options.model) as checkpoint:
+        with Statistics.open(out) as statistics, open_checkpoint(model) as checkpoint:
             write_imatrix(options.imatrix, statistics, checkpoint, overwrite=options.overwrite)
     return CalibrateReport(
-        out=location_of(options.out),
+        out=out.display,
         matrices=collected.matrices,
         tokens=collected.tokens,
         source=collected.metadata["source"],
@@ -162,9 +163,10 @@ def _subject(options: CalibrateOptions) -> Iterator[_Subject]:
             f"found {options.seed}",
             rule="calibrate.seed",
         )
-    with open_checkpoint(options.model) as stored:
+    model = Location.parse(options.model)
+    with open_checkpoint(model) as stored:
         identity = content_id(stored)
-    source = resolve(options.model, "torch", False, False)
+    source = resolve(model, "torch", False, False)
     with source.checkpoint:
         skeleton = MetaModel(source)
         encoder = not skeleton.model.can_generate()
@@ -174,7 +176,7 @@ def _subject(options: CalibrateOptions) -> Iterator[_Subject]:
             require_vocabulary(skeleton.model, windows.tokens)
             yield _Subject(skeleton, identity, length, windows.tokens, text_name, windows.prefix)
         else:
-            prefix = sample_prefix(options.model)
+            prefix = sample_prefix(model)
             ids = tuple(token.id for token in prefix or ())
             require_vocabulary(skeleton.model, torch.tensor(ids))
             text_length_of_window(length, Surrounding(ids))

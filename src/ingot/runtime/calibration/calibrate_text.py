@@ -8,7 +8,7 @@ from ingot.runtime.calibration.calibration import BUILT_IN, CalibrateOptions
 from ingot.runtime.evaluation.special_tokens import Surrounding, named_tokens, surrounding_tokens
 from ingot.runtime.evaluation.windows import Windows, cut_windows, read_text
 from ingot.runtime.loading.transformers_tokenizer import load_tokenizer
-from ingot.stores.table import location_of
+from ingot.stores.location import Location
 
 _FILE = "calibration.txt"  # written for Ingot; CC0-1.0
 
@@ -25,8 +25,9 @@ def windows_of(options: CalibrateOptions, length: int, *, encoder: bool) -> tupl
         ``eval.text``: the text is not UTF-8, or shorter than a window.
     """
     built_in = options.text == BUILT_IN or options.text is None
-    source = "text that Ingot ships" if built_in else f"text {location_of(options.text or '')}"
-    content = default_text() if built_in else read_text(options.text or "", length * options.samples)
+    text = Location.parse(options.text or "")
+    source = "text that Ingot ships" if built_in else f"text {text}"
+    content = default_text() if built_in else read_text(text, length * options.samples)
     tokenizer = load_tokenizer(options.model)
     surrounding = surrounding_tokens(tokenizer)
     shape = length, options.samples

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
-from ingot.artifacts.options import MAX_RAM, OVERWRITE, PROGRESS, RESUME, AnyPath
+from ingot.artifacts.options import MAX_RAM, OVERWRITE, PROGRESS, RESUME
 from ingot.core.options import about
 from ingot.core.runtime.memory import format_size
-from ingot.reporting.report import Bytes, Figure, Line, Report, Shown, figures_of
+from ingot.reporting.report import Bytes, Figure, Line, Report, figures_of
+from ingot.reporting.shown import Shown
 from ingot.runtime.evaluation.special_tokens import prefix_text
+from ingot.stores.location import AnyPath
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -20,12 +20,12 @@ from ingot.runtime.evaluation.evaluate import require_window, score_windows
 from ingot.runtime.evaluation.generate import positions, require_room, require_vocabulary
 from ingot.runtime.evaluation.special_tokens import SpecialToken, Surrounding, prefix_text
 from ingot.runtime.evaluation.windows import Windows, read_windows, sample_prefix, text_length_of_window
-from ingot.runtime.loading.model_source import AnyPath, companions_folder
+from ingot.runtime.loading.model_source import companions_folder
 from ingot.runtime.loading.options import LoadOptions, Measures, Protocol
 from ingot.runtime.loading.transformers import load_model
 from ingot.runtime.loading.transformers_config import EXTRA
 from ingot.runtime.loading.transformers_tokenizer import load_tokenizer
-from ingot.stores.table import location_of
+from ingot.stores.location import AnyPath, Location
 
 
 class Divergence:
@@ -55,19 +55,20 @@ class Divergence:
         self, source: AnyPath, text: AnyPath | None, sequences: int | None, *, progress: ProgressCallback | None = None
     ) -> None:
         torch = require("torch", EXTRA)
-        self._source, self._progress = source, progress
-        self._reference = LoadOptions(source, dtype="f32", keep_packed=False, cache=False)
+        self._source, self._progress = Location.parse(source), progress
+        self._reference = LoadOptions(self._source, dtype="f32", keep_packed=False, cache=False)
         model = load_model(self._reference)
         require_room(model, 1, 0)
         max_positions, count = positions(model), sequences or SAMPLES
         window = LENGTH if max_positions is None else min(LENGTH, max_positions)
         if text is None:
-            prefix = sample_prefix(source)
+            prefix = sample_prefix(self._source)
             name = SAMPLES_WITHOUT_TOKENIZER if prefix is None else SAMPLES_OF_MODEL
             self._windows = _draw_windows(torch, model, prefix or (), (count, window), progress)
         else:
-            name = location_of(text)
-            self._windows = read_windows(load_tokenizer(source), text, Protocol(window, count))
+            location = Location.parse(text)
+            name = location.display
+            self._windows = read_windows(load_tokenizer(self._source), location, Protocol(window, count))
         require_vocabulary(model, self._windows.tokens)
         self.over = f"{len(self._windows)} windows of {window} tokens of {name}"
         if self._windows.prefix:
@@ -78,7 +79,7 @@ class Divergence:
         if not alone:
             return self._measure(replace(self._reference, path=path))
         with companions_folder(self._source) as folder:
-            return self._measure(replace(self._reference, path=path, model_dir=folder.location))
+            return self._measure(replace(self._reference, path=path, model_dir=Location.in_store(folder)))
 
     def _measure(self, options: LoadOptions) -> Kl:
         torch = require("torch", EXTRA)

@@ -5,19 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
+from typing import Any
 
-import ingot
 from ingot.artifacts.identity import content_id
-from ingot.artifacts.open import checkpoint_of, open_source
-from ingot.artifacts.options import AnyPath
+from ingot.artifacts.open import open_source
+from ingot.errors import INGOT_VERSION
 from ingot.inspect.receipt import add_receipt
+from ingot.runtime.evaluation.eval_report import Evaluation
 from ingot.runtime.loading.options import EXACT, Measures, Protocol
-from ingot.stores.table import url_of
-
-if TYPE_CHECKING:
-    from ingot.runtime.evaluation.evaluate import Evaluation
+from ingot.stores.location import Location
 
 FIGURE_NAMES = (
     "perplexity",
@@ -34,16 +30,21 @@ FIGURE_NAMES = (
 
 
 def write_receipt(
-    result: Evaluation, path: AnyPath, text: AnyPath, reference: AnyPath | None, protocol: Protocol, measures: Measures
+    result: Evaluation,
+    location: Location,
+    text: Location,
+    reference: Location | None,
+    protocol: Protocol,
+    measures: Measures,
 ) -> str:
-    """Add an evaluation to the receipt of the artifact at ``path``. Raises the errors of ``add_receipt``.
+    """Add an evaluation to the receipt of an artifact. Raises the errors of ``add_receipt``.
 
     The receipt contains the names of files without their folders, which may be private.
     """
-    compared = None if reference is None else {"name": _last(reference), "weights": _content(reference)}
+    compared = None if reference is None else {"name": reference.name, "weights": _content(reference)}
     subject = {
         "kind": "eval",
-        "text": {"name": _last(text), "tokens": result.tokens},
+        "text": {"name": text.name, "tokens": result.tokens},
         "window": protocol.window,
         "sequences": result.sequences,
         "dtype": str(protocol.dtype),
@@ -54,7 +55,7 @@ def write_receipt(
         **({} if result.kv_cache is None else {"kv_cache": result.kv_cache.kind}),
     }
     figures = {name: value for name in FIGURE_NAMES if (value := getattr(result, name)) is not None}
-    entry: dict[str, Any] = {"of": subject, "by": f"ingot {ingot.__version__}", "figures": figures}
+    entry: dict[str, Any] = {"of": subject, "by": f"ingot {INGOT_VERSION}", "figures": figures}
     if measures.top_k is not None:
         entry["top_k"] = measures.top_k
     if result.intervals:
@@ -64,7 +65,7 @@ def write_receipt(
         entry |= {"layers": layers, "departs": result.departs, "departing": result.departing}
     if result.gate:
         entry["gate"] = [asdict(item) for item in result.gate]
-    return add_receipt(path, finite(entry), measures.progress)
+    return add_receipt(location, finite(entry), measures.progress)
 
 
 def finite(value: Any) -> Any:
@@ -76,13 +77,9 @@ def finite(value: Any) -> Any:
     return [finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _last(path: AnyPath) -> str:
-    return unquote(url_of(path).rstrip("/").rpartition("/")[2])
-
-
-def _content(path: AnyPath) -> str:
-    source = open_source(path, io="pread")
+def _content(location: Location) -> str:
+    source = open_source(location, io="pread")
     try:
-        return content_id(checkpoint_of(source))
+        return content_id(source.view())
     finally:
         source.close()

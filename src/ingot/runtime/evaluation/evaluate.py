@@ -5,105 +5,36 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from ingot.core.border import bordered
 from ingot.core.extras import require
-from ingot.core.runtime.bootstrap import Interval
 from ingot.core.runtime.memory import peak_rss
 from ingot.core.runtime.progress import Progress
 from ingot.errors import UsageError
 from ingot.inspect.receipt import require_place
-from ingot.reporting.report import Report, Shown
-from ingot.runtime.evaluation.eval_gate import Term, Verdict, check_terms, parse_gate, require_measured
+from ingot.runtime.evaluation.eval_gate import Term, check_terms, parse_gate, require_measured
 from ingot.runtime.evaluation.eval_receipt import write_receipt
-from ingot.runtime.evaluation.eval_report import report_of
+from ingot.runtime.evaluation.eval_report import Evaluation
 from ingot.runtime.evaluation.generate import positions, require_room, require_vocabulary, vocabulary_size
 from ingot.runtime.evaluation.layer_errors import LayerError, LayerErrors, first_departing, worst_of_layers
 from ingot.runtime.evaluation.scores import Scores
-from ingot.runtime.evaluation.special_tokens import SpecialToken
 from ingot.runtime.evaluation.windows import Windows, read_windows
 from ingot.runtime.loading.kv_options import KvUse
 from ingot.runtime.loading.load_report import LoadReport
-from ingot.runtime.loading.model_source import AnyPath
 from ingot.runtime.loading.options import EXACT, Loading, LoadOptions, Measures, Protocol
 from ingot.runtime.loading.serving import KV_CACHES, PACKED
 from ingot.runtime.loading.transformers import load_model
 from ingot.runtime.loading.transformers_config import EXTRA
 from ingot.runtime.loading.transformers_tokenizer import load_tokenizer
-from ingot.stores.table import location_of
+from ingot.stores.location import AnyPath, Location
 
 # Maximum number of logits per pass: 64 MiB in f32.
 _LOGITS = 1 << 24
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation(Shown):
-    """Figures of a model on a text.
-
-    ``perplexity`` is exp of the mean negative log-likelihood of the tokens of each window except the first, given the
-    tokens before them in the window. ``window_prefix`` has the tokens that the tokenizer adds before a text. Each
-    window begins with them, and they are not scored. ``tokens_per_second`` counts all tokens over the seconds of the
-    model's passes. ``peak_memory`` is the resident set of the process in bytes, with mapped files, after the first
-    pass and before a reference is loaded.
-
-    The comparisons are None without a reference. ``kl`` is the mean over tokens of KL(reference || model) in nats.
-    ``kl_median``, ``kl_p99`` (99 % of tokens have less) and ``kl_max`` are set if requested. ``agreement`` is the share
-    of tokens for which both predict the same token. ``top_k`` is the share of the reference's k likeliest tokens that
-    are among the model's k likeliest. ``perplexity_ratio`` is the model's perplexity over the reference's.
-
-    ``compute`` is how packed linear layers multiplied. For ``int8``, ``compute_kl`` is the effect of rounding inputs:
-    the mean over tokens of KL(the same model in exact mode || model).
-
-    ``kv_cache`` is the memory of packed keys and values of all windows that are read together. If it is set, each token
-    is predicted from the contents of the packed cache, as if tokens were read one at a time.
-
-    ``tokens`` is the sha256 of the tokens that were read, i64 little-endian, for comparing evaluations. ``intervals``
-    are bootstrap intervals of 95 % over windows, by figure. ``layers`` are in the order in which they run.
-    ``departing`` is the first layer whose error is above ``departs``. ``gate`` has the verdict on each term.
-    """
-
-    model: str
-    text: str
-    window: int
-    sequences: int
-    tokens: str
-    perplexity: float
-    tokens_per_second: float
-    peak_memory: int
-    load: LoadReport
-    window_prefix: Sequence[SpecialToken] = ()
-    reference: str | None = None
-    reference_perplexity: float | None = None
-    perplexity_ratio: float | None = None
-    kl: float | None = None
-    kl_median: float | None = None
-    kl_p99: float | None = None
-    kl_max: float | None = None
-    agreement: float | None = None
-    top_k: float | None = None
-    compute: str = EXACT
-    compute_kl: float | None = None
-    kv_cache: KvUse | None = None
-    intervals: Mapping[str, Interval] = field(default_factory=dict)
-    layers: Sequence[LayerError] = ()
-    departs: float | None = None
-    departing: str | None = None
-    gate: Sequence[Verdict] = ()
-    receipt: str | None = None
-
-    @property
-    def met(self) -> bool:
-        """Whether the model meets all terms of the gate; true without a gate."""
-        return all(verdict.met for verdict in self.gate)
-
-    def report(self) -> Report:
-        """Return the figures, the layers and the verdicts of the gate."""
-        return report_of(self)
 
 
 @dataclass(slots=True)
@@ -153,23 +84,25 @@ def evaluate(
     """
     torch = require("torch", EXTRA)
     protocol, loading, measures = protocol or Protocol(), loading or Loading(), measures or Measures()
+    location, content = Location.parse(path), Location.parse(text)
+    compared = None if reference is None else Location.parse(reference)
     terms = _terms(measures, compared=reference is not None)
     if measures.receipt:
-        require_place(path)
+        require_place(location)
     _require_steps(loading, measures)
     reports: list[LoadReport] = []
     model_options = loading.load_options(
-        path, device=protocol.device, dtype=protocol.dtype, keep_packed=protocol.keep_packed
+        location, device=protocol.device, dtype=protocol.dtype, keep_packed=protocol.keep_packed
     )
     model = load_model(replace(model_options, report=reports.append))
     _require_tokens(model, measures.top_k)
-    windows = _windows(model, path if loading.model_dir is None else loading.model_dir, text, protocol)
+    windows = _windows(model, location if loading.model_dir is None else loading.model_dir, content, protocol)
     exact_options = replace(model_options, keep_packed=False, compute=EXACT, kv_cache=None)
-    reference_options = None if reference is None else replace(exact_options, path=reference)
+    reference_options = None if compared is None else replace(exact_options, path=compared)
     passes, scores, layers = score_windows(torch, model, windows, reference_options, measures)
     result = Evaluation(
-        model=location_of(path),
-        text=location_of(text),
+        model=location.display,
+        text=content.display,
         window=protocol.window,
         sequences=len(windows),
         window_prefix=windows.prefix,
@@ -177,14 +110,14 @@ def evaluate(
         tokens_per_second=passes.tokens / max(passes.seconds, 1e-9),
         peak_memory=passes.peak,
         load=reports[0],
-        reference=None if reference is None else location_of(reference),
+        reference=None if compared is None else compared.display,
         compute=loading.compute,
         kv_cache=passes.kv_cache,
         **_quality_fields(scores, layers, measures, terms),
     )
     if not measures.receipt:
         return result
-    return replace(result, receipt=write_receipt(result, path, text, reference, protocol, measures))
+    return replace(result, receipt=write_receipt(result, location, content, compared, protocol, measures))
 
 
 def _require_steps(loading: Loading, measures: Measures) -> None:
@@ -203,7 +136,7 @@ def _require_steps(loading: Loading, measures: Measures) -> None:
         )
 
 
-def _windows(model: Any, folder: AnyPath, text: AnyPath, protocol: Protocol) -> Windows:
+def _windows(model: Any, folder: AnyPath, text: Location, protocol: Protocol) -> Windows:
     """Return the windows of tokens on the model's device. Raises if the model cannot read them."""
     require_window(model, protocol.window)
     windows = read_windows(load_tokenizer(folder), text, protocol).to(model.device)
@@ -285,7 +218,7 @@ def _reference(options: LoadOptions, window: int, size: int) -> Any:
         raise UsageError(
             f"expected a reference with a vocabulary of {size}, found {vocabulary_size(model)}",
             rule="eval.vocabulary",
-            where=location_of(options.path),
+            where=Location.parse(options.path).display,
         )
     return model
 

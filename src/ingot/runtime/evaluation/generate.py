@@ -16,12 +16,12 @@ from ingot.errors import FormatError, UnsupportedError, UsageError
 from ingot.runtime.evaluation.special_tokens import prompt_tokens
 from ingot.runtime.loading.kv_options import KvUse
 from ingot.runtime.loading.load_report import LoadReport
-from ingot.runtime.loading.model_source import AnyPath
 from ingot.runtime.loading.options import Draft, LoadOptions
 from ingot.runtime.loading.serving import DRAFT_DECODERS, EAGLE
 from ingot.runtime.loading.transformers import load_model
 from ingot.runtime.loading.transformers_config import EXTRA
 from ingot.runtime.loading.transformers_tokenizer import load_tokenizer
+from ingot.stores.location import AnyPath, Location
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ def draft_head(path: AnyPath, model: Any) -> Any:
     with open_checkpoint(path) as checkpoint, located(checkpoint.location):
         carried = checkpoint.attachments.draft
         if carried is None and "fc.weight" not in checkpoint:
-            error = no_attachment("draft", path)
+            error = no_attachment("draft", Location.parse(path))
             error.message += ", or name a draft head in another place with --draft-head PATH"
             raise error
         draft_config = config_of_draft(checkpoint)

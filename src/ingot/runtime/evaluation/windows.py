@@ -19,11 +19,11 @@ from ingot.runtime.evaluation.special_tokens import (
     surrounding_tokens,
     text_tokens,
 )
-from ingot.runtime.loading.model_source import AnyPath, companions_folder
+from ingot.runtime.loading.model_source import companions_folder
 from ingot.runtime.loading.options import Protocol
 from ingot.runtime.loading.transformers_config import EXTRA
 from ingot.runtime.loading.transformers_tokenizer import has_tokenizer, tokenizer_in
-from ingot.stores.table import location_of, read_start
+from ingot.stores.location import AnyPath, Location
 
 # Bytes of text that are read per token: real texts have fewer.
 _BYTES_PER_TOKEN = 64
@@ -59,25 +59,24 @@ def read_windows(tokenizer: Any, text: AnyPath, protocol: Protocol) -> Windows:
 
     Raises the errors of ``read_text`` and ``cut_windows``.
     """
-    content = read_text(text, protocol.window * protocol.sequences)
+    location = Location.parse(text)
+    content = read_text(location, protocol.window * protocol.sequences)
     before = surrounding_tokens(tokenizer).before
     shape = protocol.window, protocol.sequences
-    tokens = cut_windows(tokenizer, content, shape, location_of(text), Surrounding(before))
+    tokens = cut_windows(tokenizer, content, shape, location.display, Surrounding(before))
     return Windows(tokens, named_tokens(tokenizer, before))
 
 
-def read_text(text: AnyPath, tokens: int) -> str:
+def read_text(text: Location, tokens: int) -> str:
     """Return the beginning of a text file, enough for ``tokens``. Raises ``eval.text`` if it is not UTF-8."""
     limit = tokens * _BYTES_PER_TOKEN
-    data = read_start(text, limit)
+    data = text.head(limit)
     try:
         content = codecs.getincrementaldecoder("utf-8")().decode(data, final=len(data) < limit)
     except UnicodeDecodeError as error:
-        raise UsageError(
-            f"expected text in UTF-8: {error.reason}", rule="eval.text", where=location_of(text)
-        ) from error
+        raise UsageError(f"expected text in UTF-8: {error.reason}", rule="eval.text", where=text.display) from error
     if "\0" in content:
-        raise UsageError("expected text, but the file has a zero byte", rule="eval.text", where=location_of(text))
+        raise UsageError("expected text, but the file has a zero byte", rule="eval.text", where=text.display)
     return content
 
 
@@ -150,7 +149,7 @@ def sample_prefix(path: AnyPath) -> tuple[SpecialToken, ...] | None:
     FormatError
         ``model.tokenizer``: a tokenizer that cannot be read.
     """
-    with companions_folder(path) as folder:
+    with companions_folder(Location.parse(path)) as folder:
         if not has_tokenizer(folder):
             return None
         tokenizer = tokenizer_in(folder)

@@ -254,7 +254,7 @@ class PackedLinear(PackedWeight):
             if self.rounding and self.matrix.rounds:
                 return self._multiply_codes(x, bias, self.matrix.int8_bits)
             alone = x.shape[0] <= _MAX_SINGLE_ROWS and getattr(_rows, "alone", False)
-            product = self.matrix.way(_NAMES[x.dtype], 1 if alone else x.shape[0])
+            product = self.matrix.choose_product(_NAMES[x.dtype], 1 if alone else x.shape[0])
             if product is not None:
                 return self._multiply_codes(x, bias, product)
         return self._multiply_decoded(x, None if bias is None else bias.to(x.dtype))

@@ -22,17 +22,17 @@ from ingot.formats.packed_folders.base import WEIGHT
 from ingot.formats.packed_folders.mlx import BIASES, SCALES
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import SCALE_DTYPES, AffineLayout
-from ingot.model.layouts.base import Alternative
+from ingot.model.layouts.alternatives import family_alternatives
 from ingot.model.spec import TensorSpec
 from ingot.model.store import Store
 from ingot.model.tensor import Tensor
 from ingot.naming.config import CONFIG
 from ingot.runtime.arrays.mlx import from_numpy
 from ingot.runtime.loading.load_report import LoadReport, Meter
-from ingot.runtime.loading.model_source import AnyPath, ModelSource, resolve
+from ingot.runtime.loading.model_source import ModelSource, resolve
 from ingot.runtime.loading.transformers_config import one_line, read_json
 from ingot.runtime.loading.transformers_tokenizer import require_vocabulary, same_tokens, tokenizer_in
-from ingot.stores.table import locate_model, location_of
+from ingot.stores.location import AnyPath, Location
 
 EXTRA = "mlx"
 """The extra that installs mlx and mlx-lm."""
@@ -99,7 +99,7 @@ def load_model(
         mx.eval(model.parameters())
     if report is not None:
         figures |= {"tier": source.tier, "why": source.why, "model": type(model).__name__, "device": "mlx"}
-        report(LoadReport(location_of(path), **figures, **meter.measured()))
+        report(LoadReport(Location.parse(path).display, **figures, **meter.measured()))
     return model, tokenizer
 
 
@@ -135,7 +135,7 @@ def _figures(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def _opened_by_mlx(source: ModelSource) -> Store | None:
     """Return the folder of a checkpoint if mlx_lm can open it, else None."""
-    folder, file = locate_model(source.path)
+    folder, file = source.location.find_model()
     if file or source.checkpoint.format not in ("mlx", "safetensors") or folder.local_path() is None:
         return None
     names = folder.list().files
@@ -172,7 +172,7 @@ def _local(folder: Store) -> Any:
 def _weights(mx: Any, source: ModelSource, lazy: bool, max_ram: int | str | None) -> dict[str, Any]:
     """Return the weights of a checkpoint as mlx arrays; those of a safetensors file stay unread."""
     checkpoint = source.checkpoint
-    store, name = locate_model(source.path)
+    store, name = source.location.find_model()
     path = store.local_path(name) if name else None
     dtypes = {tensor.dtype for tensor in checkpoint.values()}
     if checkpoint.format == "safetensors" and path is not None and dtypes <= _MLX_DTYPES:
@@ -243,14 +243,13 @@ def packed_layout(tensor: Tensor) -> Repacked | None:
     if not isinstance(codec, AffineCodec | WordsCodec) or tensor.dtype not in DTYPES or not tensor.size:
         return None
     codec.check(tensor)
-    native_folder = tensor.layout
-    for layout in native_folder.alternatives(tensor) if isinstance(native_folder, Alternative) else ():
+    for layout in family_alternatives(tensor.layout, tensor):
         if not isinstance(layout, AffineLayout):
             continue
         loaded = replace(layout, dtype=layout.scales)  # MLX computes in the dtype of the scales
         parts, params = layout.part_specs(tensor.shape), loaded.attributes()
         spec = TensorSpec(tensor.name, tensor.shape, loaded.dtype, layout.codec, parts, params)
-        if mlx_layers.refusal(spec) is None and (repacked := codec.repack(tensor, layout)).exact:
+        if mlx_layers.why_integers_unsupported(spec) is None and (repacked := codec.repack(tensor, layout)).exact:
             return repacked
     return None
 

@@ -5,36 +5,34 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from os import PathLike
 from typing import Any, Literal
 
 from ingot.artifacts.adapter_files import adapter_in
+from ingot.artifacts.companions import holds_a_model
 from ingot.artifacts.open import detect, find, open_there
 from ingot.artifacts.open import open as open_checkpoint
 from ingot.errors import IngotError, UnsupportedError
-from ingot.model.account import LOST, list_by_reason
+from ingot.model.account import LOST, list_by_reason, lost_tensors
 from ingot.model.checkpoint import Checkpoint
+from ingot.model.reading.view import View
 from ingot.model.store import Store
 from ingot.naming.config import CONFIG
 from ingot.runtime.loading.preparers import LoadRequest, preparer_for
-from ingot.stores.table import locate_model, location_of
-from ingot.translate.translated import Translated, holds_a_model
+from ingot.stores.location import AnyPath, Location
 from ingot.translate.unknown import RULE as UNKNOWN
-
-AnyPath = str | PathLike[str]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
     """An opened checkpoint, the folder of its companion files, and the reason for choosing this checkpoint.
 
-    ``path`` is the path that was opened, ``name`` the name of the model. The folder may be temporary: it is then
-    deleted when the checkpoint is closed. ``tier`` names the stored variant that was chosen; it is ``as stored`` if the
-    path has only one. ``why`` is the reason as text.
+    The checkpoint was opened from ``location``; ``name`` is the name of the model. The folder may be temporary: it is
+    then deleted when the checkpoint is closed. ``tier`` names the stored variant that was chosen; it is ``as stored``
+    if the path has only one. ``why`` is the reason as text.
     """
 
     checkpoint: Checkpoint = field(repr=False)
-    path: AnyPath
+    location: Location
     folder: Store
     name: str
     tier: str
@@ -77,35 +75,38 @@ def resolve(
     IngotError
         Any error of ``ingot.open``.
     """
-    store, name = find(path)
-    folder = store if model_dir is None else model_folder(model_dir)
+    location = Location.parse(path)
+    store, name = find(location)
+    other = None if model_dir is None else Location.parse(model_dir)
+    folder = store if other is None else model_folder(other)
     preparer = None if name else preparer_for(store)
     if preparer is not None:
-        prepared = preparer.prepare(path, LoadRequest(runtime, keep_packed, cache, dtype, model_dir))
+        prepared = preparer.prepare(location, LoadRequest(runtime, keep_packed, cache, dtype, other))
         opened = open_checkpoint(prepared.location, verify=verify)
-        return ModelSource(opened, prepared.location, folder, folder.location, prepared.tier, prepared.why)
-    checkpoint, why = open_there(store, name, verify=verify), f"{location_of(path)} is the only form there is"
-    adapter = adapter_in(checkpoint, path)
+        prepared_at = Location.parse(prepared.location)
+        return ModelSource(opened, prepared_at, folder, folder.location, prepared.tier, prepared.why)
+    checkpoint, why = open_there(store, name, verify=verify), f"{location} is the only form there is"
+    adapter = adapter_in(checkpoint, location)
     if adapter is not None:
         checkpoint.close()
         raise adapter.refusal(checkpoint.location)
     if not holds_a_model(checkpoint.format):
-        return ModelSource(checkpoint, path, folder, folder.location, "as stored", why)
+        return ModelSource(checkpoint, location, folder, folder.location, "as stored", why)
     try:
         translated = _translated(checkpoint)
     except BaseException:
         checkpoint.close()
         raise
     if translated is None:
-        return ModelSource(checkpoint, path, folder, folder.location, "as stored", why)
-    explanation = "; ".join(filter(None, (why, translated.done, *translated.notes)))
+        return ModelSource(checkpoint, location, folder, folder.location, "as stored", why)
+    explanation = "; ".join((why, *translated.notes))
     if model_dir is not None:
-        return ModelSource(translated.checkpoint, path, folder, folder.location, "as stored", explanation)
+        return ModelSource(translated.checkpoint, location, folder, folder.location, "as stored", explanation)
     files = _files(translated.checkpoint) or folder
-    return ModelSource(translated.checkpoint, path, files, location_of(path), "as stored", explanation)
+    return ModelSource(translated.checkpoint, location, files, location.display, "as stored", explanation)
 
 
-def _translated(checkpoint: Checkpoint) -> Translated | None:
+def _translated(checkpoint: Checkpoint) -> View | None:
     """Return a GGUF checkpoint with the names of transformers; None if Ingot does not support its family.
 
     Raises ``UnsupportedError`` ``account.lost`` if transformers has no parameter for some of its tensors.
@@ -118,27 +119,28 @@ def _translated(checkpoint: Checkpoint) -> Translated | None:
         if error.rule == UNKNOWN:
             return None
         raise
-    if translated.lost:
+    lost = lost_tensors(translated.checkpoint.omissions)
+    if lost:
         raise UnsupportedError(
-            f"the loaded model would lack tensors of the file: {list_by_reason(translated.lost)}",
+            f"the loaded model would lack tensors of the file: {list_by_reason(lost)}",
             rule=LOST,
             where=checkpoint.location,
         )
     return translated
 
 
-def model_folder(path: AnyPath) -> Store:
-    """Return the folder of config.json and the tokenizer: the path itself, or the folder of the file."""
-    return locate_model(path)[0]
+def model_folder(location: Location) -> Store:
+    """Return the folder of config.json and the tokenizer: the location itself, or the folder of the file."""
+    return location.find_model()[0]
 
 
 @contextmanager
-def companions_folder(path: AnyPath) -> Iterator[Store]:
+def companions_folder(location: Location) -> Iterator[Store]:
     """Yield the folder with the config and the tokenizer of a model, while the context lasts.
 
-    It is ``model_folder(path)``, or temporary files written from the metadata of the weights.
+    It is ``model_folder(location)``, or temporary files written from the metadata of the weights.
     """
-    store, name = locate_model(path)
+    store, name = location.find_model()
     try:
         format, _ = detect(store, name)
         inside = holds_a_model(format.name)
@@ -160,4 +162,4 @@ def companions_folder(path: AnyPath) -> Iterator[Store]:
 
 
 def _files(view: Checkpoint) -> Store | None:
-    return model_folder(view.companions[CONFIG]) if CONFIG in view.companions else None
+    return model_folder(Location.parse(view.companions[CONFIG])) if CONFIG in view.companions else None

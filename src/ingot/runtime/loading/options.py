@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, fields
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from ingot.artifacts.options import AnyPath
 from ingot.core.options import about
 from ingot.errors import UsageError
 from ingot.runtime.loading.kv_options import kv_cache
+from ingot.stores.location import AnyPath
 
 if TYPE_CHECKING:
     from ingot.core.runtime.progress import ProgressCallback

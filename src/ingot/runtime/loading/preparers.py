@@ -7,11 +7,11 @@ folders and returns the variant that suits a request. Entry points in the group 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from os import PathLike
 from typing import Any, Literal, Protocol
 
 from ingot.core.registry import Instances
 from ingot.model.store import Store
+from ingot.stores.location import AnyPath, Location
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class LoadRequest:
         Whether other stored variants may be used and built.
     dtype : optional
         Requested dtype of the weights; None for the model's dtype.
-    model_dir : path, optional
+    model_dir : Location, optional
         The folder of config.json and the tokenizer if it is not the folder of the weights.
     """
 
@@ -36,14 +36,14 @@ class LoadRequest:
     keep_packed: bool = False
     cache: bool = True
     dtype: Any = None
-    model_dir: str | PathLike[str] | None = None
+    model_dir: Location | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedModel:
     """The stored variant to load: a location for ``ingot.open``, its name, and the reasons for the choice."""
 
-    location: str
+    location: AnyPath
     tier: str
     why: str
 
@@ -55,8 +55,8 @@ class ModelPreparer(Protocol):
         """Return whether this preparer recognizes the folder; every load of a folder calls it."""
         ...
 
-    def prepare(self, path: str | PathLike[str], request: LoadRequest) -> PreparedModel:
-        """Return the variant that suits the request; ``path`` names the folder. Raises ``IngotError``."""
+    def prepare(self, location: Location, request: LoadRequest) -> PreparedModel:
+        """Return the variant of the folder at this location that suits the request. Raises ``IngotError``."""
         ...
 
 

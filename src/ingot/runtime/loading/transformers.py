@@ -39,7 +39,7 @@ from ingot.runtime.loading.transformers_weights import (
     streamable,
     weights_of,
 )
-from ingot.stores.table import location_of
+from ingot.stores.location import Location
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ def load(options: LoadOptions, overrides: ModelOverrides) -> Any:
         if done.get("streamed"):
             stack.pop_all()  # the model keeps reading; its files are closed when it is deleted
     if options.report is not None:
-        options.report(LoadReport(location_of(options.path), **{**done, **meter.measured()}))
+        options.report(LoadReport(Location.parse(options.path).display, **{**done, **meter.measured()}))
     return model
 
 

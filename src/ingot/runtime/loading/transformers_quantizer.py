@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from functools import wraps
 from inspect import signature
-from os import fspath
 from typing import Any
 
 import torch
@@ -32,7 +31,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from ingot.artifacts.open import detect, find
 from ingot.artifacts.save import save
 from ingot.artifacts.unread_dialects import of_config
-from ingot.errors import IngotError, UnsupportedError
+from ingot.errors import IngotError, UnsupportedError, UsageError
 from ingot.formats.detect import detect_folder, listing
 from ingot.formats.packed_folders.base import PACKING_KEYS
 from ingot.formats.safetensors.format import SafetensorsFormat
@@ -44,7 +43,7 @@ from ingot.runtime.loading.options import LoadOptions
 from ingot.runtime.loading.preparers import preparer_for
 from ingot.runtime.loading.transformers import ModelOverrides, load
 from ingot.runtime.loading.transformers_weights import PACKED
-from ingot.stores.table import from_url, locate
+from ingot.stores.location import Location
 
 _LOGGER = logging.get_logger(__name__)
 METHOD = "ingot"
@@ -150,9 +149,10 @@ def _wrap_from_pretrained(usual: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(usual)
     def from_pretrained(model_cls: Any, path: Any = None, *args: Any, **options: Any) -> Any:
         quantization = options.get("quantization_config")
-        if path is None or args or not _uses_ingot(_with_subfolder(path, options), quantization, options):
+        location = _location(path, options)
+        if location is None or args or not _uses_ingot(location, quantization, options):
             return usual(model_cls, path, *args, **options)
-        return _load(model_cls, _with_subfolder(path, options), options)
+        return _load(model_cls, location, options)
 
     return from_pretrained
 
@@ -169,12 +169,18 @@ def _wrap_save_pretrained(usual: Callable[..., Any]) -> Callable[..., Any]:
     return save_pretrained
 
 
-def _with_subfolder(path: Any, options: Mapping[str, Any]) -> Any:
-    return f"{fspath(path)}/{options['subfolder']}" if options.get("subfolder") else path
+def _location(path: Any, options: Mapping[str, Any]) -> Location | None:
+    """Return the folder of a model; None if the caller named none."""
+    try:
+        location = Location.parse(path)
+    except UsageError:
+        return None
+    subfolder = options.get("subfolder")
+    return location.child(subfolder) if subfolder else location
 
 
-def _uses_ingot(path: Any, quantization: Any, options: Mapping[str, Any]) -> bool:
-    """Return whether Ingot loads this path.
+def _uses_ingot(location: Location, quantization: Any, options: Mapping[str, Any]) -> bool:
+    """Return whether Ingot loads the folder.
 
     True if the caller passed an ``IngotConfig``, or if a local folder has weights that transformers cannot load.
     """
@@ -183,7 +189,7 @@ def _uses_ingot(path: Any, quantization: Any, options: Mapping[str, Any]) -> boo
     if quantization is not None or options.get("gguf_file") or options.get("state_dict") is not None:
         return False
     try:
-        store, name = locate(path)
+        store, name = location.find()
         if name:
             return False
         if preparer_for(store) is not None:
@@ -194,10 +200,10 @@ def _uses_ingot(path: Any, quantization: Any, options: Mapping[str, Any]) -> boo
         return False
     # transformers loads safetensors itself, unless config.json declares a packing that it does not support.
     is_other_format = not isinstance(format, SafetensorsFormat) or format.name != SafetensorsFormat.name
-    return is_other_format and (of_config(config, CONFIG) is None or _transformers_cannot_load(path, config))
+    return is_other_format and (of_config(config, CONFIG) is None or _transformers_cannot_load(location, config))
 
 
-def _transformers_cannot_load(path: Any, config: Mapping[str, Any]) -> bool:
+def _transformers_cannot_load(location: Location, config: Mapping[str, Any]) -> bool:
     """Return whether transformers has no usable quantizer for the packing in ``config.json``; log a warning if so.
 
     A quantizer is unusable if a package or a GPU is missing. Errors that only a load reveals are left to transformers.
@@ -213,13 +219,13 @@ def _transformers_cannot_load(path: Any, config: Mapping[str, Any]) -> bool:
         reason = str(error)
     except Exception:
         return False
-    _LOGGER.warning("Ingot loads %s, because transformers cannot load it here: %s", path, reason)
+    _LOGGER.warning("Ingot loads %s, because transformers cannot load it here: %s", location, reason)
     return True
 
 
-def _load(model_cls: Any, path: Any, options: dict[str, Any]) -> Any:
+def _load(model_cls: Any, location: Location, options: dict[str, Any]) -> Any:
     quantization = options.pop("quantization_config", None) or IngotConfig()
-    _require_no_revision(path, options.pop("revision", None))
+    _require_no_revision(location, options.pop("revision", None))
     dtype, old = options.pop("dtype", None), options.pop("torch_dtype", None)
     device = _device(options.pop("device_map", None))
     config = options.pop("config", None)
@@ -239,10 +245,10 @@ def _load(model_cls: Any, path: Any, options: dict[str, Any]) -> Any:
         if config is not None and hasattr(config, key):
             delattr(config, key)
     keep_packed = quantization.keep_packed
-    if keep_packed is None and not _has_stacks(path):
+    if keep_packed is None and not _has_stacks(location):
         keep_packed = True
     load_options = LoadOptions(
-        path,
+        location,
         device=device,
         dtype=old if dtype is None else dtype,
         keep_packed=keep_packed,
@@ -259,17 +265,17 @@ def _load(model_cls: Any, path: Any, options: dict[str, Any]) -> Any:
     return model
 
 
-def _has_stacks(path: Any) -> bool:
+def _has_stacks(location: Location) -> bool:
     """Return whether a stack selector decides which weights stay packed."""
-    return detect(*find(path))[0].name in STACK_SELECTORS
+    return detect(*find(location))[0].name in STACK_SELECTORS
 
 
-def _require_no_revision(path: Any, revision: Any) -> None:
+def _require_no_revision(location: Location, revision: Any) -> None:
     """Raise if a revision of a Hub model is passed as an option; it belongs in the address. Local folders have none."""
     if revision in (None, "main"):
         return
     try:
-        locate(path)
+        location.find()
     except IngotError:
         raise UnsupportedError(
             f"expected the revision in the address, hf://org/name@revision, found option {str(revision)[:80]!r}",
@@ -321,7 +327,7 @@ def _save(model: Any, folder: Any, options: Mapping[str, Any]) -> None:
     model.config.save_pretrained(folder)
     if model.can_generate():
         model.generation_config.save_pretrained(folder)
-    save(from_url(folder).url_of(_FILE), tensors)
+    save(Location.parse(folder).child(_FILE), tensors)
 
 
 def _tensors_of(model: Any) -> dict[str, Any]:

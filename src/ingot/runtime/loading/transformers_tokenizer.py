@@ -14,8 +14,9 @@ from ingot.errors import FormatError, IngotError, printable
 from ingot.model.store import Store
 from ingot.naming.config import MAX_CONFIG
 from ingot.runtime.evaluation.special_tokens import surrounding_tokens
-from ingot.runtime.loading.model_source import AnyPath, companions_folder
+from ingot.runtime.loading.model_source import companions_folder
 from ingot.runtime.loading.transformers_config import EXTRA, one_line, read_json
+from ingot.stores.location import AnyPath, Location
 from ingot.stores.temporary import on_disk
 from ingot.translate import sentencepiece
 from ingot.translate.demo_vocabulary import FORMAT, expanded
@@ -35,7 +36,7 @@ def load_tokenizer(path: AnyPath, *, add_bos_token: bool | None = None) -> Any:
 
     Errors and options are documented at ``tokenizer_in``.
     """
-    with companions_folder(path) as folder:
+    with companions_folder(Location.parse(path)) as folder:
         return tokenizer_in(folder, add_bos_token=add_bos_token)
 
 

@@ -19,7 +19,8 @@ from ingot.core.numeric.dtypes import DTYPES
 from ingot.core.numeric.dtypes import dtype as resolve_dtype
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.tensor import Tensor
-from ingot.runtime.arrays.torch import decode_on_device, from_numpy
+from ingot.runtime.arrays.torch import from_numpy
+from ingot.runtime.arrays.torch_device import decode_on_device
 
 DECODED_TOO_LARGE_HINT = (
     "stream them, keep them packed, take a smaller dtype, close other programs, or set max_ram if this figure is wrong"

@@ -19,7 +19,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import TYPE_CHECKING
 
 from ingot.core.files import locks
 from ingot.core.files.oserrors import write_error
@@ -27,13 +26,12 @@ from ingot.core.files.system import open_flags
 from ingot.core.runtime.parallel import go_on, ordered
 from ingot.errors import IngotError, IntegrityError
 from ingot.model.bytesource import Stamp
+from ingot.model.store import Store
 from ingot.stores.cache import default_cache
 from ingot.stores.local import LocalTarget
+from ingot.stores.remote.address import Address
 from ingot.stores.remote.client import Client
 from ingot.stores.shared import LEASES, WAIT, Adding, SharedFolder, Use, busy
-
-if TYPE_CHECKING:
-    from ingot.stores.remote.store import ObjectStore
 
 RENEWED, STALE = 60.0, 600.0
 """Seconds between two renewals of a lease, and after which one that was not renewed counts for nothing."""
@@ -45,21 +43,26 @@ _BESIDE = "library-"
 
 
 class RemoteShared(SharedFolder):
-    """A folder of a bucket."""
+    """A folder of a bucket.
 
-    store: ObjectStore
+    Parameters
+    ----------
+    store : Store
+        The folder as a store.
+    address : Address
+        Its address.
+    client : Client
+        Sends the requests.
+    """
 
-    def __init__(self, store: ObjectStore) -> None:
+    def __init__(self, store: Store, address: Address, client: Client) -> None:
         self.store = store
-
-    @property
-    def client(self) -> Client:
-        """Who makes the requests."""
-        return self.store.client
+        self.client = client
+        self._address = address
 
     def key(self, name: str) -> str:
         """Return the key of a file."""
-        return self.store.address.within(name).path
+        return self._address.within(name).path
 
     def sizes(self, folder: str) -> dict[str, int]:
         return {name: stamp.size for name, stamp in self.stamps(folder).items() if not name.startswith(".")}

@@ -14,7 +14,7 @@ from ingot.errors import ResourceError, UsageError
 from ingot.model.bytesource import ByteSource, Range, Ranged, Stamp, StampedSource
 from ingot.model.reading.ranges import coalesced, pieces_of
 from ingot.model.seal import Seal
-from ingot.stores.memory import flat
+from ingot.stores.reads import flat
 from ingot.stores.remote.ahead import Ahead
 from ingot.stores.remote.cache import name_of, range_cache
 from ingot.stores.remote.client import Opened, RangeClient, same_version

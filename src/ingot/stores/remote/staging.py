@@ -7,20 +7,17 @@ import threading
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ingot.core.bytes.checksums import Blake3
 from ingot.core.files.atomic import LONGEST_NAME, SUFFIX, Staging, atomic_write, partial_name
 from ingot.core.files.oserrors import write_error
 from ingot.core.runtime.parallel import go_on, ordered
 from ingot.errors import IngotError, IntegrityError, UsageError
-from ingot.model.store import Listing, Replaced
+from ingot.model.store import Listing, Replaced, Store
 from ingot.stores.cache import default_cache
 from ingot.stores.remote.address import Address
 from ingot.stores.remote.client import Client
-
-if TYPE_CHECKING:
-    from ingot.stores.remote.store import RemoteStore
 
 _DECIDING = (".index.json", "manifest.json")
 _DONE = "uploaded.json"
@@ -45,17 +42,19 @@ class RemoteStaging(Staging):
     takes_over = True
 
     def __init__(
-        self, folder: RemoteStore, client: Client, replaced: Replaced, *, directory: bool, resume: bool
+        self, store: Store, address: Address, client: Client, replaced: Replaced, *, directory: bool, resume: bool
     ) -> None:
-        """``folder`` is what the artifact will be where that is a folder, and else the address of its only file."""
-        self._target, self._client, self._replaced = folder, client, replaced
-        self._address: Address = folder.address
+        """Prepare to write ``address``; ``store`` is that address as a folder, also if a single file will be there."""
+        self._target = store
+        self._address = address
+        self._client = client
+        self._replaced = replaced
         self._is_folder = directory
         self._shared: Address | None = None
         self._taken: Mapping[str, str] = {}
         self._guard = threading.Lock()
         if not self._address.last and not directory:
-            raise UsageError("expected the name of a file to write", rule="target.name", where=folder.location)
+            raise UsageError("expected the name of a file to write", rule="target.name", where=store.location)
         around = Path(default_cache("uploads")) / sha256(self._address.public.encode()).hexdigest()[:32]
         last = self._address.last or "bucket"
         if len(last.encode()) > LONGEST_NAME:  # of keys each name may have up to 1024 bytes

@@ -262,11 +262,12 @@ class ObjectScheme(FolderScheme, WritableScheme):
     def stage(self, text: str, replaced: Replaced, *, directory: bool, resume: bool) -> Staging:
         """Stage on a local disk what will be put into the bucket."""
         store = self.at(address_of(text))
-        return RemoteStaging(store, store.client, replaced, directory=directory, resume=resume)
+        return RemoteStaging(store, store.address, store.client, replaced, directory=directory, resume=resume)
 
     def share(self, text: str, *, create: bool) -> RemoteShared:
         """Return a folder of a bucket, which is there as soon as anything lies in it."""
-        return RemoteShared(self.at(address_of(text)))
+        store = self.at(address_of(text))
+        return RemoteShared(store, store.address, store.client)
 
     def url(self, text: str) -> str:
         """Return the address without needless slashes."""

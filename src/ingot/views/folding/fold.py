@@ -20,7 +20,8 @@ from ingot.model.part import Part, memory_part
 from ingot.model.reading.pieces import Pieces, ValueBytes, prove_whole
 from ingot.model.reading.view import Verb, derived
 from ingot.model.tensor import Array, Tensor
-from ingot.quantization.maps import Map, Parts, Turning
+from ingot.quantization.maps import LinearMap, Parts, RepeatableMap
+from ingot.stores.temporary import TemporaryFolder
 from ingot.views.common import Make, mapping
 from ingot.views.folding.graph import Ends, Graph, Site
 
@@ -35,7 +36,7 @@ class Folding(Protocol):
         """Whether a stream is changed; asked before anything is read."""
         ...
 
-    def map_of(self, stream: str) -> Map | None:
+    def map_of(self, stream: str) -> RepeatableMap | None:
         """Return the map of a stream; None where it turns out to stay as it is."""
         ...
 
@@ -59,7 +60,7 @@ def fold(
     told: Told,
     dtypes: Mapping[str, str],
     more: Mapping[str, str] | None = None,
-    close: Callable[[], None] | None = None,
+    folder: TemporaryFolder | None = None,
 ) -> Checkpoint:
     """Return the checkpoint with maps of streams folded into its tensors, which are computed in f32.
 
@@ -72,8 +73,8 @@ def fold(
         What values are rounded to at last, by name; f32 for all others that are changed.
     more : mapping, optional
         Tensors that are made beside those that are there: names of sites in the graph, to the tensors they are made of.
-    close : callable, optional
-        What is released with the view.
+    folder : TemporaryFolder, optional
+        Companions that replace those of the checkpoint; removed with the view.
     """
     graph = folding.graph
 
@@ -86,10 +87,18 @@ def fold(
     ]
     entries += [(name, made(name, source), name) for name, source in (more or {}).items()]
     origins = {name: (source,) for name, source in (more or {}).items()}
-    view = derived(checkpoint, mapping(entries, checkpoint), told.verb, told.argument, told.said, close, origins)
     changed = set(changed_names(graph, folding.touches))
-    view.importance = {name: weights for name, weights in view.importance.items() if name not in changed}
-    return view
+    return derived(
+        checkpoint,
+        mapping(entries, checkpoint),
+        told.verb,
+        told.argument,
+        told.said,
+        origins=origins,
+        also_close=None if folder is None else folder.close,
+        importance={name: weights for name, weights in checkpoint.importance.items() if name not in changed},
+        companions={**checkpoint.companions, **({} if folder is None else folder.paths)},
+    )
 
 
 def changed_names(graph: Graph, touches: Callable[[str], bool]) -> list[str]:
@@ -97,13 +106,13 @@ def changed_names(graph: Graph, touches: Callable[[str], bool]) -> list[str]:
     return [name for name, site in graph.sites.items() if _is_touched(site, touches)]
 
 
-def reading(folding: Folding, ends: Ends) -> Map | None:
+def reading(folding: Folding, ends: Ends) -> RepeatableMap | None:
     """Return the map of a matrix's inputs."""
     found = folding.map_of(ends.reads) if ends.reads and folding.touches(ends.reads) else None
-    return found if found is None or ends.times == 1 else found.repeated(folding.graph.head_size, ends.times)
+    return found if found is None or ends.times == 1 else found.repeat(folding.graph.head_size, ends.times)
 
 
-def writing(folding: Folding, ends: Ends) -> Turning | None:
+def writing(folding: Folding, ends: Ends) -> LinearMap | None:
     """Return the map of a matrix's outputs."""
     pieces = [folding.map_of(stream) if stream and folding.touches(stream) else None for stream, _ in ends.writes]
     if len(pieces) == 1:

@@ -15,10 +15,11 @@ import numpy as np
 from ingot.artifacts.companions import companion_config
 from ingot.errors import CodecError, UnsupportedError, UsageError
 from ingot.model.checkpoint import Checkpoint
+from ingot.model.reading.view import View
 from ingot.model.tensor import Array
 from ingot.naming.config import CONFIG
 from ingot.quantization.hadamard import LARGEST_SMALL, order_of, signs_of
-from ingot.quantization.maps import Chain, Map, Rotation, Scale
+from ingot.quantization.maps import Chain, RepeatableMap, Rotation, Scale
 from ingot.stores.temporary import TemporaryFolder
 from ingot.views.folding.families import HEAD, RESIDUAL, VALUE
 from ingot.views.folding.fold import Told, changed_names, fold
@@ -26,15 +27,6 @@ from ingot.views.folding.graph import Graph, graph_of
 
 _LEAST = 1e-30
 _TIED = "tie_word_embeddings"
-
-
-@dataclass(frozen=True, slots=True)
-class Rotated:
-    """A rotated checkpoint, how it is folded, and notes for reports."""
-
-    checkpoint: Checkpoint
-    folding: RotationFolding
-    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +44,7 @@ class RotationFolding:
             return self.residual is not None
         return self.value is not None and stream.endswith(f".{VALUE}")
 
-    def map_of(self, stream: str) -> Map | None:
+    def map_of(self, stream: str) -> RepeatableMap | None:
         if stream == RESIDUAL:
             return self.residual
         if stream not in self.graph.norms:
@@ -108,13 +100,27 @@ def rotate(
     graph = graph_of(checkpoint)
     names = [*graph.sites, graph.head]
     stated = {name: checkpoint[name if name in checkpoint else graph.embedding].dtype for name in names}
-    return rotated(checkpoint, graph, (r1, r2, seed), dict.fromkeys(names, dtype) if dtype else stated).checkpoint
+    return rotated(checkpoint, graph, (r1, r2, seed), dict.fromkeys(names, dtype) if dtype else stated)[0].checkpoint
 
 
-def rotated(checkpoint: Checkpoint, graph: Graph, asked: tuple[bool, bool, int], dtypes: Mapping[str, str]) -> Rotated:
-    """As ``rotate``, with the element type of each tensor that is changed; f32 where ``dtypes`` has none."""
-    r1, r2, seed = asked
-    folding = RotationFolding(checkpoint, graph, *_rotations(checkpoint, graph, asked))
+def rotated(
+    checkpoint: Checkpoint, graph: Graph, rotations: tuple[bool, bool, int], dtypes: Mapping[str, str]
+) -> tuple[View, RotationFolding]:
+    """Return a view of the rotated model, and the folded rotations.
+
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+    graph : Graph
+    rotations : tuple
+        ``r1``, ``r2`` and ``seed`` of ``rotate``.
+    dtypes : mapping
+        Element types of the changed tensors by name; f32 for tensors without an entry.
+
+    Raises the errors of ``rotate``.
+    """
+    r1, r2, seed = rotations
+    folding = RotationFolding(checkpoint, graph, *_rotations(checkpoint, graph, rotations))
     notes = [
         f"{name}: {rotation.order} with signs of seed {seed}"
         for name, rotation in (("residual stream turned", folding.residual), ("value heads turned", folding.value))
@@ -133,15 +139,12 @@ def rotated(checkpoint: Checkpoint, graph: Graph, asked: tuple[bool, bool, int],
     folder = TemporaryFolder({CONFIG: _untied(checkpoint)}) if untied else None
     said = [r1, r2, seed, {name: dtypes.get(name, "f32") for name in changed_names(graph, folding.touches)}]
     told = Told(_rotate, (r1, r2, seed, dict(dtypes)), said)
-    view = fold(checkpoint, folding, told, dtypes, more, None if folder is None else folder.close)
-    if folder is not None:
-        view.companions = {**checkpoint.companions, **folder.paths}
-    return Rotated(view, folding, tuple(notes))
+    return View(fold(checkpoint, folding, told, dtypes, more, folder), notes), folding
 
 
 def _rotate(checkpoint: Checkpoint, argument: tuple[bool, bool, int, Mapping[str, str]]) -> Checkpoint:
     r1, r2, seed, dtypes = argument
-    return rotated(checkpoint, graph_of(checkpoint), (r1, r2, seed), dtypes).checkpoint
+    return rotated(checkpoint, graph_of(checkpoint), (r1, r2, seed), dtypes)[0].checkpoint
 
 
 def _rotations(
@@ -177,7 +180,7 @@ def _rotations(
             raise UnsupportedError(
                 f"expected as many value heads in every layer, found {sorted(sizes)} numbers", rule="fold.tensor"
             )
-        value = value.repeated(graph.head_size, sizes.pop() // graph.head_size)
+        value = value.repeat(graph.head_size, sizes.pop() // graph.head_size)
     return residual, value
 
 

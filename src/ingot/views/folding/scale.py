@@ -13,10 +13,10 @@ from ingot.core.runtime.parallel import go_on
 from ingot.errors import CodecError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.tensor import Array
-from ingot.quantization.awq import MOST_ROWS, Reader, candidates, losses
+from ingot.quantization.awq import MAX_ROWS, Reader, candidates, losses
 from ingot.quantization.grid import Grid
-from ingot.quantization.maps import Map, Scale
-from ingot.quantization.tensor import Knowing
+from ingot.quantization.maps import RepeatableMap, Scale
+from ingot.quantization.tensor import StatisticsSource
 from ingot.views.folding.families import RESIDUAL
 from ingot.views.folding.fold import Told, changed_names, fold
 from ingot.views.folding.graph import Graph, Site
@@ -50,7 +50,7 @@ class ScaleFolding:
     checkpoint: Checkpoint
     graph: Graph
     grids: Mapping[str, Grid]
-    known: Callable[[], Knowing]
+    known: Callable[[], StatisticsSource]
     dtypes: Mapping[str, str]
     searched: Searched = field(default_factory=Searched)
     found: dict[str, _Once] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class ScaleFolding:
     def touches(self, stream: str) -> bool:
         return scales(self.graph, self.grids, stream)
 
-    def map_of(self, stream: str) -> Map | None:
+    def map_of(self, stream: str) -> RepeatableMap | None:
         return self._once(stream).scale
 
     def norm(self, stream: str) -> Array:
@@ -92,7 +92,7 @@ class ScaleFolding:
             return None
         tried = candidates(np.mean(squares, 0))
         total = np.zeros(len(tried))
-        most = max(16, min(MOST_ROWS, 16 * MOST_ROWS // len(readers)))
+        most = max(16, min(MAX_ROWS, 16 * MAX_ROWS // len(readers)))
         for site, number in readers:
             go_on()
             reader = self._reader(site, number, most)

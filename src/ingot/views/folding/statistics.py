@@ -9,8 +9,8 @@ import numpy as np
 
 from ingot.model.statistics import ABSMAX, INPUTS, MEANS, OUTPUTS, SQUARES, Entry, MatrixStatistics
 from ingot.model.tensor import Array
-from ingot.quantization.maps import Map, Scale, Turning, both_backs, both_sides
-from ingot.quantization.tensor import Knowing
+from ingot.quantization.maps import LinearMap, RepeatableMap, Scale, both_backs, both_sides
+from ingot.quantization.tensor import StatisticsSource
 from ingot.views.folding.fold import Folding, reading, writing
 from ingot.views.folding.graph import Ends
 
@@ -19,7 +19,7 @@ from ingot.views.folding.graph import Ends
 class FoldedStatistics:
     """The statistics of a model that a folding was applied to; arrays are computed when they are asked for."""
 
-    known: Knowing
+    known: StatisticsSource
     folding: Folding
 
     def for_matrix(self, name: str) -> MatrixStatistics | None:
@@ -44,7 +44,7 @@ def folded(of: MatrixStatistics, ends: Ends, folding: Folding) -> MatrixStatisti
     diagonal T alone.
     """
 
-    def inputs() -> Map | None:
+    def inputs() -> RepeatableMap | None:
         return reading(folding, ends)
 
     entries: dict[str, Entry] = {SQUARES: _Made((of.cols,), lambda: _squares(of, inputs()))}
@@ -71,12 +71,12 @@ class _Made:
         return self.make()
 
 
-def _moment(moment: Array | None, change: Turning | None, turned: Callable[[Array, Turning], Array]) -> Array:
+def _moment(moment: Array | None, change: LinearMap | None, turned: Callable[[Array, LinearMap], Array]) -> Array:
     assert moment is not None
     return moment if change is None else turned(moment, change)
 
 
-def _squares(of: MatrixStatistics, change: Map | None) -> Array:
+def _squares(of: MatrixStatistics, change: RepeatableMap | None) -> Array:
     if change is None or isinstance(change, Scale):
         return of.diagonal if change is None else of.diagonal * np.square(change.by)
     inputs = of.inputs
@@ -87,11 +87,11 @@ def _squares(of: MatrixStatistics, change: Map | None) -> Array:
     return found
 
 
-def _turned(means: Array | None, change: Map | None) -> Array:
+def _turned(means: Array | None, change: RepeatableMap | None) -> Array:
     assert means is not None
     return means if change is None else change.forward(np.ascontiguousarray(means[None]))[0]
 
 
-def _scaled(largest: Array | None, change: Map | None) -> Array:
+def _scaled(largest: Array | None, change: RepeatableMap | None) -> Array:
     assert largest is not None
     return largest if not isinstance(change, Scale) else largest * np.abs(change.by)

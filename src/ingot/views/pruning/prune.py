@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from os import PathLike
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from ingot.engine.chunks import chunks
 from ingot.errors import UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.tensor import Array, Tensor
+from ingot.stores.location import AnyPath
 from ingot.views.pruning.ffn import Ffn, Skipped, find_ffns
 from ingot.views.values import Pruning
 
@@ -64,7 +64,7 @@ def weakest_blocks(
     fraction: float,
     *,
     block: int = BLOCK,
-    activations: str | PathLike[str] | None = None,
+    activations: AnyPath | None = None,
     threads: int | None = None,
 ) -> Mapping[str, Pruning]:
     """Choose what ``prune`` leaves out: the blocks of channels of every feed-forward network that matter least.
@@ -94,7 +94,7 @@ def weakest_blocks(
 def choose_pruning(
     source: Checkpoint,
     options: PruneOptions,
-    activations: str | PathLike[str] | None = None,
+    activations: AnyPath | None = None,
     progress: ProgressCallback | None = None,
 ) -> PrunePlan:
     """Return what tensors lose; the activations are opened for it. Errors as ``weakest_blocks``."""

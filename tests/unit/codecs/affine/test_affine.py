@@ -20,8 +20,8 @@ from ingot.model.bytesource import MemorySource
 from ingot.model.part import Part, memory_part
 from ingot.model.tensor import Array, Tensor
 from ingot.testing.codecs import Case, CodecSuite, encode_tensor, read_rows
-from ingot.testing.reference import affine as reference
-from ingot.testing.reference.affine import Grid
+from tests.support.reference import affine as reference
+from tests.support.reference.affine import Grid
 
 CODEC = AffineCodec()
 WAYS = ("minmax", "mse")

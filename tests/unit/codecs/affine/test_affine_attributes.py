@@ -14,12 +14,12 @@ from ingot.codecs.affine.codec import AffineCodec
 from ingot.codecs.affine.offset import offsets
 from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.errors import CodecError
-from ingot.ext.squizd.carry import refusal
+from ingot.ext.squizd.carry import why_unsupported
 from ingot.model.part import memory_part
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Array, Tensor
 from ingot.testing.codecs import encode_tensor, read_rows, repacks, zstd_part
-from ingot.testing.reference import affine as reference
+from tests.support.reference import affine as reference
 
 CODEC = AffineCodec()
 BASE = {"codec_version": 1, "axis": -1, "packing": "rows_lsb", "signed": False, "zeros": False, "dtype": "f32"}
@@ -224,6 +224,6 @@ def test_squizd_names_what_it_cannot_carry(params: dict[str, Any], word: str) ->
     codes = np.zeros((4, 8), np.uint8)
     known = {"bits": 4, "granularity": "row", "signed": True, **params}
     spec: TensorSpec = tensor_of(codes, np.ones(8 if "matrix" in params else 4, np.float32), zeros, **known).spec()
-    reason = refusal(spec)
+    reason = why_unsupported(spec)
     assert reason is not None
     assert word in reason

@@ -16,7 +16,7 @@ from ingot.codecs.base import Repacked
 from ingot.codecs.table import CODECS
 from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.engine.steps import Repack
-from ingot.engine.work import Room
+from ingot.engine.work import ChunkBudget
 from ingot.model.layouts.affine import NO_ZERO, POINTS, Constant
 from ingot.model.layouts.alternatives import alternatives
 from ingot.model.layouts.packed_words import WordsLayout
@@ -179,14 +179,14 @@ def test_words_take_little_more_memory_than_the_result(form: str) -> None:
     ways = (CODEC.repack(source, layout) for layout in alternatives(source.layout, source))
     way = next(way for way in ways if getattr(way.layout, "form", "") == form and way.exact)
     whole = sum(part.length or 0 for part in way.parts)
-    assert way.memory * way.rows + way.held < 3 * whole
+    assert way.memory * way.rows + way.extra_memory < 3 * whole
     tracemalloc.start()
     try:
         repacked(way, source)
         used = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert used < way.memory * way.rows + way.held + 4 * whole  # the test gathers and joins the parts
+    assert used < way.memory * way.rows + way.extra_memory + 4 * whole  # the test gathers and joins the parts
 
 
 @pytest.mark.parametrize("form", ["gptq_v1", "awq", "gptq_planes"])
@@ -214,7 +214,7 @@ def test_words_of_some_columns_after_others(form: str, group: int | None, points
     }
     assert np.array_equal(CODECS[layout.codec].decode(cut, "f32"), CODEC.decode(source, "f32"))
     step = Repack(source, source.spec, rule="", repack=way)
-    for budget in (1 << 20, way.held + way.memory):
-        chunking = step.chunking(Room(budget, 4))
+    for budget in (1 << 20, way.extra_memory + way.memory):
+        chunking = step.plan_chunks(ChunkBudget(budget, 4))
         assert chunking.cost <= budget
     assert chunking.chunk_rows == 1

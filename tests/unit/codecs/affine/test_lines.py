@@ -9,7 +9,7 @@ import pytest
 
 from ingot.codecs.affine.codec import AffineCodec
 from ingot.codecs.affine.lines import between_lines, with_one_point
-from ingot.codecs.affine.word_codes import packed_points
+from ingot.codecs.affine.word_codes import pack_points
 from ingot.codecs.affine.word_rows import rows_tensor
 from ingot.codecs.affine.words import WordsCodec
 from ingot.codecs.base import Repacked
@@ -32,7 +32,7 @@ def packed(form: str, group: int | None, points: Array | None = None, bits: int 
     parts = {
         "packed_weight": memory_part(words, "i32"),
         "scales": memory_part(random.random((count, SHAPE[0])).astype(np.float16), "f16"),
-        "zeros": memory_part(packed_points(points, layout).view(np.int32), "i32"),
+        "zeros": memory_part(pack_points(points, layout).view(np.int32), "i32"),
     }
     return Tensor("w", SHAPE, "f16", layout.codec, parts, layout.attributes(), WordsCodec())
 

@@ -11,7 +11,7 @@ import pytest
 
 from ingot.codecs.affine.codec import AffineCodec
 from ingot.codecs.affine.parts import PackedReader
-from ingot.codecs.affine.windows import MadeSource
+from ingot.codecs.affine.windows import ComputedRows
 from ingot.codecs.base import Repacked
 from ingot.codecs.table import CODECS
 from ingot.model.bytesource import MemorySource
@@ -38,18 +38,18 @@ CODEC = AffineCodec()
 ROWS, COLS = 96, 64
 
 
-def made(stored: Array, again: bool) -> MadeSource:
+def made(stored: Array, again: bool) -> ComputedRows:
     """Rows that are made when they are read, a few at a time."""
 
     def make(first: int, last: int) -> Array:
         return stored[first:last].copy()
 
-    source = MadeSource(MemorySource(b""), *stored.shape, make, most=32 * stored.shape[1])
+    source = ComputedRows(MemorySource(b""), *stored.shape, make, max_bytes=32 * stored.shape[1])
     source.again = again
     return source
 
 
-SOURCES: dict[str, Callable[[Array], MadeSource | MemorySource]] = {
+SOURCES: dict[str, Callable[[Array], ComputedRows | MemorySource]] = {
     "made": lambda stored: made(stored, again=False),
     "made of all again": lambda stored: made(stored, again=True),
     "memory": lambda stored: MemorySource(stored.tobytes()),

@@ -10,7 +10,7 @@ import pytest
 
 from ingot.codecs.affine.codec import AffineCodec
 from ingot.codecs.base import Repacked
-from ingot.codecs.blocks.apart import STRANGE, pack
+from ingot.codecs.blocks.apart import INCOMPATIBLE_SCALES, pack
 from ingot.codecs.blocks.codec import BlocksCodec
 from ingot.codecs.blocks.repack import to_blocks
 from ingot.codecs.scaled_codebook.tables import numbers
@@ -42,9 +42,9 @@ def stored(kind: str, rows: int = 7, cols: int | None = None, seed: int = 3) -> 
         numbers = (rng.standard_normal((len(raw), 1)) * 0.05).astype("<f2")
         numbers[0], numbers[1] = 0, -0.0
         raw[:, start : start + 2] = numbers.view(np.uint8)
-    if kind in STRANGE:
+    if kind in INCOMPATIBLE_SCALES:
         scales = raw[:, : 1 if kind == "mxfp4" else 4]
-        scales[...] = np.setdiff1d(np.arange(254), STRANGE[kind])[scales % 120]
+        scales[...] = np.setdiff1d(np.arange(254), INCOMPATIBLE_SCALES[kind])[scales % 120]
     parts = {"blocks": memory_part(raw, "u8")}
     return Tensor("w", (rows, cols), "f32", "ggml_blocks", parts, layout.attributes(), BLOCKS)
 
@@ -76,7 +76,7 @@ def test_blocks_become_what_they_are_in_other_families_and_come_back(kind: str) 
     assert own.exact
     apart = made(own, tensor)
     assert equal(apart, tensor)
-    assert kind in STRANGE or apart.numpy("f32").tobytes() == tensor.numpy("f32").tobytes()
+    assert kind in INCOMPATIBLE_SCALES or apart.numpy("f32").tobytes() == tensor.numpy("f32").tobytes()
     back = CODECS[apart.codec].repack(apart, tensor.layout)
     assert back.exact == (kind in AFFINE or kind in CODEBOOKS)
     if back.exact:
@@ -91,7 +91,7 @@ def test_blocks_become_what_they_are_in_other_families_and_come_back(kind: str) 
             assert bytes(made(again, other).parts["blocks"].view()) == bytes(tensor.parts["blocks"].view())
 
 
-@pytest.mark.parametrize("kind", STRANGE)
+@pytest.mark.parametrize("kind", INCOMPATIBLE_SCALES)
 def test_bytes_of_scales_that_mean_something_else_in_blocks_are_told(kind: str) -> None:
     """Just those: every byte as the scale of every code, in blocks and as a codebook."""
     own, elements = CODEBOOKS[kind], GgmlBlocksLayout(kind).block.elements
@@ -107,7 +107,7 @@ def test_bytes_of_scales_that_mean_something_else_in_blocks_are_told(kind: str) 
     with np.errstate(over="ignore"):
         here = products(own, scales[:, :1])
     differ = ~((there == here) | (np.isnan(there) & np.isnan(here))).all(axis=1)
-    assert np.flatnonzero(differ).tolist() == sorted(STRANGE[kind].tolist())
+    assert np.flatnonzero(differ).tolist() == sorted(INCOMPATIBLE_SCALES[kind].tolist())
     assert "scale 0x" in (CODECS["scaled_codebook"].repack(plain, layout).why_not or "")
     assert "scale 0x" in (BLOCKS.repack(packed, own).why_not or "")
 
@@ -123,7 +123,7 @@ class _Unread(MemorySource):
         raise AssertionError("expected nothing to be read")
 
 
-@pytest.mark.parametrize("kind", list(STRANGE))
+@pytest.mark.parametrize("kind", list(INCOMPATIBLE_SCALES))
 def test_blocks_are_not_read_for_layouts_that_cannot_hold_them(kind: str) -> None:
     tensor = stored(kind)
     part = tensor.parts["blocks"]

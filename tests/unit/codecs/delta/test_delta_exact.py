@@ -17,8 +17,8 @@ from ingot.errors import CodecError, IngotError, UnsupportedError, UsageError
 from ingot.model.part import memory_part
 from ingot.model.tensor import Array, Tensor
 from ingot.testing.codecs import Unreadable, bits, chunks, with_parts, zstd_part
-from ingot.testing.reference import delta_exact as reference
-from ingot.testing.strategies import random_bits
+from ingot.testing.values import random_bits
+from tests.support.reference import delta_exact as reference
 
 TYPES = tuple(row.name for row in DTYPES.values() if row.bits >= 8 and row.kind != "c")
 SHAPES = ((), (0,), (1,), (255,), (257,), (0, 3), (3, 0), (2, 3, 170), (2, 0, 3), (40, 96))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ingot.codecs.delta.flat import HUGE
-from ingot.codecs.delta.readers import Codes, Values, values_of
+from ingot.codecs.delta.readers import Codes, ElementReader, values_of
 from ingot.codecs.table import CODECS
 from ingot.core.bytes.checksums import digest
 from ingot.core.numeric.floats import cast
@@ -38,7 +38,7 @@ def test_what_lies_in_memory_is_lent() -> None:
 
 def test_what_has_a_digest_or_an_odd_address_is_copied() -> None:
     array = np.arange(1000, dtype=np.int64)
-    assert isinstance(values_of(with_digest(memory_part(array, "i64"))), Values)
+    assert isinstance(values_of(with_digest(memory_part(array, "i64"))), ElementReader)
     shifted = Part(dtype="i64", length=7992, source=MemorySource(array.tobytes()), offset=3)
     values = values_of(shifted).next(2)
     assert values.flags.aligned

@@ -28,8 +28,8 @@ CASES = tuple(Case(shape, options={"outlier_fraction": 0.3}) for shape in [(1,),
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything streams; chunks may begin every few elements, and few candidates wait."""
-    monkeypatch.setattr(delta_top, "WHOLE", 0)
-    monkeypatch.setattr(delta_top, "PIECE", 4)
+    monkeypatch.setattr(delta_top, "MAX_SINGLE_CHUNK", 0)
+    monkeypatch.setattr(delta_top, "BATCH", 4)
     monkeypatch.setattr(delta_top, "_GRID", 3)
     monkeypatch.setattr(delta_top, "_LONG", 20)
 
@@ -65,7 +65,7 @@ def values_of(kind: str, shape: tuple[int, ...]) -> Array:
 def test_chunks_give_the_bytes_of_one_piece(monkeypatch: pytest.MonkeyPatch, kind: str, shape: tuple[int, ...]) -> None:
     source = values_of(kind, shape)
     wanted = [encode_parts(CODECS[id], CODECS[id].encoder(shape, "f32", options), source) for id, options in WAYS]
-    for name, value in {"WHOLE": 0, "PIECE": 4, "_GRID": 6, "_LONG": 20}.items():
+    for name, value in {"MAX_SINGLE_CHUNK": 0, "BATCH": 4, "_GRID": 6, "_LONG": 20}.items():
         monkeypatch.setattr(delta_top, name, value)
     for flat in (source.reshape(-1, 1), source.reshape(-1, shape[-1])):  # cut anywhere, and between rows
         for (id, options), parts in zip(WAYS, wanted, strict=True):
@@ -146,8 +146,8 @@ def test_wrong_scans_are_refused(id: str) -> None:
 @pytest.mark.parametrize(("id", "most"), [("delta_int4", 4), ("delta_sparse", 8)])
 def test_memory_is_that_of_chunks_and_of_what_is_kept(id: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading, scanning and encoding take a chunk and ``held``, however large the tensor; whole it takes 8 and more."""
-    monkeypatch.setattr(delta_top, "WHOLE", 1 << 18)
-    monkeypatch.setattr(delta_top, "PIECE", 1 << 14)
+    monkeypatch.setattr(delta_top, "MAX_SINGLE_CHUNK", 1 << 18)
+    monkeypatch.setattr(delta_top, "BATCH", 1 << 14)
     shape, chunk = (1 << 11, 1 << 10), 1 << 6
     encoder = delta_codec(id).encoder(shape, "f32", {})
 
@@ -177,7 +177,7 @@ def test_pairs_give_the_bytes_of_their_differences(
 ) -> None:
     """Subtracted on the way or before, of every type: the same parts or refusal, zeros of either sign too."""
     if not whole:
-        for name, value in {"WHOLE": 0, "PIECE": 2000, "_GRID": 3000}.items():
+        for name, value in {"MAX_SINGLE_CHUNK": 0, "BATCH": 2000, "_GRID": 3000}.items():
             monkeypatch.setattr(delta_top, name, value)
     shape, rng, element = (67, 1000), np.random.default_rng(3), numpy_dtype(dtype)
     old = rng.normal(0, 0.02, shape).astype(element)

@@ -18,7 +18,7 @@ from ingot.errors import CodecError, IngotError, UnsupportedError, UsageError
 from ingot.model.part import Part, memory_part
 from ingot.model.tensor import Array, Tensor
 from ingot.testing.codecs import bits, chunks
-from ingot.testing.strategies import arrays, shapes
+from tests.support.strategies import arrays, shapes
 
 TYPES = tuple(row.name for row in DTYPES.values() if row.bits >= 8 and row.kind != "c")
 CODEC = SparsePatchDelta()

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingot.codecs.delta.base import added, delta_codec
-from ingot.codecs.delta.flat import PIECE
+from ingot.codecs.delta.base import delta_codec, round_sum
+from ingot.codecs.delta.flat import BATCH
 from ingot.codecs.delta.int4 import DeltaInt4
 from ingot.codecs.delta.sign import DeltaSign
 from ingot.codecs.delta.sparse import DeltaSparse
@@ -118,7 +118,7 @@ def test_scales_are_numpys_means(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("id", IDS)
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 def test_readers_cross_their_pieces(id: str, dtype: str) -> None:
-    source = delta((3, PIECE // 2 + 13))
+    source = delta((3, BATCH // 2 + 13))
     options = {} if id == "delta_sign" else {"sparsity": 0.2} if id == "delta_sparse" else {"outlier_fraction": 0.3}
     tensor = encode_tensor(CODECS[id], source, options, dtype="f32")
     whole = tensor.numpy(dtype)
@@ -272,7 +272,7 @@ def test_arrays_that_overlap_in_part_are_not_mixed_up(id: str, shift: int) -> No
 
 def test_sums_are_made_in_place() -> None:
     total, base, out = np.ones(5, np.float32), np.arange(5, dtype=np.float16), np.empty(5, np.float16)
-    added(total, base, out)
+    round_sum(total, base, out)
     assert np.array_equal(total, np.arange(1, 6, dtype=np.float32))
     assert np.array_equal(out, np.arange(1, 6, dtype=np.float16))
 

@@ -15,7 +15,8 @@ from ingot.model.bytesource import MemorySource
 from ingot.model.part import Part, memory_part
 from ingot.model.tensor import Tensor
 from ingot.testing.codecs import Case, CodecSuite, bits, encode_tensor, read_rows, zstd_part
-from ingot.testing.strategies import WHOLE_BYTE_DTYPES, random_bits
+from ingot.testing.values import random_bits
+from tests.support.strategies import WHOLE_BYTE_DTYPES
 
 SHAPES = [(), (0,), (1,), (7,), (0, 3), (3, 0), (5, 4), (2, 3, 4), (2, 0, 3), (1, 1, 1, 2)]
 CASTS = [("f32", "bf16"), ("f32", "f16"), ("f64", "bf16"), ("bf16", "f32"), ("f16", "f8_e4m3fn"), ("f8_e5m2", "f16")]

@@ -24,7 +24,7 @@ from ingot.testing.codecs import (
     with_parts,
     zstd_part,
 )
-from ingot.testing.strategies import random_bits
+from ingot.testing.values import random_bits
 
 TYPES = tuple(row.name for row in DTYPES.values() if row.is_float and row.bits >= 8)
 SMALL: dict[str, Any] = {"chunk": 256}
@@ -50,7 +50,7 @@ class TestEntropyCodec(CodecSuite):
             return self.weights(case)
         return random_bits(np.random.default_rng(len(str(case))), case.shape, case.dtype, zeros=0.5)
 
-    def test_check_refuses_wrong_sizes(self, case: Case) -> None:
+    def subtest_check_refuses_wrong_sizes(self, case: Case) -> None:
         """How many bytes ``planes`` takes only the sizes tell, and ``check`` reads nothing: decoding tells then."""
         tensor = self.tensor(case)
         sizes, planes = tensor.parts["sizes"], tensor.parts["planes"]
@@ -133,7 +133,7 @@ def test_many_threads_decode_what_one_does() -> None:
     out = np.empty(source.shape, source.dtype)
     for workers in (0, 1, 3):
         out.view(np.uint16)[...] = 0
-        decode_chunks(params, arrays["planes"], arrays["sizes"], out, where="t", workers=workers)
+        decode_chunks(params, arrays["planes"], arrays["sizes"], out, location="t", workers=workers)
         assert bits(out) == bits(source)
 
 

@@ -18,8 +18,8 @@ from ingot.model.bytesource import MemorySource
 from ingot.model.part import memory_part
 from ingot.model.tensor import Array, Tensor
 from ingot.testing.codecs import Case, CodecSuite, bits, encode_tensor, read_rows
-from ingot.testing.reference import tca_tbe as reference
-from ingot.testing.strategies import random_bits
+from ingot.testing.values import random_bits
+from tests.support.reference import tca_tbe as reference
 
 CODEC = TcaCodec()
 BF16 = np.dtype(ml_dtypes.bfloat16)

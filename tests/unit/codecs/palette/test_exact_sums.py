@@ -69,7 +69,7 @@ def test_errors_too_close_to_tell_are_computed(gain: float, monkeypatch: pytest.
             return error * (1 - 1e-6), error * (1 + 1e-6), centroids
 
     monkeypatch.setattr(cloud, "nearest", nearest)
-    step = fit._Bounded(cloud, Near())
+    step = fit._BoundedStep(cloud, Near())
     assert step(first)[0]
     assert not asked
     assert step(second)[0] == (1 - gain < 1 - 1e-4)

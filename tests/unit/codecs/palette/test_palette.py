@@ -16,7 +16,7 @@ from ingot.errors import CodecError, UnsupportedError, UsageError
 from ingot.model.part import memory_part
 from ingot.model.tensor import Array, Tensor
 from ingot.testing.codecs import Case, CodecSuite, bits, encode_parts, encode_tensor, read_rows
-from ingot.testing.reference import palette as reference
+from tests.support.reference import palette as reference
 
 CODEC = PaletteCodec()
 CASES = (
@@ -91,7 +91,7 @@ def test_codebooks_have_the_least_squared_error(dtype: str, width: int) -> None:
         values = np.round(rng.normal(0, 3, int(rng.integers(2, 24))), seed % 3).astype(numpy_dtype(dtype))
         weights = rng.integers(1, 5, values.size).astype(np.float64)
         histogram = Histogram(dtype, float(np.abs(values.astype(np.float64)).max()))
-        assert histogram.take(values.reshape(1, -1), weights) == values.size
+        assert histogram.add(values.reshape(1, -1), weights) == values.size
         found = histogram.centroids(2**width)
         error = (weights * ((values.astype(np.float64)[:, None] - found) ** 2).min(axis=1)).sum()
         assert error == pytest.approx(reference.least_error(values, weights, 2**width), rel=1e-9, abs=1e-12)

@@ -9,6 +9,7 @@ import pytest
 
 from ingot.codecs.scaled_codebook.codec import ScaledCodebookCodec
 from ingot.model.layouts.affine import Group
+from ingot.model.layouts.alternatives import family_alternatives
 from ingot.model.layouts.scaled_codebook import DIVIDE, MULTIPLY, ScaledCodebookLayout, Tiles
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
@@ -80,7 +81,7 @@ def test_scales_of_blocks_are_repeated_for_rows_or_columns(
         "scales": rng.uniform(0.1, 1, (-(-rows // tile[0]), -(-cols // tile[1]))).astype(np.float32),
     }
     one, finer = Tensor.from_parts(layout, parts, shape), 0
-    for other in layout.alternatives(one):
+    for other in family_alternatives(layout, one):
         if other.second is not None:
             continue
         way = CODEC.repack(one, other)

@@ -14,10 +14,11 @@ from ingot.codecs.sparse.csr import CsrCodec
 from ingot.codecs.table import CODECS
 from ingot.core.numeric.dtypes import DTYPES
 from ingot.errors import CodecError, IngotError, ResourceError, UnsupportedError
+from ingot.model.layouts.alternatives import alternatives
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor, part_of
 from ingot.testing.codecs import Case, CodecSuite, bits, encode_tensor, read_rows
-from ingot.testing.strategies import WHOLE_BYTE_DTYPES
+from tests.support.strategies import WHOLE_BYTE_DTYPES
 
 U64_MAX = 2**64 - 1
 
@@ -243,7 +244,7 @@ def test_pieces_change_nothing(codec: str, piece: int, monkeypatch: pytest.Monke
     dense[2] = 1
     tensor = encode_tensor(CODECS[codec], dense, dtype="f32")
     for module in ("csr", "coo"):
-        monkeypatch.setattr(f"ingot.codecs.sparse.{module}.PIECE", piece)
+        monkeypatch.setattr(f"ingot.codecs.sparse.{module}.BATCH", piece)
     for attempt in all_ways(tensor):
         np.testing.assert_array_equal(attempt(), dense)
 
@@ -251,7 +252,7 @@ def test_pieces_change_nothing(codec: str, piece: int, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("piece", [1, 2, 100])
 def test_doubles_are_found_across_pieces(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("csr", "coo"):
-        monkeypatch.setattr(f"ingot.codecs.sparse.{module}.PIECE", piece)
+        monkeypatch.setattr(f"ingot.codecs.sparse.{module}.BATCH", piece)
     assert refused(coo([[0, 1, 0], [1, 1, 1]])) == "sparse_coo.duplicate"
     assert refused(csr([0, 3, 3, 3], [1, 2, 1])) == "sparse_csr.duplicate"
     unordered = coo([[2, 0, 1], [1, 3, 0]])
@@ -280,7 +281,7 @@ def test_indices_of_u32_decode_and_become_u64(codec: str) -> None:
     assert small.numpy().tobytes() == tensor.numpy().tobytes()
     assert small[1:].tobytes() == tensor[1:].tobytes()
     assert small.sparse().toarray().tobytes() == tensor.numpy().tobytes()
-    layout = next(one for one in small.layout.alternatives(small) if one.indices == "u64")
+    layout = next(one for one in alternatives(small.layout, small) if one.indices == "u64")
     found = CODECS[codec].repack(small, layout).reader().read(1)
     assert {role: array.dtype.name for role, array in found.items() if role != "values"} == {
         role: "uint64" for role in narrow if role != "values"
@@ -294,7 +295,7 @@ def test_columns_that_are_said_to_ascend_are_checked_and_others_sorted() -> None
         with pytest.raises(CodecError) as caught:
             read()
         assert caught.value.rule == "sparse_csr.order"
-    layout = next(one for one in tensor.layout.alternatives(tensor) if one.ascending)
+    layout = next(one for one in alternatives(tensor.layout, tensor) if one.ascending)
     found = CODECS["sparse_csr"].repack(tensor, layout).reader().read(1)
     assert found["indices"].tolist() == [0, 2, 1]
     assert found["values"].tolist() == tensor.parts["values"].array()[[1, 0, 2]].tolist()

@@ -15,7 +15,7 @@ from ingot.errors import CodecError, IngotError, UnsupportedError, UsageError
 from ingot.model.part import memory_part
 from ingot.model.tensor import Array, Tensor
 from ingot.testing.codecs import Case, CodecSuite, bits, encode_tensor, read_rows
-from ingot.testing.reference import palette as reference
+from tests.support.reference import palette as reference
 
 CODEC = MaskCodec()
 INT8 = {"inner": "affine", "options": {"bits": 8}}

@@ -20,7 +20,7 @@ from ingot.model.layouts.trellis import TrellisLayout
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
 from ingot.testing.codecs import Case, CodecSuite, encode_tensor, read_rows
-from ingot.testing.reference import trellis as reference
+from tests.support.reference import trellis as reference
 
 CODEC = TrellisCodec()
 

@@ -28,7 +28,7 @@ from ingot.ext.ane.kernel_units.pack import KernelWeight, pack_unit
 from ingot.ext.ane.kernel_units.unit import read_unit
 from ingot.model.layouts.affine import AffineLayout
 from ingot.stores.memory import MemoryStore
-from ingot.testing.stores import CountingStore
+from tests.support.stores import CountingStore
 
 M1, M6 = load_chip("m1"), load_chip("m6")
 LUT = fit_lut("tanh", domain=(-3.0, 3.0)).lut

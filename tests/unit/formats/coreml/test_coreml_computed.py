@@ -10,13 +10,13 @@ import pytest
 import ingot
 from ingot.core.parsing.wire import bytes_field, map_entry, number_field
 from ingot.errors import UnsupportedError
-from ingot.formats.coreml.expressions import MAX_DEPTH, looked_up
+from ingot.formats.coreml.expressions import MAX_DEPTH, look_up
 from ingot.formats.coreml.mil import parse_model
 from ingot.formats.coreml.reader import read_package
 from ingot.recipes.choice import Choice
 from ingot.recipes.recipe import Recipe, Rule
 from ingot.stores.memory import MemoryStore
-from ingot.testing.coreml import MODEL, WEIGHTS, Package, operation, sample
+from tests.support.coreml import MODEL, WEIGHTS, Package, operation, sample
 
 SHAPE = (16, 32)
 LUT = (1, 32, 16, 1)
@@ -355,7 +355,7 @@ def test_long_chains_are_read_or_listed(length: int) -> None:
 def test_entries_lie_along_their_axis(axis: int) -> None:
     rng = np.random.default_rng(5)
     indices, lut = rng.integers(0, 4, (4, 6, 2)), rng.standard_normal((2, 3, 1, 4, 3))
-    found = looked_up(indices, lut, axis)
+    found = look_up(indices, lut, axis)
     for place in np.ndindex(*indices.shape):
         entry = lut[place[0] // 2, place[1] // 2, 0, indices[place]]
         for number in range(3):

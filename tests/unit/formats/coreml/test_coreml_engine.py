@@ -14,7 +14,7 @@ from ingot.cli.main import run
 from ingot.core.runtime.memory import parse_size
 from ingot.errors import ResourceError
 from ingot.formats.coreml.layer import Layer, layer_template
-from ingot.testing.memory import peak_anonymous
+from tests.support.memory import peak_anonymous
 
 WEIGHTS = "Data/com.apple.CoreML/weights/weight.bin"
 _CHUNK = 1 << 20

@@ -14,7 +14,7 @@ from ingot.formats.coreml.types import BY_NAME
 from ingot.formats.coreml.values import encode_blob
 from ingot.stores.local import LocalStore
 from ingot.stores.memory import MemoryStore
-from ingot.testing.coreml import FILE, MODEL, WEIGHTS, Package, manifest, operation, sample
+from tests.support.coreml import FILE, MODEL, WEIGHTS, Package, manifest, operation, sample
 
 Files = dict[str, bytes]
 SHAPE = (4, 8)

@@ -25,7 +25,7 @@ from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
 from ingot.recipes.choice import Choice
 from ingot.recipes.recipe import Recipe, Rule
-from ingot.testing.coreml import MODEL, WEIGHTS, Package, sample
+from tests.support.coreml import MODEL, WEIGHTS, Package, sample
 
 SHAPE = (16, 32)
 INT8 = Recipe("int8", (Rule(Choice("affine", {"bits": 8, "group": "row", "symmetric": True, "scales": "f16"})),))

@@ -187,14 +187,14 @@ def test_a_table_of_integers_is_no_packed_layer() -> None:
 )
 def test_what_mlx_has_not_is_refused(options: dict[str, Any]) -> None:
     spec = encode_tensor(AffineCodec(), np.ones((4, 64), np.float32), options, dtype="f32").spec()
-    assert FORMAT.refuses(TensorSpec("x.weight", spec.shape, spec.dtype, spec.codec, spec.parts, spec.params))
+    assert FORMAT.why_unsupported(TensorSpec("x.weight", spec.shape, spec.dtype, spec.codec, spec.parts, spec.params))
 
 
 def test_names_and_ranks_that_are_no_layer_are_refused() -> None:
     spec = packed("q.weight", 2, 64, 4, 32).spec
-    assert FORMAT.refuses(spec) is None
-    assert FORMAT.refuses(TensorSpec("q.kernel", spec.shape, spec.dtype, spec.codec, spec.parts, spec.params))
-    assert FORMAT.refuses(TensorSpec("q.weight", (128,), spec.dtype, spec.codec, spec.parts, spec.params))
+    assert FORMAT.why_unsupported(spec) is None
+    assert FORMAT.why_unsupported(TensorSpec("q.kernel", spec.shape, spec.dtype, spec.codec, spec.parts, spec.params))
+    assert FORMAT.why_unsupported(TensorSpec("q.weight", (128,), spec.dtype, spec.codec, spec.parts, spec.params))
 
 
 LAYER = "model.layers.0.mlp"

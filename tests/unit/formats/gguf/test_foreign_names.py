@@ -9,7 +9,7 @@ import pytest
 
 import ingot
 from ingot.errors import IngotError, UnsupportedError
-from ingot.testing.gguf import ARRAY, STRING, Item, Value, build
+from tests.support.gguf import ARRAY, STRING, Item, Value, build
 
 LONG = "model.diffusion_model.input_blocks.2.1.transformer_blocks.0.attn2.to_q.weight"
 BYTES = [b"plain", b"\xff\xfe", b"\xe2\x96\x81a", b"half \xe2\x96", "\ufffd".encode(), b""]

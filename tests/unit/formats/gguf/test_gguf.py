@@ -15,7 +15,7 @@ from ingot.formats.gguf.cursor import MAX_HEADER
 from ingot.formats.gguf.swapped import SwappedSource, order_of
 from ingot.model.bytesource import MemorySource
 from ingot.model.layouts.ggml import TYPES
-from ingot.testing.gguf import ARRAY, STRING, Item, Value, build
+from tests.support.gguf import ARRAY, STRING, Item, Value, build
 
 F32, F16, Q4_0, Q8_0, I8, I32, BF16 = 0, 1, 2, 8, 24, 26, 30
 ONES = np.ones((2, 3), "<f4")

@@ -13,17 +13,17 @@ import pytest
 import ingot
 from ingot.core.numeric.dtypes import STORAGE_DTYPES
 from ingot.errors import IngotError, UnsupportedError
-from ingot.formats.gguf.carry import described
+from ingot.formats.gguf.carry import describe_types
 from ingot.formats.gguf.format import GgufFormat
-from ingot.formats.gguf.metadata import ABOUT, carried
+from ingot.formats.gguf.metadata import ABOUT, to_gguf_metadata
 from ingot.formats.gguf.types import DENSE
 from ingot.model.layouts.ggml import TYPES, GgmlBlocksLayout
 from ingot.model.part import memory_part
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.model.tensor import Tensor
 from ingot.testing.formats import FormatSuite, Item, dense
-from ingot.testing.gguf import ARRAY, STRING, Value, build
-from ingot.testing.gguf import Item as Raw
+from tests.support.gguf import ARRAY, STRING, Value, build
+from tests.support.gguf import Item as Raw
 
 FORMAT = GgufFormat()
 
@@ -40,7 +40,7 @@ class TestGguf(FormatSuite):
 
     def described(self, items: Sequence[Item], metadata: Mapping[str, Any] | None = None) -> dict[str, Any]:
         named = {key: value for key, value in (metadata or {}).items() if key}
-        return described(carried(named), [item.spec for item in items])
+        return describe_types(to_gguf_metadata(named), [item.spec for item in items])
 
     def sample(self) -> list[Item]:
         """The last has no padding behind it: a file without that would be whole to the reader."""
@@ -49,8 +49,8 @@ class TestGguf(FormatSuite):
         return [*items, blocks("blk.0.w", (2, 512), "q4_k")]
 
     def test_every_storage_dtype_is_carried(self) -> None:
-        carried = {name for name in STORAGE_DTYPES if FORMAT.refuses(dense("x", (2, 4), name).spec) is None}
-        assert carried == set(DENSE.values())
+        supported = {name for name in STORAGE_DTYPES if FORMAT.why_unsupported(dense("x", (2, 4), name).spec) is None}
+        assert supported == set(DENSE.values())
 
     @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,), (1, 1, 1, 1), (1000,)])
     def test_round_trip_of_a_shape(self, shape: tuple[int, ...]) -> None:
@@ -90,7 +90,7 @@ def test_every_type_of_block_moves() -> None:
     ],
 )
 def test_what_llama_cpp_would_not_read_is_refused(spec: TensorSpec, word: str | None) -> None:
-    reason = FORMAT.refuses(spec)
+    reason = FORMAT.why_unsupported(spec)
     assert reason is None if word is None else word in (reason or "")
 
 
@@ -129,14 +129,14 @@ def test_values_without_types_get_those_of_their_kinds() -> None:
         "mixed": [1, "a"], "numbers": [1, 2.5], "texts": ["a"], "nested": {"a": [None]}, "signed": [1, -2],
         "past": 2**64,
     }  # fmt: skip
-    made = carried(values)
+    made = to_gguf_metadata(values)
     assert made[ABOUT]["types"] == {
         "small": "u32", "negative": "i32", "large": "u64", "huge": "u64", "half": "f32", "tenth": "f64", "yes": "bool",
         "text": "string", "mixed": "string", "numbers": "array:f32", "texts": "array:string", "nested": "string",
         "signed": "array:i32", "past": "string",
     }  # fmt: skip
     assert made["nested"] == '{"a":[null]}'
-    assert carried(made) == made
+    assert to_gguf_metadata(made) == made
 
 
 @pytest.mark.parametrize(
@@ -151,19 +151,19 @@ def test_metadata_that_no_file_can_have(values: dict[str, Any]) -> None:
 
 def test_the_file_type_is_that_of_most_bytes_or_the_mixture_that_was_stated() -> None:
     specs = [dense("a", (4,), "f32").spec, blocks("b", (8, 256), "q4_k").spec]
-    assert described(carried({}), specs)["general.file_type"] == 15
-    assert described(carried({}), specs)["general.quantization_version"] == 2
-    assert described(carried({"general.file_type": 14}), specs)["general.file_type"] == 14
-    assert described(carried({"general.file_type": 2}), specs)["general.file_type"] == 15
-    assert "general.quantization_version" not in described(carried({}), specs[:1])
+    assert describe_types(to_gguf_metadata({}), specs)["general.file_type"] == 15
+    assert describe_types(to_gguf_metadata({}), specs)["general.quantization_version"] == 2
+    assert describe_types(to_gguf_metadata({"general.file_type": 14}), specs)["general.file_type"] == 14
+    assert describe_types(to_gguf_metadata({"general.file_type": 2}), specs)["general.file_type"] == 15
+    assert "general.quantization_version" not in describe_types(to_gguf_metadata({}), specs[:1])
 
 
 def test_a_folder_is_split_where_that_is_asked_for(tmp_path: Path) -> None:
     tensors = {f"t{number}": np.full((4, 32), number, np.float32) for number in range(5)}
     ingot.save(tmp_path / "x.zt", tensors)
     with ingot.open(tmp_path / "x.zt") as source:
-        described = ingot.views.describe(source, {"general.alignment": 128, "general.architecture": "llama"})
-        ingot.save(tmp_path / "y.zt", described, described.metadata)
+        view = ingot.views.describe(source, {"general.alignment": 128, "general.architecture": "llama"})
+        ingot.save(tmp_path / "y.zt", view, view.metadata)
     ingot.convert(tmp_path / "y.zt", tmp_path / "whole", format="gguf")
     ingot.convert(tmp_path / "y.zt", tmp_path / "split", format="gguf", max_shard=1024)
     assert [path.name for path in (tmp_path / "whole").iterdir()] == ["model.gguf"]

@@ -22,7 +22,7 @@ class TestNpyFolder(FormatSuite):
         assert self.refused("bf16")
 
     def refused(self, dtype):
-        return self.format.refuses(self.item("x", (2, 4), dtype).spec)
+        return self.format.why_unsupported(self.item("x", (2, 4), dtype).spec)
 
     def sample(self):
         shapes = {"a.weight": ((3, 4), "f32"), "b": ((5,), "f64"), "empty": ((0, 3), "f16"), "c": ((7,), "u8")}

@@ -14,8 +14,8 @@ import ingot
 from ingot.core.numeric.retype import HOLDERS, narrow, widen
 from ingot.core.runtime.progress import ProgressEvent
 from ingot.errors import IntegrityError, UnsupportedError, UsageError
+from tests.support.paths import DEMO_DATA as DEMO
 
-DEMO = Path(ingot.__file__).parent / "demo" / "data"
 RNG = np.random.default_rng(0)
 
 

@@ -17,7 +17,7 @@ class TestNpydirSuite(FormatSuite):
 
     def test_every_storage_dtype_is_carried(self):
         """All but bf16, which a ``.npy`` file has no name for; see test_npydir_conversions for what becomes of it."""
-        refused = [name for name in STORAGE_DTYPES if self.format.refuses(self.item("x", (2, 4), name).spec)]
+        refused = [name for name in STORAGE_DTYPES if self.format.why_unsupported(self.item("x", (2, 4), name).spec)]
         assert refused == ["bf16"]
 
 

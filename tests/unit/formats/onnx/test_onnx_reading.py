@@ -19,8 +19,8 @@ from ingot.formats.onnx.types import TYPES
 from ingot.model.layouts.affine import AffineLayout
 from ingot.stores.local import LocalStore
 from ingot.stores.memory import MemoryStore
-from ingot.testing.onnx import Graph, numbers, outside, packed, sample, tensor
-from ingot.testing.stores import CountingStore
+from tests.support.onnx import Graph, numbers, outside, packed, sample, tensor
+from tests.support.stores import CountingStore
 
 
 def read(graph: Graph | bytes, **files: bytes) -> dict[str, ingot.Tensor]:
@@ -94,7 +94,7 @@ def test_a_matrix_of_matmul_has_the_shape_that_the_model_states() -> None:
 def test_recipes_know_a_matrix_without_a_name_by_its_operator(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(sample().model())
     with ingot.open(tmp_path / "m.onnx") as found:
-        assert found.called == {"onnx::MatMul_7": "model.layers.0.mlp.down_proj.weight"}
+        assert found.aliases == {"onnx::MatMul_7": "model.layers.0.mlp.down_proj.weight"}
 
 
 QUANTIZED = {  # codes' type, their shape, scales' shape, attributes

@@ -25,7 +25,7 @@ from ingot.recipes.choice import Choice
 from ingot.recipes.recipe import Recipe, Rule
 from ingot.stores.memory import MemoryStore, MemoryTarget
 from ingot.testing.formats import Item, feed
-from ingot.testing.onnx import Graph, numbers, outside, packed, sample, tensor
+from tests.support.onnx import Graph, numbers, outside, packed, sample, tensor
 
 UP, SQUARE, HEAD = "model.layers.0.mlp.up_proj.weight", "onnx::MatMul_7", "lm_head.weight"
 
@@ -341,7 +341,7 @@ def test_a_large_model_lies_beside_its_weights(monkeypatch: pytest.MonkeyPatch) 
     again = OnnxFormat().read(MemoryStore(files), "model.onnx")
     assert np.frombuffer(again.tensors[UP].parts["data"].view(), "<f4").tobytes() == numbers((64, 32), 2).tobytes()
     with pytest.raises(UnsupportedError) as caught:
-        written(template, items_of(template), options=WriteOptions(beside=False))
+        written(template, items_of(template), options=WriteOptions(siblings=False))
     assert caught.value.rule == "onnx.too-large"
 
 

@@ -16,7 +16,7 @@ from ingot.model.artifact import Artifact
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.stores.memory import MemoryStore, MemoryTarget
 from ingot.testing.formats import FormatSuite, Item, dense, feed
-from ingot.testing.stores import FaultyStore
+from tests.support.stores import FaultyStore
 
 
 class TestSingleFile(FormatSuite):
@@ -186,7 +186,7 @@ class TestIndex:
     def test_a_large_index_of_nothing_is_refused_before_it_is_parsed(self, monkeypatch):
         names = {f"t{number}": "s1.safetensors" for number in range(60_000)}
         monkeypatch.setattr("ingot.formats.safetensors.index.strict_json", None)
-        monkeypatch.setattr("ingot.formats.safetensors.index._quick", None)
+        monkeypatch.setattr("ingot.formats.safetensors.index._parse_typical", None)
         assert self.rule(json.dumps({"weight_map": names}).encode()) == "safetensors.index-length"
 
     def test_an_index_as_writers_make_it_needs_no_closer_look(self, monkeypatch):
@@ -261,13 +261,13 @@ class TestRefusals:
         ids=str,
     )
     def test_what_it_cannot_carry(self, spec):
-        assert self.format.refuses(spec)
+        assert self.format.why_unsupported(spec)
         with pytest.raises(UnsupportedError) as caught:
             self.format.writer(MemoryTarget(), "x", Artifact([spec]), WriteOptions())
         assert caught.value.rule == "safetensors.unsupported"
 
     def test_it_carries_every_other_dtype(self):
-        refused = {name for name in DTYPES if self.format.refuses(dense("x", (4,), name).spec)}
+        refused = {name for name in DTYPES if self.format.why_unsupported(dense("x", (4,), name).spec)}
         assert refused == {"complex128"}
 
     @pytest.mark.parametrize("metadata", [{"a": 1}, {"a": None}, {"a": {}}, {1: "a"}, {"a": "\ud800"}])

@@ -11,9 +11,9 @@ import pytest
 
 import ingot
 from ingot.errors import IngotError, UnsupportedError
-from ingot.testing.squizd import Edit, squizd
-from ingot.testing.squizd_document import EAGLE_FLAG, TCA_FLAG, Array, document, npcl, tcaw
-from ingot.testing.squizd_items import bitmap
+from tests.support.squizd import Edit, squizd
+from tests.support.squizd_document import EAGLE_FLAG, TCA_FLAG, Array, document, npcl, tcaw
+from tests.support.squizd_items import bitmap
 
 RECIPE = """
 [[rules]]

@@ -90,13 +90,13 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", CARRIED)
 def test_carried(name: str) -> None:
-    assert FORMAT.compacted().refuses(CARRIED[name]) is None
-    assert bool(FORMAT.refuses(CARRIED[name])) == (name == "pruned")
+    assert FORMAT.compacted().why_unsupported(CARRIED[name]) is None
+    assert bool(FORMAT.why_unsupported(CARRIED[name])) == (name == "pruned")
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_with_a_reason_and_before_anything_is_written(name: str) -> None:
-    assert FORMAT.refuses(REFUSED[name])
+    assert FORMAT.why_unsupported(REFUSED[name])
     target = MemoryTarget()
     with pytest.raises(UnsupportedError) as caught:
         FORMAT.writer(target, "f.squizd", Artifact([REFUSED[name]]), WriteOptions())

@@ -15,7 +15,7 @@ import ingot
 from ingot.artifacts.attachments import extract_draft
 from ingot.cli.main import run
 from ingot.errors import IngotError
-from ingot.testing.squizd_document import (
+from tests.support.squizd_document import (
     COREML_FLAG,
     EAGLE_FLAG,
     INT2_FLAG,

@@ -16,7 +16,7 @@ from ingot.ext.squizd.channels import filled_blocks
 from ingot.ext.squizd.scales import tables
 from ingot.ext.squizd.walk import name_blocks, walk
 from ingot.model.bytesource import MemorySource
-from ingot.testing.squizd_document import (
+from tests.support.squizd_document import (
     INT2_FLAG,
     INT4_FLAG,
     SPARSE_FLAG,

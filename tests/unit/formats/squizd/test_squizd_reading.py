@@ -25,9 +25,9 @@ from ingot.inspect.findings import Finding
 from ingot.model.bytesource import MemorySource, Range, Ranged
 from ingot.testing.formats import FormatSuite
 from ingot.testing.formats import dense as item
-from ingot.testing.reading import read_all
-from ingot.testing.squizd import Made, squizd
-from ingot.testing.squizd_items import Item, dense, pruned, quantized
+from tests.support.reading import read_all
+from tests.support.squizd import Made, squizd
+from tests.support.squizd_items import Item, dense, pruned, quantized
 
 FORMAT = SquizdFormat()
 
@@ -328,7 +328,7 @@ def test_ids_that_collide_are_refused_by_the_writer(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(place, "tensor_id", lambda layer, name: 1)
     tensors = read_catalog(MemorySource(squizd([grouped("t"), grouped("u")]).data, "f")).tensors
     with pytest.raises(UnsupportedError) as caught:
-        place.place([tensor.spec() for tensor in tensors.values()], [0, 0], 1)
+        place.place_tensors([tensor.spec() for tensor in tensors.values()], [0, 0], 1)
     assert caught.value.rule == "squizd.id-collision"
 
 

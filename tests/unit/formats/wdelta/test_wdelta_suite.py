@@ -17,7 +17,7 @@ from ingot.model.delta import Change, DeltaInfo, Identity
 from ingot.model.spec import TensorSpec
 from ingot.testing.codecs import encode_parts
 from ingot.testing.formats import FormatSuite, Item
-from ingot.testing.wdelta import PARENT
+from tests.support.wdelta import PARENT
 
 
 class WdeltaSuite(FormatSuite):

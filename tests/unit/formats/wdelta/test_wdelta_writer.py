@@ -27,8 +27,8 @@ from ingot.stores.local import LocalStore, LocalTarget
 from ingot.stores.memory import MemoryTarget
 from ingot.testing.codecs import encode_parts
 from ingot.testing.formats import Item, feed
-from ingot.testing.stores import FullTarget
-from ingot.testing.wdelta import PARENT
+from tests.support.stores import FullTarget
+from tests.support.wdelta import PARENT
 
 FORMAT = WdeltaFormat()
 CONTENT = "blake3:" + "1" * 64
@@ -91,7 +91,7 @@ def test_a_whole_tensor_has_the_parts_of_its_spec(wrong: str) -> None:
 
 
 def test_the_digest_follows_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digest, "_LEAST", 10)
+    monkeypatch.setattr(digest, "_MIN_STEP", 10)
     monkeypatch.setattr(digest, "_CHUNK", 333)
     writer = FORMAT.writer(
         LocalTarget(tmp_path), "x.wdelta", Artifact([spec for spec, _ in ITEMS], metadata()), WriteOptions()
@@ -229,8 +229,8 @@ def _part(index: int, **changes: Any) -> Callable[[TensorSpec], TensorSpec]:
 )
 def test_what_the_format_cannot_carry_is_refused(change: Callable[[TensorSpec], TensorSpec]) -> None:
     spec = ITEMS[0][0]
-    assert FORMAT.refuses(spec) is None
-    assert FORMAT.refuses(change(spec))
+    assert FORMAT.why_unsupported(spec) is None
+    assert FORMAT.why_unsupported(change(spec))
     with pytest.raises(UnsupportedError) as caught:
         FORMAT.writer(MemoryTarget(), "x.wdelta", Artifact([change(spec)], metadata()), WriteOptions())
     assert caught.value.rule == "wdelta.unsupported"

@@ -16,7 +16,7 @@ from ingot.core.parsing import cbor
 from ingot.errors import FormatError
 from ingot.formats.zt import foreign_cbor
 from ingot.formats.zt.foreign_cbor import rewrite
-from ingot.testing.zt import loose_cbor
+from tests.support.zt import loose_cbor
 
 CORPUS = Path(__file__).parents[3] / "golden" / "zt" / "valid"
 

@@ -22,7 +22,7 @@ from ingot.formats.zt.reader import read_catalog
 from ingot.model.bytesource import MemorySource
 from ingot.stores.local import LocalStore
 from ingot.stores.memory import MemoryStore
-from ingot.testing.zt import component, manifest, tensor, zstd_frame, zt_file
+from tests.support.zt import component, manifest, tensor, zstd_frame, zt_file
 
 F32 = np.arange(4, dtype="<f4").tobytes()
 GOOD = zt_file(

@@ -283,7 +283,7 @@ REFUSED: dict[str, tuple[TensorSpec, str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_carried_is_refused_before_it_is_written(case: str) -> None:
     spec, rule = REFUSED[case]
-    assert ZtFormat().refuses(spec) is not None
+    assert ZtFormat().why_unsupported(spec) is not None
     target = MemoryTarget()
     writer = ZtWriter(target.create("f"))
     with pytest.raises(UnsupportedError) as caught:
@@ -295,7 +295,7 @@ def test_what_cannot_be_carried_is_refused_before_it_is_written(case: str) -> No
 def test_wrong_sizes_that_only_the_bytes_tell_are_refused_at_the_end() -> None:
     parts = (PartSpec("values", "f32", None), PartSpec("coords", "u64", None))
     spec = TensorSpec("t", (9,), "f32", "sparse_coo", parts)
-    assert ZtFormat().refuses(spec) is None
+    assert ZtFormat().why_unsupported(spec) is None
     writer = ZtWriter(MemoryTarget().create("f"))
     with pytest.raises(FormatError) as caught:
         feed(writer, Item(spec, {"values": bytes(8), "coords": bytes(8)}))

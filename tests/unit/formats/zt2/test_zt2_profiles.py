@@ -12,7 +12,7 @@ import pytest
 import ingot
 from ingot.errors import IngotError
 from ingot.formats.zt2.manifest import Object
-from ingot.formats.zt2.profiles import meaning
+from ingot.formats.zt2.profiles import stored_form
 from ingot.formats.zt2.reader import read_manifest
 from ingot.formats.zt2.rules import check_object
 from ingot.model.bytesource import MemorySource
@@ -220,18 +220,18 @@ WORDS = {"word": "u32", "order": "lsb_first", "per_word": 8}
 def test_affine_integers_of_others(obj: Object, layout: AffineLayout | None) -> None:
     """What the document says in full is decoded, anything else listed; parts are as the codec has them."""
     check_object("x.zt", "t", obj)
-    found = meaning(obj)
+    found = stored_form(obj)
     if layout is None:
         assert found.codec == GROUPED
     else:
         assert found.attributes == layout.attributes()
         sizes = {spec.role: (spec.dtype, spec.length) for spec in layout.part_specs(tuple(obj.shape))}
-        assert all((made.dtype, made.nbytes) == sizes[role] for role, made in found.made.items())
+        assert all((made.dtype, made.nbytes) == sizes[role] for role, made in found.converted.items())
 
 
 def test_zero_points_that_no_float_is_are_refused() -> None:
     """Of integers that scales' type has not, once they are read."""
-    made = meaning(group_object(grouped(32, 1, PLAIN), zeros=part("i32", 32))).made["zeros"]
+    made = stored_form(group_object(grouped(32, 1, PLAIN), zeros=part("i32", 32))).converted["zeros"]
     assert np.frombuffer(made.make(np.array([2048, -3], "<i4").tobytes()), "<f2").tolist() == [2048, -3]
     for value in (2049, 1 << 30, -(1 << 31)):
         with pytest.raises(IngotError) as caught:
@@ -291,4 +291,4 @@ def test_blocks_of_another_size_are_not_decoded() -> None:
     about = {"shape": [64], "layout": "gguf.q4_0/1", "attributes": {"elems_per_block": 64, "block_bytes": 36}}
     obj = msgspec.convert({**about, "parts": {"data": PART}}, Object)
     check_object("x.zt", "t", obj)
-    assert meaning(obj).codec == "gguf.q4_0/1"
+    assert stored_form(obj).codec == "gguf.q4_0/1"

@@ -16,9 +16,9 @@ from ingot.errors import IngotError
 from ingot.formats.base import WriteOptions
 from ingot.formats.zt2.format import Zt2Format
 from ingot.formats.zt2.layout import CANONICAL, MAGIC
-from ingot.formats.zt2.profiles import ways
+from ingot.formats.zt2.profiles import written_forms
 from ingot.formats.zt2.reader import read_manifest
-from ingot.formats.zt2.specs import is_simple, written_as
+from ingot.formats.zt2.specs import is_simple, written_form
 from ingot.formats.zt2.types import ITEM_BYTES
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import MemorySource
@@ -95,7 +95,7 @@ def test_gaps_are_zeros_whatever_lay_there() -> None:
 def test_names_that_break_a_rule_are_refused_before_a_byte_is_written(name: str) -> None:
     first = TensorSpec("a", (8,), "u8", DenseLayout.codec, (PartSpec("data", "u8", 8),))
     spec = first.named(name)
-    assert "names of 1 to 1024 bytes" in str(Zt2Format().refuses(spec))
+    assert "names of 1 to 1024 bytes" in str(Zt2Format().why_unsupported(spec))
     target = MemoryTarget()
     writer: Any = Zt2Format().writer(target, "x.zt", Artifact([first, spec], {}), WriteOptions())
     feed(writer, Item(first, {"data": bytes(8)}))
@@ -110,7 +110,7 @@ def test_what_is_plainly_fine_is_so_closely() -> None:
     for dtype, bytes_each in ITEM_BYTES.items():
         spec = TensorSpec("w", (3,), dtype, DenseLayout.codec, (PartSpec("data", dtype, 3 * bytes_each),))
         assert is_simple(spec)
-        written_as(spec)
+        written_form(spec)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -171,5 +171,5 @@ def test_a_container_that_a_format_does_not_have_is_refused(tmp_path: Path) -> N
 @pytest.mark.parametrize("codec", ["affine", "~affine", "unheard_of", "x.custom/1", "zt2:sparse_csr"])
 def test_ids_of_codecs_come_back(codec: str) -> None:
     spec = TensorSpec("x", (2,), "u8", codec, (PartSpec("p", "u8", 3),), {"note": [1, None, {"a": 2.5}]})
-    assert Zt2Format().refuses(spec) is None
-    assert len({way.layout for way in ways(spec)}) == 1
+    assert Zt2Format().why_unsupported(spec) is None
+    assert len({way.layout for way in written_forms(spec)}) == 1

@@ -11,7 +11,7 @@ import pytest
 
 import ingot
 from ingot.errors import IngotError, UnsupportedError
-from ingot.testing import model_folder
+from tests.support import model_folder
 
 pytest.importorskip("gguf")
 

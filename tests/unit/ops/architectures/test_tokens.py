@@ -11,8 +11,8 @@ import pytest
 import ingot
 from ingot.cli.main import run
 from ingot.errors import UnsupportedError
-from ingot.testing import model_folder
 from ingot.translate.keys import CONTROL, UNUSED
+from tests.support import model_folder
 
 pytest.importorskip("gguf")
 

@@ -13,8 +13,8 @@ import ingot
 from ingot.cli.main import run
 from ingot.conversion.matrix import matrix
 from ingot.errors import IngotError, UnsupportedError
-from ingot.testing import model_folder
 from ingot.translate.families import FAMILIES
+from tests.support import model_folder
 
 pytest.importorskip("gguf")
 

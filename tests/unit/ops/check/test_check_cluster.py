@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from ingot.cluster.messages import Task, WorkerLostError
 from ingot.cluster.pool import Processes
 from ingot.cluster.scheduler import run_tasks
 from ingot.errors import IngotError
-from ingot.testing.workers import Inline
+from tests.support.workers import Inline
 
 NAMES = [f"model.layers.{i}.mlp.up_proj.weight" for i in range(6)]
 Check = Callable[..., Any]
@@ -157,7 +156,7 @@ def test_workers_that_find_another_file_are_refused(folder: Path, hire: Callable
 def test_workers_of_another_version_are_refused(
     folder: Path, hire: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "ingot", SimpleNamespace(__version__="0.0.9"))
+    monkeypatch.setattr(worker, "INGOT_VERSION", "0.0.9")
     hire(Inline())
     with pytest.raises(IngotError) as caught:
         verify(folder, engine="processes")

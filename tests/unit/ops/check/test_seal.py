@@ -16,7 +16,7 @@ from ingot.errors import IngotError
 from ingot.model.bytesource import MemorySource
 from ingot.model.seal import parse_seal, seal_of
 from ingot.stores.remote import client
-from ingot.testing.web import Fault, Request, WebServer
+from tests.support.web import Fault, Request, WebServer
 
 WEIGHTS = {
     name: np.random.default_rng(seed).standard_normal((900, 1024)).astype(np.float32) for seed, name in enumerate("ab")

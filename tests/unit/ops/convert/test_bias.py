@@ -10,7 +10,7 @@ import pytest
 import ingot
 from ingot.errors import FormatError, UsageError
 from ingot.model.statistics import Statistics
-from ingot.quantization.choice import asked
+from ingot.quantization.choice import parse_quantizer
 from ingot.recipes.load import parse_recipe
 from ingot.recipes.recipe import Recipe
 
@@ -122,10 +122,10 @@ def test_without_means_or_without_being_asked_biases_stay(model: Path, tmp_path:
 
 
 def test_it_is_said_by_true_and_false() -> None:
-    assert asked("gptq", "affine", {"correct_bias": True}).correct_bias
-    assert not asked("gptq", "affine", {}).correct_bias
+    assert parse_quantizer("gptq", "affine", {"correct_bias": True}).correct_bias
+    assert not parse_quantizer("gptq", "affine", {}).correct_bias
     with pytest.raises(UsageError) as refused:
-        asked("gptq", "affine", {"correct_bias": 1})
+        parse_quantizer("gptq", "affine", {"correct_bias": 1})
     assert refused.value.rule == "quantizer.option"
 
 

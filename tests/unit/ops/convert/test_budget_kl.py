@@ -18,7 +18,7 @@ from ingot.runtime.calibration import calibrate
 from ingot.runtime.evaluation.divergence import Divergence
 from ingot.runtime.evaluation.evaluate import evaluate
 from ingot.runtime.loading.options import Protocol
-from ingot.testing.models import make, make_tokenizer
+from tests.support.models import make, make_tokenizer
 
 TYPES = "int2,int3,int4,int6,int8"
 LARGER = {"hidden_size": 64, "intermediate_size": 96, "initializer_range": 0.2, "max_position_embeddings": 16}

@@ -22,9 +22,9 @@ from ingot.cluster import tasks
 from ingot.cluster.messages import WorkerLostError
 from ingot.cluster.pool import Processes
 from ingot.errors import IngotError
-from ingot.testing.s3 import environment
-from ingot.testing.web import WebServer
-from ingot.testing.workers import Inline
+from tests.support.s3 import environment
+from tests.support.web import WebServer
+from tests.support.workers import Inline
 
 NAMES = [f"model.layers.{i}.mlp.up_proj.weight" for i in range(6)]
 

@@ -16,7 +16,7 @@ from ingot.conversion.run import prepare
 from ingot.core.runtime.memory import parse_size
 from ingot.engine import cost
 from ingot.errors import CodecError, IngotError, IntegrityError, ResourceError, UnsupportedError, UsageError
-from ingot.formats.base import Made
+from ingot.formats.base import WrittenArtifact
 from ingot.formats.gguf.format import GgufFormat
 from ingot.formats.onnx.format import OnnxFormat
 
@@ -325,10 +325,10 @@ def test_what_is_no_model_is_checked(model: Path, tmp_path: Path) -> None:
 
 def test_programs_of_single_files(tmp_path: Path) -> None:
     path = str(tmp_path / 'a "b" {}.x')
-    made = Made(path, path, folder=False, generates=False)
+    made = WrittenArtifact(path, path, folder=False, generates=False)
     assert GgufFormat().commands(made) == []
     keys = {"general.architecture": "llama", "tokenizer.ggml.model": "gpt2"}
-    assert path in GgufFormat().commands(Made(path, path, folder=False, generates=False, metadata=keys))[0]
+    assert path in GgufFormat().commands(WrittenArtifact(path, path, folder=False, generates=False, metadata=keys))[0]
     [(_, _, code)] = OnnxFormat().commands(made)
     opened: list[str] = []
     session = type("Session", (), {"__init__": lambda self, path: opened.append(path), "get_inputs": lambda self: []})

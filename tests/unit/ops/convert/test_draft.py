@@ -17,7 +17,7 @@ from ingot.errors import FormatError
 from ingot.model.part import memory_part
 from ingot.model.tensor import Array, Tensor
 from ingot.testing.codecs import Unreadable
-from ingot.testing.drafts import draft_head
+from tests.support.drafts import draft_head
 
 Head = dict[str, Array]
 

@@ -15,7 +15,7 @@ from ingot.errors import IngotError, UsageError
 from ingot.formats.onnx.graph import parse_model
 from ingot.recipes.choice import Choice
 from ingot.recipes.recipe import Recipe, Rule
-from ingot.testing.onnx import Graph, numbers, sample
+from tests.support.onnx import Graph, numbers, sample
 
 UP, DOWN = "model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.down_proj.weight"
 EMBEDDING, HEAD = "emb", "lm_head.weight"

@@ -146,6 +146,6 @@ def test_a_missing_extra_is_an_obstacle_like_others(source: Path, monkeypatch: p
     def without(*_: object) -> object:
         raise MissingExtraError("gguf", "gguf")
 
-    monkeypatch.setattr("ingot.conversion.matrix.viewed", without)
+    monkeypatch.setattr("ingot.conversion.matrix.prepare_source", without)
     (target,) = matrix(source, to=["gguf"]).targets
     assert (target.refused, target.obstacle is not None) == (len(WAYS), True)

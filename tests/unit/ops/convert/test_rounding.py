@@ -24,10 +24,9 @@ from ingot.model.layouts.affine import POINTS as POINT_PART
 from ingot.model.layouts.ggml import GgmlBlocksLayout
 from ingot.model.statistics import Statistics
 from ingot.model.tensor import Tensor
-from ingot.quantization.blocks import GRIDS
-from ingot.quantization.choice import asked, rounded_as
+from ingot.quantization.choice import parse_quantizer, round_with
 from ingot.quantization.factors import factors_of
-from ingot.quantization.grid import OFFSETS, POINTS, Grid
+from ingot.quantization.grid import GRIDS, OFFSETS, POINTS, Grid
 from ingot.quantization.rounding import round_matrix, values_of
 from ingot.recipes.load import parse_recipe
 
@@ -166,7 +165,7 @@ def test_zeros_arrive_integer_for_integer(
     own = recipe(tmp_path, "affine", f"{{ bits = 4, group = 32, {OFFSET if offsets else 'symmetric = false'} }}")
     options = ConvertOptions(folder, tmp_path / "out", own, format=format, calibration=statistics, keep_names=True)
     with monkeypatch.context() as patch:
-        patch.setattr("ingot.quantization.tensor.rounded_as", lambda *_, **__: pytest.fail("rounded while planning"))
+        patch.setattr("ingot.quantization.tensor.round_with", lambda *_, **__: pytest.fail("rounded while planning"))
         with prepare(options) as prepared:
             assert prepared.plan.size
     ingot.convert(folder, tmp_path / "out", own, format=format, calibration=statistics, keep_names=True)
@@ -320,7 +319,7 @@ def test_planning_rounds_nothing(
     def never(*_: object) -> None:
         raise AssertionError("rounded while planning")
 
-    monkeypatch.setattr("ingot.quantization.tensor.rounded_as", never)
+    monkeypatch.setattr("ingot.quantization.tensor.round_with", never)
     own = recipe(tmp_path, "ggml_blocks", '{ type = "q4_0" }')
     options = ConvertOptions(model, tmp_path / target, own, calibration=statistics, keep_names=True)
     with prepare(options) as prepared:
@@ -369,8 +368,8 @@ def test_palettes_are_held_and_stored(model: Path, statistics: Path, tmp_path: P
     with ingot.open(model) as checkpoint, Statistics.open(statistics, checkpoint) as known:
         of = known.for_matrix(NAME)
         assert of is not None
-        wanted = asked("two-sided", "palette", {"bits": 4, "group": "tensor" if group != "16" else 16})
-        exact = values_of(rounded_as(wanted, checkpoint[NAME].numpy("f32"), factors_of(of)))
+        wanted = parse_quantizer("two-sided", "palette", {"bits": 4, "group": "tensor" if group != "16" else 16})
+        exact = values_of(round_with(wanted, checkpoint[NAME].numpy("f32"), factors_of(of)))
     with ingot.open(tmp_path / "out.zt") as found:
         assert found[NAME].codec == "palette"
         assert np.array_equal(found[NAME].numpy("f32"), exact)

@@ -15,7 +15,7 @@ import ingot
 from ingot.cluster import tasks
 from ingot.delta.cost import delta_cost
 from ingot.errors import IngotError
-from ingot.testing.workers import Inline
+from tests.support.workers import Inline
 
 NAMES = [f"model.layers.{i}.mlp.up_proj.weight" for i in range(4)]
 Change = Callable[[Any], Any]

@@ -26,7 +26,7 @@ from ingot.engine.bind import bound_steps
 from ingot.engine.data import step_data
 from ingot.errors import IngotError
 from ingot.formats.table import FORMATS
-from ingot.testing.workers import Inline
+from tests.support.workers import Inline
 
 NAMES = [f"model.layers.{i}.mlp.up_proj.weight" for i in range(4)]
 

@@ -23,7 +23,7 @@ from ingot.delta.strategy import Storage, choices
 from ingot.engine import cost
 from ingot.engine.diff_step import Diff
 from ingot.engine.specs import encoded_spec
-from ingot.engine.work import Room
+from ingot.engine.work import ChunkBudget
 from ingot.model.delta import DeltaInfo, delta_of
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
@@ -555,7 +555,7 @@ class TestWdelta:
         whole = ingot.diff(*pair, tmp_path / "whole.wdelta", strategy)
         packed = tmp_path / "packed.zt"
         ingot.convert(pair[0], packed, recipe="lossless")
-        for name, value in {"WHOLE": 900, "PIECE": 64, "_GRID": 200}.items():
+        for name, value in {"MAX_SINGLE_CHUNK": 900, "BATCH": 64, "_GRID": 200}.items():
             monkeypatch.setattr(f"ingot.codecs.delta.top.{name}", value)
         monkeypatch.setattr("ingot.engine.cost.CHUNK_ELEMENTS", 500)
         for base in (pair[0], packed):
@@ -566,7 +566,7 @@ class TestWdelta:
 
     @pytest.mark.parametrize("codec", ["delta_sparse", "delta_int4"])
     def test_what_chunks_will_give_is_known(self, model, tuned, tmp_path, codec, monkeypatch):
-        for name, value in {"WHOLE": 900, "PIECE": 64, "_GRID": 200}.items():
+        for name, value in {"MAX_SINGLE_CHUNK": 900, "BATCH": 64, "_GRID": 200}.items():
             monkeypatch.setattr(f"ingot.codecs.delta.top.{name}", value)
         monkeypatch.setattr("ingot.engine.cost.CHUNK_ELEMENTS", 500)
         storages = {"model.layers.0.mlp.up_proj.weight": Storage(codec)}
@@ -583,7 +583,7 @@ class TestWdelta:
         encoder = codec.encoder(tensor.shape, tensor.dtype, way.options)
         spec = encoded_spec(tensor.name, tensor, encoder, "raw")
         step = Diff(tensor, spec, "encoded", way.codec, base=tensor, codec=codec, encoder=encoder)
-        assert step.chunking(Room(1 << 28, 5)).cost * 5 <= 1 << 28
+        assert step.plan_chunks(ChunkBudget(1 << 28, 5)).cost * 5 <= 1 << 28
 
     @pytest.mark.parametrize("sharded", [False, True])
     def test_the_peer_takes_it(self, pair, model, tmp_path, sharded):

@@ -23,7 +23,7 @@ from ingot.errors import FormatError, IntegrityError, UnsupportedError, UsageErr
 from ingot.inspect.overview import delta_lines
 from ingot.model.delta import DeltaInfo, delta_of
 from ingot.numpy import load_file
-from ingot.testing.workers import Inline
+from tests.support.workers import Inline
 
 BF16 = ml_dtypes.bfloat16
 F16, F32, F64 = np.float16, np.float32, np.float64

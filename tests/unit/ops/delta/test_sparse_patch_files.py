@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 import ingot
-from ingot.codecs.delta.sparse_patch import words
+from ingot.codecs.delta.sparse_patch import as_unsigned
 from ingot.core.numeric.dtypes import dtype as resolve_dtype
 from ingot.model.delta import KEY, delta_of
 
@@ -69,7 +69,7 @@ def theirs(base: Weights, tuned: Weights, kind: str) -> bytes:
     first, second = ("indices", "values") if kind in ("first", "pairs") else ("idx", "val")
     tensors: Weights = {}
     for name in base:
-        at = np.flatnonzero(words(base[name]) != words(tuned[name]))
+        at = np.flatnonzero(as_unsigned(base[name]) != as_unsigned(tuned[name]))
         if at.size:
             gaps = (np.diff(at, prepend=-1) - 1).astype(np.uint16)
             wide = at.astype(np.int64 if kind == "pairs" else np.int32)

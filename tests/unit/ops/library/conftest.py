@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import ingot
-from ingot.testing.libraries import folder, weights
+from tests.support.libraries import folder, weights
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from ingot.artifacts.identity import content_id
 from ingot.cli.main import run
 from ingot.errors import IngotError
 from ingot.library.objects import MAX_DELTAS, Objects
-from ingot.stores.table import share
-from ingot.testing import model_folder
-from ingot.testing.libraries import contents, folder, moved, weights
+from ingot.stores.location import Location
+from tests.support import model_folder
+from tests.support.libraries import contents, folder, moved, weights
 
 
 def rule(call, *args, **kwargs):
@@ -109,7 +109,7 @@ def test_chains_are_bounded(library, base, tmp_path):
     for version in range(1, MAX_DELTAS + 3):
         tensors = moved(tensors, version, 0.001)
         library.add(folder(tmp_path / f"v{version}", tensors), base=f"v{version - 1}")
-    objects = Objects(share(library.address))
+    objects = Objects(Location.parse(library.address).share())
     lengths = {len(objects.chain(form.id)) - 1 for form in objects.variants()}
     assert lengths == {*range(MAX_DELTAS + 1)}
     for version in range(MAX_DELTAS + 3):

@@ -20,11 +20,11 @@ from ingot.library import manifest, tree
 from ingot.library.encode import as_delta, smallest
 from ingot.library.objects import Objects, StorageForm, id_of
 from ingot.stores.local import LocalTarget
+from ingot.stores.location import Location
 from ingot.stores.remote import client, shared
 from ingot.stores.shared import SCRATCH
-from ingot.stores.table import share
-from ingot.testing.libraries import contents, folder, moved, weights
-from ingot.testing.web import Fault, WebServer
+from tests.support.libraries import contents, folder, moved, weights
+from tests.support.web import Fault, WebServer
 
 
 def rule(call, *args, **kwargs):
@@ -182,7 +182,7 @@ def test_hostile_objects_are_refused(library, base, tmp_path):
     ids = id_of(a.data), id_of(b.data)
     written(library, StorageForm(ids[0], ids[1]), a, b)
     written(library, StorageForm(ids[1], ids[0]), b, a)
-    objects = Objects(share(library.address))
+    objects = Objects(Location.parse(library.address).share())
     assert rule(objects.values, ids[0]) == rule(objects.chain, ids[1]) == "library.chain"
     written(library, StorageForm(ids[1]), b)  # whole after all: then the circle is none
     objects.refresh()
@@ -207,7 +207,7 @@ PRELUDE = """
 import os, signal, sys, time
 from pathlib import Path
 import ingot
-from ingot.testing.libraries import contents, folder, moved, weights
+from tests.support.libraries import contents, folder, moved, weights
 around = Path(sys.argv[1])
 library = ingot.Library(around / "library")
 
@@ -298,7 +298,7 @@ def test_processes_that_are_killed_or_work_together(tmp_path, script):
 
 def test_nobody_removes_while_somebody_uses(library, base):
     library.add(base)
-    folder_of = share(library.address)
+    folder_of = Location.parse(library.address).share()
     with folder_of.using():
         with folder_of.using(0):
             pass
@@ -369,7 +369,7 @@ def test_what_killed_additions_to_a_bucket_left_here_is_collected(server, base, 
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:  # pragma: no cover - killed
-        with share(library.address).adding() as adding:  # which makes no request
+        with Location.parse(library.address).share().adding() as adding:  # which makes no request
             adding.files.create("objects/x").write_at(0, b"123")
             os.write(writing, b"1")
             time.sleep(60)
@@ -396,7 +396,7 @@ def test_leases_keep_a_bucket_from_being_collected(server, base, monkeypatch):
     library.gc(wait=0)
     assert lease not in server.files
     server.files["lib/leases/0123456789abcdef.alone"] = b"1"
-    folder_of = share(library.address)
+    folder_of = Location.parse(library.address).share()
     assert rule(folder_of.using(0).__enter__) == rule(folder_of.alone(0).__enter__) == "library.busy"
     assert [name for name in server.files if "leases" in name] == ["lib/leases/0123456789abcdef.alone"]
 

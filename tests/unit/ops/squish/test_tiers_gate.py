@@ -17,7 +17,7 @@ from ingot.ext.squish.tiers.choose import choose
 from ingot.ext.squish.tiers.gate import ROUNDS, Passed, passed_from_json
 from ingot.ext.squish.tiers.status import TierStatus, status_of
 from ingot.ext.squish.tiers.table import THREE_BIT
-from ingot.stores.table import from_url
+from ingot.stores.location import Location
 
 MATRICES = [f"model.layers.{index}.mlp.up_proj.weight" for index in range(8)]
 
@@ -47,7 +47,7 @@ def squish(original, tmp_path):
 
 
 def three_bit(folder: Path) -> TierStatus:
-    return status_of(from_url(folder), THREE_BIT)
+    return status_of(Location.parse(folder).store(), THREE_BIT)
 
 
 def bits_of(tier: Path) -> dict[str, int]:

@@ -24,9 +24,9 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.model.part import Part
 from ingot.model.tensor import Array, Tensor
 from ingot.testing.codecs import bits, encode_tensor, zstd_part
-from ingot.testing.drafts import draft_head
 from ingot.views.strided import Strided, Units, strided, woven
 from ingot.views.turn import turn
+from tests.support.drafts import draft_head
 
 ROWS, COLS = 2000, 96
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import typer
+from click.exceptions import Exit
 
-from ingot.artifacts.options import AnyPath
-from ingot.cli.derive import derived
+from ingot.cli.declare import declare
 from ingot.cli.output import Json
 from ingot.cli.render import render
 from ingot.errors import UsageError
 from ingot.ext.ane.options import KernelOptions
+from ingot.stores.location import AnyPath
 
 EPILOG = (
     "Examples:\n\n"
@@ -21,11 +21,7 @@ EPILOG = (
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("kernel", epilog=EPILOG)(derived(command))
-
-
+@declare("kernel", EPILOG)
 def command(options: KernelOptions, json: Json = False) -> None:
     """Pack a weight for an Apple Neural Engine as published: six sections, records of output-channel groups, tiles.
 
@@ -50,7 +46,7 @@ def _whole(options: KernelOptions, json: bool) -> None:
     report = pack_model(options.path, folder, chip, assume=options.assume, overwrite=options.overwrite)
     render(report.report(), json=json)
     if report.refused:
-        raise typer.Exit(1)
+        raise Exit(1)
 
 
 def show(path: AnyPath, list_records: bool, json: bool) -> None:

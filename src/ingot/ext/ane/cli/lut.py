@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
-from ingot.cli.derive import derived
+from ingot.cli.declare import declare
 from ingot.cli.output import Json
 from ingot.cli.render import render
+from ingot.core.options import About
 from ingot.ext.ane.options import LutOptions
 
 EPILOG = (
@@ -19,16 +18,12 @@ EPILOG = (
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("lut", epilog=EPILOG)(derived(command))
-
-
+@declare("lut", EPILOG)
 def command(
     options: LutOptions,
-    svg: Annotated[str | None, typer.Option(help="Write a plot to this file.")] = None,
-    plot: Annotated[bool, typer.Option("--plot/--no-plot", help="Draw the curve and the error.")] = True,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that exists, for --svg.")] = False,
+    svg: Annotated[str | None, About("Write a plot to this file.")] = None,
+    plot: Annotated[bool, About("Draw the curve and the error.", ("--plot/--no-plot",))] = True,
+    overwrite: Annotated[bool, About("Replace a file that exists, for --svg.")] = False,
     json: Json = False,
 ) -> None:
     """Build the activation table of a function for an Apple Neural Engine: 43 float16 entries, and their error.
@@ -38,12 +33,12 @@ def command(
     from ingot.ext.ane.chips.activation import FUNCTIONS
     from ingot.ext.ane.chips.lut_plot import svg_plot, text_plot
     from ingot.ext.ane.lut import lut, lut_report
-    from ingot.stores.table import write_file
+    from ingot.stores.location import Location
 
     fitted = lut(options)
     function, _ = FUNCTIONS[options.name]
     if svg is not None:
-        write_file(svg, svg_plot(fitted, function, options.name).encode(), overwrite=overwrite)
+        Location.parse(svg).write(svg_plot(fitted, function, options.name).encode(), overwrite=overwrite)
     if plot and not json:
         print(text_plot(fitted, function))
     render(lut_report(options.name, fitted), json=json)

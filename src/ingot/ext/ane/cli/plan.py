@@ -7,11 +7,10 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from ingot.cli.derive import derived, option
+from ingot.cli.declare import declare, option
 from ingot.cli.output import Json, print_json
 from ingot.cli.tables import line, table
+from ingot.core.options import About
 from ingot.errors import UsageError, printable
 from ingot.ext.ane.options import PlanOptions, SuggestOptions
 from ingot.naming.layers import equal_layers
@@ -30,15 +29,11 @@ EPILOG = (
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("plan", epilog=EPILOG)(derived(command))
-
-
+@declare("plan", EPILOG)
 def command(
     options: PlanOptions,
-    every: Annotated[bool, typer.Option("--all", help="Show every weight, not one line for equal layers.")] = False,
-    list_tensors: Annotated[bool, typer.Option("--tensors/--no-tensors", help="List the weights.")] = True,
+    every: Annotated[bool, About("Show every weight, not one line for equal layers.", ("--all",))] = False,
+    list_tensors: Annotated[bool, About("List the weights.", ("--tensors/--no-tensors",))] = True,
     suggest: Annotated[str | None, option(SuggestOptions, "recipe")] = None,
     max_error: Annotated[float | None, option(SuggestOptions, "max_error")] = None,
     overwrite: Annotated[bool, option(SuggestOptions, "overwrite")] = False,

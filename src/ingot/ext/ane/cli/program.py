@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ingot.artifacts.options import AnyPath
 from ingot.cli.output import print_json
 from ingot.cli.tables import line, table
 from ingot.errors import printable
 from ingot.ext.ane.chips.program import is_program
 from ingot.ext.ane.kernel_units.header import is_unit
 from ingot.reporting.text import number, shape_text, size_text
+from ingot.stores.location import AnyPath
 
 
 class KernelInspector:

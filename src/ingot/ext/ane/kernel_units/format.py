@@ -1,4 +1,4 @@
-"""Kernel units as a format: read, never written, because what is packed depends on a chip (`ingot kernel`)."""
+"""The format class of kernel units: it only reads, because packing depends on a chip (use `ingot kernel`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ingot.errors import FormatError, IntegrityError, UnsupportedError
 from ingot.ext.ane.chips.kernel_format import kernel_format
 from ingot.ext.ane.kernel_units.header import is_unit
 from ingot.ext.ane.kernel_units.index import INDEX, MAX_INDEX, SUFFIX, Index, parse_index
-from ingot.ext.ane.kernel_units.tensors import Decoded, Unit, UnitSource
+from ingot.ext.ane.kernel_units.tensors import DecodedCache, Unit, UnitSource
 from ingot.ext.ane.kernel_units.unit import read_unit
 from ingot.formats.base import Catalog, Format, FormatWriter, WriteOptions
 from ingot.model.artifact import Artifact
@@ -21,7 +21,7 @@ from ingot.model.store import Store
 from ingot.model.tensor import Tensor
 from ingot.reporting.report import Column, Table
 
-_WRITTEN = "kernel units are packed for a chip: `ingot kernel MODEL FOLDER --chip m1` makes them"
+_WRITTEN = "kernel units are packed for a chip: write them with `ingot kernel MODEL FOLDER --chip m1`"
 _COLUMNS = (
     Column("", head="kernel unit"),
     Column("", head="packed as"),
@@ -33,38 +33,41 @@ _COLUMNS = (
 
 
 class AnekFormat(Format):
-    """A kernel unit of the Neural Engine, or the folder of a whole model's; see spec/ane-kernels.md."""
+    """Format of a kernel unit of the Neural Engine, or of a folder with the units of a model; see
+    spec/ane-kernels.md."""
 
     name = "anek"
     suffixes: tuple[str, ...] = (SUFFIX,)
     summary = "kernel units of the Apple Neural Engine, a weight or a folder of them; `ingot kernel` packs them"
 
     def claims(self, name: str, head: bytes) -> bool:
-        """By the magic, or the name of the index."""
+        """Return whether the file is a kernel unit, by its magic or its suffix, or the index of a folder, by its
+        name."""
         return is_unit(head) or name.lower().endswith(self.suffixes) or name == INDEX
 
     def entry(self, names: Sequence[str]) -> str | None:
-        """The index of a model's units; without one the only unit."""
+        """Return the index if the folder has one, else the unit if the folder has exactly one, else None."""
         if INDEX in names:
             return INDEX
         units = [name for name in names if name.lower().endswith(SUFFIX) and not name.startswith(".")]
         return units[0] if len(units) == 1 else None
 
-    def refuses(self, spec: TensorSpec) -> str | None:
-        """Every tensor: units are packed for a chip."""
+    def why_unsupported(self, spec: TensorSpec) -> str | None:
+        """Return the reason why no tensor can be stored: units are packed for a chip."""
         return _WRITTEN
 
     def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
-        """Check the headers of all units, and where sparse ones keep what; other weights are not read.
+        """Check the headers of all units and the masks of sparse units; return the tensors. Other weights are not read.
 
-        The CRC-32C of a unit is compared when its first byte is read.
+        The CRC-32C of a unit is compared when a tensor's bytes are read for the first time.
 
         Raises
         ------
         FormatError
             ``anek.*``.
         IntegrityError
-            ``manifest.digest``, ``anek.digest``: the index, or a unit that is not the one it names.
+            ``manifest.digest`` for a damaged index; ``anek.digest`` for a unit whose digest differs from that in the
+            index.
         """
         if name != INDEX:
             return self._catalog(store, {unquote(name.removesuffix(SUFFIX)): (name, None)}, verify=verify)
@@ -84,8 +87,8 @@ class AnekFormat(Format):
         try:
             for name, (file, digest) in files.items():
                 sources.append(UnitSource(store.open(file), verify=verify))
-                unit = Unit.of(name, sources[-1])
-                _require_named(unit, digest)
+                unit = Unit.from_source(name, sources[-1])
+                _require_digest(unit, digest)
                 units.append(unit)
             tensors = _tensors(units)
         except BaseException:
@@ -98,19 +101,19 @@ class AnekFormat(Format):
             headers={file: unit.head for unit, (file, _) in zip(units, files.values(), strict=True)},
             sources=tuple(source.source for source in sources),
             details=partial(_details, units),
-            check_whole=partial(_check_whole, units),
+            check_whole=partial(_check_all_bytes, units),
         )
 
     def metadata(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """None: there is no place for it."""
+        """Return an empty mapping: the format cannot store metadata."""
         return {}
 
     def size(self, artifact: Artifact, options: WriteOptions) -> int:
-        """Refused, as writing is: ``UnsupportedError`` ``anek.write``."""
+        """Raise ``UnsupportedError`` ``anek.write``: the format has no writer."""
         raise UnsupportedError(_WRITTEN, rule="anek.write")
 
     def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> FormatWriter:
-        """Refused: ``UnsupportedError`` ``anek.write``."""
+        """Raise ``UnsupportedError`` ``anek.write``: the format has no writer."""
         raise UnsupportedError(_WRITTEN, rule="anek.write")
 
 
@@ -119,46 +122,53 @@ def _require_files(store: Store, index: Index) -> None:
     missing = [file for file, _ in index.units.values() if file not in names]
     if missing:
         raise FormatError(
-            "anek.missing", f"expected this file, which {INDEX} names, found none ({len(missing)} in all)",
+            "anek.missing", f"expected this file, because {INDEX} names it, but it does not exist "
+                f"({len(missing)} files are missing)",
             where=missing[0],
         )  # fmt: skip
 
 
-def _require_named(unit: Unit, digest: str | None) -> None:
+def _require_digest(unit: Unit, digest: str | None) -> None:
     if digest is not None and unit.digest != digest:
         raise IntegrityError(
-            "anek.digest", f"expected the unit with {digest}, found {unit.digest}", where=unit.source.name
+            "anek.digest", f"expected the unit with digest {digest}, found {unit.digest}", where=unit.source.name
         )
 
 
 def _tensors(units: Iterable[Unit]) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
-    decoded = Decoded()
+    decoded = DecodedCache()
     for unit in units:
         for tensor in unit.tensors(decoded):
             if tensor.name in tensors:
                 raise FormatError(
-                    "anek.name", f"expected one tensor {tensor.name[:200]!r}, found two", where=unit.source.name
+                    "anek.name", f"expected one tensor named {tensor.name[:200]!r}, found two", where=unit.source.name
                 )
             tensors[tensor.name] = tensor
     return tensors
 
 
-def _check_whole(units: Sequence[Unit]) -> None:
-    """Check every byte of every unit: digests, records, copies, padding."""
+def _check_all_bytes(units: Sequence[Unit]) -> None:
+    """Check every byte of every unit: digests, records, copies and padding."""
     for unit in units:
         read_unit(unit.source.source.view(0, unit.source.size), unit.source.name)
 
 
 def _notes(store: Store, index: Index) -> Iterable[tuple[str, str]]:
-    named = {file for file, _ in index.units.values()}
-    extra = [name for name in store.names() if name.endswith(SUFFIX) and name not in named]
+    indexed = {file for file, _ in index.units.values()}
+    extra = [name for name in store.names() if name.endswith(SUFFIX) and name not in indexed]
     if extra:
-        yield "anek.extra", f"{len(extra)} units are not named by {INDEX}, such as {extra[0][:80]!r}: not read"
+        yield (
+            "anek.extra",
+            f"{INDEX} does not name {len(extra)} units, which are not read, for example {extra[0][:80]!r}",
+        )
     if index.refused:
         name, reason = next(iter(index.refused.items()))
-        told = f"such as {name[:80]}: {reason[:200]}"
-        yield "anek.refused", f"{len(index.refused)} kernels of the model were refused and are not here, {told}"
+        example = f"for example {name[:80]}: {reason[:200]}"
+        yield (
+            "anek.refused",
+            f"{len(index.refused)} kernels of the model were refused and are not in the folder, {example}",
+        )
 
 
 def _details(units: Sequence[Unit]) -> Sequence[Table]:

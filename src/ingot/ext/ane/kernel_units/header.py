@@ -1,6 +1,7 @@
-"""The kernel unit's file: header, geometry, checks. What is inferred of it is listed in ``spec/ane-kernels.md``.
+"""Read and write the header of a kernel unit; ``spec/ane-kernels.md`` lists which facts are inferred.
 
-Sections in the order of B25: activation table, palette, records of output-channel groups, scales, biases, weights.
+The sections follow in the order of claim B25 there: activation table, palette, records of output-channel groups,
+scales, biases, weights.
 """
 
 from __future__ import annotations
@@ -22,11 +23,15 @@ SECTIONS = ("lut", "pal", "ocgs", "scale", "bias", "weights")
 RECORD_WORDS, UNRELOCATED = 14, 0xFFFFFFFF
 RECORD = 4 * RECORD_WORDS
 SPARSE, ASYMMETRIC, BLOCKS = 1, 2, 4
-"""Flags: the weights of a group are a mask, LSB first, and the kept values; behind the scales lies an int8 zero point
-per channel; a scale serves a run of ``block`` weights."""
+"""Flags of a header.
+
+``SPARSE``: the weights of a group are a mask, lowest bit first, then the values that are not masked out.
+``ASYMMETRIC``: after the scales follows an int8 zero point per channel. ``BLOCKS``: a scale serves a run of ``block``
+weights.
+"""
 FLAGS = SPARSE | ASYMMETRIC | BLOCKS
-MOST_UNITY = 8192
-"""Channels of an identity: a unit of a few bytes stands for their square."""
+MAX_UNITY = 8192
+"""Limit on the channels of an identity matrix: a unit of a few bytes decodes to the square of that many weights."""
 
 _FIXED = struct.Struct("<8s11I")
 _LONG = struct.Struct("<QI")
@@ -37,7 +42,8 @@ _DIMS, _SECTIONS_AT, _TARGET_AT, _DIGEST_AT = 8, 96, 240, 252
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Where a section lies: offset in the file, bytes of one copy, count (tables, records, channels), type, bits."""
+    """Entry of a section: byte offset, bytes of one copy, count (of tables, records or channels), type number, bits
+    per value."""
 
     offset: int = 0
     length: int = 0
@@ -48,11 +54,11 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the first 256 bytes say.
+    """Contents of a unit's first 256 bytes.
 
-    ``tiles`` weight tiles; ``ocg`` output channels per group; ``copies`` of tables, scales and biases; ``target`` is
-    the compiler's name of the chip; ``word`` the KernelCfg register, 0 in version 1;
-    ``block`` the weights that share a scale, with the flag.
+    ``tiles`` is the number of weight tiles; ``ocg`` the output channels per group; ``copies`` the number of copies of
+    tables, scales and biases; ``target`` the compiler's name of the chip; ``word`` the value of the KernelCfg register,
+    0 in version 1; ``block`` the number of weights that share a scale, 0 without the flag ``BLOCKS``.
     """
 
     kernel_format: int
@@ -75,27 +81,29 @@ class Header:
 
     @property
     def per_channel(self) -> int:
-        """Weights per output channel."""
+        """Number of weights per output channel."""
         return prod(self.shape[1:])
 
     @property
     def scale_dtype(self) -> str:
-        """Type of the scales: ``f16``, or ``f32`` where the section has 32 bits (B25 has both)."""
+        """Element type of the scales: ``f32`` if the section declares 32 bits, otherwise ``f16`` (claim B25 has
+        both)."""
         return "f32" if self.sections["scale"].bits == 32 else "f16"
 
     @property
     def scales(self) -> int:
-        """Scales per output channel."""
+        """Number of scales per output channel."""
         return -(-self.per_channel // self.block) if self.flags & BLOCKS else 1
 
     def stride(self, section: str) -> int:
-        """Bytes from one copy of a section to the next; the two tables lie behind one cursor and share theirs."""
+        """Return the distance in bytes between copies of a section; the two tables alternate, so theirs is the size
+        of both."""
         if section in ("lut", "pal"):
-            return aligned(self.sections["lut"].length) + aligned(self.sections["pal"].length)
-        return aligned(self.sections[section].length)
+            return align(self.sections["lut"].length) + align(self.sections["pal"].length)
+        return align(self.sections[section].length)
 
     def to_bytes(self) -> bytearray:
-        """Return the header with a digest of zero."""
+        """Return the bytes of the header, with a digest of zero."""
         data = bytearray(HEADER)
         _FIXED.pack_into(
             data, 0, MAGIC, self.version, HEADER, self.kernel_format, self.flags, self.tiles, self.ocg, self.vector,
@@ -113,15 +121,15 @@ class Header:
         return data
 
 
-def aligned(size: int, to: int = TILE) -> int:
-    """Return ``size`` rounded up to a multiple of ``to``."""
-    return -(-size // to) * to
+def align(size: int, multiple: int = TILE) -> int:
+    """Return ``size`` rounded up to a multiple of ``multiple``."""
+    return -(-size // multiple) * multiple
 
 
 def groups(header: Header) -> Iterator[tuple[int, int, int]]:
-    """Yield tile, first channel and number of channels of every group, in the order of the records.
+    """Yield tile, first channel and channel count of every group, in the order of the records.
 
-    Group g holds the channels from ``g * ocg`` on and belongs to tile ``g mod tiles`` (B20: core c = c mod N).
+    Group g starts at channel ``g * ocg`` and belongs to tile ``g mod tiles`` (claim B20: core c = c mod N).
     """
     count = -(-header.channels // header.ocg)
     for tile in range(header.tiles):
@@ -131,7 +139,7 @@ def groups(header: Header) -> Iterator[tuple[int, int, int]]:
 
 
 def seal(data: bytearray) -> None:
-    """Put the digest into a unit."""
+    """Store the CRC-32C of a unit in its header."""
     hasher, view = checksums.hasher("crc32c"), memoryview(data)
     hasher.update(view[:_DIGEST_AT])
     hasher.update(view[HEADER:])
@@ -139,80 +147,95 @@ def seal(data: bytearray) -> None:
 
 
 def is_unit(head: bytes) -> bool:
-    """Whether a file that begins with these bytes is a kernel unit."""
+    """Return whether a file that begins with these bytes is a kernel unit."""
     return head.startswith(MAGIC)
 
 
-def stated(head: Buffer) -> str:
-    """Return the digest that a unit states of itself, as digests are spelled."""
+def stored_digest(head: Buffer) -> str:
+    """Return the digest in a unit's header, as text with the algorithm's name."""
     return f"crc32c:0x{_DIGEST.unpack_from(head, _DIGEST_AT)[0]:08X}"
 
 
-def require_digest(source: ByteSource, where: str) -> None:
-    """Read a whole unit and compare its CRC-32C; raises ``IntegrityError`` ``anek.digest``."""
+def require_digest(source: ByteSource, location: str) -> None:
+    """Read all bytes of a unit and compare their CRC-32C.
+
+    Raises ``IntegrityError`` ``anek.digest`` if it differs from that in the header.
+    """
     hasher = checksums.hasher("crc32c")
     head, buffer = memoryview(bytearray(HEADER)), memoryview(bytearray(CHUNK))
     source.readinto(0, head)
     hasher.update(head[:_DIGEST_AT])
     for start in range(HEADER, source.size, CHUNK):
-        piece = buffer[: min(CHUNK, source.size - start)]
-        source.readinto(start, piece)
-        hasher.update(piece)
-    if hasher.text() != stated(head):
-        raise IntegrityError("anek.digest", f"expected {stated(head)}, found {hasher.text()}: damaged", where=where)
+        chunk = buffer[: min(CHUNK, source.size - start)]
+        source.readinto(start, chunk)
+        hasher.update(chunk)
+    if hasher.text() != stored_digest(head):
+        raise IntegrityError(
+            "anek.digest",
+            f"expected {stored_digest(head)}, found {hasher.text()}: the unit is damaged; build it again",
+            where=location,
+        )
 
 
-def read_header(data: Buffer, size: int, where: str) -> Header:
-    """Read and check the header of a unit, its first 256 bytes, against the file's size; reads no section.
+def read_header(data: Buffer, size: int, location: str) -> Header:
+    """Return the header of a unit, from its first 256 bytes; check it against the size of the file.
 
-    Raises ``FormatError``: ``anek.magic``, ``anek.version``, ``anek.header``, ``anek.bounds``.
+    It reads no section. Raises ``FormatError``: ``anek.magic``, ``anek.version``, ``anek.header``, ``anek.bounds``.
     """
     if len(data) < HEADER or not is_unit(bytes(data[:8])):
-        raise FormatError("anek.magic", f"expected a kernel unit of at least {HEADER} bytes", where=where)
-    _, version, head_size, code, flags, tiles, ocg, vector, books, copies, rank, word = _FIXED.unpack_from(data)
+        raise FormatError("anek.magic", f"expected a kernel unit of at least {HEADER} bytes", where=location)
+    _, version, head_size, code, flags, tiles, ocg, vector, codebooks, copies, rank, word = _FIXED.unpack_from(data)
     if version not in (1, VERSION):
-        raise FormatError("anek.version", f"expected version 1 or {VERSION}, found {version}", where=where)
+        raise FormatError("anek.version", f"expected version 1 or {VERSION}, found {version}", where=location)
     per_channel, block = _LONG.unpack_from(data, _FIXED.size)
-    old = version == 1 and (word or block or flags & ~SPARSE)
-    odd = flags & ~FLAGS or bool(flags & BLOCKS) != (block > 0) or old
-    if head_size != HEADER or not 1 <= rank <= min(_DIMS, MAX_RANK) or odd:
-        raise FormatError("anek.header", f"expected rank 1 to {_DIMS} and reserved words of 0", where=where)
+    needs_version_2 = version == 1 and (word or block or flags & ~SPARSE)
+    is_invalid = flags & ~FLAGS or bool(flags & BLOCKS) != (block > 0) or needs_version_2
+    if head_size != HEADER or not 1 <= rank <= min(_DIMS, MAX_RANK) or is_invalid:
+        raise FormatError(
+            "anek.header",
+            f"expected rank 1 to {_DIMS}, reserved words of 0, and flags that the version has",
+            where=location,
+        )
     dims_at = _FIXED.size + _LONG.size
     dims = struct.unpack_from(f"<{_DIMS}I", data, dims_at)
     shape = dims[:rank]
-    element_count(shape, "anek.header", where)
-    tight = 1 <= tiles <= 4096 and 1 <= copies <= 4096 and ocg >= 1 and 1 <= vector <= 4 and 1 <= books <= 1 << 20
-    if not tight or any(dims[rank:]) or 0 in shape or prod(shape[1:]) != per_channel or any(data[dims_at + 32 : 96]):
-        raise FormatError("anek.header", "expected tiles, groups and a shape that fit each other", where=where)
+    element_count(shape, "anek.header", location)
+    in_range = (
+        1 <= tiles <= 4096 and 1 <= copies <= 4096 and ocg >= 1 and 1 <= vector <= 4 and 1 <= codebooks <= 1 << 20
+    )
+    if not in_range or any(dims[rank:]) or 0 in shape or prod(shape[1:]) != per_channel or any(data[dims_at + 32 : 96]):
+        raise FormatError("anek.header", "expected a shape, and tiles and groups within their limits", where=location)
     sections = {
         name: Section(*_SECTION.unpack_from(data, _SECTIONS_AT + index * _SECTION.size))
         for index, name in enumerate(SECTIONS)
     }
     target = bytes(data[_TARGET_AT:_DIGEST_AT]).rstrip(b"\0")
     if not (target.isascii() and target.decode("ascii").isalnum()):
-        raise FormatError("anek.header", f"expected a target's name, found {target!r}", where=where)
+        raise FormatError("anek.header", f"expected the name of a target, found {target!r}", where=location)
     header = Header(
-        code, flags, tiles, ocg, vector, books, copies, shape, target.decode(), sections, word, version, block
+        code, flags, tiles, ocg, vector, codebooks, copies, shape, target.decode(), sections, word, version, block
     )
-    _check_bounds(header, size, where)
+    _check_bounds(header, size, location)
     return header
 
 
-def _check_bounds(header: Header, size: int, where: str) -> None:
-    """Sections lie in their order, side by side, to the end of the file."""
+def _check_bounds(header: Header, size: int, location: str) -> None:
+    """Check that the sections follow each other in their order, without gaps, to the end of the file."""
     cursor = HEADER
     for name in SECTIONS:
         section = header.sections[name]
         if section.length > size or section.offset != cursor:
             raise FormatError(
-                "anek.bounds", f"expected section {name} at {cursor} within {size} bytes, found {section}", where=where
+                "anek.bounds",
+                f"expected section {name} at {cursor} within {size} bytes, found {section}",
+                where=location,
             )
         if name == "lut":
-            cursor += aligned(section.length)
+            cursor += align(section.length)
             continue
         if name == "pal":
             cursor = HEADER + header.copies * header.stride("pal")
         else:
-            cursor += aligned(section.length) * (header.copies if name in ("scale", "bias") else 1)
+            cursor += align(section.length) * (header.copies if name in ("scale", "bias") else 1)
     if cursor != size:
-        raise FormatError("anek.bounds", f"expected {cursor} bytes, found {size}", where=where)
+        raise FormatError("anek.bounds", f"expected {cursor} bytes, found {size}", where=location)

@@ -1,4 +1,5 @@
-"""``kernels.json``: the kernel units of a whole model, and what the chip did not take (spec/ane-kernels.md)."""
+"""Read and write ``kernels.json``: the kernel units of a model, and the kernels that the chip refuses
+(spec/ane-kernels.md)."""
 
 from __future__ import annotations
 
@@ -21,9 +22,9 @@ _RULE = "anek.index"
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """Which unit holds which weight: by tensor name the file, and the digest that the unit states of itself.
+    """Contents of the index: by tensor name, the file of its unit and the digest in that unit's header.
 
-    ``refused`` are the kernels that the chip does not take, with reasons; they are not in the folder.
+    ``refused`` maps each kernel that the chip cannot run to the reason; the folder has no units of these kernels.
     """
 
     chip: str
@@ -32,7 +33,7 @@ class Index:
     refused: Mapping[str, str] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
-        """Return the file, which ends with a digest of itself."""
+        """Return the bytes of the file, including a digest of everything else in it."""
         units = {name: {"file": file, "digest": digest} for name, (file, digest) in self.units.items()}
         document = {
             "ingot_kernels": VERSION,
@@ -46,12 +47,12 @@ class Index:
 
 
 def parse_index(data: bytes, *, verify: bool = True) -> Index:
-    """Check the file.
+    """Return the parsed and checked index.
 
     Raises
     ------
     FormatError
-        ``anek.index``: no such JSON, or a file that lies elsewhere or is named twice.
+        ``anek.index``: not the expected JSON, or a file that is outside of the folder or is named twice.
     UnsupportedError
         ``anek.version``.
     IntegrityError
@@ -65,14 +66,14 @@ def parse_index(data: bytes, *, verify: bool = True) -> Index:
             where=INDEX,
         )
     if set(root) != {"ingot_kernels", "chip", "target", "units", "refused", manifest_digest.KEY}:
-        raise _refuse("chip, target, units, refused and a digest", ", ".join(root))
+        raise _index_error("chip, target, units, refused and a digest", ", ".join(root))
     digest = _text(root[manifest_digest.KEY], manifest_digest.KEY)
     if verify:
         manifest_digest.check_json(data, digest, INDEX)
     units = {name: _unit(name, entry) for name, entry in _object(root["units"], "units").items()}
     files = [file for file, _ in units.values()]
     if len(set(files)) != len(files) or not files:
-        raise _refuse("units, each file once", f"{len(files)} of {len(set(files))} files")
+        raise _index_error("units, and each file once", f"{len(files)} of {len(set(files))} files")
     refused = {name: _text(reason, name) for name, reason in _object(root["refused"], "refused").items()}
     return Index(_text(root["chip"], "chip"), _text(root["target"], "target"), units, refused)
 
@@ -80,24 +81,24 @@ def parse_index(data: bytes, *, verify: bool = True) -> Index:
 def _unit(name: str, entry: Any) -> tuple[str, str]:
     fields = _object(entry, name)
     if set(fields) != {"file", "digest"}:
-        raise _refuse(f"file and digest of {name[:80]!r}", ", ".join(fields))
+        raise _index_error(f"file and digest of {name[:80]!r}", ", ".join(fields))
     file = _text(fields["file"], name)
     if not file.endswith(SUFFIX) or "/" in file or "\\" in file or file.startswith("."):
-        raise _refuse(f"a file *{SUFFIX} of the folder", file)
+        raise _index_error(f"a file *{SUFFIX} in the folder", file)
     return file, _text(fields["digest"], name)
 
 
-def _object(value: Any, what: str) -> dict[str, Any]:
+def _object(value: Any, field_name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise _refuse(f"an object for {what[:80]!r}", value)
+        raise _index_error(f"an object for {field_name[:80]!r}", value)
     return value
 
 
-def _text(value: Any, what: str) -> str:
+def _text(value: Any, field_name: str) -> str:
     if not isinstance(value, str):
-        raise _refuse(f"text for {what[:80]!r}", value)
+        raise _index_error(f"text for {field_name[:80]!r}", value)
     return value
 
 
-def _refuse(expected: str, actual: object) -> FormatError:
+def _index_error(expected: str, actual: object) -> FormatError:
     return FormatError(_RULE, f"expected {expected}, found {str(actual)[:80]!r}", where=INDEX)

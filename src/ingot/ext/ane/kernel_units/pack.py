@@ -1,4 +1,4 @@
-"""Packing a weight into a kernel unit, group by group of output channels, with its tables (``spec/ane-kernels.md``)."""
+"""Pack a weight into a kernel unit: its tables, then group by group of output channels (``spec/ane-kernels.md``)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ingot.ext.ane.kernel_units.header import (
     ASYMMETRIC,
     BLOCKS,
     HEADER,
-    MOST_UNITY,
+    MAX_UNITY,
     RECORD,
     RECORD_WORDS,
     SECTIONS,
@@ -27,7 +27,7 @@ from ingot.ext.ane.kernel_units.header import (
     UNRELOCATED,
     Header,
     Section,
-    aligned,
+    align,
     groups,
     seal,
 )
@@ -35,36 +35,38 @@ from ingot.ext.ane.kernel_units.header import (
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _ENTRY_TYPES = {"float16": "half", "int8": "int8", "uint8": "uint8"}
-_KERNEL_BYTES = 1 << 16  # of one group on one NE (M6)
+_KERNEL_BYTES = 1 << 16  # limit per group on one Neural Engine (claim M6)
 
 
 @dataclass(frozen=True, eq=False)
 class KernelWeight:
-    """A weight in the form in which it is packed.
+    """A weight in the encoding in which it is packed.
 
     Parameters
     ----------
     shape : tuple of int
-        Output channels first.
+        Shape of the weight, output channels first.
     values : array
         float16 of ``shape``; int8 of ``shape``; uint8 of ``shape``, the bits of E4M3; with codebooks, indices uint8 of
-        [channels / vector, weights per channel]; of an identity nothing.
+        [channels / vector, weights per channel]; empty for an identity.
     bits : int
-        Of one value, code or index.
+        Bits of a value, code or index.
     codebooks : array or None
-        [codebooks, 2**bits, vector] of float16, int8 or uint8; codebook j serves the j-th equal run of output channels.
+        [codebooks, 2**bits, vector] of float16, int8 or uint8; codebook j serves run j of the output
+        channels, which are divided into one equal run per codebook.
     mask : array of bool or None
-        Of the shape of ``values``: True where a value is kept. Where it is False nothing is stored.
+        Mask in the shape of ``values``: True for a value that is stored, False for a zero that is not stored.
     scale, bias : array or None
-        float16 [channels]: after the multiplication, ``y = scale * (w' x) + bias``. With ``block`` scales are
+        float16 [channels]: after the multiplication, ``y = scale * (w' x) + bias``. With ``block``, scales are
         [channels, blocks], each for a run of weights. Scales may be float32.
     lut : ActivationLut or None
+        Table of the activation function.
     zero : array or None
-        int8 [channels] of integers: ``w = scale * (value - zero)``.
+        int8 [channels], zero points of integers: ``w = scale * (value - zero)``.
     block : int
-        Weights of a channel that share a scale, or 0.
+        Number of weights of a channel that share a scale, or 0.
     unity : bool
-        The weight is the identity times the scales.
+        Whether the weight is the identity matrix times the scales.
     """
 
     shape: tuple[int, ...]
@@ -81,7 +83,7 @@ class KernelWeight:
 
     @property
     def entry(self) -> str:
-        """What reaches the multiplier: ``half``, ``int8``, ``uint8`` or ``e4m3``."""
+        """Type of the multiplier's input: ``half``, ``int8``, ``uint8`` or ``e4m3``."""
         if self.codebooks is None:
             return {"float16": "half", "int8": "int8"}.get(self.values.dtype.name, "e4m3")
         return _ENTRY_TYPES[self.codebooks.dtype.name]
@@ -91,14 +93,14 @@ class KernelWeight:
         return 1 if self.codebooks is None else int(self.codebooks.shape[2])
 
     @property
-    def kind(self) -> KernelKind:
-        """What the kernel word tells of it."""
+    def kernel_kind(self) -> KernelKind:
+        """Description of the weight from which the kernel word is computed."""
         bits = None if self.codebooks is None else self.bits
         return KernelKind(self.entry, bits, self.mask is not None, self.zero is not None, self.vector)
 
     @property
     def kernel_format(self) -> int:
-        """Code of the enum; what is sparse has that of its values."""
+        """Code of the kernel format; a sparse weight has the code of its values."""
         if self.unity:
             return formats.unity_code(self.entry)
         if self.codebooks is None:
@@ -112,59 +114,67 @@ def pack_unit(weight: KernelWeight, chip: Chip) -> bytes:
     Raises
     ------
     UsageError
-        ``ane.layout``: arrays that do not fit the shape, a codebook or vector that cuts a group of channels, a weight
-        past 4 GiB; ``ane.budget``: tables past the chip's budget, where that is known.
+        ``ane.layout``: arrays that do not fit the shape, a codebook or vector that does not divide a group of channels,
+        a weight of more than 4 GiB; ``ane.budget``: tables larger than the chip's limit, if the limit is known.
     UnsupportedError
-        ``ane.refused``: a format that the chip's register has no code for.
+        ``ane.refused``: a format without a code in the chip's register.
     """
     _check(weight)
     header = _geometry(weight, chip)
-    pieces, records, cursor, tile = [], [], 0, 0
+    chunks, records, cursor, tile = [], [], 0, 0
     for of_tile, first, count in groups(header):
         if of_tile != tile:
-            pieces.append(bytes(aligned(cursor) - cursor))
-            cursor, tile = aligned(cursor), of_tile
-        piece = _piece(weight, first, count)
+            chunks.append(bytes(align(cursor) - cursor))
+            cursor, tile = align(cursor), of_tile
+        group = _group_bytes(weight, first, count)
         records.append(struct.pack(f"<{RECORD_WORDS}I", cursor, count, *[UNRELOCATED] * 10, 0, 0))
-        pieces.append(piece)
-        cursor += len(piece)
+        chunks.append(group)
+        cursor += len(group)
         if cursor >= 1 << 32:
-            raise UsageError("expected weights of less than 4 GiB, found more: offsets have 32 bits", rule="ane.layout")
+            raise UsageError(
+                "expected weights of less than 4 GiB, because offsets have 32 bits; found more", rule="ane.layout"
+            )
     lut = b"" if weight.lut is None else weight.lut.entries().astype("<f2").tobytes()
     pal = (
         b"" if weight.codebooks is None else weight.codebooks.astype(weight.codebooks.dtype.newbyteorder("<")).tobytes()
     )
     _check_budget(len(lut), len(pal), chip)
-    plain = {
+    contents = {
         "lut": lut,
         "pal": pal,
         "ocgs": b"".join(records),
         "scale": _floats(weight.scale) + (b"" if weight.zero is None else weight.zero.tobytes()),
         "bias": _floats(weight.bias),
-        "weights": b"".join(pieces),
+        "weights": b"".join(chunks),
     }
-    return _assemble(weight, header, plain)
+    return _assemble(weight, header, contents)
 
 
 def _check(weight: KernelWeight) -> None:
     channels, per_channel = weight.shape[0], prod(weight.shape[1:])
     vector = weight.vector
     rows = channels // vector if channels % vector == 0 else -1
-    kinds = {16: ("float16",), 8: ("int8", "uint8")} if weight.codebooks is None else {}
+    dtypes = {16: ("float16",), 8: ("int8", "uint8")} if weight.codebooks is None else {}
     books = 1 if weight.codebooks is None else len(weight.codebooks)
     size = 0 if weight.unity else rows * per_channel
     integers = weight.values.dtype.name == "int8"
     scales = (channels, -(-per_channel // weight.block)) if weight.block else (channels,)
-    for holds, what in (
+    for is_valid, expected in (
         (
             0 not in weight.shape and max(weight.shape) < 1 << 32 and len(weight.shape) <= 8,
-            "up to 8 dimensions, none of them 0",
+            "up to 8 dimensions, all larger than 0",
         ),
         (weight.values.size == size, f"{size} values"),
-        (weight.values.dtype.name in kinds.get(weight.bits, ("uint8",)), "float16, int8, E4M3, or indices uint8"),
-        (weight.mask is None or weight.mask.shape == weight.values.shape, "a mask of the values' shape"),
-        (weight.mask is None or vector == 1, "single entries under a mask"),
-        (channels % books == 0 and (channels // books) % vector == 0, f"channels that {books} codebooks share evenly"),
+        (
+            weight.values.dtype.name in dtypes.get(weight.bits, ("uint8",)),
+            "values of float16, int8, E4M3, or indices of uint8",
+        ),
+        (weight.mask is None or weight.mask.shape == weight.values.shape, "a mask in the shape of the values"),
+        (weight.mask is None or vector == 1, "no vectors under a mask"),
+        (
+            channels % books == 0 and (channels // books) % vector == 0,
+            f"the same number of channels, a multiple of the vector size, for each of {books} codebooks",
+        ),
         (
             weight.scale is None
             or (weight.scale.shape == scales and weight.scale.dtype.name in ("float16", "float32")),
@@ -172,48 +182,55 @@ def _check(weight: KernelWeight) -> None:
         ),
         (
             weight.bias is None or (weight.bias.shape == (channels,) and weight.bias.dtype.name == "float16"),
-            "a bias per channel, float16",
+            "a float16 bias per channel",
         ),
         (
             weight.zero is None or (integers and weight.zero.shape == (channels,)),
-            "zero points of int8, one per channel",
+            "an int8 zero point per channel, and int8 values",
         ),
         (
             not weight.block or (integers and weight.scale is not None and weight.zero is None),
-            "scales of blocks of int8",
+            "scales per block only for int8 values, without zero points",
         ),
-        (not weight.unity or (channels == per_channel <= MOST_UNITY and weight.mask is None), "an identity"),
+        (
+            not weight.unity or (channels == per_channel <= MAX_UNITY and weight.mask is None),
+            f"an identity without a mask, of at most {MAX_UNITY} channels",
+        ),
     ):
-        if not holds:
-            raise UsageError(f"expected {what}, found otherwise in a weight {list(weight.shape)}", rule="ane.layout")
+        if not is_valid:
+            raise UsageError(f"expected {expected} for a weight of shape {list(weight.shape)}", rule="ane.layout")
     if weight.codebooks is not None and weight.codebooks.shape[1] != 1 << weight.bits:
-        raise UsageError(f"expected {1 << weight.bits} entries, found {weight.codebooks.shape[1]}", rule="ane.layout")
+        raise UsageError(
+            f"expected {1 << weight.bits} codebook entries, found {weight.codebooks.shape[1]}", rule="ane.layout"
+        )
 
 
 def _check_budget(lut: int, pal: int, chip: Chip) -> None:
     activation, tables = chip.known("activation_lut_budget"), chip.known("palette_lut_budget")
     if activation is not None and lut > int(activation.value):
-        raise UsageError(f"expected a table of {activation.value} bytes at most, found {lut}", rule="ane.budget")
+        raise UsageError(
+            f"expected an activation table of at most {activation.value} bytes, found {lut}", rule="ane.budget"
+        )
     if tables is not None and lut + pal > int(tables.value):
         raise UsageError(
-            f"expected palette and activation tables of {tables.value} bytes together, found {lut + pal}",
+            f"expected palette and activation tables of at most {tables.value} bytes together, found {lut + pal}",
             rule="ane.budget",
         )
 
 
 def channels_per_group(shape: tuple[int, ...], chip: Chip) -> int:
-    """Return the output channels of a group, a power of two.
+    """Return the number of output channels of a group, a power of two.
 
-    Enough for the tiles to have one group each (TG: 1 of 3 channels, 32 of 512), but no more than the chip's cap, and
-    no more than fit 64 KiB as fp16 (M6).
+    It is large enough that each tile has at most one group (TG: 1 for 3 channels, 32 for 512), unless that exceeds the
+    chip's limit or the channels whose fp16 weights fit in 64 KiB (claim M6).
     """
-    room = max(1, _KERNEL_BYTES // (2 * max(1, prod(shape[1:]))))
-    shared = -(-shape[0] // int(chip.value("weight_tiles")))
-    return min(int(chip.value("ocg_channels")), 1 << (room.bit_length() - 1), 1 << (shared - 1).bit_length())
+    fitting = max(1, _KERNEL_BYTES // (2 * max(1, prod(shape[1:]))))
+    per_tile = -(-shape[0] // int(chip.value("weight_tiles")))
+    return min(int(chip.value("ocg_channels")), 1 << (fitting.bit_length() - 1), 1 << (per_tile - 1).bit_length())
 
 
 def _geometry(weight: KernelWeight, chip: Chip) -> Header:
-    """Return the header without sections: output channels per group as M6 measured them, at least one vector."""
+    """Return the header without sections; the size of a group is at least one vector."""
     ocg = max(weight.vector, channels_per_group(weight.shape, chip))
     tiles = int(chip.value("weight_tiles"))
     return Header(
@@ -234,22 +251,22 @@ def _geometry(weight: KernelWeight, chip: Chip) -> Header:
         copies=tiles if chip.value("copies_per_core") else 1,
         shape=weight.shape,
         target=chip.target,
-        word=kernel_word(weight.kind, chip.target, chip.value("detect_zeros")),
+        word=kernel_word(weight.kernel_kind, chip.target, chip.value("detect_zeros")),
         sections={},
         block=weight.block,
     )
 
 
-def _piece(weight: KernelWeight, first: int, count: int) -> bytes:
-    """Return the bytes of one group: values, or mask and kept values."""
+def _group_bytes(weight: KernelWeight, first: int, count: int) -> bytes:
+    """Return the bytes of one group: its values, preceded by the mask if the weight is sparse."""
     if weight.unity:
         return b""
     rows = slice(first // weight.vector, -(-(first + count) // weight.vector))
     values = weight.values.reshape(-1, prod(weight.shape[1:]))[rows]
     head = b""
     if weight.mask is not None:
-        kept = weight.mask.reshape(-1, prod(weight.shape[1:]))[rows]
-        head, values = np.packbits(kept.reshape(-1), bitorder="little").tobytes(), values[kept]
+        selected = weight.mask.reshape(-1, prod(weight.shape[1:]))[rows]
+        head, values = np.packbits(selected.reshape(-1), bitorder="little").tobytes(), values[selected]
     if weight.codebooks is not None:
         return head + pack_lsb(values, weight.bits).tobytes()
     return head + values.astype(values.dtype.newbyteorder("<")).tobytes()
@@ -259,29 +276,29 @@ def _floats(values: Array | None) -> bytes:
     return b"" if values is None else values.astype(values.dtype.newbyteorder("<")).tobytes()
 
 
-def _assemble(weight: KernelWeight, header: Header, plain: dict[str, bytes]) -> bytes:
+def _assemble(weight: KernelWeight, header: Header, contents: dict[str, bytes]) -> bytes:
     sections, cursor = {}, HEADER
-    told = _described(weight, len(plain["ocgs"]) // RECORD)
-    both = aligned(len(plain["lut"])) + aligned(len(plain["pal"]))
+    fields = _section_fields(weight, len(contents["ocgs"]) // RECORD)
+    table_bytes = align(len(contents["lut"])) + align(len(contents["pal"]))
     for name in SECTIONS:
-        count, typeno, bits = told[name] if plain[name] else (0, 0, 0)
-        sections[name] = Section(cursor, len(plain[name]), count, typeno, bits)
-        cursor += aligned(len(plain[name])) * (header.copies if name in ("scale", "bias") else 1)
+        count, typeno, bits = fields[name] if contents[name] else (0, 0, 0)
+        sections[name] = Section(cursor, len(contents[name]), count, typeno, bits)
+        cursor += align(len(contents[name])) * (header.copies if name in ("scale", "bias") else 1)
         if name == "pal":
-            cursor += both * (header.copies - 1)
+            cursor += table_bytes * (header.copies - 1)
     data = bytearray(cursor)
     data[:HEADER] = replace(header, sections=sections).to_bytes()
-    for name, content in plain.items():
-        at = sections[name].offset
-        stride = both if name in ("lut", "pal") else aligned(len(content))
+    for name, content in contents.items():
+        offset = sections[name].offset
+        stride = table_bytes if name in ("lut", "pal") else align(len(content))
         for copy in range(header.copies if name not in ("ocgs", "weights") else 1):
-            data[at + copy * stride : at + copy * stride + len(content)] = content
+            data[offset + copy * stride : offset + copy * stride + len(content)] = content
     seal(data)
     return bytes(data)
 
 
-def _described(weight: KernelWeight, records: int) -> dict[str, tuple[int, int, int]]:
-    """Return count, type number and bits per section, as the descriptor's field list names them (B25)."""
+def _section_fields(weight: KernelWeight, records: int) -> dict[str, tuple[int, int, int]]:
+    """Return count, type number and bits of each section; claim B25 lists these fields of the descriptor."""
     channels, code = weight.shape[0], weight.kernel_format
     palette = weight.codebooks is not None
     half = formats.typeno(formats.FP16)

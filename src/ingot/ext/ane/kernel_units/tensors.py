@@ -1,4 +1,4 @@
-"""The tensors of a kernel unit: typed layouts over the bytes where they lie, decoded values where none fits."""
+"""Expose a kernel unit as tensors: parts of the file if a layout describes its encoding, otherwise decoded values."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ingot.ext.ane.kernel_units.header import (
     HEADER,
     SPARSE,
     Header,
-    aligned,
+    align,
     groups,
     read_header,
     require_digest,
-    stated,
+    stored_digest,
 )
-from ingot.ext.ane.kernel_units.kind import Kind, kind_of
+from ingot.ext.ane.kernel_units.kind import UnitFormat, unit_format
 from ingot.ext.ane.kernel_units.unit import read_unit
 from ingot.model.bytesource import ByteSource, DerivedSource, MemorySource
 from ingot.model.layouts.affine import CODES, NO_ZERO, POINTS, ROW, ROWS_LSB, SCALES, WHOLE, ZEROS, AffineLayout, Group
@@ -44,17 +44,20 @@ _ENTRY_DTYPES = {"half": "f16", "int8": "i8", "uint8": "u8"}
 
 
 class UnitSource(DerivedSource):
-    """A unit's file, whose CRC-32C is compared before any byte is handed out, once; a ``ByteSource``."""
+    """Byte source of a unit's file that compares the unit's CRC-32C once, before it returns any bytes."""
 
     def __init__(self, source: ByteSource, *, verify: bool) -> None:
         self.source, self.name, self.size, self.mapped = source, source.name, source.size, source.mapped
-        self._proven = not verify
+        self._is_checked = not verify
 
     def prove(self) -> None:
-        """Compare the digest; raises ``IntegrityError`` ``anek.digest``."""
-        if not self._proven:
+        """Compare the digest, unless it was compared before.
+
+        Raises ``IntegrityError`` ``anek.digest``.
+        """
+        if not self._is_checked:
             require_digest(self.source, self.name)
-            self._proven = True
+            self._is_checked = True
 
     def view(self, offset: int, length: int) -> memoryview:
         self.prove()
@@ -71,32 +74,32 @@ class UnitSource(DerivedSource):
         self.source.close()
 
 
-class Decoded:
-    """The values of one unit at a time, for the parts of those that have no layout: the last one asked for is held."""
+class DecodedCache:
+    """Cache of one unit's decoded values, for units that no layout describes; it keeps the unit that was used last."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._held: tuple[UnitSource, memoryview] | None = None
+        self._cached: tuple[UnitSource, memoryview] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Decoded, ()
+        return DecodedCache, ()
 
     def values(self, source: UnitSource) -> memoryview:
-        """Return the bytes of a unit's weights as float16."""
+        """Return the bytes of a unit's weights as float16, decoding them unless they are cached."""
         with self._lock:
-            if self._held is None or self._held[0] is not source:
-                self._held = None  # before the next one is made: one tensor at a time
+            if self._cached is None or self._cached[0] is not source:
+                self._cached = None  # free the memory before the next unit is decoded
                 unit = read_unit(source.view(0, source.size), source.name)
-                self._held = source, unit.dense().astype("<f2").reshape(-1).view(np.uint8).data
-            return self._held[1]
+                self._cached = source, unit.dense().astype("<f2").reshape(-1).view(np.uint8).data
+            return self._cached[1]
 
 
 class _Values(MemorySource):
-    """What a unit decodes to as a ``ByteSource``."""
+    """Byte source of a unit's decoded values."""
 
     mapped = False
 
-    def __init__(self, source: UnitSource, size: int, decoded: Decoded) -> None:
+    def __init__(self, source: UnitSource, size: int, decoded: DecodedCache) -> None:
         super().__init__(b"", source.name)
         self.size, self._source, self._decoded = size, source, decoded
 
@@ -114,10 +117,10 @@ class _Values(MemorySource):
         return _Values, (self._source, self.size, self._decoded)
 
 
-class _Stream:
-    """Runs of bits, one behind the other, of which some do not end at a byte; a ``ByteSource``.
+class _BitRuns:
+    """Byte source of consecutive runs of bits of a file, where some runs do not end at a byte boundary.
 
-    ``runs`` is [2, n]: byte of the file at which a run begins, and its bits.
+    ``runs`` is int64 [2, n]: the byte offset of each run in the file, and its number of bits.
     """
 
     mapped = False
@@ -142,9 +145,9 @@ class _Stream:
             last = min(count, first + end - begin)
             data = np.empty(-(-last // 8) - first // 8, np.uint8)
             self._source.readinto(start + first // 8, data.data)
-            at = begin - 8 * offset
+            position = begin - 8 * offset
             run = np.unpackbits(data, bitorder="little")[first % 8 :][: last - first]
-            bits[at : at + run.size] = run
+            bits[position : position + run.size] = run
             begin += run.size
             index += 1
         if out.nbytes:
@@ -154,105 +157,110 @@ class _Stream:
         return self._source.changed()
 
     def close(self) -> None:
-        """Nothing to do: the file belongs to the catalog."""
+        """Do nothing: the catalog closes the file."""
 
 
 @dataclass(frozen=True, eq=False)
 class Unit:
-    """A unit whose header was read and checked; nothing else of it was, but the masks of a sparse one."""
+    """A unit whose header was checked; of its other bytes, only the masks of a sparse unit are read."""
 
     name: str
     source: UnitSource
     header: Header
-    kind: Kind
+    unit_format: UnitFormat
     head: bytes
 
     @property
     def digest(self) -> str:
-        """The digest that the unit states of itself."""
-        return stated(self.head)
+        """Digest in the unit's header."""
+        return stored_digest(self.head)
 
     @staticmethod
-    def of(name: str, source: UnitSource) -> Unit:
-        """Read the header; errors as ``read_header`` and ``kind_of``."""
+    def from_source(name: str, source: UnitSource) -> Unit:
+        """Return the unit of a file after reading its header.
+
+        Raises the errors of ``read_header`` and ``unit_format``.
+        """
         head = bytearray(min(HEADER, source.size))
         source.source.readinto(0, memoryview(head))
         header = read_header(head, source.size, source.name)
-        return Unit(name, source, header, kind_of(header, source.name), bytes(head))
+        return Unit(name, source, header, unit_format(header, source.name), bytes(head))
 
-    def tensors(self, decoded: Decoded) -> Iterator[Tensor]:
-        """Yield the weight under the unit's name, then its bias and activation table if there are any.
+    def tensors(self, decoded: DecodedCache) -> Iterator[Tensor]:
+        """Yield the weight under the unit's name, then its bias and its activation table if it has them.
 
-        Raises ``FormatError`` ``anek.records`` for weights that are not as many as the shape says.
+        Raises ``FormatError`` ``anek.records`` if the number of weights does not fit the shape.
         """
-        stored = _Stored(self).tensor()
+        stored = _WeightReader(self).tensor()
         if stored is None:
             size = 2 * self.header.channels * self.header.per_channel
             part = Part("f16", size, _Values(self.source, size, decoded), where=f"{self.name}: {DATA}")
             stored = self._dense(self.name, self.header.shape, part)
         yield stored
         stem = self.name.removesuffix(_WEIGHT)
-        for section, end, count in (("bias", _BIAS, self.header.channels), ("lut", _ACTIVATION, ENTRIES)):
+        for section, suffix, count in (("bias", _BIAS, self.header.channels), ("lut", _ACTIVATION, ENTRIES)):
             if self.header.sections[section].length:
-                yield self._dense(stem + end, (count,), self.section(section, DATA, "f16"))
+                yield self._dense(stem + suffix, (count,), self.section(section, DATA, "f16"))
 
     def _dense(self, name: str, shape: tuple[int, ...], part: Part) -> Tensor:
         return Tensor(name, shape, "f16", DenseLayout.codec, {DATA: part}, {})
 
     def section(self, section: str, role: str, dtype: str, length: int | None = None) -> Part:
-        """Return the first copy of a section, or so many of its first bytes, as a part."""
+        """Return the first copy of a section as a part; with ``length``, only that many bytes of it."""
         entry = self.header.sections[section]
         size = entry.length if length is None else length
         return Part(dtype, size, self.source, entry.offset, where=f"{self.name}: {role}")
 
 
-class _Stored:
-    """A unit's weight as it is stored: where its groups lie, and the layout that says what they are."""
+class _WeightReader:
+    """Reader of a unit's weight in its stored encoding: it finds the layout and the bytes of all groups."""
 
     def __init__(self, unit: Unit) -> None:
-        self._unit, self._header, self._kind = unit, unit.header, unit.kind
+        self._unit, self._header, self._format = unit, unit.header, unit.unit_format
 
     def tensor(self) -> Tensor | None:
-        """Return the tensor; None where no layout says what the unit does."""
+        """Return the weight in its stored encoding; None if no layout describes it."""
         header = self._header
-        if self._kind.unity:
+        if self._format.unity:
             self._require_end(0)
             return None
-        masks, values, kept = self._runs()
+        masks, values, value_count = self._runs()
         layout, parts, role = self._layout()
         if layout is None:
             return None
         dtype = layout.dtype if isinstance(layout, DenseLayout) else "f16"
-        plain = dtype if isinstance(layout, DenseLayout) else "u8"  # what the part holds
+        stored_dtype = dtype if isinstance(layout, DenseLayout) else "u8"  # element type of the values' part
         if header.flags & SPARSE:
-            layout, role = MaskLayout(dtype, kept, layout), NONZEROS
+            layout, role = MaskLayout(dtype, value_count, layout), NONZEROS
             parts = {MASK: self._part(MASK, "u8", masks), **parts}
-        parts = {role: self._part(role, plain, values), **parts}
+        parts = {role: self._part(role, stored_dtype, values), **parts}
         return Tensor(self._unit.name, header.shape, dtype, layout.codec, parts, layout.attributes())
 
     def _runs(self) -> tuple[Array, Array, int]:
-        """Return where masks and values of the groups lie, in the order of channels, and how many values are kept."""
+        """Return the runs of masks and of values of all groups, ordered by channel, and the number of stored values."""
         header, stream = self._header, self._header.sections["weights"]
-        per, bits = header.per_channel, self._kind.bits
-        places: dict[int, tuple[int, int, int, int]] = {}
+        per_channel, bits = header.per_channel, self._format.bits
+        runs_by_channel: dict[int, tuple[int, int, int, int]] = {}
         cursor = tile = total = 0
         for of_tile, first, channels in groups(header):
-            cursor, tile = cursor if of_tile == tile else aligned(cursor), of_tile
-            count = channels // header.vector * per
-            kept, mask = count, 0
+            cursor, tile = cursor if of_tile == tile else align(cursor), of_tile
+            count = channels // header.vector * per_channel
+            value_count, mask = count, 0
             if header.flags & SPARSE:
                 mask = -(-count // 8)
-                kept = self._kept(stream.offset + cursor, mask) if cursor + mask <= stream.length else 0
-            places[first] = (stream.offset + cursor, count, stream.offset + cursor + mask, kept * bits)
-            cursor += mask + -(-kept * bits // 8)
-            total += kept
+                value_count = (
+                    self._count_selected(stream.offset + cursor, mask) if cursor + mask <= stream.length else 0
+                )
+            runs_by_channel[first] = (stream.offset + cursor, count, stream.offset + cursor + mask, value_count * bits)
+            cursor += mask + -(-value_count * bits // 8)
+            total += value_count
             if cursor > stream.length:
                 break
         self._require_end(cursor)
-        runs = np.array([places[first] for first in sorted(places)], np.int64).T
+        runs = np.array([runs_by_channel[first] for first in sorted(runs_by_channel)], np.int64).T
         return runs[:2], runs[2:], total
 
-    def _kept(self, offset: int, size: int) -> int:
+    def _count_selected(self, offset: int, size: int) -> int:
         data = np.empty(size, np.uint8)
         self._unit.source.source.readinto(offset, data.data)
         return int(np.count_nonzero(np.unpackbits(data)))
@@ -261,34 +269,35 @@ class _Stored:
         length = self._header.sections["weights"].length
         if end != length:
             raise FormatError(
-                "anek.records", f"expected weights that end at {end}, found {length}", where=self._unit.source.name
+                "anek.records", f"expected {end} bytes of weights, found {length}", where=self._unit.source.name
             )
 
     def _layout(self) -> tuple[Layout | None, dict[str, Part], str]:
-        """Return the layout of dense values, codes or indices, the parts beside them, and their role."""
-        header, kind, unit = self._header, self._kind, self._unit
+        """Return the layout (None if none fits), the other parts, and the role of the main part: values, codes or
+        indices."""
+        header, unit_format, unit = self._header, self._format, self._unit
         scaled = header.sections["scale"].length > 0
-        if kind.palette:
+        if unit_format.palette:
             return self._palette(scaled)
-        if kind.entry != "int8":
-            dense = None if scaled else DenseLayout("f16" if kind.entry == "half" else "f8_e4m3fn")
+        if unit_format.entry != "int8":
+            dense = None if scaled else DenseLayout("f16" if unit_format.entry == "half" else "f8_e4m3fn")
             return dense, {}, DATA
         dtype = header.scale_dtype
-        one = np.ones(1, numpy_dtype(dtype).newbyteorder("<"))
-        scales = one.itemsize * header.channels * header.scales
-        parts = {SCALES: unit.section("scale", SCALES, dtype, scales) if scaled else _memory(one, dtype)}
+        unit_scale = np.ones(1, numpy_dtype(dtype).newbyteorder("<"))
+        scales = unit_scale.itemsize * header.channels * header.scales
+        parts = {SCALES: unit.section("scale", SCALES, dtype, scales) if scaled else _memory(unit_scale, dtype)}
         zero = POINTS if header.flags & ASYMMETRIC else NO_ZERO
         if header.flags & ASYMMETRIC:
-            points = self._read(header.sections["scale"].offset + scales, header.channels).view(np.int8)
-            parts[ZEROS] = _memory(points.astype(one.dtype), dtype)
+            zero_points = self._read(header.sections["scale"].offset + scales, header.channels).view(np.int8)
+            parts[ZEROS] = _memory(zero_points.astype(unit_scale.dtype), dtype)
         grid = Group(header.block) if header.flags & BLOCKS else ROW if scaled else WHOLE
-        own = (header.channels, header.per_channel)
-        matrix = None if matrix_shape(header.shape) == own else own
+        stored_matrix = (header.channels, header.per_channel)
+        matrix = None if matrix_shape(header.shape) == stored_matrix else stored_matrix
         return AffineLayout(8, grid, ROWS_LSB, True, zero, "f16", dtype, matrix), parts, CODES
 
     def _palette(self, scaled: bool) -> tuple[Layout | None, dict[str, Part], str]:
-        header, kind, unit = self._header, self._kind, self._unit
-        entries = _ENTRY_DTYPES[kind.entry]
+        header, unit_format, unit = self._header, self._format, self._unit
+        entries = _ENTRY_DTYPES[unit_format.entry]
         parts = {CODEBOOK: unit.section("pal", CODEBOOK, entries)}
         if scaled:
             section = header.sections["scale"]
@@ -299,7 +308,7 @@ class _Stored:
             parts[CODEBOOK_SCALES] = _memory(factors[:, 0].copy(), header.scale_dtype)
         groups = (header.codebooks, *(1 for _ in header.shape[1:]))
         scale_dtype = header.scale_dtype if scaled else None
-        layout = PaletteLayout(kind.bits, groups, header.vector, 0, "f16", entries, scale_dtype)
+        layout = PaletteLayout(unit_format.bits, groups, header.vector, 0, "f16", entries, scale_dtype)
         return layout, parts, INDICES
 
     def _read(self, offset: int, size: int) -> Array:
@@ -308,17 +317,18 @@ class _Stored:
         return data
 
     def _part(self, role: str, dtype: str, runs: Array) -> Part:
-        """Return a part of numbers of ``dtype`` in runs of bits, as bytes where all but the last end at one."""
+        """Return a part of values of ``dtype`` from runs of bits; it copies bits only if a run but the last ends
+        within a byte."""
         unit = self._unit
-        where = f"{unit.name}: {role}"
+        location = f"{unit.name}: {role}"
         if (runs[1, :-1] % 8).any():
-            stream: ByteSource = _Stream(unit.source, runs)
+            stream: ByteSource = _BitRuns(unit.source, runs)
         else:
-            whole = PartBytes(Part("u8", unit.source.size, unit.source, where=where), scattered=True)
+            file_range = PartBytes(Part("u8", unit.source.size, unit.source, where=location), scattered=True)
             spans = np.stack([np.zeros_like(runs[0]), runs[0], -(-runs[1] // 8)])
-            stream = Pieces(where, [whole], spans)
+            stream = Pieces(location, [file_range], spans)
         row = DTYPES[dtype]
-        return Part(row.storage, stream.size, stream, type=None if row.is_storage else row.name, where=where)
+        return Part(row.storage, stream.size, stream, type=None if row.is_storage else row.name, where=location)
 
 
 def _memory(values: Array, dtype: str) -> Part:

@@ -1,4 +1,4 @@
-"""Reading a kernel unit that may be hostile: everything is checked before it is used."""
+"""Read kernel units from untrusted files: every value is checked before it is used."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from ingot.ext.ane.kernel_units.header import (
     SPARSE,
     UNRELOCATED,
     Header,
-    aligned,
+    align,
     groups,
     read_header,
     require_digest,
 )
-from ingot.ext.ane.kernel_units.kind import NUMPY, PLAIN, kind_of
+from ingot.ext.ane.kernel_units.kind import NUMPY, PLAIN, unit_format
 from ingot.ext.ane.kernel_units.pack import KernelWeight
 from ingot.model.bytesource import MemorySource
 
@@ -34,19 +34,20 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True, eq=False)
 class KernelUnit:
-    """A unit that was read and checked: header, records as u32 [groups, 14], and the weight as it was packed."""
+    """A unit that was read and checked: header, records as u32 [groups, 14], and the packed weight."""
 
     header: Header
     records: Array
     weight: KernelWeight
 
     def dense(self) -> Array:
-        """Return the weights as float16 of the header's shape, scale included, each rounded once from float32."""
-        with np.errstate(over="ignore", invalid="ignore"):  # arm64 tells of signalling NaNs
+        """Return the weights as float16 in the header's shape, scales applied; each is computed in float32 and
+        rounded once."""
+        with np.errstate(over="ignore", invalid="ignore"):  # arm64 reports signalling NaNs
             return self._values().astype(np.float16).reshape(self.header.shape)
 
     def _values(self) -> Array:
-        """Return the weights in f32 [channels, values of one]."""
+        """Return the weights as float32 [channels, weights per channel]."""
         weight, channels = self.weight, self.header.channels
         if weight.unity:
             values = np.eye(channels, dtype=np.float32)
@@ -68,8 +69,8 @@ class KernelUnit:
         return values
 
 
-def read_unit(data: bytes | memoryview, where: str = "kernel unit") -> KernelUnit:
-    """Read a kernel unit, and check every byte of it.
+def read_unit(data: bytes | memoryview, location: str = "kernel unit") -> KernelUnit:
+    """Return the unit in ``data``, after checking every byte of it.
 
     Raises
     ------
@@ -80,51 +81,57 @@ def read_unit(data: bytes | memoryview, where: str = "kernel unit") -> KernelUni
         ``anek.digest``.
     """
     view = memoryview(data)
-    header = read_header(view[:HEADER], view.nbytes, where)
-    require_digest(MemorySource(view), where)
-    reader = _Reader(header, np.frombuffer(view, np.uint8), where)
+    header = read_header(view[:HEADER], view.nbytes, location)
+    require_digest(MemorySource(view), location)
+    reader = _Reader(header, np.frombuffer(view, np.uint8), location)
     return KernelUnit(header, reader.records, reader.weight())
 
 
 class _Reader:
-    def __init__(self, header: Header, data: Array, where: str) -> None:
-        self._header, self._data, self._where = header, data, where
-        kind = kind_of(header, where)
-        self._bits, self._entry, self._palette = kind.bits, kind.entry, kind.palette
+    def __init__(self, header: Header, data: Array, location: str) -> None:
+        self._header, self._data, self._location = header, data, location
+        decoded = unit_format(header, location)
+        self._bits, self._entry, self._palette = decoded.bits, decoded.entry, decoded.palette
         self.records = self._records()
 
-    def _refuse(self, rule: str, expected: str, found: object = "otherwise") -> FormatError:
-        return FormatError(rule, f"expected {expected}, found {found}", where=self._where)
+    def _refuse(self, rule: str, expected: str, actual: object = None) -> FormatError:
+        return FormatError(
+            rule, f"expected {expected}" + ("" if actual is None else f", found {actual}"), where=self._location
+        )
 
     def section(self, name: str) -> Array:
-        """Return the bytes of a section's first copy, after all copies and their padding were checked."""
-        located = self._header.sections[name]
+        """Return the bytes of a section's first copy, after checking that all copies are equal and that padding is
+        zero."""
+        entry = self._header.sections[name]
         copies = self._header.copies if name in ("lut", "pal", "scale", "bias") else 1
-        stride, size = self._header.stride(name), located.length
-        first = self._data[located.offset : located.offset + size]
+        stride, size = self._header.stride(name), entry.length
+        first = self._data[entry.offset : entry.offset + size]
         for copy in range(copies if size else 0):
-            at = located.offset + copy * stride
-            if not np.array_equal(self._data[at : at + size], first):
+            offset = entry.offset + copy * stride
+            if not np.array_equal(self._data[offset : offset + size], first):
                 raise self._refuse("anek.copies", f"equal copies of section {name}")
-            if self._data[at + size : at + aligned(size)].any():
-                raise self._refuse("anek.padding", f"zeros behind section {name}")
+            if self._data[offset + size : offset + align(size)].any():
+                raise self._refuse("anek.padding", f"zeros after section {name}")
         return first
 
     def _records(self) -> Array:
-        """Return the records, after every word was compared with what the geometry says, offsets apart."""
+        """Return the records, after checking everything in them but the offsets against the geometry in the header."""
         header = self._header
         count = -(-header.channels // header.ocg)
         raw = self.section("ocgs")
         if header.sections["ocgs"].count != count:
-            raise self._refuse("anek.records", f"{count} records", header.sections["ocgs"].count)
+            raise self._refuse("anek.records", f"{count} records of groups", header.sections["ocgs"].count)
         records = raw.view("<u4").reshape(count, RECORD_WORDS)
         sizes = np.array([channels for _, _, channels in groups(header)], np.uint32)
         if (records[:, 1] != sizes).any() or (records[:, 2:12] != UNRELOCATED).any() or records[:, 12:].any():
-            raise self._refuse("anek.records", "sizes of the geometry, ten slots of -1 and flags of 0")
+            raise self._refuse(
+                "anek.records",
+                "records with the group sizes that the header implies, ten words of 0xFFFFFFFF and flags of 0",
+            )
         return records
 
     def weight(self) -> KernelWeight:
-        """Read tables, scales, biases and all groups."""
+        """Return the weight: values of all groups, tables, scales and biases."""
         header = self._header
         values, mask = self._groups()
         scale, zero = self._scales()
@@ -144,7 +151,8 @@ class _Reader:
         return codebooks.astype(codebooks.dtype.newbyteorder("="))
 
     def _scales(self) -> tuple[Array | None, Array | None]:
-        """Return scales [channels] or [channels, blocks], and the zero points behind them."""
+        """Return the scales, [channels] or [channels, blocks], and the zero points that follow them (None without
+        the flag)."""
         header = self._header
         raw, dtype = self.section("scale"), numpy_dtype(header.scale_dtype)
         if not raw.size:
@@ -160,13 +168,13 @@ class _Reader:
         return raw.view("<f2").astype(np.float16) if raw.size else None
 
     def _groups(self) -> tuple[Array, Array | None]:
-        """Read every group from where its record says, which has to be where the last one ended."""
+        """Return values and mask of all groups; check that each group begins where the one before it ends."""
         header, stream = self._header, self.section("weights")
         per, vector = header.per_channel, header.vector
         rows = header.channels // vector
         if formats.is_unity(header.kernel_format):
             if stream.size or self.records[:, 0].any():
-                raise self._refuse("anek.records", "no weights of an identity", f"{stream.size} bytes")
+                raise self._refuse("anek.records", "no weights in an identity", f"{stream.size} bytes")
             return np.zeros(0, np.float16 if self._bits == 16 else NUMPY[self._entry]), None
         if -(-rows * per * (1 if header.flags & SPARSE else self._bits) // 8) > stream.size:
             raise self._refuse("anek.records", "weights for every channel", f"{stream.size} bytes")
@@ -174,7 +182,7 @@ class _Reader:
         mask = np.zeros((rows, per), np.bool_) if header.flags & SPARSE else None
         cursor = tile = 0
         for index, (of_tile, first, channels) in enumerate(groups(header)):
-            start = cursor if of_tile == tile else aligned(cursor)
+            start = cursor if of_tile == tile else align(cursor)
             if self.records[index, 0] != start or stream[cursor : min(start, stream.size)].any():
                 raise self._refuse("anek.records", f"group {index} at {start}", int(self.records[index, 0]))
             span = slice(first // vector, -(-(first + channels) // vector))
@@ -187,27 +195,29 @@ class _Reader:
             return native, mask
         return native.reshape(header.shape), None if mask is None else mask.reshape(header.shape)
 
-    def _group(self, stream: Array, at: int, out: Array, mask: Array | None) -> int:
-        """Read one group into ``out``; return where it ends."""
-        count, kept = out.size, None
+    def _group(self, stream: Array, offset: int, out: Array, mask: Array | None) -> int:
+        """Read one group into ``out`` and ``mask``; return the offset of its end."""
+        count, selected = out.size, None
         if mask is not None:
-            raw = self._take(stream, at, -(-count // 8))
-            kept = np.unpackbits(raw, count=count, bitorder="little").astype(np.bool_)
+            raw = self._take(stream, offset, -(-count // 8))
+            selected = np.unpackbits(raw, count=count, bitorder="little").astype(np.bool_)
             if count % 8 and raw[-1] >> count % 8:
-                raise self._refuse("anek.padding", "zeros behind a mask")
-            mask[...] = kept.reshape(mask.shape)
-            at, count = at + raw.size, int(np.count_nonzero(kept))
-        raw = self._take(stream, at, -(-count * self._bits // 8))
+                raise self._refuse("anek.padding", "zeros after a mask")
+            mask[...] = selected.reshape(mask.shape)
+            offset, count = offset + raw.size, int(np.count_nonzero(selected))
+        raw = self._take(stream, offset, -(-count * self._bits // 8))
         if self._palette:
             codes = unpack_lsb(raw, self._bits, count)
             if not np.array_equal(pack_lsb(codes, self._bits), raw):
-                raise self._refuse("anek.padding", "zeros behind a group's indices")
+                raise self._refuse("anek.padding", "zeros after the indices of a group")
         else:
             codes = raw.view(PLAIN[self._header.kernel_format])
-        out.reshape(-1)[slice(None) if kept is None else kept] = codes
-        return at + raw.size
+        out.reshape(-1)[slice(None) if selected is None else selected] = codes
+        return offset + raw.size
 
-    def _take(self, stream: Array, at: int, size: int) -> Array:
-        if at + size > stream.size:
-            raise self._refuse("anek.records", f"{size} bytes at {at}", f"{stream.size} in all")
-        return np.ascontiguousarray(stream[at : at + size])
+    def _take(self, stream: Array, offset: int, size: int) -> Array:
+        if offset + size > stream.size:
+            raise self._refuse(
+                "anek.records", f"{size} bytes of weights at offset {offset}", f"{stream.size} bytes in total"
+            )
+        return np.ascontiguousarray(stream[offset : offset + size])

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated
 
-import typer
-
-from ingot.cli.derive import derived
+from ingot.cli.declare import declare
+from ingot.cli.help import Group
 from ingot.cli.output import Json, Quiet, progress_bar
 from ingot.cli.render import render
+from ingot.core.options import About
 from ingot.ext.squish.tiers.options import BuildOptions
 
 EPILOG = (
@@ -20,18 +20,10 @@ EPILOG = (
     "  ingot cache build ./model-squish --tier 3bit --gate heldout.txt --max-rise 0.02\n\n"
     "  ingot cache drop ./model-squish --tier finalized"
 )
-Folder = Annotated[str, typer.Argument(help="Squish directory: manifest.json and tensors/.")]
+Folder = Annotated[str, About("Squish directory: manifest.json and tensors/.", argument=True)]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command group."""
-    group = typer.Typer(help="The prepared forms (tiers) of a Squish directory.", no_args_is_help=True, epilog=EPILOG)
-    group.command("status")(status)
-    group.command("build")(derived(build))
-    group.command("drop")(drop)
-    app.add_typer(group, name="cache")
-
-
+@declare("status")
 def status(path: Folder, json: Json = False) -> None:
     """Show which tiers are there, which of them can be trusted, and what would be loaded."""
     from ingot.errors import UsageError
@@ -49,15 +41,14 @@ def status(path: Folder, json: Json = False) -> None:
     render(status_report(path, tiers, chosen), json=json)
 
 
+@declare("build")
 def build(
     options: BuildOptions,
     gate: Annotated[
         str | None,
-        typer.Option(
-            help="Text to measure a 4bit or 3bit tier on before it counts; 3bit has one of Ingot's by default."
-        ),
+        About("Text to measure a 4bit or 3bit tier on before it counts; 3bit has one of Ingot's by default."),
     ] = None,
-    max_rise: Annotated[float, typer.Option(help="Of a gate: by which share the perplexity may rise.")] = 0.02,
+    max_rise: Annotated[float, About("The share by which the perplexity may rise at a gate.")] = 0.02,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
@@ -80,9 +71,10 @@ def build(
     render(report.report(), json=json, quiet=quiet)
 
 
+@declare("drop")
 def drop(
     path: Folder,
-    tier: Annotated[str | None, typer.Option(help="bf16, finalized, 4bit or 3bit; default: all of them.")] = None,
+    tier: Annotated[str | None, About("bf16, finalized, 4bit or 3bit; default: all of them.")] = None,
     json: Json = False,
 ) -> None:
     """Remove built tiers; the tensors they were built from stay."""
@@ -90,3 +82,12 @@ def drop(
     from ingot.ext.squish.tiers.status import dropped_report
 
     render(dropped_report(path, drop_tiers(path, tier)), json=json)
+
+
+command = Group(
+    "cache",
+    commands=[status, build, drop],
+    help="The prepared forms (tiers) of a Squish directory.",
+    no_args_is_help=True,
+    epilog=EPILOG,
+)

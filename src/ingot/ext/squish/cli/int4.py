@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import typer
-
-from ingot.cli.derive import derived
+from ingot.cli.declare import declare
 from ingot.cli.output import Json, Quiet, progress_bar
 from ingot.cli.render import render
 from ingot.ext.squish.tiers.options import Int4Options
@@ -19,11 +17,7 @@ EPILOG = (
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("int4", epilog=EPILOG)(derived(command))
-
-
+@declare("int4", EPILOG)
 def command(options: Int4Options, quiet: Quiet = False, json: Json = False) -> None:
     """Add four-bit forms to a Squish directory of eight bits, in place.
 

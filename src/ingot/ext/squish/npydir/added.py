@@ -1,4 +1,4 @@
-"""More forms of tensors that a Squish directory has already: arrays that join the others, and then their sentinel."""
+"""Write four-bit arrays into a Squish directory that already has the same tensors in another storage form."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ingot.ext.squish.npydir.names import INT4_READY, MANIFEST, SIDECAR
 from ingot.ext.squish.npydir.npy import encode as encode_header
 from ingot.ext.squish.npydir.sidecar import Entry, Sidecar
 from ingot.ext.squish.npydir.sidecar import encode as encode_sidecar
-from ingot.ext.squish.npydir.writer import NpydirWriter, checked_arrays
+from ingot.ext.squish.npydir.writer import NpydirWriter, arrays_by_tensor
 from ingot.formats.base import Catalog, WriteOptions
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import Target
@@ -19,26 +19,29 @@ from ingot.model.store import Joined, Store
 
 
 class AddedForms(NpydirFormat):
-    """The arrays of four-bit forms beside those of a directory; a tensor is written as the matrix of its codes.
+    """Format that adds four-bit arrays to an existing Squish directory; it writes each tensor as the matrix of its
+    codes.
 
     Parameters
     ----------
     keys : mapping
-        What the files of each tensor are named after.
+        Safe key of each tensor name; the tensor's files are named after it.
     sidecar : Sidecar or None
-        ``ingot.json`` as it is; it gets the digests of the new arrays. None where the directory has none.
+        Parsed ``ingot.json`` of the directory; the digests of the new arrays are added to it. None if the directory has
+        no such file.
     manifest : bytes
+        Contents of ``manifest.json``.
     directory : Store
-        The directory as it is.
+        The directory before the arrays are added.
     """
 
     def __init__(self, keys: Mapping[str, str], sidecar: Sidecar | None, manifest: bytes, directory: Store) -> None:
         self.keys, self.sidecar, self.manifest, self.directory = keys, sidecar, manifest, directory
 
     def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
-        """Read the directory as it is once the arrays in ``store`` are in it; return the tensors of ``keys``.
+        """Read the directory as if the arrays in ``store`` were already in it; return the tensors named in ``keys``.
 
-        Each is returned as the matrix of its codes, as it is written.
+        The shape of each returned tensor is that of the matrix of its codes, because that is how this format writes it.
         """
         catalog = super().read(Joined(store, self.directory), MANIFEST, verify=verify)
         tensors = {name: catalog.tensors[name] for name in self.keys}
@@ -49,35 +52,38 @@ class AddedForms(NpydirFormat):
         return replace(catalog, tensors=matrices)
 
     def size(self, artifact: Artifact, options: WriteOptions) -> int:
-        """Bytes of the arrays, headers included."""
-        arrays = checked_arrays(artifact.tensors)
+        """Return the total size of the new arrays in bytes, headers included."""
+        arrays = arrays_by_tensor(artifact.tensors)
         heads = sum(len(encode_header(array.dtype, array.shape)) for group in arrays.values() for array in group)
         return heads + sum(part.at_most for spec in artifact.tensors for part in spec.parts)
 
     def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> AddedFormsWriter:
-        """Start writing; ``finish`` names the arrays, then ``ingot.json``, last the sentinel."""
+        """Return a writer of the arrays; its ``finish`` returns the arrays, ``ingot.json`` and the sentinel, in this
+        order."""
         return AddedFormsWriter(target, artifact, options, self)
 
 
 class AddedFormsWriter(NpydirWriter):
-    """A ``FormatWriter`` of arrays beside those that are there, and of what tells that they are complete."""
+    """Writer of the added arrays, of the updated ``ingot.json`` and of the sentinel that marks the arrays as
+    complete."""
 
-    shapes_too = False  # the shape lies beside the form that is there already
+    writes_shapes = False  # the directory already has an array of the original shape
 
     def __init__(self, target: Target, artifact: Artifact, options: WriteOptions, format: AddedForms) -> None:
         super().__init__(target, artifact.tensors, {}, options)
         self._format = format
 
     def finish(self) -> list[str]:
-        """Write ``ingot.json`` and the sentinel; return all names in the order in which they may appear."""
+        """Write ``ingot.json`` and the sentinel; return all file names in the order in which they must become
+        visible."""
         self._order.finish()
         sidecar = self._format.sidecar
         if sidecar is not None:
             algorithm = sidecar.digest.partition(":")[0] if sidecar.digest else None
             tensors = {name: self._with_added(name, entry) for name, entry in sidecar.tensors.items()}
-            more = replace(sidecar, tensors=tensors, digest=None)
-            self._small(SIDECAR, encode_sidecar(more, self._format.manifest, algorithm))
-        self._small(INT4_READY, b"")
+            updated = replace(sidecar, tensors=tensors, digest=None)
+            self._write_file(SIDECAR, encode_sidecar(updated, self._format.manifest, algorithm))
+        self._write_file(INT4_READY, b"")
         return self._files
 
     def _with_added(self, name: str, entry: Entry) -> Entry:
@@ -91,11 +97,21 @@ class AddedFormsWriter(NpydirWriter):
         return self._format.keys[name]
 
 
-def changed_sidecar(sidecar: Sidecar, manifest: bytes, gone: Mapping[str, Sequence[str]]) -> bytes:
-    """Return ``ingot.json`` without the arrays that are ``gone``: suffixes by tensor."""
+def encode_sidecar_without(sidecar: Sidecar, manifest: bytes, deleted: Mapping[str, Sequence[str]]) -> bytes:
+    """Return the bytes of ``ingot.json`` without the entries of deleted arrays.
+
+    Parameters
+    ----------
+    sidecar : Sidecar
+        Parsed ``ingot.json`` before the change.
+    manifest : bytes
+        Contents of ``manifest.json``; the digest in ``ingot.json`` covers them.
+    deleted : mapping
+        Suffixes of the deleted arrays by tensor name.
+    """
 
     def remaining(name: str, entry: Entry) -> Entry:
-        dropped = gone.get(name, ())
+        dropped = deleted.get(name, ())
         digests = {suffix: text for suffix, text in entry.digests.items() if suffix not in dropped}
         heads = {suffix: text for suffix, text in entry.heads.items() if suffix not in dropped}
         return replace(entry, digests=digests, heads=heads)

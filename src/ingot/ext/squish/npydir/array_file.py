@@ -1,4 +1,4 @@
-"""Writing one ``.npy`` file: header first, values in order behind it."""
+"""Write one ``.npy`` file: the header, then the values in order."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from ingot.model.bytesource import Buffer, Sink
 
 
 class ArrayFile:
-    """One array being written.
+    """Writer of one ``.npy`` file.
 
     Parameters
     ----------
     sink : Sink
-        Taken over: closed by ``close`` and ``abort``.
+        Destination of the bytes. The writer owns it: ``close`` and ``abort`` close it.
     path : str
-        For records and messages.
-    dtype, shape :
-        Element type, one of ``npy.CODE_OF``, and sizes.
+        Path of the file, for the record that ``close`` returns and for error messages.
+    dtype : str
+        Element type, one of the keys of ``npy.CODE_OF``.
+    shape : sequence of int
+        Shape of the array.
     """
 
     def __init__(self, sink: Sink, path: str, dtype: str, shape: Sequence[int]) -> None:
@@ -34,19 +36,27 @@ class ArrayFile:
         sink.write_at(0, head)
 
     def write(self, data: Buffer) -> None:
-        """Append values; more than the shape has are refused."""
+        """Append values, in bytes.
+
+        Raises ``UsageError`` ``writer.length`` for more bytes than the shape has.
+        """
         view = memoryview(data)
         if not view.nbytes:
             return
         view = view.cast("B")
         if self._written + view.nbytes > self._length:
-            raise UsageError(f"expected {self._length} bytes, found more", rule="writer.length", where=self.path)
+            raise UsageError(
+                f"expected {self._length} bytes of values, found more", rule="writer.length", where=self.path
+            )
         self._sink.write_at(self._start + self._written, view)
         self._crc.update(view)
         self._written += view.nbytes
 
     def close(self) -> list[Any]:
-        """Finish the file; return where its values lie: path, offset, length, CRC-32C."""
+        """Finish the file; return its path, and the offset, length in bytes and CRC-32C of its values.
+
+        Raises ``UsageError`` ``writer.length`` if values are missing.
+        """
         if self._written != self._length:
             raise UsageError(
                 f"expected {self._length} bytes, found {self._written}", rule="writer.length", where=self.path
@@ -56,5 +66,5 @@ class ArrayFile:
         return [self.path, self._start, self._length, self._crc.text()]
 
     def abort(self) -> None:
-        """Close the file as it is."""
+        """Close the file without completing it."""
         self._sink.close()

@@ -1,4 +1,4 @@
-"""The arrays of a directory: which there are, each opened and its header checked."""
+"""List the arrays of a Squish directory, open them and check their headers."""
 
 from __future__ import annotations
 
@@ -8,30 +8,34 @@ from dataclasses import dataclass, field
 from ingot.errors import FormatError, UnsupportedError
 from ingot.ext.squish.npydir import npy
 from ingot.ext.squish.npydir.files import ZstdFile, zstd_head
-from ingot.ext.squish.npydir.names import COMPRESSIONS, FOLDER, KNOWN, file_of, foreign_form
+from ingot.ext.squish.npydir.names import COMPRESSIONS, FOLDER, READ_SUFFIXES, file_of, foreign_form
 from ingot.model.bytesource import ByteSource, MemorySource
 from ingot.model.reading.ranges import HeaderSource, read_bytes
 from ingot.model.store import Store
 
 _PREAMBLE = 12
-# Enough for the headers that NumPy writes of few dimensions, and the shape of any tensor behind one.
+# Bytes to read first: enough for the header that NumPy writes for few dimensions, and for an array of a tensor's shape.
 _USUAL = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """One array: its file, header, the header's bytes, and where small values are that were read along with it."""
+    """One open array: its name, header and byte source.
+
+    ``head`` are the bytes of the header. ``values`` is a source of the same file; it is in memory if the file is small.
+    """
 
     name: str
     header: npy.NpyHeader
     source: ByteSource
     head: bytes
-    near: ByteSource
+    values: ByteSource
 
 
 @dataclass(slots=True)
 class Group:
-    """What is there of one tensor: paths by known suffix, and suffixes of forms that are not read."""
+    """The files of one tensor: path by suffix for the arrays that Ingot reads, and for the others a description by
+    suffix."""
 
     key: str
     paths: dict[str, str] = field(default_factory=dict)
@@ -39,22 +43,22 @@ class Group:
 
 
 def list_arrays(store: Store) -> tuple[dict[str, Group], list[str]]:
-    """Return the groups of files by safe key, and the names in ``tensors/`` that are no arrays' at all.
+    """Return the files of each tensor by safe key, and the names in ``tensors/`` that are not arrays.
 
     Raises
     ------
     FormatError
-        ``npydir.link``: a link that leads out of the directory. ``npydir.extra-file``: an array that can belong to no
-        tensor.
+        ``npydir.link``: a link points out of the directory. ``npydir.extra-file``: the suffix of an array is unknown,
+        so it cannot belong to a tensor.
     """
     listings = {folder: store.list(folder) for folder in ("", FOLDER)}
     for folder, listing in listings.items():
-        leading = [name for name in listing.outside if folder or name in (FOLDER, "manifest.json", "ingot.json")]
-        if leading:
+        links = [name for name in listing.outside if folder or name in (FOLDER, "manifest.json", "ingot.json")]
+        if links:
             raise FormatError(
                 "npydir.link",
                 "expected files in this directory, found a link that leads out of it: copy the directory with `cp -rL`",
-                where=f"{folder}/{leading[0]}" if folder else leading[0],
+                where=f"{folder}/{links[0]}" if folder else links[0],
             )
     groups: dict[str, Group] = {}
     others: list[str] = []
@@ -66,39 +70,39 @@ def list_arrays(store: Store) -> tuple[dict[str, Group], list[str]]:
             others.append(name)
             continue
         key, underscores, suffix = stem.rpartition("__")
-        if not underscores or not (suffix in KNOWN or foreign_form(suffix)):
-            raise extra_file(f"{FOLDER}/{name}", "an array of no known form")
+        if not underscores or not (suffix in READ_SUFFIXES or foreign_form(suffix)):
+            raise extra_file(f"{FOLDER}/{name}", "an array with an unknown suffix")
         group = groups.setdefault(key, Group(key))
-        if suffix in KNOWN and compression != ".br":
-            group.paths.setdefault(suffix, f"{FOLDER}/{name}")  # sorted: the plain file comes before the compressed one
+        if suffix in READ_SUFFIXES and compression != ".br":
+            group.paths.setdefault(suffix, f"{FOLDER}/{name}")  # names are sorted: the uncompressed file comes first
         else:
-            group.foreign[f"{suffix}{compression}"] = foreign_form(suffix) or "compressed by brotli"
+            group.foreign[f"{suffix}{compression}"] = foreign_form(suffix) or "compressed with brotli"
     return groups, others
 
 
-def extra_file(where: str, what: str) -> FormatError:
-    """The refusal of an array that belongs to no tensor of the manifest."""
+def extra_file(location: str, description: str) -> FormatError:
+    """Return the error for an array that belongs to no tensor of the manifest."""
     return FormatError(
         "npydir.extra-file",
-        f"expected arrays of the tensors in the manifest only, found {what}; remove it",
-        where=where,
+        f"expected only arrays of tensors in the manifest, found {description}; remove the file",
+        where=location,
     )
 
 
 def open_array(store: Store, path: str) -> Array:
-    """Open a file, check its header and its length.
+    """Open an array file; check its header and its length.
 
     Raises ``FormatError`` with the rules of ``npy`` and ``npydir.zstd``, ``UnsupportedError`` ``npydir.npy-dtype``.
     """
     file = store.open(path)
     try:
-        return _array(file, path)
+        return _read_array(file, path)
     except BaseException:
         file.close()
         raise
 
 
-def _array(file: ByteSource, path: str) -> Array:
+def _read_array(file: ByteSource, path: str) -> Array:
     if path.endswith(".zst"):
         stored = HeaderSource(file, _USUAL)
         span = npy.header_span(zstd_head(stored, _PREAMBLE), path)
@@ -106,38 +110,41 @@ def _array(file: ByteSource, path: str) -> Array:
         header = npy.parse(head, path)
         values = ZstdFile(file, header.size)
         return Array(path, header, values, head, values)
-    read = read_bytes(file, 0, min(_USUAL, file.size))
-    span = npy.header_span(read[:_PREAMBLE], path)
+    first_bytes = read_bytes(file, 0, min(_USUAL, file.size))
+    span = npy.header_span(first_bytes[:_PREAMBLE], path)
     if span > file.size:
         raise FormatError("npydir.npy-truncated", f"expected {span} bytes of header, found {file.size}", where=path)
-    head = read[:span] if span <= len(read) else read_bytes(file, 0, span)
+    head = first_bytes[:span] if span <= len(first_bytes) else read_bytes(file, 0, span)
     header = npy.parse(head, path)
     npy.check_size(header, file.size, path)
-    return Array(path, header, file, head, MemorySource(read, file.name) if header.size <= len(read) else file)
+    return Array(
+        path, header, file, head, MemorySource(first_bytes, file.name) if header.size <= len(first_bytes) else file
+    )
 
 
 def open_arrays(store: Store, group: Group, suffixes: tuple[str, ...]) -> Mapping[str, Array]:
-    """Open the arrays of one form.
+    """Open the arrays with the given suffixes; return them by suffix.
 
-    Raises ``FormatError`` ``npydir.missing-file`` for the first that is not there.
+    Raises ``FormatError`` ``npydir.missing-file`` for the first array that does not exist.
     """
     for suffix in suffixes:
         if suffix not in group.paths:
-            leftover = [name for name in group.foreign if name.startswith(suffix)]
-            if leftover:
-                raise foreign(group, leftover[0])
+            unread = [name for name in group.foreign if name.startswith(suffix)]
+            if unread:
+                raise foreign_form_error(group, unread[0])
             raise FormatError(
                 "npydir.missing-file",
-                "expected this file beside the tensor's others, found none: the directory is incomplete",
+                "expected this file of the tensor, but it does not exist: the directory is incomplete; copy or convert "
+                "it again",
                 where=file_of(group.key, suffix),
             )
     return {suffix: open_array(store, group.paths[suffix]) for suffix in suffixes}
 
 
-def foreign(group: Group, suffix: str) -> UnsupportedError:
-    """The refusal of a form that is recognised and not read."""
+def foreign_form_error(group: Group, suffix: str) -> UnsupportedError:
+    """Return the error for a storage form that Ingot recognizes but cannot read."""
     return UnsupportedError(
-        f"this tensor is stored as {group.foreign[suffix]}, which Ingot does not read: convert the original again, "
+        f"the tensor is stored as {group.foreign[suffix]}, which Ingot does not read: convert the original again, "
         "to 8, 4 or 3 bits",
         rule="npydir.form",
         where=f"{FOLDER}/{group.key}__{suffix.replace('.br', '.npy.br') if '.br' in suffix else suffix + '.npy'}",

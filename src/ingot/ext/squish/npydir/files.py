@@ -1,4 +1,4 @@
-"""Files that were compressed as a whole, as byte sources."""
+"""Read a compressed file as a byte source of its decompressed bytes."""
 
 from __future__ import annotations
 
@@ -9,37 +9,41 @@ from ingot.core.files.forward import Forward
 from ingot.model.bytesource import ByteSource, Stamp, StampedSource
 
 
-class _Stored:
-    """The stored bytes of a file in order, as a decompressor asks for them."""
+class _CompressedReader:
+    """Reader of the compressed bytes of a file, with the ``read`` method that a decompressor calls."""
 
     def __init__(self, file: ByteSource) -> None:
         self._file, self._position = file, 0
 
     def read(self, size: int = -1, /) -> bytes:
-        left = self._file.size - self._position
-        out = bytearray(left if size < 0 else min(size, left))
+        remaining = self._file.size - self._position
+        out = bytearray(remaining if size < 0 else min(size, remaining))
         self._file.readinto(self._position, memoryview(out))
         self._position += len(out)
         return bytes(out)
 
 
 class ZstdFile(Forward, StampedSource):
-    """A whole file that was compressed, as the bytes it was before; read in order without ever holding all of it.
+    """Byte source of the decompressed bytes of a Zstandard file; it reads in order and never keeps all bytes in memory.
 
     Parameters
     ----------
     file : ByteSource
+        The compressed file.
     size : int
-        Bytes before compression: more or fewer are refused with ``npydir.zstd`` when the end is reached.
+        Number of bytes after decompression. Reading to the end raises ``FormatError`` ``npydir.zstd`` if there are more
+        or fewer.
     """
 
     def __init__(self, file: ByteSource, size: int) -> None:
         self._file = file
-        self.stamp = file.stamp if isinstance(file, StampedSource) else Stamp(file.size)  # files in memory have none
+        self.stamp = (
+            file.stamp if isinstance(file, StampedSource) else Stamp(file.size)
+        )  # a file in memory has no stamp
         super().__init__(file.name, size)
 
     def start(self) -> encodings.ZstdReader:
-        return encodings.ZstdReader(_Stored(self._file), self.size, "npydir.zstd", self.name)
+        return encodings.ZstdReader(_CompressedReader(self._file), self.size, "npydir.zstd", self.name)
 
     def changed(self) -> bool:
         return self._file.changed()
@@ -52,8 +56,11 @@ class ZstdFile(Forward, StampedSource):
 
 
 def zstd_head(file: ByteSource, length: int) -> bytes:
-    """Return the first ``length`` decompressed bytes; ``FormatError`` ``npydir.zstd`` if there are not so many."""
-    reader = encodings.ZstdReader(_Stored(file), length, "npydir.zstd", file.name)
+    """Return the first ``length`` decompressed bytes.
+
+    Raises ``FormatError`` ``npydir.zstd`` if the file has fewer.
+    """
+    reader = encodings.ZstdReader(_CompressedReader(file), length, "npydir.zstd", file.name)
     out = memoryview(bytearray(length))
     reader.readinto(out)
     return bytes(out)

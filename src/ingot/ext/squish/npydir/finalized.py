@@ -1,4 +1,5 @@
-"""A folder of ``.npy`` files, one dense array per tensor: squish's finalized cache (Squish Architecture, section 4)."""
+"""Read and write a folder of ``.npy`` files, one dense array per tensor: squish's finalized cache (Squish
+Architecture, section 4)."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from ingot.errors import FormatError, IntegrityError, UnsupportedError
 from ingot.ext.squish.npydir import npy
 from ingot.ext.squish.npydir.array_file import ArrayFile
 from ingot.ext.squish.npydir.arrays import open_array
-from ingot.ext.squish.npydir.names import ARRAYS_READY, FINALIZED, MANIFEST, refuses_name
+from ingot.ext.squish.npydir.names import ARRAYS_READY, FINALIZED, MANIFEST, why_name_unsupported
 from ingot.formats.base import Catalog, Format, FormatTraits, FormatWriter, WriteOptions
 from ingot.formats.shared.order import Order
 from ingot.model.artifact import Artifact
@@ -26,7 +27,8 @@ SUFFIX = ".npy"
 
 
 class NpyFormat(Format):
-    """Dense tensors as ``{name}.npy``; a name with squish's underscores in place of dots is read too."""
+    """Format of dense tensors stored as ``{name}.npy``; it also reads names in which squish replaced dots with
+    underscores."""
 
     name = "npy"
     suffixes: tuple[str, ...] = ()
@@ -36,15 +38,15 @@ class NpyFormat(Format):
     )
 
     def claims(self, name: str, head: bytes) -> bool:
-        """Never: one array alone is no checkpoint."""
+        """Return False: a single array is not a checkpoint."""
         return False
 
     def entry(self, names: Sequence[str]) -> str | None:
-        """The first array, where arrays lie in the folder itself and no manifest speaks for them."""
+        """Return the first array if the folder has arrays and no manifest; otherwise None."""
         return None if MANIFEST in names else next(iter(sorted(_arrays(names))), None)
 
     def has_sentinel(self, store: Store) -> bool:
-        """Whether squish's sentinel ``.ready`` is there."""
+        """Return whether squish's sentinel ``.ready`` exists."""
         return store.exists(ARRAYS_READY)
 
     def fallback_entry(self, names: Sequence[str], store: Store) -> str | None:
@@ -52,40 +54,49 @@ class NpyFormat(Format):
         entry = f"{FINALIZED}/{ARRAYS_READY}"
         return entry if f"{FINALIZED}/" in names and store.exists(entry) else None
 
-    def refuses(self, spec: TensorSpec) -> str | None:
-        """Why a folder of arrays cannot carry the tensor; None if it can."""
+    def why_unsupported(self, spec: TensorSpec) -> str | None:
+        """Return the reason why a folder of arrays cannot store the tensor; None if it can."""
         if spec.codec != DenseLayout.codec:
-            return f"a .npy file holds values as they are, found codec {spec.codec}"
+            return f"a .npy file stores dense values only, found codec {spec.codec}"
         if any(part.encoding != "raw" for part in spec.parts):
-            return "a .npy file is not compressed"
+            return "a .npy file stores values uncompressed, and this tensor has compressed parts"
         if spec.dtype not in npy.CODE_OF:
-            return f".npy has no name for {spec.dtype}; known are {', '.join(npy.CODE_OF)}"
+            return f"a .npy file cannot have the element type {spec.dtype}; it supports {', '.join(npy.CODE_OF)}"
         if not spec.name or spec.name.startswith("."):
-            return f"a file that begins with a dot is hidden, and no tensor: {spec.name[:80]!r}"
-        return refuses_name(spec.name)
+            return f"a file whose name begins with a dot is hidden and is not read back: {spec.name[:80]!r}"
+        return why_name_unsupported(spec.name)
 
     def order(self, specs: Sequence[TensorSpec]) -> Sequence[int]:
-        """Any order will do; raises ``UnsupportedError`` ``npydir.collision`` for names that would not come back."""
+        """Return the given order, which the format accepts as it is.
+
+        Raises ``UnsupportedError`` ``npydir.collision`` for a name that would be read back as another one.
+        """
         files = [spec.name + SUFFIX for spec in specs]
         for spec, back in zip(specs, _tensor_names(files), strict=True):
             if spec.name != back:
                 raise UnsupportedError(
-                    f"without a dot in any name, {spec.name!r} would be read back as {back!r}: choose another format",
+                    f"{spec.name!r} would be read back as {back!r}, because no name has a dot: choose another format",
                     rule="npydir.collision",
                     where=spec.name,
                 )
         return range(len(specs))
 
     def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
-        """Check the header of every array in the folder of ``name``; there are no digests to verify.
+        """Read the header of every array in the folder of ``name``; return the tensors. The format has no digests to
+        verify.
 
-        Raises ``FormatError`` with the rules of spec/npydir.md; ``npydir.link``; ``npydir.manifest-collision``.
+        Raises ``FormatError`` with the rules of spec/npydir.md, among them ``npydir.link`` and
+        ``npydir.manifest-collision``.
         """
         folder = name.rpartition("/")[0]
         listing = store.list(folder)
-        files, leading = _arrays(listing.files), _arrays(listing.outside)
-        if leading:
-            raise FormatError("npydir.link", "expected files in this folder, found a link out of it", where=leading[0])
+        files, links = _arrays(listing.files), _arrays(listing.outside)
+        if links:
+            raise FormatError(
+                "npydir.link",
+                "expected files in this folder, found a link that points out of it: copy the folder with `cp -rL`",
+                where=links[0],
+            )
         tensors, headers, sources = {}, {}, []
         try:
             for key, file in zip(_tensor_names(files), (f"{folder}/{file}".lstrip("/") for file in files), strict=True):
@@ -108,32 +119,37 @@ class NpyFormat(Format):
                 source.close()
             raise
         if len(tensors) != len(files):
-            raise FormatError("npydir.manifest-collision", "expected one file per tensor, found two", where=files[0])
+            raise FormatError(
+                "npydir.manifest-collision", "expected one file per tensor, found two: remove one", where=files[0]
+            )
         return Catalog(tensors, headers=headers, sources=tuple(sources))
 
     def metadata(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Arrays have no place for metadata."""
+        """Return an empty mapping: arrays cannot store metadata."""
         return {}
 
     def file_name(self, stem: str) -> str:
-        """An array's name."""
+        """Return the name of the array file."""
         return stem + SUFFIX
 
     def size(self, artifact: Artifact, options: WriteOptions) -> int:
-        """Exact bytes of all files."""
+        """Return the exact total size of all files in bytes."""
         return sum(len(npy.encode(spec.dtype, spec.shape)) + spec.parts[0].at_most for spec in artifact.tensors)
 
     def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> NpyWriter:
-        """Start writing; raises ``UnsupportedError`` ``npydir.carry`` for what ``refuses`` names."""
+        """Return a writer.
+
+        Raises ``UnsupportedError`` ``npydir.carry`` for a tensor that the format cannot store.
+        """
         for spec in artifact.tensors:
-            reason = self.refuses(spec)
+            reason = self.why_unsupported(spec)
             if reason is not None:
                 raise UnsupportedError(reason, rule="npydir.carry", where=spec.name)
         return NpyWriter(target, artifact.tensors)
 
 
 class NpyWriter(FormatWriter):
-    """A ``FormatWriter`` of one file per tensor."""
+    """Writer of one ``.npy`` file per tensor."""
 
     def __init__(self, target: Target, specs: Sequence[TensorSpec]) -> None:
         self._target, self._order = target, Order(specs)
@@ -141,19 +157,19 @@ class NpyWriter(FormatWriter):
         self._open: ArrayFile | None = None
 
     def begin(self, spec: TensorSpec) -> None:
-        """Start the next tensor of the specs."""
+        """Start the next tensor of the specs; create its file."""
         self._order.begin(spec)
         path = spec.name + SUFFIX
         self._open = ArrayFile(self._target.create(path), path, spec.dtype, spec.shape)
 
     def write(self, role: str, data: Buffer) -> None:
-        """Append values."""
+        """Append bytes of the tensor's values."""
         self._order.write(role, memoryview(data).nbytes)
         assert self._open is not None
         self._open.write(data)
 
     def end(self) -> dict[str, Any]:
-        """Close the tensor; its record has ``name`` and ``blobs``."""
+        """Close the tensor's file; return its record with ``name`` and ``blobs``."""
         name = self._order.end().name
         assert self._open is not None
         blob, self._open = self._open.close(), None
@@ -161,24 +177,27 @@ class NpyWriter(FormatWriter):
         return {"name": name, "blobs": [blob]}
 
     def restore(self, record: Mapping[str, Any]) -> None:
-        """Take back a tensor that an earlier run wrote."""
+        """Accept a tensor that an earlier run wrote.
+
+        Raises ``IntegrityError`` ``writer.record`` if the record does not match the specs.
+        """
         spec = self._order.expect(record["name"])
         path = spec.name + SUFFIX
-        wanted = [path, len(npy.encode(spec.dtype, spec.shape)), _nbytes(spec)]
-        if [list(blob)[:3] for blob in record["blobs"]] != [wanted]:
+        expected_blob = [path, len(npy.encode(spec.dtype, spec.shape)), _nbytes(spec)]
+        if [list(blob)[:3] for blob in record["blobs"]] != [expected_blob]:
             raise IntegrityError(
-                "writer.record", "the earlier run laid the files out differently: start anew", where=spec.name
+                "writer.record", "the earlier run wrote the files with a different layout: start again", where=spec.name
             )
         self._order.restored(spec.name)
         self._done.append(path)
 
     def finish(self) -> list[str]:
-        """Return all names."""
+        """Return the names of all files."""
         self._order.finish()
         return list(self._done)
 
     def abort(self) -> None:
-        """Close the file that is open as it is."""
+        """Close the open file without completing it."""
         if self._open is not None:
             self._open.abort()
             self._open = None
@@ -193,7 +212,8 @@ def _arrays(names: Sequence[str]) -> list[str]:
 
 
 def _tensor_names(files: Sequence[str]) -> list[str]:
-    """Return what tensors the files are of: squish's code writes ``a__b.npy`` where the document has ``a.b.npy``."""
+    """Return the tensor names of the files: squish's code writes ``a__b.npy`` where its document specifies
+    ``a.b.npy``."""
     stems = [name.removesuffix(SUFFIX) for name in files]
-    safe = any("__" in stem for stem in stems) and not any("." in stem for stem in stems)
-    return [stem.replace("__", ".") for stem in stems] if safe else stems
+    are_safe_keys = any("__" in stem for stem in stems) and not any("." in stem for stem in stems)
+    return [stem.replace("__", ".") for stem in stems] if are_safe_keys else stems

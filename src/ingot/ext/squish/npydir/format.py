@@ -1,11 +1,11 @@
-"""Squish directories as a ``Format``."""
+"""The format class of Squish directories."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ingot.ext.squish.npydir.carry import refusal
+from ingot.ext.squish.npydir.carry import why_unsupported
 from ingot.ext.squish.npydir.names import BF16_TIER, FOLDER, MANIFEST, READY, require_distinct
 from ingot.ext.squish.npydir.reader import read_catalog
 from ingot.ext.squish.npydir.sidecar import json_metadata
@@ -19,7 +19,7 @@ from ingot.model.store import Store
 
 
 class NpydirFormat(Format):
-    """A directory of ``.npy`` files under a manifest, as squish writes them; the directory itself is the artifact."""
+    """Format of a directory of ``.npy`` files and a manifest, as squish writes it; the artifact is the directory."""
 
     name = "npydir"
     suffixes: tuple[str, ...] = ()
@@ -31,50 +31,56 @@ class NpydirFormat(Format):
     )
 
     def claims(self, name: str, head: bytes) -> bool:
-        """By the manifest's name."""
+        """Return whether the file is a manifest, by its name."""
         return name == MANIFEST and bool(head)
 
     def entry(self, names: Sequence[str]) -> str | None:
-        """The manifest, where there is a folder ``tensors/`` beside it."""
+        """Return the name of the manifest if the folder has one and a folder ``tensors/``; otherwise None."""
         return MANIFEST if MANIFEST in names and any(name.startswith(f"{FOLDER}/") for name in names) else None
 
     def has_sentinel(self, store: Store) -> bool:
-        """Whether ``tensors/.manifest_ready``, which is written last, is there."""
+        """Return whether ``tensors/.manifest_ready`` exists, the file that is written last."""
         return store.exists(READY)
 
     def fallback_folder(self, store: Store) -> str | None:
-        """Return the packed folder of a Squish directory whose other forms are gone; None if none is complete."""
+        """Return the packed folder of a Squish directory without other storage forms; None if none is complete."""
         folders = store.folders()
         for tier in (FOUR_BIT, THREE_BIT):
             if tier.path in folders and any(store.exists(mark) for mark in tier.marks):
                 return tier.path
         return None
 
-    def refuses(self, spec: TensorSpec) -> str | None:
-        """Why a Squish directory cannot carry the tensor; None if it can."""
-        return refusal(spec)
+    def why_unsupported(self, spec: TensorSpec) -> str | None:
+        """Return the reason why a Squish directory cannot store the tensor; None if it can."""
+        return why_unsupported(spec)
 
     def order(self, specs: Sequence[TensorSpec]) -> Sequence[int]:
-        """Any order will do; raises ``UnsupportedError`` ``npydir.collision`` for names that make the same files."""
+        """Return the given order, which the format accepts as it is.
+
+        Raises ``UnsupportedError`` ``npydir.collision`` for names that result in the same file names.
+        """
         require_distinct(spec.name for spec in specs)
         return range(len(specs))
 
     def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
-        """Validate manifest, ``ingot.json`` and the header of every array."""
+        """Validate the manifest, ``ingot.json`` and the header of every array; return the tensors.
+
+        Raises ``FormatError``, ``IntegrityError`` and ``UnsupportedError`` with the rules of spec/npydir.md.
+        """
         return read_catalog(store, verify=verify)
 
     def metadata(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """``ingot.json`` holds JSON: any other value is carried as its JSON text."""
+        """Return metadata that JSON can store: each value that JSON would change becomes its JSON text."""
         return json_metadata(values)
 
     def file_name(self, stem: str) -> str:
-        """The manifest, whatever the stem."""
+        """Return the name of the manifest, whatever the stem."""
         return MANIFEST
 
     def size(self, artifact: Artifact, options: WriteOptions) -> int:
-        """Exact bytes of all files, manifest and sentinels included."""
+        """Return the exact total size of all files in bytes, manifest and sentinels included."""
         return directory_size(artifact.tensors, artifact.metadata, options.digest)
 
     def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> NpydirWriter:
-        """Start writing; files appear below the target as ``tensors/...``."""
+        """Return a writer; it creates its files under the target as ``tensors/...``."""
         return NpydirWriter(target, artifact.tensors, artifact.metadata, options)

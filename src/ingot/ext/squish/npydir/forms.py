@@ -1,4 +1,4 @@
-"""From the arrays of a tensor to its codec, parameters and parts; and which of several forms is taken."""
+"""Turn the arrays of a tensor into its codec, parameters and parts, and choose between its storage forms."""
 
 from __future__ import annotations
 
@@ -46,8 +46,12 @@ Arrays = Mapping[str, Array]
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What a form's arrays are: the original's shape, how they are to be read, and by role the type and suffix of
-    each part. ``lengths`` are bytes of parts that are shorter than their arrays, ``tables`` parts that no array has."""
+    """The decoded description of a storage form's arrays: shape of the original tensor, layout, and part by role.
+
+    ``parts`` maps each role to the element type and the array suffix of its part. ``lengths`` are sizes in bytes of
+    parts that are shorter than their arrays. ``tables`` are the parts without an array: element type and values by
+    role.
+    """
 
     shape: Shape
     layout: Layout
@@ -57,11 +61,12 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """One way to store a tensor: the suffixes of its arrays, the first of which tells that it is there.
+class StorageForm:
+    """A storage form of a tensor: the suffixes of its arrays; the form is present if the array with the first suffix
+    exists.
 
-    ``make`` gets the arrays, the original's shape where it is stated, where they lie, and the element type; None for
-    values as they are.
+    ``make`` is called with the arrays by suffix, the declared shape of the original tensor (None if there is no shape
+    array), the file name for messages, and the element type. It is None for dense tensors.
     """
 
     name: str
@@ -73,24 +78,27 @@ class Form:
         return self.suffixes[0] in group.paths
 
 
-def choose(group: Arrayed, *, int4_ready: bool) -> Form | None:
-    """Return the form that is read, in squish's order; None if there is none.
+def choose(group: Arrayed, *, int4_ready: bool) -> StorageForm | None:
+    """Return the storage form to read, by squish's order of preference; None if no form is present.
 
-    Four-bit forms beside the eight-bit one count only where the directory's sentinel says that they are complete.
+    A four-bit form next to the eight-bit form is chosen only if the directory's sentinel marks the four-bit forms as
+    complete.
     """
-    for form in FORMS:
-        unfinished = form.name in ("q4a", "q4") and "q" in group.paths and not int4_ready
-        # As squish's reader does: indices without scales are no form where another is there.
+    for candidate in STORAGE_FORMS:
+        unfinished = candidate.name in ("q4a", "q4") and "q" in group.paths and not int4_ready
+        # As in squish's reader: indices without scales are ignored if another form is present.
         torn = (
-            form.name == "nf4" and any(suffix not in group.paths for suffix in form.suffixes) and len(group.paths) > 1
+            candidate.name == "nf4"
+            and any(suffix not in group.paths for suffix in candidate.suffixes)
+            and len(group.paths) > 1
         )
-        if form.in_group(group) and not unfinished and not torn:
-            return form
+        if candidate.in_group(group) and not unfinished and not torn:
+            return candidate
     return None
 
 
-def tensor_of(name: str, form: Form, arrays: Arrays, entry: Entry | None, verify: bool) -> Tensor:
-    """Build the tensor.
+def tensor_of(name: str, storage: StorageForm, arrays: Arrays, entry: Entry | None, verify: bool) -> Tensor:
+    """Return the tensor that a storage form's arrays describe.
 
     Raises
     ------
@@ -99,19 +107,23 @@ def tensor_of(name: str, form: Form, arrays: Arrays, entry: Entry | None, verify
     UnsupportedError
         ``npydir.form``: three-bit codes in another layout.
     """
-    where = arrays[form.suffixes[0]].name
-    if form.make is None:
+    location = arrays[storage.suffixes[0]].name
+    if storage.make is None:
         return _passthrough(name, arrays["pt"], entry, verify)
     dtype = entry.dtype if entry is not None else "f32"
     if dtype not in FLOATS:
-        raise FormatError("npydir.sidecar-dtype", f"expected {', '.join(FLOATS)}, found {dtype}", where=where)
-    stated = _original_shape(arrays["shape"], _digest(entry, "shape"), verify) if "shape" in arrays else None
-    stored = form.make(arrays, stated, where, dtype)
+        raise FormatError(
+            "npydir.sidecar-dtype",
+            f"expected one of the element types {', '.join(FLOATS)} in ingot.json, found {dtype}",
+            where=location,
+        )
+    declared_shape = _original_shape(arrays["shape"], _digest(entry, "shape"), verify) if "shape" in arrays else None
+    stored = storage.make(arrays, declared_shape, location, dtype)
     parts = {
-        role: _part(arrays[suffix], kind, _digest(entry, suffix), verify, length=stored.lengths.get(role))
-        for role, (kind, suffix) in stored.parts.items()
+        role: _part(arrays[suffix], part_dtype, _digest(entry, suffix), verify, length=stored.lengths.get(role))
+        for role, (part_dtype, suffix) in stored.parts.items()
     }
-    parts.update({role: memory_part(table, kind) for role, (kind, table) in stored.tables.items()})
+    parts.update({role: memory_part(table, part_dtype) for role, (part_dtype, table) in stored.tables.items()})
     return Tensor(name, stored.shape, dtype, stored.layout.codec, parts, stored.layout.attributes())
 
 
@@ -151,7 +163,7 @@ def _passthrough(name: str, array: Array, entry: Entry | None, verify: bool) -> 
     if stored not in HOLDERS.get(dtype, ()):
         raise FormatError(
             "npydir.sidecar-dtype",
-            f"expected values that {stored} holds, found {dtype} in ingot.json",
+            f"expected an element type that {stored} values can represent, found {dtype} in ingot.json",
             where=array.name,
         )
     source = NarrowedSource(array.source, array.header.offset, prod(shape), (stored, dtype), array.name)
@@ -165,58 +177,67 @@ def _original_shape(array: Array, digest: str | None, verify: bool) -> tuple[int
     if header.dtype != "i64" or len(header.shape) != 1 or header.shape[0] > MAX_RANK:
         raise FormatError(
             "npydir.shape",
-            f"expected up to {MAX_RANK} sizes of type i64, found {header.dtype} of shape {list(header.shape)}",
+            f"expected at most {MAX_RANK} sizes of type i64, found {header.dtype} of shape {list(header.shape)}",
             where=array.name,
         )
-    values = _part(replace(array, source=array.near), "i64", digest, verify).view()
+    values = _part(replace(array, source=array.values), "i64", digest, verify).view()
     shape = tuple(int(size) for size in np.frombuffer(values, "<i8"))
     if min(shape, default=0) < 0:
-        raise FormatError("npydir.shape", f"expected sizes from 0, found {list(shape)}", where=array.name)
+        raise FormatError("npydir.shape", f"expected sizes of at least 0, found {list(shape)}", where=array.name)
     element_count(shape, "npydir.shape", array.name)
     return shape
 
 
-def _expect(array: Array, dtype: str, shape: tuple[int, ...] | None = None, ndim: int = 2) -> tuple[int, ...]:
+def _check_array(array: Array, dtype: str, shape: tuple[int, ...] | None = None, ndim: int = 2) -> tuple[int, ...]:
     header = array.header
     if header.dtype != dtype:
         raise FormatError("npydir.array-dtype", f"expected {dtype}, found {header.dtype}", where=array.name)
-    wrong = len(header.shape) != ndim or 0 in header.shape if shape is None else header.shape != shape
-    if wrong:
+    is_invalid = len(header.shape) != ndim or 0 in header.shape if shape is None else header.shape != shape
+    if is_invalid:
         expected = f"shape {list(shape)}" if shape is not None else f"{ndim} dimensions and no size 0"
         raise FormatError("npydir.array-shape", f"expected {expected}, found {list(header.shape)}", where=array.name)
     return header.shape
 
 
 def _affine(
-    stated: Shape | None, matrix: tuple[int, int], layout: AffineLayout, where: str, suffixes: tuple[str, ...]
+    declared_shape: Shape | None,
+    matrix: tuple[int, int],
+    layout: AffineLayout,
+    location: str,
+    suffixes: tuple[str, ...],
 ) -> Stored:
-    """Return the tensor, and the layout with how codes are cut where that is not by the last dimension."""
-    shape = _shape(stated, matrix, where)
-    cut = layout if layout.matrix_of(shape) == matrix else replace(layout, matrix=matrix)
+    """Return the stored tensor; its layout gets the matrix of the codes if that differs from the tensor's last
+    dimension."""
+    shape = _shape(declared_shape, matrix, location)
+    with_matrix = layout if layout.matrix_of(shape) == matrix else replace(layout, matrix=matrix)
     types = ("u8", layout.scales, layout.scales)
     roles = ROLES if layout.zeros else ROLES[:2]
-    return Stored(shape, cut, dict(zip(roles, zip(types, suffixes, strict=False), strict=False)))
+    return Stored(shape, with_matrix, dict(zip(roles, zip(types, suffixes, strict=False), strict=False)))
 
 
-def _shape(stated: Shape | None, matrix: tuple[int, int], where: str) -> Shape:
-    shape = stated if stated is not None else matrix
+def _shape(declared_shape: Shape | None, matrix: tuple[int, int], location: str) -> Shape:
+    shape = declared_shape if declared_shape is not None else matrix
     if prod(shape) != prod(matrix):
         raise FormatError(
-            "npydir.shape", f"expected a shape of {matrix[0]} x {matrix[1]} elements, found {list(shape)}", where=where
+            "npydir.shape",
+            f"expected a shape of {matrix[0]} x {matrix[1]} elements, found {list(shape)}",
+            where=location,
         )
     return shape
 
 
-def _scales(array: Array, known: tuple[str, ...]) -> str:
-    """Return the type of scales, one of ``known``."""
-    if array.header.dtype not in known:
-        wanted = " or ".join(known)
-        raise FormatError("npydir.array-dtype", f"expected {wanted}, found {array.header.dtype}", where=array.name)
+def _scales(array: Array, allowed_dtypes: tuple[str, ...]) -> str:
+    """Return the element type of the scales; raise ``FormatError`` ``npydir.array-dtype`` if it is not one of
+    ``allowed_dtypes``."""
+    if array.header.dtype not in allowed_dtypes:
+        expected = " or ".join(allowed_dtypes)
+        raise FormatError("npydir.array-dtype", f"expected {expected}, found {array.header.dtype}", where=array.name)
     return array.header.dtype
 
 
 def _grid(array: Array, rows: int, cols: int) -> Grid:
-    """Return what shares a scale: a row, or a group of columns whose size follows from their number."""
+    """Return which elements share a scale: a row, or a group of columns; the group size follows from the number of
+    scales."""
     shape = array.header.shape
     if shape in ((rows,), (rows, 1)):
         return ROW
@@ -229,59 +250,64 @@ def _grid(array: Array, rows: int, cols: int) -> Grid:
     return Group(cols // shape[1])
 
 
-def _int8(arrays: Arrays, stated: Shape | None, where: str, dtype: str) -> Stored:
-    rows, cols = _expect(arrays["q"], "i8")
+def _int8(arrays: Arrays, declared_shape: Shape | None, location: str, dtype: str) -> Stored:
+    rows, cols = _check_array(arrays["q"], "i8")
     scales = _scales(arrays["s"], (SCALE,))
     layout = AffineLayout(8, _grid(arrays["s"], rows, cols), ROWS_LSB, True, NO_ZERO, dtype, scales)
-    return _affine(stated, (rows, cols), layout, where, ("q", "s"))
+    return _affine(declared_shape, (rows, cols), layout, location, ("q", "s"))
 
 
-def _int4_offset(arrays: Arrays, stated: Shape | None, where: str, dtype: str) -> Stored:
-    stored = _nibbles(arrays, stated, (where, dtype), ("q4a", "s4a", "z4a"), OFFSETS)
-    _expect(arrays["z4a"], arrays["s4a"].header.dtype, arrays["s4a"].header.shape)
+def _int4_offset(arrays: Arrays, declared_shape: Shape | None, location: str, dtype: str) -> Stored:
+    stored = _nibbles(arrays, declared_shape, (location, dtype), ("q4a", "s4a", "z4a"), OFFSETS)
+    _check_array(arrays["z4a"], arrays["s4a"].header.dtype, arrays["s4a"].header.shape)
     return stored
 
 
-def _int4_legacy(arrays: Arrays, stated: Shape | None, where: str, dtype: str) -> Stored:
-    return _nibbles(arrays, stated, (where, dtype), ("q4", "s4"), LEGACY_ZERO)
+def _int4_legacy(arrays: Arrays, declared_shape: Shape | None, location: str, dtype: str) -> Stored:
+    return _nibbles(arrays, declared_shape, (location, dtype), ("q4", "s4"), LEGACY_ZERO)
 
 
 def _nibbles(
-    arrays: Arrays, stated: Shape | None, known: tuple[str, str], suffixes: tuple[str, ...], zero: Zero
+    arrays: Arrays,
+    declared_shape: Shape | None,
+    location_and_dtype: tuple[str, str],
+    suffixes: tuple[str, ...],
+    zero: Zero,
 ) -> Stored:
-    where, dtype = known
-    rows, half = _expect(arrays[suffixes[0]], "u8")
+    location, dtype = location_and_dtype
+    rows, half = _check_array(arrays[suffixes[0]], "u8")
     scales = arrays[suffixes[1]]
     types = _scales(scales, SHORT_SCALES)
     layout = AffineLayout(4, _grid(scales, rows, 2 * half), ROWS_LSB, False, zero, dtype, types)
-    return _affine(stated, (rows, 2 * half), layout, where, suffixes)
+    return _affine(declared_shape, (rows, 2 * half), layout, location, suffixes)
 
 
-def _nf4(arrays: Arrays, stated: Shape | None, where: str, dtype: str) -> Stored:
-    rows, half = _expect(arrays["nf4"], "u8")
+def _nf4(arrays: Arrays, declared_shape: Shape | None, location: str, dtype: str) -> Stored:
+    rows, half = _check_array(arrays["nf4"], "u8")
     matrix = (rows, 2 * half)
     _scales(arrays["s_nf4"], (SCALE,))
     grid = _grid(arrays["s_nf4"], *matrix)
-    shape = _shape(stated, matrix, where)
+    shape = _shape(declared_shape, matrix, location)
     if matrix_shape(shape) != matrix:
         raise FormatError(
-            "npydir.shape", f"expected a shape of {matrix[0]} rows of {matrix[1]}, found {list(shape)}", where=where
+            "npydir.shape", f"expected a shape of {matrix[0]} rows of {matrix[1]}, found {list(shape)}", where=location
         )
     layout = ScaledCodebookLayout(4, grid if isinstance(grid, Group) else ROW, dtype, "f32", SCALE)
     parts = {INDICES: ("u8", "nf4"), CODEBOOK_SCALES: (SCALE, "s_nf4")}
     return Stored(shape, layout, parts, tables={CODEBOOK: ("f32", np.array(NF4, np.float32))})
 
 
-def _int3(arrays: Arrays, stated: Shape | None, where: str, dtype: str) -> Stored:
-    """Three bits as MiLo packs them: the row-major codes eight in three bytes, a scale and a zero point per run."""
+def _int3(arrays: Arrays, declared_shape: Shape | None, location: str, dtype: str) -> Stored:
+    """Return the tensor of MiLo's three-bit form: eight row-major codes in three bytes, a scale and a zero point per
+    run."""
     if len(arrays["q3"].header.shape) == 2:
         raise UnsupportedError(
-            "expected three-bit codes packed eight in three bytes, found a matrix of codes: squish has layouts that do "
-            "not agree; convert the original again",
+            "expected three-bit codes packed eight in three bytes, found a matrix of codes: squish has layouts that "
+            "contradict each other; convert the original again",
             rule="npydir.form",
-            where=where,
+            where=location,
         )
-    shape = stated or ()
+    shape = declared_shape or ()
     size, runs = prod(shape), prod(arrays["s3"].header.shape)
     run = _run_length(size, runs)
     if run is None:
@@ -289,52 +315,55 @@ def _int3(arrays: Arrays, stated: Shape | None, where: str, dtype: str) -> Store
             "npydir.array-shape",
             f"expected elements in {runs} runs of one length, {FLAT_GROUP} or another power of two, found "
             f"{list(shape)}",
-            where=where,
+            where=location,
         )
-    flat = arrays["s3"].header.shape == (runs, 1)
+    is_column = arrays["s3"].header.shape == (runs, 1)
     for suffix in ("s3", "z3"):
-        _expect(arrays[suffix], SCALE, (runs, 1) if flat else (runs,))
-    _expect(arrays["q3"], "u8", (-(-size // 8) * 3,))
-    whole = size % run == 0
-    matrix = (runs, run) if whole else (1, size)
-    grid: Grid = ROW if whole else Group(run)
-    layout = AffineLayout(3, grid, ROWS_LSB if whole and run % 8 == 0 else FLAT_LSB, False, POINTS, dtype, SCALE)
-    stored = _affine(shape, matrix, layout, where, ("q3", "s3", "z3"))
+        _check_array(arrays[suffix], SCALE, (runs, 1) if is_column else (runs,))
+    _check_array(arrays["q3"], "u8", (-(-size // 8) * 3,))
+    has_full_runs = size % run == 0
+    matrix = (runs, run) if has_full_runs else (1, size)
+    grid: Grid = ROW if has_full_runs else Group(run)
+    layout = AffineLayout(
+        3, grid, ROWS_LSB if has_full_runs and run % 8 == 0 else FLAT_LSB, False, POINTS, dtype, SCALE
+    )
+    stored = _affine(shape, matrix, layout, location, ("q3", "s3", "z3"))
     return replace(stored, lengths={CODES: -(-size * 3 // 8)})
 
 
 def _run_length(size: int, runs: int) -> int | None:
-    """Return how many elements share a scale where ``runs`` of them cover ``size``; None where that is not known."""
+    """Return the number of elements that share a scale if ``size`` elements have ``runs`` scales; None if it is
+    ambiguous."""
     if not size or not runs:
         return None
-    fitting = [run for run in (FLAT_GROUP, *(1 << power for power in range(2, 21))) if -(-size // run) == runs]
-    if fitting:
-        return fitting[0]
-    least = -(-size // runs)
-    return least if -(-size // least) == runs and -(-size // (least + 1)) != runs else None
+    candidates = [run for run in (FLAT_GROUP, *(1 << power for power in range(2, 21))) if -(-size // run) == runs]
+    if candidates:
+        return candidates[0]
+    shortest = -(-size // runs)
+    return shortest if -(-size // shortest) == runs and -(-size // (shortest + 1)) != runs else None
 
 
-def _milo(arrays: Arrays, stated: Shape | None, where: str, dtype: str) -> Stored:
-    """Three bits and the two factors of what they lose."""
-    inner = _int3(arrays, stated, where, dtype)
+def _milo(arrays: Arrays, declared_shape: Shape | None, location: str, dtype: str) -> Stored:
+    """Return the tensor of the three-bit form with two factors that correct its quantization error."""
+    inner = _int3(arrays, declared_shape, location, dtype)
     rows, cols = matrix_shape(inner.shape)
-    rank = _expect(arrays["lra"], SCALE)[1]
+    rank = _check_array(arrays["lra"], SCALE)[1]
     if rank > min(rows, cols):
-        expected = f"a rank of at most {min(rows, cols)}, as rows and columns allow"
+        expected = f"a rank of at most {min(rows, cols)}, the smaller size of the matrix"
         raise FormatError("npydir.array-shape", f"expected {expected}, found {rank}", where=arrays["lra"].name)
-    _expect(arrays["lra"], SCALE, (rows, rank))
-    _expect(arrays["lrb"], SCALE, (rank, cols))
+    _check_array(arrays["lra"], SCALE, (rows, rank))
+    _check_array(arrays["lrb"], SCALE, (rank, cols))
     parts = {**inner.parts, LEFT: (SCALE, "lra"), RIGHT: (SCALE, "lrb")}
     return Stored(inner.shape, CorrectedLayout(inner.layout, rank, dtype), parts, inner.lengths)
 
 
-FORMS = (
-    Form("q4a", ("q4a", "s4a", "z4a"), 4, _int4_offset),
-    Form("q4", ("q4", "s4"), 4, _int4_legacy),
-    Form("milo", ("lra", "lrb", "q3", "s3", "z3"), 3, _milo),
-    Form("q3", ("q3", "s3", "z3"), 3, _int3),
-    Form("nf4", ("nf4", "s_nf4"), 4, _nf4),
-    Form("pt", ("pt",), 0),
-    Form("q", ("q", "s"), 8, _int8),
+STORAGE_FORMS = (
+    StorageForm("q4a", ("q4a", "s4a", "z4a"), 4, _int4_offset),
+    StorageForm("q4", ("q4", "s4"), 4, _int4_legacy),
+    StorageForm("milo", ("lra", "lrb", "q3", "s3", "z3"), 3, _milo),
+    StorageForm("q3", ("q3", "s3", "z3"), 3, _int3),
+    StorageForm("nf4", ("nf4", "s_nf4"), 4, _nf4),
+    StorageForm("pt", ("pt",), 0),
+    StorageForm("q", ("q", "s"), 8, _int8),
 )
-"""In the order in which they are preferred."""
+"""Storage forms in squish's order of preference."""

@@ -1,4 +1,4 @@
-"""Names in a Squish directory: files, suffixes, and the manifest that maps tensors to files."""
+"""File names, array suffixes and the manifest of a Squish directory."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ ARRAYS_READY = ".ready"
 FINALIZED = "finalized"
 BF16_TIER = "squish_weights.safetensors"
 PROGRESS = "_compress_progress.json"
-"""What squish's program notes of the shards that it has done; it stays when all are."""
+"""File in which squish's program records the shards that are complete; the file is not deleted at the end of a run."""
 MAX_MANIFEST = 100_000_000
-# The longest file name that the usual file systems take, in bytes.
+# Length limit for file names, in bytes, on common file systems.
 _MAX_NAME = 255
 
-KNOWN = (
+READ_SUFFIXES = (
     *("q", "s", "shape", "pt", "q4", "s4", "q4a", "s4a", "z4a", "q3", "s3", "z3"),
     *("lra", "lrb", "nf4", "s_nf4"),
 )
-"""Suffixes of arrays that are read; a file is ``tensors/{safe_key}__{suffix}.npy``."""
+"""Suffixes of the arrays that Ingot reads; the file of an array is ``tensors/{safe_key}__{suffix}.npy``."""
 
-# Suffixes by how they begin, the longest that fits counts.
+# Description by beginning of the suffix; the longest matching beginning applies.
 _FOREIGN = {
     "pt_df11": "DFloat11, stored as a pickle, which can run code: Ingot never opens one",
     "aqlm": "AQLM codebooks",
@@ -44,39 +44,45 @@ _FOREIGN = {
     "awq": "AWQ scales",
 }
 COMPRESSIONS = ("", ".zst", ".br")
-"""What may follow ``.npy``; brotli is only recognised."""
+"""File name endings after ``.npy``; brotli files are recognized but cannot be read."""
 
 
 def safe_key(name: str) -> str:
-    """Return the name as files have it: every dot becomes two underscores, which is not one to one."""
+    """Return the tensor name as file names contain it: each dot becomes two underscores, so two names can have the
+    same key."""
     return name.replace(".", "__")
 
 
 def file_of(key: str, suffix: str) -> str:
-    """Return the path of an array in the directory."""
+    """Return the path of an array file in the directory."""
     return f"{FOLDER}/{key}__{suffix}.npy"
 
 
 def foreign_form(suffix: str) -> str | None:
-    """Say what an array of another form is; None for a suffix that nobody is known to write."""
-    forms = [begin for begin in _FOREIGN if suffix.startswith(begin)]
-    return _FOREIGN[max(forms, key=len)] if forms else None
+    """Return a description of a storage form that Ingot cannot read; None if no program is known to write the
+    suffix."""
+    prefixes = [prefix for prefix in _FOREIGN if suffix.startswith(prefix)]
+    return _FOREIGN[max(prefixes, key=len)] if prefixes else None
 
 
-def refuses_name(name: str) -> str | None:
-    """Why no files can be named after a tensor; None if they can."""
+def why_name_unsupported(name: str) -> str | None:
+    """Return the reason why a tensor of this name cannot be stored; None if it can."""
     key = safe_key(name)
     try:
         length = len(f"{key}__shape.npy".encode())
     except UnicodeEncodeError:
-        return f"a name is UTF-8 text, found {name[:80]!r}"
-    if _leads_elsewhere(name):
-        return f"its files are named after the tensor, and {name[:80]!r} has a slash or a NUL, or names a folder"
-    return None if length <= _MAX_NAME else f"a file name has {_MAX_NAME} bytes at most, this one would have {length}"
+        return f"expected a name that UTF-8 can encode, found {name[:80]!r}"
+    if _is_unsafe_path(name):
+        return f"expected a name without slash or NUL, not '.' or '..', because its files have it; found {name[:80]!r}"
+    return (
+        None
+        if length <= _MAX_NAME
+        else f"expected a file name of at most {_MAX_NAME} bytes, found {length}: shorten the tensor's name"
+    )
 
 
 def require_distinct(names: Iterable[str]) -> None:
-    """Refuse tensors whose files would have one name, on file systems that fold case too.
+    """Refuse tensor names that result in the same file name; file systems that ignore case are taken into account.
 
     Raises ``UnsupportedError`` ``npydir.collision``.
     """
@@ -94,15 +100,15 @@ def require_distinct(names: Iterable[str]) -> None:
 
 
 def encode_manifest(names: Iterable[str]) -> bytes:
-    """Return the manifest: each tensor's own name, and what its files are named after."""
+    """Return the bytes of the manifest, which maps each tensor name to its safe key."""
     return msgspec.json.format(msgspec.json.encode({name: safe_key(name) for name in names}), indent=2) + b"\n"
 
 
-def parse_manifest(data: bytes, keys: Iterable[str], where: str) -> dict[str, str]:
-    """Return tensor name to safe key, whichever way round the file has them.
+def parse_manifest(data: bytes, keys: Iterable[str], location: str) -> dict[str, str]:
+    """Return safe keys by tensor name, whichever of the two the file has as its JSON keys.
 
-    ``keys`` are those that files in ``tensors/`` have; they decide where the two orientations cannot be told apart by
-    the rule that makes safe keys.
+    ``keys`` are the safe keys of the files in ``tensors/``; they decide the direction of the mapping if the names alone
+    do not.
 
     Raises
     ------
@@ -110,48 +116,55 @@ def parse_manifest(data: bytes, keys: Iterable[str], where: str) -> dict[str, st
         ``npydir.manifest-json``, ``npydir.manifest-duplicate-key``, ``npydir.manifest-fields``, ``npydir.escape``,
         ``npydir.manifest-collision``.
     """
-    manifest = strict_json(data, "npydir.manifest-json", "npydir.manifest-duplicate-key", where)
-    for left, right in manifest.items():
-        if not isinstance(right, str):
+    manifest = strict_json(data, "npydir.manifest-json", "npydir.manifest-duplicate-key", location)
+    for json_key, json_value in manifest.items():
+        if not isinstance(json_value, str):
             raise FormatError(
-                "npydir.manifest-fields", f"expected text for {left[:200]!r}, found {type(right).__name__}", where=where
+                "npydir.manifest-fields",
+                f"expected text as the value of {json_key[:200]!r}, found {type(json_value).__name__}",
+                where=location,
             )
     pairs: Mapping[str, str] = manifest
     for text in (*pairs, *pairs.values()):
-        if _leads_elsewhere(text):
+        if _is_unsafe_path(text):
             raise FormatError(
-                "npydir.escape", f"expected names without slashes, not '.' or '..'; found {text[:200]!r}", where=where
+                "npydir.escape",
+                f"expected names without slashes, not '.' or '..'; found {text[:200]!r}",
+                where=location,
             )
     if not _is_by_name(pairs, set(keys)):
-        turned: dict[str, str] = {}
+        keys_by_name: dict[str, str] = {}
         for key, name in pairs.items():
-            if name in turned:
+            if name in keys_by_name:
                 raise FormatError(
-                    "npydir.manifest-collision", f"expected each tensor once, found {name[:200]!r} twice", where=where
+                    "npydir.manifest-collision",
+                    f"expected each tensor once, found {name[:200]!r} twice",
+                    where=location,
                 )
-            turned[name] = key
-        pairs = turned
+            keys_by_name[name] = key
+        pairs = keys_by_name
     seen: dict[str, str] = {}
     for name, key in pairs.items():
         if key in seen:
             raise FormatError(
                 "npydir.manifest-collision",
-                f"expected files of their own for each tensor, found {seen[key][:200]!r} and {name[:200]!r} both at "
+                f"expected a different safe key for each tensor, found {seen[key][:200]!r} and {name[:200]!r} both at "
                 f"{key[:200]!r}",
-                where=where,
+                where=location,
             )
         seen[key] = name
     return dict(pairs)
 
 
 def _is_by_name(pairs: Mapping[str, str], keys: set[str]) -> bool:
-    """Whether the manifest maps names to keys: by the rule that makes keys, else by the files that are there."""
-    if all(right == safe_key(left) for left, right in pairs.items()):
+    """Return whether the manifest maps names to safe keys: first by the rule that makes safe keys, then by the
+    existing files."""
+    if all(json_value == safe_key(json_key) for json_key, json_value in pairs.items()):
         return True
-    if all(left == safe_key(right) for left, right in pairs.items()):
+    if all(json_key == safe_key(json_value) for json_key, json_value in pairs.items()):
         return False
     return len(keys.intersection(pairs.values())) >= len(keys.intersection(pairs))
 
 
-def _leads_elsewhere(text: str) -> bool:
+def _is_unsafe_path(text: str) -> bool:
     return "/" in text or "\0" in text or text in (".", "..")

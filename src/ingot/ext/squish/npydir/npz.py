@@ -1,4 +1,4 @@
-"""squish's older container: the arrays of a Squish directory in one ``.npz``, with its manifest beside it."""
+"""Read squish's older container: the arrays of a Squish directory in one ``.npz`` archive, with a separate manifest."""
 
 from __future__ import annotations
 
@@ -19,45 +19,50 @@ from ingot.model.store import Listing, Store
 
 SUFFIX = ".npz"
 _MAGIC = b"PK\x03\x04"
-_WHY = "squish's .npz is only read: it is slow to write and cannot be mapped; make a directory (--format npydir)"
+_WHY = (
+    "Ingot only reads squish's .npz, which is slow to write and cannot be mapped: write a directory (--format npydir)"
+)
 
 
-def manifests_of(name: str) -> tuple[str, str]:
-    """Return what the manifest of an archive is called: beside ``X.npz``, or where squish was told ``X`` alone."""
+def manifest_names(name: str) -> tuple[str, str]:
+    """Return the possible names of the manifest of archive ``X.npz``: ``X_manifest.json``, and ``X``.
+
+    squish writes the second one if its output option was ``X`` without a suffix.
+    """
     stem = name[: -len(SUFFIX)]
     return f"{stem}_{MANIFEST}", stem
 
 
 class NpzFormat(Format):
-    """The arrays of a Squish directory as members of a zip archive that ``numpy.savez_compressed`` wrote."""
+    """Format of a Squish directory's arrays as members of a zip archive that ``numpy.savez_compressed`` wrote."""
 
     name = "npz"
     suffixes: tuple[str, ...] = (SUFFIX,)
-    summary = "squish's older container: .npz with its manifest beside it; read only"
+    summary = "squish's older container: .npz and a separate manifest; read only"
 
     def claims(self, name: str, head: bytes) -> bool:
-        """By the suffix, of a zip archive."""
+        """Return whether the file is a zip archive with the suffix ``.npz``."""
         return name.lower().endswith(SUFFIX) and head.startswith(_MAGIC)
 
     def entry(self, names: Sequence[str]) -> str | None:
-        """The archive whose manifest lies beside it."""
-        return next((name for name in names if name.endswith(SUFFIX) and set(manifests_of(name)) & set(names)), None)
+        """Return the first archive whose manifest is in the same folder; None if there is none."""
+        return next((name for name in names if name.endswith(SUFFIX) and set(manifest_names(name)) & set(names)), None)
 
-    def refuses(self, spec: TensorSpec) -> str | None:
-        """Everything: there is no writer."""
+    def why_unsupported(self, spec: TensorSpec) -> str | None:
+        """Return the reason why no tensor can be stored: the format has no writer."""
         return _WHY
 
     def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
-        """Validate the archive's directory, the manifest and the header of every array.
+        """Validate the archive's directory, the manifest and the header of every array; return the tensors.
 
-        Raises ``FormatError`` ``npz.manifest``, and with the rules of spec/npydir.md and ``archive.*``.
+        Raises ``FormatError`` ``npz.manifest``, and errors with the rules of spec/npydir.md and ``archive.*``.
         """
-        manifest = next((other for other in manifests_of(name) if store.exists(other)), None)
+        manifest = next((other for other in manifest_names(name) if store.exists(other)), None)
         if manifest is None:
             raise FormatError(
                 "npz.manifest",
-                f"expected the manifest {manifests_of(name)[0]} beside it, as squish writes it, found none; arrays of "
-                "other programs: load them with numpy.load and save them with ingot.save",
+                f"expected the manifest {manifest_names(name)[0]} in the same folder, but it does not exist; if "
+                "another program wrote the arrays, load them with numpy.load and save them with ingot.save",
                 where=name,
             )
         source = store.open(name)
@@ -71,15 +76,15 @@ class NpzFormat(Format):
         return replace(catalog, headers=headers, sources=(*catalog.sources, source), notes=catalog.notes)
 
     def metadata(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """There is no place for metadata."""
+        """Return an empty mapping: the format cannot store metadata."""
         return {}
 
     def size(self, artifact: Artifact, options: WriteOptions) -> int:
-        """Nothing is written: raises ``UnsupportedError`` ``npz.read-only``."""
+        """Raise ``UnsupportedError`` ``npz.read-only``: the format has no writer."""
         _refuse()
 
     def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> NoReturn:
-        """Raise ``UnsupportedError`` ``npz.read-only``."""
+        """Raise ``UnsupportedError`` ``npz.read-only``: the format has no writer."""
         _refuse()
 
 
@@ -88,7 +93,7 @@ def _refuse() -> NoReturn:
 
 
 class _Members(Store):
-    """An archive and its manifest as the Squish directory that they stand for."""
+    """Store that presents an archive and its manifest as a Squish directory."""
 
     def __init__(self, store: Store, source: ByteSource, manifest: str) -> None:
         self._store, self._manifest = store, manifest
@@ -97,14 +102,15 @@ class _Members(Store):
         self._entries = {entry.name: entry for entry in self._archive.entries() if not entry.is_folder}
 
     def list(self, folder: str = "") -> Listing:
-        """The manifest and the folder of arrays; the archive is complete, so it is marked as such."""
+        """Return the names in a folder of the directory; the sentinel is always included, because an archive is
+        complete."""
         if not folder:
             return Listing((MANIFEST,), (FOLDER,))
         ready = READY.removeprefix(f"{FOLDER}/")
         return Listing(tuple(sorted((ready, *self._entries)))) if folder == FOLDER else Listing()
 
     def open(self, name: str) -> ByteSource:
-        """The manifest's file, or an array in the archive."""
+        """Open the manifest's file, the empty sentinel, or an array in the archive."""
         if name == MANIFEST:
             return self._store.open(self._manifest)
         if name == READY:

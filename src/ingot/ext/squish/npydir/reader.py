@@ -1,4 +1,5 @@
-"""Reading a Squish directory: manifest, ``ingot.json``, the header of every array, which form of a tensor is taken."""
+"""Read a Squish directory: its manifest, ``ingot.json``, the header of every array, and the storage form of each
+tensor."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from ingot.core.parsing import manifest_digest
 from ingot.core.parsing.strictjson import strict_json
 from ingot.core.runtime.gcpause import gc_paused
 from ingot.errors import FormatError
-from ingot.ext.squish.npydir.arrays import Array, Group, extra_file, foreign, list_arrays, open_arrays
-from ingot.ext.squish.npydir.forms import FORMS, Form, choose, tensor_of
+from ingot.ext.squish.npydir.arrays import Array, Group, extra_file, foreign_form_error, list_arrays, open_arrays
+from ingot.ext.squish.npydir.forms import STORAGE_FORMS, StorageForm, choose, tensor_of
 from ingot.ext.squish.npydir.names import (
     FOLDER,
     INT4_READY,
@@ -31,14 +32,14 @@ from ingot.model.layouts.affine import AffineLayout
 from ingot.model.store import Listed, Store
 from ingot.model.tensor import Tensor
 
-# Bytes of a manifest that cost next to nothing to parse, and the most that one tensor takes in it.
+# Size in bytes of a manifest that is always parsed, and the size that each tensor may add to it.
 _SMALL, _PER_TENSOR = 1 << 20, 4096
-_MOST_PROGRESS = 16 << 20
+_MAX_PROGRESS = 16 << 20
 
 
 @dataclass(slots=True)
 class _Reading:
-    """What has been found so far."""
+    """State of a read: the store, its options, and the headers, open sources and unused storage forms so far."""
 
     store: Store
     verify: bool
@@ -49,7 +50,7 @@ class _Reading:
 
 
 def read_catalog(store: Store, *, verify: bool = True) -> Catalog:
-    """Validate a directory completely and locate every tensor; no weights are read.
+    """Validate a directory completely and return its tensors; weights are not read.
 
     Raises ``FormatError``, ``IntegrityError`` and ``UnsupportedError`` with the rules of spec/npydir.md.
     """
@@ -62,10 +63,13 @@ def read_catalog(store: Store, *, verify: bool = True) -> Catalog:
         pairs = parse_manifest(raw, groups, MANIFEST)
         reading = _Reading(store, verify, store.exists(INT4_READY), {MANIFEST: raw})
         sidecar = _sidecar(store, pairs, reading)
-        known = set(pairs.values())
+        keys = set(pairs.values())
         for key, group in groups.items():
-            if key not in known:
-                raise extra_file(next(iter(group.paths.values()), f"{FOLDER}/{key}"), "one of no tensor")
+            if key not in keys:
+                raise extra_file(
+                    next(iter(group.paths.values()), f"{FOLDER}/{key}"),
+                    "an array of a tensor that is not in the manifest",
+                )
         try:
             tensors = {
                 name: _tensor(
@@ -81,28 +85,29 @@ def read_catalog(store: Store, *, verify: bool = True) -> Catalog:
     if not tensors and not marked:
         raise FormatError(
             "npydir.empty",
-            f"expected tensors, or {READY}, which marks a directory of none as finished; found neither",
+            f"expected tensors, or {READY}, which marks a directory without tensors as finished; found neither",
             where=MANIFEST,
         )
-    unmarked = ("npydir.unmarked", f"{READY}, which marks a directory as finished, is not there")
+    unmarked = ("npydir.unmarked", f"{READY}, which marks a directory as finished, does not exist")
     return Catalog(
         tensors=tensors,
         metadata=sidecar.metadata if sidecar else {},
         headers=reading.headers,
         sources=tuple(reading.sources),
         notes=tuple(_notes(others, reading)),
-        remarks=() if marked else (unmarked,),  # section 4 of the document does not have it
+        remarks=() if marked else (unmarked,),  # section 4 of squish's document does not mention the sentinel
         manifest_digest=sidecar is not None and sidecar.digest is not None,
     )
 
 
 def _require_finished(store: Store) -> None:
-    """Refuse what squish's program has left of a run that did not end: the manifest names the first shards' tensors."""
+    """Refuse a directory that squish's program did not finish: its manifest names the tensors of the first shards
+    only."""
     if not store.exists(PROGRESS):
         return
-    raw = store.read(PROGRESS, _MOST_PROGRESS, "npydir.progress")
-    noted = strict_json(raw, "npydir.progress", "npydir.progress", PROGRESS)
-    done, total = noted.get("completed_shards"), noted.get("total_shards")
+    raw = store.read(PROGRESS, _MAX_PROGRESS, "npydir.progress")
+    progress = strict_json(raw, "npydir.progress", "npydir.progress", PROGRESS)
+    done, total = progress.get("completed_shards"), progress.get("total_shards")
     if not isinstance(done, list) or not isinstance(total, int) or isinstance(total, bool):
         raise FormatError("npydir.progress", "expected completed_shards and total_shards, found others", where=PROGRESS)
     if len(done) < total:
@@ -115,98 +120,102 @@ def _require_finished(store: Store) -> None:
 
 
 def _require_files(size: int, groups: int) -> None:
-    """Refuse a manifest that names more tensors than there are files of, before it is parsed.
+    """Refuse, before it is parsed, a manifest that is too large for the number of tensors with files.
 
-    A tensor's name is no longer than its key, which is that of a file: 255 bytes, six times as many where escaped.
+    A tensor's name is no longer than its safe key, which is at most 255 bytes as part of a file name, and six times as
+    long if JSON escapes it.
     """
-    most = _SMALL + groups * _PER_TENSOR
-    if size > most:
+    max_size = _SMALL + groups * _PER_TENSOR
+    if size > max_size:
         raise FormatError(
             "npydir.manifest-length",
-            f"expected at most {most} bytes for the {groups} tensors in {FOLDER}, found {size}",
+            f"expected at most {max_size} bytes for the {groups} tensors in {FOLDER}, found {size}",
             where=MANIFEST,
         )
 
 
 def _tensor(name: str, group: Group, entry: Entry | None, reading: _Reading) -> Tensor:
-    form = choose(group, int4_ready=reading.int4_ready)
-    if form is None:
-        raise _nothing(group)
+    storage = choose(group, int4_ready=reading.int4_ready)
+    if storage is None:
+        raise _missing_form_error(group)
     for suffix in entry.digests if entry else ():
         if suffix not in group.paths:
             raise FormatError(
                 "npydir.missing-file",
-                f"expected this file, which {SIDECAR} names, found none: the directory is incomplete",
+                f"expected this file, because {SIDECAR} names it, but it does not exist: the directory is incomplete",
                 where=file_of(group.key, suffix),
             )
-    tensor = _form_of(name, form, group, entry, reading)
-    _check_sentinel(tensor, form, group, reading)
-    for other in FORMS:
-        if other.in_group(group) and not set(other.suffixes) <= set(form.suffixes):
+    tensor = _read_form(name, storage, group, entry, reading)
+    _check_sentinel(tensor, storage, group, reading)
+    for other in STORAGE_FORMS:
+        if other.in_group(group) and not set(other.suffixes) <= set(storage.suffixes):
             _check_other(tensor, other, group, entry, reading)
-    reading.unused += [f"{group.key}: {what}" for what in group.foreign.values()]
+    reading.unused += [f"{group.key}: {description}" for description in group.foreign.values()]
     return tensor
 
 
-def _form_of(name: str, form: Form, group: Group, entry: Entry | None, reading: _Reading) -> Tensor:
-    suffixes = form.suffixes
-    if form.bits and ("shape" in group.paths or form.bits == 3):
+def _read_form(name: str, storage: StorageForm, group: Group, entry: Entry | None, reading: _Reading) -> Tensor:
+    suffixes = storage.suffixes
+    if storage.bits and ("shape" in group.paths or storage.bits == 3):
         suffixes = (*suffixes, "shape")
     arrays = open_arrays(reading.store, group, suffixes)
     for suffix, array in arrays.items():
         if entry is not None and suffix in entry.heads and reading.verify:
-            _check_head(array, entry.heads[suffix])
+            _check_header(array, entry.heads[suffix])
         if array.name not in reading.headers:
             reading.headers[array.name] = array.head
             reading.sources.append(array.source)
-    tensor = tensor_of(name, form, arrays, entry, reading.verify)
-    if "shape" in arrays:  # its values decide too, so they are part of what the directory is known by
+    tensor = tensor_of(name, storage, arrays, entry, reading.verify)
+    if "shape" in arrays:  # the shape is part of the directory's identity
         reading.headers[arrays["shape"].name] += repr(tensor.shape).encode()
     return tensor
 
 
-def _check_head(array: Array, stated: str) -> None:
-    """Check an array's header against the digest that ``ingot.json`` has of it."""
-    algorithm = checksums.known(stated, "npydir.head-digest", array.name)
+def _check_header(array: Array, expected: str) -> None:
+    """Check an array's header against its digest in ``ingot.json``."""
+    algorithm = checksums.known(expected, "npydir.head-digest", array.name)
     if algorithm is not None:
-        checksums.check(stated, checksums.digest(algorithm, array.head), "npydir.head-digest", array.name)
+        checksums.check(expected, checksums.digest(algorithm, array.head), "npydir.head-digest", array.name)
 
 
-def _check_other(tensor: Tensor, form: Form, group: Group, entry: Entry | None, reading: _Reading) -> None:
-    """Check a form that is there and not taken; an unfinished one is only told."""
-    if form.bits == 4 and "q" in group.paths and not reading.int4_ready:
+def _check_other(tensor: Tensor, other_form: StorageForm, group: Group, entry: Entry | None, reading: _Reading) -> None:
+    """Check a storage form that was not chosen; an incomplete form is only recorded as unused."""
+    if other_form.bits == 4 and "q" in group.paths and not reading.int4_ready:
         reading.unused.append(f"{group.key}: four bits, not marked as complete by {INT4_READY}")
         return
-    if any(suffix not in group.paths for suffix in form.suffixes):
-        reading.unused.append(f"{group.key}: {form.name}, of which arrays are missing")
+    if any(suffix not in group.paths for suffix in other_form.suffixes):
+        reading.unused.append(f"{group.key}: {other_form.name}, which lacks arrays")
         return
-    other = _form_of(tensor.name, form, group, entry, reading)
+    other = _read_form(tensor.name, other_form, group, entry, reading)
     if other.shape != tensor.shape:
         raise FormatError(
             "npydir.forms-differ",
             f"expected {list(tensor.shape)} as in the tensor's other form, found {list(other.shape)}",
-            where=group.paths[form.suffixes[0]],
+            where=group.paths[other_form.suffixes[0]],
         )
 
 
-def _check_sentinel(tensor: Tensor, form: Form, group: Group, reading: _Reading) -> None:
-    """Refuse a directory that is marked as complete at four bits where a tensor that could be is not."""
-    if reading.int4_ready and form.bits == 8 and AffineLayout.of(tensor).matrix_of(tensor.shape)[1] % 4 == 0:
+def _check_sentinel(tensor: Tensor, storage: StorageForm, group: Group, reading: _Reading) -> None:
+    """Refuse a directory that is marked as complete at four bits but lacks a four-bit form that its tensor could
+    have."""
+    if reading.int4_ready and storage.bits == 8 and AffineLayout.of(tensor).matrix_of(tensor.shape)[1] % 4 == 0:
         raise FormatError(
             "npydir.sentinel",
-            f"{INT4_READY} says that four-bit forms are complete, and this one is missing: remove the sentinel, or "
-            "build them again",
+            f"{INT4_READY} marks four-bit forms as complete, and this one is missing: remove the sentinel, or "
+            "build the four-bit forms again",
             where=file_of(group.key, "q4a"),
         )
 
 
-def _nothing(group: Group) -> Exception:
+def _missing_form_error(group: Group) -> Exception:
     if group.foreign:
-        return foreign(group, next(iter(group.foreign)))
-    missing = [form.suffixes[0] for form in FORMS if any(suffix in group.paths for suffix in form.suffixes)]
+        return foreign_form_error(group, next(iter(group.foreign)))
+    missing = [
+        storage.suffixes[0] for storage in STORAGE_FORMS if any(suffix in group.paths for suffix in storage.suffixes)
+    ]
     return FormatError(
         "npydir.missing-file",
-        "expected the arrays of a tensor of the manifest, found none: the directory is incomplete",
+        "the manifest names a tensor whose arrays do not exist: the directory is incomplete; copy or convert it again",
         where=file_of(group.key, missing[0] if missing else "pt"),
     )
 
@@ -219,19 +228,22 @@ def _sidecar(store: Store, pairs: Mapping[str, str], reading: _Reading) -> Sidec
     if sidecar.digest is not None and reading.verify:
         manifest_digest.check_json(raw, sidecar.digest, SIDECAR, [reading.headers[MANIFEST]])
     if set(sidecar.tensors) != set(pairs):
-        odd = min(set(sidecar.tensors) ^ set(pairs))
+        unmatched = min(set(sidecar.tensors) ^ set(pairs))
         raise FormatError(
             "npydir.sidecar-tensors",
-            f"expected the tensors of {MANIFEST}, found {odd[:200]!r} in only one of them; remove {SIDECAR} if the "
-            "directory was written again by another program",
+            f"expected the tensors of {MANIFEST}, found {unmatched[:200]!r} in only one of them; remove {SIDECAR} if "
+            "another program has rewritten the directory",
             where=SIDECAR,
         )
     return sidecar
 
 
 def _notes(others: list[str], reading: _Reading) -> Iterator[tuple[str, str]]:
-    """Yield what is allowed but worth a note."""
+    """Yield notes: rule and message of each fact that is allowed but that the user should know."""
     if others:
-        yield "npydir.other-file", f"{len(others)} files in {FOLDER}/ are no arrays, such as {others[0][:80]!r}"
+        yield "npydir.other-file", f"{len(others)} files in {FOLDER}/ are not arrays, for example {others[0][:80]!r}"
     if reading.unused:
-        yield "npydir.unused-form", f"{len(reading.unused)} forms are not used, such as {reading.unused[0][:160]}"
+        yield (
+            "npydir.unused-form",
+            f"{len(reading.unused)} storage forms are not used, for example {reading.unused[0][:160]}",
+        )

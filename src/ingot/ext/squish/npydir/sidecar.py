@@ -1,4 +1,5 @@
-"""``ingot.json``: what the arrays cannot say. Element types of the original, digests, metadata; squish ignores it."""
+"""Read and write ``ingot.json``: element types of the original tensors, digests and metadata. squish ignores the
+file."""
 
 from __future__ import annotations
 
@@ -19,9 +20,10 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One tensor: its logical element type, and by suffix a digest (or None) of the values in each of its files.
+    """Data of one tensor: its logical element type, and by array suffix the digest of the values (None if not
+    computed).
 
-    ``heads`` are digests of the files' headers, which give the values their shape.
+    ``heads`` are the digests of the files' headers by suffix; a header contains the shape and type of the values.
     """
 
     dtype: str
@@ -31,7 +33,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Sidecar:
-    """The whole file; ``digest`` is that of itself and of the manifest."""
+    """Contents of the file; ``digest`` covers the file itself and the manifest."""
 
     metadata: Mapping[str, Any] = field(default_factory=dict)
     tensors: Mapping[str, Entry] = field(default_factory=dict)
@@ -39,8 +41,11 @@ class Sidecar:
 
 
 def encode(sidecar: Sidecar, manifest: bytes = b"", digest: str | None = None) -> bytes:
-    """Return the file's bytes; with the algorithm ``digest`` they end with a digest of them and of the manifest's."""
-    tensors = {name: _described(entry) for name, entry in sidecar.tensors.items()}
+    """Return the bytes of the file.
+
+    If ``digest`` names an algorithm, the file has a digest of its own bytes and of the bytes of the manifest.
+    """
+    tensors = {name: _entry_fields(entry) for name, entry in sidecar.tensors.items()}
     document = {"ingot_npydir": VERSION, "metadata": dict(sidecar.metadata), "tensors": tensors}
     if digest is None:
         return msgspec.json.format(msgspec.json.encode(document), indent=1)
@@ -49,22 +54,22 @@ def encode(sidecar: Sidecar, manifest: bytes = b"", digest: str | None = None) -
     return manifest_digest.fill_json(data, digest, [manifest])
 
 
-def _described(entry: Entry) -> dict[str, Any]:
+def _entry_fields(entry: Entry) -> dict[str, Any]:
     heads = {"heads": dict(entry.heads)} if entry.heads else {}
     return {"dtype": entry.dtype, "digests": dict(entry.digests), **heads}
 
 
 def json_metadata(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return metadata as JSON carries it: itself, or its JSON text where it would come back as something else."""
-    carried = {}
+    """Return metadata that JSON can store: each value that JSON would change becomes its JSON text."""
+    encoded = {}
     for key, value in values.items():
         text = msgspec.json.encode(value)
-        carried[key] = value if msgspec.json.decode(text) == value else text.decode()
-    return carried
+        encoded[key] = value if msgspec.json.decode(text) == value else text.decode()
+    return encoded
 
 
 def parse(data: bytes) -> Sidecar:
-    """Check the file.
+    """Return the parsed and checked file.
 
     Raises
     ------

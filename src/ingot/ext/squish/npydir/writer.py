@@ -1,4 +1,4 @@
-"""Writing a Squish directory: a file per array, then the manifest, ``ingot.json`` and the sentinels."""
+"""Write a Squish directory: a file per array, then the manifest, ``ingot.json`` and the sentinels."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ from ingot.model.spec import TensorSpec
 _INT4 = ("q4", "q4a")
 
 
-class _OwnBytes:
-    """Digest of values in the tensor's own type while they are written in a wider one."""
+class _ValueHasher:
+    """Hasher of values in the tensor's element type while they are written in a wider type."""
 
     def __init__(self, digest: str, stored: str, dtype: str) -> None:
         self._hasher, self._stored, self._dtype = checksums.hasher(digest), stored, dtype
-        self._rest = b""
+        self._pending = b""
 
     def update(self, data: Buffer, /) -> None:
         if self._stored == self._dtype:
             self._hasher.update(data)
             return
-        whole = self._rest + bytes(data)
-        end = len(whole) - len(whole) % (DTYPES[self._stored].bits // 8)
-        self._rest = whole[end:]
-        values = narrow(from_file(np.frombuffer(whole[:end], np.uint8), self._stored), self._dtype)
+        pending = self._pending + bytes(data)
+        end = len(pending) - len(pending) % (DTYPES[self._stored].bits // 8)
+        self._pending = pending[end:]
+        values = narrow(from_file(np.frombuffer(pending[:end], np.uint8), self._stored), self._dtype)
         if values is None:
-            raise UsageError(f"expected values that {self._dtype} holds, found others", rule="npydir.narrowed")
+            raise UsageError(f"expected values that {self._dtype} can represent, found others", rule="npydir.narrowed")
         self._hasher.update(values.view(np.uint8).data)
 
     def text(self) -> str:
@@ -61,10 +61,10 @@ class _OwnBytes:
 
 @dataclass(slots=True)
 class _Array:
-    """A file being written, and the digest that ``ingot.json`` will have of its values."""
+    """An open array file, and the hasher of its values for ``ingot.json`` (None without digests)."""
 
     file: ArrayFile
-    digest: _OwnBytes | None
+    digest: _ValueHasher | None
 
     def write(self, data: Buffer) -> None:
         self.file.write(data)
@@ -73,16 +73,16 @@ class _Array:
 
 
 class NpydirWriter(FormatWriter):
-    """A ``FormatWriter`` of Squish directories."""
+    """Writer of a Squish directory."""
 
-    shapes_too = True
-    """Whether quantized tensors get a file of their own shape."""
+    writes_shapes = True
+    """Whether the original shape of a quantized tensor is stored in an array."""
 
     def __init__(
         self, target: Target, specs: Sequence[TensorSpec], metadata: Mapping[str, Any], options: WriteOptions
     ) -> None:
         self._target, self._metadata, self._digest = target, dict(metadata), options.digest
-        self._arrays = checked_arrays(specs)
+        self._arrays = arrays_by_tensor(specs)
         self._order = Order(specs)
         self._dtypes = {spec.name: spec.dtype for spec in specs}
         self._shapes = {spec.name: spec.shape for spec in specs}
@@ -91,26 +91,29 @@ class NpydirWriter(FormatWriter):
         self._files: list[str] = []
 
     def _key(self, name: str) -> str:
-        """Return what a tensor's files are named after."""
+        """Return the safe key that the tensor's files are named after."""
         return safe_key(name)
 
     def begin(self, spec: TensorSpec) -> None:
-        """Start the next tensor of the specs; its files are created now."""
+        """Start the next tensor of the specs; create its files."""
         self._order.begin(spec)
         key, dtype = self._key(spec.name), self._dtypes[spec.name]
         for array in self._arrays[spec.name]:
             path = file_of(key, array.suffix)
             file = ArrayFile(self._target.create(path), path, array.dtype, array.shape)
-            own = dtype if array.role == "data" else array.dtype
-            self._open[array.role] = _Array(file, _OwnBytes(self._digest, array.dtype, own) if self._digest else None)
+            value_dtype = dtype if array.role == "data" else array.dtype
+            self._open[array.role] = _Array(
+                file, _ValueHasher(self._digest, array.dtype, value_dtype) if self._digest else None
+            )
 
     def write(self, role: str, data: Buffer) -> None:
-        """Append to a part's bytes."""
+        """Append bytes to a part."""
         self._order.write(role, memoryview(data).nbytes)
         self._open[role].write(data)
 
     def end(self) -> dict[str, Any]:
-        """Close the tensor; its record has ``name``, ``blobs`` in the parts' order, and the values' ``digests``."""
+        """Close the tensor; return its record: ``name``, ``blobs`` in the order of the parts, and ``digests`` of the
+        values."""
         name = self._order.end().name
         blobs = [opened.file.close() for opened in self._open.values()]
         texts = [opened.digest.text() if opened.digest else None for opened in self._open.values()]
@@ -120,31 +123,35 @@ class NpydirWriter(FormatWriter):
         return {"name": name, "blobs": blobs, "digests": digests}
 
     def restore(self, record: Mapping[str, Any]) -> None:
-        """Take back a tensor that an earlier run wrote with the same specs and options."""
+        """Accept a tensor that an earlier run wrote with the same specs and options.
+
+        Raises ``IntegrityError`` ``writer.record`` if the record does not match the specs.
+        """
         name = self._order.expect(record["name"]).name
         key = self._key(name)
-        wanted = [
+        expected = [
             [file_of(key, array.suffix), len(npy.encode(array.dtype, array.shape))] for array in self._arrays[name]
         ]
-        if [list(blob)[:2] for blob in record["blobs"]] != wanted or "digests" not in record:
+        if [list(blob)[:2] for blob in record["blobs"]] != expected or "digests" not in record:
             raise IntegrityError(
-                "writer.record", "the earlier run laid the files out differently: start anew", where=name
+                "writer.record", "the earlier run wrote the files with a different layout: start again", where=name
             )
         self._order.restored(name)
         self._accept(name, dict(record["digests"]))
 
     def finish(self) -> list[str]:
-        """Write the manifest, ``ingot.json`` and the sentinels, in this order; return all names."""
+        """Write the manifest, ``ingot.json`` and the sentinels, in this order; return all file names in the order of
+        writing."""
         self._order.finish()
         manifest = encode_manifest(list(self._arrays))
-        self._small(MANIFEST, manifest)
-        self._small(SIDECAR, encode_sidecar(Sidecar(self._metadata, self._entries), manifest, self._digest))
+        self._write_file(MANIFEST, manifest)
+        self._write_file(SIDECAR, encode_sidecar(Sidecar(self._metadata, self._entries), manifest, self._digest))
         for name in sentinels(self._arrays):
-            self._small(name, b"")
+            self._write_file(name, b"")
         return self._files
 
     def abort(self) -> None:
-        """Close all files as they are."""
+        """Close all open files without completing them."""
         for opened in self._open.values():
             opened.file.abort()
         self._open = {}
@@ -153,14 +160,14 @@ class NpydirWriter(FormatWriter):
         key = self._key(name)
         self._files += [file_of(key, array.suffix) for array in self._arrays[name]]
         heads = _heads(self._arrays[name], self._digest)
-        if self.shapes_too and is_quantized(self._arrays[name]):
+        if self.writes_shapes and is_quantized(self._arrays[name]):
             shape = self._shapes[name]
-            self._small(file_of(key, "shape"), shape_file(shape))
+            self._write_file(file_of(key, "shape"), shape_file(shape))
             digests = {**digests, "shape": shape_digest(shape, self._digest)}
             heads.update(_shape_head(shape, self._digest))
         self._entries[name] = Entry(self._dtypes[name], digests, heads)
 
-    def _small(self, name: str, data: bytes) -> None:
+    def _write_file(self, name: str, data: bytes) -> None:
         sink = self._target.create(name)
         sink.write_at(0, data)
         sink.truncate(len(data))
@@ -168,10 +175,10 @@ class NpydirWriter(FormatWriter):
         self._files.append(name)
 
 
-def checked_arrays(specs: Sequence[TensorSpec]) -> dict[str, tuple[ArraySpec, ...]]:
-    """Return every tensor's arrays.
+def arrays_by_tensor(specs: Sequence[TensorSpec]) -> dict[str, tuple[ArraySpec, ...]]:
+    """Return the arrays to write, by tensor name.
 
-    Raises ``UnsupportedError`` ``npydir.carry``, ``npydir.collision``; ``UsageError`` for a repeated name.
+    Raises ``UnsupportedError`` ``npydir.carry`` or ``npydir.collision``; ``UsageError`` for a repeated name.
     """
     if len({spec.name for spec in specs}) != len(specs):
         raise UsageError("expected each tensor name once", rule="writer.duplicate")
@@ -186,22 +193,22 @@ def checked_arrays(specs: Sequence[TensorSpec]) -> dict[str, tuple[ArraySpec, ..
 
 
 def is_quantized(arrays: Sequence[ArraySpec]) -> bool:
-    """Whether the tensor's own shape is stored beside its arrays."""
+    """Return whether the tensor is quantized, so that its original shape is stored in an array."""
     return arrays[0].role == "packed_weight"
 
 
 def shape_values(shape: Sequence[int]) -> bytes:
-    """Return a shape as its array holds it."""
+    """Return the values of a shape's array: little-endian 64-bit integers."""
     return struct.pack(f"<{len(shape)}q", *shape)
 
 
 def shape_file(shape: Sequence[int]) -> bytes:
-    """Return the file of a tensor's own shape."""
+    """Return the bytes of the ``.npy`` file that stores a shape."""
     return npy.encode("i64", (len(shape),)) + shape_values(shape)
 
 
 def shape_digest(shape: Sequence[int], digest: str | None) -> str | None:
-    """Return the digest of a shape's values."""
+    """Return the digest of the values of a shape's array; None without digests."""
     return None if digest is None else checksums.digest(digest, shape_values(shape))
 
 
@@ -211,25 +218,25 @@ def head_digest(digest: str, dtype: str, shape: Sequence[int]) -> str:
 
 
 def _shape_head(shape: Sequence[int], digest: str | None) -> dict[str, str]:
-    """Return the digest of the header of a shape's file, by suffix."""
+    """Return the digest of the header of a shape's array by suffix; empty without digests."""
     return {} if digest is None else {"shape": head_digest(digest, "i64", (len(shape),))}
 
 
 def _heads(arrays: Sequence[ArraySpec], digest: str | None) -> dict[str, str]:
-    """Return the digests of the headers of a tensor's arrays, by suffix."""
+    """Return the digests of the headers of a tensor's arrays by suffix; empty without digests."""
     return {} if digest is None else {item.suffix: head_digest(digest, item.dtype, item.shape) for item in arrays}
 
 
 def sentinels(arrays: Mapping[str, Sequence[ArraySpec]]) -> list[str]:
-    """Return the sentinels of a directory with these tensors: four bits are complete where no form has more."""
+    """Return the sentinels to write: that of four bits too if every quantized tensor has a four-bit form."""
     quantized = [specs[0].suffix for specs in arrays.values() if is_quantized(specs)]
     complete = bool(quantized) and all(suffix in _INT4 for suffix in quantized)
     return [READY, INT4_READY] if complete else [READY]
 
 
 def directory_size(specs: Sequence[TensorSpec], metadata: Mapping[str, Any], digest: str | None) -> int:
-    """Exact bytes of all files."""
-    arrays = checked_arrays(specs)
+    """Return the exact total size of all files in bytes."""
+    arrays = arrays_by_tensor(specs)
     text = None if digest is None else checksums.digest(digest, b"")
     total, entries = 0, {}
     for spec in specs:

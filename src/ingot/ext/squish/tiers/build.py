@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from os import PathLike
 
 from ingot.artifacts.destination import destination, stage
 from ingot.artifacts.open import open as open_checkpoint
@@ -13,15 +12,13 @@ from ingot.conversion.run import convert
 from ingot.core.options import takes
 from ingot.errors import CodecError, IntegrityError, ResourceError, UsageError
 from ingot.ext.squish.tiers import sentinel, snapshot
-from ingot.ext.squish.tiers.directory import Directory
+from ingot.ext.squish.tiers.directory import Directory, resumed
 from ingot.ext.squish.tiers.gate import Gate, Passed, Search
 from ingot.ext.squish.tiers.kept import Kept, kept
 from ingot.ext.squish.tiers.options import BuildOptions
-from ingot.ext.squish.tiers.resumed import resumed
 from ingot.ext.squish.tiers.sentinel import Sentinel
 from ingot.ext.squish.tiers.status import (
     TierStatus,
-    address,
     is_squish_directory,
     mark_of,
     quality,
@@ -36,8 +33,9 @@ from ingot.model.bytesource import Stamp
 from ingot.model.store import Store
 from ingot.recipes.load import load_recipe
 from ingot.recipes.recipe import Recipe
-from ingot.reporting.report import Bytes, Figure, Line, Report, Seconds, Shown, figures_of
-from ingot.stores.table import location_of
+from ingot.reporting.report import Bytes, Figure, Line, Report, Seconds, figures_of
+from ingot.reporting.shown import Shown
+from ingot.stores.location import AnyPath, Location
 from ingot.translate.mlx_families import is_opened
 
 
@@ -100,7 +98,7 @@ def build(options: BuildOptions) -> BuildReport:
         ``tier.locked``; ``tier.link``: a link in the tier's place; those of ``convert``: disk full, read-only, ...
     """
     started, tier, gate = time.perf_counter(), tier_of(options.tier), options.gate
-    directory = _buildable(options.path, tier)
+    directory = _buildable(Location.parse(options.path), tier)
     if gate is not None and tier.bits is None:
         raise UsageError(f"tier {tier.name} is not quantized: there is nothing to gate", rule="tier.no-gate")
     with directory.locked():
@@ -127,7 +125,7 @@ def _passed(passed: Passed | None, gate: Gate) -> bool:
     return passed is not None and passed.text == gate.text and passed.rise <= gate.max_rise
 
 
-def drop(path: str | PathLike[str], tier: str | None = None) -> list[TierStatus]:
+def drop(path: AnyPath, tier: str | None = None) -> list[TierStatus]:
     """Remove a built tier, or all of them; return what each was before.
 
     The sentinel goes first, so that a drop that is killed leaves nothing that looks complete. Tiers are not removed
@@ -139,7 +137,7 @@ def drop(path: str | PathLike[str], tier: str | None = None) -> list[TierStatus]
         ``tier.no-directory``, ``tier.unknown``, ``tier.not-built``, ``tier.last``.
     """
     tiers = [TIERS[name] for name in BUILT] if tier is None else [tier_of(tier)]
-    directory = _buildable(path, *tiers, rule="tier.last")
+    directory = _buildable(Location.parse(path), *tiers, rule="tier.last")
     with directory.locked():
         before = [status_of(directory, dropped) for dropped in tiers]
         for dropped in tiers:
@@ -157,7 +155,7 @@ def _unmark(directory: Directory, tier: Tier) -> None:
 def _build(directory: Directory, tier: Tier, options: BuildOptions) -> Kept:
     """Make the weights and mark them; return what was kept of arrays of few bits."""
     gate = options.gate
-    source, location = address(directory, ""), address(directory, tier.path)
+    source, target = Location.in_store(directory), Location.in_store(directory, tier.path)
     before = _stamps(directory)
     _require_own(directory, tier)
     assert tier.recipe is not None
@@ -166,8 +164,8 @@ def _build(directory: Directory, tier: Tier, options: BuildOptions) -> Kept:
     if not options.allow_requantize:
         taken.require_allowed(tier, directory.location)
     recipe = taken.recipe(load_recipe(tier.recipe))
-    make = _maker(source, location, tier, options)
-    search = None if gate is None else Search(source, recipe, make, location, gate)
+    make = _maker(source, target, tier, options)
+    search = None if gate is None else Search(source, recipe, make, target, gate)
     _unmark(directory, tier)
     passed = None
     if search is None:
@@ -186,12 +184,12 @@ def _build(directory: Directory, tier: Tier, options: BuildOptions) -> Kept:
             where=directory.location,
         )
     files = snapshot.take(directory, tier_files(directory, tier))
-    record = Sentinel(tier.name, made_from, files, _raised(location, tier), passed)
+    record = Sentinel(tier.name, made_from, files, _raised(target, tier), passed)
     directory.write(tier.sentinel, sentinel.encode(record))
     return taken
 
 
-def _maker(source: str, location: str, tier: Tier, options: BuildOptions) -> Callable[[Recipe], object]:
+def _maker(source: Location, target: Location, tier: Tier, options: BuildOptions) -> Callable[[Recipe], object]:
     """Return what converts the tensors into the tier's place by a recipe.
 
     A tier is a copy beside its source, for Ingot's own loading too: models that mlx_lm does not open have tiers.
@@ -202,7 +200,7 @@ def _maker(source: str, location: str, tier: Tier, options: BuildOptions) -> Cal
         return resumed(
             lambda resume: convert(
                 source,
-                location,
+                target,
                 recipe,
                 tier.format,
                 options.max_ram,
@@ -213,7 +211,7 @@ def _maker(source: str, location: str, tier: Tier, options: BuildOptions) -> Cal
                 measure=False,
                 keep_names=keep_names,
             ),
-            lambda: stage(destination(location, tier.format), overwrite=True).discard(),
+            lambda: stage(destination(target, tier.format), overwrite=True).discard(),
         )
 
     return make
@@ -230,7 +228,7 @@ def _require_own(directory: Directory, tier: Tier) -> None:
             )
 
 
-def _raised(location: str, tier: Tier) -> tuple[str, ...]:
+def _raised(location: Location, tier: Tier) -> tuple[str, ...]:
     """Return the tensors of a packed tier that have more bits than its name says."""
     if tier.bits is None:
         return ()
@@ -242,15 +240,15 @@ def _stamps(store: Store) -> dict[str, Stamp]:
     return {name: store.stat(name) for name in source_files(store)}
 
 
-def _buildable(path: str | PathLike[str], *tiers: Tier, rule: str = "tier.no-source") -> Directory:
+def _buildable(location: Location, *tiers: Tier, rule: str = "tier.no-source") -> Directory:
     """Return a directory that tiers can be built in; each of these must be one that is built."""
-    if not is_squish_directory(path):
+    if not is_squish_directory(location):
         raise UsageError(
             "expected a Squish directory: a folder with manifest.json and tensors/",
             rule="tier.no-directory",
-            where=location_of(path),
+            where=location.display,
         )
-    directory = Directory(path)
+    directory = Directory(location)
     for tier in tiers:
         if tier.sentinel is None:
             raise UsageError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from os import PathLike
 from typing import Any
 
 from ingot.artifacts.open import open as open_checkpoint
@@ -12,7 +11,7 @@ from ingot.ext.squish.tiers.status import COMPLETE, TierStatus, status
 from ingot.ext.squish.tiers.table import BF16, FINALIZED, FOUR_BIT, TENSORS, THREE_BIT, TIERS, Tier
 from ingot.ext.squish.tiers.wanted import wanted_dtype
 from ingot.model.layouts.affine import AffineLayout
-from ingot.stores.table import location_of
+from ingot.stores.location import AnyPath, Location
 
 _TREE = {
     # The document's tree, for the runtime that it was written for: MLX computes from 4-bit weights as they are.
@@ -35,14 +34,19 @@ _ROUNDING = {
 class Choice:
     """What is loaded.
 
-    ``path`` opens with ``ingot.open``; ``why`` says why this tier, ``skipped`` why not those before it in the tree.
+    ``location`` opens with ``ingot.open``. ``why`` explains the choice, ``skipped`` why earlier tiers were not chosen.
     """
 
-    path: str
+    location: Location
     tier: Tier
     why: str
     skipped: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = field(default=())
+
+    @property
+    def path(self) -> str:
+        """The location for messages."""
+        return self.location.display
 
     def report(self) -> dict[str, object]:
         """Return the choice for a report, JSON-able."""
@@ -56,9 +60,7 @@ class Choice:
         }
 
 
-def choose(
-    path: str | PathLike[str], runtime: str = "torch", *, keep_packed: bool = False, dtype: Any = None
-) -> Choice:
+def choose(path: AnyPath, runtime: str = "torch", *, keep_packed: bool = False, dtype: Any = None) -> Choice:
     """Take the best complete tier of a Squish directory.
 
     Parameters
@@ -78,17 +80,22 @@ def choose(
     UsageError
         ``tier.no-directory``, ``tier.runtime``; ``tier.none``: no tier can be used, with each one's reason.
     """
-    order = _order(runtime, keep_packed, wanted_dtype(path, dtype))
-    states = {state.tier: state for state in status(path)}
+    location = Location.parse(path)
+    order = _order(runtime, keep_packed, wanted_dtype(location, dtype))
+    states = {state.tier: state for state in status(location)}
+    store = location.store()
     skipped: list[tuple[str, str]] = []
     for tier in order:
-        reason = _unusable(states[tier.name], tier, packed=keep_packed and runtime == "torch")
+        weights = Location.in_store(store, tier.path)
+        reason = _unusable(states[tier.name], tier, weights, packed=keep_packed and runtime == "torch")
         if reason is None:
-            return Choice(states[tier.name].path, tier, _why(tier, states[tier.name]), tuple(skipped))
+            return Choice(weights, tier, _why(tier, states[tier.name]), tuple(skipped))
         skipped.append((tier.name, reason))
     told = "; ".join(f"{name}: {reason}" for name, reason in skipped)
     raise UsageError(
-        f"expected a tier that {runtime} can load; found none ({told})", rule="tier.none", where=location_of(path)
+        f"expected a tier that {runtime} can load; found none ({told})",
+        rule="tier.none",
+        where=location.display,
     )
 
 
@@ -101,16 +108,16 @@ def _order(runtime: str, keep_packed: bool, dtype: str | None) -> tuple[Tier, ..
     return tuple(tier if tier in (FOUR_BIT, THREE_BIT) else next(dense) for tier in _TREE[runtime])
 
 
-def _unusable(state: TierStatus, tier: Tier, *, packed: bool) -> str | None:
+def _unusable(state: TierStatus, tier: Tier, weights: Location, *, packed: bool) -> str | None:
     if state.state != COMPLETE:
         return f"{state.state}: {state.why}"
-    if packed and tier is TENSORS and not _has_packed(state.path):
+    if packed and tier is TENSORS and not _has_packed(weights):
         return "no quantized tensor in it"
     return None
 
 
-def _has_packed(path: str) -> bool:
-    with open_checkpoint(path, verify=False) as checkpoint:
+def _has_packed(location: Location) -> bool:
+    with open_checkpoint(location, verify=False) as checkpoint:
         return any(tensor.codec == AffineLayout.codec for tensor in checkpoint.values())
 
 

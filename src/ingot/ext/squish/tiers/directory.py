@@ -1,13 +1,16 @@
-"""A Squish directory that is written to: read as a store, changed by name, by one process at a time."""
+"""A Squish directory that one process changes at a time, and runs in place that can be resumed."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from os import PathLike
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from typing import TypeVar
 
-from ingot.errors import ResourceError
+from ingot.errors import IngotError, ResourceError, UsageError
 from ingot.stores.folder import LocalFolder
-from ingot.stores.table import from_url
+from ingot.stores.location import Location
+
+T = TypeVar("T")
 
 LOCK = ".ingot-tiers.lock"
 _PATIENCE = 3600.0  # seconds to wait for another process that builds
@@ -19,8 +22,8 @@ class Directory(LocalFolder):
     Raises ``UsageError`` ``store.missing`` and ``store.not-a-folder``, ``UnsupportedError`` ``store.not-local``.
     """
 
-    def __init__(self, path: str | PathLike[str]) -> None:
-        super().__init__(from_url(path).require_path("", "changing a Squish directory in place"))
+    def __init__(self, location: Location) -> None:
+        super().__init__(location.store().require_path("", "changing a Squish directory in place"))
 
     def locked(self) -> AbstractContextManager[None]:
         """Hold the directory's lock; wait for another process that holds it.
@@ -33,3 +36,22 @@ class Directory(LocalFolder):
             where=self.location,
         )
         return self.lock(LOCK, _PATIENCE, held)
+
+
+def resumed(run: Callable[[bool], T], discard: Callable[[], object]) -> T:
+    """Return ``run(True)``, which continues an interrupted run of the same plan.
+
+    If the staged files belong to another plan or source, ``run(False)`` starts again. After an error ``discard``
+    removes the staged files; an interruption keeps them for the next run.
+    """
+    try:
+        try:
+            return run(True)
+        except UsageError as error:
+            if error.rule != "resume.changed":
+                raise
+        return run(False)
+    except Exception:
+        with suppress(IngotError):  # the first error is raised
+            discard()
+        raise

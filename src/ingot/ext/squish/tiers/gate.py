@@ -13,6 +13,7 @@ from ingot.errors import CodecError
 from ingot.naming.names import count_layers
 from ingot.recipes.choice import ACCURATE, Measured
 from ingot.recipes.recipe import Recipe, resolve
+from ingot.stores.location import Location
 
 ROUNDS = 3
 """Halvings of the number of tensors that get more bits, after none and all of them were tried."""
@@ -35,8 +36,8 @@ class Gate(Protocol):
         """Return the perplexity of the tensors that tiers are made from."""
         ...
 
-    def perplexity(self, tier: str) -> float:
-        """Return the perplexity of the weights at this path or address."""
+    def perplexity(self, tier: Location) -> float:
+        """Return the perplexity of the weights at this location."""
         ...
 
 
@@ -80,16 +81,18 @@ class Search:
 
     Parameters
     ----------
-    source : str
+    source : Location
         What the tier is made from.
     recipe : Recipe
     make : callable
         Converts by a recipe, to ``tier``.
-    tier : str
+    tier : Location
     gate : Gate
     """
 
-    def __init__(self, source: str, recipe: Recipe, make: Callable[[Recipe], object], tier: str, gate: Gate) -> None:
+    def __init__(
+        self, source: Location, recipe: Recipe, make: Callable[[Recipe], object], tier: Location, gate: Gate
+    ) -> None:
         self._source, self._recipe, self._make, self._tier, self._gate = source, recipe, make, tier, gate
         self._reference = gate.reference()
         self._made = 0
@@ -147,7 +150,7 @@ class Search:
             f"expected a perplexity at most {100 * self._gate.max_rise:g} % above {self._reference:.4g}, found "
             f"{ratio:.4g} with the most bits that the tier may take; it was dropped: take a tier with more bits, or "
             "allow more",
-            where=self._tier,
+            where=self._tier.display,
         )
 
     def _ratios(self) -> list[float]:

@@ -9,8 +9,8 @@ from typing import Any
 
 from ingot.artifacts.open import Source, open_source
 from ingot.codecs.base import Encoder
-from ingot.codecs.range_probe import RULE as UNDERFLOW
-from ingot.codecs.range_probe import resolve_range
+from ingot.codecs.resolve_range import RULE as UNDERFLOW
+from ingot.codecs.resolve_range import resolve_range
 from ingot.codecs.table import CODECS
 from ingot.conversion.candidates import first_values
 from ingot.core.files.joining import Joining
@@ -23,18 +23,19 @@ from ingot.engine.specs import encoded_spec
 from ingot.engine.steps import ENCODED, Encode
 from ingot.errors import UnsupportedError, UsageError
 from ingot.ext.squish.npydir import sidecar
-from ingot.ext.squish.npydir.added import AddedForms, changed_sidecar
+from ingot.ext.squish.npydir.added import AddedForms, encode_sidecar_without
 from ingot.ext.squish.npydir.format import NpydirFormat
 from ingot.ext.squish.npydir.names import FOLDER, INT4_READY, MANIFEST, MAX_MANIFEST, SIDECAR, file_of
 from ingot.ext.squish.npydir.sidecar import Sidecar
-from ingot.ext.squish.tiers.directory import Directory
+from ingot.ext.squish.tiers.directory import Directory, resumed
 from ingot.ext.squish.tiers.options import Int4Options
-from ingot.ext.squish.tiers.resumed import resumed
 from ingot.formats.base import WriteOptions
 from ingot.model.layouts.affine import CODES, AffineLayout, Constant
 from ingot.model.store import Store
 from ingot.model.tensor import Tensor
-from ingot.reporting.report import Bytes, Figure, Line, Report, Seconds, Shown, figures_of
+from ingot.reporting.report import Bytes, Figure, Line, Report, Seconds, figures_of
+from ingot.reporting.shown import Shown
+from ingot.stores.location import Location
 
 GROUP, LEAST_GROUP, MOST_GROUP = 32, 4, 1024
 """Columns that share a scale: by default, at least, at most."""
@@ -127,10 +128,11 @@ def add_int4(options: Int4Options) -> Int4Report:
     """
     started = time.perf_counter()
     _require_group(options)
-    directory = Directory(options.path)
+    location = Location.parse(options.path)
+    directory = Directory(location)
     with directory.locked():
         planned, taken = resumed(
-            lambda resume: _add(directory.join(resume=resume), options),
+            lambda resume: _add(directory.join(resume=resume), location, options),
             lambda: directory.join(resume=False).discard(),
         )
         if options.drop_int8:
@@ -150,10 +152,10 @@ def add_int4(options: Int4Options) -> Int4Report:
     )
 
 
-def _add(staging: Joining, options: Int4Options) -> tuple[_Planned, int]:
+def _add(staging: Joining, location: Location, options: Int4Options) -> tuple[_Planned, int]:
     """Write the forms of all tensors that have none; return the plan, and how many were taken over."""
     with staging:
-        source = open_source(options.path, io="pread")
+        source = open_source(location, io="pread")
         try:
             planned = _plan(source, options)
             if not planned.plan.steps:
@@ -309,6 +311,6 @@ def _drop(directory: Directory, keys: Mapping[str, str]) -> None:
     stated = _sidecar(directory)
     if stated is not None:
         manifest = directory.read(MANIFEST, MAX_MANIFEST, "npydir.manifest-length")
-        directory.write(SIDECAR, changed_sidecar(stated, manifest, dict.fromkeys(keys, _INT8)))
+        directory.write(SIDECAR, encode_sidecar_without(stated, manifest, dict.fromkeys(keys, _INT8)))
     for suffix in _INT8:
         directory.remove(*(file_of(key, suffix) for key in keys.values()))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from os import PathLike
 
 from ingot.artifacts.open import open as open_checkpoint
 from ingot.codecs.table import CODECS
@@ -16,6 +15,7 @@ from ingot.formats.table import FORMATS
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.tensor import Tensor
 from ingot.recipes.recipe import Recipe, Rule
+from ingot.stores.location import Location
 
 LABEL = "as the arrays have it"
 _FEW = 8  # bits: arrays of fewer are what the tier would be quantized to
@@ -51,11 +51,11 @@ class Kept:
             )
 
 
-def kept(path: str | PathLike[str], tier: Tier) -> Kept:
-    """Look which tensors of the directory at ``path`` a tier takes as they are; reads headers, and zero points."""
+def kept(location: Location, tier: Tier) -> Kept:
+    """Return the tensors of a directory that a tier stores unchanged; reads headers and zero points."""
     if tier.bits is None:
         return Kept()
-    with open_checkpoint(path, verify=False) as checkpoint:
+    with open_checkpoint(location, verify=False) as checkpoint:
         few = {name: bits for name, tensor in checkpoint.items() if (bits := _bits(tensor)) < _FEW}
         if not few:
             return Kept()

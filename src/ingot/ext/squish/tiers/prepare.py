@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from os import PathLike
 from typing import Any
 
 from ingot.core.runtime.progress import ProgressCallback
@@ -13,10 +12,11 @@ from ingot.ext.squish.tiers.choose import Choice, choose
 from ingot.ext.squish.tiers.kept import kept
 from ingot.ext.squish.tiers.table import BF16, FOUR_BIT, TENSORS, THREE_BIT, Tier
 from ingot.ext.squish.tiers.wanted import wanted_dtype
+from ingot.stores.location import AnyPath, Location
 
 
 def prepare(
-    path: str | PathLike[str],
+    path: AnyPath,
     runtime: str = "torch",
     *,
     keep_packed: bool = False,
@@ -47,14 +47,15 @@ def prepare(
     UsageError, IntegrityError
         Those of ``choose`` and ``build``.
     """
-    choice = choose(path, runtime, keep_packed=keep_packed, dtype=dtype)
+    location = Location.parse(path)
+    choice = choose(location, runtime, keep_packed=keep_packed, dtype=dtype)
     if choice.tier is not TENSORS or (keep_packed and runtime == "torch") or not cache:
         return choice
     try:
-        wanted = _first_tier(path, runtime, dtype)
+        wanted = _first_tier(location, runtime, dtype)
         if wanted is None:
             return choice
-        done = build(path, wanted.name, progress=progress, ungated=True)  # a packed one has the arrays' own values
+        done = build(location, wanted.name, progress=progress, ungated=True)  # a packed one has the arrays' own values
     except (ResourceError, CodecError) as error:  # no room, or values that the tier's type does not hold
         return replace(choice, notes=(*choice.notes, f"no faster tier was saved: {error}"))
     note = (
@@ -62,15 +63,15 @@ def prepare(
         if done.built
         else "another process built it"
     )
-    chosen = choose(path, runtime, keep_packed=keep_packed, dtype=dtype)
+    chosen = choose(location, runtime, keep_packed=keep_packed, dtype=dtype)
     return replace(chosen, notes=(*chosen.notes, note))
 
 
-def _first_tier(path: str | PathLike[str], runtime: str, dtype: Any) -> Tier | None:
+def _first_tier(location: Location, runtime: str, dtype: Any) -> Tier | None:
     """Return the tier that the first load builds; None where the tensors are best."""
     if runtime == "mlx":
         for tier in (FOUR_BIT, THREE_BIT):
-            taken = kept(path, tier)
+            taken = kept(location, tier)
             if taken.names and not taken.again:
                 return tier
-    return BF16 if wanted_dtype(path, dtype) in ("bf16", None) else None
+    return BF16 if wanted_dtype(location, dtype) in ("bf16", None) else None

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from os import PathLike
-
 from ingot.ext.squish.tiers.status import holds_tiers
 from ingot.ext.squish.tiers.wanted import wanted_dtype
 from ingot.model.store import Store
 from ingot.runtime.loading.preparers import LoadRequest, PreparedModel
+from ingot.stores.location import Location
 
 
 class TierPreparer:
@@ -17,13 +16,13 @@ class TierPreparer:
         """Return whether the folder contains Squish arrays or a tier."""
         return holds_tiers(store)
 
-    def prepare(self, path: str | PathLike[str], request: LoadRequest) -> PreparedModel:
+    def prepare(self, location: Location, request: LoadRequest) -> PreparedModel:
         """Choose a tier. Raises the errors of ``ops.squish.prepare.prepare``."""
         from ingot.ext.squish.tiers.prepare import prepare  # imports conversions, which other loads do not need
 
         dtype = request.dtype
         if dtype is None and request.model_dir is not None:
             dtype = wanted_dtype(request.model_dir)
-        choice = prepare(path, request.runtime, keep_packed=request.keep_packed, cache=request.cache, dtype=dtype)
+        choice = prepare(location, request.runtime, keep_packed=request.keep_packed, cache=request.cache, dtype=dtype)
         reasons = [choice.why, *choice.notes, *(f"not {tier}: {reason}" for tier, reason in choice.skipped)]
-        return PreparedModel(choice.path, choice.tier.name, "; ".join(reasons))
+        return PreparedModel(choice.location, choice.tier.name, "; ".join(reasons))

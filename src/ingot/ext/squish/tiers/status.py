@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from os import PathLike, fspath
 from typing import Any
 
 from ingot.artifacts.open import open as open_checkpoint
@@ -15,7 +14,7 @@ from ingot.ext.squish.tiers.gate import Passed
 from ingot.ext.squish.tiers.table import TENSORS, TIERS, Tier, tier_of
 from ingot.model.store import Store
 from ingot.reporting.report import Bytes, Column, Figure, Line, Report, Table, table_of
-from ingot.stores.table import from_url, locate, location_of
+from ingot.stores.location import AnyPath, Location
 
 SOURCE = (MANIFEST, FOLDER, SIDECAR)
 """What the tiers are made from, relative to the directory."""
@@ -83,14 +82,14 @@ _TIERS = (
 )
 
 
-def status_report(path: str | PathLike[str], tiers: Sequence[TierStatus], loads: Mapping[str, Any]) -> Report:
+def status_report(path: AnyPath, tiers: Sequence[TierStatus], loads: Mapping[str, Any]) -> Report:
     """Return how every tier stands; ``loads`` has for each reader what it would load (``Choice.report``), or None."""
     told = [
         f"{reader} loads {choice['tier']}: {choice['why']}" if choice else f"{reader} loads none"
         for reader, choice in loads.items()
     ]
     figures = [
-        Figure("path", location_of(path)),
+        Figure("path", Location.parse(path).display),
         Figure("loads", loads, "data"),
         Figure("told", told, "texts", data=False),
     ]
@@ -102,9 +101,9 @@ def status_report(path: str | PathLike[str], tiers: Sequence[TierStatus], loads:
     return Report(figures, (), tables, [Line("{item}", each="told")])
 
 
-def dropped_report(path: str | PathLike[str], dropped: Sequence[TierStatus]) -> Report:
+def dropped_report(path: AnyPath, dropped: Sequence[TierStatus]) -> Report:
     """Return which tiers were removed."""
-    figures = [Figure("path", location_of(path))]
+    figures = [Figure("path", Location.parse(path).display)]
     lines = []
     for index, item in enumerate(dropped):
         figures.append(Figure(f"size{index}", item.nbytes, "bytes", data=False))
@@ -113,13 +112,18 @@ def dropped_report(path: str | PathLike[str], dropped: Sequence[TierStatus]) -> 
     return Report(figures, lines or [Line("no built tier was there")], [table_of("dropped", dropped, TierStatus)])
 
 
-def is_squish_directory(path: str | PathLike[str]) -> bool:
-    """Whether this folder holds squish's arrays or one of its tiers."""
+def is_squish_directory(path: AnyPath) -> bool:
+    """Return whether this folder contains Squish arrays or a tier."""
+    return _squish_store(Location.parse(path)) is not None
+
+
+def _squish_store(location: Location) -> Store | None:
+    """Return a Squish directory as a store; None for anything else."""
     try:
-        store, name = locate(path)
+        store, name = location.find()
     except IngotError:
-        return False
-    return not name and holds_tiers(store)
+        return None
+    return store if not name and holds_tiers(store) else None
 
 
 def holds_tiers(store: Store) -> bool:
@@ -132,7 +136,7 @@ def holds_tiers(store: Store) -> bool:
     return any(mark_of(tier, store) is not None for tier in likely)
 
 
-def status(path: str | PathLike[str]) -> list[TierStatus]:
+def status(path: AnyPath) -> list[TierStatus]:
     """Return the state of every tier, in the order of the decision tree.
 
     Costs a few system calls a file; files that were touched since the tier was built (copied, downloaded) are read and
@@ -143,38 +147,34 @@ def status(path: str | PathLike[str]) -> list[TierStatus]:
     UsageError
         ``tier.no-directory``: the folder is no Squish directory.
     """
-    if not is_squish_directory(path):
+    location = Location.parse(path)
+    store = _squish_store(location)
+    if store is None:
         raise UsageError(
             "expected a Squish directory: a folder with manifest.json and tensors/ "
             "(make one with `ingot convert SRC DIR --format npydir`)",
             rule="tier.no-directory",
-            where=location_of(path),
+            where=location.display,
         )
-    store = from_url(path)
     return [status_of(store, tier) for tier in TIERS.values()]
 
 
-def is_built(path: str | PathLike[str], tier: str) -> bool:
-    """Whether a tier of this directory is complete; no folder at all has none."""
-    return is_squish_directory(path) and status_of(from_url(path), tier_of(tier)).usable
+def is_built(path: AnyPath, tier: str) -> bool:
+    """Return whether a tier of this directory is complete; False if there is no such directory."""
+    store = _squish_store(Location.parse(path))
+    return store is not None and status_of(store, tier_of(tier)).usable
 
 
 def status_of(store: Store, tier: Tier) -> TierStatus:
     """Return the state of one tier."""
     nbytes = sum(store.stat(name).size for name in tier_files(store, tier))
     state, why = _tensors(store) if tier is TENSORS else _built(store, tier)
-    tier_status = TierStatus(tier.name, tier.number, state, why, address(store, tier.path), nbytes)
+    tier_status = TierStatus(tier.name, tier.number, state, why, Location.in_store(store, tier.path).display, nbytes)
     mark = mark_of(tier, store)
     written = sentinel.read(store, mark) if tier_status.usable and mark is not None else None
     if written is None:
         return tier_status
     return replace(tier_status, raised=written.raised, gate=written.gate)
-
-
-def address(store: Store, name: str) -> str:
-    """Return what opens a file or folder of a store: its path where it lies on a local disk, else its address."""
-    path = store.local_path(name)
-    return store.url_of(name) if path is None else fspath(path)
 
 
 def source_files(store: Store) -> list[str]:
@@ -242,8 +242,8 @@ def _foreign(store: Store, tier: Tier, mark: str, files: list[str]) -> tuple[str
     if late is not None:
         return DAMAGED, f"{late} is newer than {last}"
     try:
-        shapes = _shapes(address(store, tier.path))
-        wanted = _shapes(address(store, "")) if source else shapes
+        shapes = _shapes(Location.in_store(store, tier.path))
+        wanted = _shapes(Location.in_store(store)) if source else shapes
     except IngotError as error:
         return DAMAGED, str(error)
     for name, shape in wanted.items():
@@ -256,6 +256,6 @@ def _found(shape: tuple[int, ...] | None) -> str:
     return "none" if shape is None else str(list(shape))
 
 
-def _shapes(path: str) -> Mapping[str, tuple[int, ...]]:
-    with open_checkpoint(path, verify=False) as checkpoint:
+def _shapes(location: Location) -> Mapping[str, tuple[int, ...]]:
+    with open_checkpoint(location, verify=False) as checkpoint:
         return {name: tensor.shape for name, tensor in checkpoint.items()}

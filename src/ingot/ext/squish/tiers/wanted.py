@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from os import PathLike
 from typing import Any
 
 from ingot.artifacts.open import open as open_checkpoint
@@ -10,15 +9,15 @@ from ingot.core.numeric.dtypes import DTYPES
 from ingot.core.numeric.dtypes import dtype as resolve_dtype
 from ingot.errors import IngotError
 from ingot.naming.config import stored_config
-from ingot.stores.table import from_url
+from ingot.stores.location import Location
 
 
-def wanted_dtype(path: str | PathLike[str], asked: Any = None) -> str | None:
+def wanted_dtype(location: Location, asked: Any = None) -> str | None:
     """Return the canonical name: as asked, as config.json says, that of the first floating-point tensor.
 
     None where nothing says it. What is wrong with a type or a file is told by those who need it.
     """
-    config = config_of(path)
+    config = config_of(location)
     for value in (asked, config.get("dtype"), config.get("torch_dtype")):
         if value is not None:
             try:
@@ -26,16 +25,16 @@ def wanted_dtype(path: str | PathLike[str], asked: Any = None) -> str | None:
             except IngotError:
                 return None
     try:
-        with open_checkpoint(path, verify=False) as checkpoint:
+        with open_checkpoint(location, verify=False) as checkpoint:
             rows = [DTYPES.get(tensor.dtype) for tensor in checkpoint.values()]
     except IngotError:  # only built tiers are here
         return None
     return next((row.name for row in rows if row is not None and row.is_float and row.bits >= 16), None)
 
 
-def config_of(path: str | PathLike[str]) -> dict[str, Any]:
+def config_of(location: Location) -> dict[str, Any]:
     """Return the ``config.json`` of a directory; empty if there is none, which whoever loads the model says."""
     try:
-        return stored_config(from_url(path), "model.config")
+        return stored_config(location.store(), "model.config")
     except IngotError:
         return {}

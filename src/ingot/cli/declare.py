@@ -1,0 +1,224 @@
+"""Commands declared by functions: each parameter of a function is an option or an argument of its command.
+
+A parameter is annotated with its type and an ``About``. A parameter whose type is a struct of options
+(``core.options``) stands for the struct's fields. The type decides which values are accepted: a flag, a number, one of
+several names (``none`` for None), or text. A sequence is an option that can be repeated, a mapping is NAME=VALUE, a
+pair of numbers is LOW,HIGH. Fields with ``command=False`` are left out. If the user gives no value, the default of the
+function or of the struct applies.
+"""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import sys
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from functools import partial
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import click
+
+from ingot.cli.help import Command, Option
+from ingot.core.options import About, about_of, options_of
+from ingot.errors import UsageError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+NONE = "none"
+_NOT_GIVEN = (None, ())
+
+
+def declare(name: str, epilog: str = "") -> Callable[[Callable[..., object]], click.Command]:
+    """Return a decorator that turns a function into the command ``name``; ``--help`` shows its docstring."""
+
+    def decorate(function: Callable[..., object]) -> click.Command:
+        hints = typing.get_type_hints(function, include_extras=True)
+        structs = {key: hint for key, hint in hints.items() if isinstance(hint, type) and is_dataclass(hint)}
+        declared = {item.parameter.name: item for item in _declarations(function, hints, structs)}
+        names = {key: [item.name for item in _command_fields(struct)] for key, struct in structs.items()}
+
+        def call(**values: Any) -> object:
+            given = {key: declared[key].convert(value) for key, value in values.items() if value not in _NOT_GIVEN}
+            options = {
+                key: struct(**{item: given.pop(item) for item in names[key] if item in given})
+                for key, struct in structs.items()
+            }
+            return function(**options, **given)
+
+        parameters = [item.parameter for item in declared.values()]
+        return Command(name, callback=call, params=parameters, help=inspect.getdoc(function), epilog=epilog)
+
+    return decorate
+
+
+def option(struct: type[Any], name: str) -> About:
+    """Return the ``About`` of a struct's field, to annotate a parameter that has the same meaning."""
+    return about_of(next(item for item in fields(struct) if item.name == name))
+
+
+@dataclass(frozen=True, slots=True)
+class _Declaration:
+    """A parameter of the parser, and the function that converts its value for the function of the command."""
+
+    parameter: click.Parameter
+    convert: Callable[[Any], Any]
+
+
+def _declarations(
+    function: Callable[..., object], hints: Mapping[str, Any], structs: Mapping[str, type[Any]]
+) -> Iterator[_Declaration]:
+    """Yield a declaration for each parameter and each field, in the order of ``--help``."""
+    for item in inspect.signature(function).parameters.values():
+        if item.name in structs:
+            types = _field_types(structs[item.name])
+            for field in _command_fields(structs[item.name]):
+                yield _declaration(field.name, types[field.name], _default(field), about_of(field))
+            continue
+        hint, about = hints[item.name], About("")
+        if typing.get_origin(hint) is Annotated:
+            hint, about = typing.get_args(hint)[:2]
+        yield _declaration(item.name, hint, MISSING if item.default is item.empty else item.default, about)
+
+
+class _OnlyPython:
+    """Replaces a type that is imported for type checkers only: the command line has no value of it."""
+
+
+class _Names(dict[str, Any]):
+    def __missing__(self, name: str) -> Any:
+        return _OnlyPython
+
+
+def _field_types(struct: type[Any]) -> dict[str, Any]:
+    names = _Names({**vars(builtins), **vars(typing), **vars(sys.modules[struct.__module__])})
+    return typing.get_type_hints(struct, names, names)
+
+
+def _command_fields(struct: type[Any]) -> list[Field[Any]]:
+    return [item for item in options_of(struct) if about_of(item).command]
+
+
+def _default(field: Field[Any]) -> Any:
+    return None if field.default is MISSING and field.default_factory is not MISSING else field.default
+
+
+def _declaration(name: str, hint: Any, default: Any, about: About) -> _Declaration:
+    """Declare one parameter; a ``default`` of ``MISSING`` makes it required."""
+    flags = about.flags or (f"--{name.replace('_', '-')}",)
+    members, optional = _members(hint)
+    origins = [typing.get_origin(member) or member for member in members]
+    several = Mapping in origins or (Sequence in origins and not isinstance(default, str))
+    accepted, convert = _accepted(members, origins, about)
+    if Mapping in origins:
+        convert = partial(pairs, option=flags[0])
+    elif several:
+        convert = tuple
+    elif tuple in origins:
+        convert = partial(low_high, option=flags[0])
+    elif Literal in origins and optional:
+        accepted, convert = click.Choice([*accepted.choices, NONE]), _none_or_text
+    common: dict[str, Any] = {"type": accepted, "required": default is MISSING, "metavar": about.metavar}
+    if accepted is click.STRING:
+        common["shell_complete"] = _complete_path
+    if about.argument:
+        return _Declaration(_argument(name, about, default, several, common), convert)
+    if accepted is click.BOOL and not about.flags and default is not False:
+        flags = (f"{flags[0]}/--no-{flags[0].removeprefix('--')}",)
+    shown = flags[0].partition("/")[0].lstrip("-") if default is True else default
+    common |= {"panel": about.panel, "help": _help_text(about, shown)}
+    if default is not MISSING:
+        common["default"] = None
+    is_flag = True if accepted is click.BOOL else None
+    return _Declaration(Option([name, *flags], is_flag=is_flag, multiple=several, **common), convert)
+
+
+def _argument(name: str, about: About, default: Any, several: bool, common: dict[str, Any]) -> click.Argument:
+    if about.metavar is not None:
+        metavar = about.metavar if default is MISSING else f"[{about.metavar}]"
+        common["metavar"] = f"{metavar}..." if several else metavar
+    argument = click.Argument([name], nargs=-1 if several else 1, **common)
+    argument.help = _help_text(about, default)
+    return argument
+
+
+def _members(hint: Any) -> tuple[list[Any], bool]:
+    """Return the members of a union, and whether None is one of them."""
+    is_union = typing.get_origin(hint) in (typing.Union, UnionType)
+    members = list(typing.get_args(hint)) if is_union else [hint]
+    return [member for member in members if member is not NoneType], NoneType in members
+
+
+def _accepted(members: Sequence[Any], origins: Sequence[Any], about: About) -> tuple[Any, Callable[[Any], Any]]:
+    """Return the parser's type for a union of types, and the function that converts its values."""
+    if {str, Any, tuple, Mapping, Sequence} & set(origins):
+        return click.STRING, _unchanged
+    if Literal in origins:
+        return click.Choice(typing.get_args(members[0])), _unchanged
+    if members == [Path]:
+        return click.STRING, Path
+    types = {bool: click.BOOL, int: click.INT, float: click.FLOAT}
+    if members[0] not in types:
+        raise TypeError(f"the command line has no values of type {members[0]!r}")
+    if members[0] is int and about.least is not None:
+        return _AtLeast(min=about.least), _unchanged
+    return types[members[0]], _unchanged
+
+
+class _AtLeast(click.IntRange):
+    name = "integer"  # of error messages
+
+
+def _unchanged(value: Any) -> Any:
+    return value
+
+
+def _none_or_text(value: str) -> str | None:
+    return None if value == NONE else value
+
+
+def _complete_path(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Let the shell complete the names of files: any text may be one."""
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(incomplete, type="file")]
+
+
+def _help_text(about: About, default: Any) -> str:
+    """Return the help of a parameter, with its default if that has a text."""
+    return about.help if default in (MISSING, None, False, (), "") else f"{about.help} [default: {default}]"
+
+
+def pairs(texts: Iterable[str], option: str) -> dict[str, Any]:
+    """Parse ``NAME=VALUE`` texts: numbers, true and false are converted, any other value is text."""
+    values: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise UsageError(f"expected {option} NAME=VALUE, found {text!r}", rule="cli.option")
+        values[name] = _scalar(value)
+    return values
+
+
+def _scalar(text: str) -> Any:
+    if text in ("true", "false"):
+        return text == "true"
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            continue
+    return text
+
+
+def low_high(text: str, option: str) -> tuple[float, float]:
+    """Parse ``LOW,HIGH``."""
+    try:
+        low, high = map(float, text.split(","))
+    except ValueError:
+        raise UsageError(f"expected {option} LOW,HIGH, found {text!r}", rule="cli.option") from None
+    return low, high

@@ -1,0 +1,82 @@
+"""Execute the plan of a conversion that another process has made (``spec/operations.md``, "Plans")."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ingot.conversion.options import ExecuteOptions
+from ingot.conversion.planfile import PlanData, open_plan, read_plan
+from ingot.conversion.prepared import Prepared, with_config
+from ingot.conversion.report import ConvertReport
+from ingot.conversion.run import run
+from ingot.core.options import takes
+from ingot.core.runtime.progress import Progress
+from ingot.engine.bind import RULE as STEP
+from ingot.engine.resources import Resources
+from ingot.errors import FormatError
+from ingot.formats.base import Format
+from ingot.model.account import Account
+from ingot.model.spec import TensorSpec
+from ingot.stores.location import Location
+
+
+@takes(ExecuteOptions, "execute")
+def execute(options: ExecuteOptions) -> ConvertReport:
+    """Carry out the plan of a conversion that another process has made.
+
+    The result is byte for byte that of the conversion itself. A plan with some of the steps makes an artifact of those
+    tensors.
+
+    Returns
+    -------
+    ConvertReport
+
+    Raises
+    ------
+    FormatError
+        ``plan.json``, ``plan.version``: no plan, or that of another version of Ingot. ``plan.step``: a step does not
+        fit its source or the format.
+    IntegrityError
+        ``plan.source``: the source, or what is carried beside the weights, is not what the plan was made for.
+    UsageError, UnsupportedError, CodecError, ResourceError
+        As ``ingot.convert``. Nothing is left under the final name.
+    """
+    started = time.perf_counter()
+    data = read_plan(Location.parse(options.plan), PlanData)
+    out = None if options.out is None else Location.parse(options.out)
+    with _prepared(data, out) as prepared:
+        progress = Progress(prepared.plan.in_bytes, options.progress)
+        resources = Resources(options.max_ram, options.threads, progress)
+        report = run(prepared, resources, overwrite=options.overwrite, resume=options.resume)
+    return replace(report, seconds=time.perf_counter() - started)
+
+
+def _prepared(data: PlanData, out: Location | None) -> Prepared:
+    """Open what a plan reads and make its steps again; errors as ``execute``."""
+    opened = open_plan(data, out)
+    try:
+        plan = opened.plan(range(len(data.steps)))
+        _require_order(plan.format, plan.specs)
+        plan = with_config(plan, opened.source, opened.checkpoint, opened.place, untie=data.untie)
+    except BaseException:
+        opened.checkpoint.close()
+        raise
+    source, checkpoint, place = opened.source, opened.checkpoint, opened.place
+    return Prepared(
+        source,
+        checkpoint,
+        plan,
+        place,
+        untie=data.untie,
+        notes=data.notes,
+        read=opened.view.bytes_read,
+        inexact=opened.view.inexact,
+        account=Account(data.superseded, data.dropped),
+    )
+
+
+def _require_order(format: Format, specs: Sequence[TensorSpec]) -> None:
+    if len({spec.name for spec in specs}) != len(specs) or list(format.order(specs)) != list(range(len(specs))):
+        raise FormatError(STEP, "expected each tensor once, in the order in which the format wants them")

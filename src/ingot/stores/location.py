@@ -1,0 +1,281 @@
+"""Locations: what a user names by a path, an address or the id of a Hub model.
+
+Options and public functions accept ``AnyPath`` and parse it once. Code below them passes a ``Location``, or a store and
+the name of a file in it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote
+
+from ingot.core.files.paths import local_path
+from ingot.errors import FormatError, IngotError, MissingExtraError, UsageError
+from ingot.stores.remote.address import shown
+from ingot.stores.scheme import Scheme, WritableScheme
+from ingot.stores.table import STORES
+
+if TYPE_CHECKING:
+    from ingot.core.files.atomic import Staging
+    from ingot.model.store import Replaced, Store
+    from ingot.stores.shared import SharedFolder
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(//)?")  # a single letter is a drive of Windows
+_PATHS = "file"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Location:
+    """A file or folder that a user names; it need not exist.
+
+    Only ``display`` belongs in messages and reports. The other texts contain the secrets of an address.
+
+    Attributes
+    ----------
+    given : str
+        The text that the user gave.
+    text : str
+        The address, or the path without redundant parts. ``parse`` accepts it again.
+    scheme : str
+        The name of the address's scheme in ``STORES``; ``file`` for a path, empty if no store has such addresses.
+    may_be_hub_id : bool
+        Whether the text has the form ``org/name``. A path-like object is never the id of a Hub model.
+    """
+
+    given: str
+    text: str
+    scheme: str
+    may_be_hub_id: bool
+
+    @classmethod
+    def parse(cls, path: AnyPath) -> Location:
+        """Return the location that a user names; reads no disk and no network.
+
+        A path-like object is always a path. Text is an address if it begins with the name of a scheme; if that scheme
+        is unknown, it is an address only with ``://``.
+
+        Raises
+        ------
+        UsageError
+            ``store.path``: neither text nor a path, or text that no file can have as its name.
+        """
+        if isinstance(path, Location):
+            return path
+        local_path(path)  # raises store.path
+        given, is_text = os.fspath(path), isinstance(path, str)
+        scheme = _scheme_name(given)
+        if scheme and is_text:
+            return cls(given, given, scheme, may_be_hub_id=False)
+        if is_text and (match := _ADDRESS.match(given)) and match[2]:
+            return cls(given, given, "", may_be_hub_id=False)
+        text = str(Path(given)) if given else given
+        if scheme:
+            text = f"{os.curdir}{os.sep}{text}"  # Path drops the dot
+        return cls(given, text, _PATHS, is_text and _HUB_ID.fullmatch(given) is not None)
+
+    @classmethod
+    def in_store(cls, store: Store, name: str = "") -> Location:
+        """Return the location of a file or folder of a store; by default of the store itself.
+
+        Raises ``UnsupportedError`` ``store.not-local`` if no path and no address leads to the store.
+        """
+        path = store.local_path(name)
+        if path is not None:
+            return cls.parse(path)
+        return cls.parse(store.url_of(name) or store.require_path(name, "opening it by its name"))
+
+    def __str__(self) -> str:
+        return self.display
+
+    def __repr__(self) -> str:
+        return f"Location({self.display!r})"
+
+    @property
+    def display(self) -> str:
+        """The location as messages and reports show it: a path as it was given, an address without its secrets."""
+        try:
+            return self._scheme().location(self.text)
+        except IngotError:
+            return shown(self.given)
+
+    @property
+    def url(self) -> str:
+        """The address in the one form in which ``Store.url_of`` has it.
+
+        Raises ``UsageError`` ``store.not-writable`` if such stores are only read; ``store.scheme``; ``store.url``.
+        """
+        return self._writable().url(self.text)
+
+    @property
+    def name(self) -> str:
+        """The name of the file or folder in its parent folder."""
+        address = self.url if isinstance(self._scheme(), WritableScheme) else self.display
+        return unquote(address.rstrip("/").rpartition("/")[2])
+
+    @property
+    def ends_in_slash(self) -> bool:
+        """Whether the user marked the location as a folder."""
+        return self.given.endswith(("/", "\\"))
+
+    @property
+    def parent(self) -> Location:
+        """The folder that contains the file or folder."""
+        if self.scheme == _PATHS:
+            return self.parse(Path(self.display).parent)
+        address = self.text.partition("?")[0].rstrip("/")
+        return self.parse(address.rpartition("/")[0] or address)
+
+    def child(self, name: str) -> Location:
+        """Return the location of a file or folder in this folder."""
+        if self.scheme == _PATHS:
+            return self.parse(Path(self.display) / name)
+        address, mark, query = self.text.partition("?")
+        return self.parse(f"{address.rstrip('/')}/{quote(name, errors='surrogateescape')}{mark}{query}")
+
+    def siblings(self) -> list[str] | None:
+        """Return the names of all files and folders in the parent folder.
+
+        None if there is no such folder, or if it is on another machine: this function sends no request.
+        """
+        if self.scheme != _PATHS and "://" in self.text:
+            return None
+        try:
+            listing = self.parent.store().list()
+        except IngotError:
+            return None
+        return [*listing.files, *listing.folders]
+
+    def store(self, io: str = "auto") -> Store:
+        """Return the folder at this location as a store.
+
+        Parameters
+        ----------
+        io : {"auto", "mmap", "pread"}
+            How local files are read.
+
+        Raises
+        ------
+        UsageError
+            ``store.scheme``: no store has such addresses; ``store.url``: a malformed address; ``store.missing``;
+            ``store.not-a-folder``.
+        """
+        return self._scheme().store(self.text, io)
+
+    def find(self, io: str = "auto") -> tuple[Store, str]:
+        """Return a file's store and its name there; for a folder the folder as a store, and an empty name.
+
+        Raises ``UsageError`` ``store.scheme``, ``store.url``; ``store.missing`` if there is neither.
+        """
+        return self._scheme().locate(self.text, io)
+
+    def find_model(self, io: str = "auto") -> tuple[Store, str]:
+        """Return what ``find`` returns; text such as ``org/name`` that is no path here may name a model of the Hub.
+
+        Raises the errors of ``find``, and ``ResourceError`` ``hub.offline``.
+        """
+        try:
+            return self.find(io)
+        except UsageError as error:
+            if error.rule != "store.missing" or not self.may_be_hub_id or self.siblings() is not None:
+                raise
+            try:
+                return STORES["hf"].locate(f"hf://{self.given}", io)
+            except MissingExtraError:
+                raise error from None
+            except IngotError as failed:
+                failed.message = f"no local file or folder has this name; as a model of the Hub: {failed.message}"
+                raise
+
+    def find_file(self, io: str = "pread") -> tuple[Store, str]:
+        """Return a file's store and its name there.
+
+        Raises ``FormatError`` ``store.not-a-file`` for a folder, and the errors of ``find``.
+        """
+        store, name = self.find(io)
+        if not name:
+            raise FormatError("store.not-a-file", "this is a folder; name a file", where=store.location)
+        return store, name
+
+    def read(self) -> bytes:
+        """Return all bytes of a file; raise the errors of ``find_file`` and ``Store.open``."""
+        store, name = self.find_file()
+        return store.head(name, sys.maxsize)
+
+    def head(self, limit: int) -> bytes:
+        """Return a file's first ``limit`` bytes, or all that it has; raise the errors of ``read``.
+
+        The file may be a pipe, such as ``<(command)`` of a shell.
+        """
+        piped = self._scheme().pipe(self.text, limit)
+        if piped is not None:
+            return piped
+        store, name = self.find_file()
+        return store.head(name, limit)
+
+    def require_writable(self) -> None:
+        """Raise ``UsageError`` ``store.not-writable`` if stores of this scheme are only read."""
+        self._writable()
+
+    def stage(self, replaced: Replaced, *, directory: bool = False, resume: bool = False) -> Staging:
+        """Return a staging folder, whose content will appear here: a file, or with ``directory`` a folder.
+
+        Raises ``UsageError`` ``store.not-writable``, and the errors of ``Staging``.
+        """
+        return self._writable().stage(self.text, replaced, directory=directory, resume=resume)
+
+    def make_folder(self) -> None:
+        """Create the folder, if its store has folders that must exist before files are staged in them.
+
+        Raises the errors of ``stage``.
+        """
+        self._writable().make_folder(self.text)
+
+    def write(self, data: bytes, *, overwrite: bool = True) -> None:
+        """Write a small file. A reader sees the old file or all of the new one.
+
+        Raises the errors of ``stage``. Without ``overwrite`` an existing file is ``UsageError`` ``target.exists``.
+        """
+        self._writable().write(self.text, data, overwrite=overwrite)
+
+    def share(self, *, create: bool = False) -> SharedFolder:
+        """Return the folder for use by many processes; with ``create`` a missing folder is created.
+
+        Raises ``UsageError`` ``store.not-writable``, and the errors of ``store``.
+        """
+        return self._scheme().share(self.text, create=create)
+
+    def _scheme(self) -> Scheme:
+        if self.scheme:
+            return STORES[self.scheme]
+        prefix = self.given.partition("://")[0][:37]
+        raise UsageError(
+            f"no store has addresses that begin with {prefix}://; give a path, or an address that begins with "
+            f"{', '.join(f'{name}:' for name in STORES)}, or download it and give its path",
+            rule="store.scheme",
+            where=shown(self.given),
+        )
+
+    def _writable(self) -> WritableScheme:
+        scheme = self._scheme()
+        if not isinstance(scheme, WritableScheme):
+            raise scheme.not_writable(self.text)
+        return scheme
+
+
+AnyPath = str | os.PathLike[str] | Location
+"""What options and public functions accept as a location: a path, an address, or a location."""
+
+
+def _scheme_name(text: str) -> str:
+    """Return the name of the scheme with which an address begins; empty for other text, such as a file ``s3:x``."""
+    match = _ADDRESS.match(text)
+    name = match[1].lower() if match else ""
+    if match is None or name not in STORES or (not match[2] and STORES[name].needs_slashes):
+        return ""
+    return name

@@ -1,0 +1,1 @@
+"""Helpers of the tests: references of kernels, files built by hand, servers, and inputs. No part of the wheel."""
