@@ -129,8 +129,11 @@ def generate(source: AnyPath | LoadOptions, prompt: str, max_tokens: int = 32, d
         done = DRAFT_DECODERS[EAGLE].speculate(
             model, tokens, max_tokens, lambda new: new[-1] in ends, head, draft.tokens
         )
-        new_tokens, first_seconds, rest_seconds = done.tokens, done.first_seconds, done.rest_seconds
-        drafted, use = _drafted(done), None
+        new_tokens = done.tokens
+        first_seconds = done.first_seconds
+        rest_seconds = done.rest_seconds
+        drafted = _drafted(done)
+        use = None
     text = tokenizer.decode([token for token in new_tokens if token not in ends], skip_special_tokens=True)
     return Generated(
         prompt=prompt,
