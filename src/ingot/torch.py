@@ -13,7 +13,7 @@ from ingot.artifacts.state_dict import open_bytes, save_bytes
 from ingot.core.border import bordered
 from ingot.model.checkpoint import Checkpoint
 from ingot.runtime.arrays.torch import from_numpy
-from ingot.runtime.arrays.torch_device import decodes_there
+from ingot.runtime.arrays.torch_device import decodes_on_device
 
 __all__ = ["load", "load_file", "save", "save_file"]
 
@@ -52,7 +52,7 @@ def save(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) 
 
 def _loaded(checkpoint: Checkpoint, device: Any) -> dict[str, Any]:
     """Hand the tensors over one by one, so that host and device never hold everything twice."""
-    there = {name for name, tensor in checkpoint.items() if decodes_there(tensor, None, device)}
+    there = {name for name, tensor in checkpoint.items() if decodes_on_device(tensor, None, device)}
     if there:
         checkpoint.require_whole()
     arrays = load_owned(checkpoint, [name for name in checkpoint if name not in there] if there else None)

@@ -26,7 +26,7 @@ def command(options: CalibrateOptions, quiet: Quiet = False, json: Json = False)
 
     def say(plan: CalibratePlan) -> None:
         if not quiet:
-            line(f"calibrating takes {plan.told()}", stream=sys.stderr)
+            line(f"calibrating takes {plan.describe()}", stream=sys.stderr)
 
     with progress_bar("calibrating", quiet=quiet or json) as progress:
         done = calibrate(replace(options, progress=progress, plan=say))

@@ -1,4 +1,4 @@
-"""Adding an artifact to a library: objects first, then proof that the files can be made again, the manifest last."""
+"""Add an artifact to a library: write objects, verify that the files can be reassembled, then write the manifest."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ingot.errors import IngotError, IntegrityError, ResourceError, UsageError
 from ingot.formats.detect import detect_file, detect_folder, listing
 from ingot.formats.shared.foreign import HEAD
 from ingot.library.cut import Segment, covered, files_of, segments
-from ingot.library.encode import LEAST_DELTA, as_delta, smallest
-from ingot.library.manifest import INLINE, File, Manifest, Piece, file_of
-from ingot.library.objects import MOST_DELTAS, Form, Objects, id_of
+from ingot.library.encode import MIN_DELTA, as_delta, smallest
+from ingot.library.manifest import INLINE, Chunk, File, Manifest, file_of
+from ingot.library.objects import MAX_DELTAS, Objects, StorageForm, id_of
 from ingot.library.options import AUTO, AddOptions
-from ingot.library.place import Place
+from ingot.library.place import OpenLibrary
 from ingot.library.remake import contents
 from ingot.model.bytesource import ByteSource, Stamp
 from ingot.model.store import Store
@@ -30,102 +30,106 @@ from ingot.stores.location import Location
 from ingot.stores.shared import Adding, Use
 
 NONE = "none"
-_TRIED = 8
+_MAX_TRIED = 8
 _SAMPLE = 8 << 20
-_MUCH = 0.95
+_NEARLY = 0.95
 
 Key = tuple[str, str, str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """An artifact to make differences to: its objects, by what they are of."""
+    """An artifact that differences refer to, with its objects by tensor."""
 
     name: str = ""
     objects: Mapping[Key, str] = field(default_factory=dict)
 
-    def of(self, segment: Segment, objects: Objects) -> str:
-        """Return the object that a segment may be a delta to, empty where there is none.
+    def object_for(self, segment: Segment, objects: Objects) -> str:
+        """Return the object that a segment may be a delta to; empty if there is none.
 
-        Where the base's own chain is as long as it may be, it is the whole object at its beginning.
+        If the base object has the maximum number of deltas, return the first object of its chain.
         """
-        id = self.objects.get(segment.key, "") if segment.tensor and segment.size >= LEAST_DELTA else ""
+        id = self.objects.get(segment.key, "") if segment.tensor and segment.size >= MIN_DELTA else ""
         if not id:
             return ""
         try:
             chain = objects.chain(id)
         except IngotError:
-            return ""  # damaged: verify tells
-        return chain[0].id if len(chain) > MOST_DELTAS else id
+            return ""  # the base is damaged; verify reports it
+        return chain[0].id if len(chain) > MAX_DELTAS else id
 
 
 def base_of(manifest: Manifest) -> Base:
-    """Return an artifact as a base."""
+    """Return an artifact as a base for differences."""
     return Base(
         manifest.name,
         {
-            (piece.tensor, piece.part, piece.dtype, piece.size): piece.object
-            for piece in manifest.pieces()
-            if piece.tensor
+            (chunk.tensor, chunk.part, chunk.dtype, chunk.size): chunk.object
+            for chunk in manifest.object_chunks()
+            if chunk.tensor
         },
     )
 
 
 def choose_base(
-    place: Place, objects: Objects, parts: Iterable[Segment], asked: str, read: Callable[[Segment], memoryview]
+    library: OpenLibrary,
+    objects: Objects,
+    parts: Iterable[Segment],
+    requested: str,
+    read: Callable[[Segment], memoryview],
 ) -> Base:
-    """Return the base that was asked for; for ``auto`` the one to which a large tensor's difference is smallest.
+    """Return the requested base; for ``auto`` the base with the smallest delta of a large tensor.
 
-    Looked at are the artifacts that have most of the tensors, by name, type and size; of those those whose objects are
-    whole first. ``read`` gives a segment's bytes.
+    Candidates are the artifacts that share most of the tensors by name, dtype and size. Candidates with short chains of
+    deltas are tried first. ``read`` returns a segment's bytes.
 
-    Raises ``UsageError`` ``library.unknown``, and as ``Place.manifest`` for the one that was asked for.
+    Raises ``UsageError`` ``library.unknown``, and the errors of reading the requested artifact's manifest.
     """
-    if asked == NONE:
+    if requested == NONE:
         return Base()
-    if asked != AUTO:
-        return base_of(place.manifest(asked))
-    wanted = {part.key: part for part in parts if part.tensor and part.size >= LEAST_DELTA}
-    known: list[tuple[int, Base]] = []
-    for name in place.names() if wanted else ():
+    if requested != AUTO:
+        return base_of(library.manifest(requested))
+    segments = {part.key: part for part in parts if part.tensor and part.size >= MIN_DELTA}
+    candidates: list[tuple[int, Base]] = []
+    for name in library.names() if segments else ():
         try:
-            base = base_of(place.manifest(name))
+            base = base_of(library.manifest(name))
         except IngotError:
-            continue  # damaged, or removed meanwhile
-        shared = sum(key[3] for key in base.objects if key in wanted)
+            continue  # damaged, or removed by another process
+        shared = sum(key[3] for key in base.objects if key in segments)
         if shared:
-            known.append((shared, base))
-    most = max((shared for shared, _ in known), default=0)
-    nearest = [base for shared, base in known if shared >= most * _MUCH]
-    return _nearest(nearest, wanted, objects, read) if nearest else Base()
+            candidates.append((shared, base))
+    most_shared = max((shared for shared, _ in candidates), default=0)
+    nearest = [base for shared, base in candidates if shared >= most_shared * _NEARLY]
+    return _nearest(nearest, segments, objects, read) if nearest else Base()
 
 
 def _nearest(
-    bases: list[Base], wanted: Mapping[Key, Segment], objects: Objects, read: Callable[[Segment], memoryview]
+    bases: list[Base], segments: Mapping[Key, Segment], objects: Objects, read: Callable[[Segment], memoryview]
 ) -> Base:
-    """Return the base whose largest common tensor takes the smallest delta; of equal ones that with fewer deltas."""
-    common = [key for key in wanted if all(key in base.objects for base in bases)]
+    """Return the base with the smallest delta of the largest common tensor; ties go to the shorter chain."""
+    common = [key for key in segments if all(key in base.objects for base in bases)]
     if len(bases) == 1 or not common:
         return bases[0]
-    key = max(common, key=lambda each: (each[3], each))
+    key = max(common, key=lambda item: (item[3], item))
     lengths: dict[str, int] = {}
     for base in bases:
         try:
             lengths[base.name] = len(objects.chain(base.objects[key]))
         except IngotError:
             continue
-    tried = sorted((base for base in bases if base.name in lengths), key=lambda base: (lengths[base.name], base.name))
-    data = read(wanted[key])
+    ordered = sorted((base for base in bases if base.name in lengths), key=lambda base: (lengths[base.name], base.name))
+    data = read(segments[key])
     size = min(data.nbytes, _SAMPLE)
-    best, least = Base(), data.nbytes + 1
-    for base in tried[:_TRIED]:
+    best, smallest = Base(), data.nbytes + 1
+    for base in ordered[:_MAX_TRIED]:
         try:
             values = objects.values(base.objects[key], data.nbytes)
         except IngotError:
             continue
-        taken = as_delta(data[:size], key[2], values[:size]).nbytes
-        if taken < least * _MUCH:
-            best, least = base, taken
+        size_of_delta = as_delta(data[:size], key[2], values[:size]).nbytes
+        if size_of_delta < smallest * _NEARLY:
+            best, smallest = base, size_of_delta
     return best
 
 
@@ -134,11 +138,11 @@ _BATCH, _BATCH_BYTES = 64, 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class Added(Shown):
-    """What an addition did.
+    """The result of an addition.
 
-    ``size`` are the bytes of the files, ``stored`` those that the library grew by; of the objects, ``known`` were there
-    already, ``deltas`` were stored as differences to those of ``base``, and ``whole`` by themselves. ``notes``
-    tell what was added, if it is no model.
+    ``size`` are the bytes of the files, ``stored`` the growth of the library in bytes. ``known`` objects existed
+    already. ``deltas`` objects were stored as differences to objects of ``base``, and ``whole`` objects without a base.
+    ``notes`` say what the artifact is, if it is not a model.
     """
 
     name: str
@@ -152,7 +156,7 @@ class Added(Shown):
     notes: Texts = ()
 
     def report(self) -> Report:
-        """Return it as figures."""
+        """Return the figures and notes."""
         words = (
             "{name}: {files} files of {size} added in {stored}; objects: {known} known, {deltas} deltas, {whole} whole"
         )
@@ -162,11 +166,11 @@ class Added(Shown):
 
 @takes(AddOptions, "store")
 def add(options: AddOptions) -> Added:
-    """Add a folder, or a file, with all in it to a library; the library is made where nothing is.
+    """Add a folder or file with all of its content to a library; create the library if it does not exist.
 
-    Each tensor is stored once, whatever it is called and in whichever file it lies. One that is not there yet is stored
-    as a difference, by an entropy code, in zstd or as it is, whichever is measured to be smallest. Before the artifact
-    is listed every file of it was made again from the library and compared with what was read.
+    Each tensor is stored once, regardless of its name and file. A new tensor is stored as a difference, with an entropy
+    code, in zstd or raw, whichever is smallest. Before the artifact is listed, each of its files is reassembled from
+    the library and compared with the source.
 
     Returns
     -------
@@ -178,25 +182,25 @@ def add(options: AddOptions) -> Added:
         ``library.name``, ``library.exists``, ``library.empty``, ``library.within``, ``library.none``;
         ``library.unknown`` for the base; ``target.no-parent``.
     IntegrityError
-        ``store.changed``: the source was written to; ``library.digest``.
+        ``store.changed``: the source changed during the addition; ``library.digest``.
     ResourceError
         ``library.busy``, ``library.lost``; disk full.
     """
-    library = Location.parse(options.library)
+    location = Location.parse(options.library)
     store, single = Location.parse(options.src).find_model(io="pread")
     name = options.name if options.name is not None else _name_of(store, single)
     file_of(name)
-    if not single and store.holds(library.url):
+    if not single and store.holds(location.url):
         raise UsageError(
-            "expected a library that does not lie in what is to be added: choose another folder for it",
+            "expected a library outside the folder to add: choose another folder for it",
             rule="library.within",
-            where=library.display,
+            where=location.display,
         )
-    place = Place(library, create=True)
-    with place.folder.using() as use, place.folder.adding() as adding:
-        addition = _Addition(place, adding, store, options)
+    library = OpenLibrary(location, create=True)
+    with library.folder.using() as use, library.folder.adding() as adding:
+        addition = _Addition(library, adding, store, options)
         manifest = addition.run(name, single)
-        _list(place, manifest, use)
+        _publish_manifest(library, manifest, use)
         return addition.report(manifest)
 
 
@@ -206,16 +210,16 @@ def _name_of(store: Store, single: str) -> str:
         file_of(name)
     except UsageError:
         raise UsageError(
-            f"expected a name for the artifact (--name), for {name[:80]!r} cannot be one", rule="library.name"
+            f"{name[:80]!r} cannot be the name of an artifact: set one with --name", rule="library.name"
         ) from None
     return name
 
 
 def _notes_on(store: Store, single: str) -> list[str]:
-    """Return what to say of what is added: whether it is an adapter."""
+    """Return notes on the artifact: whether it is an adapter."""
     try:
         source = open_found(store, single, verify=False)
-    except IngotError:  # any files may be added
+    except IngotError:  # artifacts may consist of any files
         return []
     with closing(source):
         adapter = adapter_of(source)
@@ -223,30 +227,30 @@ def _notes_on(store: Store, single: str) -> list[str]:
 
 
 class _Addition:
-    def __init__(self, place: Place, adding: Adding, store: Store, options: AddOptions) -> None:
-        self._place, self._adding, self._store, self._options = place, adding, store, options
-        self._objects = place.objects()
+    def __init__(self, library: OpenLibrary, adding: Adding, store: Store, options: AddOptions) -> None:
+        self._library, self._adding, self._store, self._options = library, adding, store, options
+        self._objects = library.objects()
         self._base = Base()
-        self._waiting: dict[Form, int] = {}
-        self._made: dict[str, Form] = {}
-        self._known: set[str] = set()
+        self._waiting: dict[StorageForm, int] = {}
+        self._written: dict[str, StorageForm] = {}
+        self._present: set[str] = set()
         self._distrusted: set[str] = set()
-        self._again = False
+        self._retried = False
         self._stored = 0
         self._progress = Progress(0)
         self._notes: list[str] = []
 
     def run(self, name: str, single: str) -> Manifest:
-        """Write all objects; return the manifest, proven and not yet written."""
+        """Write all objects; return the manifest, verified but not yet written."""
         store, self._notes = self._store, _notes_on(self._store, single)
         names = [single] if single else sorted(files_of(store))
         if not names:
-            raise UsageError("expected files to add, found none", rule="library.empty", where=store.location)
+            raise UsageError("expected files, but the folder is empty", rule="library.empty", where=store.location)
         stamps = {file: store.stat(file) for file in names}
         parts = segments(store, names, folder=not single)
         self._progress = Progress(2 * sum(stamp.size for stamp in stamps.values()), self._options.progress)
-        every = [(file, part) for file in names for part in parts[file]]
-        files = {id(part): file for file, part in every}
+        all_parts = [(file, part) for file in names for part in parts[file]]
+        files = {id(part): file for file, part in all_parts}
 
         def read(part: Segment) -> memoryview:
             source = store.open(files[id(part)])
@@ -255,19 +259,19 @@ class _Addition:
             finally:
                 source.close()
 
-        asked = self._options.base
-        self._base = choose_base(self._place, self._objects, [part for _, part in every], asked, read)
+        requested = self._options.base
+        self._base = choose_base(self._library, self._objects, [part for _, part in all_parts], requested, read)
 
-        def written() -> tuple[File, ...]:
+        def write_files() -> tuple[File, ...]:
             files = tuple(self._file(file, parts[file], stamps[file]) for file in names)
             self._flush()
             return files
 
-        manifest = Manifest(name, not single, self._format(single), written())
+        manifest = Manifest(name, not single, self._format(single), write_files())
         self._distrusted = self._proven(manifest)
         if self._distrusted:
-            self._again = True
-            manifest = replace(manifest, files=written())
+            self._retried = True
+            manifest = replace(manifest, files=write_files())
             self._proven(manifest)
         if any(store.stat(file) != stamps[file] for file in names):
             raise _changed(store.location)
@@ -275,71 +279,71 @@ class _Addition:
         return manifest
 
     def report(self, manifest: Manifest) -> Added:
-        """Return what was done."""
-        deltas = sum(bool(form.base) for form in self._made.values())
+        """Return the result of the addition."""
+        deltas = sum(bool(variant.base) for variant in self._written.values())
         return Added(
             name=manifest.name,
             base=self._base.name if deltas else "",
             files=len(manifest.files),
             size=manifest.size,
             stored=self._stored,
-            known=len(self._known),
+            known=len(self._present),
             deltas=deltas,
-            whole=len(self._made) - deltas,
+            whole=len(self._written) - deltas,
             notes=self._notes,
         )
 
     def _file(self, name: str, parts: Sequence[Segment], stamp: Stamp) -> File:
-        source, running = self._store.open(name), Blake3()
+        source, hasher = self._store.open(name), Blake3()
         try:
             if source.size != stamp.size:
                 raise _changed(source.name)
-            pieces = []
+            chunks = []
             for segment in covered(parts, source.size):
                 go_on()
                 data = _read(source, segment)
-                running.update(data)
-                pieces.append(self._piece(segment, data))
+                hasher.update(data)
+                chunks.append(self._chunk(segment, data))
                 self._progress.advance(data.nbytes, segment.tensor or name)
             if source.changed():
                 raise _changed(source.name)
         finally:
             source.close()
-        return File(name, source.size, running.text(), tuple(pieces))
+        return File(name, source.size, hasher.text(), tuple(chunks))
 
-    def _piece(self, segment: Segment, data: memoryview) -> Piece:
+    def _chunk(self, segment: Segment, data: memoryview) -> Chunk:
         if not segment.tensor and (data.nbytes <= INLINE or not data[0]):
             raw = bytes(data)
             if not raw.strip(b"\0"):
-                return Piece(len(raw))
+                return Chunk(len(raw))
             if len(raw) <= INLINE:
-                return Piece(len(raw), data=raw)
+                return Chunk(len(raw), data=raw)
         id = id_of(data)
         if id in self._distrusted:
             self._distrusted.discard(id)
-            self._known.discard(id)
+            self._present.discard(id)
             self._write(id, segment, data, Base())
-        elif id not in self._made and id in self._objects and self._is_whole(id):
-            self._known.add(id)
-        elif id not in self._made:
+        elif id not in self._written and id in self._objects and self._is_whole(id):
+            self._present.add(id)
+        elif id not in self._written:
             self._write(id, segment, data, self._base)
-        told = (segment.tensor, segment.part, segment.dtype, segment.shape) if segment.tensor else ()
-        return Piece(data.nbytes, id, b"", *told)
+        tensor_fields = (segment.tensor, segment.part, segment.dtype, segment.shape) if segment.tensor else ()
+        return Chunk(data.nbytes, id, b"", *tensor_fields)
 
     def _is_whole(self, id: str) -> bool:
-        """Whether all that an object is made of is there; one that is not is written again."""
+        """Return whether all objects that this one is decoded from exist; otherwise it is written again."""
         try:
             return bool(self._objects.chain(id))
         except IngotError:
             return False
 
     def _write(self, id: str, segment: Segment, data: memoryview, base: Base) -> None:
-        near = base.of(segment, self._objects)
-        encoded = smallest(data, segment.dtype, self._values(near, data.nbytes) if near not in ("", id) else None)
-        form = Form(id, near if encoded.is_delta else "")
-        size = encoded.write(self._adding.files, form, segment.shape or (segment.size,))
-        self._made[id] = form
-        self._waiting[form] = size
+        base_id = base.object_for(segment, self._objects)
+        encoded = smallest(data, segment.dtype, self._values(base_id, data.nbytes) if base_id not in ("", id) else None)
+        variant = StorageForm(id, base_id if encoded.is_delta else "")
+        size = encoded.write(self._adding.files, variant, segment.shape or (segment.size,))
+        self._written[id] = variant
+        self._waiting[variant] = size
         self._stored += size
         if len(self._waiting) >= _BATCH or sum(self._waiting.values()) >= _BATCH_BYTES:
             self._flush()
@@ -348,19 +352,19 @@ class _Addition:
         try:
             return self._objects.values(id, size)
         except IngotError:
-            return None  # a damaged base is no base; verify tells
+            return None  # the base is damaged, so it is not used; verify reports it
 
     def _flush(self) -> None:
-        self._adding.publish([form.file for form in self._waiting])
-        for form, size in self._waiting.items():
-            self._objects.add(form, size)
+        self._adding.publish([variant.file for variant in self._waiting])
+        for variant, size in self._waiting.items():
+            self._objects.add(variant, size)
         self._waiting = {}
 
     def _proven(self, manifest: Manifest) -> set[str]:
-        """Make every file again, from what is in the library now, and compare.
+        """Reassemble every file from the library and compare it with its digest.
 
-        Returns the objects that were there before and are damaged, to be written anew; the second time such are
-        refused, as is any other difference: ``library.digest``.
+        Returns existing objects that are damaged, to be written again. Raises ``library.digest`` for any other
+        difference, and for damaged objects at the second attempt.
         """
         damaged: set[str] = set()
         for file in manifest.files:
@@ -368,32 +372,32 @@ class _Addition:
                 for data in contents(self._objects, file):
                     self._progress.advance(data.nbytes, file.name)
             except IngotError:
-                found = {piece.object for piece in file.pieces if piece.object and self._is_damaged(piece)}
-                if self._again or not found:
+                damaged_objects = {chunk.object for chunk in file.chunks if chunk.object and self._is_damaged(chunk)}
+                if self._retried or not damaged_objects:
                     raise
-                damaged |= found
+                damaged |= damaged_objects
         return damaged
 
-    def _is_damaged(self, piece: Piece) -> bool:
+    def _is_damaged(self, chunk: Chunk) -> bool:
         try:
-            return not self._objects.values(piece.object, piece.size)
+            return not self._objects.values(chunk.object, chunk.size)
         except IngotError:
             return True
 
     def _require_free(self, manifest: Manifest) -> None:
-        if self._options.overwrite or not self._place.has(manifest.name):
+        if self._options.overwrite or not self._library.has(manifest.name):
             return
-        known = self._place.manifest(manifest.name)
-        if _digests(known) != _digests(manifest) or known.folder != manifest.folder:
+        existing = self._library.manifest(manifest.name)
+        if _digests(existing) != _digests(manifest) or existing.folder != manifest.folder:
             raise UsageError(
-                "the library has another artifact of this name: choose another with --name, or replace it with "
-                "--overwrite",
+                "the library has another artifact of this name: choose another name with --name, or replace the "
+                "artifact with --overwrite",
                 rule="library.exists",
                 where=manifest.name,
             )
 
     def _format(self, single: str) -> str:
-        """Return which format the artifact is of, to be listed; empty for none that is known."""
+        """Return the name of the artifact's format for listings; empty if it is not supported."""
         try:
             if single:
                 return detect_file(single, self._store.head(single, HEAD)).name
@@ -402,25 +406,24 @@ class _Addition:
             return ""
 
 
-def _list(place: Place, manifest: Manifest, use: Use) -> None:
-    """Write the manifest, after which the artifact counts.
+def _publish_manifest(library: OpenLibrary, manifest: Manifest, use: Use) -> None:
+    """Write the manifest, which makes the artifact visible and its objects needed.
 
-    Whoever collects takes it for needed from then on. Where somebody was alone in spite of this process, which was cut
-    off for too long, what is needed may be gone: then there is no artifact.
+    If our lease expired and a collector ran, objects may be missing: then the manifest is deleted again.
     """
     file = file_of(manifest.name)
-    place.folder.write(file, manifest.encoded())
+    library.folder.write(file, manifest.encoded())
     if use.is_held():
         return
     try:
-        place.objects().needed(manifest.objects())
+        library.objects().needed(manifest.objects())
     except IngotError:
-        place.folder.remove([file])
+        library.folder.remove([file])
         raise ResourceError(
-            "this process was cut off from the library for so long that others took it for dead, and removed what it "
-            "had added: add the artifact again",
+            "this process lost its lease on the library, and another process deleted objects that it had added: add "
+            "the artifact again",
             rule="library.lost",
-            where=place.location,
+            where=library.location,
         ) from None
 
 
@@ -434,9 +437,9 @@ def _read(source: ByteSource, segment: Segment) -> memoryview:
     return data
 
 
-def _changed(where: str) -> IntegrityError:
+def _changed(location: str) -> IntegrityError:
     return IntegrityError(
         "store.changed",
         "the files were written to while they were being read; try again when they are complete",
-        where=where,
+        where=location,
     )

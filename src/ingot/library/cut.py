@@ -1,4 +1,4 @@
-"""Where tensors lie in an artifact's files: what a library keeps as objects, and what is left between them."""
+"""Segments of an artifact's files: tensors, which a library stores as objects, and the bytes between them."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from ingot.model.store import Listed, Listing, Store
 from ingot.model.tensor import Tensor
 
 BLOCK = 16 << 20
-"""Bytes of the pieces of what is no tensor."""
+"""Size in bytes of the blocks between tensors."""
 
-_LEFT_OUT = (".git", ".cache", ".huggingface")
+_IGNORED = (".git", ".cache", ".huggingface")
 _PARTIAL = ".ingot-partial"
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Some bytes of a file. ``tensor`` is empty where they are no tensor's."""
+    """A range of bytes in a file. ``tensor`` is empty if it belongs to no tensor."""
 
     start: int
     size: int
@@ -38,55 +38,55 @@ class Segment:
 
     @property
     def key(self) -> tuple[str, str, str, int]:
-        """What the same tensor of another version of the model has too."""
+        """The key that identifies the same tensor in another version of the model."""
         return self.tensor, self.part, self.dtype, self.size
 
 
 def files_of(store: Store) -> Iterator[str]:
-    """Yield the files of an artifact's folder, at any depth; errors as ``files_in``.
+    """Yield the files of an artifact's folder, at any depth. Raises the errors of ``files_in``.
 
-    Hidden ones belong to it (some formats have sentinels), but for the folders of git and of download tools, and what
-    an interrupted run of Ingot left. Links out of the folder do not.
+    Hidden files are included, because some formats have sentinels. Folders of git and of download tools, files of
+    interrupted runs of Ingot, and links out of the folder are not.
     """
 
     def belongs(listing: Listing, name: str) -> bool:
-        is_left = name in listing.folders and (name in _LEFT_OUT or name.endswith(_PARTIAL))
+        is_left = name in listing.folders and (name in _IGNORED or name.endswith(_PARTIAL))
         return not is_left and name not in listing.outside
 
     return files_in(store, "", belongs)
 
 
 def segments(store: Store, names: Iterable[str], *, folder: bool) -> dict[str, list[Segment]]:
-    """Return for each file the tensors' parts that lie in it as they are, in order, without those that overlap.
+    """Return for each file the raw parts of tensors in it, in order, without overlaps.
 
-    Files of formats that Ingot reads are opened one by one; then, for formats of several files, the folder. What cannot
-    be opened has no tensors: it is kept all the same, in blocks.
+    Each file of a supported format is opened by itself; then, for formats with several files, the folder. A file that
+    cannot be opened has no tensors; it is stored in blocks.
     """
-    known = list(names)
-    found: dict[str, list[Segment]] = {name: [] for name in known}
-    for name in known:
-        _locate(store, name, found)
-    if folder and any(not found[name] for name in known):
-        _locate(store, "", found)
-    return {name: _apart(each) for name, each in found.items()}
+    files = list(names)
+    by_file: dict[str, list[Segment]] = {name: [] for name in files}
+    for name in files:
+        _locate(store, name, by_file)
+    if folder and any(not by_file[name] for name in files):
+        _locate(store, "", by_file)
+    return {name: _without_overlaps(parts) for name, parts in by_file.items()}
 
 
-def _locate(store: Store, name: str, found: Mapping[str, list[Segment]]) -> None:
-    """Add the parts that a catalog tells of files without any: a file's, or the folder's where ``name`` is empty."""
-    opened, empty = _Opened(store), {other for other in found if not found[other]}
+def _locate(store: Store, name: str, by_file: Mapping[str, list[Segment]]) -> None:
+    """Add the parts in a catalog to files without parts: of a file, or of the folder if ``name`` is empty."""
+    opened, empty = _Opened(store), {other for other in by_file if not by_file[other]}
     try:
         format, entry = _detected(opened, name)
         if format.traits.last_resort:
             return
         catalog = format.read(opened, entry, verify=False)
     except IngotError:
-        return  # no checkpoint, or a damaged one
+        return  # not a checkpoint, or damaged
     try:
         for tensor in catalog.tensors.values():
             for role in tensor.parts:
                 file = opened.name_of(tensor.parts[role].source)
                 if file in empty:
-                    found[file].append(_segment(tensor, role))
+                    by_file[file].append(_segment(tensor, role))
     except IngotError:
         return
     finally:
@@ -114,22 +114,22 @@ def _segment(tensor: Tensor, role: str) -> Segment:
     return Segment(part.offset, part.length, tensor.name, role, dtype, (part.length // width,))
 
 
-def _apart(parts: list[Segment]) -> list[Segment]:
-    kept: list[Segment] = []
+def _without_overlaps(parts: list[Segment]) -> list[Segment]:
+    selected: list[Segment] = []
     end = 0
     for part in sorted(parts, key=lambda item: (item.start, -item.size)):
         if part.start >= end and part.size > INLINE:
-            kept.append(part)
+            selected.append(part)
             end = part.start + part.size
-    return kept
+    return selected
 
 
 def covered(parts: Iterable[Segment], size: int) -> Iterator[Segment]:
-    """Yield segments that are a whole file of so many bytes: its parts, and blocks of what lies between them."""
+    """Yield segments that cover a file of ``size`` bytes: the parts, and blocks of the bytes between them."""
     end = 0
     for part in (*parts, Segment(size, 0)):
         if part.start + part.size > size:
-            continue  # a header that promises more than there is
+            continue  # beyond the end of the file: the header is wrong
         for start in range(end, part.start, BLOCK):
             yield Segment(start, min(BLOCK, part.start - start))
         if part.size:
@@ -138,7 +138,7 @@ def covered(parts: Iterable[Segment], size: int) -> Iterator[Segment]:
 
 
 class _Opened(Store):
-    """A store that remembers which of its files a source is of."""
+    """A store that records the file name of each source that it opens."""
 
     def __init__(self, store: Store) -> None:
         self._store = Listed(store)
@@ -154,4 +154,4 @@ class _Opened(Store):
         return source
 
     def name_of(self, source: ByteSource) -> str | None:
-        return next((name for known, name in self._sources if known is source), None)
+        return next((name for opened, name in self._sources if opened is source), None)

@@ -1,4 +1,4 @@
-"""How an object is stored: a delta, an entropy code, zstd or as it is, whichever is smallest, measured by doing it."""
+"""Encode an object as a delta, with an entropy code, in zstd or raw, whichever is smallest."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from ingot.core.numeric.dtypes import DTYPES, from_file, numpy_dtype
 from ingot.core.runtime.parallel import default_workers, for_ranges, ordered
 from ingot.formats.base import WriteOptions
 from ingot.formats.detect import FORMATS
-from ingot.library.objects import Form
+from ingot.library.objects import StorageForm
 from ingot.model.artifact import Artifact
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.model.tensor import Array
 from ingot.stores.local import LocalTarget
 
-LEAST_DELTA = 1 << 14
-"""Bytes below which an object is not stored as a delta: what its file has beside the values would be as much."""
+MIN_DELTA = 1 << 14
+"""Minimum bytes of an object for a delta: below this the overhead of the file is as large as the values."""
 
-ENOUGH = 4
-"""A delta that is this many times smaller than the values is taken without trying other codecs: entropy codes of
-weights are not."""
+DELTA_SUFFICES = 4
+"""If a delta is this many times smaller than the values, other codecs are not tried: entropy codes of weights never
+are."""
 
 _BYTES = "u8"
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """An object's parts, ready to be written."""
+    """The encoded parts of an object."""
 
     codec: str
     dtype: str
@@ -49,18 +49,18 @@ class Encoded:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the parts."""
+        """The bytes of the parts."""
         return sum(part.nbytes for part in self.parts.values())
 
     @property
     def is_delta(self) -> bool:
-        """Whether it is a difference to a base."""
+        """Whether the object is stored as a delta."""
         return self.codec == DELTA
 
-    def write(self, files: LocalTarget, form: Form, shape: tuple[int, ...]) -> int:
-        """Write the object's file; return its bytes."""
-        spec = TensorSpec(form.id, shape, self.dtype, self.codec, self.specs, self.params)
-        writer = FORMATS["zt"].writer(files, form.file, Artifact([spec]), WriteOptions())
+    def write(self, files: LocalTarget, variant: StorageForm, shape: tuple[int, ...]) -> int:
+        """Write the object's file; return its size in bytes."""
+        spec = TensorSpec(variant.id, shape, self.dtype, self.codec, self.specs, self.params)
+        writer = FORMATS["zt"].writer(files, variant.file, Artifact([spec]), WriteOptions())
         try:
             writer.begin(spec)
             for part in self.specs:
@@ -70,36 +70,36 @@ class Encoded:
         except BaseException:
             writer.abort()
             raise
-        return files.store().stat(form.file).size
+        return files.store().stat(variant.file).size
 
 
 def element_type(dtype: str) -> str:
-    """Return the element type by which codecs look at bytes: their own where it has whole bytes, else ``u8``."""
+    """Return the element type for encoding: the given dtype if codecs support it, else ``u8``."""
     return dtype if has_delta(dtype) and DTYPES[dtype].kind != "b" else _BYTES
 
 
 def smallest(data: memoryview, dtype: str, base: memoryview | None) -> Encoded:
-    """Return the smallest of the ways to store some bytes.
+    """Return the smallest encoding of some bytes.
 
     Parameters
     ----------
     data : memoryview
     dtype : str
-        Of the values, as ``element_type`` returns it.
+        Dtype of the values, as ``element_type`` returns it.
     base : memoryview, optional
-        Of as many bytes: what a delta would be to. The result is one if its codec says so.
+        Bytes of a base, of the same size. The result may then be a delta.
     """
-    best = as_delta(data, dtype, base) if base is not None else None
-    if best is not None and best.nbytes * ENOUGH <= data.nbytes:
-        return best
-    whole = _with_entropy(data, dtype) if has_entropy(dtype) else _in_zstd(data, dtype)
-    if whole.nbytes >= data.nbytes:
-        whole = _raw(data, dtype)
-    return best if best is not None and best.nbytes < whole.nbytes else whole
+    delta = as_delta(data, dtype, base) if base is not None else None
+    if delta is not None and delta.nbytes * DELTA_SUFFICES <= data.nbytes:
+        return delta
+    without_base = _with_entropy(data, dtype) if has_entropy(dtype) else _in_zstd(data, dtype)
+    if without_base.nbytes >= data.nbytes:
+        without_base = _raw(data, dtype)
+    return delta if delta is not None and delta.nbytes < without_base.nbytes else without_base
 
 
 def as_delta(data: memoryview, dtype: str, base: memoryview) -> Encoded:
-    """Return what turns one object's bytes into another's."""
+    """Return the delta from the bytes of a base to those of an object."""
     values = _values(data, dtype)
     parts = pack(_values(base, dtype), values)
     params = params_for(dtype)
@@ -111,21 +111,21 @@ def _with_entropy(data: memoryview, dtype: str) -> Encoded:
     values = _values(data, dtype)
     encoder = CODECS[EntropyCodec.id].encoder(values.shape, dtype, {})
     step = max(1, STEP // encoder.step) * encoder.step
-    pieces: dict[int, dict[str, Array]] = {}
+    chunks: dict[int, dict[str, Array]] = {}
 
     def encode(start: int, stop: int) -> None:
         encoded = encoder.encode(values[start:stop], start)
-        pieces[start] = {role: np.array(part) for role, part in encoded.items()}  # not the buffer that they lie in
+        chunks[start] = {role: np.array(part) for role, part in encoded.items()}  # copies: the encoder reuses buffers
 
     for_ranges(values.size, step, encode)
-    parts = {role: np.concatenate([pieces[start][role] for start in sorted(pieces)]) for role in ("sizes", "planes")}
+    parts = {role: np.concatenate([chunks[start][role] for start in sorted(chunks)]) for role in ("sizes", "planes")}
     specs = tuple(PartSpec(part.role, part.dtype, parts[part.role].nbytes) for part in encoder.parts)
     return Encoded(encoder.codec, dtype, specs, parts, encoder.params)
 
 
 def _in_zstd(data: memoryview, dtype: str) -> Encoded:
-    pieces = [data[start : start + FRAME] for start in range(0, data.nbytes, FRAME)]
-    frames = b"".join(ordered(compress_frame, pieces, default_workers() if len(pieces) > 1 else 0))
+    chunks = [data[start : start + FRAME] for start in range(0, data.nbytes, FRAME)]
+    frames = b"".join(ordered(compress_frame, chunks, default_workers() if len(chunks) > 1 else 0))
     return _dense(np.frombuffer(frames, np.uint8), dtype, encoding="zstd", uncompressed=data.nbytes)
 
 

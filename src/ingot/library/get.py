@@ -1,4 +1,4 @@
-"""Getting an artifact out of a library: the files that were added, bit for bit, or another container."""
+"""Get an artifact out of a library: the files that were added, bit for bit, or converted to another format."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ingot.core.runtime.progress import Progress
 from ingot.errors import UsageError
 from ingot.library.manifest import Manifest
 from ingot.library.options import GetOptions
-from ingot.library.place import Place, using
+from ingot.library.place import OpenLibrary, using
 from ingot.library.remake import write_file
 from ingot.model.store import Replaced
 from ingot.reporting.report import Bytes, Count, Line, Report, Texts, figures_of
@@ -23,7 +23,7 @@ from ingot.stores.location import Location
 
 @dataclass(frozen=True, slots=True)
 class Got(Shown):
-    """What was written: where, how many files, their bytes; ``notes`` are those of a conversion."""
+    """The written files: destination, number, bytes; ``notes`` are those of a conversion."""
 
     name: str
     destination: str
@@ -32,7 +32,7 @@ class Got(Shown):
     notes: Texts = ()
 
     def report(self) -> Report:
-        """Return it as figures."""
+        """Return the figures and notes."""
         return Report(
             figures_of(self),
             [Line("{name}: {files} files of {size} written to {destination}"), Line("note: {item}", each="notes")],
@@ -43,8 +43,8 @@ class Got(Shown):
 def get(options: GetOptions) -> Got:
     """Write an artifact of a library to a file or folder.
 
-    Without ``format`` it is what was added, bit for bit, each file compared with its digest before any appears; with
-    it, the artifact is converted into that container as ``ingot.convert`` does. In memory is a tensor at a time.
+    Without ``format``, the files that were added are written bit for bit; each is compared with its digest before any
+    file appears. With ``format``, the artifact is converted as by ``ingot.convert``. Memory holds a tensor at a time.
 
     Returns
     -------
@@ -55,19 +55,19 @@ def get(options: GetOptions) -> Got:
     UsageError
         ``library.unknown``, ``library.none``, ``library.drop``, ``target.exists``, ``target.foreign``.
     IntegrityError, FormatError
-        ``library.missing``, ``library.digest``, ``library.chain``, ``library.object``; what converting raises.
+        ``library.missing``, ``library.digest``, ``library.chain``, ``library.object``; the errors of a conversion.
     """
     if options.drop and options.format is None:
-        raise UsageError("--drop is for conversions: name a --format", rule="library.drop")
-    with using(Location.parse(options.library)) as place:
-        manifest = place.manifest(options.name)
+        raise UsageError("--drop applies to conversions: add --format", rule="library.drop")
+    with using(Location.parse(options.library)) as library:
+        manifest = library.manifest(options.name)
         if options.format is not None:
-            return _converted(place, manifest, options)
-        return _written(place, manifest, options)
+            return _convert(library, manifest, options)
+        return _write(library, manifest, options)
 
 
-def _written(place: Place, manifest: Manifest, options: GetOptions) -> Got:
-    objects = place.objects()
+def _write(library: OpenLibrary, manifest: Manifest, options: GetOptions) -> Got:
+    objects = library.objects()
     objects.needed(manifest.objects())
     names = [file.name for file in manifest.files]
     replaced = Replaced(options.overwrite, partial(require_ours, also=frozenset(names)))
@@ -76,7 +76,7 @@ def _written(place: Place, manifest: Manifest, options: GetOptions) -> Got:
     with destination.stage(replaced, directory=manifest.folder) as staging:
         staging.require_room(manifest.size)
         target = LocalTarget(staging.files)
-        made = []
+        written = []
         for file in manifest.files:
             name = file.name if manifest.folder else "file"
             sink = target.create(name)
@@ -85,20 +85,20 @@ def _written(place: Place, manifest: Manifest, options: GetOptions) -> Got:
                     state.advance(count, file.name)
             finally:
                 sink.close()
-            made.append(name)
-        staging.publish(made)
-    return Got(manifest.name, destination.display, len(made), manifest.size)
+            written.append(name)
+        staging.publish(written)
+    return Got(manifest.name, destination.display, len(written), manifest.size)
 
 
-def _converted(place: Place, manifest: Manifest, options: GetOptions) -> Got:
+def _convert(library: OpenLibrary, manifest: Manifest, options: GetOptions) -> Got:
     if not manifest.format:
         raise UsageError(
-            "expected an artifact that Ingot can open, to convert it; found other files: get them as they are",
+            "expected an artifact that Ingot can open, to convert it; get its files without --format",
             rule="library.no-checkpoint",
             where=manifest.name,
         )
     report = convert(
-        place.url_of(manifest.name),
+        library.url_of(manifest.name),
         options.dst,
         format=options.format,
         drop=options.drop,

@@ -1,4 +1,4 @@
-"""Keeping a library: what is in it and what it takes, removing what nobody needs, checking all of it."""
+"""Maintenance of a library: listing, removing artifacts, deleting unneeded objects, checking."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ from ingot.core.runtime.progress import Progress
 from ingot.errors import IngotError, ResourceError
 from ingot.inspect.findings import Finding
 from ingot.library.manifest import Manifest, file_of
-from ingot.library.objects import Form, Objects, require_known
+from ingot.library.objects import Objects, StorageForm, require_known
 from ingot.library.options import CheckOptions, CollectOptions, ListOptions, RemoveOptions
-from ingot.library.place import Place, using
+from ingot.library.place import OpenLibrary, using
 from ingot.reporting.report import Bytes, Count, Line, Report, figures_of, table_of
 from ingot.reporting.shown import Shown
 from ingot.stores.location import Location
 from ingot.stores.shared import Use
 
 _BATCH = 1000
-"""Files that are removed before it is looked again whether nobody else uses the library."""
+"""Number of files that are deleted before the exclusive lock is checked again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One artifact: ``size`` are its files' bytes, ``stored`` those of the objects that it needs, of which ``shared``
-    are needed by others too; ``own`` are what removing it would free. ``problem`` is a rule, where it is damaged."""
+    """An artifact in a listing.
+
+    ``size`` are the bytes of its files, ``stored`` the bytes of the objects that it needs. Other artifacts need
+    ``shared`` of them too; removing this artifact would free ``own``. ``problem`` is a rule if the artifact is damaged.
+    """
 
     name: str
     container: str
@@ -40,7 +43,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Holdings(Shown):
-    """What is in a library: artifacts, the bytes of their files, those of all objects, those that nobody needs."""
+    """The content of a library: artifacts, bytes of their files, of all objects, and of unneeded objects."""
 
     location: str
     artifacts: list[Entry]
@@ -49,7 +52,7 @@ class Holdings(Shown):
     unneeded: Bytes
 
     def report(self) -> Report:
-        """Return the artifacts as a table."""
+        """Return a report with the artifacts as a table."""
         figures = [item for item in figures_of(self) if item.name != "artifacts"]
         heads = {"name": "artifact", "container": "format", "files": "files", "size": "size", "stored": "stored"}
         heads |= {"shared": "of it shared", "own": "own", "problem": "problem" if self._damaged() else ""}
@@ -64,41 +67,43 @@ class Holdings(Shown):
 
 @takes(ListOptions, "store")
 def ls(options: ListOptions) -> Holdings:
-    """Tell which artifacts are in a library, and what they take. Reads manifests and a listing, no object.
+    """Return the artifacts of a library with their sizes. This reads manifests and a listing, but no objects.
 
     Returns
     -------
     Holdings
     """
-    with using(Location.parse(options.library)) as place:
-        objects = place.objects()
-        needs: dict[str, set[Form]] = {}
-        known: dict[str, Manifest] = {}
+    with using(Location.parse(options.library)) as library:
+        objects = library.objects()
+        needs: dict[str, set[StorageForm]] = {}
+        manifests: dict[str, Manifest] = {}
         problems: dict[str, str] = {}
-        names = place.names()
+        names = library.names()
         for name in names:
             try:
-                known[name] = place.manifest(name)
-                needs[name] = objects.needed(known[name].objects())
+                manifests[name] = library.manifest(name)
+                needs[name] = objects.needed(manifests[name].objects())
             except IngotError as error:
                 problems[name] = error.rule or "damaged"
-        users = Counter(form for forms in needs.values() for form in forms)
+        users = Counter(variant for variants in needs.values() for variant in variants)
         entries = []
         for name in names:
-            forms, manifest = needs.get(name, set()), known.get(name)
-            stored = objects.stored(forms)
-            own = objects.stored(form for form in forms if users[form] == 1)
+            variants, manifest = needs.get(name, set()), manifests.get(name)
+            stored = objects.stored(variants)
+            exclusive = objects.stored(variant for variant in variants if users[variant] == 1)
             files, size = (len(manifest.files), manifest.size) if manifest else (0, 0)
             container = manifest.format if manifest else ""
-            entries.append(Entry(name, container, files, size, stored, stored - own, own, problems.get(name, "")))
-        unneeded = 0 if problems else objects.stored(set(objects.forms()) - set(users))
-        stored = objects.stored(objects.forms())
-        return Holdings(place.location, entries, sum(entry.size for entry in entries), stored, unneeded)
+            entries.append(
+                Entry(name, container, files, size, stored, stored - exclusive, exclusive, problems.get(name, ""))
+            )
+        unneeded = 0 if problems else objects.stored(set(objects.variants()) - set(users))
+        stored = objects.stored(objects.variants())
+        return Holdings(library.location, entries, sum(entry.size for entry in entries), stored, unneeded)
 
 
 @takes(RemoveOptions, "store")
 def rm(options: RemoveOptions) -> None:
-    """Remove an artifact from a library's list. Its objects stay until ``gc``, and those that others need after it.
+    """Remove an artifact from a library's list. Its objects stay until ``gc``, and if other artifacts need them.
 
     Returns
     -------
@@ -109,15 +114,15 @@ def rm(options: RemoveOptions) -> None:
     UsageError
         ``library.unknown``.
     """
-    with using(Location.parse(options.library)) as place:
-        if not place.has(options.name):
-            require_known(options.name, place.names(), place.location)
-        place.folder.remove([file_of(options.name)])
+    with using(Location.parse(options.library)) as library:
+        if not library.has(options.name):
+            require_known(options.name, library.names(), library.location)
+        library.folder.remove([file_of(options.name)])
 
 
 @dataclass(frozen=True, slots=True)
 class Collected(Shown):
-    """What was removed, or would be: objects, the bytes of their files, and what interrupted additions had left."""
+    """The deleted objects, or with ``dry_run`` those to delete, their bytes, and files of interrupted additions."""
 
     location: str
     dry_run: bool
@@ -126,7 +131,7 @@ class Collected(Shown):
     leftovers: Count
 
     def report(self) -> Report:
-        """Return it as figures."""
+        """Return the figures."""
         verb = "would be removed" if self.dry_run else "removed"
         words = (
             f"{{location}}: {{objects}} objects of {{size}} {verb}, {{leftovers}} leftovers of interrupted additions"
@@ -136,10 +141,10 @@ class Collected(Shown):
 
 @takes(CollectOptions, "store")
 def gc(options: CollectOptions) -> Collected:
-    """Remove the objects that no artifact needs, and what interrupted additions left.
+    """Delete the objects that no artifact needs, and files of interrupted additions.
 
-    Nobody adds or gets meanwhile. Whatever is interrupted, what artifacts need is there: it was told from the manifests
-    before the first removal, and only manifests make needs. With a manifest that cannot be read nothing is removed.
+    An exclusive lock excludes additions and retrievals. An interruption loses nothing: the needed objects are computed
+    from the manifests before the first deletion, and nothing is deleted if a manifest cannot be read.
 
     Returns
     -------
@@ -148,92 +153,92 @@ def gc(options: CollectOptions) -> Collected:
     Raises
     ------
     ResourceError
-        ``library.busy``: somebody was using the library for longer than ``wait`` seconds. ``library.lost``: this
-        process was cut off from a bucket for so long that others may have begun to use it; what is left stays.
+        ``library.busy``: another process used the library for longer than ``wait`` seconds. ``library.lost``: this
+        process lost its lease on a bucket, and others may have started to use the library; remaining objects stay.
     IntegrityError, FormatError
-        ``library.manifest``, ``library.manifest-digest``, ``library.missing``, ``library.chain``: nothing was removed.
+        ``library.manifest``, ``library.manifest-digest``, ``library.missing``, ``library.chain``: nothing was deleted.
     """
-    place = Place(Location.parse(options.library))
-    with place.folder.alone(options.wait) as use:
-        objects = place.objects()
-        needed = {form for name in place.names() for form in objects.needed(place.manifest(name).objects())}
-        doomed = [form for form in objects.forms() if form not in needed]
-        leftovers = place.folder.leftovers()
+    library = OpenLibrary(Location.parse(options.library))
+    with library.folder.alone(options.wait) as use:
+        objects = library.objects()
+        needed = {variant for name in library.names() for variant in objects.needed(library.manifest(name).objects())}
+        doomed = [variant for variant in objects.variants() if variant not in needed]
+        leftovers = library.folder.leftovers()
         size = objects.stored(doomed)
         if not options.dry_run:
-            files = [*(form.file for form in doomed), *leftovers]
+            files = [*(variant.file for variant in doomed), *leftovers]
             for start in range(0, len(files), _BATCH):
-                _require_alone(place, use)
-                place.folder.remove(files[start : start + _BATCH])
-        left = len(leftovers) + place.folder.abandoned(remove=not options.dry_run)
-    return Collected(place.location, options.dry_run, len(doomed), size, left)
+                _require_alone(library, use)
+                library.folder.remove(files[start : start + _BATCH])
+        leftover_count = len(leftovers) + library.folder.abandoned(remove=not options.dry_run)
+    return Collected(library.location, options.dry_run, len(doomed), size, leftover_count)
 
 
-def _require_alone(place: Place, use: Use) -> None:
+def _require_alone(library: OpenLibrary, use: Use) -> None:
     if not use.is_held():
         raise ResourceError(
-            "this process was cut off from the library for so long that others took it for dead, and may need what it "
-            "was about to remove: try again",
+            "this process lost its lease on the library, and other processes may need what it was about to delete: try "
+            "again",
             rule="library.lost",
-            where=place.location,
+            where=library.location,
         )
 
 
 @takes(CheckOptions, "store")
 def verify(options: CheckOptions) -> list[Finding]:
-    """Check every object's digest, and that every manifest is whole and all that it needs is there.
+    """Check the digest of every object, every manifest, and that all objects of the manifests exist.
 
     Returns
     -------
     list of Finding
-        Errors by rule; those of artifacts say what they are missing.
+        Errors by rule; findings about artifacts name the missing object.
     """
-    with using(Location.parse(options.library)) as place:
-        objects = place.objects()
-        state = Progress(objects.stored(objects.forms()), options.progress)
-        found: list[Finding] = []
-        bad: set[Form] = set()
-        for form in sorted(objects.forms(), key=lambda form: form.file):
-            error = _wrong(objects, form)
+    with using(Location.parse(options.library)) as library:
+        objects = library.objects()
+        state = Progress(objects.stored(objects.variants()), options.progress)
+        findings: list[Finding] = []
+        damaged: set[StorageForm] = set()
+        for variant in sorted(objects.variants(), key=lambda variant: variant.file):
+            error = _problem(objects, variant)
             if error is not None:
-                bad.add(form)
-                found.append(_finding("error", error, place.folder.store.location_of(form.file)))
-            state.advance(objects.stored([form]), form.file)
-        for name in place.names():
-            found += _artifact(place, objects, name, bad)
+                damaged.add(variant)
+                findings.append(_finding("error", error, library.folder.store.location_of(variant.file)))
+            state.advance(objects.stored([variant]), variant.file)
+        for name in library.names():
+            findings += _artifact(library, objects, name, damaged)
         for stray in objects.strays:
-            words = "a file that is no object; nothing reads it"
-            found.append(Finding("note", "library.stray", place.folder.store.location_of(stray), words))
-        return found
+            words = "this file is no object; nothing reads it"
+            findings.append(Finding("note", "library.stray", library.folder.store.location_of(stray), words))
+        return findings
 
 
-def _artifact(place: Place, objects: Objects, name: str, bad: set[Form]) -> Iterator[Finding]:
+def _artifact(library: OpenLibrary, objects: Objects, name: str, bad: set[StorageForm]) -> Iterator[Finding]:
     try:
-        manifest = place.manifest(name)
+        manifest = library.manifest(name)
     except IngotError as error:
         yield _finding("error", error, name)
         return
-    told = set()
-    for piece in manifest.pieces():
-        what = f"{name}: {piece.tensor or piece.object}"
+    reported = set()
+    for chunk in manifest.object_chunks():
+        user = f"{name}: {chunk.tensor or chunk.object}"
         try:
-            damaged = next((form for form in objects.chain(piece.object) if form in bad), None)
+            damaged = next((variant for variant in objects.chain(chunk.object) if variant in bad), None)
         except IngotError as error:
-            yield _finding("error", error, what)
+            yield _finding("error", error, user)
             continue
-        if damaged is not None and what not in told:
-            told.add(what)
-            yield Finding("error", "library.damaged", what, f"needs {damaged.file}, which is damaged")
+        if damaged is not None and user not in reported:
+            reported.add(user)
+            yield Finding("error", "library.damaged", user, f"needs {damaged.file}, which is damaged")
 
 
-def _wrong(objects: Objects, form: Form) -> IngotError | None:
-    """Return what is wrong with an object as it is stored in this form."""
+def _problem(objects: Objects, variant: StorageForm) -> IngotError | None:
+    """Return the error of an object stored in this variant; None if it is intact."""
     try:
-        objects.check(form)
+        objects.check(variant)
     except IngotError as error:
         return error
     return None
 
 
-def _finding(level: str, error: IngotError, where: str) -> Finding:
-    return Finding(level, error.rule or "", where, error.message)
+def _finding(level: str, error: IngotError, location: str) -> Finding:
+    return Finding(level, error.rule or "", location, error.message)

@@ -1,4 +1,4 @@
-"""A library as an object: what ``ingot store`` does, from Python."""
+"""The class ``Library``: ``ingot store`` from Python."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from ingot.library.options import (
     ListOptions,
     RemoveOptions,
 )
-from ingot.library.place import Place
+from ingot.library.place import OpenLibrary
 from ingot.stores.location import AnyPath, Location
 
 
 class Library:
-    """A folder or bucket in which each tensor of many models lies once (``spec/store.md``).
+    """A folder or bucket that stores each tensor of many models once (``spec/store.md``).
 
-    Bases, fine-tunes and quantized copies are added under names; what they have in common is stored once, fine-tunes as
-    exact differences. Several processes may use one library at once. An artifact is opened where it lies, decoded as it
-    is read, by its address: ``ingot.open(library.url_of("org/model"))``.
+    Bases, fine-tunes and quantized copies are added under names. Common tensors are stored once, and fine-tunes as
+    exact differences. Several processes may use a library at once. ``ingot.open(library.url_of("org/model"))`` opens an
+    artifact without copying it and decodes what is read.
 
     Parameters
     ----------
     address : path or address
-        A folder, or ``s3://bucket/library``. ``add`` makes a library where nothing is.
+        A folder, or ``s3://bucket/library``. ``add`` creates the library if it does not exist.
     """
 
     def __init__(self, address: AnyPath) -> None:
@@ -42,23 +42,23 @@ class Library:
         return f"Library({self.location.display!r})"
 
     def add(self, src: AnyPath, name: str | None = None, **options: Any) -> Added:
-        """Add a folder or file; see ``ops.library.add.add`` for options, result and errors."""
+        """Add a folder or file; ``ingot.library.add.add`` documents options, result and errors."""
         return add.add(AddOptions(self.location, src, name, **options))
 
     def get(self, name: str, dst: AnyPath, **options: Any) -> Got:
-        """Write an artifact to a file or folder, bit for bit or, with ``format``, converted."""
+        """Write an artifact to a file or folder, bit for bit, or converted with ``format``."""
         return get.get(GetOptions(self.location, name, dst, **options))
 
     def ls(self) -> Holdings:
-        """Return the artifacts, and what they take."""
+        """Return the artifacts with their sizes."""
         return keep.ls(ListOptions(self.location))
 
     def rm(self, name: str) -> None:
-        """Remove an artifact from the list; ``gc`` frees what nobody else needs."""
+        """Remove an artifact from the list; ``gc`` then frees the objects that no other artifact needs."""
         keep.rm(RemoveOptions(self.location, name))
 
     def gc(self, **options: Any) -> Collected:
-        """Remove what no artifact needs; ``dry_run=True`` tells only."""
+        """Delete objects that no artifact needs; ``dry_run=True`` only reports them."""
         return keep.gc(CollectOptions(self.location, **options))
 
     def verify(self, **options: Any) -> list[Finding]:
@@ -67,5 +67,5 @@ class Library:
 
     @bordered
     def url_of(self, name: str) -> str:
-        """Return the address of an artifact, which everything that reads checkpoints takes."""
-        return Place(self.location).url_of(name)
+        """Return the address of an artifact; everything that reads checkpoints accepts it."""
+        return OpenLibrary(self.location).url_of(name)

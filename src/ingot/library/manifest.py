@@ -1,4 +1,4 @@
-"""What a library knows of an artifact: its files, and the pieces that each of them is made of. Page: spec/store.md."""
+"""Manifests: the files of an artifact in a library, and the chunks that they consist of. Page: spec/store.md."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ FORMAT = "ingot-library-1"
 FOLDER, ENDING = "artifacts", ".json"
 MAX_MANIFEST = 1 << 28
 INLINE = 1 << 10
-"""Bytes up to which a piece stands in the manifest."""
+"""Maximum bytes of a chunk that is stored in the manifest."""
 
 _RULE = "library.manifest"
-_MOST = 1 << 53
-_PIECE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+@=-]{0,127}")
+_MAX_SIZE = 1 << 53
+_NAME_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+@=-]{0,127}")
 _DIGEST = re.compile(r"blake3:[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Bytes of a file, after those of the piece before: an object, zeros, or what stands here.
+class Chunk:
+    """Consecutive bytes of a file: an object, zeros, or ``data`` in the manifest.
 
-    ``tensor``, ``part``, ``dtype`` and ``shape`` say what an object is where it is a tensor's part.
+    ``tensor``, ``part``, ``dtype`` and ``shape`` describe an object that is a part of a tensor.
     """
 
     size: int
@@ -45,26 +45,26 @@ class Piece:
     shape: tuple[int, ...] = ()
 
     def encoded(self) -> dict[str, Any]:
-        """Return the piece as it stands in the manifest."""
+        """Return the JSON of the chunk."""
         if not self.object:
             return {"bytes": b64encode(self.data).decode()} if self.data else {"zeros": self.size}
-        known = {"tensor": self.tensor, "part": self.part, "dtype": self.dtype, "shape": list(self.shape)}
-        return {"object": self.object, "size": self.size, **(known if self.tensor else {})}
+        tensor_fields = {"tensor": self.tensor, "part": self.part, "dtype": self.dtype, "shape": list(self.shape)}
+        return {"object": self.object, "size": self.size, **(tensor_fields if self.tensor else {})}
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """One file: its name in the artifact, its bytes, ``blake3:`` and the digest of them, and its pieces in order."""
+    """A file: its name in the artifact, its size in bytes, its digest ``blake3:...``, and its chunks in order."""
 
     name: str
     size: int
     digest: str
-    pieces: tuple[Piece, ...]
+    chunks: tuple[Chunk, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """An artifact: a folder, or a single file."""
+    """The content of an artifact: a folder, or a single file."""
 
     name: str
     folder: bool
@@ -73,19 +73,19 @@ class Manifest:
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """The bytes of all files."""
         return sum(file.size for file in self.files)
 
-    def pieces(self) -> Iterator[Piece]:
-        """Yield the pieces that are objects."""
-        return (piece for file in self.files for piece in file.pieces if piece.object)
+    def object_chunks(self) -> Iterator[Chunk]:
+        """Yield the chunks that are objects."""
+        return (chunk for file in self.files for chunk in file.chunks if chunk.object)
 
     def objects(self) -> set[str]:
-        """Return the ids of all objects that the files are made of."""
-        return {piece.object for piece in self.pieces()}
+        """Return the ids of all objects that the files consist of."""
+        return {chunk.object for chunk in self.object_chunks()}
 
     def encoded(self) -> bytes:
-        """Return the manifest as it lies in the library."""
+        """Return the bytes of the manifest's file."""
         fields = {
             "format": FORMAT,
             "name": self.name,
@@ -96,7 +96,7 @@ class Manifest:
                     "name": file.name,
                     "size": file.size,
                     "digest": file.digest,
-                    "pieces": [piece.encoded() for piece in file.pieces],
+                    "pieces": [chunk.encoded() for chunk in file.chunks],
                 }
                 for file in self.files
             ],
@@ -105,12 +105,12 @@ class Manifest:
 
 
 def file_of(name: str) -> str:
-    """Return where an artifact's manifest lies.
+    """Return the file name of an artifact's manifest.
 
-    Raises ``UsageError`` ``library.name`` for a name that is none.
+    Raises ``UsageError`` ``library.name`` for an invalid name.
     """
-    pieces = name.split("/") if isinstance(name, str) and len(name) <= 200 else [""]
-    if not all(_PIECE.fullmatch(piece) and not piece.endswith(ENDING) for piece in pieces):
+    parts = name.split("/") if isinstance(name, str) and len(name) <= 200 else [""]
+    if not all(_NAME_PART.fullmatch(part) and not part.endswith(ENDING) for part in parts):
         raise UsageError(
             "expected a name such as org/model of letters, digits and _ . + @ = -, that does not begin with a dot nor "
             f"end in {ENDING}; found {repr(name)[:200]}",
@@ -119,89 +119,91 @@ def file_of(name: str) -> str:
     return f"{FOLDER}/{name}{ENDING}"
 
 
-def parse_manifest(raw: bytes, name: str, where: str) -> Manifest:
-    """Return what a manifest says; every number, name and id in it is sound then.
+def parse_manifest(raw: bytes, name: str, location: str) -> Manifest:
+    """Return a parsed manifest, whose numbers, names and ids are valid.
 
     Raises
     ------
     FormatError
-        ``library.manifest``: another shape, or a file name that leads out of the artifact.
+        ``library.manifest``: invalid content, or a file name outside the artifact.
     IntegrityError
-        ``library.manifest-digest``: it is not as it was written.
+        ``library.manifest-digest``: the manifest changed since it was written.
     """
-    root = strict_json(raw, _RULE, _RULE, where)
-    stated = root.pop("digest", None)
+    root = strict_json(raw, _RULE, _RULE, location)
+    declared = root.pop("digest", None)
     files = root.get("files")
-    if root.get("format") != FORMAT or not isinstance(stated, str) or not isinstance(files, list):
-        raise FormatError(_RULE, f"expected a manifest of format {FORMAT!r}, with files and a digest", where=where)
-    if _digest(root) != stated:
+    if root.get("format") != FORMAT or not isinstance(declared, str) or not isinstance(files, list):
+        raise FormatError(_RULE, f"expected a manifest of format {FORMAT!r}, with files and a digest", where=location)
+    if _digest(root) != declared:
         raise IntegrityError(
             "library.manifest-digest",
-            "expected the manifest as it was written, found another: it is damaged; add the artifact again",
-            where=where,
+            "the manifest changed since it was written: it is damaged; add the artifact again",
+            where=location,
         )
     folder, container = root.get("folder"), root.get("container")
     if root.get("name") != name or not isinstance(folder, bool) or not isinstance(container, str):
-        raise FormatError(_RULE, f"expected name {name!r}, folder true or false, and a container", where=where)
-    parsed = tuple(_file(item, where) for item in files)
-    _require_apart([file.name for file in parsed], folder=folder, where=where)
+        raise FormatError(_RULE, f"expected name {name!r}, folder true or false, and a container", where=location)
+    parsed = tuple(_file(item, location) for item in files)
+    _require_distinct([file.name for file in parsed], folder=folder, location=location)
     return Manifest(name, folder, container, parsed)
 
 
 def _digest(fields: Mapping[str, Any]) -> str:
-    running = Blake3()
-    running.update(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode())
-    return f"blake3:{hex_of_digest(running)}"
+    hasher = Blake3()
+    hasher.update(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode())
+    return f"blake3:{hex_of_digest(hasher)}"
 
 
-def _require_apart(names: list[str], *, folder: bool, where: str) -> None:
-    """Refuse names of which one is another's folder, or that stand there twice."""
+def _require_distinct(names: list[str], *, folder: bool, location: str) -> None:
+    """Raise if names are duplicates or folders of other names, or if an artifact without a folder has several files."""
     folders = {"/".join(name.split("/")[:depth]) for name in names for depth in range(1, name.count("/") + 1)}
     single = len(names) == 1 and "/" not in names[0]
     if len(set(names)) != len(names) or folders.intersection(names) or not (folder or single):
-        raise FormatError(_RULE, "expected each file once, and one alone where there is no folder", where=where)
-
-
-def _file(item: Any, where: str) -> File:
-    fields = item if isinstance(item, dict) else {}
-    name, size, digest, pieces = (fields.get(key) for key in ("name", "size", "digest", "pieces"))
-    sound = isinstance(name, str) and isinstance(digest, str) and isinstance(pieces, list) and _is_size(size)
-    if not sound or not _DIGEST.fullmatch(str(digest)):
-        raise FormatError(_RULE, "expected files with name, size, digest and pieces", where=where)
-    assert isinstance(pieces, list)
-    try:
-        checked_name(str(name), where)
-    except FormatError as error:
-        raise FormatError(_RULE, error.message, where=where) from None
-    made = tuple(_piece(piece, where) for piece in pieces)
-    if sum(piece.size for piece in made) != size:
         raise FormatError(
-            _RULE, f"expected pieces of {size} bytes together, found {sum(piece.size for piece in made)}", where=where
+            _RULE, "expected distinct files, and a single file if the artifact is no folder", where=location
         )
-    return File(str(name), int(str(size)), str(digest), made)
 
 
-def _piece(item: Any, where: str) -> Piece:
+def _file(item: Any, location: str) -> File:
+    fields = item if isinstance(item, dict) else {}
+    name, size, digest, chunks = (fields.get(key) for key in ("name", "size", "digest", "pieces"))
+    sound = isinstance(name, str) and isinstance(digest, str) and isinstance(chunks, list) and _is_size(size)
+    if not sound or not _DIGEST.fullmatch(str(digest)):
+        raise FormatError(_RULE, "expected files with name, size, digest and pieces", where=location)
+    assert isinstance(chunks, list)
+    try:
+        checked_name(str(name), location)
+    except FormatError as error:
+        raise FormatError(_RULE, error.message, where=location) from None
+    parsed = tuple(_chunk(chunk, location) for chunk in chunks)
+    if sum(chunk.size for chunk in parsed) != size:
+        raise FormatError(
+            _RULE,
+            f"expected pieces of {size} bytes together, found {sum(chunk.size for chunk in parsed)}",
+            where=location,
+        )
+    return File(str(name), int(str(size)), str(digest), parsed)
+
+
+def _chunk(item: Any, location: str) -> Chunk:
     fields = item if isinstance(item, dict) else {}
     if "zeros" in fields and _is_size(fields["zeros"]):
-        return Piece(fields["zeros"])
+        return Chunk(fields["zeros"])
     if isinstance(fields.get("bytes"), str):
         try:
             data = b64decode(fields["bytes"], validate=True)
         except ValueError:
             data = b""
         if 0 < len(data) <= INLINE:
-            return Piece(len(data), data=data)
+            return Chunk(len(data), data=data)
     if "object" in fields and _is_size(fields.get("size")):
-        id = require_id(fields["object"], _RULE, where)
+        id = require_id(fields["object"], _RULE, location)
         tensor, part, dtype, shape = (fields.get(key, "") for key in ("tensor", "part", "dtype", "shape"))
-        words = all(isinstance(text, str) for text in (tensor, part, dtype)) and (not tensor or dtype in DTYPES)
-        if words and (shape == "" or (isinstance(shape, list) and all(_is_size(size) for size in shape))):
-            return Piece(fields["size"], id, b"", tensor, part, dtype, tuple(shape))
-    raise FormatError(
-        _RULE, f"expected pieces that are an object, zeros, or at most {INLINE} bytes; found another", where=where
-    )
+        valid = all(isinstance(text, str) for text in (tensor, part, dtype)) and (not tensor or dtype in DTYPES)
+        if valid and (shape == "" or (isinstance(shape, list) and all(_is_size(size) for size in shape))):
+            return Chunk(fields["size"], id, b"", tensor, part, dtype, tuple(shape))
+    raise FormatError(_RULE, f"expected chunks that are an object, zeros, or at most {INLINE} bytes", where=location)
 
 
 def _is_size(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MAX_SIZE

@@ -1,7 +1,7 @@
-"""The objects of a library: bytes under their BLAKE3, each a ``.zt`` file of one tensor, whole or against another one.
+"""The objects of a library: bytes named by their BLAKE3, each a ``.zt`` file with a tensor.
 
-``objects/ID.zt`` holds the bytes by themselves: as they are, in zstd, or as ``float_entropy``. ``objects/ID-BASE.zt``
-is a ``delta_exact`` to the object ``BASE``. So a listing of the folder tells what needs what, and sizes.
+``objects/ID.zt`` stores the bytes without a base: raw, in zstd, or as ``float_entropy``. ``objects/ID-BASE.zt`` is a
+``delta_exact`` to the object ``BASE``. So a listing of the folder shows sizes and dependencies.
 """
 
 from __future__ import annotations
@@ -28,35 +28,35 @@ from ingot.model.tensor import Array, Tensor
 from ingot.stores.shared import SharedFolder
 
 FOLDER = "objects"
-MOST_DELTAS = 4
-"""Deltas between an object and one that is stored whole."""
+MAX_DELTAS = 4
+"""Maximum number of deltas between an object and one that is stored without a base."""
 
 _CODECS = (DenseLayout.codec, EntropyCodec.id, DELTA)
 _NAME = re.compile(r"([0-9a-f]{64})(?:-([0-9a-f]{64}))?\.zt")
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """A way in which an object is stored: ``base`` is the object that it is a delta to; empty where it is whole."""
+class StorageForm:
+    """A stored variant of an object: a delta to the object ``base``, or if that is empty without a base."""
 
     id: str
     base: str = ""
 
     @property
     def file(self) -> str:
-        """The name of the file."""
+        """The file name."""
         return f"{FOLDER}/{self.id}{f'-{self.base}' if self.base else ''}.zt"
 
 
 def id_of(data: memoryview) -> str:
-    """Return the name of an object: the hex of the BLAKE3 of its bytes."""
-    running = Blake3()
-    running.update(data)
-    return hex_of(running)
+    """Return the name of an object: the BLAKE3 of its bytes in hex."""
+    hasher = Blake3()
+    hasher.update(data)
+    return hex_of(hasher)
 
 
 class Objects:
-    """What lies in a library's folder of objects, as of its last listing, and what was added since.
+    """The objects of a library as of the last listing, and those added since.
 
     Parameters
     ----------
@@ -65,213 +65,227 @@ class Objects:
 
     def __init__(self, folder: SharedFolder) -> None:
         self._folder = folder
-        self._sizes: dict[Form, int] = {}
+        self._sizes: dict[StorageForm, int] = {}
         self._bases: dict[str, list[str]] = {}
         self._deltas_to: set[str] = set()
-        self._made: dict[str, tuple[int, str]] | None = None
+        self._decodable: dict[str, tuple[int, str]] | None = None
         self.strays: list[str] = []
         self.refresh()
 
     def refresh(self) -> None:
-        """List the folder again. What has another name than an object's is in ``strays``."""
-        self._sizes, self._bases, self._deltas_to, self._made, self.strays = {}, {}, set(), None, []
+        """List the folder again. Files that are not named like objects go to ``strays``."""
+        self._sizes, self._bases, self._deltas_to, self._decodable, self.strays = {}, {}, set(), None, []
         for name, size in self._folder.sizes(FOLDER).items():
             match = _NAME.fullmatch(name)
             if match is None:
                 self.strays.append(f"{FOLDER}/{name}")
             else:
-                self.add(Form(match[1], match[2] or ""), size)
+                self.add(StorageForm(match[1], match[2] or ""), size)
 
-    def add(self, form: Form, size: int) -> None:
-        """Take note of an object that was written."""
-        self._sizes[form] = size
-        self._bases[form.id] = sorted({*self._bases.get(form.id, ()), form.base})
-        self._deltas_to.add(form.base)
-        if self._made is not None and form.id not in self._made and form.id not in self._deltas_to:
-            level = self._made[form.base][0] + 1 if form.base in self._made else 0 if not form.base else MOST_DELTAS + 1
-            if level <= MOST_DELTAS:
-                self._made[form.id] = level, form.base
+    def add(self, variant: StorageForm, size: int) -> None:
+        """Record an object that was written."""
+        self._sizes[variant] = size
+        self._bases[variant.id] = sorted({*self._bases.get(variant.id, ()), variant.base})
+        self._deltas_to.add(variant.base)
+        if self._decodable is not None and variant.id not in self._decodable and variant.id not in self._deltas_to:
+            level = (
+                self._decodable[variant.base][0] + 1
+                if variant.base in self._decodable
+                else 0
+                if not variant.base
+                else MAX_DELTAS + 1
+            )
+            if level <= MAX_DELTAS:
+                self._decodable[variant.id] = level, variant.base
         else:
-            self._made = None  # what others are made of: they are looked at again
+            self._decodable = None  # other objects may depend on it: compute the levels again
 
     def __contains__(self, id: object) -> bool:
         return id in self._bases
 
-    def forms(self) -> Mapping[Form, int]:
-        """Return all forms of all objects, and their bytes."""
+    def variants(self) -> Mapping[StorageForm, int]:
+        """Return all variants of all objects, with the bytes of their files."""
         return self._sizes
 
-    def chain(self, id: str) -> list[Form]:
-        """Return the forms from which an object is made: one that is whole, then deltas, the object's own last.
+    def chain(self, id: str) -> list[StorageForm]:
+        """Return the variants that an object is decoded from: one without a base, then deltas, the object's last.
 
-        An object that is there in several forms is taken whole, else as the delta with the shortest chain.
+        If an object has several variants, the one without a base is used, else the delta with the shortest chain.
 
         Raises
         ------
         IntegrityError
-            ``library.missing``: the object, or one that it is a delta to, is not there.
+            ``library.missing``: the object, or an object in its chain, does not exist.
         FormatError
-            ``library.chain``: more deltas than ``MOST_DELTAS``, or deltas in a circle.
+            ``library.chain``: more deltas than ``MAX_DELTAS``, or a cycle.
         """
         levels = self._levels()
         if id in levels:
-            forms = [Form(id, levels[id][1])]
-            while forms[0].base:
-                base = forms[0].base
-                forms.insert(0, Form(base, levels[base][1]))
-            return forms
-        where, gone = self._folder.store.location_of(FOLDER), self._gone(id)
-        if gone:
-            needed = "is" if gone == id else f"{id} is made of, but it is"
+            variants = [StorageForm(id, levels[id][1])]
+            while variants[0].base:
+                base = variants[0].base
+                variants.insert(0, StorageForm(base, levels[base][1]))
+            return variants
+        location, missing = self._folder.store.location_of(FOLDER), self._missing(id)
+        if missing:
+            needed = "does" if missing == id else f"{id} depends on but does"
             raise IntegrityError(
                 "library.missing",
-                f"expected object {gone}, which {needed} not there: put it back from a copy of the library, or add "
-                "what needs it again",
-                where=where,
+                f"expected object {missing}, which {needed} not exist: restore it from a copy of the library, or add "
+                "the artifact again",
+                where=location,
             )
         raise FormatError(
             "library.chain",
-            f"expected at most {MOST_DELTAS} deltas between {id} and an object that is stored whole, found more, or a "
-            "circle",
-            where=where,
+            f"expected at most {MAX_DELTAS} deltas between {id} and an object without a base; there are more, or a "
+            "cycle",
+            where=location,
         )
 
     def _levels(self) -> dict[str, tuple[int, str]]:
-        """Return for each object that can be made its number of deltas, and the base of the last of them."""
-        if self._made is None:
-            self._made = {form.id: (0, "") for form in self._sizes if not form.base}
-            for level in range(1, MOST_DELTAS + 1):
-                deltas = [form for form in self._sizes if form.id not in self._made and form.base in self._made]
-                for form in sorted(deltas, key=lambda form: form.base, reverse=True):
-                    if self._made[form.base][0] == level - 1:
-                        self._made[form.id] = (level, form.base)
-        return self._made
+        """Return for each decodable object the number of deltas, and the base of the last delta."""
+        if self._decodable is None:
+            self._decodable = {variant.id: (0, "") for variant in self._sizes if not variant.base}
+            for level in range(1, MAX_DELTAS + 1):
+                deltas = [
+                    variant
+                    for variant in self._sizes
+                    if variant.id not in self._decodable and variant.base in self._decodable
+                ]
+                for variant in sorted(deltas, key=lambda variant: variant.base, reverse=True):
+                    if self._decodable[variant.base][0] == level - 1:
+                        self._decodable[variant.id] = (level, variant.base)
+        return self._decodable
 
-    def _gone(self, id: str) -> str:
-        """Return the first object on the way to a whole one that is not there; empty for too many deltas."""
-        for _ in range(MOST_DELTAS + 1):
+    def _missing(self, id: str) -> str:
+        """Return the first missing object in a chain; empty if the chain has too many deltas."""
+        for _ in range(MAX_DELTAS + 1):
             if id not in self._bases:
                 return id
             id = self._bases[id][0]
         return ""
 
-    def needed(self, ids: Iterable[str]) -> set[Form]:
-        """Return all forms that these objects are made of; errors as ``chain``."""
-        return {form for id in ids for form in self.chain(id)}
+    def needed(self, ids: Iterable[str]) -> set[StorageForm]:
+        """Return all variants that these objects are decoded from. Raises the errors of ``chain``."""
+        return {variant for id in ids for variant in self.chain(id)}
 
-    def stored(self, forms: Iterable[Form]) -> int:
-        """Return the bytes of the files of these forms."""
-        return sum(self._sizes[form] for form in forms)
+    def stored(self, variants: Iterable[StorageForm]) -> int:
+        """Return the bytes of the files of these variants."""
+        return sum(self._sizes[variant] for variant in variants)
 
     def values(self, id: str, size: int | None = None) -> memoryview:
-        """Return an object's bytes, compared with its name; in memory are these, and those of one delta.
+        """Return an object's bytes after comparing their digest. Memory holds them and a delta at a time.
 
         Parameters
         ----------
         id : str
         size : int, optional
-            How many bytes there should be.
+            The expected number of bytes.
 
         Raises
         ------
         IntegrityError
-            ``library.digest``: the bytes are others than the name says; ``library.missing``.
+            ``library.digest``: the bytes do not match the object's name; ``library.missing``.
         FormatError
-            ``library.object``: the file is no object; ``library.chain``.
+            ``library.object``: the file is not an object; ``library.chain``.
         """
         return self._values(self.chain(id), size)
 
-    def check(self, form: Form) -> None:
-        """Compare what is stored in this form with the object's name; errors as ``values``."""
-        self._values([*(self.chain(form.base) if form.base else ()), form], None)
+    def check(self, variant: StorageForm) -> None:
+        """Compare the bytes of this variant with the object's name. Raises the errors of ``values``."""
+        self._values([*(self.chain(variant.base) if variant.base else ()), variant], None)
 
-    def _values(self, chain: Sequence[Form], size: int | None) -> memoryview:
+    def _values(self, chain: Sequence[StorageForm], size: int | None) -> memoryview:
         id, data = chain[-1].id, np.empty(0, np.uint8)
-        for form in chain:
-            with self.opened(form) as tensor:
-                self._check_size(form, tensor, size)
-                data = _applied(tensor, data, form) if form.base else _decoded(tensor, writable=len(chain) > 1)
+        for variant in chain:
+            with self.opened(variant) as tensor:
+                self._check_size(variant, tensor, size)
+                data = _apply(tensor, data, variant) if variant.base else _decode(tensor, writable=len(chain) > 1)
         view = file_bytes(data)
         if id_of(view) != id:
             raise IntegrityError(
                 "library.digest",
-                "expected the bytes that the object's name is the digest of, found others: it is damaged, or one that "
-                "it is made of; put it back from a copy of the library",
+                "the bytes do not match the digest in the object's name: the object or one in its chain is damaged; "
+                "restore it from a copy of the library",
                 where=self._folder.store.location_of(chain[-1].file),
             )
         return view
 
     @contextmanager
-    def opened(self, form: Form) -> Iterator[Tensor]:
-        """Lend the tensor that a file of an object holds; raises ``FormatError`` ``library.object``."""
-        store, where = self._folder.store, self._folder.store.location_of(form.file)
+    def opened(self, variant: StorageForm) -> Iterator[Tensor]:
+        """Yield the tensor in an object's file. Raises ``FormatError`` ``library.object``."""
+        store, location = self._folder.store, self._folder.store.location_of(variant.file)
         try:
-            catalog = FORMATS["zt"].read(store, form.file, verify=True)
+            catalog = FORMATS["zt"].read(store, variant.file, verify=True)
         except IngotError as error:
-            raise error if where in (error.where or "") else error.at(where) from None
+            raise error if location in (error.where or "") else error.at(location) from None
         try:
-            tensor = catalog.tensors.get(form.id)
+            tensor = catalog.tensors.get(variant.id)
             sound = tensor is not None and len(catalog.tensors) == 1 and tensor.codec in _CODECS
-            if tensor is None or not sound or (tensor.codec == DELTA) != bool(form.base) or tensor.dtype not in DTYPES:
+            if (
+                tensor is None
+                or not sound
+                or (tensor.codec == DELTA) != bool(variant.base)
+                or tensor.dtype not in DTYPES
+            ):
                 raise FormatError(
                     "library.object",
-                    f"expected one tensor, called as the file and of codec {', '.join(_CODECS)}, the last in deltas "
-                    "only; found another",
-                    where=where,
+                    f"expected one tensor with the name of the file and codec {', '.join(_CODECS)} (the last only for "
+                    "deltas)",
+                    where=location,
                 )
             CODECS[tensor.codec].check(tensor)
             tensor.decoder = CODECS[tensor.codec]
             yield tensor
         except IngotError as error:
-            raise error if where in (error.where or "") else error.at(where) from None
+            raise error if location in (error.where or "") else error.at(location) from None
         finally:
             for source in catalog.sources:
                 source.close()
 
-    def _check_size(self, form: Form, tensor: Tensor, size: int | None) -> None:
-        """Refuse an object of another size than expected, or of too many bytes for what is stored, undecoded."""
+    def _check_size(self, variant: StorageForm, tensor: Tensor, size: int | None) -> None:
+        """Raise if the size is not the expected one, or stored parts are too large for it. This decodes nothing."""
         nbytes = DTYPES[tensor.dtype].nbytes(tensor.size)
         if size is not None and nbytes != size:
-            raise FormatError("library.object", f"expected an object of {size} bytes, found one of {nbytes}")
+            raise FormatError("library.object", f"expected an object of {size} bytes, found {nbytes} bytes")
         if decoded_bytes(tensor) > max(nbytes, 1) * 2 + (1 << 16):
-            raise FormatError("library.object", f"expected parts no larger than the {nbytes} bytes that they stand for")
+            raise FormatError("library.object", f"the stored parts are too large for an object of {nbytes} bytes")
         require_room([tensor], tensor.name)
 
 
-def _decoded(tensor: Tensor, *, writable: bool) -> Array:
+def _decode(tensor: Tensor, *, writable: bool) -> Array:
     return tensor.numpy(copy=writable).reshape(-1)
 
 
-def _applied(tensor: Tensor, data: Array, form: Form) -> Array:
-    """Apply a delta to the bytes of its base, in place."""
+def _apply(tensor: Tensor, data: Array, variant: StorageForm) -> Array:
+    """Return the bytes of its base with a delta applied, in place."""
     params, row = params_of(tensor), DTYPES[tensor.dtype]
     if data.nbytes != row.nbytes(tensor.size):
         raise FormatError(
             "library.object",
-            f"expected a delta to the {data.nbytes} bytes of object {form.base}, found one to "
-            f"{row.nbytes(tensor.size)}",
+            f"the base {variant.base} has {data.nbytes} bytes, but the delta expects {row.nbytes(tensor.size)}",
         )
-    words = data.view(np.uint8).view(numpy_dtype(params.dtype))
+    values = data.view(np.uint8).view(numpy_dtype(params.dtype))
     parts = {role: tensor.parts[role].array() for role in ("sizes", "planes")}
-    unpack(parts, words, words, chunk=params.chunk)
-    return words
+    unpack(parts, values, values, chunk=params.chunk)
+    return values
 
 
-def require_id(text: object, rule: str, where: str) -> str:
-    """Return an object's id; raises ``FormatError`` with ``rule`` for anything else."""
+def require_id(text: object, rule: str, location: str) -> str:
+    """Return an object's id. Raises ``FormatError`` with ``rule`` for any other value."""
     if not isinstance(text, str) or not re.fullmatch("[0-9a-f]{64}", text):
         raise FormatError(
-            rule, f"expected an object's id, 64 hexadecimal digits; found {str(text)[:80]!r}", where=where
+            rule, f"expected an object's id, 64 hexadecimal digits; found {str(text)[:80]!r}", where=location
         )
     return text
 
 
-def require_known(name: str, known: Iterable[str], where: str) -> None:
-    """Refuse the name of an artifact that is not there: ``UsageError`` ``library.unknown``."""
-    every = list(known)
-    if name not in every:
+def require_known(name: str, names: Iterable[str], location: str) -> None:
+    """Raise ``UsageError`` ``library.unknown`` if the library has no artifact of this name."""
+    known_names = list(names)
+    if name not in known_names:
         raise UsageError(
-            f"no artifact {name!r} in this library{did_you_mean(name, every)}; `ingot store ls` lists them",
+            f"no artifact {name!r} in this library{did_you_mean(name, known_names)}; `ingot store ls` lists them",
             rule="library.unknown",
-            where=where,
+            where=location,
         )

@@ -1,4 +1,4 @@
-"""The options of the operations on libraries. The command line is made from them: import nothing heavy."""
+"""Options of the operations on libraries. The command line derives from this module, so it imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ if TYPE_CHECKING:
 
 _LIBRARY = about("The library: a folder, or an address such as s3://bucket/library.", argument=True, metavar="LIBRARY")
 _NAME = about("The artifact's name in the library; `ingot store ls` lists them.", argument=True)
-_WAIT = about("Seconds to wait for others who use the library.", metavar="SECONDS", least=0)
+_WAIT = about("Seconds to wait for other users of the library.", metavar="SECONDS", least=0)
 AUTO = "auto"
 
 
 @dataclass(frozen=True, slots=True)
 class AddOptions:
-    """An addition: of what, to which library."""
+    """Options of an addition: the source and the library."""
 
     library: AnyPath = field(metadata=_LIBRARY)
     src: AnyPath = field(
-        metadata=about("What to add: a folder with all in it, or a file; a path or address.", argument=True)
+        metadata=about("Folder with all of its content, or file, to add; a path or address.", argument=True)
     )
     name: str | None = field(
-        default=None, metadata=about("What to call it, such as org/model; default: the last name of SRC.", "--name")
+        default=None, metadata=about("Name in the library, such as org/model; default: the last name of SRC.", "--name")
     )
     _: KW_ONLY
     base: str = field(
         default=AUTO,
         metadata=about(
-            "The artifact that tensors may be stored as differences to; auto looks for the nearest, none takes none.",
+            "The artifact that tensors may be stored as differences to; auto: the nearest, none: no differences.",
             metavar="NAME",
         ),
     )
@@ -44,7 +44,7 @@ class AddOptions:
 
 @dataclass(frozen=True, slots=True)
 class GetOptions:
-    """A retrieval: of what, whereto."""
+    """Options of a retrieval: the artifact and the destination."""
 
     library: AnyPath = field(metadata=_LIBRARY)
     name: str = field(metadata=_NAME)
@@ -52,7 +52,7 @@ class GetOptions:
     _: KW_ONLY
     format: str | None = field(
         default=None,
-        metadata=about("Convert into this container; default: the files that were added, bit for bit."),
+        metadata=about("Convert into this format; default: the files that were added, bit for bit."),
     )
     drop: Sequence[str] = field(default=(), metadata=DROP)
     overwrite: bool = field(default=False, metadata=OVERWRITE)
@@ -61,14 +61,14 @@ class GetOptions:
 
 @dataclass(frozen=True, slots=True)
 class ListOptions:
-    """A listing: of which library."""
+    """Options of a listing."""
 
     library: AnyPath = field(metadata=_LIBRARY)
 
 
 @dataclass(frozen=True, slots=True)
 class RemoveOptions:
-    """A removal: of which artifact."""
+    """Options of a removal."""
 
     library: AnyPath = field(metadata=_LIBRARY)
     name: str = field(metadata=_NAME)
@@ -76,17 +76,17 @@ class RemoveOptions:
 
 @dataclass(frozen=True, slots=True)
 class CollectOptions:
-    """A removal of what no artifact needs."""
+    """Options of deleting objects that no artifact needs."""
 
     library: AnyPath = field(metadata=_LIBRARY)
     _: KW_ONLY
-    dry_run: bool = field(default=False, metadata=about("Tell what would be removed, and remove nothing."))
+    dry_run: bool = field(default=False, metadata=about("Show what would be removed, and remove nothing."))
     wait: int = field(default=10, metadata=_WAIT)
 
 
 @dataclass(frozen=True, slots=True)
 class CheckOptions:
-    """A check of a library."""
+    """Options of a check."""
 
     library: AnyPath = field(metadata=_LIBRARY)
     _: KW_ONLY

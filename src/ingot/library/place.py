@@ -1,7 +1,7 @@
-"""A library: a folder or bucket with objects and manifests, and the addresses of the artifacts in it.
+"""Opened libraries: a folder or bucket with objects and manifests, and the addresses of the artifacts in it.
 
-``library:ADDRESS!NAME`` is an artifact, ``library:ADDRESS!NAME/FILE`` a file of it; ``ADDRESS`` is the library's path
-or address, in which ``!`` is written ``%21``.
+``library:ADDRESS!NAME`` is an artifact, ``library:ADDRESS!NAME/FILE`` a file of it. ``ADDRESS`` is the library's path
+or address, with ``!`` written as ``%21``.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from ingot.stores.shared import LEASES, SCRATCH, SharedFolder
 SCHEME = "library"
 _MARK = "library.json"
 _MARKED = b'{"format": "%s"}\n' % FORMAT.encode()
-_OWN = (_MARK, manifest.FOLDER, objects.FOLDER, SCRATCH, LEASES)
+_LIBRARY_NAMES = (_MARK, manifest.FOLDER, objects.FOLDER, SCRATCH, LEASES)
 _SMALL = 1 << 16
 
 
-class Place:
+class OpenLibrary:
     """An opened library.
 
-    Raises ``UsageError`` ``library.none`` if there is no library, and the errors of ``Location.share``.
+    Raises ``UsageError`` ``library.none`` if the folder is no library, and the errors of ``Location.share``.
 
     Parameters
     ----------
     root : Location
     create : bool
-        Create the library if the folder is missing or empty.
+        Whether to create a library if the folder is empty or missing.
     """
 
     def __init__(self, root: Location, *, create: bool = False) -> None:
@@ -48,67 +48,71 @@ class Place:
         if store.exists(_MARK):
             mark = strict_json(store.read(_MARK, _SMALL, "library.none"), "library.none", "library.none", _MARK)
             if mark.get("format") != FORMAT:
-                raise self._none(f"one of another format, {str(mark.get('format'))[:40]!r}")
+                raise self._not_a_library(f"a folder of another format, {str(mark.get('format'))[:40]!r}")
         elif not create:
-            raise self._none("none: `ingot store add` makes one")
+            raise self._not_a_library("no library; `ingot store add` creates one")
         else:
             self._require_empty()
-            with self.folder.using():  # who is alone takes files that are being written for leftovers
+            with self.folder.using():  # take the shared lock: an exclusive holder deletes unfinished files
                 self.folder.write(_MARK, _MARKED)
 
     def _require_empty(self) -> None:
-        """Refuse a folder of somebody else's; of a library that is just being made, some may be there."""
+        """Raise if the folder has other content than a library; another process may be creating the library."""
         listing = self.folder.store.list()
-        others = [name for name in (*listing.files, *listing.folders) if name not in _OWN and not name.startswith(".")]
+        others = [
+            name
+            for name in (*listing.files, *listing.folders)
+            if name not in _LIBRARY_NAMES and not name.startswith(".")
+        ]
         if others:
-            raise self._none(
-                f"a folder with other things in it, such as {others[0][:80]!r}; name a library, or a new folder"
+            raise self._not_a_library(
+                f"a folder with other content, such as {others[0][:80]!r}; name a library, or a new folder"
             )
 
     @property
     def location(self) -> str:
-        """What messages call the library."""
+        """The library's name in messages."""
         return self.root.display
 
     def objects(self) -> Objects:
-        """Return the objects as they are listed now."""
+        """Return the objects that the library has now."""
         return Objects(self.folder)
 
     def names(self) -> list[str]:
-        """Return the names of the artifacts, sorted; what is no manifest's name is passed over.
+        """Return the names of the artifacts, sorted. Other files are ignored.
 
         Raises ``FormatError`` ``library.folders``.
         """
-        files = files_in(self._fresh(), manifest.FOLDER, lambda _, name: not name.startswith("."))
+        files = files_in(self._reopen(), manifest.FOLDER, lambda _, name: not name.startswith("."))
         start, end = f"{manifest.FOLDER}/", manifest.ENDING
         return sorted(name.removeprefix(start).removesuffix(end) for name in files if name.endswith(end))
 
     def manifest(self, name: str) -> Manifest:
-        """Return an artifact's manifest; raises ``UsageError`` ``library.unknown``, and as ``parse_manifest``."""
-        file, store = file_of(name), self._fresh()
+        """Return an artifact's manifest. Raises ``UsageError`` ``library.unknown``, and the errors of parsing."""
+        file, store = file_of(name), self._reopen()
         if not store.exists(file):
             require_known(name, self.names(), self.location)
         raw = store.read(file, manifest.MAX_MANIFEST, "library.manifest")
         return parse_manifest(raw, name, store.location_of(file))
 
     def has(self, name: str) -> bool:
-        """Whether there is an artifact of this name; ``UsageError`` ``library.name`` for what is none."""
-        return self._fresh().exists(file_of(name))
+        """Return whether an artifact of this name exists. Raises ``UsageError`` ``library.name`` for invalid names."""
+        return self._reopen().exists(file_of(name))
 
     def url_of(self, name: str) -> str:
         """Return the address of an artifact."""
         return f"{SCHEME}:{self.root.text.replace('!', '%21')}!{quote(name, errors='surrogateescape')}"
 
-    def _fresh(self) -> Store:
-        """Return the store anew: one of another machine keeps to the versions that it read first."""
+    def _reopen(self) -> Store:
+        """Return the store, opened again: a remote store keeps returning the versions that it read first."""
         return self.root.store(io="pread")
 
-    def _none(self, found: str) -> UsageError:
-        return UsageError(f"expected a library, found {found}", rule="library.none", where=self.location)
+    def _not_a_library(self, content: str) -> UsageError:
+        return UsageError(f"expected a library, found {content}", rule="library.none", where=self.location)
 
 
 class LibraryScheme(Scheme):
-    """Addresses of artifacts in libraries; see above."""
+    """The scheme ``library:`` for addresses of artifacts in libraries."""
 
     def store(self, text: str, io: str) -> Store:
         store, name = self.locate(text, io)
@@ -117,44 +121,44 @@ class LibraryScheme(Scheme):
         return store
 
     def locate(self, text: str, io: str) -> tuple[Store, str]:
-        """Return the artifact's store, and the name of the file in it; a single file's where no other is named."""
-        address, mark, rest = text.partition(":")[2].partition("!")
-        path = unquote(rest).strip("/")
+        """Return the artifact's store, and the name of a file in it: the only file if the address names none."""
+        address, mark, artifact_path = text.partition(":")[2].partition("!")
+        path = unquote(artifact_path).strip("/")
         if not address or not mark or not path:
             raise UsageError(
                 "expected library:ADDRESS!NAME, or library:ADDRESS!NAME/FILE", rule="store.url", where=text
             )
-        place = Place(Location.parse(address.replace("%21", "!")))
-        name, inside = _split(place, path)
-        found = place.manifest(name)
-        url = place.url_of(name)
-        store = ArtifactStore(place.objects(), found, url)
+        library = OpenLibrary(Location.parse(address.replace("%21", "!")))
+        name, inside = _split(library, path)
+        artifact = library.manifest(name)
+        url = library.url_of(name)
+        store = ArtifactStore(library.objects(), artifact, url)
         if not inside:
-            return (store, "") if found.folder else (store, found.files[0].name)
-        if any(file.name == inside for file in found.files):
+            return (store, "") if artifact.folder else (store, artifact.files[0].name)
+        if any(file.name == inside for file in artifact.files):
             return store, inside
-        if any(file.name.startswith(f"{inside}/") for file in found.files):
-            return ArtifactStore(store.objects, found, f"{url}/{quote(inside)}", inside), ""
-        raise UsageError("expected an existing file, found none", rule="store.missing", where=text)
+        if any(file.name.startswith(f"{inside}/") for file in artifact.files):
+            return ArtifactStore(store.objects, artifact, f"{url}/{quote(inside)}", inside), ""
+        raise UsageError("expected an existing file, but there is none", rule="store.missing", where=text)
 
 
-def _split(place: Place, path: str) -> tuple[str, str]:
-    """Split a path into the artifact's name, the shortest that there is, and the rest."""
-    pieces = path.split("/")
-    for count in range(1, len(pieces) + 1):
-        name = "/".join(pieces[:count])
+def _split(library: OpenLibrary, path: str) -> tuple[str, str]:
+    """Split a path into the shortest name of an existing artifact, and the remaining path."""
+    names = path.split("/")
+    for count in range(1, len(names) + 1):
+        name = "/".join(names[:count])
         try:
-            if place.has(name):
-                return name, "/".join(pieces[count:])
+            if library.has(name):
+                return name, "/".join(names[count:])
         except (UsageError, FormatError):
-            break  # no name, nor is anything longer
-    require_known(path, place.names(), place.location)
+            break  # invalid names; longer ones are invalid too
+    require_known(path, library.names(), library.location)
     return path, ""
 
 
 @contextmanager
-def using(root: Location, *, create: bool = False) -> Iterator[Place]:
-    """Open a library and keep others from removing from it."""
-    place = Place(root, create=create)
-    with place.folder.using():
-        yield place
+def using(root: Location, *, create: bool = False) -> Iterator[OpenLibrary]:
+    """Open a library and prevent garbage collection in this context."""
+    library = OpenLibrary(root, create=create)
+    with library.folder.using():
+        yield library

@@ -1,4 +1,4 @@
-"""An artifact's files, made again from the library's objects."""
+"""The files of an artifact, reassembled from the library's objects."""
 
 from __future__ import annotations
 
@@ -11,67 +11,67 @@ from ingot.core.bytes.checksums import Blake3
 from ingot.core.numeric.dtypes import require_inside
 from ingot.core.runtime.parallel import go_on
 from ingot.errors import FormatError, IntegrityError, UsageError
-from ingot.library.manifest import File, Manifest, Piece
+from ingot.library.manifest import Chunk, File, Manifest
 from ingot.library.objects import Objects
 from ingot.model.bytesource import ByteSource, Sink
 from ingot.model.store import Listing, Store, checked_name
 
 _ZEROS = bytes(1 << 20)
-_HELD = 256 << 20
+_MAX_CACHED = 256 << 20
 
 
 def contents(objects: Objects, file: File) -> Iterator[memoryview]:
-    """Yield a file's bytes, piece by piece; each object is compared with its name.
+    """Yield a file's bytes chunk by chunk. Each object is compared with its digest.
 
-    Raises what ``Objects.values`` does, and ``IntegrityError`` ``library.digest`` at the end where the file is another.
+    Raises the errors of ``Objects.values``, and ``IntegrityError`` ``library.digest`` at the end if the file differs.
     """
-    running = Blake3()
-    for piece in file.pieces:
-        for data in _bytes_of(objects, piece):
+    hasher = Blake3()
+    for chunk in file.chunks:
+        for data in _bytes_of(objects, chunk):
             go_on()
-            running.update(data)
+            hasher.update(data)
             yield data
-    if running.text() != file.digest:
+    if hasher.text() != file.digest:
         raise IntegrityError(
             "library.digest",
-            f"expected the file that was added, {file.digest}, found {running.text()}: its manifest is wrong",
+            f"expected the file that was added, {file.digest}, found {hasher.text()}: its manifest is wrong",
             where=file.name,
         )
 
 
-def _bytes_of(objects: Objects, piece: Piece) -> Iterator[memoryview]:
-    if piece.object:
-        yield objects.values(piece.object, piece.size)
-    elif piece.data:
-        yield memoryview(piece.data)
+def _bytes_of(objects: Objects, chunk: Chunk) -> Iterator[memoryview]:
+    if chunk.object:
+        yield objects.values(chunk.object, chunk.size)
+    elif chunk.data:
+        yield memoryview(chunk.data)
     else:
-        for start in range(0, piece.size, len(_ZEROS)):
-            yield memoryview(_ZEROS)[: min(len(_ZEROS), piece.size - start)]
+        for start in range(0, chunk.size, len(_ZEROS)):
+            yield memoryview(_ZEROS)[: min(len(_ZEROS), chunk.size - start)]
 
 
 def write_file(objects: Objects, file: File, sink: Sink) -> Iterator[int]:
-    """Write a file into a sink; yield the bytes of each piece; errors as ``contents``."""
-    at = 0
+    """Write a file into a sink; yield the bytes of each chunk. Raises the errors of ``contents``."""
+    offset = 0
     for data in contents(objects, file):
-        sink.write_at(at, data)
-        at += data.nbytes
+        sink.write_at(offset, data)
+        offset += data.nbytes
         yield data.nbytes
-    sink.truncate(at)
+    sink.truncate(offset)
 
 
 class ArtifactStore(Store):
-    """An artifact of a library as the folder that was added, to be opened as any other; decoded as it is read.
+    """An artifact of a library as a folder that can be opened like any other; objects are decoded when they are read.
 
-    In memory are the objects that were touched last: 256 MiB of them, or one.
+    The objects that were used last stay in memory, up to 256 MiB, or one object if it is larger.
 
     Parameters
     ----------
     objects : Objects
     manifest : Manifest
     address : str
-        Where it is found again.
+        The address of this store.
     inside : str
-        The folder of the artifact that the store is of.
+        The folder of the artifact that this store shows; empty for all of it.
     """
 
     def __init__(self, objects: Objects, manifest: Manifest, address: str, inside: str = "") -> None:
@@ -81,7 +81,7 @@ class ArtifactStore(Store):
             file.name.removeprefix(self._start): file for file in manifest.files if file.name.startswith(self._start)
         }
         self.location = self.url = address
-        self._held: OrderedDict[str, memoryview] = OrderedDict()
+        self._cached: OrderedDict[str, memoryview] = OrderedDict()
         self._lock = threading.Lock()
 
     def list(self, folder: str = "") -> Listing:
@@ -94,27 +94,27 @@ class ArtifactStore(Store):
         file = self._files.get(checked_name(name, self.location))
         if file is None:
             raise UsageError(
-                "expected an existing file, found none", rule="store.missing", where=self.location_of(name)
+                "expected an existing file, but there is none", rule="store.missing", where=self.location_of(name)
             )
         return _FileSource(self, file, self.location_of(name))
 
-    def values(self, piece: Piece) -> memoryview:
-        """Return an object's bytes, those that were decoded lately without doing it again."""
+    def values(self, chunk: Chunk) -> memoryview:
+        """Return an object's bytes, from the cache if it was decoded recently."""
         with self._lock:
-            held = self._held.get(piece.object)
-            if held is None:
-                held = self._held[piece.object] = self.objects.values(piece.object, piece.size)
-                while len(self._held) > 1 and sum(each.nbytes for each in self._held.values()) > _HELD:
-                    self._held.popitem(last=False)
+            data = self._cached.get(chunk.object)
+            if data is None:
+                data = self._cached[chunk.object] = self.objects.values(chunk.object, chunk.size)
+                while len(self._cached) > 1 and sum(item.nbytes for item in self._cached.values()) > _MAX_CACHED:
+                    self._cached.popitem(last=False)
             else:
-                self._held.move_to_end(piece.object)
-            if held.nbytes != piece.size:
-                raise FormatError("library.object", f"expected {piece.size} bytes, found {held.nbytes}")
-            return held
+                self._cached.move_to_end(chunk.object)
+            if data.nbytes != chunk.size:
+                raise FormatError("library.object", f"expected {chunk.size} bytes, found {data.nbytes}")
+            return data
 
 
 class _FileSource:
-    """One file, decoded where it is read."""
+    """A file of an artifact, decoded when it is read."""
 
     mapped = False
 
@@ -122,8 +122,8 @@ class _FileSource:
         self._store, self._file = store, file
         self.name, self.size = name, file.size
         self._starts = [0]
-        for piece in file.pieces:
-            self._starts.append(self._starts[-1] + piece.size)
+        for chunk in file.chunks:
+            self._starts.append(self._starts[-1] + chunk.size)
 
     def view(self, offset: int, length: int) -> memoryview:
         require_inside(offset, length, self.size, self.name)
@@ -136,16 +136,16 @@ class _FileSource:
         out = out.cast("B") if out.nbytes else out
         index = bisect_right(self._starts, offset) - 1
         while out.nbytes:
-            piece, within = self._file.pieces[index], offset - self._starts[index]
-            count = min(piece.size - within, out.nbytes)
-            if count and piece.object:
-                out[:count] = self._store.values(piece)[within : within + count]
+            chunk, within = self._file.chunks[index], offset - self._starts[index]
+            count = min(chunk.size - within, out.nbytes)
+            if count and chunk.object:
+                out[:count] = self._store.values(chunk)[within : within + count]
             elif count:
-                out[:count] = piece.data[within : within + count] if piece.data else bytes(count)
+                out[:count] = chunk.data[within : within + count] if chunk.data else bytes(count)
             out, offset, index = out[count:], offset + count, index + 1
 
     def changed(self) -> bool:
         return False
 
     def close(self) -> None:
-        """Nothing to do: what was decoded belongs to the store."""
+        """Do nothing: decoded objects belong to the store."""

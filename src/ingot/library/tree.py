@@ -1,4 +1,4 @@
-"""Files of a folder at any depth, where links to folders are followed and may lead in circles."""
+"""Files of a folder at any depth. Links to folders are followed; they may form cycles."""
 
 from __future__ import annotations
 
@@ -8,45 +8,45 @@ from itertools import count
 from ingot.errors import FormatError
 from ingot.model.store import Listing, Store
 
-_DEEPEST = 128
-_MOST = 1 << 16
-"""Folders that are looked into: some tens of links that lead to each other's folders make billions of them."""
+_MAX_DEPTH = 128
+_MAX_FOLDERS = 1 << 16
+"""Maximum number of folders: a few dozen folders with links to each other would yield billions."""
 
 
 def files_in(store: Store, top: str, belongs: Callable[[Listing, str], bool]) -> Iterator[str]:
-    """Yield the names of files below a folder, each folder's own first.
+    """Yield the names of files below a folder, the files of a folder before those of its subfolders.
 
     Parameters
     ----------
     store : Store
     top : str
-        The folder; the store itself where it is empty.
+        The folder; empty for the store itself.
     belongs : callable
-        Gets what lies in a folder, and one of its names; tells whether that file or folder counts.
+        Receives the listing of a folder and a name in it; returns whether this file or folder is included.
 
     Raises
     ------
     FormatError
-        ``library.folders``: a link leads back to a folder that it lies in, or there are too many folders.
+        ``library.folders``: a link leads to one of its parent folders, or there are too many folders.
     """
-    met = count()
+    counter = count()
 
-    def inside(folder: str, around: frozenset[Hashable]) -> Iterator[str]:
+    def walk(folder: str, parents: frozenset[Hashable]) -> Iterator[str]:
         identity = store.identity(folder)
-        if identity in around:
-            raise _refused(store, folder, "a link back to a folder that it lies in: remove the link")
-        if len(around) >= _DEEPEST or next(met) >= _MOST:
-            raise _refused(store, folder, f"more than {_MOST} of them, or deeper ones than {_DEEPEST}")
+        if identity in parents:
+            raise _refused(store, folder, "a link to one of its parent folders: remove the link")
+        if len(parents) >= _MAX_DEPTH or next(counter) >= _MAX_FOLDERS:
+            raise _refused(store, folder, f"more than {_MAX_FOLDERS}, or a depth of more than {_MAX_DEPTH}")
         listing, start = store.list(folder), f"{folder}/" if folder else ""
         yield from (start + name for name in listing.files if belongs(listing, name))
         for name in listing.folders:
             if belongs(listing, name):
-                yield from inside(start + name, around | {identity})
+                yield from walk(start + name, parents | {identity})
 
-    return inside(top, frozenset())
+    return walk(top, frozenset())
 
 
-def _refused(store: Store, folder: str, found: str) -> FormatError:
+def _refused(store: Store, folder: str, problem: str) -> FormatError:
     return FormatError(
-        "library.folders", f"expected folders with an end, found {found}", where=store.location_of(folder)
+        "library.folders", f"expected finitely many folders, found {problem}", where=store.location_of(folder)
     )

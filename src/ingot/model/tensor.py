@@ -36,7 +36,7 @@ FRAMEWORKS: Registry[Callable[[Array, Any], Any]] = Registry(
     ),
 )
 ON_DEVICE: Registry[Callable[[Tensor, Any, Any], Any]] = Registry(
-    "framework", (("pt", "ingot.runtime.arrays.torch_device:decoded_there"),)
+    "framework", (("pt", "ingot.runtime.arrays.torch_device:decode_on_device"),)
 )
 """What decodes a stored tensor on a device that has no kernels here; None where it is decoded here, and goes over."""
 _CODECS: Registry[Any] = Registry("table", (("codecs", "ingot.codecs.table:CODECS"),))

@@ -11,7 +11,7 @@ from ingot.runtime.layers.bf16_products import bf16_product
 
 @pytest.fixture(autouse=True)
 def multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bf16_products, "_multiplies", lambda torch: True)
+    monkeypatch.setattr(bf16_products, "_has_bf16_products", lambda torch: True)
 
 
 @pytest.mark.parametrize("biased", [True, False])
@@ -37,5 +37,5 @@ def test_weights_that_bf16_does_not_hold_stay_in_f32() -> None:
 
 
 def test_without_a_processor_for_it_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bf16_products, "_multiplies", lambda torch: False)
+    monkeypatch.setattr(bf16_products, "_has_bf16_products", lambda torch: False)
     assert bf16_product(torch) is None

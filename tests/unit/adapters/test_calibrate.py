@@ -15,7 +15,7 @@ from ingot.errors import IngotError
 from ingot.model.statistics import Statistics
 from ingot.runtime.calibration import calibrate as module
 from ingot.runtime.calibration import calibrate_plan
-from ingot.runtime.calibration.calibrate_plan import Means
+from ingot.runtime.calibration.calibrate_plan import MemoryPlan
 from ingot.runtime.calibration.samples import HELD_OUT, SEEDS, seeded
 
 NAME = "model.layers.1.mlp.up_proj.weight"
@@ -85,7 +85,7 @@ def test_a_head_has_no_factor_of_its_outputs(model: Path, tmp_path: Path) -> Non
 def test_groups_under_a_ceiling_sum_up_the_same(
     model: Path, taken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Means, "room", lambda *_: 80_000)
+    monkeypatch.setattr(MemoryPlan, "moment_bytes", lambda *_: 80_000)
     report = ingot.calibrate(model, tmp_path / "s.safetensors", samples=10, length=16)
     assert report.passes > 2
     with ingot.open(tmp_path / "s.safetensors") as found, ingot.open(taken) as whole:

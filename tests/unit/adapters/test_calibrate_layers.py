@@ -53,9 +53,9 @@ def more_kinds() -> Any:
 @pytest.fixture
 def streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if there were no room for the model, nor for keys and values."""
-    own = module.means_of
-    means = lambda *args, **named: replace(own(*args, **named), kept=False, spilled=True, batch=2)  # noqa: E731
-    monkeypatch.setattr(module, "means_of", means)
+    own = module.plan_memory
+    means = lambda *args, **named: replace(own(*args, **named), in_memory=False, spilled=True, batch=2)  # noqa: E731
+    monkeypatch.setattr(module, "plan_memory", means)
 
 
 def taken(model: Path, out: Path, **options: Any) -> Moments:
@@ -323,7 +323,7 @@ def test_it_says_what_it_will_take(tmp_path: Path) -> None:
     report = ingot.calibrate(tmp_path / "m", tmp_path / "s.safetensors", samples=3, length=8, plan=plans.append)
     assert report.size <= plans[0].size * 1.1
     assert plans[0].reads == 1
-    assert "less than a minute" in plans[0].told()
+    assert "less than a minute" in plans[0].describe()
 
 
 def test_layers_that_do_not_follow_each_other_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

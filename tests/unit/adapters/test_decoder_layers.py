@@ -15,7 +15,7 @@ import transformers
 import ingot
 from ingot.codecs.affine.layer import DecoderLayer
 from ingot.runtime.layers import decoder_layers
-from ingot.runtime.layers.decoder_layers import ROOM, InNativeCalls, append, attend_each, put_layers
+from ingot.runtime.layers.decoder_layers import SPARE_TOKENS, InNativeCalls, append, attend_each, put_layers
 from ingot.runtime.layers.packed_linear import PackedLinear
 from ingot.runtime.loading.transformers import load_model
 from tests.support.models import KINDS, SMALL
@@ -325,7 +325,7 @@ def filled(tokens: int, width: int = 8, dtype: torch.dtype = torch.float32) -> A
 def test_a_cache_grows_in_place() -> None:
     cache, plain, places = filled(5), transformers.DynamicCache(), set()
     plain.update(cache.layers[0].keys, cache.layers[0].values, 0)
-    for step in range(ROOM + 40):
+    for step in range(SPARE_TOKENS + 40):
         keys, values = torch.randn(1, 2, 1 + step % 2, 8), torch.randn(1, 2, 1 + step % 2, 8)
         found, wanted = append(cache, keys, values, 0), plain.update(keys, values, 0)
         assert all(map(torch.equal, found, wanted))
@@ -365,7 +365,7 @@ def test_a_cache_that_begins_again_leaves_its_room() -> None:
     cache, plain = filled(5), filled(5)
     append(cache, torch.ones(1, 2, 1, 8), torch.ones(1, 2, 1, 8), 0)
     plain.update(torch.ones(1, 2, 1, 8), torch.ones(1, 2, 1, 8), 0)
-    left = weakref.ref(cache.layers[0].ingot_room.keys)
+    left = weakref.ref(cache.layers[0].ingot_preallocated.keys)
     for one in (cache, plain):
         one.reset()
     found = append(cache, torch.ones(1, 2, 3, 8), torch.ones(1, 2, 3, 8), 0)

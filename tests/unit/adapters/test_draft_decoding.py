@@ -97,7 +97,7 @@ def test_tokens_are_those_without_a_drafter(target: Path, dtype: str, right: flo
     done = speculate(model, PROMPT, COUNT, never, Oracle(plain, right))
     assert done.tokens == plain
     assert done.dropped == ""
-    assert len(done.tokens) - 1 == sum(done.accepted) + len(done.accepted) + (len(done.alone) - 5)
+    assert len(done.tokens) - 1 == sum(done.accepted) + len(done.accepted) + (len(done.single_seconds) - 5)
     lengths = done.accepted
     if right == 1.0:
         assert lengths[:-1] == [4] * (len(lengths) - 1)
@@ -149,7 +149,7 @@ def test_rows_alone_have_the_bits_of_one_row(dtype: torch.dtype) -> None:
     rng = np.random.default_rng(0)
     weight = rng.standard_normal((2048, 1024)).astype(np.float32)
     tensor = encode_tensor(CODECS["affine"], weight, {"bits": 4, "group": 64}, dtype="f32")
-    layer = PackedLinear.of(tensor, dtype=dtype)
+    layer = PackedLinear.from_tensor(tensor, dtype=dtype)
     x = torch.from_numpy(rng.standard_normal((8, 1024)).astype(np.float32)).to(dtype)
     with torch.inference_mode():
         single = torch.cat([layer(row) for row in x.split(1)])
@@ -208,7 +208,7 @@ def test_a_machine_that_computes_otherwise_together(target: Path, monkeypatch: p
         out = linear(x, *rest)
         return out * 1.001 if x.shape[-2] == 5 else out
 
-    monkeypatch.setattr(speculate_module.Alone, "_linear", lambda self, func, args, named: together(*args))
+    monkeypatch.setattr(speculate_module.RowByRow, "_linear", lambda self, func, args, named: together(*args))
     done = speculate(model, PROMPT, COUNT, never, Oracle(plain, 1.0))
     assert done.tokens == plain
     assert done.dropped

@@ -20,10 +20,10 @@ from ingot.core.runtime.bootstrap import interval
 from ingot.demo.tokenizer import Tokenizer
 from ingot.errors import IngotError, UnsupportedError, UsageError
 from ingot.runtime.evaluation import evaluate as evaluate_module
-from ingot.runtime.evaluation.eval_report import judged, parse_gate
+from ingot.runtime.evaluation.eval_report import check_terms, parse_gate
 from ingot.runtime.evaluation.evaluate import evaluate
 from ingot.runtime.evaluation.generate import generate
-from ingot.runtime.evaluation.layer_errors import LayerError, LayerErrors, first_departing, of_layers
+from ingot.runtime.evaluation.layer_errors import LayerError, LayerErrors, first_departing, worst_of_layers
 from ingot.runtime.loading.options import Loading, Measures, Protocol
 from ingot.runtime.loading.transformers import load_model
 from ingot.runtime.loading.transformers_tokenizer import load_tokenizer
@@ -163,7 +163,7 @@ def test_the_clock_waits_for_the_device(monkeypatch: pytest.MonkeyPatch, kind: s
     monkeypatch.setattr(evaluate_module.time, "perf_counter", lambda: told.append("clock") or 0.0)
     if kind != "cpu":
         monkeypatch.setattr(getattr(torch, kind), "synchronize", lambda device=None: told.append(device))
-    evaluate_module._timed(model, Batch(), evaluate_module.Passes())
+    evaluate_module._run_timed(model, Batch(), evaluate_module.Passes())
     waited = [] if kind == "cpu" else [None if kind == "mps" else Batch.device]
     assert told == [*waited, "clock", "model", *waited, "clock"]
 
@@ -252,7 +252,7 @@ def test_layers_by_hand_and_the_first_that_departs(demo: Path, tmp_path: Path) -
 def test_a_layer_without_numbers_departs() -> None:
     layers = [LayerError("a", 1.0, 0.0), LayerError("b", math.nan, math.nan)]
     assert first_departing(layers, 0.1) == "b"
-    assert not judged(parse_gate("layer_error<9"), of_layers(layers), {})[0].met
+    assert not check_terms(parse_gate("layer_error<9"), worst_of_layers(layers), {})[0].met
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_a_layer_without_numbers_departs() -> None:
 )
 def test_gates(gate: str, met: bool) -> None:
     figures = {"perplexity": 20.0, "kl": 0.015, "agreement": 0.98}
-    assert all(verdict.met for verdict in judged(parse_gate(gate), figures, {"perplexity": 1.05})) is met
+    assert all(verdict.met for verdict in check_terms(parse_gate(gate), figures, {"perplexity": 1.05})) is met
 
 
 @pytest.mark.parametrize(

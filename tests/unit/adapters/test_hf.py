@@ -193,7 +193,7 @@ def test_folders_whose_package_is_there_are_left_to_it(dialects: Path, monkeypat
         return "theirs"
 
     monkeypatch.setitem(AUTO_QUANTIZER_MAPPING, "gptq", Theirs)
-    theirs = transformers_quantizer._loading(usual)
+    theirs = transformers_quantizer._wrap_from_pretrained(usual)
     assert theirs(transformers.LlamaForCausalLM, dialects / "gptq") == "theirs"
     assert seen
     model = theirs(transformers.LlamaForCausalLM, dialects / "gptq", quantization_config=ingot.hf.IngotConfig())

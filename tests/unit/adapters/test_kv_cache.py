@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from ingot.cli.main import run
 from ingot.errors import IngotError, UnsupportedError, UsageError
-from ingot.ext.serving.kv_attention import NAME, attend, covers, kept_tokens
+from ingot.ext.serving.kv_attention import NAME, attend, covers, tokens_to_keep
 from ingot.ext.serving.kv_cache import PackedCache, make_cache, read_in_steps, settings_of, use_kv_cache
 from ingot.ext.serving.kv_layer import VIEW, PackedLayer, View
 from ingot.runtime.evaluation.evaluate import evaluate
@@ -311,7 +311,7 @@ def test_the_tokens_that_are_looked_at_stay() -> None:
     key, _ = layer.update(keys, states(1, 2, 200, 16))
     query = torch.zeros(1, 4, 200, 16)
     query[..., 0] = query[..., 1] = 9
-    kept = kept_tokens(getattr(key, VIEW), query, None, 1.0)
+    kept = tokens_to_keep(getattr(key, VIEW), query, None, 1.0)
     assert kept.shape == (1, 2, 48)
     for head, token in ((0, 90), (1, 130)):
         found = kept[0, head].tolist()
@@ -344,7 +344,7 @@ def test_evicted_tokens_are_gone_and_nothing_else(padded: int) -> None:
         wanted = plain(TOKENS[:, 90:], attention_mask=visible, position_ids=positions, past_key_values=full).logits
     torch.testing.assert_close(found[:, 90:], wanted, rtol=1e-4, atol=1e-4)
     cache.crop(-5)
-    with pytest.raises(UnsupportedError, match="take back"):
+    with pytest.raises(UnsupportedError, match="can remove at most"):
         cache.crop(-6)
 
 

@@ -18,7 +18,7 @@ pytest.importorskip("transformers")
 from ingot.errors import IngotError  # noqa: E402
 from ingot.model.checkpoint import Checkpoint  # noqa: E402
 from ingot.runtime.loading.transformers_tokenizer import load_tokenizer  # noqa: E402
-from ingot.runtime.loading.transformers_weights import taking_order  # noqa: E402
+from ingot.runtime.loading.transformers_weights import loading_order  # noqa: E402
 from ingot.stores.remote import ahead, client  # noqa: E402
 from ingot.stores.remote.source import RemoteSource  # noqa: E402
 from tests.support.models import make, make_tokenizer, output_of  # noqa: E402
@@ -48,9 +48,9 @@ def test_weights_are_read_ahead_in_the_order_in_which_transformers_takes_them() 
 
     names = [f"model.layers.{at}.{part}" for at in (10, 2, 0) for part in ("w2.weight", "w1.weight", "b")]
     names += ["model.norm.weight", "lm_head.weight", "model.embed_tokens.weight"]
-    assert taking_order(names) == sorted(names, key=dot_natural_key)
+    assert loading_order(names) == sorted(names, key=dot_natural_key)
     packed = {"model.layers.0.w2.weight", "lm_head.weight"}
-    assert taking_order(names, packed)[-2:] == ["lm_head.weight", "model.layers.0.w2.weight"]
+    assert loading_order(names, packed)[-2:] == ["lm_head.weight", "model.layers.0.w2.weight"]
 
 
 def test_a_model_begins_to_travel_after_few_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.errors import IngotError
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
-from ingot.runtime.loading.mlx_load import packed_form
+from ingot.runtime.loading.mlx_load import packed_layout
 from ingot.testing.codecs import bits
 from tests.support.models import make
 
@@ -91,7 +91,7 @@ def test_layers_stay_packed_where_the_offset_is_exact(zero: float, exact: bool) 
         "zeros": memory_part(np.full((8, 1), zero, np.float16), "f16"),
     }
     tensor = Tensor("x.weight", (8, 64), "f32", "affine", parts, params, AffineCodec())
-    assert (packed_form(tensor) is not None) == exact
+    assert (packed_layout(tensor) is not None) == exact
 
 
 def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:

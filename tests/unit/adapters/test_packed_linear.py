@@ -290,14 +290,14 @@ def test_autocast_is_that_of_the_dense_layer(dtype):
 @pytest.mark.parametrize("name", BATCH)
 def test_a_batch_takes_the_codes(monkeypatch, name):
     taken = []
-    for owner, way in ((PackedMatrix, "matmul_bits"), (PackedMatrix, "gemm_bits"), (PackedLinear, "_in_blocks")):
+    for owner, way in ((PackedMatrix, "matmul_bits"), (PackedMatrix, "gemm_bits"), (PackedLinear, "_multiply_decoded")):
         monkeypatch.setattr(owner, way, lambda self, x, *_, way=way: taken.append((way, len(x))) or x[:, :5])
     layer, other = PackedLinear(matrix(PLAIN, 5, 64)), PackedLinear(matrix(replace(PLAIN, bits=3), 5, 64))
     dtype = next(dtype for dtype, known in packed_linear._NAMES.items() if known == name)
     for rows in (1, BATCH[name], BATCH[name] + 1):
         layer(torch.ones(rows, 64, dtype=dtype))
     other(torch.ones(2, 64, dtype=dtype))
-    many = "_in_blocks" if name == "f32" else "gemm_bits"
+    many = "_multiply_decoded" if name == "f32" else "gemm_bits"
     assert taken == [("matmul_bits", 1), ("matmul_bits", BATCH[name]), (many, BATCH[name] + 1), (many, 2)]
 
 

@@ -1,4 +1,4 @@
-"""What a user assumes in place of what the chips' data files say: ``KEY=VALUE``."""
+"""Assumptions of the user that replace values in the chips' data files: ``KEY=VALUE``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ingot.ext.ane.chips.gates import ORDINARY, Conditions
 from ingot.recipes.recipe import Patterns
 
 _CONDITIONS = tuple(item.name for item in fields(Conditions))
-_WORDS: dict[str, Any] = {"true": True, "yes": True, "false": False, "no": False}
+_BOOLEANS: dict[str, Any] = {"true": True, "yes": True, "false": False, "no": False}
 
 
 @dataclass(frozen=True)
@@ -24,20 +24,20 @@ class _Condition:
 
 @dataclass(frozen=True)
 class Assumptions:
-    """Cells and outcomes by chip (None: all), and conditions of tensors by name pattern."""
+    """Assumed cells and outcomes by chip (None: all chips), and assumed conditions of tensors by name pattern."""
 
     cells: tuple[tuple[str | None, str, Any], ...] = ()
     of_tensors: tuple[_Condition, ...] = ()
 
     def apply(self, chip: Chip) -> Chip:
-        """Return the chip with what is assumed of it."""
+        """Return the chip with the assumed values."""
         for name, key, value in self.cells:
             if name in (None, chip.name):
                 chip = chip.assuming(key, value)
         return chip
 
     def conditions(self, name: str) -> Conditions:
-        """Return the conditions of a tensor; later assumptions win."""
+        """Return the assumed conditions of a tensor; later assumptions win."""
         result = ORDINARY
         for item in self.of_tensors:
             if item.hits is None or item.hits(name):
@@ -51,33 +51,33 @@ def parse_assumptions(texts: Sequence[str], chips: Sequence[str]) -> Assumptions
     Raises
     ------
     UsageError
-        ``ane.assume``: not of this form, a chip that is not planned for, a condition of the wrong kind.
+        ``ane.assume``: invalid syntax, a chip that is not in ``chips``, or a condition of the wrong type.
     """
     cells: list[tuple[str | None, str, Any]] = []
     of_tensors: list[_Condition] = []
     for text in texts:
-        left, equals, right = text.rpartition("=")
-        key, value = left.strip(), _value(right.strip())
+        assigned, equals, text_value = text.rpartition("=")
+        key, value = assigned.strip(), _value(text_value.strip())
         pattern, colon, last = key.rpartition(":")
-        if not equals or not key or not right.strip():
+        if not equals or not key or not text_value.strip():
             raise UsageError(f"expected KEY=VALUE, found {text!r}", rule="ane.assume")
         if last in _CONDITIONS:
             _require_condition(last, value)
             of_tensors.append(_Condition(Patterns((pattern,)) if colon else None, last, value))
             continue
-        chip, dot, rest = key.partition(".")
+        chip, dot, cell = key.partition(".")
         if dot and chip not in chips:
             raise UsageError(f"expected one of the chips {', '.join(chips)}, found {chip!r}", rule="ane.assume")
-        cells.append((chip if dot else None, rest if dot else key, value))
+        cells.append((chip if dot else None, cell if dot else key, value))
     return Assumptions(tuple(cells), tuple(of_tensors))
 
 
 def _value(text: str) -> Any:
-    if text.lower() in _WORDS:
-        return _WORDS[text.lower()]
-    for kind in (int, float):
+    if text.lower() in _BOOLEANS:
+        return _BOOLEANS[text.lower()]
+    for number_type in (int, float):
         try:
-            return kind(text)
+            return number_type(text)
         except ValueError:
             continue
     return text

@@ -1,4 +1,4 @@
-"""Kernel units: a tensor packed for a Neural Engine, group by group of output channels, and what is in such a file."""
+"""Kernel units: a tensor packed for a Neural Engine in groups of output channels, and the content of its file."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from ingot.stores.location import AnyPath, Location
 
 @dataclass(frozen=True, slots=True)
 class KernelReport(Shown):
-    """What was packed: the file, its bytes, the form it is packed in, and why."""
+    """The packed kernel: the file, its bytes, its kernel format, and the reason for the format."""
 
     path: str
     tensor: str
@@ -60,10 +60,10 @@ class KernelReport(Shown):
 
 @takes(KernelOptions, "kernel")
 def pack_kernel(options: KernelOptions) -> KernelReport:
-    """Pack one tensor of a checkpoint into a kernel unit at ``out``; a weight that folds is packed as dense fp16.
+    """Pack a tensor of a checkpoint into a kernel unit at ``out``; a weight that folds is packed as dense fp16.
 
-    ``name`` is the tensor's, ``bias`` that of another, one value per channel. ``activation`` is a function, whose table
-    is fitted as ``ingot lut`` does, within ``domain`` and ``outside`` of it; or the table.
+    ``name`` is the tensor, ``bias`` another tensor with a value per channel. ``activation`` is a table, or the name of
+    a function whose table is fitted as by ``ingot lut``, with knots in ``domain`` and ``outside`` beyond them.
 
     Raises
     ------
@@ -71,7 +71,7 @@ def pack_kernel(options: KernelOptions) -> KernelReport:
         ``target.exists``,
         ``tensor.unknown``, ``ane.layout``, ``ane.budget``, ``ane.function``, ``ane.chip``, ``ane.assume``.
     UnsupportedError
-        ``ane.refused``: the chip refuses the form that the tensor has.
+        ``ane.refused``: the chip refuses the tensor's storage form.
     """
     name = options.name
     if options.out is None:
@@ -79,17 +79,17 @@ def pack_kernel(options: KernelOptions) -> KernelReport:
     out = Location.parse(options.out)
     out.require_writable()
     lut = _table(options)
-    known = load_chip(options.chip)
-    assumptions = parse_assumptions(options.assume, [known.name])
-    known = assumptions.apply(known)
+    chip = load_chip(options.chip)
+    assumptions = parse_assumptions(options.assume, [chip.name])
+    chip = assumptions.apply(chip)
     with open_checkpoint(options.path) as checkpoint:
-        for wanted in (name, options.bias):
-            if wanted is not None and wanted not in checkpoint:
-                raise checkpoint.no_tensor(wanted)
+        for tensor_name in (name, options.bias):
+            if tensor_name is not None and tensor_name not in checkpoint:
+                raise checkpoint.no_tensor(tensor_name)
         bias = checkpoint[options.bias] if options.bias is not None else None
-        data, form, decision = _unit(checkpoint[name], bias, lut, known, assumptions.conditions(name))
+        data, format_name, decision = _unit(checkpoint[name], bias, lut, chip, assumptions.conditions(name))
     out.write(data, overwrite=options.overwrite)
-    return KernelReport(out.display, name, known.name, form, decision, len(data))
+    return KernelReport(out.display, name, chip.name, format_name, decision, len(data))
 
 
 def _table(options: KernelOptions) -> ActivationLut | None:
@@ -102,7 +102,7 @@ def _table(options: KernelOptions) -> ActivationLut | None:
 
 @dataclass(frozen=True, slots=True)
 class ModelReport(Shown):
-    """What was packed of a whole checkpoint: a unit per kernel, and the kernels that the chip refuses, with reasons."""
+    """The packed kernels of a checkpoint: a unit per kernel, and the refused kernels with reasons."""
 
     path: str
     chip: str
@@ -110,8 +110,8 @@ class ModelReport(Shown):
     refused: Mapping[str, str]
 
     def report(self) -> Report:
-        """Return the units; people get how many there are of each form, and what is refused."""
-        forms = Counter((item.form, item.decision.outcome) for item in self.kernels)
+        """Return the units; as text the number of units of each format, and the refused kernels."""
+        counts = Counter((item.form, item.decision.outcome) for item in self.kernels)
         columns = (Column("", head="packed as"), Column("", head="which"), Column("", "count", "kernels"))
         figures = [
             Figure("path", self.path),
@@ -123,7 +123,7 @@ class ModelReport(Shown):
         ]
         tables = [
             table_of("kernels", self.kernels, KernelReport),
-            Table("", columns, [(*form, count) for form, count in forms.items()], data=False),
+            Table("", columns, [(*group, count) for group, count in counts.items()], data=False),
         ]
         closing = [Line("{item}", "refused", each="told")]
         return Report(figures, [Line("{path}: {count} kernel units for {chip}, {size}")], tables, closing)
@@ -137,21 +137,21 @@ def pack_model(
     assume: Sequence[str] = (),
     overwrite: bool = False,
 ) -> ModelReport:
-    """Pack every kernel of a checkpoint, what ``ingot plan`` lists, into a folder: ``NAME.anek``, one after another.
+    """Pack every kernel of a checkpoint, as listed by ``ingot plan``, into a folder: a file ``NAME.anek`` per kernel.
 
-    A bias beside a weight (``.bias`` for ``.weight``) goes in. ``kernels.json`` names them all, so that the folder
-    opens as a checkpoint. The folder appears when all are written; one that exists is replaced with ``overwrite``
-    only, and only where it holds kernel units and nothing else.
+    The bias of a weight (``.bias`` for ``.weight``) is packed with it. ``kernels.json`` lists all units, so that the
+    folder opens as a checkpoint. The folder appears when all units are written. An existing folder is replaced only
+    with ``overwrite``, and only if it contains nothing but kernel units.
 
     Raises
     ------
     UsageError
-        ``target.exists``, ``target.foreign``, ``ane.kernels`` (no kernel), and those of ``pack_kernel``.
+        ``target.exists``, ``target.foreign``, ``ane.kernels`` (no kernel), and the errors of ``pack_kernel``.
     """
     location, destination = Location.parse(path), Location.parse(folder)
-    known = load_chip(chip)
-    assumptions = parse_assumptions(assume, [known.name])
-    known = assumptions.apply(known)
+    target_chip = load_chip(chip)
+    assumptions = parse_assumptions(assume, [target_chip.name])
+    target_chip = assumptions.apply(target_chip)
     reports: list[KernelReport] = []
     refused: dict[str, str] = {}
     units: dict[str, tuple[str, str]] = {}
@@ -166,24 +166,26 @@ def pack_model(
                 continue
             try:
                 bias = _bias_of(checkpoint, name)
-                data, form, decision = _unit(tensor, bias, None, known, assumptions.conditions(name))
+                data, format_name, decision = _unit(tensor, bias, None, target_chip, assumptions.conditions(name))
             except UnsupportedError as error:
                 refused[name] = error.message
                 continue
             file = quote(name, safe="._-") + SUFFIX
             _write(target, file, data)
             units[name] = file, stored_digest(data)
-            reports.append(KernelReport(destination.child(file).display, name, known.name, form, decision, len(data)))
+            reports.append(
+                KernelReport(destination.child(file).display, name, target_chip.name, format_name, decision, len(data))
+            )
         if not reports:
             raise UsageError(
-                f"expected kernels that {known.name} takes, found none",
+                f"the checkpoint has no kernel that {target_chip.name} accepts",
                 rule="ane.kernels",
                 where=location.display,
             )
-        index = Index(known.name, known.target, units, refused)
+        index = Index(target_chip.name, target_chip.target, units, refused)
         _write(target, INDEX, index.to_bytes())
         staging.publish([*(file for file, _ in units.values()), INDEX])
-    return ModelReport(destination.display, known.name, tuple(reports), refused)
+    return ModelReport(destination.display, target_chip.name, tuple(reports), refused)
 
 
 def _bias_of(checkpoint: Checkpoint, name: str) -> Tensor | None:
@@ -219,19 +221,19 @@ def _begins_as_unit(store: Store, name: str) -> bool:
 def _unit(
     tensor: Tensor, bias: Tensor | None, lut: ActivationLut | None, chip: Chip, conditions: Conditions
 ) -> tuple[bytes, str, Decision]:
-    """Return the bytes of a unit, the name of its kernel format, and why it is packed so."""
+    """Return the bytes of a unit, the name of its kernel format, and the decision of the chip."""
     name = tensor.name
     if len(tensor.shape) < 2:
         raise UsageError("expected a matrix or convolution, output channels first", rule="ane.layout", where=name)
-    form = form_of_tensor(tensor)
-    decision = decide(form, chip, conditions)
+    storage_form = form_of_tensor(tensor)
+    decision = decide(storage_form, chip, conditions)
     if decision.outcome == "refused":
         raise UnsupportedError(
-            f"expected a form that {chip.name} has, found {form.label}: {decision.reason}; see `ingot plan`",
+            f"{chip.name} refuses {storage_form.label}: {decision.reason}; see `ingot plan`",
             rule="ane.refused",
             where=name,
         )
-    weight = stored(tensor, form, decision) if decision.streams else identity(dense(tensor))
+    weight = stored(tensor, storage_form, decision) if decision.streams else identity(dense(tensor))
     extra = halves(bias, bias.name, tensor.shape[0]) if bias is not None else None
     packed = replace(weight, bias=extra, lut=lut)
     return pack_unit(packed, chip), kernel_format(packed.kernel_format).name, decision
@@ -239,10 +241,11 @@ def _unit(
 
 @dataclass(frozen=True, slots=True)
 class UnitReport(Shown):
-    """What ``ingot inspect`` tells of a kernel unit: sizes in bytes; ``tiles`` are padded sizes of the weight tiles.
+    """The description of a kernel unit for ``ingot inspect``. Sizes are in bytes.
 
-    ``word`` is the KernelCfg register; ``streams`` are the coefficient streams that its sections need, with their
-    registers (table 25.4); ``slots`` what the ten words of -1 in a record are for, as B25 names them.
+    ``tiles`` are padded sizes of the weight tiles. ``word`` is the KernelCfg register. ``streams`` are the coefficient
+    streams that its sections need, with their registers (table 25.4). ``slots`` are the purposes of the ten words of -1
+    in a record, as B25 names them.
     """
 
     path: str
@@ -264,7 +267,7 @@ class UnitReport(Shown):
     records: Sequence[Sequence[int]]
 
     def report(self, *, records: bool = True) -> Report:
-        """Return all figures and the sections; people get the records if asked for."""
+        """Return all figures and the sections; as text the records only if ``records``."""
         live = [size for size in self.tiles if size]
         figures = [
             *figures_of(self),
@@ -306,13 +309,13 @@ _RECORDS = tuple(Column("", "position", head) for head in ("group", "offset", "c
 
 
 def load_kernel(path: AnyPath) -> KernelUnit:
-    """Read and check a kernel unit; raise the errors of ``formats.anek.unit.read_unit``."""
+    """Return a kernel unit after checking it. Raises the errors of ``read_unit``."""
     location = Location.parse(path)
     return read_unit(location.read(), location.display)
 
 
 def inspect_kernel(path: AnyPath) -> UnitReport:
-    """Read and check a kernel unit, and describe it."""
+    """Return the description of a kernel unit after checking it."""
     location = Location.parse(path)
     data = location.read()
     unit = read_unit(data, location.display)

@@ -1,4 +1,4 @@
-"""What ``ingot lut`` reports of an activation table."""
+"""The report of ``ingot lut`` on an activation table."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _ENDS = ("first", "last", "low", "high", "clamp_low", "clamp_high")
 
 @takes(LutOptions, "lut")
 def lut(options: LutOptions) -> Fitted:
-    """Build the activation table of a function; errors as ``targets.ane.activation.fit_lut``."""
+    """Return the activation table of a function. Raises the errors of ``fit_lut``."""
     return fit_lut(options.name, options.range, options.domain, options.outside)
 
 
 def lut_report(name: str, fitted: Fitted) -> Report:
-    """Return where the knots of a function's table lie, its entries, and their error."""
+    """Return a report with the knots of a function's table, its entries, and their error."""
     lut = fitted.lut
     first, last = float(lut.places[0]), float(lut.places[-1])
     figures = [

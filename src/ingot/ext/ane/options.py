@@ -1,4 +1,4 @@
-"""The options of what is done for a Neural Engine. The command line is made from them: nothing heavy is imported."""
+"""Options for the Neural Engine. The command line derives from this module, so it imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ingot.stores.location import AnyPath
 if TYPE_CHECKING:
     from ingot.ext.ane.chips.activation import ActivationLut
 
-_OVERWRITE = about("Replace a file that exists.")
+_OVERWRITE = about("Replace an existing file.")
 
 
 _CHECKPOINT = about("Checkpoint: a file or folder in any format that Ingot reads.", argument=True)
 _CHIPS = about("One or several of m1 to m6, m1-pro, a12 to a20-pro, ...: m1,m4.")
-_ASSUME = about("KEY=VALUE, CHIP.KEY=VALUE or PATTERN:CONDITION=VALUE in place of what the tables say.")
+_ASSUME = about("KEY=VALUE, CHIP.KEY=VALUE or PATTERN:CONDITION=VALUE that replaces a value of the tables.")
 
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """A plan: of what, for which chips, under which assumptions."""
+    """Options of a plan: the checkpoint, the chips, the assumptions."""
 
     path: AnyPath = field(metadata=_CHECKPOINT)
     chip: str | Sequence[str] = field(default="m1", metadata=_CHIPS)
@@ -32,7 +32,7 @@ class PlanOptions:
 
 @dataclass(frozen=True, slots=True)
 class SuggestOptions:
-    """A suggestion: for what, on which chips, where to, and what it may lose."""
+    """Options of a suggestion: the checkpoint, the chips, the recipe to write, the error limit."""
 
     path: AnyPath = field(metadata=_CHECKPOINT)
     chip: str | Sequence[str] = field(metadata=_CHIPS)
@@ -47,40 +47,42 @@ class SuggestOptions:
     )
     _: KW_ONLY
     assume: Sequence[str] = field(default=(), metadata=_ASSUME)
-    overwrite: bool = field(default=False, metadata=about("Replace a file that exists, for --suggest.", "--overwrite"))
+    overwrite: bool = field(default=False, metadata=about("Replace an existing file, for --suggest.", "--overwrite"))
 
 
 @dataclass(frozen=True, slots=True)
 class KernelOptions:
-    """A kernel unit: of which tensor, for which chip, with what beside it."""
+    """Options of a kernel unit: the tensor, the chip, bias and activation."""
 
     path: AnyPath = field(metadata=about("Checkpoint.", argument=True))
     name: str = field(
         metadata=about("Tensor, output channels first; without OUT a folder for all of them.", argument=True)
     )
-    out: AnyPath | None = field(default=None, metadata=about("File to write, .anek by custom.", argument=True))
+    out: AnyPath | None = field(default=None, metadata=about("File to write, usually .anek.", argument=True))
     chip: str = field(default="m1", metadata=about("Chip to pack for."))
     _: KW_ONLY
     bias: str | None = field(default=None, metadata=about("Tensor with a bias per output channel."))
     activation: str | ActivationLut | None = field(
-        default=None, metadata=about("Function whose table goes in; see `ingot lut`.")
+        default=None, metadata=about("Function whose table is included; see `ingot lut`.")
     )
     domain: tuple[float, float] | None = field(
-        default=None, metadata=about("Where the table's knots lie: LOW,HIGH; as `ingot lut`.")
+        default=None, metadata=about("Interval of the table's knots: LOW,HIGH; as in `ingot lut`.")
     )
-    outside: str | None = field(default=None, metadata=about("Beyond the knots: clamp, line or best; as `ingot lut`."))
-    assume: Sequence[str] = field(default=(), metadata=about("KEY=VALUE, as `ingot plan` takes it."))
+    outside: str | None = field(
+        default=None, metadata=about("Beyond the knots: clamp, line or best; as in `ingot lut`.")
+    )
+    assume: Sequence[str] = field(default=(), metadata=about("KEY=VALUE, as in `ingot plan`."))
     overwrite: bool = field(default=False, metadata=_OVERWRITE)
 
 
 @dataclass(frozen=True, slots=True)
 class LutOptions:
-    """An activation table: of which function, and over which inputs."""
+    """Options of an activation table: the function and its inputs."""
 
     name: str = field(metadata=about("sigmoid, tanh, gelu, silu, exp or rsqrt.", argument=True))
     range: tuple[float, float] | None = field(default=None, metadata=about("Inputs that matter: LOW,HIGH.", "--range"))
     domain: tuple[float, float] | None = field(
-        default=None, metadata=about("Where the 33 knots lie: LOW,HIGH; fitted by default.")
+        default=None, metadata=about("Interval of the 33 knots: LOW,HIGH; fitted by default.")
     )
     outside: str = field(
         default="clamp", metadata=about("Beyond the knots: clamp to the end knots, as published; line; or best.")

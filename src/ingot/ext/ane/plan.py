@@ -1,4 +1,4 @@
-"""Plan: what becomes of every weight of a checkpoint on a Neural Engine, from headers alone."""
+"""Plan: how a Neural Engine treats every weight of a checkpoint, from headers alone."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ KERNEL, GATHER, VECTOR, OTHER = "kernel", "gather", "vector", "other"
 
 @dataclass(frozen=True, slots=True)
 class WeightPlan:
-    """One weight on one chip.
+    """The plan of a weight on a chip.
 
-    ``use``: ``kernel`` (a matrix or convolution), ``gather`` (an embedding, looked up and not multiplied), ``vector``
-    (norms and biases: they travel beside kernels), ``other`` (no weight). Only kernels have the fields that follow
-    ``form``. ``moved`` are bytes per dispatch, ``tables`` those of codebooks, ``tables_fit`` whether they are within
-    the chip's budget (None: it is not published); ``time`` has milliseconds; ``word`` is the KernelCfg register of the
-    form in which the weight moves, ``streams`` the coefficient streams beside it; ``winograd`` says of convolutions
-    why not, or is empty.
+    ``use`` is ``kernel`` (a matrix or convolution), ``gather`` (an embedding, which is looked up and not multiplied),
+    ``vector`` (norms and biases, which are stored with kernels) or ``other`` (no weight). Only kernels have the fields
+    after ``form``. ``moved`` are bytes per dispatch, ``tables`` bytes of codebooks. ``tables_fit`` says whether the
+    tables are within the chip's budget (None: the budget is not published). ``time`` has milliseconds. ``word`` is the
+    KernelCfg register of the moved weight, ``streams`` its additional coefficient streams. ``winograd`` is the reason
+    why a convolution does not use Winograd, or empty.
     """
 
     name: str
@@ -65,7 +65,7 @@ class WeightPlan:
 
 @dataclass(frozen=True, slots=True)
 class ChipPlan:
-    """All weights on one chip, and what becomes there of the forms that a weight could have."""
+    """The plan of all weights on a chip, and the decisions of the chip for all storage forms."""
 
     chip: str
     target: str
@@ -81,7 +81,7 @@ class ChipPlan:
 
     @property
     def outcomes(self) -> dict[str, int]:
-        """Number of kernels by outcome."""
+        """The number of kernels by outcome."""
         counts: dict[str, int] = {}
         for weight in self.kernels:
             if weight.decision is not None:
@@ -90,7 +90,7 @@ class ChipPlan:
 
     @property
     def totals(self) -> dict[str, int]:
-        """Bytes of all kernels: stored, moved, and as dense fp16."""
+        """The bytes of all kernels: stored, moved, and as dense fp16."""
         kernels = self.kernels
         return {
             "stored": sum(weight.stored for weight in kernels),
@@ -100,7 +100,7 @@ class ChipPlan:
 
     @property
     def time(self) -> Time | None:
-        """Milliseconds of one pass over all kernels in one dispatch, at batch 1; None where no bandwidth is known."""
+        """Milliseconds of a pass over all kernels in one dispatch, at batch 1; None if no bandwidth is published."""
         times = [weight.time for weight in self.kernels if weight.time is not None]
         if not times:
             return None
@@ -110,8 +110,8 @@ class ChipPlan:
 
 @dataclass(frozen=True, slots=True)
 class ChipSum:
-    """All kernels on one chip in a line: how many by outcome, bytes as stored, moved per pass and as dense fp16, and
-    the milliseconds of a pass, where a bandwidth is known."""
+    """A line on all kernels on a chip: numbers by outcome, bytes as stored, moved per pass and as dense fp16, and the
+    milliseconds of a pass, if a bandwidth is published."""
 
     chip: str
     product: str
@@ -136,7 +136,7 @@ CHIP_SUM_HEADS = {
 
 @dataclass(frozen=True, slots=True)
 class Plan(Shown):
-    """What ``ingot.plan`` returns; ``notes`` say which tensors could not be read and are in no figure."""
+    """The result of ``ingot.plan``; ``notes`` name unreadable tensors, which no figure includes."""
 
     path: str
     format: str
@@ -151,7 +151,7 @@ class Plan(Shown):
 
     @property
     def sums(self) -> Sequence[ChipSum]:
-        """Each chip in a line."""
+        """A line per chip."""
         return [
             ChipSum(
                 item.chip,
@@ -164,23 +164,23 @@ class Plan(Shown):
         ]
 
     def report(self) -> Report:
-        """Return the sums."""
+        """Return a report with a line per chip."""
         table = table_of("chips", self.sums, ChipSum, CHIP_SUM_HEADS)
         return Report([Figure("notes", self.notes, "texts")], [Line("note: {item}", each="notes")], [table])
 
 
 @takes(PlanOptions, "plan")
 def plan(options: PlanOptions) -> Plan:
-    """Say what becomes of every weight on one or several chips; reads headers, no weights.
+    """Return how chips treat every weight; this reads headers, no weights.
 
-    ``chip`` is ``"m1"``, ``"m1,m4"`` or ``["a17-pro"]``: see ``ingot.ext.ane.chips.chips.chip_names``. Each text of
-    ``assume`` replaces what the data files say: a cell or the outcome of a form, ``bandwidth=60``, ``int8=streams``, of
-    one chip with ``m5.int8=streams``; or a condition, ``stride=2``, of some tensors with ``*conv1*:stride=2``.
+    ``chip`` is ``"m1"``, ``"m1,m4"`` or ``["a17-pro"]``; ``ingot.ext.ane.chips.chips.chip_names`` lists them. Each text
+    of ``assume`` replaces a value of the data files. ``bandwidth=60`` replaces a cell and ``int8=streams`` an outcome,
+    for one chip as ``m5.int8=streams``. ``stride=2`` replaces a condition, for some tensors as ``*conv1*:stride=2``.
 
     Raises
     ------
     UsageError
-        ``ane.chip``, ``ane.assume``, ``ane.delta``, and those of ``ingot.open``.
+        ``ane.chip``, ``ane.assume``, ``ane.delta``, and the errors of ``ingot.open``.
     """
     chips = load_chips(options.chip)
     assumptions = parse_assumptions(options.assume, [item.name for item in chips])
@@ -189,16 +189,16 @@ def plan(options: PlanOptions) -> Plan:
 
 
 def load_chips(chip: str | Sequence[str]) -> list[Chip]:
-    """Return the chips of ``"m1,m4"`` or of a sequence of names, each once."""
+    """Return the chips of ``"m1,m4"`` or of a sequence of names, without duplicates."""
     names = chip.split(",") if isinstance(chip, str) else list(chip)
     loaded = {item.name: item for item in map(load_chip, names)}
     if not loaded:
-        raise UsageError("expected at least one chip, found none", rule="ane.chip")
+        raise UsageError("expected the name of at least one chip", rule="ane.chip")
     return list(loaded.values())
 
 
 def plan_checkpoint(checkpoint: Checkpoint, chips: Sequence[Chip], assumptions: Assumptions) -> Plan:
-    """Plan an open checkpoint; raises ``UsageError`` ``ane.delta``."""
+    """Return the plan of an open checkpoint. Raises ``UsageError`` ``ane.delta``."""
     if delta_of(checkpoint.metadata, checkpoint.location) is not None:
         raise UsageError(
             "expected a checkpoint, found a delta; patch its base first", rule="ane.delta", where=checkpoint.location
@@ -212,94 +212,104 @@ def plan_checkpoint(checkpoint: Checkpoint, chips: Sequence[Chip], assumptions: 
 
 
 def _on_chip(checkpoint: Checkpoint, chip: Chip, assumptions: Assumptions) -> ChipPlan:
-    known: dict[Conditions, dict[str, Decision]] = {}
+    decisions_by_conditions: dict[Conditions, dict[str, Decision]] = {}
     equal: dict[tuple[object, ...], WeightPlan] = {}
     weights = []
     for name in checkpoint:
         tensor = checkpoint[name]
         conditions = assumptions.conditions(name)
-        if conditions not in known:
-            known[conditions] = outcomes(chip, conditions)
-        form = form_of_tensor(tensor)
-        key = (tensor.codec, form, use_of(tensor, form), tensor.shape, conditions)
+        if conditions not in decisions_by_conditions:
+            decisions_by_conditions[conditions] = outcomes(chip, conditions)
+        storage_form = form_of_tensor(tensor)
+        key = (tensor.codec, storage_form, use_of(tensor, storage_form), tensor.shape, conditions)
         if key not in equal:
-            equal[key] = plan_tensor(tensor, chip, conditions, known[conditions])
+            equal[key] = plan_tensor(tensor, chip, conditions, decisions_by_conditions[conditions])
         weights.append(replace(equal[key], name=name, stored=tensor.nbytes))
     ordinary = Conditions()
-    forms = known.get(ordinary) or outcomes(chip, ordinary)
-    decisions = [*(weight.decision for weight in weights), *forms.values()]
+    decisions_by_form = decisions_by_conditions.get(ordinary) or outcomes(chip, ordinary)
+    decisions = [*(weight.decision for weight in weights), *decisions_by_form.values()]
     keys = dict.fromkeys(key for decision in decisions if decision is not None for key in decision.contradictions)
     unknown = tuple(key for key in ("bandwidth", "palette_lut_budget") if chip.known(key) is None)
-    told = contradictions()
+    all_contradictions = contradictions()
     return ChipPlan(
-        chip.name, chip.target, chip.product, tuple(weights), forms, unknown, tuple(told[key] for key in keys)
+        chip.name,
+        chip.target,
+        chip.product,
+        tuple(weights),
+        decisions_by_form,
+        unknown,
+        tuple(all_contradictions[key] for key in keys),
     )
 
 
-def plan_tensor(tensor: Tensor, chip: Chip, conditions: Conditions, known: dict[str, Decision]) -> WeightPlan:
-    """Plan one tensor on one chip; ``known`` is ``candidates.outcomes`` of the chip under these conditions."""
-    form = form_of_tensor(tensor)
-    use = use_of(tensor, form)
+def plan_tensor(tensor: Tensor, chip: Chip, conditions: Conditions, decisions: dict[str, Decision]) -> WeightPlan:
+    """Return the plan of a tensor on a chip; ``decisions`` are ``outcomes`` of the chip under these conditions."""
+    storage_form = form_of_tensor(tensor)
+    use = use_of(tensor, storage_form)
     if use != KERNEL:
-        return WeightPlan(tensor.name, tensor.shape, tensor.codec, use, tensor.nbytes, form.label)
-    decision = decide(form, chip, conditions)
-    moved = moved_bytes(form, decision)
+        return WeightPlan(tensor.name, tensor.shape, tensor.codec, use, tensor.nbytes, storage_form.label)
+    decision = decide(storage_form, chip, conditions)
+    moved = moved_bytes(storage_form, decision)
     return WeightPlan(
         name=tensor.name,
         shape=tensor.shape,
         codec=tensor.codec,
         use=use,
         stored=tensor.nbytes,
-        form=form.label,
+        form=storage_form.label,
         decision=decision,
         moved=moved,
-        dense=form.dense_bytes,
-        time=predict(form, decision, chip, conditions),
-        room=budget(form, decision, chip),
-        tables=form.table_bytes,
-        tables_fit=tables_fit(form, chip) if chip.known("palette_lut_budget") is not None else None,
-        word=_word(form, decision, chip),
-        streams=tuple(streams()[section].name for section in _sections(form, decision)),
-        better=None if decision.streams else nearest_better(form, moved, tensor.shape[0], known),
-        winograd=_winograd(form, tensor.shape, chip, conditions),
+        dense=storage_form.dense_bytes,
+        time=predict(storage_form, decision, chip, conditions),
+        room=budget(storage_form, decision, chip),
+        tables=storage_form.table_bytes,
+        tables_fit=tables_fit(storage_form, chip) if chip.known("palette_lut_budget") is not None else None,
+        word=_word(storage_form, decision, chip),
+        streams=tuple(streams()[section].name for section in _sections(storage_form, decision)),
+        better=None if decision.streams else nearest_better(storage_form, moved, tensor.shape[0], decisions),
+        winograd=_winograd(storage_form, tensor.shape, chip, conditions),
     )
 
 
-def _kind(form: Form, decision: Decision) -> KernelKind:
-    """Return what the register tells of a weight: what folds is fp16."""
-    inner = form if form.inner is None else form.inner
+def _kernel_kind(storage_form: Form, decision: Decision) -> KernelKind:
+    """Return the description of a weight for the KernelCfg register; a weight that folds is fp16."""
+    inner = storage_form if storage_form.inner is None else storage_form.inner
     if not decision.streams:
         return KernelKind()
-    sparse, zero_point = form.kind == SPARSE, inner.zero_point
+    sparse, zero_point = storage_form.kind == SPARSE, inner.zero_point
     if inner.kind == PALETTE:
         return KernelKind(inner.entry, decision.stored_bits or inner.bits, sparse, zero_point, inner.vector)
     integers = inner.kind in (INTEGER, BLOCKWISE)
     return KernelKind("int8" if integers else inner.entry, None, sparse, zero_point)
 
 
-def _word(form: Form, decision: Decision, chip: Chip) -> int | None:
+def _word(storage_form: Form, decision: Decision, chip: Chip) -> int | None:
     if decision.outcome == "refused":
         return None
-    return kernel_word(_kind(form, decision), chip.target, chip.value("detect_zeros"))
+    return kernel_word(_kernel_kind(storage_form, decision), chip.target, chip.value("detect_zeros"))
 
 
-def _sections(form: Form, decision: Decision) -> list[str]:
-    inner = form if form.inner is None else form.inner
+def _sections(storage_form: Form, decision: Decision) -> list[str]:
+    inner = storage_form if storage_form.inner is None else storage_form.inner
     if not decision.streams:
         return []
-    return [name for name, there in (("scale", form.scales > 0), ("pal", inner.kind == PALETTE)) if there]
+    return [name for name, there in (("scale", storage_form.scales > 0), ("pal", inner.kind == PALETTE)) if there]
 
 
 def form_of_tensor(tensor: Tensor) -> Form:
-    """Return the form of a stored tensor."""
+    """Return the storage form of a tensor."""
     parts = {role: part.type or part.dtype for role, part in tensor.parts.items()}
     return form_of(tensor.codec, tensor.shape, tensor.dtype, tensor.params, parts)
 
 
-def use_of(tensor: Tensor, form: Form) -> str:
-    """Return what the engine does with a tensor, told from its name, rank and element type."""
-    known = DTYPES.get(tensor.dtype)
-    if form.kind == FOREIGN and tensor.codec == DenseLayout.codec and not (known is not None and known.is_float):
+def use_of(tensor: Tensor, storage_form: Form) -> str:
+    """Return the engine's use of a tensor, from its name, rank and element type."""
+    dtype = DTYPES.get(tensor.dtype)
+    if (
+        storage_form.kind == FOREIGN
+        and tensor.codec == DenseLayout.codec
+        and not (dtype is not None and dtype.is_float)
+    ):
         return OTHER
     if len(tensor.shape) < 2 or prod(tensor.shape[1:]) == 1:
         return VECTOR
@@ -307,8 +317,8 @@ def use_of(tensor: Tensor, form: Form) -> str:
     return GATHER if role == "embedding" else VECTOR if role in ("norm", "bias") else KERNEL
 
 
-def _winograd(form: Form, shape: tuple[int, ...], chip: Chip, conditions: Conditions) -> str | None:
+def _winograd(storage_form: Form, shape: tuple[int, ...], chip: Chip, conditions: Conditions) -> str | None:
     if len(shape) != 4 or shape[2:] == (1, 1):
         return None
     ocg = channels_per_group(shape, chip)
-    return winograd(form, (shape[2], shape[3]), chip, conditions, ocg=ocg).reason
+    return winograd(storage_form, (shape[2], shape[3]), chip, conditions, ocg=ocg).reason

@@ -1,4 +1,4 @@
-"""Compiled programs of the Neural Engine: what is in one, and the weights of its kernels."""
+"""Compiled programs of the Neural Engine: their content, and the weights of their kernels."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ingot.stores.location import AnyPath, Location
 
 @dataclass(frozen=True, slots=True)
 class TaskReport:
-    """One task: registers by name, and its kernel as far as it can be read.
+    """A task: its registers by name, and its kernel if it can be decoded.
 
-    ``shape`` is [output channels, input channels, height, width]; ``dtype`` and ``values`` (least, largest, number of
-    different ones) are those of the stored weights, ``table`` the 43 entries of an activation table; ``note`` says
-    why not.
+    ``shape`` is [output channels, input channels, height, width]. ``dtype`` and ``values`` (minimum, maximum, number of
+    distinct values) describe the stored weights. ``table`` has the 43 entries of an activation table. ``note`` is the
+    reason if the kernel cannot be decoded.
     """
 
     offset: int
@@ -36,7 +36,7 @@ class TaskReport:
 
 @dataclass(frozen=True, slots=True)
 class ProgramReport:
-    """What ``ingot inspect`` tells of a compiled program; ``kernels`` are the names of coefficients with their
+    """The description of a compiled program for ``ingot inspect``; ``kernels`` are names of coefficients with
     addresses."""
 
     path: str
@@ -51,36 +51,36 @@ class ProgramReport:
 
 
 def load_program(path: AnyPath) -> Program:
-    """Read a compiled program; errors as ``targets.ane.program.read_program``."""
+    """Return a compiled program. Raises the errors of ``read_program``."""
     location = Location.parse(path)
     return read_program(location.read(), location.display)
 
 
 def program_weights(path: AnyPath) -> list[Array]:
-    """Return the weights of every kernel of a compiled program, as stored, in the order of its tasks.
+    """Return the stored weights of every kernel of a compiled program, in the order of its tasks.
 
     Raises
     ------
     FormatError
-        Those of ``targets.ane.program`` and ``targets.ane.program_tasks``.
+        Errors of ``ingot.ext.ane.chips.program`` and ``ingot.ext.ane.chips.program_tasks``.
     UnsupportedError
-        ``hwx.generation``, ``hwx.kernel``: what is not known well enough to be unpacked.
+        ``hwx.generation``, ``hwx.kernel``: the layout is not documented well enough to be unpacked.
     """
-    location = Location.parse(path)
-    program, where = load_program(location), location.display
-    return [kernel_of(program, task, where) for task in tasks_of(program, where) if task.multiplies]
+    address = Location.parse(path)
+    program, location = load_program(address), address.display
+    return [kernel_of(program, task, location) for task in tasks_of(program, location) if task.multiplies]
 
 
 def inspect_program(path: AnyPath) -> ProgramReport:
-    """Read a compiled program and describe it: sections, symbols, and, where registers are known, its tasks."""
-    location = Location.parse(path)
-    program, where, note = load_program(location), location.display, ""
+    """Return the description of a compiled program: sections, symbols, and tasks with documented registers."""
+    address = Location.parse(path)
+    program, location, note = load_program(address), address.display, ""
     try:
-        tasks = tuple(_task(program, task, where) for task in tasks_of(program, where))
+        tasks = tuple(_task(program, task, location) for task in tasks_of(program, location))
     except UnsupportedError as error:
         tasks, note = (), error.message
     return ProgramReport(
-        where,
+        location,
         len(program.data),
         program.generation,
         program.compiler,
@@ -92,13 +92,13 @@ def inspect_program(path: AnyPath) -> ProgramReport:
     )
 
 
-def _task(program: Program, task: Task, where: str) -> TaskReport:
+def _task(program: Program, task: Task, location: str) -> TaskReport:
     try:
-        lut = table_of(program, task, where)
+        lut = table_of(program, task, location)
         table = None if lut is None else tuple(lut.entries().astype(float).tolist())
         if not task.multiplies:
             return TaskReport(task.offset, task.registers, table=table)
-        weights = kernel_of(program, task, where)
+        weights = kernel_of(program, task, location)
     except UnsupportedError as error:
         return TaskReport(task.offset, task.registers, note=error.message)
     values = (float(weights.min()), float(weights.max()), int(np.unique(weights).size))

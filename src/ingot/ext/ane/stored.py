@@ -1,4 +1,4 @@
-"""A tensor's stored codes as a kernel unit holds them, for a form that streams; as fp16 for what does not."""
+"""The stored codes of a tensor as the weight of a kernel unit: unchanged if the form streams, else as fp16."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ from ingot.model.tensor import Array, Tensor
 
 
 def dense(tensor: Tensor) -> KernelWeight:
-    """Return a weight as fp16; ``ane.layout`` for values that it does not hold."""
+    """Return a weight as fp16. Raises ``ane.layout`` for values outside its range."""
     return KernelWeight(tensor.shape, _finite(tensor.numpy("f16"), tensor.name), 16)
 
 
-def _finite(values: Array, where: str) -> Array:
+def _finite(values: Array, location: str) -> Array:
     if not np.isfinite(values).all():
-        raise UsageError("expected values that float16 holds, found larger ones or NaN", rule="ane.layout", where=where)
+        raise UsageError("expected finite values in the range of float16", rule="ane.layout", where=location)
     return values
 
 
 def halves(tensor: Tensor, name: str, channels: int) -> Array:
-    """Return a bias as fp16, [channels]; ``ane.layout`` for another shape, or values that fp16 does not hold."""
+    """Return a bias as fp16, [channels]. Raises ``ane.layout`` for another shape, or values outside the range."""
     if tensor.shape != (channels,):
         raise UsageError(f"expected a bias of [{channels}], found {list(tensor.shape)}", rule="ane.layout", where=name)
     return _finite(tensor.numpy("f16"), name)
 
 
-def stored(tensor: Tensor, form: Form, decision: Decision) -> KernelWeight:
-    """Return the weight with the codes or indices that are stored, as it was planned.
+def stored(tensor: Tensor, storage_form: Form, decision: Decision) -> KernelWeight:
+    """Return the weight with its stored codes or indices, as planned.
 
     Raises
     ------
     UsageError
-        ``ane.layout``: NaN, scales or zero points that a unit has no place for.
+        ``ane.layout``: NaN, or scales or zero points that a unit cannot store.
     """
-    inner, mask = form if form.inner is None else form.inner, None
-    if form.kind == SPARSE:
+    inner, mask = storage_form if storage_form.inner is None else storage_form.inner, None
+    if storage_form.kind == SPARSE:
         values = tensor.numpy("f16")
         mask = read_mask(tensor)
-        if form.inner is None:
+        if storage_form.inner is None:
             return KernelWeight(tensor.shape, _finite(values, tensor.name), 16, mask=mask)
     if inner.kind == PALETTE:
         params = tensor.params if mask is None else tensor.params["inner"]["params"]
@@ -66,16 +66,16 @@ def _bytes(tensor: Tensor, role: str) -> Array:
     return np.frombuffer(tensor.parts[role].view(), np.uint8)
 
 
-def _integers(tensor: Tensor, form: Form, mask: Array | None) -> KernelWeight:
-    """Return int8 values with their scales, and zero points where the values do not lie around 0.
+def _integers(tensor: Tensor, storage_form: Form, mask: Array | None) -> KernelWeight:
+    """Return int8 values with their scales, and zero points if the codes exceed the range of int8.
 
-    Codes are taken from the decoded values, whatever their packing: these are scale times an integer of at most nine
-    bits, so that the quotient is that integer but for rounding.
+    The codes are computed from the decoded values, for any packing: each value is the scale times an integer of at most
+    nine bits, so the rounded quotient is that integer.
     """
     shape, channels = tensor.shape, tensor.shape[0]
     params = tensor.params if mask is None else tensor.params["inner"]["params"]
     values = tensor.numpy("f32").reshape(channels, -1).astype(np.float64)
-    run = run_of(shape, params) if form.kind == BLOCKWISE else None
+    run = run_of(shape, params) if storage_form.kind == BLOCKWISE else None
     scales = _floats(tensor, "scales").reshape(-1)
     scale = scales.reshape(channels, -1) if run else np.broadcast_to(scales.reshape(-1, 1), (channels, 1))
     spread = np.repeat(scale, run, axis=1)[:, : values.shape[1]] if run else scale
@@ -91,20 +91,20 @@ def _integers(tensor: Tensor, form: Form, mask: Array | None) -> KernelWeight:
         zero = np.where(low < -128, -128 - low, np.minimum(0, 127 - high))
         codes = codes + zero[:, None]
         if not (codes.min() >= -128 and codes.max() <= 127 and np.abs(zero).max() <= 128):
-            raise UsageError("expected codes of 8 bits, found more", rule="ane.layout", where=tensor.name)
+            raise UsageError("expected codes of at most 8 bits", rule="ane.layout", where=tensor.name)
         zero = zero.astype(np.int8)
     if mask is not None:
         codes = np.where(mask.reshape(codes.shape), codes, 0)
-    found = codes.astype(np.int8).reshape(shape)
+    values_int8 = codes.astype(np.int8).reshape(shape)
     if run:
-        return KernelWeight(shape, found, 8, mask=mask, scale=factors, block=run)
-    return KernelWeight(shape, found, 8, mask=mask, scale=factors[:, 0].copy(), zero=zero)
+        return KernelWeight(shape, values_int8, 8, mask=mask, scale=factors, block=run)
+    return KernelWeight(shape, values_int8, 8, mask=mask, scale=factors[:, 0].copy(), zero=zero)
 
 
-def _factors(scale: Array, where: str) -> Array:
-    """Return scales as float16 where that holds them all exactly, else as float32: a unit has either (B25)."""
+def _factors(scale: Array, location: str) -> Array:
+    """Return scales as float16 if it represents them exactly, else as float32; a unit can store either (B25)."""
     halves = _rounded(scale)
-    return halves if np.array_equal(halves.astype(np.float32), scale) else _finite(scale.astype(np.float32), where)
+    return halves if np.array_equal(halves.astype(np.float32), scale) else _finite(scale.astype(np.float32), location)
 
 
 def _rounded(values: Array) -> Array:
@@ -113,7 +113,7 @@ def _rounded(values: Array) -> Array:
 
 
 def _widened(weight: KernelWeight, bits: int | None) -> KernelWeight:
-    """Return a palette with wider indices, and codebooks filled up with zeros, where the chip stores them so."""
+    """Return a palette with wider indices, and codebooks padded with zeros, if the chip stores palettes so."""
     if bits is None or weight.codebooks is None:
         return weight
     more = (1 << bits) - weight.codebooks.shape[1]
@@ -121,7 +121,7 @@ def _widened(weight: KernelWeight, bits: int | None) -> KernelWeight:
 
 
 def identity(weight: KernelWeight) -> KernelWeight:
-    """Return a weight that is an identity, but for a factor per channel, as one; any other as it is."""
+    """Return a diagonal matrix as an identity with a factor per channel; any other weight unchanged."""
     channels = weight.shape[0]
     if weight.values.dtype != np.float16 or weight.mask is not None or channels * channels != weight.values.size:
         return weight
@@ -150,12 +150,12 @@ def _palette(tensor: Tensor, params: Mapping[str, Any], mask: Array | None = Non
         scales = np.repeat(_floats(tensor, "codebook_scales"), shape[0] // books)
         scale = _factors(scales, tensor.name)
     count, role = tensor.size // vector, "indices" if mask is None else "nonzeros"
-    kept = count if mask is None else int(np.count_nonzero(mask))
-    indices = unpack_lsb(_bytes(tensor, role), bits, kept)
+    count_stored = count if mask is None else int(np.count_nonzero(mask))
+    indices = unpack_lsb(_bytes(tensor, role), bits, count_stored)
     if mask is not None:
-        spread = np.zeros(count, np.uint8)
-        spread[mask.reshape(-1)] = indices
-        indices = spread
+        full = np.zeros(count, np.uint8)
+        full[mask.reshape(-1)] = indices
+        indices = full
     values = indices.reshape(shape[0] // vector, -1)
     kept_rows = None if mask is None else mask.reshape(values.shape)
     return KernelWeight(shape, values, bits, halves.reshape(books, 1 << bits, vector), kept_rows, scale)

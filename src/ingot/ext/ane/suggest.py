@@ -1,4 +1,4 @@
-"""Suggest: the fastest form of every weight on chips, within an error, written as a recipe that ``convert`` takes."""
+"""Suggest the fastest storage form of every weight on chips, within an error limit, as a recipe for ``convert``."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from ingot.recipes.choice import WEIGHT_DTYPES, Choice
 from ingot.recipes.recipe import exactly
 from ingot.stores.location import Location
 
-# What is tried, by a name for people. A recipe's options; the encoder says which parameters and parts they become.
-_WAYS: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
+# Candidates with their names in reports. The options are those of recipes; the encoder turns them into parameters.
+_CANDIDATES: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
     ("palette2", PaletteLayout.codec, {"bits": 2}),
     ("palette3", PaletteLayout.codec, {"bits": 3}),
     ("palette4", PaletteLayout.codec, {"bits": 4}),
@@ -51,12 +51,12 @@ _WAYS: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
         {"bits": 8, "group": "row", "symmetric": True, "scales": "f16", "quantizer": "absmax"},
     ),
 )
-KEPT = "kept as stored"
+UNCHANGED = "kept as stored"
 
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """What was chosen for a weight: the way, its error (RMS over RMS), bytes moved per dispatch before and after."""
+    """The choice for a weight: the candidate, its error (RMS over RMS), bytes moved per dispatch before and after."""
 
     name: str
     way: str
@@ -67,10 +67,7 @@ class Pick:
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """A recipe file and what it is expected to do.
-
-    Bytes moved are those of the first chip.
-    """
+    """A recipe file and its expected effect. Bytes moved are those on the first chip."""
 
     path: str
     recipe: str
@@ -80,11 +77,11 @@ class Suggestion:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Number of weights by way."""
-        numbers: dict[str, int] = {}
+        """The number of weights by candidate."""
+        counts: dict[str, int] = {}
         for pick in self.picks:
-            numbers[pick.way] = numbers.get(pick.way, 0) + 1
-        return numbers
+            counts[pick.way] = counts.get(pick.way, 0) + 1
+        return counts
 
     @property
     def moved_before(self) -> int:
@@ -101,21 +98,21 @@ class Suggestion:
 
 @takes(SuggestOptions, "suggest")
 def suggest(options: SuggestOptions) -> Suggestion:
-    """Write a recipe with the least predicted time on the chips, no weight's error above ``max_error``.
+    """Write the recipe with the least predicted time on the chips and no weight's error above ``max_error``.
 
-    For each kernel the ways are tried from the fastest on: encoded on a sample of the weight (all of it up to about a
-    million elements), decoded, compared. The error is the RMS of the difference over the RMS of the weight. With
-    several chips a way has to stream on all of them, and their times are added; bytes stand for time where no bandwidth
-    is known. For a Core ML package only what its program can have is tried. A file at ``recipe`` is replaced with
-    ``overwrite`` only.
+    For each kernel, candidates are tried from the fastest to the slowest. Each is encoded on a sample of the weight
+    (all of it up to about a million elements), decoded and compared. The error is the RMS of the difference over the
+    RMS of the weight. With several chips, a candidate must stream on all of them, and their times are added. Bytes
+    replace time if no bandwidth is published. For a Core ML package, only forms that its program supports are tried. A
+    file at ``recipe`` is replaced only with ``overwrite``.
 
     Raises
     ------
     UsageError
-        ``ane.suggest``: ``max_error`` is not above 0 or is above 1; those of ``ingot.plan``.
+        ``ane.suggest``: ``max_error`` is not above 0 or is above 1; and the errors of ``ingot.plan``.
     """
     location, recipe, max_error = Location.parse(options.path), Location.parse(options.recipe), options.max_error
-    recipe.require_writable()
+    recipe.require_writable()  # refuses read-only addresses before the work
     if not 0 < max_error <= 1:
         raise UsageError(
             "expected an error above 0 and at most 1: the RMS of the error over the RMS of the weight, no percentage "
@@ -124,11 +121,11 @@ def suggest(options: SuggestOptions) -> Suggestion:
         )
     chips = load_chips(options.chip)
     assumptions = parse_assumptions(options.assume, [item.name for item in chips])
-    known = [assumptions.apply(item) for item in chips]
+    assumed_chips = [assumptions.apply(item) for item in chips]
     with open_checkpoint(location) as checkpoint:
         program = _program(checkpoint)
         picks = [
-            _pick(checkpoint[name], known, assumptions, max_error, program)
+            _pick(checkpoint[name], assumed_chips, assumptions, max_error, program)
             for name in checkpoint
             if use_of(checkpoint[name], form_of_tensor(checkpoint[name])) == KERNEL
         ]
@@ -139,7 +136,7 @@ def suggest(options: SuggestOptions) -> Suggestion:
 
 
 def _program(checkpoint: Checkpoint) -> Format | None:
-    """Return the format that knows what a checkpoint's own program can have; None where there is no program."""
+    """Return the format that checks a checkpoint's own program; None if it has no program."""
     if checkpoint.attachments.program is None:
         return None
     format = FORMATS[checkpoint.format]
@@ -153,33 +150,33 @@ def _pick(
     conditions = assumptions.conditions(tensor.name)
     decisions = [decide(present, chip, conditions) for chip in chips]
     before = moved_bytes(present, decisions[0]) or present.dense_bytes
-    kept = Pick(tensor.name, KEPT, 0.0, before, before)
-    # Quantizing what is quantized already loses more than the error of the second step shows.
+    unchanged = Pick(tensor.name, UNCHANGED, 0.0, before, before)
+    # If the weight is quantized already, the measured error would not include the loss of the first quantization.
     if tensor.dtype not in WEIGHT_DTYPES or tensor.decoder is None or not CODECS[tensor.codec].lossless:
-        return kept
-    ways: list[tuple[float, int, str, Choice]] = []
-    for name, codec, options in _WAYS:
-        form = _form(tensor, codec, options, program)
-        if form is None:
+        return unchanged
+    candidates: list[tuple[float, int, str, Choice]] = []
+    for name, codec, options in _CANDIDATES:
+        candidate_form = _candidate_form(tensor, codec, options, program)
+        if candidate_form is None:
             continue
-        outcomes = [decide(form, chip, conditions) for chip in chips]
+        outcomes = [decide(candidate_form, chip, conditions) for chip in chips]
         if not all(decision.streams for decision in outcomes):
             continue
-        cost = sum(_cost(form, chip, assumptions, tensor.name) for chip in chips)
-        ways.append((cost, moved_bytes(form, outcomes[0]), name, Choice(codec, dict(options))))
+        cost = sum(_cost(candidate_form, chip, assumptions, tensor.name) for chip in chips)
+        candidates.append((cost, moved_bytes(candidate_form, outcomes[0]), name, Choice(codec, dict(options))))
     now = sum(_cost(present, chip, assumptions, tensor.name) for chip in chips)
-    for cost, moved, name, choice in sorted(ways, key=lambda candidate: (candidate[0], -candidate[1])):
+    for cost, moved, name, choice in sorted(candidates, key=lambda candidate: (candidate[0], -candidate[1])):
         if cost >= now:
             break
         snr = trial_snr_db(tensor, choice)
         error = inf if snr is None else 10 ** (-snr / 20)
         if error <= max_error:
             return Pick(tensor.name, name, error, before, moved)
-    return kept
+    return unchanged
 
 
-def _form(tensor: Tensor, codec: str, options: Mapping[str, Any], program: Format | None) -> Form | None:
-    """Return the form that a way gives a tensor; None where codec, tensor's shape or program do not allow it."""
+def _candidate_form(tensor: Tensor, codec: str, options: Mapping[str, Any], program: Format | None) -> Form | None:
+    """Return the storage form of a candidate; None if codec, shape or program do not allow it."""
     if codec not in CODECS:
         return None
     try:
@@ -188,40 +185,40 @@ def _form(tensor: Tensor, codec: str, options: Mapping[str, Any], program: Forma
         return None
     if program is not None and program.why_unsupported(encoded_spec(tensor.name, tensor, encoder, "raw")) is not None:
         return None
-    if codec == MaskLayout.codec:  # how many are kept is known after a fit pass
-        kept = 1 - options["sparsity"] if "sparsity" in options else _nonzero_share(tensor)
-        return Form(SPARSE, tensor.size, nonzeros=round(kept * tensor.size), codec=codec)
+    if codec == MaskLayout.codec:  # the exact number of nonzeros is known only after encoding
+        nonzero_share = 1 - options["sparsity"] if "sparsity" in options else _nonzero_share(tensor)
+        return Form(SPARSE, tensor.size, nonzeros=round(nonzero_share * tensor.size), codec=codec)
     parts = {part.role: part.type or part.dtype for part in encoder.parts}
     return form_of(codec, tensor.shape, tensor.dtype, encoder.params, parts)
 
 
 def _nonzero_share(tensor: Tensor) -> float:
-    """Share of elements with a bit set: a mask of zeros as they are keeps -0."""
+    """Return the share of elements with a nonzero bit: a mask of unchanged zeros keeps -0."""
     sample = sample_of(tensor)
     bits = sample.view(f"u{sample.itemsize}")
     return float(np.count_nonzero(bits) / bits.size) if bits.size else 1.0
 
 
-def _cost(form: Form, chip: Chip, assumptions: Assumptions, name: str) -> float:
+def _cost(storage_form: Form, chip: Chip, assumptions: Assumptions, name: str) -> float:
     conditions = assumptions.conditions(name)
-    decision = decide(form, chip, conditions)
-    time = predict(form, decision, chip, conditions)
+    decision = decide(storage_form, chip, conditions)
+    time = predict(storage_form, decision, chip, conditions)
     if time is not None:
         return time.share
-    return (moved_bytes(form, decision) or form.dense_bytes) / 1e6
+    return (moved_bytes(storage_form, decision) or storage_form.dense_bytes) / 1e6
 
 
 def recipe_text(name: str, picks: Sequence[Pick], chips: Sequence[str], max_error: float) -> str:
-    """Return the TOML of a recipe called ``name``: one rule per way, with the names of its weights."""
+    """Return the TOML of a recipe called ``name``: a rule per candidate, with the names of its weights."""
     about = f"Fastest forms for {', '.join(chips)}, RMS of the error at most {max_error:g} of each weight's own RMS."
     rules = []
-    for kind, codec, options in _WAYS:
-        picked = [pick for pick in picks if pick.way == kind]
+    for way, codec, options in _CANDIDATES:
+        picked = [pick for pick in picks if pick.way == way]
         if picked:
             worst = max(pick.error for pick in picked)
             rules.append(
                 {
-                    "label": f"{kind}, error up to {worst:.3g}",
+                    "label": f"{way}, error up to {worst:.3g}",
                     "match": [exactly(pick.name) for pick in picked],
                     "codec": codec,
                     "options": dict(options),

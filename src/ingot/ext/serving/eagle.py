@@ -1,9 +1,9 @@
-"""EAGLE-3 draft heads that run: one small decoder layer over what three layers of the target take in.
+"""EAGLE-3 draft heads that run: a small decoder layer over the inputs of three layers of the target.
 
 The computation is that of the published code (``SafeAILab/EAGLE``, ``model/cnets.py``) and of vLLM's
 ``llama_eagle3.py``; ``spec/attachments.md`` has it in formulas.
 
-This module needs torch to be imported (``core.extras.require`` names the extra); nothing else imports it at the top.
+Importing this module needs torch (``core.extras.require`` names the extra); no module imports it at its top.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _Values = dict[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class HeadConfig:
-    """What a head's tensors do not say.
+    """Settings of a draft head that its tensors do not show.
 
     Parameters
     ----------
     head_dim : int
     eps : float
-        Of the norms.
+        Epsilon of the norms.
     residual_after_norm : bool
-        Whether the residual is taken behind ``hidden_norm`` (vLLM's ``norm_before_residual``).
+        Whether the residual is taken after ``hidden_norm`` (vLLM's ``norm_before_residual``).
     features : three ints
         The target's layers whose inputs are the features, from 0.
     rotary : LlamaConfig
-        Of transformers: the rotary embedding.
+        A config of transformers with the rotary embedding.
     activation : callable
     """
 
@@ -50,26 +50,28 @@ class HeadConfig:
     activation: Callable[[torch.Tensor], torch.Tensor]
 
 
-def head_config(shape: DraftShape, target: Any, own: Mapping[str, Any]) -> HeadConfig:
-    """Return how a head computes: as its own ``config.json`` says, else as its target does.
+def head_config(shape: DraftShape, target: Any, head_values: Mapping[str, Any]) -> HeadConfig:
+    """Return the settings of a head from its ``config.json``, else from its target.
 
     Parameters
     ----------
     shape : DraftShape
     target : config of transformers
-        Of the model it drafts for.
-    own : mapping
-        The head's ``config.json``; empty where none is known.
+        The config of the model that it drafts for.
+    head_values : mapping
+        The head's ``config.json``; empty if there is none.
 
     Raises
     ------
     FormatError
-        ``draft.heads``: widths that are no whole numbers of heads; ``draft.config``: values that transformers refuses.
+        ``draft.heads``: widths are not a multiple of the head width; ``draft.config``: transformers refuses values.
     """
-    known = dict(own) if own else target.to_dict()
-    heads = known.get("num_attention_heads")
-    head_dim = known.get("head_dim") or (
-        (shape.attention // heads if own else known["hidden_size"] // heads) if isinstance(heads, int) and heads else 0
+    values = dict(head_values) if head_values else target.to_dict()
+    heads = values.get("num_attention_heads")
+    head_dim = values.get("head_dim") or (
+        (shape.attention // heads if head_values else values["hidden_size"] // heads)
+        if isinstance(heads, int) and heads
+        else 0
     )
     if not isinstance(head_dim, int) or head_dim < 2 or shape.attention % head_dim or shape.kv % head_dim:
         raise FormatError(
@@ -79,59 +81,62 @@ def head_config(shape: DraftShape, target: Any, own: Mapping[str, Any]) -> HeadC
     if (shape.attention // head_dim) % (shape.kv // head_dim):
         raise FormatError(
             "draft.heads",
-            f"expected whole groups of heads, found {shape.attention // head_dim} on {shape.kv // head_dim}",
+            f"expected a multiple of the key heads, found {shape.attention // head_dim} query heads and "
+            f"{shape.kv // head_dim} key heads",
         )
     transformers = require("transformers", "transformers")
     fields = ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings")
-    rope = {key: known[key] for key in fields if known.get(key) is not None}
+    rope = {key: values[key] for key in fields if values.get(key) is not None}
     try:
         rotary = transformers.LlamaConfig(hidden_size=shape.attention, num_attention_heads=1, head_dim=head_dim, **rope)
-        eps = float(known.get("rms_norm_eps", 1e-6))
-        activation = require("transformers.activations", "transformers").ACT2FN[known.get("hidden_act", "silu")]
-    except Exception as error:  # whatever a validator of a config raises
+        eps = float(values.get("rms_norm_eps", 1e-6))
+        activation = require("transformers.activations", "transformers").ACT2FN[values.get("hidden_act", "silu")]
+    except Exception as error:  # validators of configs raise various errors
         raise FormatError("draft.config", f"transformers refuses it: {type(error).__name__}: {error}") from error
-    named = (own.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids") if own else None
+    feature_layers = (
+        (head_values.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids") if head_values else None
+    )
     return HeadConfig(
         head_dim,
         eps,
-        bool(own.get("norm_before_residual")),
-        _features(named, target.num_hidden_layers),
+        bool(head_values.get("norm_before_residual")),
+        _features(feature_layers, target.num_hidden_layers),
         rotary,
         activation,
     )
 
 
-def _features(named: Any, layers: int) -> tuple[int, ...]:
-    """Return the layers whose inputs are the features: those named, else 2, the middle, and the last but two."""
-    chosen = tuple(named) if isinstance(named, list | tuple) else (2, layers // 2, layers - 3)
+def _features(feature_layers: Any, layers: int) -> tuple[int, ...]:
+    """Return the layers whose inputs are the features: the named ones, else 2, the middle, and the last but two."""
+    chosen = tuple(feature_layers) if isinstance(feature_layers, list | tuple) else (2, layers // 2, layers - 3)
     if len(chosen) != 3 or any(type(layer) is not int for layer in chosen):
         raise FormatError("draft.config", f"expected three layers for features, found {chosen!r}")
     return tuple(min(max(layer, 0), layers - 1) for layer in chosen)
 
 
 class DraftHead:
-    """A head beside its target: it proposes tokens, greedily, one after the other.
+    """A draft head with its target. It proposes tokens greedily, one after another.
 
     Parameters
     ----------
     tensors : mapping
-        As ``check_draft`` takes them.
+        Tensors as ``check_draft`` accepts them.
     model : a causal language model of transformers
-        The target; its embeddings are used where the head has none.
+        The target; its embeddings are used if the head has none.
     own : mapping, optional
         The head's ``config.json``.
 
     Raises
     ------
     FormatError
-        What ``check_draft`` and ``head_config`` raise; ``draft.target``: sizes of another target.
+        Errors of ``check_draft`` and ``head_config``; ``draft.target``: the sizes belong to another target.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], model: Any, own: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], model: Any, head_values: Mapping[str, Any] | None = None) -> None:
         self.shape = check_draft(tensors)
         target = model.config.get_text_config()
         self._require_target(target)
-        self.config = head_config(self.shape, target, own or {})
+        self.config = head_config(self.shape, target, head_values or {})
         dtype, device = model.dtype, model.device
         self.features = self.config.features
         self._weights = {
@@ -144,23 +149,23 @@ class DraftHead:
         self._rotary = llama.LlamaRotaryEmbedding(self.config.rotary).to(device)
         middle = any(name.startswith("midlayer.") for name in self._weights)
         self._layers = [
-            _Layer(self._weights, "midlayer." if middle else f"layers.{number}.", self.config, first=not number)
-            for number in range(self.shape.layers)
+            _Layer(self._weights, "midlayer." if middle else f"layers.{index}.", self.config, first=not index)
+            for index in range(self.shape.layers)
         ]
         self.length = 0
         self._hidden: torch.Tensor | None = None
 
     def extend(self, features: torch.Tensor, ids: Sequence[int]) -> None:
-        """Take in what the target knows: for n positions the features [1, n, 3 t] and the token that follows each."""
+        """Append n positions: their features [1, n, 3 t] from the target, and the token that follows each."""
         hidden = self._linear("fc", features)
         self._hidden = self._run(self._tokens(ids, features.device), hidden)[:, -1:]
         self.length += len(ids)
 
     def propose(self, count: int) -> list[int]:
-        """Return the ``count`` tokens that the head finds likeliest, each after those before it."""
+        """Return the ``count`` likeliest tokens, each after the tokens before it."""
         assert self._hidden is not None
         proposed: list[int] = []
-        hidden, kept = self._hidden, self.length
+        hidden, length = self._hidden, self.length
         for step in range(count):
             scores = self._linear("lm_head", _norm(hidden, self._weights["norm.weight"], self.config.eps))
             token = int(scores[0, -1].argmax())
@@ -170,11 +175,11 @@ class DraftHead:
             if step + 1 < count:
                 hidden = self._run(self._tokens([token], hidden.device), hidden)
                 self.length += 1
-        self._forget(self.length - kept)
+        self._forget(self.length - length)
         return proposed
 
     def _forget(self, count: int) -> None:
-        """Drop the newest positions: they were made of the head's own features."""
+        """Remove the newest positions, which were computed from the head's own features."""
         self.length -= count
         for layer in self._layers:
             layer.crop(self.length)
@@ -197,18 +202,18 @@ class DraftHead:
     def _require_target(self, target: Any) -> None:
         shape = self.shape
         width = target.hidden_size if shape.embedded else shape.hidden
-        found = (shape.target_hidden, shape.vocab, width)
-        wanted = (target.hidden_size, target.vocab_size, target.hidden_size)
-        if found != wanted:
+        sizes = (shape.target_hidden, shape.vocab, width)
+        target_sizes = (target.hidden_size, target.vocab_size, target.hidden_size)
+        if sizes != target_sizes:
             raise FormatError(
                 "draft.target",
-                f"expected a head for hidden size {wanted[0]}, vocabulary {wanted[1]} and embeddings of {wanted[2]}, "
-                f"found {found[0]}, {found[1]} and {found[2]}",
+                f"expected a head for hidden size {target_sizes[0]}, vocabulary {target_sizes[1]} and "
+                f"embeddings of {target_sizes[2]}, found {sizes[0]}, {sizes[1]} and {sizes[2]}",
             )
 
 
 class _Layer:
-    """A decoder layer with the keys and values of the positions behind it."""
+    """A decoder layer with the keys and values of earlier positions."""
 
     def __init__(self, weights: _Values, start: str, config: HeadConfig, *, first: bool) -> None:
         self._weights, self._start, self._config = weights, start, config
@@ -224,14 +229,14 @@ class _Layer:
     def __call__(self, embedded: torch.Tensor, hidden: torch.Tensor, rotation: Any) -> torch.Tensor:
         normed = self._norm("hidden_norm" if self._both else "input_layernorm", hidden)
         residual = normed if self._both and self._config.residual_after_norm else hidden
-        taken = torch.cat((self._norm("input_layernorm", embedded), normed), -1) if self._both else normed
-        hidden = residual + self._attend(taken, rotation)
+        inputs = torch.cat((self._norm("input_layernorm", embedded), normed), -1) if self._both else normed
+        hidden = residual + self._attend(inputs, rotation)
         normed = self._norm("post_attention_layernorm", hidden)
         gate = self._config.activation(self._linear("mlp.gate_proj", normed))
         return hidden + self._linear("mlp.down_proj", gate * self._linear("mlp.up_proj", normed))
 
-    def _attend(self, taken: torch.Tensor, rotation: Any) -> torch.Tensor:
-        query, key, value = (self._heads(self._linear(f"self_attn.{name}_proj", taken)) for name in "qkv")
+    def _attend(self, inputs: torch.Tensor, rotation: Any) -> torch.Tensor:
+        query, key, value = (self._heads(self._linear(f"self_attn.{name}_proj", inputs)) for name in "qkv")
         query, key = _rotated(query, *rotation), _rotated(key, *rotation)
         past = 0
         if self._keys is not None and self._values is not None:
@@ -256,11 +261,11 @@ class _Layer:
 
 
 def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Llama's: the root mean square in f32, rounded before the weight is applied."""
+    """Return Llama's RMS norm: the root mean square in f32, rounded before the weight is applied."""
     wide = x.float()
     return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
 def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    left, right = x.chunk(2, -1)
-    return x * cos[:, None] + torch.cat((-right, left), -1) * sin[:, None]
+    first, second = x.chunk(2, -1)
+    return x * cos[:, None] + torch.cat((-second, first), -1) * sin[:, None]

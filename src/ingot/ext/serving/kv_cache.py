@@ -1,6 +1,6 @@
-"""Caches of transformers with packed keys and values, and models that use them by themselves (``spec/kv-cache.md``).
+"""KV caches of transformers with packed keys and values, and their installation in models (``spec/kv-cache.md``).
 
-This module needs torch and transformers to be imported (``core.extras.require`` names the extra).
+Importing this module needs torch and transformers (``core.extras.require`` names the extra).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _SETTINGS = "ingot_kv_cache"
 
 
 class PackedCache(DynamicCache):
-    """A cache for a model of this config, whose layers of attention hold packed blocks.
+    """A cache for a model of this config, whose attention layers store packed blocks.
 
-    Layers of other kinds (states), and windows too short for blocks, are transformers' own.
+    Layers of other types (states), and windows too short for blocks, are transformers' own.
 
     Raises
     ------
     UnsupportedError
-        ``kv.model``: no layer that can be packed.
+        ``kv.model``: no layer can be packed.
     """
 
     def __init__(self, config: Any, settings: KvCache) -> None:
@@ -37,18 +37,17 @@ class PackedCache(DynamicCache):
         self.layers = [_layer(layer, settings, f"layer {index}") for index, layer in enumerate(self.layers)]
         if not any(isinstance(layer, PackedLayer) for layer in self.layers):
             raise UnsupportedError(
-                "expected a model with layers of attention whose keys and values can be packed, found none: use the "
-                "full cache",
+                "the model has no attention layers whose keys and values can be packed: use an unpacked KV cache",
                 rule="kv.model",
             )
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all that is held."""
+        """The bytes of all layers."""
         return sum(_nbytes(layer) for layer in self.layers)
 
     def use(self) -> KvUse:
-        """Return what the cache takes, of all sequences, beside the full cache."""
+        """Return the memory of the cache for all sequences, compared with an unpacked cache."""
         full = sum(layer.full_nbytes if isinstance(layer, PackedLayer) else _nbytes(layer) for layer in self.layers)
         first = next(layer for layer in self.layers if isinstance(layer, PackedLayer))
         tokens = first.get_seq_length()
@@ -56,21 +55,21 @@ class PackedCache(DynamicCache):
         return KvUse(self.settings.text(), tokens, self.nbytes, full, self.nbytes / count, full / count)
 
 
-def _layer(layer: Any, settings: KvCache, where: str) -> Any:
+def _layer(layer: Any, settings: KvCache, location: str) -> Any:
     if type(layer) is DynamicLayer:
-        return PackedLayer(settings, where)
+        return PackedLayer(settings, location)
     if type(layer) is DynamicSlidingWindowLayer and layer.sliding_window >= settings.latest + 2 * settings.tokens:
-        return PackedLayer(settings, where, layer.sliding_window)
+        return PackedLayer(settings, location, layer.sliding_window)
     return layer
 
 
 def _nbytes(layer: Any) -> int:
     if isinstance(layer, PackedLayer):
         return layer.nbytes
-    held: list[Any] = [value for value in vars(layer).values() if isinstance(value, torch.Tensor)]
+    tensors: list[Any] = [value for value in vars(layer).values() if isinstance(value, torch.Tensor)]
     for states in (value for value in vars(layer).values() if isinstance(value, dict)):
-        held += [value for value in states.values() if isinstance(value, torch.Tensor)]
-    return sum(int(states.nbytes) for states in held)
+        tensors += [value for value in states.values() if isinstance(value, torch.Tensor)]
+    return sum(int(states.nbytes) for states in tensors)
 
 
 def make_cache(model: Any, settings: KvCache) -> PackedCache:
@@ -79,28 +78,28 @@ def make_cache(model: Any, settings: KvCache) -> PackedCache:
 
 
 def install(model: Any, settings: KvCache) -> None:
-    """Have ``model`` make such caches wherever it would make its own, and attend to their blocks as they lie.
+    """Make ``model`` use packed caches by default, with attention that reads their blocks directly.
 
     Raises
     ------
     UnsupportedError
-        ``kv.model``: a model without a cache, with an encoder or not on the CPU; ``kv.evict``: one whose attention
-        cannot be asked which tokens to keep.
+        ``kv.model``: the model has no cache, has an encoder or is not on the CPU; ``kv.evict``: its attention cannot
+        choose the tokens to keep.
     """
     if not model.can_generate() or getattr(model.config, "is_encoder_decoder", False) or model.device.type != "cpu":
         raise UnsupportedError(
-            f"expected a model that generates text by a decoder alone, on the CPU, to cache packed keys and values of, "
+            f"packed KV caches need a decoder-only model that generates text, on the CPU; "
             f"found {type(model).__name__} on {model.device}",
             rule="kv.model",
         )
-    make_cache(model, settings)  # refuses a model that has nothing to pack
+    make_cache(model, settings)  # raises if the model has nothing to pack
     config = model.config.get_text_config(decoder=True)
     if config._attn_implementation == "sdpa":
         register()
         config._attn_implementation = NAME
     elif settings.evict is not None and config._attn_implementation != NAME:
         raise UnsupportedError(
-            f"expected a model with torch's attention (sdpa) to evict tokens from the cache of, found "
+            f"evicting tokens from the cache needs torch's attention (sdpa), but the model uses "
             f"{config._attn_implementation}: use a cache without evict",
             rule="kv.evict",
         )
@@ -111,14 +110,14 @@ def install(model: Any, settings: KvCache) -> None:
 
 
 def use_kv_cache(model: Any, kv_cache: Any = "int4") -> Any:
-    """Have a model of transformers cache keys and values in packed blocks; return it.
+    """Make a model of transformers cache keys and values in packed blocks; return it.
 
     Parameters
     ----------
     model : PreTrainedModel
-        A language model on the CPU, of whatever weights.
+        A language model on the CPU; its weights may be packed.
     kv_cache : str, mapping or KvCache
-        As of ``ingot.load_model``.
+        Settings, as in ``ingot.load_model``.
 
     Raises
     ------
@@ -135,34 +134,34 @@ def use_kv_cache(model: Any, kv_cache: Any = "int4") -> Any:
 
 
 def settings_of(model: Any) -> KvCache | None:
-    """Return how the caches are that ``model`` makes by itself; None where they are transformers'."""
-    found: KvCache | None = getattr(model, _SETTINGS, None)
-    return found
+    """Return the settings of the caches that ``model`` creates; None if they are transformers' own."""
+    settings: KvCache | None = getattr(model, _SETTINGS, None)
+    return settings
 
 
 def _prepare(self: Any, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-    """Stand for ``_prepare_cache_for_generation`` of transformers' models."""
-    own = generation_config.cache_implementation in (None, "dynamic")
-    if own and generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
+    """Replace ``_prepare_cache_for_generation`` of transformers' models."""
+    is_default = generation_config.cache_implementation in (None, "dynamic")
+    if is_default and generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
         model_kwargs["past_key_values"] = make_cache(self, getattr(self, _SETTINGS))
         return None
     return type(self)._prepare_cache_for_generation(self, generation_config, model_kwargs, *args, **kwargs)
 
 
 def _supply(model: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Give a pass that would make a cache of transformers' one of ours."""
-    wanted = kwargs.get("use_cache")
-    wanted = getattr(model.config, "use_cache", True) if wanted is None else wanted
-    if len(args) > 1 or not wanted or model.training or kwargs.get("past_key_values") is not None:
+    """Pass a packed cache to a forward pass that would create a cache of transformers."""
+    uses_cache = kwargs.get("use_cache")
+    uses_cache = getattr(model.config, "use_cache", True) if uses_cache is None else uses_cache
+    if len(args) > 1 or not uses_cache or model.training or kwargs.get("past_key_values") is not None:
         return None
     return args, kwargs | {"past_key_values": make_cache(model, getattr(model, _SETTINGS))}
 
 
 def read_in_steps(model: Any, batch: Any) -> tuple[Any, PackedCache]:
-    """Return logits for tokens [sequences, tokens] as they are when each token is read alone, and the cache.
+    """Return logits for tokens [sequences, tokens], equal to reading one token at a time, and the cache.
 
-    A few tokens go through the model together: no more than are packed together, so that each finds in blocks what it
-    would find there as the only one.
+    A few tokens go through the model together, never more than one block packs. So each token sees the same
+    packed blocks as if it were read alone.
     """
     settings = settings_of(model)
     assert settings is not None

@@ -1,6 +1,6 @@
-"""A layer of a cache of transformers whose keys and values lie in packed blocks (``spec/kv-cache.md``).
+"""A layer of a transformers cache that stores keys and values in packed blocks (``spec/kv-cache.md``).
 
-This module needs torch and transformers to be imported (``core.extras.require`` names the extra).
+Importing this module needs torch and transformers (``core.extras.require`` names the extra).
 """
 
 from __future__ import annotations
@@ -18,49 +18,49 @@ from ingot.runtime.loading.kv_options import KvCache
 
 TYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 VIEW = "ingot_view"
-"""The attribute by which attention finds what lies behind keys and values."""
+"""The attribute of keys and values with their ``View``."""
 
 
 class View:
-    """What one pass attends to: tokens in full precision, ``lead`` of them before those in blocks, the others behind.
+    """The tokens that a pass attends to: dense tokens, ``lead`` of them before the packed blocks, the others after.
 
-    ``positions`` are those of the first tokens, [sequences, heads, tokens], where some of the prompt were evicted, else
-    None; ``prompt`` is how many it had. ``waiting`` is the layer that is to be told which to evict, or None.
+    ``positions`` are the kept positions of the prompt, [sequences, heads, tokens], if tokens were evicted, else None.
+    ``prompt`` is the length of the prompt. ``waiting`` is the layer that waits for ``evict``, or None.
     """
 
     __slots__ = ("_blocks", "heads", "keys", "lead", "positions", "prompt", "values", "waiting")
 
     def __init__(self, layer: PackedLayer, keys: torch.Tensor, values: torch.Tensor) -> None:
         self.keys, self.values, self.heads = keys, values, keys.shape[1]
-        self._blocks = None if layer.blocks is None else tuple(held.snapshot() for held in layer.blocks)
+        self._blocks = None if layer.blocks is None else tuple(block.snapshot() for block in layer.blocks)
         self.lead = min(layer.sinks, keys.shape[2])
         self.positions, self.prompt = layer.positions, layer.prompt
         self.waiting: PackedLayer | None = layer if layer.waiting else None
 
     @property
     def packed(self) -> int:
-        """Tokens in blocks."""
+        """The number of tokens in blocks."""
         return 0 if self._blocks is None else self._blocks[0].count * self._blocks[0].shape[1]
 
     @property
     def length(self) -> int:
-        """Tokens of all."""
+        """The number of all tokens."""
         return int(self.keys.shape[2]) + self.packed
 
     @property
     def key_blocks(self) -> PackedBlocks:
-        """Blocks [channels, tokens]."""
+        """The blocks of keys [channels, tokens]."""
         assert self._blocks is not None
         return self._blocks[0]
 
     @property
     def value_blocks(self) -> PackedBlocks:
-        """Blocks [tokens, channels]."""
+        """The blocks of values [tokens, channels]."""
         assert self._blocks is not None
         return self._blocks[1]
 
     def decode(self, *, keys: bool) -> torch.Tensor:
-        """Return all keys, or values, in their order: [sequences, heads, tokens, width]."""
+        """Return all keys or values in order: [sequences, heads, tokens, width]."""
         dense = self.keys if keys else self.values
         if not self.packed:
             return dense
@@ -69,43 +69,43 @@ class View:
         middle = blocks.reshape(*dense.shape[:2], self.packed, dense.shape[-1])
         return torch.cat([dense[:, :, : self.lead], middle, dense[:, :, self.lead :]], dim=2)
 
-    def lazily(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys and values as attention gets them: decoded by what looks at them, with this view behind them."""
+    def lazy_states(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys and values for attention, which are decoded on use and refer to this view."""
         if not self.packed and self.waiting is None and self.positions is None:
             return self.keys, self.values
-        found = self._lazy(self.keys, keys=True), self._lazy(self.values, keys=False)
-        for states in found:
+        states_pair = self._lazy(self.keys, keys=True), self._lazy(self.values, keys=False)
+        for states in states_pair:
             setattr(states, VIEW, self)
-        return found
+        return states_pair
 
     def _lazy(self, dense: torch.Tensor, *, keys: bool) -> torch.Tensor:
         if not self.packed:
-            return dense.view_as(dense)  # the layer holds the other: what hangs on that would stay
+            return dense.view_as(dense)  # a new tensor: an attribute of the layer's tensor would persist
         shape = (*dense.shape[:2], self.length, dense.shape[-1])
         return DecodedOnUse(shape, dense.dtype, dense.device, lambda: self.decode(keys=keys))
 
 
 class PackedLayer(DynamicLayer):  # type: ignore[misc, no-untyped-call, unused-ignore]
-    """Keys and values of one layer of attention: the first tokens and the latest dense, the others in packed blocks.
+    """Keys and values of an attention layer: the first and the latest tokens dense, the others in packed blocks.
 
-    A block is packed once, when ``window`` tokens have come behind it. What a pass attends to are the blocks that were
-    packed before it, and all other tokens, its own among them, as they are.
+    A block is packed once, when ``window`` tokens follow it. A pass attends to the blocks that were packed before it,
+    and to all other tokens, including its own, in full precision.
 
     Parameters
     ----------
     settings : KvCache
-    where : str
-        What errors call the layer.
+    location : str
+        The layer's name in errors.
     sliding : int, optional
-        A layer that attends to so many of the latest tokens; blocks behind them are dropped.
+        Width of the attention window; blocks before it are dropped.
     """
 
     keys: Any
     values: Any
 
-    def __init__(self, settings: KvCache, where: str, sliding: int | None = None) -> None:
+    def __init__(self, settings: KvCache, location: str, sliding: int | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
-        self.settings, self.where, self.sliding = settings, where, sliding
+        self.settings, self.location, self.sliding = settings, location, sliding
         self.is_sliding = sliding is not None
         self.sinks = 0 if self.is_sliding else settings.sinks
         self.waiting = False
@@ -119,7 +119,7 @@ class PackedLayer(DynamicLayer):  # type: ignore[misc, no-untyped-call, unused-i
         self.waiting = self.is_initialized = False
 
     def lazy_initialization(self, key_states: Any, value_states: Any) -> None:
-        """Take the first keys' shape, type and device; ``UnsupportedError`` ``kv.model``."""
+        """Set shape, dtype and device from the first keys. Raises ``UnsupportedError`` ``kv.model``."""
         if key_states.device.type != "cpu" or key_states.dtype not in TYPES:
             self._refuse(f"keys in f32, f16 or bf16 on the CPU, found {key_states.dtype} on {key_states.device}")
         if key_states.shape[-1] > MAX_EXTENT or value_states.shape[-1] > MAX_EXTENT or value_states.shape[-1] % 8:
@@ -131,42 +131,41 @@ class PackedLayer(DynamicLayer):  # type: ignore[misc, no-untyped-call, unused-i
 
     def _refuse(self, expected: str) -> None:
         raise UnsupportedError(
-            f"expected {expected}: run this model with the full cache", rule="kv.model", where=self.where
+            f"expected {expected}: run this model with the full cache", rule="kv.model", where=self.location
         )
 
     def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """Append keys and values [sequences, heads, tokens, width]; return all that this pass attends to."""
+        """Append keys and values [sequences, heads, tokens, width]; return the states that this pass attends to."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         if self.waiting:
             raise UnsupportedError(
-                "expected attention that says which tokens to evict, found a model that computes it in a way of its "
-                "own: use a cache without evict",
+                "the model's attention does not choose the tokens to evict: use a cache without evict",
                 rule="kv.evict",
-                where=self.where,
+                where=self.location,
             )
-        kept, new = self.settings.evict, key_states.shape[-2]
-        self.waiting = kept is not None and not self.is_sliding and self.seen == 0 and new > kept
+        evict, new = self.settings.evict, key_states.shape[-2]
+        self.waiting = evict is not None and not self.is_sliding and self.seen == 0 and new > evict
         keys = torch.cat([self.keys, key_states], dim=-2)
         values = torch.cat([self.values, value_states], dim=-2)
         self.seen += new
         view = View(self, keys, values)
         self.keys, self.values = keys, values
         if not self.waiting:
-            self.settle()
-        return view.lazily()
+            self.pack_ready_blocks()
+        return view.lazy_states()
 
-    def evict(self, kept: torch.Tensor) -> None:
-        """Keep the tokens ``kept`` of the prompt, [sequences, heads, tokens] in their order, and pack what is to be."""
-        self.positions, self.prompt, self.waiting = kept, self.seen, False
+    def evict(self, tokens: torch.Tensor) -> None:
+        """Keep these tokens of the prompt, [sequences, heads, tokens] in order, and pack the blocks that are ready."""
+        self.positions, self.prompt, self.waiting = tokens, self.seen, False
         self.keys, self.values = (
-            states.gather(2, kept[..., None].expand(-1, -1, -1, states.shape[-1]))
+            states.gather(2, tokens[..., None].expand(-1, -1, -1, states.shape[-1]))
             for states in (self.keys, self.values)
         )
-        self.settle()
+        self.pack_ready_blocks()
 
-    def settle(self) -> None:
-        """Pack the blocks that have ``window`` tokens behind them; drop those that slid out of sight."""
+    def pack_ready_blocks(self) -> None:
+        """Pack the blocks that ``window`` tokens follow; drop blocks outside the sliding window."""
         size = self.settings.tokens
         ready = max(0, self.keys.shape[2] - self.sinks - self.settings.latest) // size
         if ready:
@@ -188,40 +187,40 @@ class PackedLayer(DynamicLayer):  # type: ignore[misc, no-untyped-call, unused-i
                 self.dropped += unseen * size
 
     def _pack(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Put keys [heads, blocks, channels, tokens] and values [heads, blocks, tokens, channels] behind the others."""
+        """Append keys [heads, blocks, channels, tokens] and values [heads, blocks, tokens, channels] as blocks."""
         if self.blocks is None:
             bits, heads, size = self.settings.bits, len(keys), self.settings.tokens
             self.blocks = (
                 PackedBlocks(heads, (keys.shape[2], size), bits, size),
                 PackedBlocks(heads, (size, values.shape[3]), bits, self.settings.group),
             )
-        given = [to_numpy(states.contiguous()) for states in (keys, values)]
+        arrays = [to_numpy(states.contiguous()) for states in (keys, values)]
         try:
-            packed = [blocks.pack(some) for blocks, some in zip(self.blocks, given, strict=True)]
+            packed = [blocks.pack(block) for blocks, block in zip(self.blocks, arrays, strict=True)]
         except CodecError as error:
-            raise error.at(self.where) from None
-        for blocks, some in zip(self.blocks, packed, strict=True):
-            blocks.put(some)
+            raise error.at(self.location) from None
+        for blocks, block in zip(self.blocks, packed, strict=True):
+            blocks.put(block)
 
     def get_seq_length(self) -> int:
-        """Return how many tokens came, whether they are still here or not."""
+        """Return the number of tokens that were added, including tokens that were evicted or dropped."""
         return self.seen
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return how many tokens the mask of a pass over so many has columns for, and which is the first of them."""
+        """Return the number of columns of the mask for a pass over ``query_length`` tokens, and the first position."""
         return self.seen + query_length - self.dropped, self.dropped
 
     def reset(self) -> None:
-        """Forget all tokens."""
+        """Remove all tokens."""
         self._empty()
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Remove the last tokens: so many where negative; all behind so many where positive, as older callers ask.
+        """Remove the last tokens: -n removes n tokens, n keeps the first n tokens, as in older versions.
 
         Raises
         ------
         UnsupportedError
-            ``kv.crop``: some of them are packed, or what they hid is gone.
+            ``kv.crop``: some of the tokens are packed, or earlier tokens of the window were dropped.
         """
         count = -tokens_to_remove if tokens_to_remove <= 0 else self.seen - tokens_to_remove
         if count <= 0 or not self.is_initialized:
@@ -229,34 +228,34 @@ class PackedLayer(DynamicLayer):  # type: ignore[misc, no-untyped-call, unused-i
         if count >= self.seen:
             return self._empty()
         dense = self.keys.shape[2] - (0 if self.blocks is None else self.sinks)
-        kept = self.seen - count
-        gone = self.sliding is not None and self.dropped > max(0, kept - self.sliding + 1)
-        if self.waiting or count > dense or gone or (self.positions is not None and kept < self.prompt):
+        remaining = self.seen - count
+        is_lost = self.sliding is not None and self.dropped > max(0, remaining - self.sliding + 1)
+        if self.waiting or count > dense or is_lost or (self.positions is not None and remaining < self.prompt):
             raise UnsupportedError(
-                f"expected at most {self.settings.latest} tokens to take back, which are still in full precision, "
+                f"can remove at most {self.settings.latest} tokens, which are still in full precision, "
                 f"found {count}: use a cache with a larger window",
                 rule="kv.crop",
-                where=self.where,
+                where=self.location,
             )
         self.keys, self.values = self.keys[:, :, :-count], self.values[:, :, :-count]
-        self.seen = kept
+        self.seen = remaining
         return None
 
     def reorder_cache(self, beam_idx: Any) -> None:
-        """Take the sequences of these indices, in their order."""
-        self._take(beam_idx)
+        """Select the sequences with these indices, in their order."""
+        self._select(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat each sequence."""
         if self.is_initialized:
-            self._take(torch.arange(self.keys.shape[0]).repeat_interleave(repeats))
+            self._select(torch.arange(self.keys.shape[0]).repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: Any) -> None:
-        """Keep the sequences that ``indices`` (numbers, or a mask) picks."""
+        """Keep the sequences that ``indices`` (integers, or a mask) select."""
         if self.is_initialized:
-            self._take(torch.arange(self.keys.shape[0])[indices])
+            self._select(torch.arange(self.keys.shape[0])[indices])
 
-    def _take(self, sequences: torch.Tensor) -> None:
+    def _select(self, sequences: torch.Tensor) -> None:
         if not self.is_initialized:
             return
         chosen = sequences.to("cpu")
@@ -267,22 +266,22 @@ class PackedLayer(DynamicLayer):  # type: ignore[misc, no-untyped-call, unused-i
             blocks.take(heads.numpy())
 
     def offload(self) -> None:
-        """Nothing: what is on the CPU stays there."""
+        """Do nothing: the cache is on the CPU."""
 
     def prefetch(self) -> None:
-        """Nothing, as ``offload``."""
+        """Do nothing, as ``offload``."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all that is held."""
+        """The bytes of the stored keys and values."""
         if not self.is_initialized:
             return 0
         dense = [self.keys, self.values, *([] if self.positions is None else [self.positions])]
-        return sum(int(states.nbytes) for states in dense) + sum(held.nbytes for held in self.blocks or ())
+        return sum(int(states.nbytes) for states in dense) + sum(blocks.nbytes for blocks in self.blocks or ())
 
     @property
     def full_nbytes(self) -> int:
-        """Bytes that keys and values of the same tokens take in the full cache."""
+        """The bytes of the same tokens in an unpacked cache."""
         if not self.is_initialized:
             return 0
         tokens = self.seen if self.sliding is None else min(self.seen, self.sliding - 1)

@@ -1,11 +1,11 @@
-"""Speculative decoding: a drafter proposes tokens, one pass of the model proves them; the text is that without it.
+"""Speculative decoding: a drafter proposes tokens, and one pass of the model verifies them. The text does not change.
 
-A pass over several tokens would do to make almost the same text: libraries sum in another order when rows come
-together, and where two tokens are nearly equally likely the other one wins. Here rows come out with the bits that they
-have alone (``Alone``): what this machine computes otherwise together is computed row by row, and the first pass over
-several tokens is compared with the same passes one by one, bit by bit.
+A simple pass over several tokens would almost preserve the text: libraries sum in another order for several rows, so
+that another token can win if two are nearly equally likely. Here each row gets the bits that it has in a pass of its
+own (``RowByRow``). Operations that this machine computes differently for several rows are computed row by row. The
+first pass over several tokens is compared with single passes, bit by bit.
 
-This module needs torch to be imported (``core.extras.require`` names the extra); nothing else imports it at the top.
+Importing this module needs torch (``core.extras.require`` names the extra); no module imports it at its top.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ingot.ext.serving.eagle import DraftHead
 from ingot.runtime.layers.decoder_layers import InNativeCalls
 from ingot.runtime.layers.packed_linear import PackedWeight, rows_alone
 
-# Elements: of a vector, of what torch gives a thread, of the largest layer that is tried out.
+# Elements of a vector, of torch's work per thread, of the largest layer to probe.
 _VECTOR, _GRAIN, _LARGEST = 64, 1 << 15, 1 << 28
 _TRIES = 8
 _PRODUCTS = tuple(
@@ -35,133 +35,138 @@ _POINTWISE = (functional.silu, functional.gelu, torch.sigmoid, torch.tanh, torch
 
 
 class Drafter(Protocol):
-    """What proposes tokens."""
+    """A model that proposes tokens."""
 
     features: tuple[int, ...]
 
     def extend(self, features: torch.Tensor, ids: Sequence[int]) -> None:
-        """Take in features [1, n, all features] of n positions, and the token that follows each."""
+        """Append n positions: their features [1, n, all features], and the token that follows each."""
 
     def propose(self, count: int) -> list[int]:
-        """Return ``count`` tokens that may follow the last one taken in."""
+        """Return ``count`` tokens that may follow the last appended token."""
 
 
 @dataclass(slots=True)
 class Speculated:
-    """What a generation with a drafter took.
+    """The tokens and the metrics of a generation with a drafter.
 
-    ``accepted`` has, for each pass over proposals, how many of them were right; ``alone`` the seconds of passes over
-    one token, ``first`` those of the prompt, ``rest`` those of all after it, with proposals and without the comparison
-    of the first pass (``compared``). ``dropped`` says why the drafter was given up, empty where it was not.
+    ``accepted`` has the number of correct proposals of each pass over proposals. ``single_seconds`` are the times of
+    passes over one token, ``first_seconds`` the time of the prompt. ``rest_seconds`` is the time of all later passes,
+    with proposals and without the comparison of the first pass (``compared``). ``dropped`` says why the drafter was
+    abandoned; empty if it was not.
     """
 
     tokens: list[int] = field(default_factory=list)
     proposed: int = 0
     accepted: list[int] = field(default_factory=list)
-    first: float = 0.0
-    rest: float = 0.0
-    alone: list[float] = field(default_factory=list)
+    first_seconds: float = 0.0
+    rest_seconds: float = 0.0
+    single_seconds: list[float] = field(default_factory=list)
     compared: float = 0.0
     dropped: str = ""
 
 
-class Alone(TorchFunctionMode):
-    """Within this, a pass over a few tokens [1, n] behind a cache gives each the bits that it has as the only one.
+class RowByRow(TorchFunctionMode):
+    """A torch mode in which a pass over a few tokens [1, n] after a cache gives each row the bits of a single pass.
 
-    Linear layers are tried once, by their shape, whether rows depend on how many there are; those for which they do are
-    computed row by row. Attention is computed query by query, over the keys up to each. Products that are neither are
-    refused: ``draft.model``.
+    Each shape of linear layer is probed once: if its rows depend on the number of rows, it is computed row by row.
+    Attention is computed query by query, over the keys up to each. Other products raise ``draft.model``.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._together: dict[tuple[Any, ...], bool] = {}
+        self._batched: dict[tuple[Any, ...], bool] = {}
         self.count = 1
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        named = kwargs or {}
+        keywords = kwargs or {}
         if self.count == 1:
-            return func(*args, **named)
+            return func(*args, **keywords)
         if func is functional.linear:
-            return self._linear(func, args, named)
+            return self._linear(func, args, keywords)
         if func is functional.scaled_dot_product_attention:
-            return self._attention(func, args, named)
+            return self._attention(func, args, keywords)
         if func in _POINTWISE and args[0].shape[-2:-1] == (self.count,) and _in_parts(args[0]):
-            return self._alone(func, args[0], args, named)
+            return self._row_by_row(func, args[0], args, keywords)
         if func in _PRODUCTS or func in (torch.Tensor.matmul, torch.Tensor.__matmul__, torch.Tensor.bmm):
             _require_outer(args)
-        return func(*args, **named)
+        return func(*args, **keywords)
 
-    def _linear(self, func: Any, args: Any, named: Any) -> Any:
-        x, weight = args[0], args[1] if len(args) > 1 else named["weight"]
+    def _linear(self, func: Any, args: Any, keywords: Any) -> Any:
+        x, weight = args[0], args[1] if len(args) > 1 else keywords["weight"]
         if x.ndim < 2 or x.shape[-2] != self.count:
-            return func(*args, **named)
+            return func(*args, **keywords)
         key = (tuple(x.shape), tuple(weight.shape), x.dtype, x.device)
-        if key not in self._together:
-            numbers = torch.Generator().manual_seed(1)
-            tries = [torch.randn(x.shape, generator=numbers).to(x.device, x.dtype) for _ in range(_TRIES)]
-            same = (torch.equal(func(some, *args[1:], **named), self._alone(func, some, args, named)) for some in tries)
-            self._together[key] = _together(*key) and all(same)
-        if self._together[key]:
-            return func(*args, **named)
-        return self._alone(func, x, args, named)
+        if key not in self._batched:
+            generator = torch.Generator().manual_seed(1)
+            samples = [torch.randn(x.shape, generator=generator).to(x.device, x.dtype) for _ in range(_TRIES)]
+            same = (
+                torch.equal(func(values, *args[1:], **keywords), self._row_by_row(func, values, args, keywords))
+                for values in samples
+            )
+            self._batched[key] = _keeps_bits(*key) and all(same)
+        if self._batched[key]:
+            return func(*args, **keywords)
+        return self._row_by_row(func, x, args, keywords)
 
-    def _alone(self, func: Any, x: Any, args: Any, named: Any) -> Any:
-        return torch.cat([func(row, *args[1:], **named) for row in _rows(x)], -2)
+    def _row_by_row(self, func: Any, x: Any, args: Any, keywords: Any) -> Any:
+        return torch.cat([func(row, *args[1:], **keywords) for row in _rows(x)], -2)
 
-    def _attention(self, func: Any, args: Any, named: Any) -> Any:
-        given = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args, strict=False)) | named
-        query, key, value = given.pop("query"), given.pop("key"), given.pop("value")
-        mask, count = given.pop("attn_mask", None), query.shape[-2]
+    def _attention(self, func: Any, args: Any, keywords: Any) -> Any:
+        options = (
+            dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args, strict=False)) | keywords
+        )
+        query, key, value = options.pop("query"), options.pop("key"), options.pop("value")
+        mask, count = options.pop("attn_mask", None), query.shape[-2]
         past = key.shape[-2] - count
-        given["is_causal"] = False
+        options["is_causal"] = False
         _require_causal(mask, past, count)
         rows = []
-        for number, row in enumerate(_rows(query)):
-            seen = slice(0, past + number + 1)
-            rows.append(func(row, key[:, :, seen].contiguous(), value[:, :, seen].contiguous(), None, **given))
+        for index, row in enumerate(_rows(query)):
+            visible = slice(0, past + index + 1)
+            rows.append(func(row, key[:, :, visible].contiguous(), value[:, :, visible].contiguous(), None, **options))
         return torch.cat(rows, -2)
 
 
-def _together(shape: tuple[int, ...], weight: tuple[int, int], dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether a linear layer of these shapes gives several rows the bits that each has alone.
+def _keeps_bits(shape: tuple[int, ...], weight: tuple[int, int], dtype: torch.dtype, device: torch.device) -> bool:
+    """Return whether batching rows leaves every output bit unchanged in a linear layer of these shapes.
 
-    Asked with numbers whose products cancel: what comes out is what rounding left of the sums, so that another order
-    shows in almost every element, of 16 bits too. Very large layers are not asked.
+    The probe uses values whose products cancel. The output is the rounding error of the sums, so another order of
+    summation changes almost every element, also in 16 bits. Very large layers are not probed and count as false.
     """
     if weight[0] * weight[1] > _LARGEST:
         return False
-    numbers, half = torch.Generator().manual_seed(0), weight[1] // 2
-    order = torch.randperm(2 * half, generator=numbers)
-    left, right = (_of_many_sizes((*size, half), numbers) for size in (shape[:-1], weight[:1]))
+    generator, half = torch.Generator().manual_seed(0), weight[1] // 2
+    order = torch.randperm(2 * half, generator=generator)
+    first, second = (_of_many_sizes((*size, half), generator) for size in (shape[:-1], weight[:1]))
     pad = [0, weight[1] - 2 * half]
-    x = functional.pad(torch.cat((left, left), -1)[..., order], pad).to(device, dtype)
-    matrix = functional.pad(torch.cat((right, -right), -1)[..., order], pad).to(device, dtype)
+    x = functional.pad(torch.cat((first, first), -1)[..., order], pad).to(device, dtype)
+    matrix = functional.pad(torch.cat((second, -second), -1)[..., order], pad).to(device, dtype)
     out = functional.linear(x, matrix)
-    shows = bool(out.count_nonzero())  # else nothing was rounded, and nothing is known
-    return shows and torch.equal(out, torch.cat([functional.linear(row, matrix) for row in _rows(x)], -2))
+    has_rounding = bool(out.count_nonzero())  # without rounding the probe shows nothing
+    return has_rounding and torch.equal(out, torch.cat([functional.linear(row, matrix) for row in _rows(x)], -2))
 
 
-def _of_many_sizes(shape: tuple[int, ...], numbers: torch.Generator) -> torch.Tensor:
-    return torch.ldexp(torch.randn(shape, generator=numbers), torch.randint(-6, 7, shape, generator=numbers))
+def _of_many_sizes(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    return torch.ldexp(torch.randn(shape, generator=generator), torch.randint(-6, 7, shape, generator=generator))
 
 
 def _in_parts(x: Any) -> bool:
-    """Whether torch may compute the ends of rows otherwise than their middles: not in whole vectors, or by threads."""
+    """Return whether torch may split rows between threads, or compute their ends and middles differently."""
     return bool(x.shape[-1] % _VECTOR) or x.numel() >= _GRAIN
 
 
 def _rows(x: Any) -> Any:
-    """Return the tokens of x [..., n, width] one by one."""
+    """Return the tokens of x [..., n, width] as single rows."""
     return x.split(1, -2)
 
 
 def _require_outer(args: Any) -> None:
-    """Let products through that sum nothing, as rotary embeddings have them."""
+    """Raise ``draft.model`` unless a product sums nothing, such as those of rotary embeddings."""
     if isinstance(args[0], torch.Tensor) and args[0].shape[-1] != 1:
         raise UnsupportedError(
-            "expected a model of linear layers and scaled_dot_product_attention to draft for, found another product, "
-            f"of {list(args[0].shape)}; generate without the draft",
+            "drafting needs a model of linear layers and scaled_dot_product_attention, but this one computes another "
+            f"product, of {list(args[0].shape)}; generate without the draft",
             rule="draft.model",
         )
 
@@ -169,11 +174,12 @@ def _require_outer(args: Any) -> None:
 def _require_causal(mask: Any, past: int, count: int) -> None:
     if mask is None:
         return
-    seen = mask if mask.dtype == torch.bool else mask == 0
-    wanted = torch.ones(count, past + count, dtype=torch.bool, device=mask.device).tril(past)
-    if not bool((seen == wanted).all()):
+    visible = mask if mask.dtype == torch.bool else mask == 0
+    expected = torch.ones(count, past + count, dtype=torch.bool, device=mask.device).tril(past)
+    if not bool((visible == expected).all()):
         raise UnsupportedError(
-            "expected attention to all tokens before, found another mask; generate without the draft",
+            "drafting needs attention to all earlier tokens, but this model uses another mask; generate without the "
+            "draft",
             rule="draft.model",
         )
 
@@ -181,27 +187,27 @@ def _require_causal(mask: Any, past: int, count: int) -> None:
 def speculate(
     model: Any, tokens: Any, count: int, enough: Callable[[list[int]], bool], drafter: Drafter, ahead: int = 4
 ) -> Speculated:
-    """Return up to ``count`` new tokens after ``tokens`` ([1, n], i64): those that ``greedy`` returns.
+    """Return up to ``count`` new tokens after ``tokens`` ([1, n], i64), equal to those of ``greedy``.
 
     Parameters
     ----------
     model : a causal language model of transformers
     tokens, count, enough
-        As for ``greedy``.
+        The parameters of ``greedy``.
     drafter : Drafter
     ahead : int
-        How many tokens are proposed at a time, 1 to 7.
+        Number of tokens per proposal, 1 to 7.
 
     Raises
     ------
     UnsupportedError
-        ``draft.model``: the model computes in other ways than by linear layers and attention to all tokens before.
+        ``draft.model``: the model has products besides linear layers and attention to all earlier tokens.
     """
     run = _Run(model, drafter, Speculated())
     done = run.done
 
     def add(new: Sequence[int]) -> bool:
-        """Take tokens in until it is enough; return whether it is."""
+        """Append tokens until the text is complete; return whether it is."""
         for token in new:
             done.tokens.append(token)
             if len(done.tokens) >= count or enough(done.tokens):
@@ -210,18 +216,18 @@ def speculate(
 
     with torch.inference_mode():
         began = time.perf_counter()
-        last = run.begin(tokens)
-        done.first = time.perf_counter() - began
+        last = run.start(tokens)
+        done.first_seconds = time.perf_counter() - began
         finished = add([last])
         began = time.perf_counter()
         while not finished:
             finished = add(run.step(min(ahead, count - len(done.tokens) - 1)))
-        done.rest = time.perf_counter() - began - done.compared
+        done.rest_seconds = time.perf_counter() - began - done.compared
     return done
 
 
 class _Run:
-    """One generation: the model's cache, and what is known of the tokens before."""
+    """A generation in progress: the model's cache, and the last token."""
 
     def __init__(self, model: Any, drafter: Drafter, done: Speculated) -> None:
         self._model, self._drafter, self.done = model, drafter, done
@@ -229,9 +235,9 @@ class _Run:
         self._packed = any(isinstance(module, PackedWeight) for module in model.modules())
         self._cache: Any = None
         self._last = 0
-        self._mode = Alone()
+        self._mode = RowByRow()
 
-    def begin(self, tokens: Any) -> int:
+    def start(self, tokens: Any) -> int:
         """Read the prompt; return the token that follows it."""
         logits, features = self._pass(tokens)
         require_croppable(self._cache)
@@ -245,7 +251,7 @@ class _Run:
         if ahead < 1 or self.done.dropped:
             began = time.perf_counter()
             logits, features = self._pass(self._ids([self._last]))
-            self.done.alone.append(time.perf_counter() - began)
+            self.done.single_seconds.append(time.perf_counter() - began)
             new = [int(logits[0, -1].argmax())]
         else:
             proposed = self._drafter.propose(ahead)
@@ -256,7 +262,7 @@ class _Run:
                 logits, features = self._pass(ids)
                 self._mode.count = 1
             if not self.done.accepted:
-                logits = self._proven(ids, logits)
+                logits = self._verify(ids, logits)
             likeliest = logits[0].argmax(-1).tolist()
             right = next((n for n, token in enumerate(proposed) if token != likeliest[n]), ahead)
             if ahead > right:
@@ -268,59 +274,63 @@ class _Run:
         self._last = new[-1]
         return new
 
-    def _proven(self, ids: Any, logits: Any) -> Any:
-        """Compare a pass over several tokens with the same passes one by one; return the latter's logits.
+    def _verify(self, ids: Any, logits: Any) -> Any:
+        """Compare a pass over several tokens with single passes; return the logits of the single passes.
 
-        Where they differ in a bit, the drafter is given up: what several tokens give is not what they give alone.
+        If a bit differs, the drafter is abandoned: it would change the text.
         """
         began = time.perf_counter()
         count = ids.shape[1]
-        together = [layer.keys.clone() for layer in self._cache.layers], [layer.values for layer in self._cache.layers]
+        batched_states = (
+            [layer.keys.clone() for layer in self._cache.layers],
+            [layer.values for layer in self._cache.layers],
+        )
         self._cache.crop(-count)
         rows = []
         for row in ids.split(1, 1):
             before = time.perf_counter()
             rows.append(self._pass(row)[0])
-            self.done.alone.append(time.perf_counter() - before)
-        alone = torch.cat(rows, 1)
-        same = torch.equal(alone, logits) and all(
+            self.done.single_seconds.append(time.perf_counter() - before)
+        single_logits = torch.cat(rows, 1)
+        same = torch.equal(single_logits, logits) and all(
             torch.equal(layer.keys, keys) and torch.equal(layer.values, values)
-            for layer, keys, values in zip(self._cache.layers, *together, strict=True)
+            for layer, keys, values in zip(self._cache.layers, *batched_states, strict=True)
         )
         if not same:
-            self.done.dropped = "this machine computes several tokens together with other bits than one by one"
+            self.done.dropped = "this machine computes several tokens with other bits than single tokens"
             if self._packed:
-                self.done.dropped += "; decoded weights (--decode) may make it of use"
+                self.done.dropped += "; decoded weights (--decode) may avoid this"
         self.done.compared = time.perf_counter() - began
-        return alone
+        return single_logits
 
     def _pass(self, ids: Any) -> tuple[Any, Any]:
-        """Return logits and features, which are inputs of layers; tokens are computed as without a drafter."""
-        wanted, states = self._drafter.features, dict[int, torch.Tensor]()
-        if max(wanted) < len(self._layers):
-            for number in wanted:
-                self._layers[number].listener = partial(states.__setitem__, number)
+        """Return logits and features, which are inputs of layers. The tokens are computed as without a drafter."""
+        features, states = self._drafter.features, dict[int, torch.Tensor]()
+        if max(features) < len(self._layers):
+            for index in features:
+                self._layers[index].listener = partial(states.__setitem__, index)
             try:
                 output = self._model(input_ids=ids, past_key_values=self._cache, use_cache=True)
             finally:
-                for number in wanted:
-                    self._layers[number].listener = None
+                for index in features:
+                    self._layers[index].listener = None
         else:
             output = self._model(input_ids=ids, past_key_values=self._cache, use_cache=True, output_hidden_states=True)
-            states = {number: output.hidden_states[number] for number in wanted}
+            states = {index: output.hidden_states[index] for index in features}
         self._cache = output.past_key_values
-        return output.logits, torch.cat([states[number] for number in wanted], -1)
+        return output.logits, torch.cat([states[index] for index in features], -1)
 
     def _ids(self, tokens: list[int]) -> Any:
         return torch.tensor([tokens], device=self._device)
 
 
 def require_croppable(cache: Any) -> None:
-    """Refuse caches that cannot take back tokens exactly (``draft.model``): windows, states of recurrent layers."""
-    kinds = {type(layer).__name__ for layer in getattr(cache, "layers", [None])}
-    if kinds != {"DynamicLayer"}:
+    """Raise ``draft.model`` for caches that cannot remove tokens exactly: windows, states of recurrent layers."""
+    types = {type(layer).__name__ for layer in getattr(cache, "layers", [None])}
+    if types != {"DynamicLayer"}:
         raise UnsupportedError(
-            f"expected a cache of all keys and values, found {', '.join(sorted(kinds))}; generate without the draft",
+            f"drafting needs a cache of all keys and values, found {', '.join(sorted(types))}; generate without the "
+            "draft",
             rule="draft.model",
         )
 

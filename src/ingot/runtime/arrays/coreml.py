@@ -1,4 +1,4 @@
-"""coremltools: the Core ML package that an artifact carries, as a model that runs (macOS alone)."""
+"""coremltools: the Core ML package of an artifact as a model that runs (only on macOS)."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ def load_package(part: Part) -> Any:
     Raises
     ------
     UnsupportedError
-        ``model.coreml``: coremltools is not there, does not take the package, or takes it and cannot run it.
+        ``model.coreml``: coremltools is not installed, refuses the package, or cannot run it.
     FormatError, IntegrityError, ResourceError
-        As ``extract_package``.
+        The errors of ``extract_package``.
     """
     folder = fspath(extract_package(part))
     try:
         with warnings.catch_warnings():
-            # A package that Core ML does not load is a warning to coremltools, and an error of the first prediction.
+            # If Core ML cannot load a package, coremltools only warns and the first prediction fails.
             warnings.simplefilter("error", RuntimeWarning)
             model = import_module("coremltools").models.MLModel(folder)
     except IngotError:
         raise
-    except Exception as error:  # whatever coremltools, its protobuf or the system's compiler raise
+    except Exception as error:  # coremltools, its protobuf and the system's compiler raise various errors
         raise UnsupportedError(
             f"expected a package that coremltools loads: {one_line(error)}", rule="model.coreml", where=folder
         ) from error
     if getattr(model, "__proxy__", None) is None:
         raise UnsupportedError(
-            "expected a package that this system runs, found one that coremltools only describes",
+            "this system cannot run the package: coremltools can only read its description",
             rule="model.coreml",
             where=folder,
         )

@@ -16,13 +16,13 @@ def from_numpy(array: Array, device: Any = None) -> Any:
     Parameters
     ----------
     device : optional
-        A ``jax.Device`` or sharding; a platform name (``"cpu"``) means its first device; JAX's default if not given.
+        A ``jax.Device`` or sharding; a platform name (``"cpu"``) means its first device; by default JAX's default.
 
     Raises
     ------
     UnsupportedError
-        ``adapter.dtype``: JAX would narrow 64-bit values, which it does unless ``jax_enable_x64`` is set; or the
-        installed JAX does not know the element type.
+        ``adapter.dtype``: JAX would narrow 64-bit values (set ``jax_enable_x64`` to prevent it), or the installed JAX
+        does not have the element type.
     """
     jax = require("jax", "jax")
 

@@ -16,7 +16,7 @@ from ingot.model.tensor import Array
 def from_numpy(array: Array, device: Any = None) -> Any:
     """Return an ``mlx.core.array`` of the same values and element type.
 
-    MLX arrays live in unified memory and belong to no device: ``device`` may be None, ``"cpu"`` or ``"gpu"``.
+    MLX arrays are in unified memory and belong to no device: ``device`` may be None, ``"cpu"`` or ``"gpu"``.
 
     Raises
     ------
@@ -38,9 +38,9 @@ def from_numpy(array: Array, device: Any = None) -> Any:
 
 
 def to_numpy(array: Any) -> Array:
-    """Return an ``mlx.core.array`` as a NumPy array of the same values and element type; it is evaluated.
+    """Return an ``mlx.core.array`` as a NumPy array of the same values and element type. This evaluates the array.
 
-    Raises ``MissingExtraError`` where MLX is not installed.
+    Raises ``MissingExtraError`` if MLX is not installed.
     """
     mx = require("mlx.core", "mlx")
     if array.dtype == mx.bfloat16:

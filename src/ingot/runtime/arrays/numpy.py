@@ -1,4 +1,4 @@
-"""NumPy, the framework that everything is decoded to."""
+"""NumPy: the identity, because codecs decode to NumPy arrays."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ingot.model.tensor import Array
 
 
 def from_numpy(array: Array, device: Any = None) -> Array:
-    """Return the array itself; NumPy knows no device but the CPU."""
+    """Return the array itself. Raises ``UsageError`` for a device other than the CPU."""
     if device not in (None, "cpu"):
-        raise UsageError(f"NumPy arrays live on the CPU; found device {device!r}", rule="adapter.device")
+        raise UsageError(f"NumPy arrays are on the CPU; found device {device!r}", rule="adapter.device")
     return array

@@ -21,13 +21,13 @@ def from_arrays(arrays: SparseArrays) -> Any:
     Raises
     ------
     UnsupportedError
-        ``adapter.dtype``: SciPy has no sparse arrays of the element type; ``adapter.layout``: nor of no dimensions.
+        ``adapter.dtype``: SciPy has no sparse arrays of the element type; ``adapter.layout``: the tensor is a scalar.
     """
     sparse = require("scipy.sparse", "scipy")
 
-    kind = arrays.values.dtype
-    if kind.kind not in "biufc" or kind == np.float16:
-        name = resolve_dtype(kind).name
+    dtype = arrays.values.dtype
+    if dtype.kind not in "biufc" or dtype == np.float16:
+        name = resolve_dtype(dtype).name
         raise UnsupportedError(
             f"SciPy has no sparse arrays of {name}: ask for dtype={_WIDE.get(name, 'f32')!r}", rule="adapter.dtype"
         )
@@ -36,27 +36,27 @@ def from_arrays(arrays: SparseArrays) -> Any:
         return sparse.csr_array((arrays.values, indices, indptr), shape=arrays.shape)
     if not arrays.shape:
         raise UnsupportedError("SciPy has no sparse arrays without dimensions", rule="adapter.layout")
-    made = sparse.coo_array((arrays.values, arrays.positions), shape=arrays.shape)
-    made.has_canonical_format = True
-    return made
+    array = sparse.coo_array((arrays.values, arrays.positions), shape=arrays.shape)
+    array.has_canonical_format = True
+    return array
 
 
 def to_arrays(value: Any) -> SparseArrays | None:
-    """Return the stored values of a ``scipy.sparse`` array or matrix, None for anything else.
+    """Return the stored values of a ``scipy.sparse`` array or matrix; None for any other value.
 
-    Lists of coordinates and what has other than two dimensions become ``sparse_coo``, all else ``sparse_csr``. Values
-    of one position are added, as SciPy means them; zeros that are stored stay.
+    COO arrays, and arrays without exactly two dimensions, become ``sparse_coo``; others ``sparse_csr``. Duplicate
+    positions are summed, as SciPy defines them. Stored zeros stay.
     """
     sparse = require("scipy.sparse", "scipy")
 
     if not sparse.issparse(value):
         return None
-    listed = value.format == "coo" or value.ndim != 2
-    made = value.tocoo(copy=False) if listed else value.tocsr(copy=False)
-    if not made.has_canonical_format:
-        made = made.copy()
-        made.sum_duplicates()
-    name = resolve_dtype(made.dtype).name
-    positions = made.coords if listed else (made.indptr, made.indices)
-    layout = CooLayout(name) if listed else CsrLayout(name)
-    return SparseArrays(layout, made.shape, made.data, tuple(np.asarray(each, np.int64) for each in positions))
+    is_coo = value.format == "coo" or value.ndim != 2
+    array = value.tocoo(copy=False) if is_coo else value.tocsr(copy=False)
+    if not array.has_canonical_format:
+        array = array.copy()
+        array.sum_duplicates()
+    name = resolve_dtype(array.dtype).name
+    positions = array.coords if is_coo else (array.indptr, array.indices)
+    layout = CooLayout(name) if is_coo else CsrLayout(name)
+    return SparseArrays(layout, array.shape, array.data, tuple(np.asarray(item, np.int64) for item in positions))

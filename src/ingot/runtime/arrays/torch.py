@@ -19,11 +19,11 @@ def from_numpy(array: Array, device: Any = None) -> Any:
     Parameters
     ----------
     array : ndarray
-        Any dtype that torch knows, bfloat16 and the 8-bit floats included. A read-only array shares its memory with the
-        tensor if that memory can be written (``Tensor.private``, a buffer of Ingot's own); else it is copied, as torch
-        tensors are always writable.
+        Any dtype that torch has, including bfloat16 and 8-bit floats. A read-only array shares its memory with the
+        tensor if the memory below it is writable (``Tensor.private``, buffers of Ingot). Otherwise it is copied,
+        because torch tensors are always writable.
     device : optional
-        Whatever ``Tensor.to`` takes; the CPU by default.
+        Any device that ``Tensor.to`` accepts; the CPU by default.
 
     Raises
     ------
@@ -40,7 +40,7 @@ def from_numpy(array: Array, device: Any = None) -> Any:
     if values.size == 0:
         tensor = torch.empty(values.shape, dtype=target)
     else:
-        # NumPy's extension types and torch do not know each other; both know integers of the same size.
+        # NumPy's extension types are unknown to torch; integers of the same size carry the bits.
         carrier = _carrier(row)
         plain = values if carrier is None else values.view(carrier)
         tensor = torch.from_numpy(_writable(plain))
@@ -49,22 +49,22 @@ def from_numpy(array: Array, device: Any = None) -> Any:
 
 
 def to_numpy(tensor: Any) -> Array:
-    """Return the values of a ``torch.Tensor`` as an array, sharing memory where it is dense and on the CPU.
+    """Return the values of a ``torch.Tensor`` as an array, sharing memory if it is dense and on the CPU.
 
     Raises
     ------
     UnsupportedError
-        ``adapter.dtype``: no such element type in Ingot; ``adapter.layout``: a sparse or quantized tensor, or one of
-        device meta, which has no values.
+        ``adapter.dtype``: Ingot has no such element type; ``adapter.layout``: the tensor is sparse, quantized, or on
+        device meta and has no values.
     """
     torch = require("torch", "torch")
 
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
         raise UnsupportedError(
-            "expected a dense tensor, found a sparse, quantized or nested one", rule="adapter.layout"
+            "expected a dense tensor, found a sparse, quantized or nested tensor", rule="adapter.layout"
         )
     if tensor.device.type == "meta":
-        raise UnsupportedError("expected a tensor with values; found one on device meta", rule="adapter.layout")
+        raise UnsupportedError("expected a tensor with values, found a tensor on device meta", rule="adapter.layout")
     row = resolve_dtype(tensor.dtype)
     plain = tensor.detach().cpu().resolve_conj().resolve_neg()
     carrier = _carrier(row)
@@ -73,7 +73,7 @@ def to_numpy(tensor: Any) -> Array:
 
 
 def _carrier(row: DType) -> str | None:
-    """Return the integer type, by a name that NumPy and torch share, that bfloat16 and fp8 pass the border in."""
+    """Return the integer type, by its name in NumPy and torch, that carries the bits of bfloat16 or fp8; else None."""
     return {"bf16": "int16"}.get(row.name) or ("uint8" if row.is_float and row.bits == 8 else None)
 
 
@@ -86,10 +86,10 @@ def _writable(array: Array) -> Array:
     root: Any = array
     while isinstance(root, np.ndarray):
         root = root.base
-    # An array that owns its memory and was locked by its maker has no buffer beneath: it stays untouched.
+    # An array that owns its memory and was locked by its creator has no buffer below it and must not be written.
     if not isinstance(root, memoryview) or root.readonly or not root.contiguous:
         return array.copy()
-    # Through an array: given a memoryview, NumPy would keep what lies beneath it, and a mapping could close under us.
+    # Given a memoryview, NumPy would keep the object below it, and a mapping could be closed. So use an array.
     memory = np.frombuffer(root, np.uint8)
     offset = array.ctypes.data - memory.ctypes.data
     return np.ndarray(array.shape, array.dtype, buffer=memory, offset=offset, strides=array.strides)

@@ -1,6 +1,6 @@
-"""Stored tensors on a device that has no kernels of Ingot: packed parts are copied there and decoded there.
+"""Decode packed tensors on devices without kernels: the packed parts are copied to the device and decoded there.
 
-torch's own operations decode them, which every device has; the bits are those of the kernels. ``model.tensor`` finds
+Decoding uses torch operations, which every device has; the bits equal those of the kernels. ``model.tensor`` finds
 this module in its registry ``ON_DEVICE``. torch is imported when a device is named.
 """
 
@@ -15,16 +15,16 @@ from ingot.core.numeric.dtypes import dtype as resolve_dtype
 from ingot.model.tensor import Tensor
 
 SCRATCH = 8 << 20
-"""Bytes of decoded values and intermediate results that a block of rows takes; never less than a row."""
+"""Maximum bytes of decoded values and temporary memory per block of rows; a block is at least a row."""
 
-_STEPS = 16  # the largest number of bytes that decoding needs for each value, of all layouts
+_STEPS = 16  # maximum bytes of temporary memory per decoded value, over all layouts
 
 
-def decodes_there(tensor: Tensor, dtype: Any, device: Any) -> bool:
-    """Return whether a stored tensor is decoded on a device, in the floating-point type ``dtype`` (default: its own).
+def decodes_on_device(tensor: Tensor, dtype: Any, device: Any) -> bool:
+    """Return whether a tensor is decoded on a device into the floating-point type ``dtype`` (by default its dtype).
 
-    True for matrices of the affine family in rows of whole bytes, as far as their attributes say; others are decoded on
-    the CPU. Raises ``MissingExtraError`` without torch.
+    This holds for matrices of the affine family whose rows are full bytes; other tensors are decoded on the CPU. Raises
+    ``MissingExtraError`` without torch.
     """
     if device is None or device == "cpu":
         return False
@@ -37,10 +37,10 @@ def decodes_there(tensor: Tensor, dtype: Any, device: Any) -> bool:
     return target in FLOAT_TARGETS and stays_packed(tensor)
 
 
-def decoded_there(tensor: Tensor, dtype: Any, device: Any) -> Any:
-    """Return a tensor's values on a device that decodes its parts; None if ``decodes_there`` is False.
+def decode_on_device(tensor: Tensor, dtype: Any, device: Any) -> Any:
+    """Return the values of a tensor, decoded on a device; None unless ``decodes_on_device``.
 
-    One block of rows is decoded at a time: besides the values and the parts it takes ``SCRATCH`` bytes, or a row.
+    Blocks of rows are decoded in turn. Besides the values and the parts this takes ``SCRATCH`` bytes, or a row.
 
     Raises
     ------
@@ -49,17 +49,17 @@ def decoded_there(tensor: Tensor, dtype: Any, device: Any) -> Any:
     CodecError, IntegrityError
         The errors of ``PackedMatrix.from_tensor``.
     """
-    if not decodes_there(tensor, dtype, device):
+    if not decodes_on_device(tensor, dtype, device):
         return None
     torch = require("torch", "torch")
     from ingot.runtime.layers.packed_linear import PackedWeight
 
     target = getattr(torch, str(resolve_dtype(tensor.dtype if dtype is None else dtype).torch))
-    weight = PackedWeight(PackedMatrix.from_tensor(tensor.private()), target).to(device)
-    values = torch.empty(weight.shape, dtype=target, device=device)
-    rows, cols = weight.shape
+    packed = PackedWeight(PackedMatrix.from_tensor(tensor.private()), target).to(device)
+    values = torch.empty(packed.shape, dtype=target, device=device)
+    rows, cols = packed.shape
     step = max(1, SCRATCH // max(1, cols * _STEPS))
     for start in range(0, rows, step):
         block = slice(start, min(start + step, rows))
-        values[block] = weight.decode(block, target)
+        values[block] = packed.decode(block, target)
     return values

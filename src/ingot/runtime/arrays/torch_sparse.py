@@ -19,7 +19,7 @@ from ingot.runtime.arrays.torch import from_numpy, to_numpy
 
 @contextmanager
 def _compressed() -> Iterator[None]:
-    """Make compressed tensors without the remark that torch calls them beta."""
+    """Suppress torch's warning that compressed tensors are beta."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta", category=UserWarning)
         yield
@@ -36,7 +36,7 @@ def from_arrays(arrays: SparseArrays) -> Any:
     torch = require("torch", "torch")
 
     values, shape = from_numpy(arrays.values), arrays.shape
-    # What the codec has checked is checked no more: torch would read all positions once again.
+    # The codec has checked the positions; torch would read all of them again.
     if isinstance(arrays.layout, CsrLayout):
         indptr, indices = map(from_numpy, arrays.positions)
         with _compressed():
@@ -46,9 +46,9 @@ def from_arrays(arrays: SparseArrays) -> Any:
 
 
 def to_arrays(value: Any) -> SparseArrays | None:
-    """Return the stored values of a sparse ``torch.Tensor``, None for anything else.
+    """Return the stored values of a sparse ``torch.Tensor``; None for any other value.
 
-    ``sparse_coo`` tensors stay so, their values of one position added, as torch means them; the compressed layouts
+    ``sparse_coo`` tensors keep their layout, with duplicate positions summed, as torch defines them. Compressed layouts
     become ``sparse_csr``.
 
     Raises
@@ -67,13 +67,13 @@ def to_arrays(value: Any) -> SparseArrays | None:
     ):
         return None
     plain, shape = value.detach().cpu(), tuple(value.shape)
-    listed = plain.layout == torch.sparse_coo
-    if plain.dense_dim() or not (listed or len(shape) == 2):
+    is_coo = plain.layout == torch.sparse_coo
+    if plain.dense_dim() or not (is_coo or len(shape) == 2):
         raise UnsupportedError(
             "expected a sparse tensor without dense or batch dimensions; make one with to_dense().to_sparse()",
             rule="adapter.layout",
         )
-    if listed:
+    if is_coo:
         plain = plain.coalesce()
         positions = tuple(to_numpy(plain.indices()))
     else:
@@ -82,7 +82,7 @@ def to_arrays(value: Any) -> SparseArrays | None:
                 plain = plain.to_sparse_coo().coalesce().to_sparse_csr()
         positions = to_numpy(plain.crow_indices()), to_numpy(plain.col_indices())
     name = resolve_dtype(value.dtype).name
-    layout = CooLayout(name) if listed else CsrLayout(name)
+    layout = CooLayout(name) if is_coo else CsrLayout(name)
     return SparseArrays(
-        layout, shape, to_numpy(plain.values()), tuple(np.asarray(each, np.int64) for each in positions)
+        layout, shape, to_numpy(plain.values()), tuple(np.asarray(item, np.int64) for item in positions)
     )

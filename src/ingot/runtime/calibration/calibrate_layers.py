@@ -1,4 +1,4 @@
-"""A model of which a layer at a time is there, and what is summed of each for a calibration."""
+"""A model that loads its layers one at a time, and the moments to sum of each layer in a calibration."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 from ingot.core.border import require
 from ingot.errors import ResourceError
-from ingot.runtime.calibration.moments import Sums, Wanted, listening
-from ingot.runtime.calibration.skeleton import Layer, Piece, Skeleton
+from ingot.runtime.calibration.moments import MomentSpec, Sums, record_products
+from ingot.runtime.calibration.skeleton import Layer, MatrixRows, MetaModel
 from ingot.runtime.calibration.skeleton_ends import embed_by_rows, head_by_rows
 from ingot.runtime.layers.stack import Call, Stack
-from ingot.runtime.loading.transformers_packed import StandIn
+from ingot.runtime.loading.transformers_packed import Placeholder
 
-Group = dict[str, Wanted]
+Group = dict[str, MomentSpec]
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How statistics are taken: with gradients, of moments with at most ``largest`` rows, by which labels."""
+    """Settings of statistics: gradients (``fisher``), maximum size of a full moment, seed of labels, special tokens."""
 
     fisher: bool
     largest: int | None
@@ -28,8 +28,8 @@ class Settings:
     special: tuple[int, ...] = ()
 
 
-class Layered:
-    """A model of which a layer at a time is there.
+class LayerwiseModel:
+    """A model that loads its layers one at a time.
 
     Parameters
     ----------
@@ -39,23 +39,23 @@ class Layered:
     Attributes
     ----------
     layers : list of Layer
-        In the order in which they run.
-    head : StandIn or None
-        What the tokens are told by; None in an encoder.
-    before, behind : list of StandIn
-        Linear layers outside the stack.
+        The layers in the order in which they run.
+    head : Placeholder or None
+        The output embedding; None in an encoder.
+    before, after : list of Placeholder
+        Linear layers outside the stack that run before and after it.
     width : int
-        Of the embedding.
+        Width of the embedding.
     """
 
-    def __init__(self, skeleton: Skeleton, settings: Settings) -> None:
+    def __init__(self, skeleton: MetaModel, settings: Settings) -> None:
         self.torch = require("torch", "torch")
         self.skeleton, self.settings, model = skeleton, settings, skeleton.model
         lists = [name for name, module in model.named_modules() if isinstance(module, self.torch.nn.ModuleList)]
         outside = skeleton.outside(lists)
         ends = [model.get_input_embeddings(), model.get_output_embeddings()]
-        at = {id(site.module): site for site in outside if site.attribute == "weight"}
-        self.embedding, self.head = (None if end is None else at.get(id(end)) for end in ends)
+        sites = {id(site.module): site for site in outside if site.attribute == "weight"}
+        self.embedding, self.head = (None if end is None else sites.get(id(end)) for end in ends)
         skeleton.fill([site for site in outside if site not in (self.embedding, self.head)])
         linear = [site for site in outside if self._is_linear(site) and site is not self.head]
         if self.embedding is not None:
@@ -65,25 +65,25 @@ class Layered:
         probe = self.torch.zeros((1, 2), dtype=self.torch.int64)
         self.stack = Stack(model, probe)
         self.width = int(self.stack.embedded(probe).shape[-1])
-        early = self.stack.stands_before([site.module for site in linear])
+        early = self.stack.run_before_layers([site.module for site in linear])
         self.before = [site for site, first in zip(linear, early, strict=True) if first]
-        self.behind = [site for site, first in zip(linear, early, strict=True) if not first]
+        self.after = [site for site, first in zip(linear, early, strict=True) if not first]
         self.layers = skeleton.layers(self.stack.paths)
         self._calls: dict[tuple[int, ...], Sequence[Call]] = {}
 
-    def _is_linear(self, site: StandIn) -> bool:
+    def _is_linear(self, site: Placeholder) -> bool:
         return isinstance(site.module, self.torch.nn.Linear) and site.attribute == "weight"
 
     def keep(self) -> None:
-        """Have the whole model in memory from now on."""
-        self.skeleton.kept = True
+        """Keep the complete model in memory from now on."""
+        self.skeleton.keeps_layers = True
         ends = [site for site in (self.embedding, self.head) if site is not None]
         for site in ends:
             del site.module.forward
         self.skeleton.fill(ends)
 
     def calls(self, shape: tuple[int, int]) -> Sequence[Call]:
-        """Return how the layers are called for windows of this shape."""
+        """Return the arguments of the layers for windows of this shape."""
         if shape not in self._calls:
             with self.torch.enable_grad():
                 zeros = self.torch.zeros(*shape, self.width).requires_grad_()
@@ -92,19 +92,19 @@ class Layered:
 
     @contextmanager
     def streaming(self) -> Iterator[Any]:
-        """Give the model itself: each layer is loaded when a pass comes to it."""
+        """Yield the model with layers that load themselves when a pass reaches them."""
         with ExitStack() as hooks:
             for layer in self.layers:
                 hooks.enter_context(_streamed(self.skeleton, layer))
             yield self.skeleton.model
 
-    def wanted(self, layer: Layer) -> list[Wanted]:
-        """Return what is summed of a loaded layer."""
-        found = self.skeleton.pieces(layer).values()
-        return [self._asked(piece, self._cols(piece)) for pieces in found for piece in pieces]
+    def moment_specs(self, layer: Layer) -> list[MomentSpec]:
+        """Return the moments to sum of a loaded layer."""
+        matrices = self.skeleton.matrices(layer).values()
+        return [self._spec(matrix, self._cols(matrix)) for group in matrices for matrix in group]
 
     def shapes(self, layer: Layer) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """Return rows and columns of a layer's matrices: those of all tokens, and those of experts."""
+        """Return rows and columns of a layer's matrices: of matrices that all tokens use, and of experts."""
         dense, routed = [], []
         for tensor in {site.tensor.name: site.tensor for site in layer.sites}.values():
             if len(tensor.shape) == 2:
@@ -115,51 +115,53 @@ class Layered:
         return dense, routed
 
     def sizes(self, layer: Layer) -> list[int]:
-        """Return the bytes of the sums of each matrix of a layer."""
+        """Return the bytes of the moments of each matrix of a layer."""
         return [
-            self._asked(Piece("", None, 0, rows), cols).nbytes for some in self.shapes(layer) for rows, cols in some
+            self._spec(MatrixRows("", None, 0, rows), cols).nbytes
+            for shapes in self.shapes(layer)
+            for rows, cols in shapes
         ]
 
-    def of_head(self) -> Wanted | None:
-        """Return what is summed of the head: no G, of as many rows as the vocabulary; None where it is tied."""
+    def head_spec(self) -> MomentSpec | None:
+        """Return the moments to sum of the head; None if it is tied. G would be as large as the vocabulary squared."""
         if self.head is None or (self.embedding is not None and self.head.tensor is self.embedding.tensor):
             return None
         rows, cols = self.head.tensor.matrix_shape
-        return Wanted(self.head.tensor.name, rows, cols, self._small(cols), False)
+        return MomentSpec(self.head.tensor.name, rows, cols, self._is_summed_in_full(cols), False)
 
     @contextmanager
-    def listening_to(self, sites: Sequence[StandIn], *, fisher: bool) -> Iterator[dict[str, Sums]]:
-        """Sum what linear layers outside the stack multiply."""
-        wanted = [self._asked(_whole(site), site.tensor.matrix_shape[1]) for site in sites]
-        sums = {each.name: Sums(self.torch, each, fisher=fisher) for each in wanted}
-        known = addressed({id(site.parameter): [_whole(site)] for site in sites}, [self.skeleton.model])
-        with listening(known, sums, fisher=fisher, share=False) if sums else nullcontext():
+    def listening_to(self, sites: Sequence[Placeholder], *, fisher: bool) -> Iterator[dict[str, Sums]]:
+        """Sum moments of linear layers outside the stack in this context."""
+        specs = [self._spec(_all_rows(site), site.tensor.matrix_shape[1]) for site in sites]
+        sums = {spec.name: Sums(self.torch, spec, fisher=fisher) for spec in specs}
+        parameters = by_address({id(site.parameter): [_all_rows(site)] for site in sites}, [self.skeleton.model])
+        with record_products(parameters, sums, fisher=fisher, share=False) if sums else nullcontext():
             yield sums
 
-    def _asked(self, piece: Piece, cols: int) -> Wanted:
-        rows = piece.last - piece.first
-        fisher = self.settings.fisher and self._small(rows)
-        return Wanted(piece.name, rows, cols, self._small(cols), fisher, piece.expert is not None)
+    def _spec(self, matrix: MatrixRows, cols: int) -> MomentSpec:
+        rows = matrix.last - matrix.first
+        fisher = self.settings.fisher and self._is_summed_in_full(rows)
+        return MomentSpec(matrix.name, rows, cols, self._is_summed_in_full(cols), fisher, matrix.expert is not None)
 
-    def _cols(self, piece: Piece) -> int:
-        return self.skeleton.checkpoint[piece.name.partition(":expert.")[0]].shape[-1]
+    def _cols(self, matrix: MatrixRows) -> int:
+        return self.skeleton.checkpoint[matrix.name.partition(":expert.")[0]].shape[-1]
 
-    def _small(self, size: int) -> bool:
+    def _is_summed_in_full(self, size: int) -> bool:
         return self.settings.largest is None or size <= self.settings.largest
 
 
-def _whole(site: StandIn) -> Piece:
-    return Piece(site.tensor.name, None, 0, site.tensor.matrix_shape[0])
+def _all_rows(site: Placeholder) -> MatrixRows:
+    return MatrixRows(site.tensor.name, None, 0, site.tensor.matrix_shape[0])
 
 
 @contextmanager
-def _streamed(skeleton: Skeleton, layer: Layer) -> Iterator[None]:
-    """Load a layer while its forward runs."""
-    own = layer.module.forward
+def _streamed(skeleton: MetaModel, layer: Layer) -> Iterator[None]:
+    """Load a layer whenever its forward runs in this context."""
+    original = layer.module.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         with skeleton.loaded(layer):
-            return own(*args, **kwargs)
+            return original(*args, **kwargs)
 
     layer.module.forward = forward
     try:
@@ -168,31 +170,36 @@ def _streamed(skeleton: Skeleton, layer: Layer) -> Iterator[None]:
         del layer.module.forward
 
 
-def addressed(pieces: Mapping[int, Sequence[Piece]], modules: Sequence[Any]) -> dict[int, tuple[Any, Sequence[Piece]]]:
-    """Return pieces by where their parameters lie in memory."""
-    found = {}
+def by_address(
+    matrices: Mapping[int, Sequence[MatrixRows]], modules: Sequence[Any]
+) -> dict[int, tuple[Any, Sequence[MatrixRows]]]:
+    """Return parameters with their matrices by the address of the parameter's memory."""
+    addresses = {}
     for module in modules:
         for parameter in module.parameters():
-            if id(parameter) in pieces and not parameter.is_meta:
-                found[parameter.untyped_storage().data_ptr()] = parameter, pieces[id(parameter)]
-    return found
+            if id(parameter) in matrices and not parameter.is_meta:
+                addresses[parameter.untyped_storage().data_ptr()] = parameter, matrices[id(parameter)]
+    return addresses
 
 
-def grouped(wanted: Sequence[Wanted], room: int) -> list[Group]:
-    """Cut matrices into groups whose sums fit into ``room`` bytes together; ``calibrate.ram`` where one does not."""
+def group_by_size(specs: Sequence[MomentSpec], max_bytes: int) -> list[Group]:
+    """Split matrices into groups whose moments fit into ``max_bytes`` together.
+
+    Raises ``ResourceError`` ``calibrate.ram`` if a single matrix does not fit.
+    """
     groups: list[Group] = [{}]
     size = 0
-    for each in wanted:
-        if each.nbytes > room:
+    for spec in specs:
+        if spec.nbytes > max_bytes:
             raise ResourceError(
-                f"expected room for {each.nbytes >> 20} MiB of second moments beside a layer, found "
-                f"{max(room, 0) >> 20} MiB; raise --max-ram, or take --largest, --no-fisher",
+                f"expected memory for {spec.nbytes >> 20} MiB of second moments besides a layer, found "
+                f"{max(max_bytes, 0) >> 20} MiB; raise --max-ram, or use --largest, --no-fisher",
                 rule="calibrate.ram",
-                where=each.name,
+                where=spec.name,
             )
-        if groups[-1] and size + each.nbytes > room:
+        if groups[-1] and size + spec.nbytes > max_bytes:
             groups.append({})
             size = 0
-        groups[-1][each.name] = each
-        size += each.nbytes
+        groups[-1][spec.name] = spec
+        size += spec.nbytes
     return groups

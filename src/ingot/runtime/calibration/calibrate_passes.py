@@ -1,7 +1,7 @@
-"""The passes of a calibration: a layer's weights, the activations of some windows and its sums are what is in memory.
+"""The passes of a calibration. Memory holds a layer's weights, the activations of some windows and the layer's moments.
 
-Forward through all windows for each layer, activations on disk; then the head; then backward, each layer's activations
-computed again from what went in (``spec/calibration.md``).
+First, all windows run forward through each layer; activations go to disk. Then the head runs. Then layers run backward;
+each computes its activations again from its stored input (``spec/calibration.md``).
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import numpy as np
 
 from ingot.core.runtime.progress import Progress
 from ingot.errors import IntegrityError
-from ingot.runtime.calibration.calibrate_layers import Group, Layered, addressed, grouped
+from ingot.runtime.calibration.calibrate_layers import Group, LayerwiseModel, by_address, group_by_size
 from ingot.runtime.calibration.calibrate_work import Work, Writer
-from ingot.runtime.calibration.moments import ApartError, Sums, heard, listening
-from ingot.runtime.calibration.samples import finite
+from ingot.runtime.calibration.moments import InputsDivergedError, Sums, record_product, record_products
+from ingot.runtime.calibration.samples import require_finite
 from ingot.runtime.calibration.skeleton import Layer
 from ingot.runtime.layers.bf16_products import bf16_product
 
 LOGITS = 1 << 24
-"""Elements of the logits that are computed together: which tokens these are decides on what labels are drawn."""
+"""Elements of the logits that are computed together. The value affects which labels are drawn."""
 
 
 @dataclass(slots=True)
@@ -38,63 +38,63 @@ class Passes:
     tokens : i64 [windows, length]
     batch : int
         Windows that pass through a layer together.
-    room : callable
-        Returns the bytes that there are for the sums of a layer.
+    moment_bytes : callable
+        Returns the bytes that the moments of a layer may take.
     progress : Progress
-        Of tokens through layers.
+        Counts tokens times layers.
     """
 
-    model: Layered
+    model: LayerwiseModel
     work: Work
     tokens: Any
     batch: int
-    room: Callable[[Layer], int]
+    moment_bytes: Callable[[Layer], int]
     progress: Progress
     passes: int = field(default=0)
     same: dict[str, str] = field(default_factory=dict)
-    """The matrix under which A stands, by those that multiply the same inputs."""
+    """For matrices with shared inputs: the name of the matrix under which A is stored."""
     _share: bool = field(default=True)
-    _leaders: dict[str, str] = field(default_factory=dict)  # of the step that is taken
+    _leaders: dict[str, str] = field(default_factory=dict)  # ``same`` of the present step
 
     @property
     def fisher(self) -> bool:
         return self.model.settings.fisher
 
     def run(self) -> dict[str, Any]:
-        """Return all arrays by ``NAME:FIELD``, mapped."""
+        """Return all arrays by ``NAME:FIELD``, mapped from files."""
         count = len(self.model.layers)
         self._step("enter", 1, self._enter)
-        for number in range(count):
-            self._step(f"forward {number}", 1, partial(self._forward, number))
+        for index in range(count):
+            self._step(f"forward {index}", 1, partial(self._forward, index))
         self._step("leave", 1, self._leave)
         if self.fisher:
-            for number in reversed(range(count)):
-                self._step(f"backward {number}", 3, partial(self._backward, number))
+            for index in reversed(range(count)):
+                self._step(f"backward {index}", 3, partial(self._backward, index))
             self._step("begin", 1, self._begin)
-        found: dict[str, Any] = {}
+        arrays: dict[str, Any] = {}
         for step in self._steps():
-            noted = self.work.found(step)
-            if noted is not None and noted.get("index"):
-                found |= self.work.arrays(_statistics(step), noted["index"])
-                self.same |= noted.get("same", {})
-        return found
+            record = self.work.finished(step)
+            if record is not None and record.get("index"):
+                arrays |= self.work.arrays(_statistics(step), record["index"])
+                self.same |= record.get("same", {})
+        return arrays
 
     def _steps(self) -> list[str]:
-        numbers = range(len(self.model.layers))
+        indices = range(len(self.model.layers))
         return [
             "enter",
             "leave",
             "begin",
-            *(f"{way} {number}" for way in ("forward", "backward") for number in numbers),
+            *(f"{direction} {index}" for direction in ("forward", "backward") for index in indices),
         ]
 
-    def _step(self, name: str, weight: int, take: Callable[[], None]) -> None:
-        if self.work.found(name) is None:
+    def _step(self, name: str, weight: int, compute: Callable[[], None]) -> None:
+        if self.work.finished(name) is None:
             try:
-                take()
-            except ApartError:  # its files begin anew
+                compute()
+            except InputsDivergedError:  # run the step again without sharing
                 self._share = False
-                take()
+                compute()
         self.progress.advance(weight * self.tokens.numel(), name)
 
     def _batches(self) -> Iterator[tuple[int, Any]]:
@@ -108,9 +108,9 @@ class Passes:
 
     @property
     def _hidden(self) -> int:
-        noted = self.work.found("enter")
-        assert noted is not None
-        return int(noted["width"])
+        record = self.work.finished("enter")
+        assert record is not None
+        return int(record["width"])
 
     def _enter(self) -> None:
         model, out, width = self.model, self.work.writer(_inputs(0)), 0
@@ -123,36 +123,36 @@ class Passes:
         self._add(written, sums)
         self._finish("enter", written, [out], [], width=width)
 
-    def _forward(self, number: int) -> None:
-        layer, out = self.model.layers[number], self.work.writer(_inputs(number + 1))
+    def _forward(self, index: int) -> None:
+        layer, out = self.model.layers[index], self.work.writer(_inputs(index + 1))
         with self.model.torch.no_grad(), self.model.skeleton.loaded(layer):
-            pieces = self.model.skeleton.pieces(layer)
-            groups = [{}] if self.fisher else grouped(self.model.wanted(layer), self.room(layer))
+            matrices = self.model.skeleton.matrices(layer)
+            groups = [{}] if self.fisher else group_by_size(self.model.moment_specs(layer), self.moment_bytes(layer))
             self.passes = max(self.passes, len(groups))
-            known = addressed(pieces, [layer.module])
-            written = self._statistics(f"forward {number}")
-            for turn, group in enumerate(groups):
+            addresses = by_address(matrices, [layer.module])
+            written = self._statistics(f"forward {index}")
+            for group_index, group in enumerate(groups):
                 sums = self._sums(group)
-                with self._listening(known, sums):
+                with self._listening(addresses, sums):
                     for first, tokens in self._batches():
-                        hidden = self._read(_inputs(number), first, len(tokens))
-                        call = self.model.calls(tuple(tokens.shape))[number]
-                        hidden = self.model.stack.layer(number, hidden, call)
-                        if not turn:
+                        hidden = self._read(_inputs(index), first, len(tokens))
+                        call = self.model.calls(tuple(tokens.shape))[index]
+                        hidden = self.model.stack.layer(index, hidden, call)
+                        if not group_index:
                             out.add(_plain(hidden))
                 self._add(written, sums)
-        drop = [] if self.fisher else [_inputs(number)]
-        self._finish(f"forward {number}", written, [out], drop)
+        drop = [] if self.fisher else [_inputs(index)]
+        self._finish(f"forward {index}", written, [out], drop)
 
     def _leave(self) -> None:
-        """Run what stands behind the layers, and with gradients draw labels and begin to go back."""
+        """Run the modules after the layers; with gradients, draw labels and start the backward pass."""
         torch, model, count = self.model.torch, self.model, len(self.model.layers)
         torch.manual_seed(model.settings.seed)
         out = self.work.writer(_gradients(count)) if self.fisher else None
-        written, head = self._statistics("leave"), model.of_head()
+        written, head = self._statistics("leave"), model.head_spec()
         with ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(self.fisher))
-            sums = stack.enter_context(model.listening_to(model.behind, fisher=self.fisher))
+            sums = stack.enter_context(model.listening_to(model.after, fisher=self.fisher))
             if head is not None and model.head is not None:
                 sums[head.name] = Sums(torch, head, fisher=self.fisher)
                 hook = _hook(sums[head.name], head.rows, fisher=self.fisher)
@@ -165,77 +165,77 @@ class Passes:
         self._finish("leave", written, [] if out is None else [out], [_inputs(count)])
 
     def _ends(self, hidden: Any) -> Any:
-        """Return the gradients at the last layer's output of some windows."""
+        """Return the gradients at the last layer's output for some windows."""
         torch, model = self.model.torch, self.model
         if model.head is None:
-            return _of_encoder(torch, model, hidden, fisher=self.fisher)
+            return _encoder_gradients(torch, model, hidden, fisher=self.fisher)
         flat = hidden.flatten(0, 1)
         step = max(1, LOGITS // max(1, model.head.tensor.shape[0] if self.fisher else model.width))
         gradients = []
         for first in range(0, len(flat), step):
-            # Each token by itself: what stands behind the layers looks at no other, and has no position to run out of.
-            some = flat[first : first + step, None].requires_grad_(self.fisher)
-            logits = model.stack.leave(some, model.width, headless=not self.fisher).logits.flatten(0, 1)
-            finite(torch, logits.detach())
+            # A sequence per token: modules after the layers do not mix tokens, and positions cannot exceed the maximum.
+            batch = flat[first : first + step, None].requires_grad_(self.fisher)
+            logits = model.stack.leave(batch, model.width, headless=not self.fisher).logits.flatten(0, 1)
+            require_finite(torch, logits.detach())
             if self.fisher:
                 drawn = torch.multinomial(logits.detach().softmax(-1), 1)[:, 0]
                 torch.nn.functional.cross_entropy(logits, drawn, reduction="sum").backward()
-                gradients.append(some.grad[:, 0])
+                gradients.append(batch.grad[:, 0])
         return torch.cat(gradients).view_as(hidden) if self.fisher else None
 
-    def _backward(self, number: int) -> None:
-        layer, out = self.model.layers[number], self.work.writer(_gradients(number))
+    def _backward(self, index: int) -> None:
+        layer, out = self.model.layers[index], self.work.writer(_gradients(index))
         with self.model.torch.enable_grad(), self.model.skeleton.loaded(layer):
-            pieces = self.model.skeleton.pieces(layer)
-            groups = grouped(self.model.wanted(layer), self.room(layer))
+            matrices = self.model.skeleton.matrices(layer)
+            groups = group_by_size(self.model.moment_specs(layer), self.moment_bytes(layer))
             self.passes = max(self.passes, len(groups))
-            written = self._statistics(f"backward {number}")
-            for turn, group in enumerate(groups):
+            written = self._statistics(f"backward {index}")
+            for group_index, group in enumerate(groups):
                 sums = self._sums(group)
                 for first, tokens in self._batches():
-                    hidden = self._read(_inputs(number), first, len(tokens)).requires_grad_()
-                    call = self.model.calls(tuple(tokens.shape))[number]
-                    with self._listening(addressed(pieces, [layer.module]), sums):
-                        made = self.model.stack.layer(number, hidden, call)
-                    made.backward(self._read(_gradients(number + 1), first, len(tokens)))
-                    if not turn:
+                    hidden = self._read(_inputs(index), first, len(tokens)).requires_grad_()
+                    call = self.model.calls(tuple(tokens.shape))[index]
+                    with self._listening(by_address(matrices, [layer.module]), sums):
+                        output = self.model.stack.layer(index, hidden, call)
+                    output.backward(self._read(_gradients(index + 1), first, len(tokens)))
+                    if not group_index:
                         out.add(_plain(hidden.grad))
-                    del made, hidden
+                    del output, hidden
                 self._add(written, sums)
-        self._finish(f"backward {number}", written, [out], [_inputs(number), _gradients(number + 1)])
+        self._finish(f"backward {index}", written, [out], [_inputs(index), _gradients(index + 1)])
 
     def _begin(self) -> None:
-        """Go back through what stands before the layers, where matrices do."""
+        """Backpropagate through modules before the layers, if they contain matrices."""
         model, written = self.model, self._statistics("begin")
         if model.before:
             with model.torch.enable_grad(), model.listening_to(model.before, fisher=True) as sums:
                 for first, tokens in self._batches():
                     started = model.stack.embedded(tokens).detach().requires_grad_()
-                    hidden = model.stack.enter(started, learns=True).hidden
+                    hidden = model.stack.enter(started, with_gradients=True).hidden
                     hidden.backward(self._read(_gradients(0), first, len(tokens)))
             self._add(written, sums)
         self._finish("begin", written, [], [_gradients(0)])
 
     def _sums(self, group: Group) -> dict[str, Sums]:
-        return {name: Sums(self.model.torch, each, fisher=self.fisher) for name, each in group.items()}
+        return {name: Sums(self.model.torch, item, fisher=self.fisher) for name, item in group.items()}
 
-    def _listening(self, pieces: Mapping[int, Any], sums: Mapping[str, Sums]) -> AbstractContextManager[None]:
-        """Add up what a layer's matrices multiply."""
+    def _listening(self, matrices: Mapping[int, Any], sums: Mapping[str, Sums]) -> AbstractContextManager[None]:
+        """Return a context that sums moments of a layer's matrices."""
         if not sums:
             return nullcontext()
         product = None if self.fisher else bf16_product(self.model.torch)
-        return listening(pieces, sums, fisher=self.fisher, share=self._share, product=product)
+        return record_products(matrices, sums, fisher=self.fisher, share=self._share, product=product)
 
     def _statistics(self, step: str) -> Writer:
         return self.work.writer(_statistics(step))
 
     def _add(self, written: Writer, sums: dict[str, Sums]) -> None:
         for name in [*sums]:
-            each = sums.pop(name)
-            if each.same is not None:
-                self._leaders[name] = each.same
-            if each.told:
-                for key, array in each.arrays(self.tokens.numel()).items():
+            item = sums.pop(name)
+            if item.same is not None:
+                self._leaders[name] = item.same
+            if item.has_statistics:
+                for key, array in item.arrays(self.tokens.numel()).items():
                     written.add(array, f"{name}:{key}")
 
     def _finish(self, step: str, written: Writer, files: Sequence[Writer], drop: Sequence[str], **more: Any) -> None:
@@ -244,14 +244,14 @@ class Passes:
 
 
 def _hook(sums: Sums, rows: int, *, fisher: bool) -> Any:
-    return lambda _, arguments, output: heard(sums, arguments[0], output, slice(0, rows), fisher=fisher)
+    return lambda _, arguments, output: record_product(sums, arguments[0], output, slice(0, rows), fisher=fisher)
 
 
-def _of_encoder(torch: Any, model: Layered, hidden: Any, *, fisher: bool) -> Any:
-    """Return the gradients of ``v . e`` for v normal and e the mean of a window's outputs, of length 1.
+def _encoder_gradients(torch: Any, model: LayerwiseModel, hidden: Any, *, fisher: bool) -> Any:
+    """Return the gradients of ``v . e`` for random normal v, and e the normalized mean of a window's outputs.
 
-    Were e what a normal distribution of variance 1 stands around, these were those of its log-likelihood at a vector
-    drawn from it: the second moment of v is the identity, so G is that of the squared distance of embeddings.
+    If e is the mean of a normal distribution with variance 1, these are gradients of the log-likelihood of a vector
+    drawn from it. The second moment of v is the identity, so G is that of the squared distance of embeddings.
     """
     hidden.requires_grad_(fisher)
     out = model.stack.leave(hidden, model.width).last_hidden_state
@@ -259,8 +259,8 @@ def _of_encoder(torch: Any, model: Layered, hidden: Any, *, fisher: bool) -> Any
         raise IntegrityError("calibrate.value", "expected finite outputs, found NaN or infinity: weights are damaged")
     if not fisher:
         return None
-    found = torch.nn.functional.normalize(out.mean(1), dim=-1)
-    (found * torch.randn(found.shape)).sum().backward()
+    embeddings = torch.nn.functional.normalize(out.mean(1), dim=-1)
+    (embeddings * torch.randn(embeddings.shape)).sum().backward()
     return hidden.grad
 
 
@@ -269,12 +269,12 @@ def _plain(hidden: Any) -> np.ndarray[Any, np.dtype[Any]]:
     return values
 
 
-def _inputs(number: int) -> str:
-    return f"layer-{number:04}.inputs"
+def _inputs(index: int) -> str:
+    return f"layer-{index:04}.inputs"
 
 
-def _gradients(number: int) -> str:
-    return f"layer-{number:04}.gradients"
+def _gradients(index: int) -> str:
+    return f"layer-{index:04}.gradients"
 
 
 def _statistics(step: str) -> str:

@@ -1,4 +1,4 @@
-"""What a calibration will take: how many windows pass together, what is kept in memory, and about how long it is."""
+"""Plan of a calibration: windows per batch, use of memory, and estimates of time and size."""
 
 from __future__ import annotations
 
@@ -8,37 +8,38 @@ from typing import Any
 
 from ingot.core.runtime.memory import anonymous_in_use, available_ram, parse_size
 from ingot.errors import ResourceError
-from ingot.runtime.calibration.calibrate_layers import Layered
+from ingot.runtime.calibration.calibrate_layers import LayerwiseModel
 from ingot.runtime.calibration.calibrate_passes import LOGITS
 from ingot.runtime.calibration.calibration import CalibrateOptions, CalibratePlan
-from ingot.runtime.calibration.samples import DRAWN
+from ingot.runtime.calibration.samples import BATCH
 from ingot.runtime.calibration.skeleton import Layer
 from ingot.runtime.calibration.skeleton_ends import ROWS
 
 RESERVE = 128 << 20
-"""Bytes for what is not reckoned one by one."""
+"""Bytes for memory that is not computed item by item."""
 _BATCH = 8  # windows that pass through a layer together
-# Times that each product's operands are in memory: as activations, as gradients, and weighed or turned on the way.
+# Copies of each product's operands in memory: activations, gradients, and weighted or transposed intermediates.
 _TIMES = 3
 _LOGITS_TIMES = 6  # logits, their softmax and its logarithm, random numbers, gradients
 _TOP = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "top_k_experts")
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-_SIDE = 1024  # of the matrices that the processor's speed is measured with
+_SIDE = 1024  # size of the matrices that measure the processor's speed
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
-    """How a calibration is carried out.
+class MemoryPlan:
+    """The use of memory in a calibration.
 
-    ``kept``: the model stays in memory; ``spilled``: keys and values of samples do not; ``batch`` windows of
-    ``window`` bytes of activations pass together; ``least`` is what a layer and its largest sums take.
+    If ``in_memory``, the model stays in memory. If ``spilled``, keys and values of samples are in files. ``batch``
+    windows of ``window`` bytes of activations pass through a layer together. ``weights`` are the bytes of weights in
+    memory, ``sums`` the bytes of all moments, ``ends`` the bytes of embedding, head and logits.
     """
 
     windows: int
     length: int
     batch: int
     window: int
-    kept: bool
+    in_memory: bool
     spilled: bool
     sampling: bool
     free: int
@@ -52,82 +53,95 @@ class Means:
 
     @property
     def work(self) -> int:
-        """Units of progress, set by ``means_of`` from the number of layers."""
+        """Units of progress; ``plan_memory`` sets them from the number of layers."""
         return self.tokens * self._weight
 
     _weight: int = 1
 
-    def room(self, layer: Layer) -> int:
-        """Return the bytes that there are for the sums of a layer."""
+    def moment_bytes(self, layer: Layer) -> int:
+        """Return the bytes that the moments of a layer may take."""
         return self.free - self.weights - self.batch * self.window
 
 
-def means_of(model: Layered, options: CalibrateOptions, shape: tuple[int, int], *, sampling: bool) -> Means:
-    """Decide how a calibration is carried out in the memory there is; ``calibrate.ram`` where none is enough."""
+def plan_memory(
+    model: LayerwiseModel, options: CalibrateOptions, shape: tuple[int, int], *, sampling: bool
+) -> MemoryPlan:
+    """Return the plan for a calibration in the available memory. Raises ``calibrate.ram`` if it is too small."""
     skeleton, (windows, length) = model.skeleton, shape
     ceiling = available_ram() // 2 if options.max_ram is None else parse_size(options.max_ram) - anonymous_in_use()
     free = ceiling - RESERVE
-    # Merged weights lie there twice while they are merged.
+    # While weights are merged, memory holds them twice.
     largest = max(skeleton.nbytes(layer) * (2 if layer.merged else 1) for layer in model.layers)
     ends = {id(site.tensor): 4 * site.tensor.size for site in (model.embedding, model.head) if site is not None}
-    whole = sum(map(skeleton.nbytes, model.layers)) + sum(ends.values())
-    sums = [each for layer in model.layers for each in model.sizes(layer)]
-    most = max(sums, default=0)
+    all_weights = sum(map(skeleton.nbytes, model.layers)) + sum(ends.values())
+    sums = [size for layer in model.layers for size in model.sizes(layer)]
+    largest_sums = max(sums, default=0)
     window = max(4 * length * (_TIMES * _active(model, layer) + 2 * _heads(model) * length) for layer in model.layers)
     vocabulary = 1 if model.head is None else model.head.tensor.shape[0]
     logits = 4 * _LOGITS_TIMES * min(max(LOGITS, vocabulary), windows * length * vocabulary)
     at_ends = logits + min(2 * ROWS, sum(ends.values())) + 4 * model.width**2
-    kept = whole + _BATCH * window + max(4 * most, at_ends) <= free
-    weights = whole if kept else largest
-    batch = next((few for few in (_BATCH, 4, 2) if weights + few * window + most <= free), 1)
-    needed = max(weights + batch * window + most, (whole if kept else 0) + at_ends)
+    in_memory = all_weights + _BATCH * window + max(4 * largest_sums, at_ends) <= free
+    weights = all_weights if in_memory else largest
+    batch = next(
+        (
+            count_of_windows
+            for count_of_windows in (_BATCH, 4, 2)
+            if weights + count_of_windows * window + largest_sums <= free
+        ),
+        1,
+    )
+    needed = max(weights + batch * window + largest_sums, (all_weights if in_memory else 0) + at_ends)
     if needed > free:
         raise ResourceError(
-            f"expected room for {needed >> 20} MiB: a layer, what passes through it and one matrix's second moments; "
-            f"found {max(free, 0) >> 20} MiB; raise --max-ram, or take a smaller --length, --largest, --no-fisher",
+            f"expected {needed >> 20} MiB of memory for a layer, its activations and the second moments of a matrix; "
+            f"found {max(free, 0) >> 20} MiB; raise --max-ram, or use a smaller --length, --largest, --no-fisher",
             rule="calibrate.ram",
             where=skeleton.checkpoint.location,
         )
-    cache = _cached(model, min(windows, DRAWN), length)
-    count = len(model.layers)
-    weight = int(sampling) + count + 2 + (3 * count + 1 if options.fisher else 0)
+    cache = _cached(model, min(windows, BATCH), length)
+    layer_count = len(model.layers)
+    weight = int(sampling) + layer_count + 2 + (3 * layer_count + 1 if options.fisher else 0)
     spilled = sampling and weights + cache + at_ends > free
-    return Means(
-        windows, length, batch, window, kept, spilled, sampling, free, weights, sum(sums), at_ends, _weight=weight
+    return MemoryPlan(
+        windows, length, batch, window, in_memory, spilled, sampling, free, weights, sum(sums), at_ends, _weight=weight
     )
 
 
-def estimated(model: Layered, means: Means) -> CalibratePlan:
-    """Return about what a calibration will take; computes and reads a little to find out how fast that goes."""
+def estimate(model: LayerwiseModel, memory_plan: MemoryPlan) -> CalibratePlan:
+    """Return estimates for a calibration, from short measurements of reading and computing."""
     skeleton, fisher = model.skeleton, model.settings.fisher
     layer = model.layers[0]
     started = time.perf_counter()
     with skeleton.loaded(layer):
         loading = (time.perf_counter() - started) / max(skeleton.nbytes(layer), 1)
-    whole = sum(map(skeleton.nbytes, model.layers))
-    used = sum(_active(model, each, products=True) for each in model.layers)
+    all_weights = sum(map(skeleton.nbytes, model.layers))
+    products_per_token = sum(_active(model, item, products=True) for item in model.layers)
     head = 0 if model.head is None else model.head.tensor.size
-    samples = int(means.sampling)
-    products = (samples + (3 if fisher else 1)) * used + (samples + (3 if fisher else 0)) * head
-    halves = means.sums // 4  # of symmetric sums, half of which is computed
-    operations = means.tokens * (2 * products + halves)
-    reads = (means.length - 1 if means.sampling else 0) + 1 + int(fisher)
-    seconds = operations / _speed(model.torch) + (0 if means.kept else reads * whole * loading)
-    count, hidden = len(model.layers), 4 * means.tokens * model.width
+    samples = int(memory_plan.sampling)
+    products = (samples + (3 if fisher else 1)) * products_per_token + (samples + (3 if fisher else 0)) * head
+    halves = memory_plan.sums // 4  # the moments are symmetric: half of each is computed
+    operations = memory_plan.tokens * (2 * products + halves)
+    reads = (memory_plan.length - 1 if memory_plan.sampling else 0) + 1 + int(fisher)
+    seconds = operations / _speed(model.torch) + (0 if memory_plan.in_memory else reads * all_weights * loading)
+    count, hidden = len(model.layers), 4 * memory_plan.tokens * model.width
     activations = ((count + 1) if fisher else 2) * hidden + (2 * hidden if fisher else 0)
-    cache = _cached(model, min(means.windows, DRAWN), means.length) if means.spilled else 0
-    size = means.sums
+    cache = _cached(model, min(memory_plan.windows, BATCH), memory_plan.length) if memory_plan.spilled else 0
+    size = memory_plan.sums
     return CalibratePlan(
         seconds=seconds,
-        memory=means.weights + max(means.batch * means.window + min(means.sums, means.room(layer)), means.ends),
+        memory=memory_plan.weights
+        + max(
+            memory_plan.batch * memory_plan.window + min(memory_plan.sums, memory_plan.moment_bytes(layer)),
+            memory_plan.ends,
+        ),
         disk=max(cache, activations) + 2 * size,
         size=size,
-        reads=1 if means.kept else reads,
+        reads=1 if memory_plan.in_memory else reads,
     )
 
 
 def _speed(torch: Any) -> float:
-    """Return operations a second, of a product that is like those to come."""
+    """Return operations per second, measured on a product similar to those of a calibration."""
     first = torch.ones(_SIDE // 4, _SIDE)
     second = torch.ones(_SIDE, _SIDE)
     first @ second
@@ -136,16 +150,16 @@ def _speed(torch: Any) -> float:
     return float(2 * first.numel() * _SIDE / max(time.perf_counter() - started, 1e-6))
 
 
-def _active(model: Layered, layer: Layer, *, products: bool = False) -> int:
-    """Return what a token needs of a layer's matrices: the sum of rows and columns, or of products."""
+def _active(model: LayerwiseModel, layer: Layer, *, products: bool = False) -> int:
+    """Return the sum of rows and columns of matrices that a token uses in a layer, or with ``products`` of products."""
     dense, routed = model.shapes(layer)
     share = _share(model.skeleton.model.config)
-    totals = [sum(rows * cols if products else rows + cols for rows, cols in some) for some in (dense, routed)]
+    totals = [sum(rows * cols if products else rows + cols for rows, cols in shapes) for shapes in (dense, routed)]
     return totals[0] + int(totals[1] * share)
 
 
 def _share(config: Any) -> float:
-    """Return the share of experts that a token is sent to."""
+    """Return the share of experts that a token uses."""
     text = config.get_text_config()
     top, count = (
         next((getattr(text, key) for key in keys if getattr(text, key, None)), 0) for keys in (_TOP, _EXPERTS)
@@ -153,16 +167,16 @@ def _share(config: Any) -> float:
     return top / count if isinstance(top, int) and isinstance(count, int) and top and count else 1.0
 
 
-def _heads(model: Layered) -> int:
-    found = getattr(model.skeleton.model.config.get_text_config(), "num_attention_heads", 0)
-    return found if isinstance(found, int) else 0
+def _heads(model: LayerwiseModel) -> int:
+    heads = getattr(model.skeleton.model.config.get_text_config(), "num_attention_heads", 0)
+    return heads if isinstance(heads, int) else 0
 
 
-def _cached(model: Layered, windows: int, length: int) -> int:
+def _cached(model: LayerwiseModel, windows: int, length: int) -> int:
     """Return the bytes of keys and values of all layers."""
     text = model.skeleton.model.config.get_text_config()
     heads = _heads(model)
-    own, width = getattr(text, "num_key_value_heads", None), getattr(text, "head_dim", None)
-    own = own if isinstance(own, int) else heads
+    key_heads, width = getattr(text, "num_key_value_heads", None), getattr(text, "head_dim", None)
+    key_heads = key_heads if isinstance(key_heads, int) else heads
     width = width if isinstance(width, int) else model.width // max(heads, 1)
-    return 8 * windows * length * len(model.layers) * own * width
+    return 8 * windows * length * len(model.layers) * key_heads * width

@@ -1,7 +1,7 @@
-"""Files of a calibration under way: activations between layers, and statistics of layers that are done.
+"""Files of a calibration in progress: activations between layers, and statistics of finished layers.
 
-Each step notes in a journal which files it made, with their digests, and which it was the last to need. A later run
-goes on behind the last step if all files that should be there have these digests, else it begins anew.
+A journal records for each step the files that it created, with digests, and the files that no later step needs. A later
+run resumes after the last step if all expected files have these digests; otherwise it starts again.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from ingot.stores.local import LocalStore, LocalTarget
 
 
 class Work:
-    """Files in one folder.
+    """The files of a calibration in one folder, and their journal.
 
     Parameters
     ----------
     files : str
-        An existing folder, which is this one's own.
+        An existing folder for these files alone.
     journal : Journal, optional
-        What is noted for a later run.
+        The record for a later run.
     resume : bool
-        Go on where an earlier run ended; ``resumed`` is then the number of its steps.
+        Whether to resume an earlier run; ``resumed`` is then the number of its finished steps.
 
     Raises
     ------
     UsageError
-        ``resume.changed``: the earlier run was another.
+        ``resume.changed``: the earlier run had another input.
     """
 
     def __init__(self, files: str, journal: Journal | None = None, *, resume: bool = False) -> None:
@@ -42,32 +42,32 @@ class Work:
         self._done: dict[str, Mapping[str, Any]] = {}
         if journal is not None:
             records = journal.earlier() if resume else []
-            if not self._take_over(records):
+            if not self._restore(records):
                 records, self._live, self._done = [], {}, {}
             journal.start(records)
-        self._cut()
+        self._truncate()
         self.resumed = len(self._done)
 
-    def found(self, step: str) -> Mapping[str, Any] | None:
-        """Return what was noted of a finished step beside its files."""
+    def finished(self, step: str) -> Mapping[str, Any] | None:
+        """Return the record of a finished step; None if it is not finished."""
         return self._done.get(step)
 
-    def finish(self, step: str, made: Iterable[Writer] = (), drop: Iterable[str] = (), **more: Any) -> None:
-        """Note a step with the files that it made, and remove those that nobody will need again."""
-        blobs = [writer.end() for writer in made]
-        record = {"step": step, "blobs": blobs, "drop": [*drop], **more}
+    def finish(self, step: str, writers: Iterable[Writer] = (), drop: Iterable[str] = (), **values: Any) -> None:
+        """Record a step with the files that it created, and delete the files that no later step needs."""
+        blobs = [writer.end() for writer in writers]
+        record = {"step": step, "blobs": blobs, "drop": [*drop], **values}
         if self._journal is not None:
             self._target.flush([str(blob[0]) for blob in blobs])
             self._journal.append(record)
-        self._take(record)
-        self._cut()
+        self._apply(record)
+        self._truncate()
 
     def writer(self, name: str) -> Writer:
-        """Return what a file is written with, from its beginning."""
+        """Return a writer for a new file."""
         return Writer(self._target, name)
 
     def scratch(self) -> BinaryIO:
-        """Return a temporary file without a name, in the same folder."""
+        """Return an unnamed temporary file in the same folder."""
         sink = self._target.create("scratch")
         try:
             return sink.scratch()
@@ -75,7 +75,7 @@ class Work:
             sink.close()
 
     def read(self, name: str, offset: int, shape: tuple[int, ...], dtype: Any = np.float32) -> Array:
-        """Return values of a file in memory of their own."""
+        """Return values of a file as a new array."""
         out = np.empty(shape, dtype)
         source = LocalStore(self._files, "pread").open(name)
         try:
@@ -85,32 +85,34 @@ class Work:
         return out
 
     def arrays(self, name: str, index: Iterable[tuple[str, str, list[int], int]]) -> dict[str, Array]:
-        """Return arrays of a mapped file by the index that ``Writer.add`` made, without taking memory."""
+        """Return arrays of a mapped file by the index of ``Writer.add``, without allocating memory."""
         source = LocalStore(self._files, "mmap").open(name)
-        found = {}
+        arrays = {}
         for key, dtype, shape, offset in index:
-            kind = np.dtype(dtype)
-            found[key] = np.frombuffer(source.view(offset, prod(shape) * kind.itemsize), kind).reshape(shape)
-        return found
+            item_dtype = np.dtype(dtype)
+            arrays[key] = np.frombuffer(source.view(offset, prod(shape) * item_dtype.itemsize), item_dtype).reshape(
+                shape
+            )
+        return arrays
 
-    def _take_over(self, records: list[dict[str, Any]]) -> bool:
+    def _restore(self, records: list[dict[str, Any]]) -> bool:
         for record in records:
-            self._take(record)
-        blobs = [[name, 0, *known] for name, known in self._live.items()]
+            self._apply(record)
+        blobs = [[name, 0, *size_and_digest] for name, size_and_digest in self._live.items()]
         return intact({"blobs": blobs}, self._target.store())
 
-    def _take(self, record: Mapping[str, Any]) -> None:
+    def _apply(self, record: Mapping[str, Any]) -> None:
         self._done[record["step"]] = record
         self._live |= {name: (size, digest) for name, _, size, digest in record["blobs"]}
         for name in record["drop"]:
             self._live.pop(name, None)
 
-    def _cut(self) -> None:
+    def _truncate(self) -> None:
         self._target.cut({name: size for name, (size, _) in self._live.items()})
 
 
 class Writer:
-    """One file, written from its beginning to its end."""
+    """A file that is written sequentially."""
 
     def __init__(self, target: LocalTarget, name: str) -> None:
         self._name, self._sink, self._size = name, target.create(name), 0
@@ -119,7 +121,7 @@ class Writer:
         self.index: list[tuple[str, str, list[int], int]] = []
 
     def add(self, array: Array, key: str = "") -> None:
-        """Write an array behind what is there, and note it in ``index`` under ``key``."""
+        """Append an array to the file, and record it in ``index`` under ``key``."""
         values = np.ascontiguousarray(array)
         data = values.reshape(-1).view(np.uint8).data
         self._sink.write_at(self._size, data)

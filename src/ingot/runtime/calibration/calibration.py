@@ -1,4 +1,4 @@
-"""Options and report of a calibration. The command line is made from them: nothing heavy may be imported here."""
+"""Options and report of a calibration. The command line derives from this module, so it imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _SHOWN = 4
 
 @dataclass(frozen=True, slots=True)
 class CalibratePlan:
-    """About what a calibration will take: seconds, bytes of memory and of disk while it runs, bytes of the result, and
-    how often the model's layers are read."""
+    """Estimates for a calibration: seconds, bytes of memory and disk during the run, bytes of the result, and the
+    number of times that the model's layers are read."""
 
     seconds: float
     memory: int
@@ -35,43 +35,42 @@ class CalibratePlan:
     size: int
     reads: int
 
-    def told(self) -> str:
-        """Return it in words."""
+    def describe(self) -> str:
+        """Return the estimates as text."""
         hours, minutes = divmod(int(self.seconds / 60 + 0.5), 60)
         long = f"{hours} h {minutes} min" if hours else f"{minutes} min" if minutes else "less than a minute"
         memory, disk, size = (format_size(count) for count in (self.memory, self.disk, self.size))
         return (
-            f"about {long}, {memory} of memory beside the program, {disk} of disk until it is done; a file of "
+            f"about {long}, {memory} of memory besides the program, {disk} of disk until it is done; a file of "
             f"{size}; layers are read {self.reads} times"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class CalibrateOptions:
-    """A calibration: of which model, on what, and what is taken."""
+    """Options of a calibration: the model, the text or samples, and the statistics."""
 
     model: AnyPath = field(
-        metadata=about("Folder or file, with config.json beside the weights.", argument=True, metavar="MODEL")
+        metadata=about("Folder or file, with config.json in its folder.", argument=True, metavar="MODEL")
     )
     out: AnyPath = field(metadata=about("The statistics file to write: X.safetensors.", "--out", "-o", metavar="FILE"))
     text: AnyPath | None = field(
         default=None,
         metadata=about(
-            "Text in UTF-8 to read; default: one that Ingot ships. Without it a causal model reads samples of its own."
+            "UTF-8 text to read; default: a text in the package. Without it a causal model reads samples of its own."
         ),
     )
     _: KW_ONLY
     samples: int = field(default=SAMPLES, metadata=about("Windows to read.", least=1))
     length: int | None = field(
-        default=None, metadata=about("Tokens of a window; default 256, or what the model has positions for.", least=2)
+        default=None, metadata=about("Tokens of a window; default 256, or the model's maximum.", least=2)
     )
-    seed: int = field(
-        default=0, metadata=about("Of the samples, and of the labels that gradients are taken at.", least=0)
-    )
+    seed: int = field(default=0, metadata=about("Seed of the samples, and of the labels for gradients.", least=0))
     fisher: bool = field(
         default=True,
         metadata=about(
-            "Take gradients too: what errors of each output weigh; about three times the time.", "--fisher/--no-fisher"
+            "Take gradients too, for the weight of each output's errors; about three times the time.",
+            "--fisher/--no-fisher",
         ),
     )
     imatrix: AnyPath | None = field(
@@ -80,7 +79,7 @@ class CalibrateOptions:
     largest: int | None = field(
         default=None,
         metadata=about(
-            "Take second moments of at most so many columns or rows whole; of larger ones the diagonal alone.", least=1
+            "Maximum number of columns or rows for full second moments; larger ones keep only the diagonal.", least=1
         ),
     )
     max_ram: int | str | None = field(default=None, metadata=MAX_RAM)
@@ -88,13 +87,13 @@ class CalibrateOptions:
     overwrite: bool = field(default=False, metadata=OVERWRITE)
     progress: ProgressCallback | None = field(default=None, metadata=PROGRESS)
     plan: Callable[[CalibratePlan], None] | None = field(
-        default=None, metadata=about("Called with what it will take, before it starts.", command=False)
+        default=None, metadata=about("Called with the estimates before the run.", command=False)
     )
 
 
 @dataclass(frozen=True, slots=True)
 class CalibrateReport(Shown):
-    """What a calibration took."""
+    """The result of a calibration, with its time and size."""
 
     out: str
     matrices: int
@@ -109,15 +108,15 @@ class CalibrateReport(Shown):
     resumed: int = 0
 
     def report(self) -> Report:
-        """Return it as figures."""
-        words = "{matrices} matrices over {tokens} tokens of {source}: {out}, {size}, {seconds} s"
-        lines = [Line(words)]
+        """Return the figures and notes."""
+        text = "{matrices} matrices over {tokens} tokens of {source}: {out}, {size}, {seconds} s"
+        lines = [Line(text)]
         if self.window_prefix:
             lines.append(Line("each window begins with {prefix}"))
         if self.unseen:
-            few = ", ".join(self.unseen[:_SHOWN]) + (", ..." if len(self.unseen) > _SHOWN else "")
+            names = ", ".join(self.unseen[:_SHOWN]) + (", ..." if len(self.unseen) > _SHOWN else "")
             lines.append(
-                Line(f"{len(self.unseen)} matrices saw no token, all errors of theirs will weigh alike: {few}")
+                Line(f"{len(self.unseen)} matrices saw no token, so all their errors will weigh the same: {names}")
             )
         prefix = Figure("prefix", prefix_text(self.window_prefix), data=False)
         return Report(figures=[*figures_of(self), prefix], lines=lines)

@@ -1,7 +1,7 @@
-"""Second moments of what matrices multiply and of the gradients they get back, added up over passes.
+"""Second moments of the inputs of matrices and of the gradients at their outputs, summed over passes.
 
-Products are seen where they are made, in ``torch.nn.functional.linear``: by the memory of its weight they are told
-apart, experts that lie in one stack too.
+Products are intercepted in ``torch.nn.functional.linear``. The address of the weight's memory identifies the matrix,
+also for experts in one stack.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from ingot.core.border import require
 from ingot.errors import IntegrityError
 from ingot.model.statistics import ABSMAX, COUNT, INPUTS, MEANS, OUTPUTS, SQUARES
 from ingot.model.tensor import Array
-from ingot.runtime.calibration.skeleton import Piece
+from ingot.runtime.calibration.skeleton import MatrixRows
 
-_BLOCK = 1024  # rows of a moment that are added to at once
-_TOKENS = 512  # that are looked at together where it takes memory
+_BLOCK = 1024  # rows of a moment that are updated together
+_TOKENS = 512  # tokens that are processed together, to limit memory
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What is summed of one matrix: A where ``inputs``, G where ``outputs``."""
+class MomentSpec:
+    """The moments to sum of a matrix: A if ``inputs``, G if ``outputs``."""
 
     name: str
     rows: int
@@ -37,33 +37,34 @@ class Wanted:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the sums."""
+        """The bytes of the sums."""
         return 4 * (self.cols**2 * self.inputs + self.rows**2 * self.outputs) + 24 * self.cols
 
 
 class Moment:
-    """A sum of ``x^T x``, of whose symmetric halves the lower one is computed: f32 [size, size]."""
+    """A sum of ``x^T x``, f32 [size, size]. It is symmetric; only the lower half is computed."""
 
     def __init__(self, size: int) -> None:
         self._sum = np.zeros((size, size), np.float32)
 
     def add(self, values: Array) -> None:
-        """Add that of f32 [tokens, size]."""
+        """Add the moment of values f32 [tokens, size]."""
         size = len(self._sum)
-        with np.errstate(invalid="ignore", over="ignore"):  # told when it is all there
+        with np.errstate(invalid="ignore", over="ignore"):  # ``Sums.arrays`` checks the result
             for first in range(0, size, _BLOCK):
                 last = min(first + _BLOCK, size)
-                some = values[:, first:last]
-                self._sum[first:last, :first] += some.T @ values[:, :first]
-                self._sum[first:last, first:last] += some.T @ some  # of one array: NumPy has BLAS compute half of it
+                columns = values[:, first:last]
+                self._sum[first:last, :first] += columns.T @ values[:, :first]
+                # Both operands are one array, so that BLAS computes half of the product.
+                self._sum[first:last, first:last] += columns.T @ columns
 
     @property
     def diagonal(self) -> Array:
-        """What it has on its diagonal: f64 [size]."""
+        """The diagonal: f64 [size]."""
         return self._sum.diagonal().astype(np.float64)
 
     def mean(self, count: float) -> Array:
-        """Return it over ``count``, whole; nothing can be added from now on."""
+        """Return the full matrix divided by ``count``. Nothing may be added afterwards."""
         size = len(self._sum)
         self._sum /= np.float32(count)
         for first in range(0, size, _BLOCK):
@@ -72,12 +73,12 @@ class Moment:
         return self._sum
 
 
-class ApartError(Exception):
-    """Matrices that were taken to multiply the same inputs did not go on to: their sums have to begin anew."""
+class InputsDivergedError(Exception):
+    """Matrices that had multiplied the same inputs received different inputs: their sums must start again."""
 
 
 class Inputs:
-    """What is summed of the inputs of a matrix, or of several that multiply the same."""
+    """Sums over the inputs of a matrix, or of several matrices that multiply the same inputs."""
 
     def __init__(self, torch: Any, cols: int, moment: Moment | None) -> None:
         self._torch, self.moment = torch, moment
@@ -86,89 +87,89 @@ class Inputs:
         self.count = 0
 
     def add(self, inputs: Any) -> None:
-        """Add what is multiplied: f32 [tokens, cols]."""
+        """Add inputs: f32 [tokens, cols]."""
         if not len(inputs):
             return
-        for some in inputs.split(_TOKENS):
+        for batch in inputs.split(_TOKENS):
             if self.moment is None:
-                self.squares += some.square().sum(0).double()
-            self.sums += some.sum(0).double()
-            self.absmax = self._torch.maximum(self.absmax, some.abs().amax(0))
+                self.squares += batch.square().sum(0).double()
+            self.sums += batch.sum(0).double()
+            self.absmax = self._torch.maximum(self.absmax, batch.abs().amax(0))
         self.count += len(inputs)
         if self.moment is not None:
             self.moment.add(inputs.numpy())
 
     def squared(self) -> Any:
-        """Return the sums of squares: f64 [cols]. They stay when the moment is let go of."""
+        """Return the sums of squares: f64 [cols]. They remain available after the moment is released."""
         if self.moment is not None:
             self.squares = self._torch.from_numpy(self.moment.diagonal)
         return self.squares
 
 
 class Sums:
-    """Second moments of one matrix, as they add up.
+    """Sums of the second moments of a matrix.
 
     Parameters
     ----------
-    wanted : Wanted
+    spec : MomentSpec
     fisher : bool
-        A weighs tokens by their gradients, and is the matrix's own.
+        Whether A weighs tokens by their gradients; then it is not shared with other matrices.
 
     Attributes
     ----------
     leader : Sums or None
-        The matrix that multiplies the same inputs, and holds their sums.
+        The matrix that multiplies the same inputs and has their sums.
     """
 
-    def __init__(self, torch: Any, wanted: Wanted, *, fisher: bool) -> None:
-        self._torch, self.wanted, self._fisher = torch, wanted, fisher
+    def __init__(self, torch: Any, spec: MomentSpec, *, fisher: bool) -> None:
+        self._torch, self.spec, self._fisher = torch, spec, fisher
         self.leader: Sums | None = None
-        self._own: Inputs | None = None
+        self._inputs: Inputs | None = None
         self._moments: dict[str, Moment] = {}
         self._weight = 0.0
 
     @property
     def _shared(self) -> Inputs | None:
-        return self._own if self.leader is None else self.leader._own
+        return self._inputs if self.leader is None else self.leader._inputs
 
     @property
     def _count(self) -> int:
         return 0 if self._shared is None else self._shared.count
 
     @property
-    def told(self) -> bool:
-        """Whether there is something to say: a product was seen, or an expert is known to have seen none."""
-        return self._count > 0 or self.wanted.expert
+    def has_statistics(self) -> bool:
+        """Whether there are statistics: a product was recorded, or the matrix is an expert without tokens."""
+        return self._count > 0 or self.spec.expert
 
     @property
     def same(self) -> str | None:
-        """The name of the matrix under which A stands, where it is another's."""
-        kept = self.wanted.inputs and not self._fisher
-        return self.leader.wanted.name if kept and self.leader is not None and self._count else None
+        """The name of the matrix under which A is stored, if it is shared."""
+        summed = self.spec.inputs and not self._fisher
+        return self.leader.spec.name if summed and self.leader is not None and self._count else None
 
     def forward(self, inputs: Any, leader: Sums | None) -> None:
-        """Add what is multiplied: f32 [tokens, cols]; ``leader`` was given the same. Raises ``ApartError``."""
+        """Add inputs f32 [tokens, cols]; ``leader`` got the same inputs. Raises ``InputsDivergedError``."""
         if not len(inputs):
             return
-        if self._own is None and self.leader is None:
+        if self._inputs is None and self.leader is None:
             self.leader = leader
         if leader is not self.leader:
-            raise ApartError(self.wanted.name)
+            raise InputsDivergedError(self.spec.name)
         if leader is not None:
             return
-        if self._own is None:
-            plain = self.wanted.inputs and not self._fisher
-            self._own = Inputs(self._torch, self.wanted.cols, Moment(self.wanted.cols) if plain else None)
-        self._own.add(inputs)
+        if self._inputs is None:
+            plain = self.spec.inputs and not self._fisher
+            self._inputs = Inputs(self._torch, self.spec.cols, Moment(self.spec.cols) if plain else None)
+        self._inputs.add(inputs)
 
     def back(self, inputs: Any, gradients: Any) -> None:
-        """Add to A and G; ``gradients``, f32 [tokens, rows], are those at the matrix's outputs."""
-        heavy = gradients.square().mean(1)
-        self._weight += float(heavy.sum(dtype=self._torch.float64))
-        if self.wanted.inputs:
-            self._moment(INPUTS, self.wanted.cols).add((inputs * heavy.sqrt()[:, None]).numpy())
-        if self.wanted.outputs:
-            self._moment(OUTPUTS, self.wanted.rows).add(gradients.numpy())
+        """Add to A and G; ``gradients``, f32 [tokens, rows], are those at the outputs."""
+        weights = gradients.square().mean(1)
+        self._weight += float(weights.sum(dtype=self._torch.float64))
+        if self.spec.inputs:
+            self._moment(INPUTS, self.spec.cols).add((inputs * weights.sqrt()[:, None]).numpy())
+        if self.spec.outputs:
+            self._moment(OUTPUTS, self.spec.rows).add(gradients.numpy())
 
     def _moment(self, field: str, size: int) -> Moment:
         if field not in self._moments:
@@ -176,10 +177,10 @@ class Sums:
         return self._moments[field]
 
     def arrays(self, tokens: int) -> dict[str, Array]:
-        """Return the means by field, G's over all ``tokens`` that were read; raises ``calibrate.value``."""
-        shared = self._shared or Inputs(self._torch, self.wanted.cols, None)
+        """Return the means by field; G's is over all ``tokens`` of the run. Raises ``calibrate.value``."""
+        shared = self._shared or Inputs(self._torch, self.spec.cols, None)
         count, moments = max(shared.count, 1), dict(self._moments)
-        found = {
+        arrays = {
             SQUARES: (shared.squared() / count).float().numpy(),
             ABSMAX: shared.absmax.numpy(),
             MEANS: (shared.sums / count).float().numpy(),
@@ -187,63 +188,65 @@ class Sums:
         }
         if self.leader is None and shared.moment is not None:
             moments[INPUTS], shared.moment = shared.moment, None
-        by = {INPUTS: self._weight if self._fisher else float(count), OUTPUTS: float(max(tokens, 1))}
-        found |= {field: moment.mean(by[field] or 1.0) for field, moment in moments.items()}
-        # No product of two columns is larger than the larger one's square: a moment's diagonal tells of all of it.
-        if not all(np.isfinite(array.diagonal() if array.ndim > 1 else array).all() for array in found.values()):
-            where = self.wanted.name
-            raise IntegrityError("calibrate.value", "expected finite activations, found NaN or infinity", where=where)
-        return found
+        divisors = {INPUTS: self._weight if self._fisher else float(count), OUTPUTS: float(max(tokens, 1))}
+        arrays |= {field: moment.mean(divisors[field] or 1.0) for field, moment in moments.items()}
+        # A product of two columns is at most the larger column's square, so a finite diagonal means a finite moment.
+        if not all(np.isfinite(array.diagonal() if array.ndim > 1 else array).all() for array in arrays.values()):
+            name = self.spec.name
+            raise IntegrityError("calibrate.value", "expected finite activations, found NaN or infinity", where=name)
+        return arrays
 
 
 @contextmanager
-def listening(
-    pieces: Mapping[int, tuple[Any, Sequence[Piece]]],
+def record_products(
+    matrices: Mapping[int, tuple[Any, Sequence[MatrixRows]]],
     sums: Mapping[str, Sums],
     *,
     fisher: bool,
     share: bool = True,
     product: Callable[[Any, Any, Any], Any] | None = None,
 ) -> Iterator[None]:
-    """Add up what products with some parameters multiply, and where ``fisher`` what they get back.
+    """Record the inputs of products with some parameters in this context, and if ``fisher`` their gradients.
 
     Parameters
     ----------
     pieces : mapping
-        By the address of a parameter's memory: the parameter, and the matrices that it holds.
+        For the address of a parameter's memory: the parameter, and its matrices.
     sums : mapping of name to Sums
-        Of the matrices that are wanted now.
+        The sums of the requested matrices.
     share : bool
-        Take those that are given the same tensor one after the other to be given the same always.
+        Whether matrices that get the same tensor in succession share sums; they must then always get the same tensor.
     product : callable, optional
-        Computes ``linear(inputs, weight, bias)`` in torch's stead.
+        A replacement for torch's ``linear(inputs, weight, bias)``.
 
     Raises
     ------
     ApartError
-        Matrices that multiplied the same inputs do no longer.
+        Matrices that had multiplied the same inputs received different inputs.
     """
     torch = require("torch", "torch")
-    linear, latest = torch.nn.functional.linear, _Latest()
+    linear, latest = torch.nn.functional.linear, _LatestInputs()
 
-    def hear(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        known = func is linear and len(args) > 1
-        if known and product is not None and not kwargs:
+    def intercept(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        is_product = func is linear and len(args) > 1
+        if is_product and product is not None and not kwargs:
             out = product(args[0], args[1], args[2] if len(args) > 2 else None)
         else:
             out = func(*args, **(kwargs or {}))
-        if known:
-            for piece, each in _seen(pieces, sums, args[1]):
-                leader = latest.leader(args[0], each) if share else None
-                heard(each, args[0], out, slice(piece.first, piece.last), fisher=fisher, leader=leader)
+        if is_product:
+            for matrix, matrix_sums in _matrices_of(matrices, sums, args[1]):
+                leader = latest.leader(args[0], matrix_sums) if share else None
+                record_product(
+                    matrix_sums, args[0], out, slice(matrix.first, matrix.last), fisher=fisher, leader=leader
+                )
         return out
 
-    with type("Listener", (torch.overrides.TorchFunctionMode,), {"__torch_function__": hear})():
+    with type("Listener", (torch.overrides.TorchFunctionMode,), {"__torch_function__": intercept})():
         yield
 
 
-class _Latest:
-    """The tensor that was multiplied last, and by which matrix first."""
+class _LatestInputs:
+    """The inputs of the latest product, and the first matrix that multiplied them."""
 
     def __init__(self) -> None:
         self._tensor: Callable[[], Any] = lambda: None
@@ -251,32 +254,34 @@ class _Latest:
         self._first: Sums | None = None
 
     def leader(self, inputs: Any, sums: Sums) -> Sums | None:
-        """Return the matrix that multiplied these inputs before, if the last one did."""
+        """Return the first matrix that multiplied these inputs, if the latest product had the same inputs."""
         if self._first is not None and self._tensor() is inputs and self._version == inputs._version:
             return None if self._first is sums else self._first
         self._tensor, self._version, self._first = weakref.ref(inputs), inputs._version, sums
         return None
 
 
-def _seen(
-    pieces: Mapping[int, tuple[Any, Sequence[Piece]]], sums: Mapping[str, Sums], weight: Any
-) -> Iterator[tuple[Piece, Sums]]:
-    """Yield the matrices that a weight is, of those that are wanted."""
-    found = pieces.get(weight.untyped_storage().data_ptr())
-    if found is None:
+def _matrices_of(
+    matrices: Mapping[int, tuple[Any, Sequence[MatrixRows]]], sums: Mapping[str, Sums], weight: Any
+) -> Iterator[tuple[MatrixRows, Sums]]:
+    """Yield the requested matrices that a weight contains."""
+    entry = matrices.get(weight.untyped_storage().data_ptr())
+    if entry is None:
         return
-    parameter, several = found
+    parameter, candidates = entry
     distance = weight.storage_offset() - parameter.storage_offset()
     if weight.stride() != parameter.stride()[-2:] or weight.shape != parameter.shape[-2:]:
         return
     expert = distance // parameter.stride(0) if parameter.ndim == 3 else None
-    for piece in several:
-        if piece.name in sums and piece.expert == expert:
-            yield piece, sums[piece.name]
+    for matrix in candidates:
+        if matrix.name in sums and matrix.expert == expert:
+            yield matrix, sums[matrix.name]
 
 
-def heard(sums: Sums, inputs: Any, output: Any, rows: slice, *, fisher: bool, leader: Sums | None = None) -> None:
-    """Add one product: what went in now, what comes back when it does. ``leader`` was given the same inputs."""
+def record_product(
+    sums: Sums, inputs: Any, output: Any, rows: slice, *, fisher: bool, leader: Sums | None = None
+) -> None:
+    """Record the inputs of a product now, and its gradients in the backward pass; ``leader`` got the same inputs."""
     flat = inputs.detach().flatten(0, -2)
     sums.forward(flat, leader)
     if fisher and output.requires_grad:

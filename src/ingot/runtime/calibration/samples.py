@@ -1,4 +1,4 @@
-"""Sequences that a language model draws itself: what it is calibrated and measured on where no text is given."""
+"""Sequences sampled from a language model, for calibration and measurement without a text."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any
 
 from ingot.core.runtime.progress import Progress
 from ingot.errors import IntegrityError
-from ingot.runtime.evaluation.generate import vocabulary
+from ingot.runtime.evaluation.generate import vocabulary_size
 
-DRAWN = 96
-"""Windows that are drawn together: a pass for one token of each takes little more than for one."""
+BATCH = 96
+"""Windows that are sampled together: a pass for one token of each costs little more than for one window."""
 
 SAMPLES_OF_MODEL = "samples of the model"
 SAMPLES_WITHOUT_TOKENIZER = f"{SAMPLES_OF_MODEL}, beside which no tokenizer lies"
-"""What reports and statistics files call them. Without a tokenizer it is not known what a text begins with."""
+"""Names of the samples in reports and statistics files. Without a tokenizer the beginning of a text is unknown."""
 
-# torch seeds its generator of the CPU with the lower 32 bits of a number alone. Calibrations may take those without
-# the highest, what is measured is drawn with it: nobody can calibrate on the windows that a budget is judged by.
+# torch seeds its CPU generator with the lower 32 bits of a number. Calibrations use seeds below 1 << 31. Measurements
+# use the highest bit too, so that no calibration can use the windows that a budget is checked with.
 SEEDS = 1 << 31
 HELD_OUT = SEEDS | 0x4B4C
 
 
-def samples_of(
+def draw_samples(
     torch: Any,
     model: Any,
     count: int,
@@ -32,38 +32,38 @@ def samples_of(
     prefix: Sequence[int] = (),
     cache: Callable[[int], Any] = lambda count: None,
 ) -> Any:
-    """Return sequences by torch's random state: i64 [count, length]; errors as ``finite``.
+    """Return sequences drawn with torch's random state: i64 [count, length]. Raises the error of ``require_finite``.
 
-    Each begins with ``prefix``, the tokens that the tokenizer puts before a text. ``cache`` makes the cache of keys and
-    values for a number of windows; None leaves it to the model.
+    Each begins with ``prefix``, the tokens that the tokenizer adds before a text. ``cache`` creates the KV cache for a
+    number of windows; if it returns None, the model creates its own.
     """
     drawn = []
-    with torch.no_grad():  # a layer that is loaded on the way may serve other passes too
-        for first in range(0, count, DRAWN):
-            some = min(DRAWN, count - first)
-            drawn.append(_sampled(torch, model, (some, length), prefix, cache(some), progress))
+    with torch.no_grad():  # not inference mode: a layer that is loaded in a pass may serve other passes too
+        for first in range(0, count, BATCH):
+            batch = min(BATCH, count - first)
+            drawn.append(_draw_batch(torch, model, (batch, length), prefix, cache(batch), progress))
     return torch.cat(drawn).clone()
 
 
-def _sampled(
+def _draw_batch(
     torch: Any, model: Any, shape: tuple[int, int], prefix: Sequence[int], cache: Any, progress: Progress
 ) -> Any:
-    """Return sequences that the model draws at temperature 1, after the prefix or else a uniformly drawn token."""
+    """Return sequences sampled at temperature 1, after the prefix or else a uniformly drawn token."""
     count, length = shape
-    last = torch.tensor([[*prefix]]).expand(count, -1) if prefix else torch.randint(vocabulary(model), (count, 1))
+    last = torch.tensor([[*prefix]]).expand(count, -1) if prefix else torch.randint(vocabulary_size(model), (count, 1))
     tokens = [last]
     progress.advance(last.numel(), "samples")
     for _ in range(length - last.shape[1]):
         out = model(input_ids=last, past_key_values=cache, use_cache=True)
         cache = out.past_key_values
-        last = torch.multinomial(finite(torch, out.logits[:, -1]).softmax(-1), 1)
+        last = torch.multinomial(require_finite(torch, out.logits[:, -1]).softmax(-1), 1)
         tokens.append(last)
         progress.advance(count, "samples")
     return torch.cat(tokens, 1)
 
 
-def finite(torch: Any, logits: Any) -> Any:
-    """Return the logits; NaN and infinity are an ``IntegrityError`` ``calibrate.value``."""
+def require_finite(torch: Any, logits: Any) -> Any:
+    """Return the logits. Raises ``IntegrityError`` ``calibrate.value`` for NaN or infinity."""
     if not torch.isfinite(logits).all():
         raise IntegrityError(
             "calibrate.value", "expected finite logits, found NaN or infinity: the weights are damaged"
@@ -73,7 +73,7 @@ def finite(torch: Any, logits: Any) -> Any:
 
 @contextmanager
 def seeded(torch: Any, seed: int) -> Iterator[None]:
-    """Draw from a seed, and leave the caller's random state as it was."""
+    """Set torch's seed in this context, and restore the caller's random state after it."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield

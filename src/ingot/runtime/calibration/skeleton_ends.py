@@ -1,7 +1,7 @@
-"""The two ends of a model without weights, which are as large as the vocabulary: rows are decoded as they are wanted.
+"""Embedding and head of a model without weights: both are as large as the vocabulary, so rows are decoded on demand.
 
-An embedding gets the rows of the tokens at hand. A head multiplies by some rows after others, and so does its gradient:
-what is in memory is some rows in f32, and the logits.
+An embedding decodes the rows of the present tokens. A head multiplies by one block of rows after another, and so does
+its gradient. Memory holds one block of rows in f32, and the logits.
 """
 
 from __future__ import annotations
@@ -13,33 +13,33 @@ from typing import Any
 from ingot.core.border import require
 from ingot.model.tensor import Tensor
 from ingot.runtime.arrays.torch import from_numpy
-from ingot.runtime.loading.transformers_packed import StandIn
+from ingot.runtime.loading.transformers_packed import Placeholder
 from ingot.runtime.loading.transformers_weights import materialize
 
 ROWS = 32 << 20
 """Bytes of rows in f32 that are decoded at a time."""
-_FEW = 64  # one of so many rows is read by itself, sooner than all of them
+_SINGLE_ROW_RATIO = 64  # below this share of rows, reading single rows is faster than reading all
 
 
-def embed_by_rows(site: StandIn) -> None:
-    """Let an embedding find its rows in the tensor that its weight stands for."""
+def embed_by_rows(site: Placeholder) -> None:
+    """Make an embedding look up its rows in the tensor of its placeholder."""
     module, tensor, torch = site.module, site.tensor, require("torch", "torch")
-    own, padding, empty = module.forward, getattr(module, "padding_idx", None), site.parameter
+    original, padding, empty = module.forward, getattr(module, "padding_idx", None), site.parameter
 
     def forward(tokens: Any, *args: Any, **kwargs: Any) -> Any:
-        wanted, places = tokens.unique(return_inverse=True)
-        module._parameters[site.attribute] = torch.nn.Parameter(_rows(torch, tensor, wanted), requires_grad=False)
-        module.padding_idx = None  # of the whole table; it matters to training alone
+        row_ids, indices = tokens.unique(return_inverse=True)
+        module._parameters[site.attribute] = torch.nn.Parameter(_rows(torch, tensor, row_ids), requires_grad=False)
+        module.padding_idx = None  # an index into the full table; only training uses it
         try:
-            return own(places, *args, **kwargs)
+            return original(indices, *args, **kwargs)
         finally:
             module._parameters[site.attribute], module.padding_idx = empty, padding
 
     module.forward = forward
 
 
-def head_by_rows(site: StandIn) -> None:
-    """Let a head multiply by some rows of its tensor after others."""
+def head_by_rows(site: Placeholder) -> None:
+    """Make a head multiply by blocks of rows of its tensor."""
     torch = require("torch", "torch")
     product, module = partial(_product(torch).apply, site.tensor), site.module
 
@@ -50,21 +50,21 @@ def head_by_rows(site: StandIn) -> None:
     module.forward = forward
 
 
-def _rows(torch: Any, tensor: Tensor, wanted: Any) -> Any:
-    """Return rows in f32: [len(wanted), cols]."""
-    out = torch.empty(len(wanted), tensor.shape[1])
-    if len(wanted) * _FEW < tensor.shape[0]:
-        for place, row in enumerate(wanted.tolist()):
-            out[place] = from_numpy(tensor[row]).float()
+def _rows(torch: Any, tensor: Tensor, row_ids: Any) -> Any:
+    """Return rows in f32: [len(row_ids), cols]."""
+    out = torch.empty(len(row_ids), tensor.shape[1])
+    if len(row_ids) * _SINGLE_ROW_RATIO < tensor.shape[0]:
+        for index, row in enumerate(row_ids.tolist()):
+            out[index] = from_numpy(tensor[row]).float()
         return out
     for first, values in _chunks(torch, tensor):
-        here = (wanted >= first) & (wanted < first + len(values))
-        out[here] = values[wanted[here] - first]
+        selected = (row_ids >= first) & (row_ids < first + len(values))
+        out[selected] = values[row_ids[selected] - first]
     return out
 
 
 def _chunks(torch: Any, tensor: Tensor) -> Iterator[tuple[int, Any]]:
-    """Yield some rows in f32 after others, with the number of the first."""
+    """Yield blocks of rows in f32, with the index of the first row."""
     rows, cols = tensor.shape
     step = max(1, ROWS // (4 * cols))
     if step >= rows:
@@ -75,7 +75,7 @@ def _chunks(torch: Any, tensor: Tensor) -> Iterator[tuple[int, Any]]:
 
 
 def _product(torch: Any) -> Any:
-    """Return inputs [..., cols] times the transpose of a tensor's rows, [..., rows], as a function of torch's."""
+    """Return a torch function: inputs [..., cols] times the transpose of a tensor's rows, [..., rows]."""
 
     def forward(context: Any, tensor: Tensor, inputs: Any) -> Any:
         context.tensor = tensor
@@ -90,5 +90,5 @@ def _product(torch: Any) -> Any:
             total += gradient[..., first : first + len(values)] @ values
         return None, total
 
-    ways = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    return type("ByRows", (torch.autograd.Function,), ways)
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type("ByRows", (torch.autograd.Function,), methods)

@@ -1,4 +1,4 @@
-"""How far models are from one source: what budgets are checked by (``spec/budgets.md``)."""
+"""KL divergence of models from their source, for checking budgets (``spec/budgets.md``)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,17 @@ from ingot.conversion.budget.divergence import Kl
 from ingot.core.border import require
 from ingot.core.runtime.progress import Progress, ProgressCallback
 from ingot.runtime.calibration.calibration import LENGTH, SAMPLES
-from ingot.runtime.calibration.samples import HELD_OUT, SAMPLES_OF_MODEL, SAMPLES_WITHOUT_TOKENIZER, samples_of, seeded
-from ingot.runtime.evaluation.evaluate import require_window, scored
+from ingot.runtime.calibration.samples import (
+    HELD_OUT,
+    SAMPLES_OF_MODEL,
+    SAMPLES_WITHOUT_TOKENIZER,
+    draw_samples,
+    seeded,
+)
+from ingot.runtime.evaluation.evaluate import require_window, score_windows
 from ingot.runtime.evaluation.generate import positions, require_room, require_vocabulary
 from ingot.runtime.evaluation.special_tokens import SpecialToken, Surrounding, prefix_text
-from ingot.runtime.evaluation.windows import Windows, read_windows, require_room_for_text, sample_prefix
+from ingot.runtime.evaluation.windows import Windows, read_windows, sample_prefix, text_length_of_window
 from ingot.runtime.loading.model_source import companions_folder
 from ingot.runtime.loading.options import LoadOptions, Measures, Protocol
 from ingot.runtime.loading.transformers import load_model
@@ -23,26 +29,26 @@ from ingot.stores.location import AnyPath, Location
 
 
 class Divergence:
-    """Measures KL(source || model) as ``evaluate`` does, in f32, on windows that are the same for all models.
+    """A measure of KL(source || model), as in ``evaluate``, in f32, on the same windows for all models.
 
     Parameters
     ----------
     source : path
-        The model to compare with; loaded anew for each, so that conversions between have the memory.
+        The reference model. It is loaded again for each measurement, so that conversions can use its memory.
     text : path or None
-        Text to read; None: the source draws samples, by a seed of its own.
+        Text to read. If None, the source generates samples with a fixed seed.
     sequences : int or None
-        Windows of 256 tokens, or of what the model has positions for; 96 by default, fewer where a text is short.
+        Number of windows, 96 by default, fewer if a text is short. A window has 256 tokens or the model's maximum.
     progress : callable, optional
 
     Raises
     ------
     UnsupportedError
-        ``generate.no-head``: no language model.
+        ``generate.no-head``: the model has no language head.
     UsageError
         ``eval.text``, ``eval.vocabulary``.
     IngotError
-        As ``load_model``.
+        The errors of ``load_model``.
     """
 
     def __init__(
@@ -53,12 +59,12 @@ class Divergence:
         self._reference = LoadOptions(self._source, dtype="f32", keep_packed=False, cache=False)
         model = load_model(self._reference)
         require_room(model, 1, 0)
-        most, count = positions(model), sequences or SAMPLES
-        window = LENGTH if most is None else min(LENGTH, most)
+        max_positions, count = positions(model), sequences or SAMPLES
+        window = LENGTH if max_positions is None else min(LENGTH, max_positions)
         if text is None:
             prefix = sample_prefix(self._source)
             name = SAMPLES_WITHOUT_TOKENIZER if prefix is None else SAMPLES_OF_MODEL
-            self._windows = _drawn(torch, model, prefix or (), (count, window), progress)
+            self._windows = _draw_windows(torch, model, prefix or (), (count, window), progress)
         else:
             location = Location.parse(text)
             name = location.display
@@ -69,31 +75,31 @@ class Divergence:
             self.over += f", each after {prefix_text(self._windows.prefix)}"
 
     def __call__(self, path: str, *, alone: bool) -> Kl:
-        """Return the divergence of the model at ``path``, with the source's config where it is a file ``alone``."""
+        """Return the divergence of the model at ``path``; if ``alone``, it is a file that uses the source's config."""
         if not alone:
-            return self._of(replace(self._reference, path=path))
+            return self._measure(replace(self._reference, path=path))
         with companions_folder(self._source) as folder:
-            return self._of(replace(self._reference, path=path, model_dir=Location.in_store(folder)))
+            return self._measure(replace(self._reference, path=path, model_dir=Location.in_store(folder)))
 
-    def _of(self, options: LoadOptions) -> Kl:
+    def _measure(self, options: LoadOptions) -> Kl:
         torch = require("torch", EXTRA)
         model = load_model(options)
         require_window(model, self._windows.length)
         measures = Measures(progress=self._progress)
-        _, scores, _ = scored(torch, model, self._windows, self._reference, measures)
+        _, scores, _ = score_windows(torch, model, self._windows, self._reference, measures)
         return Kl(scores.figures()["kl"], scores.intervals(measures.resamples, measures.seed).get("kl"))
 
 
-def _drawn(
+def _draw_windows(
     torch: Any,
     model: Any,
     prefix: tuple[SpecialToken, ...],
     shape: tuple[int, int],
     progress: ProgressCallback | None,
 ) -> Windows:
-    """Return windows that the model draws, others than those of any calibration."""
+    """Return windows generated by the model, with a seed that no calibration uses."""
     ids, (count, length) = tuple(token.id for token in prefix), shape
-    require_room_for_text(length, Surrounding(ids))
+    text_length_of_window(length, Surrounding(ids))
     with seeded(torch, HELD_OUT):
-        tokens = samples_of(torch, model, count, length, Progress(count * length, progress), ids)
+        tokens = draw_samples(torch, model, count, length, Progress(count * length, progress), ids)
     return Windows(tokens, prefix)

@@ -1,4 +1,4 @@
-"""The figures of an evaluation, and its report in a terminal and in a notebook."""
+"""The figures of an evaluation, and their report for terminals and notebooks."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ NAMES = {
     "layer_error": "layer_error",
     "layer_cosine": "layer_cosine",
 }
-"""What a term may name, and the figure that it is."""
-ALONE = frozenset({"perplexity"})
-"""The figures that a model has without a reference."""
+"""The figure for each name that a term may use."""
+WITHOUT_REFERENCE = frozenset({"perplexity"})
+"""Figures that need no reference."""
 _TERM = re.compile(r"\s*([a-z_0-9]+)\s*(<=|>=|<|>)\s*([0-9.eE+-]+)\s*(x|%|)\s*")
 _OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
@@ -50,7 +50,7 @@ _OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One bound on a figure; ``relative`` is a multiple of the reference's."""
+    """A limit on a figure; if ``relative``, ``bound`` is a multiple of the reference's figure."""
 
     text: str
     figure: str
@@ -61,7 +61,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A term, what was found (of a relative one the ratio to the reference's), and whether it keeps to it."""
+    """A term, the measured value (for a relative term the ratio to the reference), and whether it meets the bound."""
 
     term: str
     found: float
@@ -69,12 +69,12 @@ class Verdict:
 
 
 def parse_gate(text: str) -> list[Term]:
-    """Return the terms of a gate: ``NAME<VALUE``, ``<=``, ``>`` or ``>=``, with commas between.
+    """Return the terms of a gate: ``NAME<VALUE``, also with ``<=``, ``>`` or ``>=``, separated by commas.
 
-    ``ppl<1.01x`` is a multiple of the reference's perplexity, ``agreement>98%`` a share. Raises ``UsageError``
+    ``ppl<1.01x`` is a multiple of the reference's perplexity, ``agreement>98%`` a percentage. Raises ``UsageError``
     ``eval.gate``.
     """
-    return [_term(each) for each in text.split(",")]
+    return [_term(item) for item in text.split(",")]
 
 
 def _term(text: str) -> Term:
@@ -96,59 +96,61 @@ def _term(text: str) -> Term:
     if not math.isfinite(bound):
         raise UsageError(f"expected a number after {name}{sign}, found {number!r:.80}", rule=RULE)
     if unit == "x" and name != "ppl":
-        raise UsageError(f"expected a multiple of the reference's for ppl alone, found {text.strip()!r:.80}", rule=RULE)
+        raise UsageError(f"only ppl can be a multiple of the reference's, found {text.strip()!r:.80}", rule=RULE)
     return Term(text.strip(), NAMES[name], sign, bound / 100 if unit == "%" else bound, unit == "x")
 
 
 def require_measured(terms: Sequence[Term], measured: Collection[str], *, reference: bool) -> None:
-    """Refuse, before anything is measured, terms on what will not be: ``UsageError`` ``eval.gate``."""
+    """Raise ``UsageError`` ``eval.gate`` if a term needs a figure that the run will not measure."""
     for term in terms:
-        if (term.relative or term.figure not in ALONE) and not reference:
+        if (term.relative or term.figure not in WITHOUT_REFERENCE) and not reference:
             raise UsageError(f"{term.text!r} needs a model to compare with: add --reference", rule=RULE)
         if term.figure not in measured:
-            raise UsageError(f"{term.text!r} is on what is not measured: add {_WANTED[term.figure]}", rule=RULE)
+            raise UsageError(
+                f"{term.text!r} needs a figure that is not measured: add {_OPTIONS[term.figure]}", rule=RULE
+            )
 
 
-_WANTED = {
+_OPTIONS = {
     **dict.fromkeys(("kl_median", "kl_p99", "kl_max"), "--kl"),
     **dict.fromkeys(("layer_error", "layer_cosine"), "--per-layer"),
     "top_k": "--top-k N",
 }
 
 
-def judged(terms: Sequence[Term], figures: Mapping[str, float], relative: Mapping[str, float]) -> list[Verdict]:
-    """Return what each term finds; a figure that is not a number keeps to none."""
-    found = []
+def check_terms(terms: Sequence[Term], figures: Mapping[str, float], relative: Mapping[str, float]) -> list[Verdict]:
+    """Return the verdict on each term; NaN meets no term."""
+    verdicts = []
     for term in terms:
         value = (relative if term.relative else figures)[term.figure]
-        found.append(Verdict(term.text, value, _OPERATORS[term.operator](value, term.bound)))
-    return found
+        verdicts.append(Verdict(term.text, value, _OPERATORS[term.operator](value, term.bound)))
+    return verdicts
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation(Shown):
-    """Figures of one model on one text.
+    """Figures of a model on a text.
 
-    ``perplexity`` is exp of the mean negative log-likelihood of the tokens of each window but the first, given those
-    before it in the window. ``window_prefix`` has the tokens that the tokenizer puts before a text: each window begins
-    with them, and they are not scored. ``tokens_per_second`` counts all tokens read, the model's passes alone;
-    ``peak_memory`` is the process's resident bytes, mapped files included, after the first pass and before a reference
-    is loaded.
+    ``perplexity`` is exp of the mean negative log-likelihood of the tokens of each window except the first, given the
+    tokens before them in the window. ``window_prefix`` has the tokens that the tokenizer adds before a text. Each
+    window begins with them, and they are not scored. ``tokens_per_second`` counts all tokens over the seconds of the
+    model's passes. ``peak_memory`` is the resident set of the process in bytes, with mapped files, after the first
+    pass and before a reference is loaded.
 
-    Against the reference, None without one: ``kl`` is the mean over tokens of KL(reference || model) in nats,
-    ``kl_median``, ``kl_p99`` (99 % of tokens have less) and ``kl_max`` where asked for; ``agreement`` the share of
-    tokens for which both find the same next token likeliest, ``top_k`` the share of the reference's likeliest tokens
-    that are among as many of the model's. ``perplexity_ratio`` is that of the model to that of the reference.
+    The comparisons are None without a reference. ``kl`` is the mean over tokens of KL(reference || model) in nats.
+    ``kl_median``, ``kl_p99`` (99 % of tokens have less) and ``kl_max`` are set if requested. ``agreement`` is the share
+    of tokens for which both predict the same token. ``top_k`` is the share of the reference's k likeliest tokens that
+    are among the model's k likeliest. ``perplexity_ratio`` is the model's perplexity over the reference's.
 
-    ``compute`` is how packed linear layers multiplied; of ``int8``, ``compute_kl`` is what rounding adds: the
-    mean over tokens of KL(the same model in exact mode || model).
+    ``compute`` is how packed linear layers multiplied. For ``int8``, ``compute_kl`` is the effect of rounding inputs:
+    the mean over tokens of KL(the same model in exact mode || model).
 
-    ``kv_cache`` is what keys and values take, in all windows read together, where they were packed: then each token is
-    predicted from what the cache holds for it, as if tokens were read one by one.
+    ``kv_cache`` is the memory of packed keys and values of all windows that are read together. If it is set, each token
+    is predicted from the contents of the packed cache, as if tokens were read one at a time.
 
-    ``tokens`` is the sha256 of the tokens that were read, i64 little-endian, of whatever text and tokenizer they are.
-    ``intervals`` are those of 95 % of figures, by name, over windows drawn again. ``layers`` are in the order in which
-    they run; ``departing`` is the first whose error is above ``departs``. ``gate`` has what each term found.
+    ``tokens`` is the sha256 of the tokens that were read, i64 little-endian, for comparing evaluations. ``intervals``
+    are bootstrap intervals of 95 % over windows, by figure. ``layers`` are in the order in which they run.
+    ``departing`` is the first layer whose error is above ``departs``. ``gate`` has the verdict on each term.
     """
 
     model: str
@@ -182,11 +184,11 @@ class Evaluation(Shown):
 
     @property
     def met(self) -> bool:
-        """Whether the model keeps to the gate; so it does where there is none."""
+        """Whether the model meets all terms of the gate; true without a gate."""
         return all(verdict.met for verdict in self.gate)
 
     def report(self) -> Report:
-        """Return the figures, the layers and what the gate found."""
+        """Return the figures, the layers and the verdicts of the gate."""
         return report_of(self)
 
 
@@ -215,7 +217,7 @@ _LAYERS = (Column("", head="layer"), Column("", "cosine", "cosine"), Column("", 
 
 
 def report_of(result: Evaluation) -> Report:
-    """Return the figures, with their intervals, the layers, and what the gate found."""
+    """Return the figures with their intervals, the layers, and the verdicts of the gate."""
     tables = [Table("", _COLUMNS, _rows(result), data=False)]
     closing = [Line("{item}", each="gate")] if result.gate else []
     if result.layers:
@@ -241,28 +243,28 @@ def _rows(result: Evaluation) -> list[tuple[str, str, str]]:
         share = f"{use.bytes_per_token:.0f} of {use.full_bytes_per_token:.0f}"
         rows.append((f"KV cache {use.kind}, bytes per token", share, ""))
     for name, label, show in _FIGURES:
-        value, within = getattr(result, name), result.intervals.get(name)
+        value, interval = getattr(result, name), result.intervals.get(name)
         if value is not None:
-            between = "" if within is None else f"{show(within[0])} to {show(within[1])}"
-            rows.append((label, show(value), between))
+            interval_text = "" if interval is None else f"{show(interval[0])} to {show(interval[1])}"
+            rows.append((label, show(value), interval_text))
     rows.sort(key=lambda row: row[0] != "perplexity")
     return rows
 
 
 def _layers(result: Evaluation) -> Table:
     rows: list[tuple[Any, ...]] = [
-        (each.layer, each.cosine, each.error, "departs" if each.layer == result.departing else "")
-        for each in result.layers
+        (layer.layer, layer.cosine, layer.error, "departs" if layer.layer == result.departing else "")
+        for layer in result.layers
     ]
-    told = (
+    note = (
         f"no layer's error is above {result.departs:g}"
         if result.departing is None
         else f"{result.departing} is the first whose error is above {result.departs:g}"
     )
-    return Table("", (*_LAYERS, Column("", "data", " ")), rows, data=False, after=told)
+    return Table("", (*_LAYERS, Column("", "data", " ")), rows, data=False, after=note)
 
 
-FIGURES = (
+FIGURE_NAMES = (
     "perplexity",
     "reference_perplexity",
     "perplexity_ratio",
@@ -284,12 +286,12 @@ def write_receipt(
     protocol: Protocol,
     measures: Measures,
 ) -> str:
-    """Add an evaluation to the receipt of an artifact; raise the errors of ``add_receipt``.
+    """Add an evaluation to the receipt of an artifact. Raises the errors of ``add_receipt``.
 
-    The receipt contains the names of files, not their folders on this machine.
+    The receipt contains the names of files without their folders, which may be private.
     """
     compared = None if reference is None else {"name": reference.name, "weights": _content(reference)}
-    of = {
+    subject = {
         "kind": "eval",
         "text": {"name": text.name, "tokens": result.tokens},
         "window": protocol.window,
@@ -301,22 +303,22 @@ def write_receipt(
         **({} if result.compute == EXACT else {"compute": result.compute}),
         **({} if result.kv_cache is None else {"kv_cache": result.kv_cache.kind}),
     }
-    found = {name: value for name in FIGURES if (value := getattr(result, name)) is not None}
-    entry: dict[str, Any] = {"of": of, "by": f"ingot {INGOT_VERSION}", "figures": found}
+    figures = {name: value for name in FIGURE_NAMES if (value := getattr(result, name)) is not None}
+    entry: dict[str, Any] = {"of": subject, "by": f"ingot {INGOT_VERSION}", "figures": figures}
     if measures.top_k is not None:
         entry["top_k"] = measures.top_k
     if result.intervals:
         entry |= {"intervals": result.intervals, "resamples": measures.resamples, "seed": measures.seed}
     if result.layers:
-        layers = [asdict(each) for each in result.layers]
+        layers = [asdict(item) for item in result.layers]
         entry |= {"layers": layers, "departs": result.departs, "departing": result.departing}
     if result.gate:
-        entry["gate"] = [asdict(each) for each in result.gate]
+        entry["gate"] = [asdict(item) for item in result.gate]
     return add_receipt(location, finite(entry), measures.progress)
 
 
 def finite(value: Any) -> Any:
-    """Return JSON-like data with None in place of numbers that JSON has no word for."""
+    """Return JSON-like data with None instead of infinities and NaN, which JSON cannot express."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

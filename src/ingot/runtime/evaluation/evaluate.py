@@ -1,4 +1,4 @@
-"""What a conversion costs: perplexity on a text, and how far the next-token distributions are from a reference's."""
+"""Evaluation of a model: perplexity on a text, and the distance of its next-token distributions from a reference's."""
 
 from __future__ import annotations
 
@@ -16,9 +16,16 @@ from ingot.core.runtime.memory import peak_rss
 from ingot.core.runtime.progress import Progress
 from ingot.errors import UsageError
 from ingot.inspect.receipt import require_place
-from ingot.runtime.evaluation.eval_report import Evaluation, Term, judged, parse_gate, require_measured, write_receipt
-from ingot.runtime.evaluation.generate import positions, require_room, require_vocabulary, vocabulary
-from ingot.runtime.evaluation.layer_errors import LayerError, LayerErrors, first_departing, of_layers
+from ingot.runtime.evaluation.eval_report import (
+    Evaluation,
+    Term,
+    check_terms,
+    parse_gate,
+    require_measured,
+    write_receipt,
+)
+from ingot.runtime.evaluation.generate import positions, require_room, require_vocabulary, vocabulary_size
+from ingot.runtime.evaluation.layer_errors import LayerError, LayerErrors, first_departing, worst_of_layers
 from ingot.runtime.evaluation.scores import Scores
 from ingot.runtime.evaluation.windows import Windows, read_windows
 from ingot.runtime.loading.kv_options import KvUse
@@ -30,13 +37,13 @@ from ingot.runtime.loading.transformers_config import EXTRA
 from ingot.runtime.loading.transformers_tokenizer import load_tokenizer
 from ingot.stores.location import AnyPath, Location
 
-# Logits of a pass, in elements: 64 MiB in f32.
+# Maximum number of logits per pass: 64 MiB in f32.
 _LOGITS = 1 << 24
 
 
 @dataclass(slots=True)
 class Passes:
-    """What the model's passes took; ``first_scored`` is the position of a window's first token that is scored."""
+    """Time and memory of the model's passes; ``first_scored`` is the position of a window's first scored token."""
 
     first_scored: int = 1
     tokens: int = 0
@@ -59,28 +66,28 @@ def evaluate(
     Parameters
     ----------
     path, reference : path
-        As for ``load_model``; the tokenizer is that of ``path``.
+        Paths for ``load_model``; the tokenizer is that of ``path``.
     text : path
         A text file in UTF-8.
     protocol : Protocol, optional
-        96 windows of 256 tokens in f32 by default. The reference is computed in the same type, never packed.
+        96 windows of 256 tokens in f32 by default. The reference computes in the same dtype, never packed.
     loading : Loading, optional
-        How both models are loaded.
+        Options of loading both models.
     measures : Measures, optional
-        What is measured beside perplexity, KL and agreement, and the gate.
+        Measurements besides perplexity, KL and agreement, and the gate.
 
     Raises
     ------
     UsageError
         ``eval.text``: no UTF-8, or fewer tokens than a window; ``eval.window``; ``eval.vocabulary``: the reference has
-        another vocabulary; ``eval.layers``: it has other layers; ``eval.reference``: none where one is needed;
-        ``eval.top-k``: more tokens than there are; ``eval.gate``: cannot be read, or names what is not measured;
-        ``kv.evict``, ``kv.layers``: a packed KV cache with what it does not go with.
+        another vocabulary; ``eval.layers``: it has other layers; ``eval.reference``: a measurement needs a reference;
+        ``eval.top-k``: larger than the vocabulary; ``eval.gate``: invalid, or needs a figure that is not measured;
+        ``kv.evict``, ``kv.layers``: these measurements do not work with a packed KV cache.
     IngotError
-        As ``load_model``; ``model.tokenizer``, ``model.vocabulary``; ``generate.no-head``.
+        The errors of ``load_model``; ``model.tokenizer``, ``model.vocabulary``; ``generate.no-head``.
     """
     torch = require("torch", EXTRA)
-    chosen, loading, measures = protocol or Protocol(), loading or Loading(), measures or Measures()
+    protocol, loading, measures = protocol or Protocol(), loading or Loading(), measures or Measures()
     location, content = Location.parse(path), Location.parse(text)
     compared = None if reference is None else Location.parse(reference)
     terms = _terms(measures, compared=reference is not None)
@@ -88,17 +95,19 @@ def evaluate(
         require_place(location)
     _require_steps(loading, measures)
     reports: list[LoadReport] = []
-    wanted = loading.of(location, device=chosen.device, dtype=chosen.dtype, keep_packed=chosen.keep_packed)
-    model = load_model(replace(wanted, report=reports.append))
+    model_options = loading.load_options(
+        location, device=protocol.device, dtype=protocol.dtype, keep_packed=protocol.keep_packed
+    )
+    model = load_model(replace(model_options, report=reports.append))
     _require_tokens(model, measures.top_k)
-    windows = _windows(model, location if loading.model_dir is None else loading.model_dir, content, chosen)
-    plain = replace(wanted, keep_packed=False, compute=EXACT, kv_cache=None)
-    other = None if compared is None else replace(plain, path=compared)
-    passes, scores, layers = scored(torch, model, windows, other, measures)
+    windows = _windows(model, location if loading.model_dir is None else loading.model_dir, content, protocol)
+    exact_options = replace(model_options, keep_packed=False, compute=EXACT, kv_cache=None)
+    reference_options = None if compared is None else replace(exact_options, path=compared)
+    passes, scores, layers = score_windows(torch, model, windows, reference_options, measures)
     result = Evaluation(
         model=location.display,
         text=content.display,
-        window=chosen.window,
+        window=protocol.window,
         sequences=len(windows),
         window_prefix=windows.prefix,
         tokens=f"sha256:{hashlib.sha256(windows.tokens.cpu().numpy().astype('<i8').tobytes()).hexdigest()}",
@@ -108,39 +117,41 @@ def evaluate(
         reference=None if compared is None else compared.display,
         compute=loading.compute,
         kv_cache=passes.kv_cache,
-        **_found(scores, layers, measures, terms),
+        **_quality_fields(scores, layers, measures, terms),
     )
     if not measures.receipt:
         return result
-    return replace(result, receipt=write_receipt(result, location, content, compared, chosen, measures))
+    return replace(result, receipt=write_receipt(result, location, content, compared, protocol, measures))
 
 
 def _require_steps(loading: Loading, measures: Measures) -> None:
-    """Refuse what cannot be measured where a packed KV cache has windows read in steps."""
+    """Raise if a packed KV cache is combined with measurements that need one pass over a window."""
     if loading.kv_cache is None:
         return
     if measures.per_layer:
         raise UsageError(
-            "expected the full cache to compare layers with, whose outputs are those of one pass, found a packed one",
+            "expected an unpacked KV cache with --per-layer, because a packed one reads windows in several passes",
             rule="kv.layers",
         )
     if loading.kv_cache.evict is not None:
         raise UsageError(
-            "expected a cache without evict to read a text with, found one: no part of the text is a prompt",
+            "expected a KV cache without evict, which applies to prompts: an evaluated text has none",
             rule="kv.evict",
         )
 
 
 def _windows(model: Any, folder: AnyPath, text: Location, protocol: Protocol) -> Windows:
-    """Return the windows of tokens, on the model's device; refuses what it cannot read."""
+    """Return the windows of tokens on the model's device. Raises if the model cannot read them."""
     require_window(model, protocol.window)
     windows = read_windows(load_tokenizer(folder), text, protocol).to(model.device)
     require_vocabulary(model, windows.tokens)
     return windows
 
 
-def _found(scores: Scores, layers: Sequence[LayerError], measures: Measures, terms: Sequence[Term]) -> dict[str, Any]:
-    """Return what an ``Evaluation`` says of quality."""
+def _quality_fields(
+    scores: Scores, layers: Sequence[LayerError], measures: Measures, terms: Sequence[Term]
+) -> dict[str, Any]:
+    """Return the fields of an ``Evaluation`` about quality."""
     figures: dict[str, Any] = scores.figures()
     ratios = {"perplexity": figures.get("perplexity_ratio", math.nan)}
     return figures | {
@@ -148,15 +159,15 @@ def _found(scores: Scores, layers: Sequence[LayerError], measures: Measures, ter
         "layers": layers,
         "departs": measures.departs if layers else None,
         "departing": first_departing(layers, measures.departs),
-        "gate": judged(terms, figures | of_layers(layers), ratios),
+        "gate": check_terms(terms, figures | worst_of_layers(layers), ratios),
     }
 
 
 def _terms(measures: Measures, *, compared: bool) -> list[Term]:
-    """Return the gate's terms; refuses what is asked for and cannot be measured."""
+    """Return the terms of the gate. Raises if a measurement needs a reference that is not given."""
     if measures.compares and not compared:
         raise UsageError(
-            "expected a model to compare with for KL, top-k and layers, found none: add --reference",
+            "KL, top-k and layers need a model to compare with: add --reference",
             rule="eval.reference",
         )
     if measures.gate is None:
@@ -172,20 +183,20 @@ def _terms(measures: Measures, *, compared: bool) -> list[Term]:
     return terms
 
 
-def scored(
+def score_windows(
     torch: Any, model: Any, windows: Windows, reference: LoadOptions | None, measures: Measures
 ) -> tuple[Passes, Scores, list[LayerError]]:
-    """Read all windows by the model, and by the reference, which is loaded once the model's memory is known."""
+    """Read all windows with the model and the reference, which is loaded after the model's peak memory is measured."""
     rounded = bool(require("ingot.runtime.layers.rounded_inputs", EXTRA).rounds_inputs(model))
     scores = Scores(reference is not None, measures.top_k, measures.kl, rounded)
     passes = Passes(first_scored=windows.first_scored)
-    batches = _batches(windows.tokens, 1 if measures.per_layer else _together(model, windows.length))
+    batches = _batches(windows.tokens, 1 if measures.per_layer else _windows_per_pass(model, windows.length))
     progress = Progress(windows.tokens.numel(), measures.progress)
     first = next(batches)
     with torch.inference_mode():
-        _timed(model, first, Passes())  # warms up, and shows what memory it takes
+        _run_timed(model, first, Passes())  # warms up, and its peak memory is that of the model alone
         passes.peak = peak_rss()
-        other = None if reference is None else _reference(reference, windows.length, vocabulary(model))
+        other = None if reference is None else _reference(reference, windows.length, vocabulary_size(model))
         errors = LayerErrors(model, other) if measures.per_layer else None
         for batch in (first, *batches):
             _score(model, other, batch, passes, scores, errors)
@@ -194,12 +205,12 @@ def scored(
 
 
 def require_window(model: Any, window: int) -> None:
-    """Refuse what is no language model, and windows longer than it has positions for: ``eval.window``."""
+    """Raise if the model has no language head, or (``eval.window``) if a window is longer than its positions."""
     require_room(model, 1, 0)
-    most = positions(model)
-    if most is not None and window > most:
+    max_positions = positions(model)
+    if max_positions is not None and window > max_positions:
         raise UsageError(
-            f"expected a window of at most {most} tokens, which the model has positions for, found {window}",
+            f"expected a window of at most {max_positions} tokens, the model's number of positions, found {window}",
             rule="eval.window",
         )
 
@@ -207,9 +218,9 @@ def require_window(model: Any, window: int) -> None:
 def _reference(options: LoadOptions, window: int, size: int) -> Any:
     model = load_model(options)
     require_window(model, window)
-    if vocabulary(model) != size:
+    if vocabulary_size(model) != size:
         raise UsageError(
-            f"expected a reference with a vocabulary of {size}, found {vocabulary(model)}",
+            f"expected a reference with a vocabulary of {size}, found {vocabulary_size(model)}",
             rule="eval.vocabulary",
             where=Location.parse(options.path).display,
         )
@@ -217,16 +228,16 @@ def _reference(options: LoadOptions, window: int, size: int) -> Any:
 
 
 def _require_tokens(model: Any, top_k: int | None) -> None:
-    if top_k is not None and top_k > vocabulary(model):
+    if top_k is not None and top_k > vocabulary_size(model):
         raise UsageError(
-            f"expected a top-k of at most {vocabulary(model)} tokens, which the model knows, found {top_k}",
+            f"expected a top-k of at most {vocabulary_size(model)}, the size of the vocabulary, found {top_k}",
             rule="eval.top-k",
         )
 
 
-def _together(model: Any, length: int) -> int:
-    """Return how many windows pass through the model together: one, where its logits take much."""
-    return max(1, _LOGITS // (length * max(1, vocabulary(model))))
+def _windows_per_pass(model: Any, length: int) -> int:
+    """Return the number of windows per pass of the model, so that logits stay below the limit; at least one."""
+    return max(1, _LOGITS // (length * max(1, vocabulary_size(model))))
 
 
 def _batches(windows: Any, step: int) -> Iterator[Any]:
@@ -234,9 +245,9 @@ def _batches(windows: Any, step: int) -> Iterator[Any]:
         yield windows[start : start + step]
 
 
-def _timed(model: Any, batch: Any, passes: Passes) -> Any:
+def _run_timed(model: Any, batch: Any, passes: Passes) -> Any:
     """Return the logits that predict the scored tokens of each window: f32 [windows, predictions, vocabulary]."""
-    wait = _waiting(batch.device)
+    wait = _synchronizer(batch.device)
     wait()
     began = time.perf_counter()
     kv = KV_CACHES[PACKED]
@@ -251,26 +262,30 @@ def _timed(model: Any, batch: Any, passes: Passes) -> Any:
     return logits[:, passes.first_scored - 1 : -1].float()
 
 
-def _waiting(device: Any) -> Callable[[], object]:
-    """Return what waits until a device has done what it was told: all but the CPU compute while Python goes on."""
+def _synchronizer(device: Any) -> Callable[[], object]:
+    """Return a function that waits for the device: all devices except the CPU compute asynchronously."""
     if device.type == "cpu":
         return lambda: None
     torch = require("torch", EXTRA)
-    of_kind = getattr(torch, device.type)
-    return partial(of_kind.synchronize) if device.type == "mps" else partial(of_kind.synchronize, device)
+    backend = getattr(torch, device.type)
+    return partial(backend.synchronize) if device.type == "mps" else partial(backend.synchronize, device)
 
 
-def _score(model: Any, other: Any, batch: Any, passes: Passes, scores: Scores, errors: LayerErrors | None) -> None:
-    """Read one batch of windows, and score it a window at a time."""
+def _score(
+    model: Any, reference_model: Any, batch: Any, passes: Passes, scores: Scores, errors: LayerErrors | None
+) -> None:
+    """Read a batch of windows, then score each window."""
     with nullcontext() if errors is None else errors.model_runs():
-        logits = _timed(model, batch, passes)
-    exact = wanted = None
+        logits = _run_timed(model, batch, passes)
+    exact = reference = None
     if scores.rounded:
         with require("ingot.runtime.layers.rounded_inputs", EXTRA).unrounded(model):
-            exact = _timed(model, batch, Passes(passes.first_scored))
-    if other is not None:
+            exact = _run_timed(model, batch, Passes(passes.first_scored))
+    if reference_model is not None:
         with nullcontext() if errors is None else errors.reference_runs():
-            wanted = _timed(other, batch.to(other.device), Passes(passes.first_scored)).to(logits.device)
+            reference = _run_timed(reference_model, batch.to(reference_model.device), Passes(passes.first_scored)).to(
+                logits.device
+            )
     for index, targets in enumerate(batch[:, passes.first_scored :]):
-        beside = (None if every is None else every[index] for every in (wanted, exact))
-        scores.add(logits[index], targets, *beside)
+        comparisons = (None if values is None else values[index] for values in (reference, exact))
+        scores.add(logits[index], targets, *comparisons)

@@ -1,4 +1,4 @@
-"""Greedy generation with a loaded model, timed: the smoke test of a conversion."""
+"""Timed greedy generation with a loaded model: the smoke test of a conversion."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from ingot.stores.location import AnyPath, Location
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """What a draft head did for a generation, whose tokens are those without it.
+    """Figures of speculative decoding with a draft head. The generated tokens are the same as without it.
 
     Parameters
     ----------
     passes : int
-        Passes of the model over proposals, behind the prompt.
+        Passes of the model over proposals, after the prompt.
     proposed, accepted : int
-        Tokens that the head proposed, and how many of them the model would have chosen too.
+        Tokens that the head proposed, and the number that the model would have chosen too.
     accepted_lengths : tuple of int
-        Accepted tokens of each of those passes; each gives one token more.
+        Accepted tokens of each pass; each pass yields one token more.
     tokens_per_pass : float or None
-        Tokens that a pass behind the prompt gave.
+        Mean number of tokens per pass after the prompt.
     seconds_alone : float or None
-        What a pass over one token takes, the median of those that this generation needed.
+        Median seconds of the passes over a single token in this generation.
     speed_up : float or None
-        Tokens per second with the head, over those of passes over one token each.
+        Tokens per second with the head, relative to passes over single tokens.
     dropped : str
-        Why the head was given up on the way; empty where it was not.
+        Why the head was abandoned during the generation; empty if it was not.
     """
 
     passes: int
@@ -58,11 +58,11 @@ class Drafted:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """A continuation and what it took.
+    """A continuation with its time and memory.
 
-    ``first_token_seconds`` is the pass over the prompt; ``tokens_per_second`` counts the tokens after the first, None
-    where there is only one. ``stopped`` tells whether the model ended by itself. ``drafted`` is there where a
-    draft head was used; ``kv_cache`` where keys and values were packed: what they take behind the last pass.
+    ``first_token_seconds`` is the time of the pass over the prompt. ``tokens_per_second`` counts the tokens after the
+    first; None if there is only one. ``stopped`` is true if the model ended the text itself. ``drafted`` is set if a
+    draft head was used, ``kv_cache`` if keys and values were packed: their memory after the last pass.
     """
 
     prompt: str
@@ -77,43 +77,43 @@ class Generated:
 
 
 def generate(source: AnyPath | LoadOptions, prompt: str, max_tokens: int = 32, draft: Draft | None = None) -> Generated:
-    """Load a model, continue ``prompt`` by the most likely token at each step, and time it.
+    """Load a model, continue ``prompt`` with the likeliest token at each step, and time it.
 
     Parameters
     ----------
     source : path or LoadOptions
-        What is loaded and how; always a model of transformers, never a Core ML package. The tokenizer lies in the same
-        folder.
+        The model and how to load it; always a model of transformers, never a Core ML package. The tokenizer is in the
+        model's folder.
     max_tokens : int
-        At most so many new tokens, at least 1.
+        Maximum number of new tokens, at least 1.
     draft : Draft, optional
         Decode speculatively with an EAGLE-3 head; the tokens are those without it.
 
     Raises
     ------
     UsageError
-        ``generate.max-tokens``, ``generate.prompt``: the prompt has no tokens, or with the new ones too many for the
-        model; ``attachments.none``: the artifact carries no draft head; ``draft.tokens``; ``kv.draft``: a draft head
-        beside a packed KV cache.
+        ``generate.max-tokens``; ``generate.prompt``: the prompt has no tokens, or prompt and new tokens exceed the
+        model's positions; ``attachments.none``: the artifact has no draft head; ``draft.tokens``; ``kv.draft``: a draft
+        head combined with a packed KV cache.
     UnsupportedError
-        ``generate.no-head``: a model without a language head; ``draft.model``: one that no head can draft for.
+        ``generate.no-head``: the model has no language head; ``draft.model``: draft heads do not support the model.
     FormatError
-        ``draft.*``: a head that does not fit, or none is one.
+        ``draft.*``: the draft head is invalid or does not fit the model.
     IngotError
-        As ``load_model``; ``model.tokenizer``, ``model.vocabulary``.
+        The errors of ``load_model``; ``model.tokenizer``, ``model.vocabulary``.
     """
     if max_tokens < 1:
         raise UsageError(f"expected at least 1 new token, found {max_tokens}", rule="generate.max-tokens")
     reports: list[LoadReport] = []
-    wanted = source if isinstance(source, LoadOptions) else LoadOptions(source)
-    if draft is not None and wanted.kv_cache is not None:
+    load_options = source if isinstance(source, LoadOptions) else LoadOptions(source)
+    if draft is not None and load_options.kv_cache is not None:
         raise UsageError(
-            "expected the full cache beside a draft head, whose tokens are those without it, found a packed one: leave "
-            "one of them away",
+            "a draft head needs an unpacked KV cache, because its tokens must equal those without it: remove one of "
+            "the two options",
             rule="kv.draft",
         )
-    model = load_model(replace(wanted, coreml=False, report=reports.append))
-    tokenizer = load_tokenizer(wanted.path if wanted.model_dir is None else wanted.model_dir)
+    model = load_model(replace(load_options, coreml=False, report=reports.append))
+    tokenizer = load_tokenizer(load_options.path if load_options.model_dir is None else load_options.model_dir)
     torch = require("torch", EXTRA)
     tokens = torch.tensor([prompt_tokens(tokenizer, prompt)], dtype=torch.int64, device=model.device)
     require_room(model, tokens.shape[1], max_tokens)
@@ -122,14 +122,18 @@ def generate(source: AnyPath | LoadOptions, prompt: str, max_tokens: int = 32, d
     if draft is None:
         caches: list[Any] = []
         new_tokens, seconds = greedy(model, tokens, max_tokens, lambda new: new[-1] in ends, caches.append)
-        first, rest, drafted = seconds[0], sum(seconds[1:]), None
-        use = None if wanted.kv_cache is None else caches[0].use()
+        first_seconds, rest_seconds, drafted = seconds[0], sum(seconds[1:]), None
+        use = None if load_options.kv_cache is None else caches[0].use()
     else:
-        head = draft_head(wanted.path if draft.head is None else draft.head, model)
+        head = draft_head(load_options.path if draft.head is None else draft.head, model)
         done = DRAFT_DECODERS[EAGLE].speculate(
             model, tokens, max_tokens, lambda new: new[-1] in ends, head, draft.tokens
         )
-        new_tokens, first, rest, drafted, use = done.tokens, done.first, done.rest, _drafted(done), None
+        new_tokens = done.tokens
+        first_seconds = done.first_seconds
+        rest_seconds = done.rest_seconds
+        drafted = _drafted(done)
+        use = None
     text = tokenizer.decode([token for token in new_tokens if token not in ends], skip_special_tokens=True)
     return Generated(
         prompt=prompt,
@@ -137,20 +141,20 @@ def generate(source: AnyPath | LoadOptions, prompt: str, max_tokens: int = 32, d
         tokens=tuple(new_tokens),
         stopped=new_tokens[-1] in ends,
         load=reports[0],
-        first_token_seconds=first,
-        tokens_per_second=len(new_tokens[1:]) / rest if rest else None,
+        first_token_seconds=first_seconds,
+        tokens_per_second=len(new_tokens[1:]) / rest_seconds if rest_seconds else None,
         drafted=drafted,
         kv_cache=use,
     )
 
 
 def draft_head(path: AnyPath, model: Any) -> Any:
-    """Return the draft head at ``path``, or that which the artifact there carries, beside its target ``model``.
+    """Return the draft head at ``path``, or the head in the artifact there, for its target ``model``.
 
     Raises
     ------
     UsageError
-        ``attachments.none``: neither.
+        ``attachments.none``: there is no draft head.
     FormatError
         ``draft.*``.
     """
@@ -158,25 +162,28 @@ def draft_head(path: AnyPath, model: Any) -> Any:
         carried = checkpoint.attachments.draft
         if carried is None and "fc.weight" not in checkpoint:
             error = no_attachment("draft", Location.parse(path))
-            error.message += ", or name one that lies elsewhere with --draft-head PATH"
+            error.message += ", or name a draft head in another place with --draft-head PATH"
             raise error
-        own = config_of_draft(checkpoint)
-        return DRAFT_DECODERS[EAGLE].head(checkpoint if carried is None else carried, model, own)
+        draft_config = config_of_draft(checkpoint)
+        return DRAFT_DECODERS[EAGLE].head(checkpoint if carried is None else carried, model, draft_config)
 
 
 def _drafted(done: Any) -> Drafted:
     """Return the figures of a speculative generation."""
-    alone = median(done.alone) if done.alone else None
-    behind = len(done.tokens) - 1
+    seconds_alone = median(done.single_seconds) if done.single_seconds else None
+    tokens_after_first = len(done.tokens) - 1
     accepted = sum(done.accepted)
+    speed_up = None
+    if seconds_alone and tokens_after_first and done.rest_seconds > 0:
+        speed_up = tokens_after_first * seconds_alone / done.rest_seconds
     return Drafted(
         passes=len(done.accepted),
         proposed=done.proposed,
         accepted=accepted,
         accepted_lengths=tuple(done.accepted),
         tokens_per_pass=1 + accepted / len(done.accepted) if done.accepted else None,
-        seconds_alone=alone,
-        speed_up=behind * alone / done.rest if alone and behind and done.rest > 0 else None,
+        seconds_alone=seconds_alone,
+        speed_up=speed_up,
         dropped=done.dropped,
     )
 
@@ -190,8 +197,8 @@ def greedy(
 ) -> tuple[list[int], list[float]]:
     """Return up to ``count`` new tokens after ``tokens`` ([1, n], i64) and the seconds that each took.
 
-    ``enough`` is asked after each token, with all new ones, whether to end; ``ended`` gets the cache at the end. Logits
-    are compared as they are: no temperature, no penalty, no sampling.
+    ``enough`` receives all new tokens after each step and returns whether to stop. ``ended`` receives the cache at the
+    end. Logits are compared unchanged: no temperature, no penalty, no sampling.
     """
     torch = require("torch", EXTRA)
     new_tokens: list[int] = []
@@ -211,43 +218,44 @@ def greedy(
 
 
 def require_vocabulary(model: Any, tokens: Any) -> None:
-    """Refuse tokens that the model has no embedding for: ``model.vocabulary``, the tokenizer is another model's."""
-    size = vocabulary(model)
+    """Raise ``model.vocabulary`` if the model has no embedding for a token: the tokenizer is another model's."""
+    size = vocabulary_size(model)
     if tokens.numel() and int(tokens.max()) >= size:
         raise FormatError(
-            "model.vocabulary", f"expected tokens below {size}, found {int(tokens.max())}: another model's tokenizer"
+            "model.vocabulary",
+            f"expected tokens below {size}, found {int(tokens.max())}: the tokenizer belongs to another model",
         )
 
 
-def vocabulary(model: Any) -> int:
-    """Return how many tokens a model knows."""
+def vocabulary_size(model: Any) -> int:
+    """Return the number of tokens in a model's vocabulary."""
     return int(model.config.get_text_config().vocab_size)
 
 
 def end_tokens(model: Any) -> set[int]:
-    """Return the tokens with which the model ends a text: those of its generation config."""
-    named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    return set(named) if isinstance(named, list) else set() if named is None else {named}
+    """Return the tokens that end a text, from the model's generation config."""
+    end_ids = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    return set(end_ids) if isinstance(end_ids, list) else set() if end_ids is None else {end_ids}
 
 
 def require_room(model: Any, prompt: int, new: int) -> None:
-    """Refuse a model without a language head (``generate.no-head``) and prompts without tokens or too long."""
+    """Raise ``generate.no-head`` without a language head, ``generate.prompt`` if the prompt is empty or too long."""
     if not model.can_generate():
         raise UnsupportedError(
             f"expected a model with a language head, found {type(model).__name__}", rule="generate.no-head"
         )
     if not prompt:
-        raise UsageError("expected a prompt of at least 1 token, found none", rule="generate.prompt")
-    most = positions(model)
-    if most is not None and prompt + new > most:
+        raise UsageError("expected a prompt of at least 1 token, found 0", rule="generate.prompt")
+    max_positions = positions(model)
+    if max_positions is not None and prompt + new > max_positions:
         raise UsageError(
-            f"expected at most {most} tokens, which the model has positions for, found {prompt} of the prompt and "
-            f"{new} new ones",
+            f"expected at most {max_positions} tokens, the model's number of positions, found {prompt} in the prompt "
+            f"and {new} new ones",
             rule="generate.prompt",
         )
 
 
 def positions(model: Any) -> int | None:
-    """Return how many tokens a model has positions for; None where its config does not say."""
-    most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return most if isinstance(most, int) else None
+    """Return the maximum number of positions of a model; None if its config has no number."""
+    max_positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return max_positions if isinstance(max_positions, int) else None

@@ -1,4 +1,4 @@
-"""How far the outputs of a model's layers are from those of a reference, token by token."""
+"""Differences between the outputs of a model's layers and those of a reference, per token."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ingot.runtime.loading.transformers_config import EXTRA
 
 @dataclass(frozen=True, slots=True)
 class LayerError:
-    """One layer's output y against the reference's r, as means over tokens.
+    """The output y of a layer compared with the reference's r, as means over tokens.
 
-    ``cosine`` is <y, r> / (|y| |r|), ``error`` is |y - r| / |r|. Of each token first: a few tokens, the first of a
-    text above all, have outputs a thousand times as long as the others', and would alone decide of sums over all.
+    ``cosine`` is <y, r> / (|y| |r|), ``error`` is |y - r| / |r|. Both are computed per token and then averaged: the
+    outputs of a few tokens, above all the first, can be a thousand times longer and would dominate a sum.
     """
 
     layer: str
@@ -26,14 +26,14 @@ class LayerError:
     error: float
 
     def departs(self, threshold: float) -> bool:
-        """Whether the error is above ``threshold``, or no number."""
+        """Return whether the error is above ``threshold`` or NaN."""
         return not self.error <= threshold
 
 
 def outputs_of(model: Any) -> dict[str, Any]:
-    """Return the modules that are compared, by name and in order: the embedding, the layers, the head.
+    """Return the modules to compare, by name and in order: the embedding, the layers, the head.
 
-    Layers are the items of the longest list of modules that lies in no other.
+    The layers are the items of the longest ``ModuleList`` that is not inside another.
     """
     torch = require("torch", EXTRA)
     lists: dict[str, Any] = {}
@@ -49,58 +49,58 @@ def outputs_of(model: Any) -> dict[str, Any]:
 
 
 class LayerErrors:
-    """Adds up the errors of each layer, batch by batch: the outputs of one batch are held, of one model."""
+    """Sums of the errors of each layer over batches. It retains the model's outputs of one batch."""
 
     def __init__(self, model: Any, reference: Any) -> None:
-        own, wanted = outputs_of(model), outputs_of(reference)
-        if list(own) != list(wanted):
+        modules, reference_modules = outputs_of(model), outputs_of(reference)
+        if list(modules) != list(reference_modules):
             raise UsageError(
-                f"expected a reference with the same layers, found {len(wanted)} beside {len(own)}, first "
-                f"{next(iter(set(wanted) ^ set(own)), 'in another order')!r:.80} in one of them alone",
+                f"expected a reference with the same layers, found {len(reference_modules)} instead of {len(modules)}; "
+                f"first difference: {next(iter(set(reference_modules) ^ set(modules)), 'their order')!r:.80}",
                 rule="eval.layers",
             )
-        self._model, self._reference = own, wanted
+        self._model, self._reference = modules, reference_modules
         self._outputs: dict[str, list[Any]] = {}
-        self._sums = {name: [0.0, 0.0] for name in own}
-        self._tokens = dict.fromkeys(own, 0)
+        self._sums = {name: [0.0, 0.0] for name in modules}
+        self._tokens = dict.fromkeys(modules, 0)
 
     @contextmanager
     def model_runs(self) -> Iterator[None]:
-        """Keep the outputs of the model's pass."""
+        """Store the outputs of the model's pass in this context."""
         self._outputs.clear()
         with _hooked(self._model, lambda name, output: self._outputs.setdefault(name, []).append(output)):
             yield
 
     @contextmanager
     def reference_runs(self) -> Iterator[None]:
-        """Compare the outputs of the reference's pass over the same tokens with those that were kept."""
+        """Compare the outputs of the reference's pass in this context with the stored outputs for the same tokens."""
         with _hooked(self._reference, self._compare):
             yield
         self._outputs.clear()
 
     def errors(self) -> list[LayerError]:
-        """Return the errors of all layers, in order; those that never ran are left out."""
+        """Return the errors of all layers that ran, in order."""
         return [
             LayerError(name, self._sums[name][0] / count, self._sums[name][1] / count)
             for name, count in self._tokens.items()
             if count
         ]
 
-    def _compare(self, name: str, wanted: Any) -> None:
+    def _compare(self, name: str, reference: Any) -> None:
         torch = require("torch", EXTRA)
-        kept = self._outputs.get(name)
-        if not kept:
+        outputs = self._outputs.get(name)
+        if not outputs:
             return
-        output = kept.pop(0)  # a layer that runs several times is compared run by run
-        if output.shape != wanted.shape:
+        output = outputs.pop(0)  # a layer that runs several times is compared once per run
+        if output.shape != reference.shape:
             raise UsageError(
-                f"expected an output of shape {list(wanted.shape)} as the reference's, found {list(output.shape)}",
+                f"expected an output of the reference's shape {list(reference.shape)}, found {list(output.shape)}",
                 rule="eval.layers",
                 where=name,
             )
-        y, r = (each.flatten(0, -2).float() for each in (output.to(wanted.device), wanted))
+        y, r = (values.flatten(0, -2).float() for values in (output.to(reference.device), reference))
         length, error = torch.linalg.vector_norm(r, dim=-1), torch.linalg.vector_norm(y - r, dim=-1)
-        same = (error == 0).double()  # also where both are all zeros, which have no direction
+        same = (error == 0).double()  # also if both are zero vectors, whose cosine is undefined
         cosine = torch.where(error == 0, same, torch.nn.functional.cosine_similarity(y, r, dim=-1, eps=1e-30).double())
         relative = torch.where(error == 0, 1 - same, error.double() / length.double())
         self._sums[name][0] += float(cosine.sum())
@@ -109,8 +109,8 @@ class LayerErrors:
 
 
 @contextmanager
-def _hooked(modules: Mapping[str, Any], take: Any) -> Iterator[None]:
-    hooks = [module.register_forward_hook(_taking(name, take)) for name, module in modules.items()]
+def _hooked(modules: Mapping[str, Any], receive: Any) -> Iterator[None]:
+    hooks = [module.register_forward_hook(_output_hook(name, receive)) for name, module in modules.items()]
     try:
         yield
     finally:
@@ -118,21 +118,21 @@ def _hooked(modules: Mapping[str, Any], take: Any) -> Iterator[None]:
             hook.remove()
 
 
-def _taking(name: str, take: Any) -> Any:
+def _output_hook(name: str, receive: Any) -> Any:
     def hook(module: Any, arguments: Any, output: Any) -> None:
-        take(name, output[0] if isinstance(output, tuple) else output)
+        receive(name, output[0] if isinstance(output, tuple) else output)
 
     return hook
 
 
 def first_departing(layers: Sequence[LayerError], threshold: float) -> str | None:
-    """Return the first layer whose error is above ``threshold``; None where none is."""
-    return next((each.layer for each in layers if each.departs(threshold)), None)
+    """Return the first layer whose error is above ``threshold``; None if there is none."""
+    return next((layer.layer for layer in layers if layer.departs(threshold)), None)
 
 
-def of_layers(layers: Sequence[LayerError]) -> dict[str, float]:
-    """Return the worst of the layers' figures, by the names of gates; a figure that is no number is the worst."""
-    errors, cosines = [each.error for each in layers], [each.cosine for each in layers]
+def worst_of_layers(layers: Sequence[LayerError]) -> dict[str, float]:
+    """Return the worst figures of all layers by their names in gates; NaN is the worst."""
+    errors, cosines = [layer.error for layer in layers], [layer.cosine for layer in layers]
     if not layers:
         return {}
     return {

@@ -1,7 +1,7 @@
 """lm-evaluation-harness: models that Ingot loads, under the model name ``ingot``.
 
-Importing this module registers the name; ``python -m ingot.lm_eval`` does that and hands over to the harness, which has
-no other way to find models that are not its own.
+Importing this module registers the name. ``python -m ingot.lm_eval`` imports it and then runs the harness, which has no
+other way to find models of other packages.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import lm_eval.models  # noqa: F401 - the harness lists its own models only while no other is registered
+import lm_eval.models  # noqa: F401 - the harness lists its models only while no other is registered
 import torch
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
@@ -25,7 +25,7 @@ _AUTO_BATCH = 8
 _DEFAULT_LENGTH = 2048
 _NEW_TOKENS = 256
 
-# What the harness knows a request by (context and continuation, for its cache), the tokens before, the tokens to score.
+# A request: the key of the harness's cache (context and continuation), the context tokens, the tokens to score.
 _Request = tuple[Any, list[int], list[int]]
 
 
@@ -36,28 +36,28 @@ class IngotLM(TemplateLM):  # type: ignore[misc, unused-ignore]
     Parameters
     ----------
     path : str
-        As for ``load_model``; ``pretrained`` is another name for it, as other models of the harness have it.
+        Path for ``load_model``; ``pretrained`` is an alias, as in other models of the harness.
     dtype : str
-        ``auto`` for config.json's.
+        ``auto`` for the dtype in config.json.
     keep_packed : bool
     device : str
     batch_size : int or str
         Requests per pass of the model; ``auto`` is 8.
     max_batch_size : int, optional
-        Most requests per pass.
+        Maximum number of requests per pass.
     add_bos_token : bool, optional
-        Whether texts get the token that begins one; by default as the tokenizer has it, as the harness's model ``hf``.
+        Whether texts get the BOS token; by default as the tokenizer does, like the harness's model ``hf``.
     max_length : int, optional
-        Tokens that the model reads at most; its positions by default, 2048 if it names none.
+        Maximum number of tokens per pass; by default the model's positions, or 2048 if its config has no number.
     **options :
-        For ``load_model``.
+        Further options of ``load_model``.
 
     Raises
     ------
     UsageError
         ``lm-eval.path``, ``lm-eval.batch``.
     IngotError
-        As ``load_model``; ``model.tokenizer``.
+        The errors of ``load_model``; ``model.tokenizer``.
     """
 
     def __init__(
@@ -73,11 +73,11 @@ class IngotLM(TemplateLM):  # type: ignore[misc, unused-ignore]
         self.path = path or options.pop("pretrained", None)
         if not self.path:
             raise UsageError("expected --model_args path=FOLDER", rule="lm-eval.path")
-        most, self._max_length = options.pop("max_batch_size", None), options.pop("max_length", None)
+        max_count, self._max_length = options.pop("max_batch_size", None), options.pop("max_length", None)
         self._add_bos: bool | None = options.pop("add_bos_token", None)
-        self.batch_size = _batch_size(batch_size, most)
+        self.batch_size = _batch_size(batch_size, max_count)
         if str(device).startswith("cuda") and not torch.cuda.is_available():
-            device = "cpu"  # the harness names cuda:0 where nobody named a device
+            device = "cpu"  # the harness's default is cuda:0
         self.model = load_model(self.path, device, dtype, keep_packed, **options)
         require_room(self.model, 1, 0)
         self.tokenizer = load_tokenizer(self.path, add_bos_token=self._add_bos)
@@ -85,23 +85,23 @@ class IngotLM(TemplateLM):  # type: ignore[misc, unused-ignore]
 
     @property
     def max_length(self) -> int:
-        """Tokens that the model reads at most."""
+        """The maximum number of tokens per pass."""
         named = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         return int(self._max_length or named or _DEFAULT_LENGTH)
 
     @property
     def eot_token_id(self) -> int | None:
-        """The token with which a text ends; None if the model has none."""
+        """The token that ends a text; None if the model has none."""
         token: int | None = self.tokenizer.eos_token_id
         return token if token is not None else next(iter(sorted(end_tokens(self.model))), None)
 
     @property
     def prefix_token_id(self) -> int:
-        """What an empty context is replaced by: the token with which a text begins, else that with which it ends."""
+        """The token that replaces an empty context: BOS, else the token that ends a text."""
         token = self._prefix()
         if token is None:
             raise UsageError(
-                "this model has no token to begin a text with: take a task whose contexts are not empty",
+                "this model has no token to begin a text with: use a task whose contexts are not empty",
                 rule="lm-eval.prefix",
             )
         return token
@@ -115,19 +115,19 @@ class IngotLM(TemplateLM):  # type: ignore[misc, unused-ignore]
         return str(self.path).replace("/", "__")
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """Return the tokens of a text, with special ones if asked for.
+        """Return the tokens of a text, with special tokens if requested.
 
-        By default with those that the tokenizer adds, unless the text itself begins with the first of them; so does the
-        harness's model ``hf``.
+        By default the tokenizer adds its tokens unless the text begins with the first of them, as in the harness's
+        model ``hf``.
         """
-        special = self._add_bos if add_special_tokens is None else add_special_tokens
+        add_special = self._add_bos if add_special_tokens is None else add_special_tokens
         if add_special_tokens is None and self._begins(string):
-            special = False
-        options = {} if special is None else {"add_special_tokens": special}
+            add_special = False
+        options = {} if add_special is None else {"add_special_tokens": add_special}
         return list(self.tokenizer(string, **options, verbose=False).input_ids)
 
     def _begins(self, text: str) -> bool:
-        """Whether a text itself begins with the token that texts begin with."""
+        """Return whether a text already begins with the BOS token."""
         prefix = self._prefix()
         begin = "" if prefix is None else self.tokenizer.decode([prefix])
         return bool(begin) and text.startswith(begin)
@@ -143,7 +143,7 @@ class IngotLM(TemplateLM):  # type: ignore[misc, unused-ignore]
         )
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """Return the log-likelihood of whole texts, each token scored once with as much context as fits."""
+        """Return the log-likelihood of complete texts; each token is scored once with as much context as fits."""
         scores = []
         for request in requests:
             (text,) = request.args
@@ -155,7 +155,7 @@ class IngotLM(TemplateLM):  # type: ignore[misc, unused-ignore]
         return scores
 
     def _loglikelihood_tokens(self, requests: Sequence[_Request], **kwargs: Any) -> list[tuple[float, bool]]:
-        """Return for each request the log-likelihood of its last tokens, and whether each of them was the likeliest."""
+        """Return for each request the log-likelihood of its last tokens, and whether each was the likeliest."""
         order = sorted(range(len(requests)), key=lambda i: -len(requests[i][1]) - len(requests[i][2]))
         scores: dict[int, tuple[float, bool]] = {}
         for batch in _cut(order, self.batch_size):
@@ -166,39 +166,38 @@ class IngotLM(TemplateLM):  # type: ignore[misc, unused-ignore]
         return [scores[index] for index in range(len(requests))]
 
     def _score(self, batch: Sequence[_Request]) -> Iterator[tuple[float, bool]]:
-        """Score one batch: texts are filled up on the right, where a causal model does not look."""
+        """Yield the scores of a batch. Texts are padded on the right, which causal models do not read."""
         texts = [(before + after)[-self.max_length - 1 :][:-1] for _, before, after in batch]
         longest = max(map(len, texts))
         rows = torch.tensor([text + [0] * (longest - len(text)) for text in texts], device=self._device)
         with torch.inference_mode():
             logits = self.model(input_ids=rows, use_cache=False).logits
             for row, text, (_, _, after) in zip(logits, texts, batch, strict=True):
-                wanted = torch.tensor(after[-len(text) :], device=row.device)
-                scores = torch.log_softmax(row[len(text) - len(wanted) : len(text)].float(), -1)
-                likely = bool((scores.argmax(-1) == wanted).all())
-                yield float(scores.gather(-1, wanted[:, None]).sum()), likely
+                targets = torch.tensor(after[-len(text) :], device=row.device)
+                scores = torch.log_softmax(row[len(text) - len(targets) : len(text)].float(), -1)
+                likely = bool((scores.argmax(-1) == targets).all())
+                yield float(scores.gather(-1, targets[:, None]).sum()), likely
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Return greedy continuations up to the first of each request's stop texts, without it."""
+        """Return greedy continuations, each cut before the request's first stop text."""
         texts = []
         for request in requests:
-            context, wishes = request.args
-            text = self._continue(context, normalize_gen_kwargs(wishes, _NEW_TOKENS))
+            context, settings = request.args
+            text = self._continue(context, normalize_gen_kwargs(settings, _NEW_TOKENS))
             texts.append(text)
-            self.cache_hook.add_partial("generate_until", (context, wishes), text)
+            self.cache_hook.add_partial("generate_until", (context, settings), text)
         return texts
 
-    def _continue(self, context: str, wishes: dict[str, Any]) -> str:
-        if wishes.get("do_sample"):
-            raise UnsupportedError("expected a greedy task, found one that samples", rule="lm-eval.sampling")
-        ends, count = end_tokens(self.model), int(wishes["max_gen_toks"])
+    def _continue(self, context: str, settings: dict[str, Any]) -> str:
+        if settings.get("do_sample"):
+            raise UnsupportedError("expected a greedy task, but this task samples", rule="lm-eval.sampling")
+        ends, count = end_tokens(self.model), int(settings["max_gen_toks"])
         eot = self.eot_token_id
-        stops = handle_stop_sequences(wishes.get("until"), None if eot is None else self.tokenizer.decode([eot]))
+        stops = handle_stop_sequences(settings.get("until"), None if eot is None else self.tokenizer.decode([eot]))
         tokens = self.tok_encode(context)[-(self.max_length - count) :] if count < self.max_length else []
         if not tokens:
-            raise UsageError(
-                f"expected a context of 1 to {self.max_length - count} tokens, found none", rule="lm-eval.context"
-            )
+            limit = self.max_length - count
+            raise UsageError(f"expected a context of 1 to {limit} tokens, found 0", rule="lm-eval.context")
 
         def text_of(new: list[int]) -> str:
             return str(self.tokenizer.decode([token for token in new if token not in ends]))
@@ -213,12 +212,12 @@ class IngotLM(TemplateLM):  # type: ignore[misc, unused-ignore]
         return text
 
 
-def _batch_size(asked: int | str, most: Any) -> int:
-    text = str(asked)
+def _batch_size(requested: int | str, max_count: Any) -> int:
+    text = str(requested)
     count = _AUTO_BATCH if text.startswith("auto") else int(text) if text.isdecimal() else 0
     if count < 1:
         raise UsageError(f"expected a batch size from 1 or auto, found {text[:80]!r}", rule="lm-eval.batch")
-    return min(count, int(most)) if most else count
+    return min(count, int(max_count)) if max_count else count
 
 
 def _cut(items: Sequence[int], size: int) -> Iterable[Sequence[int]]:

@@ -1,4 +1,4 @@
-"""Sums over the windows of a text that perplexity, KL and agreement are made from, and what they make."""
+"""Sums over the windows of a text, and the perplexity, KL and agreement computed from them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from ingot.runtime.loading.transformers_config import EXTRA
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_LOSS, _WANTED, _KL, _SAME, _TOP, _ROUNDED, _COUNT = range(7)
+_LOSS, _REFERENCE_LOSS, _KL, _SAME, _TOP, _ROUNDED, _COUNT = range(7)
 
 
 @dataclass(slots=True)
 class Scores:
-    """What each window read so far adds to the sums; ``spread`` keeps the KL of every token, ``rounded`` takes what the
-    model's rounding of activations adds."""
+    """The sums of each window. ``spread`` retains the KL of every token; ``rounded`` adds the KL of int8 inputs."""
 
     compared: bool = False
     top_k: int | None = None
@@ -29,9 +28,10 @@ class Scores:
     _sums: list[list[float]] = field(default_factory=list)
     _kl: list[Array] = field(default_factory=list)
 
-    def add(self, logits: Any, targets: Any, wanted: Any | None, exact: Any | None = None) -> None:
-        """Add one window: logits f32 [tokens, vocabulary], the tokens that came, the reference's logits or None, and
-        the model's own in exact mode, where ``rounded``.
+    def add(self, logits: Any, targets: Any, reference: Any | None, exact: Any | None = None) -> None:
+        """Add a window: logits f32 [tokens, vocabulary], the actual tokens, the reference's logits or None.
+
+        ``exact`` has the model's logits without rounded inputs, if ``rounded``.
 
         KL(reference || model) is sum of p (log p - log q) over the vocabulary, in nats.
         """
@@ -45,66 +45,66 @@ class Scores:
             row[_ROUNDED] = float(
                 _divergence(functional, ours, functional.log_softmax(exact, -1)).sum(dtype=torch.float64)
             )
-        if wanted is not None:
-            theirs = functional.log_softmax(wanted, -1)
-            row[_WANTED] = float(functional.nll_loss(theirs, targets, reduction="sum"))
-            each = _divergence(functional, ours, theirs)
-            row[_KL] = float(each.sum(dtype=torch.float64))
+        if reference is not None:
+            theirs = functional.log_softmax(reference, -1)
+            row[_REFERENCE_LOSS] = float(functional.nll_loss(theirs, targets, reduction="sum"))
+            divergences = _divergence(functional, ours, theirs)
+            row[_KL] = float(divergences.sum(dtype=torch.float64))
             row[_SAME] = float((ours.argmax(-1) == theirs.argmax(-1)).sum())
             if self.top_k is not None:
-                row[_TOP] = _shared(ours, theirs, self.top_k)
+                row[_TOP] = _shared_top_k(ours, theirs, self.top_k)
             if self.spread:
-                self._kl.append(each.cpu().numpy())
+                self._kl.append(divergences.cpu().numpy())
         self._sums.append(row)
 
     def figures(self) -> dict[str, float]:
-        """Return the figures over all windows by name; those of a comparison where there is a reference."""
+        """Return the figures over all windows by name, including comparisons if there is a reference."""
         table = np.array(self._sums)
-        found = {name: float(of(table.sum(0, keepdims=True))[0]) for name, of in self._made().items()}
+        figures = {name: float(formula(table.sum(0, keepdims=True))[0]) for name, formula in self._formulas().items()}
         if self._kl:
-            every = np.concatenate(self._kl)
-            with np.errstate(invalid="ignore"):  # infinities, which tell by what comes out
-                found["kl_median"], found["kl_p99"] = map(float, np.quantile(every, (0.5, 0.99)))
-            found["kl_max"] = float(every.max())
-        return found
+            divergences = np.concatenate(self._kl)
+            with np.errstate(invalid="ignore"):  # infinities give NaN, which is the result
+                figures["kl_median"], figures["kl_p99"] = map(float, np.quantile(divergences, (0.5, 0.99)))
+            figures["kl_max"] = float(divergences.max())
+        return figures
 
     def intervals(self, resamples: int, seed: int) -> dict[str, Interval]:
-        """Return the figures' intervals of 95 % over windows drawn again; none where there are too few to tell."""
+        """Return bootstrap intervals of 95 % over windows, by figure; figures with too few windows are absent."""
         table = np.array(self._sums)
-        found = {name: interval(table, of, resamples, seed) for name, of in self._made().items()}
-        return {name: value for name, value in found.items() if value is not None}
+        figures = {name: interval(table, formula, resamples, seed) for name, formula in self._formulas().items()}
+        return {name: value for name, value in figures.items() if value is not None}
 
-    def _made(self) -> Mapping[str, Any]:
-        """Return the figures by name, as functions of sums over windows: f64 [..., terms]."""
-        made = {"perplexity": lambda sums: exp(sums[:, _LOSS] / sums[:, _COUNT])}
+    def _formulas(self) -> Mapping[str, Any]:
+        """Return the formula of each figure: a function of sums over windows, f64 [..., terms]."""
+        formulas = {"perplexity": lambda sums: exp(sums[:, _LOSS] / sums[:, _COUNT])}
         if self.compared:
-            made |= {
-                "reference_perplexity": lambda sums: exp(sums[:, _WANTED] / sums[:, _COUNT]),
-                "perplexity_ratio": lambda sums: exp((sums[:, _LOSS] - sums[:, _WANTED]) / sums[:, _COUNT]),
+            formulas |= {
+                "reference_perplexity": lambda sums: exp(sums[:, _REFERENCE_LOSS] / sums[:, _COUNT]),
+                "perplexity_ratio": lambda sums: exp((sums[:, _LOSS] - sums[:, _REFERENCE_LOSS]) / sums[:, _COUNT]),
                 "kl": lambda sums: sums[:, _KL] / sums[:, _COUNT],
                 "agreement": lambda sums: sums[:, _SAME] / sums[:, _COUNT],
             }
         if self.rounded:
-            made["compute_kl"] = lambda sums: sums[:, _ROUNDED] / sums[:, _COUNT]
+            formulas["compute_kl"] = lambda sums: sums[:, _ROUNDED] / sums[:, _COUNT]
         if self.compared and self.top_k is not None:
-            made["top_k"] = lambda sums: sums[:, _TOP] / sums[:, _COUNT]
-        return made
+            formulas["top_k"] = lambda sums: sums[:, _TOP] / sums[:, _COUNT]
+        return formulas
 
 
 def _divergence(functional: Any, ours: Any, theirs: Any) -> Any:
-    """Return KL(theirs || ours) of every token, from logarithms of probabilities."""
+    """Return KL(theirs || ours) per token from log probabilities."""
     return functional.kl_div(ours, theirs, reduction="none", log_target=True).sum(-1)
 
 
-def _shared(ours: Any, theirs: Any, count: int) -> float:
-    """Return, summed over tokens, the share of the ``count`` likeliest of one that are among those of the other."""
-    first, second = (each.topk(count, -1).indices for each in (ours, theirs))
+def _shared_top_k(ours: Any, theirs: Any, count: int) -> float:
+    """Return the sum over tokens of the share of the ``count`` likeliest tokens that both have."""
+    first, second = (logits.topk(count, -1).indices for logits in (ours, theirs))
     among = ours.new_zeros(ours.shape, dtype=bool).scatter_(-1, second, True)
     return float(among.gather(-1, first).sum()) / count
 
 
 def exp(values: Array) -> Array:
-    """Return exp, infinity where it has no number."""
+    """Return exp of the values, infinity on overflow."""
     with np.errstate(over="ignore"):
         result: Array = np.exp(values)
     return result

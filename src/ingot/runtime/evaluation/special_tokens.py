@@ -1,4 +1,4 @@
-"""The tokens that a tokenizer puts around every text, such as BOS: found by encoding probes, not by a model's name."""
+"""The tokens that a tokenizer adds around every text, such as BOS. Probe texts reveal them, not the model's name."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 from ingot.errors import FormatError, printable
 
-# Texts of one and several tokens, of four kinds of characters: a tokenizer that drops one of them keeps another.
+# Texts of one and several tokens, of four kinds of characters: a tokenizer may drop some of them.
 _PROBES = ("a", "the end", "7", "\u4e2d")
 
 
 @dataclass(frozen=True, slots=True)
 class SpecialToken:
-    """A token by its id, and its text in the vocabulary."""
+    """The id of a token and its text in the vocabulary."""
 
     id: int
     text: str
@@ -22,65 +22,65 @@ class SpecialToken:
 
 @dataclass(frozen=True, slots=True)
 class Surrounding:
-    """The ids that a tokenizer puts before a text and after it."""
+    """The ids that a tokenizer adds before and after a text."""
 
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
 
 
 def text_tokens(tokenizer: Any, text: str) -> list[int]:
-    """Return the tokens of a text alone."""
+    """Return the tokens of a text without added tokens."""
     return list(tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
 
 
 def surrounding_tokens(tokenizer: Any) -> Surrounding:
-    """Return the tokens that a tokenizer puts before and after every text.
+    """Return the tokens that a tokenizer adds before and after every text.
 
     Raises
     ------
     FormatError
-        ``model.tokenizer``: no tokens stand around each probe alike.
+        ``model.tokenizer``: the added tokens differ between probe texts.
     """
     common: set[Surrounding] | None = None
     for probe in _PROBES:
-        own = text_tokens(tokenizer, probe)
-        if own:
-            splits = _splits(list(tokenizer(probe, verbose=False).input_ids), own)
+        text_ids = text_tokens(tokenizer, probe)
+        if text_ids:
+            splits = _splits(list(tokenizer(probe, verbose=False).input_ids), text_ids)
             common = splits if common is None else common & splits
     if not common:
         raise FormatError(
             "model.tokenizer",
-            "expected a tokenizer that puts the same tokens around every text; this one puts others around some texts: "
-            "what a window of text begins with is not defined",
+            "expected a tokenizer that adds the same tokens around every text, but its additions depend on the text: "
+            "the beginning of a window is not defined",
         )
-    # Two splits are left only if each probe is the unknown token and that token stands around texts, too.
+    # Two splits remain only if each probe is the unknown token and that token is also added around texts.
     return max(common, key=lambda split: len(split.before))
 
 
-def _splits(encoded: list[int], own: list[int]) -> set[Surrounding]:
-    """Return each way to read the encoded text as tokens before, the text's own tokens, and tokens after."""
+def _splits(encoded: list[int], text_ids: list[int]) -> set[Surrounding]:
+    """Return each split of the encoded text into added tokens, the text's tokens, and added tokens."""
     return {
-        Surrounding(tuple(encoded[:start]), tuple(encoded[start + len(own) :]))
-        for start in range(len(encoded) - len(own) + 1)
-        if encoded[start : start + len(own)] == own
+        Surrounding(tuple(encoded[:start]), tuple(encoded[start + len(text_ids) :]))
+        for start in range(len(encoded) - len(text_ids) + 1)
+        if encoded[start : start + len(text_ids)] == text_ids
     }
 
 
 def prompt_tokens(tokenizer: Any, prompt: str) -> list[int]:
-    """Return a prompt's tokens after those that the tokenizer puts before a text, and none after it.
+    """Return a prompt's tokens with the tokens that the tokenizer adds before a text, and none after it.
 
-    A prompt whose own text begins with these tokens, as that of a chat template may, does not get them twice.
+    A prompt that already begins with the added tokens, for example from a chat template, gets them once.
     """
-    before, own = list(surrounding_tokens(tokenizer).before), text_tokens(tokenizer, prompt)
-    return own if before and own[: len(before)] == before else before + own
+    before, text_ids = list(surrounding_tokens(tokenizer).before), text_tokens(tokenizer, prompt)
+    return text_ids if before and text_ids[: len(before)] == before else before + text_ids
 
 
 def named_tokens(tokenizer: Any, ids: Sequence[int]) -> tuple[SpecialToken, ...]:
-    """Return tokens with their texts."""
+    """Return tokens with their texts in the vocabulary."""
     texts = tokenizer.convert_ids_to_tokens([*ids]) if ids else []
-    return tuple(SpecialToken(number, str(text)) for number, text in zip(ids, texts, strict=True))
+    return tuple(SpecialToken(token_id, str(text)) for token_id, text in zip(ids, texts, strict=True))
 
 
 def prefix_text(tokens: Sequence[SpecialToken]) -> str:
-    """Return for people what windows begin with: ``<bos> (2)``."""
+    """Return the added tokens as text for a report: ``<bos> (2)``."""
     return " ".join(f"{printable(token.text)[:40]} ({token.id})" for token in tokens) or "no added token"

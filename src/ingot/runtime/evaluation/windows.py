@@ -1,7 +1,7 @@
-"""Windows of a text as a model was trained to read one: each begins with the tokens that the tokenizer puts before it.
+"""Windows of a text, each beginning with the tokens that the tokenizer adds to a text, as in training.
 
-As ``llama-perplexity`` does, these tokens take the place of the window's first ones, so that the length of a window and
-the tokens that are scored are the same with and without them.
+The added tokens replace the first tokens of a window, as in ``llama-perplexity``. So the length of a window and the
+scored tokens are the same with and without them.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from ingot.runtime.loading.transformers_config import EXTRA
 from ingot.runtime.loading.transformers_tokenizer import has_tokenizer, tokenizer_in
 from ingot.stores.location import AnyPath, Location
 
-# Bytes of text that are read for each token: no tokenizer of text that people write needs more.
+# Bytes of text that are read per token: real texts have fewer.
 _BYTES_PER_TOKEN = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Windows of tokens, i64 [windows, length], and the tokens that each of them begins with."""
+    """Windows of tokens, i64 [windows, length], and the added tokens that each begins with."""
 
     tokens: Any
     prefix: tuple[SpecialToken, ...] = ()
@@ -41,21 +41,24 @@ class Windows:
 
     @property
     def length(self) -> int:
-        """Tokens of a window."""
+        """The number of tokens of a window."""
         return int(self.tokens.shape[1])
 
     @property
     def first_scored(self) -> int:
-        """The position of the first token that is scored: those before it are always the same."""
+        """The position of the first token that is scored; the tokens before it are the same in all windows."""
         return max(len(self.prefix), 1)
 
     def to(self, device: Any) -> Windows:
-        """Return the same windows on a device."""
+        """Return these windows on a device."""
         return Windows(self.tokens.to(device), self.prefix)
 
 
 def read_windows(tokenizer: Any, text: AnyPath, protocol: Protocol) -> Windows:
-    """Return the windows that ``protocol`` reads of a text file, fewer where it is short; errors as ``cut_windows``."""
+    """Return the windows of a text file that ``protocol`` asks for, fewer if the text is short.
+
+    Raises the errors of ``read_text`` and ``cut_windows``.
+    """
     location = Location.parse(text)
     content = read_text(location, protocol.window * protocol.sequences)
     before = surrounding_tokens(tokenizer).before
@@ -65,7 +68,7 @@ def read_windows(tokenizer: Any, text: AnyPath, protocol: Protocol) -> Windows:
 
 
 def read_text(text: Location, tokens: int) -> str:
-    """Return the beginning of a text file, long enough for so many tokens; ``eval.text``: not in UTF-8."""
+    """Return the beginning of a text file, enough for ``tokens``. Raises ``eval.text`` if it is not UTF-8."""
     limit = tokens * _BYTES_PER_TOKEN
     data = text.head(limit)
     try:
@@ -73,7 +76,7 @@ def read_text(text: Location, tokens: int) -> str:
     except UnicodeDecodeError as error:
         raise UsageError(f"expected text in UTF-8: {error.reason}", rule="eval.text", where=text.display) from error
     if "\0" in content:
-        raise UsageError("expected text, found a byte of zeros: binary data", rule="eval.text", where=text.display)
+        raise UsageError("expected text, but the file has a zero byte", rule="eval.text", where=text.display)
     return content
 
 
@@ -86,34 +89,34 @@ def cut_windows(
     *,
     contiguous: bool = False,
 ) -> Any:
-    """Return a text's tokens as windows, i64 [windows, length], each with the surrounding tokens.
+    """Return the tokens of a text as windows, i64 [windows, length], each with the surrounding tokens.
 
     Parameters
     ----------
     tokenizer, content
     shape : tuple of int
-        Tokens of a window, and the most windows.
+        Tokens of a window, and the maximum number of windows.
     location : str
         The text, for messages.
     surrounding : Surrounding
-        What windows begin and end with.
+        The tokens that windows begin and end with.
     contiguous : bool
-        Put the surrounding tokens between the text's tokens, and not in the place of some.
+        Whether the surrounding tokens are inserted, so that windows contain all text; else they replace text tokens.
 
     Raises
     ------
     UsageError
-        ``eval.text``: fewer tokens than a window; ``eval.window``: a window without room for a token of the text.
+        ``eval.text``: the text is shorter than a window; ``eval.window``: a window cannot hold a token of the text.
     """
     torch = require("torch", EXTRA)
-    length, most = shape
-    room = require_room_for_text(length, surrounding)
-    step = room if contiguous else length
+    length, max_windows = shape
+    text_length = text_length_of_window(length, surrounding)
+    step = text_length if contiguous else length
     tokens = text_tokens(tokenizer, content)
-    count = min(most, len(tokens) // step)
+    count = min(max_windows, len(tokens) // step)
     if not count:
         raise UsageError(
-            f"expected a text of at least {step} tokens, found {len(tokens)}; take a smaller window",
+            f"expected a text of at least {step} tokens, found {len(tokens)}; use a smaller window",
             rule="eval.text",
             where=location,
         )
@@ -126,20 +129,20 @@ def cut_windows(
     return torch.cat([before, windows, after], 1).contiguous()
 
 
-def require_room_for_text(length: int, surrounding: Surrounding) -> int:
-    """Return the tokens of a window that are the text's own; ``eval.window``: none."""
-    room = length - len(surrounding.before) - len(surrounding.after)
-    if room < 1:
+def text_length_of_window(length: int, surrounding: Surrounding) -> int:
+    """Return the number of text tokens in a window. Raises ``eval.window`` if it is below 1."""
+    text_length = length - len(surrounding.before) - len(surrounding.after)
+    if text_length < 1:
         raise UsageError(
-            f"expected a window of more than {length - room} tokens, which the tokenizer puts around a text, found "
-            f"{length}; take a longer window",
+            f"expected a window longer than the {length - text_length} tokens that the tokenizer adds, found {length}; "
+            "use a longer window",
             rule="eval.window",
         )
-    return room
+    return text_length
 
 
 def sample_prefix(path: AnyPath) -> tuple[SpecialToken, ...] | None:
-    """Return the tokens that a model's own samples begin with; None if no tokenizer lies beside its weights.
+    """Return the tokens that the model's samples begin with; None if its folder has no tokenizer.
 
     Raises
     ------

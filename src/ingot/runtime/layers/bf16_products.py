@@ -1,7 +1,7 @@
-"""Products with weights that bf16 holds exactly, by a processor that multiplies bf16 itself: about twice as fast.
+"""Products with weights that are exact in bf16, on a processor that multiplies bf16: about twice as fast.
 
-Inputs are rounded to bf16, sums are in f32, and what comes out is rounded to bf16: what transformers does when it runs
-such a model in its own type. All between these products stays in f32.
+Inputs are rounded to bf16, sums are in f32, and results are rounded to bf16, as in transformers when it runs a bf16
+model. All computations between these products stay in f32.
 """
 
 from __future__ import annotations
@@ -10,25 +10,25 @@ from collections.abc import Callable
 from typing import Any
 
 Product = Callable[[Any, Any, Any], Any]
-_ROWS = 1 << 22  # elements of a weight that are compared at a time
+_ROWS = 1 << 22  # elements of a weight that are compared in one step
 
 
 def bf16_product(torch: Any) -> Product | None:
-    """Return ``linear(inputs, weight, bias)`` of f32 without gradients; None where the processor would not gain.
+    """Return ``linear(inputs, weight, bias)`` for f32 without gradients; None if the processor has no bf16 products.
 
-    Weights that bf16 does not hold are multiplied in f32.
+    Weights that are not exact in bf16 are multiplied in f32.
     """
-    if not _multiplies(torch):
+    if not _has_bf16_products(torch):
         return None
-    linear, known = torch.nn.functional.linear, dict[tuple[int, int], bool]()
+    linear, is_exact = torch.nn.functional.linear, dict[tuple[int, int], bool]()
 
     def product(inputs: Any, weight: Any, bias: Any) -> Any:
-        at = weight.data_ptr(), weight.numel()
+        key = weight.data_ptr(), weight.numel()
         if inputs.dtype != torch.float32 or weight.dtype != torch.float32:
             return linear(inputs, weight, bias)
-        if at not in known:
-            known[at] = _holds(torch, weight)
-        if not known[at]:
+        if key not in is_exact:
+            is_exact[key] = _is_exact_in_bf16(torch, weight)
+        if not is_exact[key]:
             return linear(inputs, weight, bias)
         out = linear(inputs.bfloat16(), weight.bfloat16()).float()
         return out if bias is None else out.add_(bias)
@@ -36,15 +36,15 @@ def bf16_product(torch: Any) -> Product | None:
     return product
 
 
-def _holds(torch: Any, weight: Any) -> bool:
-    """Whether bf16 has all values of a weight."""
+def _is_exact_in_bf16(torch: Any, weight: Any) -> bool:
+    """Return whether bf16 represents all values of a weight exactly."""
     step = max(1, _ROWS // max(1, weight.shape[-1]))
-    return all(torch.equal(some.bfloat16().float(), some) for some in weight.split(step))
+    return all(torch.equal(rows.bfloat16().float(), rows) for rows in weight.split(step))
 
 
-def _multiplies(torch: Any) -> bool:
-    """Whether the processor multiplies bf16, and torch's library for that is there."""
+def _has_bf16_products(torch: Any) -> bool:
+    """Return whether the processor multiplies bf16 and torch has the library for it."""
     if not torch.backends.mkldnn.is_available():
         return False
-    ways = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    return any(getattr(torch.cpu, way, lambda: False)() for way in ways)
+    probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(getattr(torch.cpu, probe, lambda: False)() for probe in probes)

@@ -1,6 +1,6 @@
-"""A tensor of torch that is decoded when its values are used; asking for its type, shape or device costs nothing.
+"""A torch tensor that is decoded when its values are used; reading its dtype, shape or device does not decode it.
 
-This module needs torch to be imported (``core.extras.require`` names the extra); nothing else imports it at the top.
+Importing this module needs torch (``core.extras.require`` names the extra); no module imports it at its top.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from ingot.errors import UsageError
 
 
 class DecodedOnUse(torch.Tensor):
-    """What ``decode`` returns, made anew for every operation that takes it.
+    """A tensor whose values are computed by ``decode`` for each operation that uses them.
 
-    It has no gradient, and what would write to it raises ``UsageError`` ``matmul.weight``: the values are made of parts
-    that this would not change.
+    It has no gradient. Operations that would write to it raise ``UsageError`` ``matmul.weight``, because they would not
+    change the packed parts.
 
     Parameters
     ----------
@@ -26,7 +26,7 @@ class DecodedOnUse(torch.Tensor):
     dtype : torch.dtype
     device : torch.device
     decode : callable
-        Returns a tensor of that shape, type and device.
+        Returns a tensor of this shape, dtype and device.
     """
 
     _decode: Callable[[], torch.Tensor]
@@ -35,9 +35,9 @@ class DecodedOnUse(torch.Tensor):
     def __new__(
         cls, shape: Any, dtype: torch.dtype, device: torch.device, decode: Callable[[], torch.Tensor]
     ) -> DecodedOnUse:
-        made: DecodedOnUse = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)  # type: ignore[attr-defined, unused-ignore]
-        made._decode = decode
-        return made
+        tensor: DecodedOnUse = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)  # type: ignore[attr-defined, unused-ignore]
+        tensor._decode = decode
+        return tensor
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment, unused-ignore]
 
@@ -45,10 +45,10 @@ class DecodedOnUse(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override, unused-ignore]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        named = kwargs or {}
-        _refuse_writing(cls, func, args, named)
-        args, named = tree_map_only(cls, lambda value: value.values_now(), (args, named))
-        return func(*args, **named)
+        keywords = kwargs or {}
+        _refuse_writing(cls, func, args, keywords)
+        args, keywords = tree_map_only(cls, lambda value: value.values_now(), (args, keywords))
+        return func(*args, **keywords)
 
     def values_now(self) -> torch.Tensor:
         """Return the values as an ordinary tensor."""
@@ -56,11 +56,11 @@ class DecodedOnUse(torch.Tensor):
             return self._decode()
 
     def numpy(self, *, force: bool = False) -> Any:
-        """As of any tensor."""
+        """Decode and convert to a NumPy array, as ``torch.Tensor.numpy``."""
         return self.values_now().numpy(force=force)
 
     def tolist(self) -> Any:
-        """As of any tensor."""
+        """Decode and convert to nested lists, as ``torch.Tensor.tolist``."""
         return self.values_now().tolist()
 
     def __deepcopy__(self, memo: Any) -> torch.Tensor:
@@ -73,14 +73,14 @@ class DecodedOnUse(torch.Tensor):
         return f"DecodedOnUse({self.values_now()!r})"
 
 
-def _refuse_writing(kind: type, func: Any, args: Any, named: Any) -> None:
+def _refuse_writing(cls: type, func: Any, args: Any, keywords: Any) -> None:
     if not func._schema.is_mutable:
         return
-    given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | named
+    arguments = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | keywords
     written = (item.name for item in func._schema.arguments if item.alias_info is not None and item.alias_info.is_write)
-    if any(isinstance(given.get(name), kind) for name in written):
+    if any(isinstance(arguments.get(name), cls) for name in written):
         raise UsageError(
-            f"expected a tensor that can be written to, found the decoded values of a packed layer in {func}: decode "
-            "the layer, or change what it is packed from",
+            f"cannot write to the decoded values of a packed layer in {func}: decode the layer, or change the tensor "
+            "that it is packed from",
             rule="matmul.weight",
         )

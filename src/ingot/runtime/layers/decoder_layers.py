@@ -1,7 +1,7 @@
-"""Decoder layers of transformers' models whose packed layers take x in 8 bits, in one or two calls of native code each
-(``spec/loading.md``, "Layers in native calls").
+"""Decoder layers of transformers models that compute in native code, one or two calls per layer, if their packed layers
+multiply x in 8 bits (``spec/loading.md``, "Layers in native calls").
 
-This module needs torch and transformers to be imported (``core.extras.require`` names the extra).
+Importing this module needs torch and transformers (``core.extras.require`` names the extra).
 """
 
 from __future__ import annotations
@@ -23,101 +23,105 @@ from ingot.codecs.affine.matmul import PackedMatrix
 from ingot.core.runtime.parallel import share_team
 from ingot.runtime.layers.packed_linear import PackedLinear
 
-ROOM = 256
-"""Tokens for which there is room behind those that are there, and an eighth of these."""
+SPARE_TOKENS = 256
+"""Tokens to preallocate after the present ones, besides an eighth of these."""
 
-_NAME = "ingot_room"
+_NAME = "ingot_preallocated"
 _PLAIN: Any = DynamicLayer
 
 
-class Room:
-    """Keys and values [sequences, heads, capacity, width], the first ``used`` tokens of which are taken.
+class PreallocatedCache:
+    """Keys and values [sequences, heads, capacity, width], of which the first ``used`` tokens are valid.
 
-    A layer's own tensors are views of these. Nobody writes to what is taken: of two layers that share a room, as copies
-    of a cache do, the second to append finds that it is used and moves.
+    The tensors of a layer are views of these. Valid tokens are never overwritten. If two layers share the memory, as
+    copies of a cache do, the second to append finds its tokens followed by others and copies them.
     """
 
     __slots__ = ("keys", "used", "values")
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         self.used = int(keys.shape[2])
-        self.keys, self.values = _with_room(keys), _with_room(values)
+        self.keys, self.values = _preallocate(keys), _preallocate(values)
 
-    def holds(self, layer: Any, count: int) -> bool:
-        """Whether the layer's tokens are those taken, and there is room for ``count`` more."""
+    def can_append(self, layer: Any, count: int) -> bool:
+        """Return whether the layer's tokens are the valid ones and ``count`` more fit."""
         return (
             layer.keys.shape[2] == self.used <= self.keys.shape[2] - count
-            and _begins(self.keys, layer.keys)
-            and _begins(self.values, layer.values)
+            and _is_prefix(self.keys, layer.keys)
+            and _is_prefix(self.values, layer.values)
             and (torch.is_inference_mode_enabled() or not self.keys.is_inference())
         )
 
     def append(self, layer: Any, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Take in keys and values [sequences, heads, tokens, width] of the layer."""
+        """Append keys and values [sequences, heads, tokens, width] to the layer."""
         count = keys.shape[2]
         self.keys[:, :, self.used : self.used + count] = keys
         self.values[:, :, self.used : self.used + count] = values
-        self.take(layer, count)
+        self.extend(layer, count)
 
-    def take(self, layer: Any, count: int) -> None:
-        """Make the next ``count`` tokens, which are written, the layer's."""
+    def extend(self, layer: Any, count: int) -> None:
+        """Add the next ``count`` tokens, which are already written, to the layer."""
         self.used += count
         layer.keys, layer.values = self.keys.narrow(2, 0, self.used), self.values.narrow(2, 0, self.used)
 
 
 def append(cache: Any, keys: torch.Tensor, values: torch.Tensor, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Do what ``cache.update`` does: append keys and values to layer ``index``, and return all of that layer."""
+    """Append keys and values to layer ``index`` and return all of that layer, as ``cache.update`` does."""
     layer = layer_of(cache, index)
-    room = room_in(layer, keys.shape, keys.dtype) if keys.shape == values.shape and keys.dtype == values.dtype else None
-    if room is None:
+    preallocated = (
+        preallocated_cache(layer, keys.shape, keys.dtype)
+        if keys.shape == values.shape and keys.dtype == values.dtype
+        else None
+    )
+    if preallocated is None:
         if layer is not None:
-            vars(layer).pop(_NAME, None)  # it would keep alive what the layer leaves
-        found: tuple[torch.Tensor, torch.Tensor] = cache.update(keys, values, index)
-        return found
-    room.append(layer, keys, values)
+            vars(layer).pop(_NAME, None)  # frees memory that the layer stops using
+        updated: tuple[torch.Tensor, torch.Tensor] = cache.update(keys, values, index)
+        return updated
+    preallocated.append(layer, keys, values)
     return layer.keys, layer.values
 
 
 def layer_of(cache: Any, index: int) -> Any:
-    """Return layer ``index`` of a cache of transformers' own; None of another cache, or where it has none yet."""
+    """Return layer ``index`` of transformers' own cache; None for another cache, or if the layer does not exist yet."""
     if type(cache) is not DynamicCache or getattr(cache, "offloading", False) or index >= len(cache.layers):
         return None
     return cache.layers[index]
 
 
-def room_in(layer: Any, shape: Sequence[int], dtype: torch.dtype) -> Room | None:
-    """Return where keys and values [sequences, heads, tokens, width] of a type are appended to a layer.
+def preallocated_cache(layer: Any, shape: Sequence[int], dtype: torch.dtype) -> PreallocatedCache | None:
+    """Return the preallocated memory for appending keys and values [sequences, heads, tokens, width] to a layer.
 
-    None where it is no plain layer that has tokens of that shape and type, or the new ones are many.
+    None if the layer is no plain layer with tokens of that shape and dtype, or if there are many new tokens.
     """
-    if type(layer) is not _PLAIN or not layer.is_initialized or layer.keys.ndim != 4 or shape[2] > ROOM:
+    if type(layer) is not _PLAIN or not layer.is_initialized or layer.keys.ndim != 4 or shape[2] > SPARE_TOKENS:
         return None
-    wanted = *shape[:2], layer.keys.shape[2], shape[3]
-    if not all(old.shape == wanted and old.dtype == dtype and old.is_cpu for old in (layer.keys, layer.values)):
+    expected = *shape[:2], layer.keys.shape[2], shape[3]
+    if not all(old.shape == expected and old.dtype == dtype and old.is_cpu for old in (layer.keys, layer.values)):
         return None
-    room: Room | None = getattr(layer, _NAME, None)
-    if room is None or not room.holds(layer, shape[2]):
-        room = Room(layer.keys, layer.values)
-        setattr(layer, _NAME, room)
-    return room
+    preallocated: PreallocatedCache | None = getattr(layer, _NAME, None)
+    if preallocated is None or not preallocated.can_append(layer, shape[2]):
+        preallocated = PreallocatedCache(layer.keys, layer.values)
+        setattr(layer, _NAME, preallocated)
+    return preallocated
 
 
-def _with_room(states: torch.Tensor) -> torch.Tensor:
+def _preallocate(states: torch.Tensor) -> torch.Tensor:
     sequences, heads, tokens, width = states.shape
-    wide = states.new_empty(sequences, heads, tokens + tokens // 8 + ROOM, width)
+    wide = states.new_empty(sequences, heads, tokens + tokens // 8 + SPARE_TOKENS, width)
     wide[:, :, :tokens] = states
     return wide
 
 
-def _begins(wide: torch.Tensor, states: torch.Tensor) -> bool:
+def _is_prefix(wide: torch.Tensor, states: torch.Tensor) -> bool:
     same = wide.data_ptr() == states.data_ptr() and wide.stride() == states.stride()
     return same and wide.shape[:2] == states.shape[:2] and wide.shape[3] == states.shape[3]
 
 
-KNOWN: Final = frozenset(("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"))
-"""Classes of transformers that compute what ``DecoderLayer`` does; each model is asked besides (``_agrees``)."""
-FEW: Final = 16
-"""Queries of a sequence that are computed one by one, each over the keys up to its own."""
+SUPPORTED: Final = frozenset(("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"))
+"""Classes of transformers that compute the same as ``DecoderLayer``; ``_agrees`` verifies it for each model."""
+MAX_SINGLE_QUERIES: Final = 16
+"""Maximum number of queries of a sequence that are computed one by one, each over the keys up to its position."""
 
 _NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 _address, _forward, _epsilon = torch.Tensor.data_ptr, attrgetter("forward"), attrgetter("variance_epsilon")
@@ -125,14 +129,14 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 def put_layers(model: torch.nn.Module) -> int:
-    """Have the decoder layers of a model that are known compute in native calls; return how many do.
+    """Make the supported decoder layers of a model compute in native calls; return their number.
 
-    Where the first of them does not compute what ``DecoderLayer`` does, all are left as they are: 0.
+    If the first of them does not agree with ``DecoderLayer``, all layers stay unchanged and the result is 0.
     """
-    layers: list[Any] = [module for module in model.modules() if _is_known(type(module))]
+    layers: list[Any] = [module for module in model.modules() if _is_supported(type(module))]
     for layer in layers:
-        kind: Any = type(layer)
-        layer.__class__ = _kind(kind)
+        cls: Any = type(layer)
+        layer.__class__ = _native_class(cls)
     ready = [layer for layer in layers if layer.built() is not None]
     if ready and _agrees(ready[0]):
         share_team()
@@ -142,29 +146,29 @@ def put_layers(model: torch.nn.Module) -> int:
     return 0
 
 
-def _is_known(kind: type) -> bool:
-    named = kind.__name__ in KNOWN and kind.__module__.startswith("transformers.models.")
-    return named and not issubclass(kind, InNativeCalls)
+def _is_supported(cls: type) -> bool:
+    named = cls.__name__ in SUPPORTED and cls.__module__.startswith("transformers.models.")
+    return named and not issubclass(cls, InNativeCalls)
 
 
 @cache
-def _kind(base: type) -> type:
-    """Return the subclass of a class of layers that computes in native calls; it goes by its name."""
+def _native_class(base: type) -> type:
+    """Return the subclass of a layer class that computes in native calls; it has the same name."""
     return type(
         base.__name__, (InNativeCalls, base), {"__module__": base.__module__, "__qualname__": base.__qualname__}
     )
 
 
 def _blank(base: type) -> Any:
-    kind: Any = _kind(base)
-    return kind.__new__(kind)
+    cls: Any = _native_class(base)
+    return cls.__new__(cls)
 
 
-class _Built:
-    """What computes for a layer (``layer``, or None where nothing can), and what that was made of.
+class _NativeState:
+    """The native layer (``layer``, or None if it cannot be built), and the state that it was built from.
 
-    Others replace a part of a model or its ``forward``, listen to it, or set ``data``: what is compared tells of all of
-    these.
+    Other code may replace a part of a model or its ``forward``, add hooks, or set ``data``. Comparing the state detects
+    all of these.
     """
 
     __slots__ = (
@@ -172,15 +176,15 @@ class _Built:
         "_children",
         "_epsilons",
         "_forwards",
-        "_heard",
-        "_held",
+        "_has_hooks",
         "_hooks",
         "_ids",
-        "_kind",
         "_linears",
         "_norms",
+        "_original_cls",
         "_rounding",
         "_tables",
+        "_values",
         "_vectors",
         "layer",
     )
@@ -192,77 +196,81 @@ class _Built:
         self._norms = [layer.input_layernorm, layer.post_attention_layernorm]
         self._norms += [norm for name in ("q_norm", "k_norm") if (norm := getattr(attention, name, None)) is not None]
         modules = [part._modules for part in (layer, attention, mlp)]
-        self._children = [module for some in modules for module in some.values() if module is not None]
-        self._kind: Any = type(layer).__mro__[2]
+        self._children = [module for group in modules for module in group.values() if module is not None]
+        self._original_cls: Any = type(layer).__mro__[2]
         self._forwards = self._methods()
         self._hooks = [getattr(module, name) for module in self._children for name in _HOOKS]
-        self._heard = any(self._hooks)
-        # Both kinds of an attribute: what is registered under one name may move from one to the other.
-        values = [table for some in (*self._linears, *self._norms) for table in (some._buffers, some._parameters)]
+        self._has_hooks = any(self._hooks)
+        # Buffers and parameters both: a name may move from one table to the other.
+        values = [table for group in (*self._linears, *self._norms) for table in (group._buffers, group._parameters)]
         self._tables = modules + values
-        self._held = [value for table in self._tables for value in table.values()]
-        self._ids = [*map(id, self._held)]
+        self._values = [value for table in self._tables for value in table.values()]
+        self._ids = [*map(id, self._values)]
         self._vectors = [value for table in values for value in table.values() if value is not None]
         self._addresses = [*map(_address, self._vectors)]
         self._rounding = [*map(_rounding, self._linears)]
         self._epsilons = [*map(_epsilon, self._norms)]
-        plain = not self._heard and _is_own(self._kind) and all(map(_computes_itself, self._children))
+        plain = (
+            not self._has_hooks
+            and _defines_forward(self._original_cls)
+            and all(map(_has_original_forward, self._children))
+        )
         self.layer = _build(layer, self._linears, self._norms) if plain else None
 
-    def is_of_now(self) -> bool:
-        """Whether all of it is as it was, and heard by somebody where it was.
+    def is_current(self) -> bool:
+        """Return whether the state is unchanged.
 
-        Every token asks this of every layer, after weights have filled the caches: little of it is Python's own code.
+        Every layer calls this for every token, after weights have filled the caches: most of it runs in C.
         """
         return (
             [*map(id, chain.from_iterable(map(dict.values, self._tables)))] == self._ids
             and [*map(_address, self._vectors)] == self._addresses
             and [*map(_rounding, self._linears)] == self._rounding
             and [*map(_epsilon, self._norms)] == self._epsilons
-            and any(self._hooks) == self._heard
+            and any(self._hooks) == self._has_hooks
             and self._methods() == self._forwards
         )
 
     def _methods(self) -> list[Any]:
-        return [self._kind.forward, *map(_forward, self._children)]
+        return [self._original_cls.forward, *map(_forward, self._children)]
 
 
 class InNativeCalls:
-    """What a decoder layer becomes: native code computes before attention and behind it, or all for one more token.
+    """A decoder layer whose native code computes the parts before and after attention, or all of it for one more token.
 
-    Where gradients are recorded, somebody listens to a part of the layer, or a part is not what it was, the layer's own
-    forward computes.
+    The layer's original forward computes if gradients are recorded, a part of the layer has a hook, or a part is not
+    the original.
     """
 
-    _built: _Built | None = None
+    _built: _NativeState | None = None
     listener: Callable[[torch.Tensor], object] | None = None
-    """Gets the input of each call: a hook of torch or transformers would have the layer's own forward compute."""
+    """Called with the input of each call. With a hook of torch or transformers the original forward would compute."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        kept = {name: value for name, value in vars(self).items() if name not in ("_built", "listener")}
-        return _blank, (type(self).__mro__[2],), kept
+        state = {name: value for name, value in vars(self).items() if name not in ("_built", "listener")}
+        return _blank, (type(self).__mro__[2],), state
 
-    def forward(self, hidden_states: torch.Tensor, *args: Any, **given: Any) -> Any:
-        """Return what the layer returns for x [sequences, tokens, hidden]."""
+    def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Return the layer's output for x [sequences, tokens, hidden]."""
         if self.listener is not None:
             self.listener(hidden_states)
-        built = self.built() if not args and self._plain(hidden_states, given) else None
+        built = self.built() if not args and self._plain(hidden_states, kwargs) else None
         if built is None:
-            own: Any = super()
-            return own.forward(hidden_states, *args, **given)
-        return self._compute(built, hidden_states, **given)
+            original: Any = super()
+            return original.forward(hidden_states, *args, **kwargs)
+        return self._compute(built, hidden_states, **kwargs)
 
     def built(self) -> DecoderLayer | None:
-        """Return what computes, of the layer's parts as they are now; None where it cannot."""
+        """Return the native layer for the present parts of the layer; None if it cannot be built."""
         built = self._built
-        if built is None or not built.is_of_now():
-            built = self._built = _Built(self)
+        if built is None or not built.is_current():
+            built = self._built = _NativeState(self)
         return built.layer
 
-    def _plain(self, x: torch.Tensor, given: dict[str, Any]) -> bool:
-        """Whether a call is one of inference on the CPU, in the layer's type."""
+    def _plain(self, x: torch.Tensor, kwargs: dict[str, Any]) -> bool:
+        """Return whether a call is an inference on the CPU in the layer's dtype."""
         layer: Any = self
-        angles = given.get("position_embeddings")
+        angles = kwargs.get("position_embeddings")
         return (
             not torch.is_grad_enabled()
             and not layer.training
@@ -273,8 +281,8 @@ class InNativeCalls:
             and not torch.is_autocast_enabled("cpu")
             and not torch_module._global_forward_hooks
             and not torch_module._global_forward_pre_hooks
-            and not given.get("output_attentions")
-            # "eager" is a function of each model's own module.
+            and not kwargs.get("output_attentions")
+            # For "eager", the attention is a function of each model's module.
             and ALL_ATTENTION_FUNCTIONS.get(layer.self_attn.config._attn_implementation) is not None
             and angles is not None
             and angles[0].shape[-1] == layer.self_attn.head_dim
@@ -288,20 +296,20 @@ class InNativeCalls:
         position_embeddings: Any,
         attention_mask: Any = None,
         past_key_values: Any = None,
-        **more: Any,
+        **options: Any,
     ) -> torch.Tensor:
         layer: Any = self
         sequences, tokens, hidden = x.shape
         rows, threads, attention = sequences * tokens, torch.get_num_threads(), layer.self_attn
         flat, out = x.reshape(rows, hidden), x.new_empty(sequences, tokens, hidden)
         cosines, sines = (_bits(angle.expand(sequences, tokens, -1).reshape(rows, -1)) for angle in position_embeddings)
-        if tokens == 1 and attention_mask is None and built.steps and _is_torch_own(attention):
-            held = layer_of(past_key_values, attention.layer_idx)
-            room = room_in(held, (sequences, built.shared, 1, attention.head_dim), x.dtype)
-            if room is not None:
-                kept, result = (_bits(room.keys), _bits(room.values)), _bits(out.view(rows, hidden))
-                built.step(_bits(flat), (cosines, sines), kept, room.used, attention.scaling, result, threads)
-                room.take(held, 1)
+        if tokens == 1 and attention_mask is None and built.steps and _uses_sdpa(attention):
+            cache_layer = layer_of(past_key_values, attention.layer_idx)
+            preallocated = preallocated_cache(cache_layer, (sequences, built.shared, 1, attention.head_dim), x.dtype)
+            if preallocated is not None:
+                cached, result = (_bits(preallocated.keys), _bits(preallocated.values)), _bits(out.view(rows, hidden))
+                built.step(_bits(flat), (cosines, sines), cached, preallocated.used, attention.scaling, result, threads)
+                preallocated.extend(cache_layer, 1)
                 return out
         states = [
             x.new_empty(rows, linear.out_features) for linear in (attention.q_proj, attention.k_proj, attention.v_proj)
@@ -309,32 +317,32 @@ class InNativeCalls:
         queries, keys, values = map(_bits, states)
         built.project(_bits(flat), cosines, sines, queries, keys, values, threads)
         shape = sequences, tokens, -1, attention.head_dim
-        query, key, value = (some.view(shape).transpose(1, 2) for some in states)
+        query, key, value = (state.view(shape).transpose(1, 2) for state in states)
         if past_key_values is not None:
             key, value = append(past_key_values, key, value, attention.layer_idx)
-        attended = self._attend(query, key, value, attention_mask, more)
+        attended = self._attend(query, key, value, attention_mask, options)
         built.finish(_bits(attended.reshape(rows, -1)), _bits(flat), _bits(out.view(rows, hidden)), threads)
         return out
 
-    def _attend(self, query: Any, key: Any, value: Any, mask: Any, more: dict[str, Any]) -> torch.Tensor:
+    def _attend(self, query: Any, key: Any, value: Any, mask: Any, options: dict[str, Any]) -> torch.Tensor:
         layer: Any = self
         attention = layer.self_attn
-        if _is_torch_own(attention) and _are_alike(query, key, value) and _in_order(query, key, mask):
+        if _uses_sdpa(attention) and _same_types(query, key, value) and _is_causal_tail(query, key, mask):
             return attend_each(query, key, value, attention.scaling)
         interface: Any = ALL_ATTENTION_FUNCTIONS.get(attention.config._attn_implementation)
         if (window := getattr(attention, "sliding_window", None)) is not None:
-            more = {**more, "sliding_window": window}
-        found: torch.Tensor = interface(
-            attention, query, key, value, mask, dropout=0.0, scaling=attention.scaling, **more
+            options = {**options, "sliding_window": window}
+        attended: torch.Tensor = interface(
+            attention, query, key, value, mask, dropout=0.0, scaling=attention.scaling, **options
         )[0]
-        return found
+        return attended
 
 
 def attend_each(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
-    """Return what a few last queries [sequences, heads, queries, width] attend to, each over the keys up to its own.
+    """Return attention of the last queries [sequences, heads, queries, width], each over the keys up to its position.
 
-    Heads share keys [sequences, heads of keys, tokens, width], as many as there are more of them. The result is
-    [sequences, queries, heads, width]; that of a query does not depend on the others.
+    Several heads share a head of keys [sequences, heads of keys, tokens, width]. The result is
+    [sequences, queries, heads, width]; the result of a query does not depend on the other queries.
     """
     sequences, heads, queries, width = query.shape
     shared, tokens = key.shape[1], key.shape[2]
@@ -342,48 +350,54 @@ def attend_each(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sca
     keys, values = _heads(key), _heads(value)
     out = query.new_empty(queries, sequences * shared, heads // shared, width)
     if queries == 1:
-        asked = _bits(query.reshape(sequences * shared, heads // shared, width))
-        attend(asked, keys, values, tokens, _bits(out[0]), name, scale, threads)
+        query_bits = _bits(query.reshape(sequences * shared, heads // shared, width))
+        attend(query_bits, keys, values, tokens, _bits(out[0]), name, scale, threads)
         return out.view(sequences, 1, heads, width)
-    for number in range(queries):
-        asked = _bits(query[:, :, number].reshape(sequences * shared, heads // shared, width))
-        attend(asked, keys, values, tokens - queries + number + 1, _bits(out[number]), name, scale, threads)
+    for index in range(queries):
+        query_bits = _bits(query[:, :, index].reshape(sequences * shared, heads // shared, width))
+        attend(query_bits, keys, values, tokens - queries + index + 1, _bits(out[index]), name, scale, threads)
     return out.view(queries, sequences, heads, width).transpose(0, 1)
 
 
 def _heads(states: torch.Tensor) -> Any:
-    """Return an array [heads of all sequences, tokens and what room there is behind them, width]."""
+    """Return an array [heads of all sequences, capacity in tokens, width] of the tokens and the memory after them."""
     sequences, shared, tokens, width = states.shape
-    room = states.stride(1) // width
-    if states.stride() == (shared * room * width, room * width, width, 1) and room >= tokens:
-        last = states.storage_offset() + sequences * shared * room * width
+    capacity = states.stride(1) // width
+    if states.stride() == (shared * capacity * width, capacity * width, width, 1) and capacity >= tokens:
+        last = states.storage_offset() + sequences * shared * capacity * width
         if last * states.element_size() <= states.untyped_storage().nbytes():
-            return _bits(states.as_strided((sequences * shared, room, width), (room * width, width, 1)))
+            return _bits(states.as_strided((sequences * shared, capacity, width), (capacity * width, width, 1)))
     return _bits(states.reshape(sequences * shared, tokens, width))
 
 
-def _is_torch_own(attention: Any) -> bool:
-    """Whether a part computes attention by torch's function, and nobody registered another under its name."""
-    found: Any = ALL_ATTENTION_FUNCTIONS.get(attention.config._attn_implementation)
-    return found is sdpa_attention_forward
+def _uses_sdpa(attention: Any) -> bool:
+    """Return whether attention uses torch's function and no other is registered under its name."""
+    function: Any = ALL_ATTENTION_FUNCTIONS.get(attention.config._attn_implementation)
+    return function is sdpa_attention_forward
 
 
-def _are_alike(query: Any, key: Any, value: Any) -> bool:
-    """Whether a cache returned keys and values in the type of queries, as plain tensors."""
+def _same_types(query: Any, key: Any, value: Any) -> bool:
+    """Return whether a cache returned keys and values as plain tensors in the dtype of the queries."""
     plain = type(key) is type(value) is torch.Tensor and key.dtype == value.dtype == query.dtype
     return plain and key.shape == value.shape
 
 
-def _in_order(query: torch.Tensor, key: torch.Tensor, mask: Any) -> bool:
-    """Whether there are few queries, the last ones, and each sees all keys up to its own."""
+def _is_causal_tail(query: torch.Tensor, key: torch.Tensor, mask: Any) -> bool:
+    """Return whether there are few queries, at the end, and each sees all keys up to its position."""
     queries, width = query.shape[2:]
-    if queries > FEW or queries > key.shape[2] or width % 16 or width > LARGEST_HEAD or query.shape[1] % key.shape[1]:
+    if (
+        queries > MAX_SINGLE_QUERIES
+        or queries > key.shape[2]
+        or width % 16
+        or width > LARGEST_HEAD
+        or query.shape[1] % key.shape[1]
+    ):
         return False
     return queries == 1 if mask is None else _is_causal(mask, queries, key.shape[2])
 
 
 def _is_causal(mask: Any, queries: int, tokens: int) -> bool:
-    """Whether a mask hides nothing but later tokens."""
+    """Return whether a mask hides only later tokens."""
     if not isinstance(mask, torch.Tensor) or mask.dtype != torch.bool or mask.shape[-2:] != (queries, tokens):
         return False
     return bool(torch.all(mask == mask.new_ones(queries, tokens).tril(tokens - queries)))
@@ -393,18 +407,18 @@ def _rounding(linear: Any) -> Any:
     return getattr(linear, "rounding", False)
 
 
-def _computes_itself(module: Any) -> bool:
-    return "forward" not in vars(module) and _is_own(type(module))
+def _has_original_forward(module: Any) -> bool:
+    return "forward" not in vars(module) and _defines_forward(type(module))
 
 
-def _is_own(kind: Any) -> bool:
-    """Whether a class of modules computes by the method that it was written with."""
-    own: bool = kind.forward.__module__ == kind.__module__
-    return own
+def _defines_forward(cls: Any) -> bool:
+    """Return whether a module class still has the forward of its own module."""
+    is_own: bool = cls.forward.__module__ == cls.__module__
+    return is_own
 
 
 def _rounds(linear: Any) -> bool:
-    """Whether a layer multiplies x in 8 bits by the kernels of the affine family."""
+    """Return whether a layer multiplies x in 8 bits with the kernels of the affine family."""
     packed = isinstance(linear, PackedLinear) and linear.rounding and linear.packed.is_cpu
     return packed and isinstance(linear.matrix, PackedMatrix) and linear.matrix.rounds
 
@@ -414,15 +428,17 @@ def _build(layer: Any, linears: list[Any], norms: list[Any]) -> DecoderLayer | N
     if not all(map(_rounds, linears)):
         return None
     vectors = [linear.bias for linear in linears] + [norm.weight for norm in norms]
-    if dtype not in _NAMES or not all(some is None or _is_plain(some, dtype) for some in vectors):
+    if dtype not in _NAMES or not all(vector is None or _is_plain(vector, dtype) for vector in vectors):
         return None
     silu = type(layer.mlp.act_fn).__name__ in ("SiLU", "SiLUActivation")
     if not silu or attention.head_dim > LARGEST_HEAD:
         return None
     biases = [None if linear.bias is None else _bits(linear.bias.detach()) for linear in linears]
-    made: list[Norm | None] = [Norm(_bits(norm.weight.detach()), float(norm.variance_epsilon)) for norm in norms]
-    made += [None] * (4 - len(made))
-    return DecoderLayer([linear.matrix for linear in linears], biases, made, attention.head_dim, _NAMES[dtype])
+    native_norms: list[Norm | None] = [
+        Norm(_bits(norm.weight.detach()), float(norm.variance_epsilon)) for norm in norms
+    ]
+    native_norms += [None] * (4 - len(native_norms))
+    return DecoderLayer([linear.matrix for linear in linears], biases, native_norms, attention.head_dim, _NAMES[dtype])
 
 
 def _is_plain(values: torch.Tensor, dtype: torch.dtype) -> bool:
@@ -430,23 +446,23 @@ def _is_plain(values: torch.Tensor, dtype: torch.dtype) -> bool:
 
 
 def _agrees(layer: Any) -> bool:
-    """Whether a layer adds about the same to its input in native calls as by itself, for three random tokens.
+    """Return whether native calls and the original forward change three random tokens in about the same way.
 
-    These are small, so that what is added to them shows.
+    The tokens are small, so that the layer's contribution to the residual stream is visible.
     """
     width, norm = layer.self_attn.head_dim, layer.input_layernorm.weight
-    numbers = torch.Generator().manual_seed(0)
-    x = (torch.randn(1, 3, norm.numel(), generator=numbers, device="cpu") / 64).to(norm.dtype)
-    turns = torch.randn(1, 3, width // 2, generator=numbers, device="cpu").repeat(1, 1, 2)
-    given = {"position_embeddings": (turns.cos().to(norm.dtype), turns.sin().to(norm.dtype)), "attention_mask": None}
-    own: Any = super(InNativeCalls, layer)
+    generator = torch.Generator().manual_seed(0)
+    x = (torch.randn(1, 3, norm.numel(), generator=generator, device="cpu") / 64).to(norm.dtype)
+    angles = torch.randn(1, 3, width // 2, generator=generator, device="cpu").repeat(1, 1, 2)
+    kwargs = {"position_embeddings": (angles.cos().to(norm.dtype), angles.sin().to(norm.dtype)), "attention_mask": None}
+    original: Any = super(InNativeCalls, layer)
     with torch.inference_mode():
-        expected, found = own.forward(x, **given).float() - x, layer.forward(x, **given).float() - x
-    return bool((expected - found).abs().max() <= 0.05 * expected.abs().max())
+        expected, computed = original.forward(x, **kwargs).float() - x, layer.forward(x, **kwargs).float() - x
+    return bool((expected - computed).abs().max() <= 0.05 * expected.abs().max())
 
 
 def _bits(values: torch.Tensor) -> Any:
-    """Return an array over the same memory, f16 and bf16 as u16; a copy of what does not lie in order."""
+    """Return an array over the same memory, f16 and bf16 as u16; a copy if the values are not contiguous."""
     if not values.is_contiguous():
         values = values.contiguous()
     return values.numpy() if values.dtype == torch.float32 else values.view(torch.uint16).numpy()

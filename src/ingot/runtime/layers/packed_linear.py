@@ -1,6 +1,6 @@
-"""Layers of torch that compute from packed weights: INT4, INT8, palettes and trellises stay what they are in memory.
+"""Torch layers that compute from packed weights: INT4, INT8, palettes and trellises stay packed in memory.
 
-This module needs torch to be imported (``core.extras.require`` names the extra); nothing else imports it at the top.
+Importing this module needs torch (``core.extras.require`` names the extra); no module imports it at its top.
 """
 
 from __future__ import annotations
@@ -32,35 +32,35 @@ def decode_rows(params: AffineLayout, cols: int, packed: Any, scales: Any, zeros
     Parameters
     ----------
     packed : uint8 tensor, [n, row bytes]
-    scales, zeros : float tensors, [n, scales of a row], or [1] of granularity tensor; ``zeros`` may be None
+    scales, zeros : float tensors, [n, scales of a row], or [1] for one scale per tensor; ``zeros`` may be None
     """
-    q = _numbers(_codes(packed, cols, params), params)
+    q = _integers(_codes(packed, cols, params), params)
     if zeros is None and params.zero_point is not None:
         q = q - float(params.zero_point)
-    scale = _spread(scales, params, cols)
+    scale = _broadcast(scales, params, cols)
     if zeros is None:
         return scale * q
-    zero = _spread(zeros, params, cols)
+    zero = _broadcast(zeros, params, cols)
     return scale * q + zero if params.offset else scale * (q - zero)
 
 
 def _codes(packed: Any, cols: int, params: AffineLayout) -> Any:
-    """Unpack [n, row bytes] to [n, cols], one code per byte."""
+    """Return codes [n, cols], one per byte, from packed [n, row bytes]."""
     torch = require("torch", "torch")
     if params.bits == 8:
         return packed[:, :cols]
     if params.bits == 4:
         pair = [packed & 15, packed >> 4]
         return torch.stack(pair[::-1] if params.msb else pair, dim=2).flatten(1)[:, :cols]
-    places = torch.arange(8, dtype=torch.uint8, device=packed.device)
-    stream = packed.unsqueeze(2) >> (places.flip(0) if params.msb else places) & 1
+    shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
+    stream = packed.unsqueeze(2) >> (shifts.flip(0) if params.msb else shifts) & 1
     bits = stream.flatten(1)[:, : cols * params.bits].unflatten(1, (cols, params.bits))
-    weights = places[: params.bits]
+    weights = shifts[: params.bits]
     return (bits << (weights.flip(0) if params.msb else weights)).sum(dim=2, dtype=torch.uint8)
 
 
-def _numbers(codes: Any, params: AffineLayout) -> Any:
-    """Return the integers that codes stand for, as f32."""
+def _integers(codes: Any, params: AffineLayout) -> Any:
+    """Return the integers for codes, as f32."""
     torch = require("torch", "torch")
     if not params.signed:
         return codes.to(torch.float32)
@@ -68,7 +68,7 @@ def _numbers(codes: Any, params: AffineLayout) -> Any:
     return ((codes ^ half).to(torch.int16) - half).to(torch.float32)
 
 
-def _spread(values: Any, params: AffineLayout, cols: int) -> Any:
+def _broadcast(values: Any, params: AffineLayout, cols: int) -> Any:
     torch = require("torch", "torch")
     wide = values.to(torch.float32)
     if params.group_size is None:
@@ -77,23 +77,23 @@ def _spread(values: Any, params: AffineLayout, cols: int) -> Any:
 
 
 SCRATCH = 8 << 20
-"""Bytes of decoded weights that a larger product holds at a time; never less than a row."""
+"""Bytes of decoded weights that a larger product needs at a time; at least one row."""
 
 KERNELS = frozenset({"cpu"})
-"""Kinds of devices that kernels of ours compute on; on all others torch's own operations do."""
+"""Types of devices with kernels of Ingot; other devices use torch operations."""
 
 _scratch = threading.local()
 _rows = threading.local()
-_MOST_ALONE = 64  # rows that the kernel for few of them takes
+_MAX_SINGLE_ROWS = 64  # maximum rows of the kernel for few rows
 _NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 _CARRIERS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
 
 
 @contextmanager
 def rows_alone() -> Iterator[None]:
-    """Have packed layers compute up to 64 rows by the kernel for one row, on this thread: each has the same bits alone.
+    """Make packed layers compute up to 64 rows on this thread with the kernel for one row, so that bits match.
 
-    Otherwise another kernel, which adds in another order, takes more than a few rows.
+    Otherwise another kernel, which adds in another order, computes more than a few rows.
     """
     _rows.alone = True
     try:
@@ -103,15 +103,15 @@ def rows_alone() -> Iterator[None]:
 
 
 def has_kernels(device: torch.device) -> bool:
-    """Whether kernels of ours compute on a device."""
+    """Return whether Ingot has kernels for a device."""
     return device.type in KERNELS
 
 
 @dataclass(slots=True)
 class _Parts:
-    """What a matrix is decoded from, as tensors; ``scales`` and ``zeros`` in integers of their size."""
+    """The parts of a matrix as tensors; ``scales`` and ``zeros`` are integers of the scale's size."""
 
-    kind: Callable[..., Packed]
+    matrix_cls: Callable[..., Packed]
     params: Any
     shape: tuple[int, int]
     scale_dtype: torch.dtype
@@ -122,19 +122,19 @@ class _Parts:
     def matrix(self) -> Packed:
         scales = to_numpy(self.scales.view(self.scale_dtype))
         zeros = None if self.zeros is None else to_numpy(self.zeros.view(self.scale_dtype))
-        return self.kind(self.params, self.shape, to_numpy(self.packed), scales, zeros)
+        return self.matrix_cls(self.params, self.shape, to_numpy(self.packed), scales, zeros)
 
     def decode(self, rows: Any, dtype: torch.dtype) -> torch.Tensor:
         if not isinstance(self.params, AffineLayout):
-            return self._decode_here(rows, dtype).to(self.packed.device)
+            return self._decode_on_cpu(rows, dtype).to(self.packed.device)
         packed = _pick(self.packed.view(self.shape[0], self.params.row_bytes(self.shape[1])), rows)
         scales = self._scales_of(self.scales, rows)
         zeros = None if self.zeros is None else self._scales_of(self.zeros, rows)
         values: torch.Tensor = decode_rows(self.params, self.shape[1], packed, scales, zeros).to(dtype)
         return values
 
-    def _decode_here(self, rows: Any, dtype: torch.dtype) -> torch.Tensor:
-        """Decode by the kernels, on the CPU."""
+    def _decode_on_cpu(self, rows: Any, dtype: torch.dtype) -> torch.Tensor:
+        """Decode with the kernels on the CPU."""
         matrix = replace(self, packed=self.packed.cpu(), scales=self.scales.cpu()).matrix()
         ids = rows.cpu() if not isinstance(rows, slice) else torch.arange(self.shape[0])[rows]
         target = dtype if dtype in _NAMES else torch.float32
@@ -143,8 +143,8 @@ class _Parts:
         if ids.numel() == last - first and bool((ids == torch.arange(first, last)).all()):
             matrix.decode_into(first, to_numpy(out), torch.get_num_threads())
         else:
-            for place, row in enumerate(ids.tolist()):
-                matrix.decode_into(row, to_numpy(out[place : place + 1]), 1)
+            for index, row in enumerate(ids.tolist()):
+                matrix.decode_into(row, to_numpy(out[index : index + 1]), 1)
         return out.to(dtype)
 
     def _scales_of(self, values: torch.Tensor, rows: Any) -> torch.Tensor:
@@ -155,41 +155,41 @@ class _Parts:
         return _pick(values.view(count, per_row[0] if per_row else 1), rows)
 
 
-class _Held:
-    """A matrix over a module's buffers, as long as they are the same and lie where they lay.
+class _CachedMatrix:
+    """A matrix over the buffers of a module, valid while they and their addresses are unchanged.
 
-    Others replace buffers behind a module's back: ``load_state_dict(assign=True)``, ``torch.func.functional_call``,
-    whoever sets ``buffer.data``.
+    Other code may replace buffers without notice: ``load_state_dict(assign=True)``, ``torch.func.functional_call``,
+    setting ``buffer.data``.
     """
 
-    __slots__ = ("_packed", "_scales", "_where", "_zeros", "matrix")
+    __slots__ = ("_buffer_addresses", "_packed", "_scales", "_zeros", "matrix")
 
     def __init__(self, buffers: Mapping[str, Any], matrix: Packed) -> None:
         self.matrix = matrix
         self._packed, self._scales, self._zeros = buffers["packed"], buffers["scales"], buffers["zeros"]
-        self._where = self._addresses()
+        self._buffer_addresses = self._addresses()
 
-    def is_of(self, buffers: Mapping[str, Any]) -> bool:
+    def matches(self, buffers: Mapping[str, Any]) -> bool:
         same = (
             self._packed is buffers["packed"] and self._scales is buffers["scales"] and self._zeros is buffers["zeros"]
         )
-        return same and self._where == self._addresses()
+        return same and self._buffer_addresses == self._addresses()
 
     def _addresses(self) -> tuple[int, int, int]:
         return self._packed.data_ptr(), self._scales.data_ptr(), 0 if self._zeros is None else self._zeros.data_ptr()
 
 
 class PackedWeight(torch.nn.Module):
-    """A matrix [rows, cols] that is held as its parts; what the layers have in common.
+    """A matrix [rows, cols] stored as packed parts; the base class of packed layers.
 
-    Codes, scales and zero points are buffers of integer types, so that they move with the module to a device and
-    ``half()`` or ``to(dtype)`` change none of them. They share the memory of ``matrix`` where torch allows.
+    Codes, scales and zero points are buffers of integer dtypes: they move with the module to a device, and ``half()``
+    or ``to(dtype)`` do not change them. They share the memory of ``matrix`` if torch allows it.
 
     Parameters
     ----------
     matrix : Packed
     dtype : torch.dtype
-        Of ``weight``, when somebody asks for it; ``half()`` or ``to(dtype)`` change it.
+        Dtype of ``weight``; ``half()`` or ``to(dtype)`` change it.
     """
 
     packed: torch.Tensor
@@ -199,7 +199,7 @@ class PackedWeight(torch.nn.Module):
     def __init__(self, matrix: Packed, dtype: torch.dtype) -> None:
         super().__init__()
         share_team()
-        self.kind, self.params = type(matrix), matrix.params
+        self.matrix_cls, self.params = type(matrix), matrix.params
         self.shape = matrix.shape
         self.dtype = dtype
         scales = from_numpy(matrix.scales)
@@ -209,62 +209,64 @@ class PackedWeight(torch.nn.Module):
         self.register_buffer("scales", scales.view(carrier))
         zeros = None if matrix.zeros is None else from_numpy(matrix.zeros).view(carrier)
         self.register_buffer("zeros", zeros)
-        self._held: _Held | None = None
+        self._cached_matrix: _CachedMatrix | None = None
 
     @property
     def weight(self) -> torch.Tensor:
-        """The decoded matrix in ``dtype``, made when its values are used; it takes no gradient."""
+        """The decoded matrix in ``dtype``, decoded when its values are used. It has no gradient."""
         parts, dtype = self._parts(), self.dtype
         return DecodedOnUse(parts.shape, dtype, parts.packed.device, lambda: parts.decode(slice(None), dtype))
 
     @property
     def matrix(self) -> Packed:
-        """The parts as arrays over the same memory; on the CPU only."""
-        held = self._held
-        if held is None or not held.is_of(self._buffers):
-            held = self._held = _Held(self._buffers, self._parts().matrix())
-        return held.matrix
+        """The parts as arrays over the same memory. Only on the CPU."""
+        cached = self._cached_matrix
+        if cached is None or not cached.matches(self._buffers):
+            cached = self._cached_matrix = _CachedMatrix(self._buffers, self._parts().matrix())
+        return cached.matrix
 
     def decode(self, rows: Any, dtype: torch.dtype) -> torch.Tensor:
-        """Return the rows that ``rows`` (a slice, or a tensor of indices from 0) picks, by torch's operations."""
+        """Return the selected rows (a slice, or a tensor of indices from 0), decoded with torch operations."""
         return self._parts().decode(rows, dtype)
 
     def _parts(self) -> _Parts:
-        return _Parts(self.kind, self.params, self.shape, self.scale_dtype, self.packed, self.scales, self.zeros)
+        return _Parts(self.matrix_cls, self.params, self.shape, self.scale_dtype, self.packed, self.scales, self.zeros)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        self._held = None  # it would keep memory alive that the buffers may leave
+        self._cached_matrix = None  # it would keep old buffers in memory
         self.dtype = fn(torch.empty(0, dtype=self.dtype)).dtype
         apply: Any = super()._apply
         return apply(fn, recurse)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_held": None}
+        return {**self.__dict__, "_cached_matrix": None}
 
     def extra_repr(self) -> str:
-        kind = f"{self.params.codec}, {self.params.bits} bits per code"
+        text = f"{self.params.codec}, {self.params.bits} bits per code"
         if isinstance(self.params, AffineLayout):
-            kind += f", a scale per {self.params.group_size or self.params.granularity}"
-        return f"{self.shape[1]} to {self.shape[0]}, {kind}"
+            text += f", a scale per {self.params.group_size or self.params.granularity}"
+        return f"{self.shape[1]} to {self.shape[0]}, {text}"
 
 
 class PackedLinear(PackedWeight):
     """``torch.nn.Linear`` with packed weights: ``x @ w.T + bias`` for x [..., in_features] in f32, f16, bf16 or f64.
 
-    On the CPU x is multiplied with the codes as they lie, summed in f32 in an order that does not depend on the number
-    of threads (``torch.get_num_threads()``), and rounded once: a few rows in one order, any number of rows in f16 and
-    bf16 in another. Other layouts, more rows in f32 and other devices decode as many rows of the matrix at a time as
-    fit ``SCRATCH`` and leave the product to torch.
-    Where ``rounding`` is set (``compute="int8"``), x in these types is rounded to 8 bits by blocks of 32 columns, and
-    products with layouts that ``Packed.rounds`` are those of integers, the same for any number of rows.
-    There is a gradient for x and for the bias, none for the weights; the matrix is decoded again for it. Under
-    autocast x and the result have autocast's type.
+    On the CPU the kernels multiply x by the codes directly, sum in f32 in an order that does not depend on the number
+    of threads (``torch.get_num_threads()``), and round once. Few rows use one order of summation, more rows in f16 and
+    bf16 another. For other layouts, more rows in f32 and other devices, blocks of rows of the matrix that fit
+    ``SCRATCH`` are decoded and multiplied by torch.
+
+    If ``rounding`` is set (``compute="int8"``), x in these dtypes is rounded to 8 bits in blocks of 32 columns. Layouts
+    with ``Packed.rounds`` then use integer products, with the same result for any number of rows.
+
+    x and the bias have gradients, the weights do not; backward decodes the matrix again. Under autocast x and the
+    result have autocast's dtype.
 
     Parameters
     ----------
     matrix : Packed
     bias : torch.Tensor or Parameter [out_features], optional
-        Kept as it is.
+        The bias; it is used unchanged.
     dtype : torch.dtype
     """
 
@@ -279,12 +281,12 @@ class PackedLinear(PackedWeight):
             self.register_parameter("bias", torch.nn.Parameter(bias, requires_grad=False))
 
     @classmethod
-    def of(cls, tensor: Tensor, bias: Any = None, dtype: torch.dtype | None = None) -> PackedLinear:
-        """Return a layer over a stored tensor's parts; raises what ``matrix_of`` raises."""
+    def from_tensor(cls, tensor: Tensor, bias: Any = None, dtype: torch.dtype | None = None) -> PackedLinear:
+        """Return a layer over the parts of a stored tensor. Raises the errors of ``matrix_of``."""
         return cls(matrix_of(tensor.private()), bias, dtype or _torch_dtype(tensor))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return [..., out_features] in the type of x; ``UsageError`` ``matmul.shape``, ``matmul.dtype``."""
+        """Return [..., out_features] in the dtype of x. Raises ``UsageError`` ``matmul.shape``, ``matmul.dtype``."""
         if not (shape := x.shape) or shape[-1] != self.in_features:
             raise UsageError(f"expected x [..., {self.in_features}], found {list(shape)}", rule="matmul.shape")
         if x.dtype not in _NAMES and x.dtype != torch.float64:
@@ -296,19 +298,19 @@ class PackedLinear(PackedWeight):
         return out if len(shape) == 2 else out.view(*shape[:-1], self.out_features)
 
     def product(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Return ``x @ w.T + bias`` for x [rows, in_features]; no gradient is recorded."""
+        """Return ``x @ w.T + bias`` for x [rows, in_features] without recording a gradient."""
         x = (x.detach() if x.requires_grad else x).contiguous()
         bias = None if bias is None else bias.detach()
         if x.dtype in _NAMES and has_kernels(x.device):
             if self.rounding and self.matrix.rounds:
-                return self._from_codes(x, bias, self.matrix.int8_bits)
-            alone = x.shape[0] <= _MOST_ALONE and getattr(_rows, "alone", False)
-            way = self.matrix.choose_product(_NAMES[x.dtype], 1 if alone else x.shape[0])
-            if way is not None:
-                return self._from_codes(x, bias, way)
-        return self._in_blocks(x, None if bias is None else bias.to(x.dtype))
+                return self._multiply_codes(x, bias, self.matrix.int8_bits)
+            alone = x.shape[0] <= _MAX_SINGLE_ROWS and getattr(_rows, "alone", False)
+            product = self.matrix.choose_product(_NAMES[x.dtype], 1 if alone else x.shape[0])
+            if product is not None:
+                return self._multiply_codes(x, bias, product)
+        return self._multiply_decoded(x, None if bias is None else bias.to(x.dtype))
 
-    def _from_codes(self, x: torch.Tensor, bias: torch.Tensor | None, product: Callable[..., None]) -> torch.Tensor:
+    def _multiply_codes(self, x: torch.Tensor, bias: torch.Tensor | None, product: Callable[..., None]) -> torch.Tensor:
         out = x.new_empty(x.shape[0], self.out_features)
         if bias is not None and bias.dtype not in _NAMES:
             bias = bias.float()
@@ -322,29 +324,29 @@ class PackedLinear(PackedWeight):
         )
         return out
 
-    def _in_blocks(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def _multiply_decoded(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         out = x.new_empty(x.shape[0], self.out_features)
         step = max(1, SCRATCH // max(1, self.in_features * x.element_size()))
         native = x.dtype in _NAMES and has_kernels(x.device)
         for start in range(0, self.out_features, step):
             rows = slice(start, min(start + step, self.out_features))
-            weights = self._decoded_here(rows, x.dtype) if native else self.decode(rows, x.dtype)
+            weights = self._decode_into_scratch(rows, x.dtype) if native else self.decode(rows, x.dtype)
             out[:, rows] = functional.linear(x, weights, None if bias is None else bias[rows])
         return out
 
-    def _decoded_here(self, rows: slice, dtype: torch.dtype) -> torch.Tensor:
-        """Decode some rows by the kernels into memory that the next call of this thread overwrites."""
+    def _decode_into_scratch(self, rows: slice, dtype: torch.dtype) -> torch.Tensor:
+        """Decode rows with the kernels into memory that the next call on this thread overwrites."""
         count = (rows.stop - rows.start) * self.in_features
-        held = getattr(_scratch, "bytes", None)
-        if held is None or held.numel() < count * dtype.itemsize:
-            held = _scratch.bytes = torch.empty(max(SCRATCH, count * dtype.itemsize), dtype=torch.uint8)
-        weights = held[: count * dtype.itemsize].view(dtype).view(rows.stop - rows.start, self.in_features)
+        scratch = getattr(_scratch, "bytes", None)
+        if scratch is None or scratch.numel() < count * dtype.itemsize:
+            scratch = _scratch.bytes = torch.empty(max(SCRATCH, count * dtype.itemsize), dtype=torch.uint8)
+        weights = scratch[: count * dtype.itemsize].view(dtype).view(rows.stop - rows.start, self.in_features)
         self.matrix.decode_into(rows.start, to_numpy(weights), torch.get_num_threads())
         return weights
 
 
 class _Product(torch.autograd.Function):
-    """The product as autograd sees it: the same values with and without gradients, and no decoded matrix is held."""
+    """The product as an autograd function: equal values with and without gradients, and no decoded matrix is stored."""
 
     @staticmethod
     def forward(x: torch.Tensor, bias: torch.Tensor | None, layer: PackedLinear) -> torch.Tensor:
@@ -364,7 +366,7 @@ class _Product(torch.autograd.Function):
 
 
 class PackedEmbedding(PackedWeight):
-    """``torch.nn.Embedding`` with a packed table: the rows that are asked for are decoded, in ``dtype``."""
+    """``torch.nn.Embedding`` with a packed table: only the looked-up rows are decoded, in ``dtype``."""
 
     def __init__(self, matrix: Packed, padding_idx: int | None = None, dtype: torch.dtype = torch.bfloat16) -> None:
         super().__init__(matrix, dtype)
@@ -376,11 +378,11 @@ class PackedEmbedding(PackedWeight):
 
 
 def _autocast(x: torch.Tensor) -> torch.Tensor:
-    """Return x in autocast's type where autocast is on: it casts what torch's own operations take, and not f64."""
-    kind = "cpu" if x.is_cpu else x.device.type
-    if not (x.is_cpu or torch.amp.is_autocast_available(kind)) or not torch.is_autocast_enabled(kind):
+    """Return x in autocast's dtype if autocast is on. Like torch, this does not cast f64."""
+    device_type = "cpu" if x.is_cpu else x.device.type
+    if not (x.is_cpu or torch.amp.is_autocast_available(device_type)) or not torch.is_autocast_enabled(device_type):
         return x
-    return x if x.dtype == torch.float64 else x.to(torch.get_autocast_dtype(kind))
+    return x if x.dtype == torch.float64 else x.to(torch.get_autocast_dtype(device_type))
 
 
 def _pick(values: torch.Tensor, rows: Any) -> torch.Tensor:
@@ -393,15 +395,15 @@ def pack_linears(model: torch.nn.Module, tensors: Mapping[str, Tensor]) -> list[
     Parameters
     ----------
     model : torch.nn.Module
-        Its parameters may be on device meta; biases stay as they are.
+        The model; its parameters may be on device meta. Biases stay unchanged.
     tensors : mapping
-        Stored tensors by the names of the parameters that they are the values of; a checkpoint, where names agree.
-        Taken: quantized matrices ``X.weight`` where the model has a plain ``torch.nn.Linear`` X of that shape.
+        Stored tensors by the names of the model's parameters, such as a checkpoint. Quantized matrices ``X.weight`` are
+        used if the model has a plain ``torch.nn.Linear`` X of that shape.
 
     Notes
     -----
-    Layers go to the device of their bias or old weight where that is not meta, else they stay on the CPU. A parameter
-    on meta whose tensor cannot stay packed is decoded into an ordinary one.
+    Layers go to the device of their bias or old weight if that is not meta, else they stay on the CPU. A parameter on
+    meta whose tensor cannot stay packed is decoded.
     """
     packed = []
     for name, module in list(_linears(model)):
@@ -414,7 +416,7 @@ def pack_linears(model: torch.nn.Module, tensors: Mapping[str, Tensor]) -> list[
                 values = tensor.torch(resolve_dtype(module.weight.dtype).name, device)
                 module.weight = torch.nn.Parameter(values, requires_grad=False)
             continue
-        layer = PackedLinear.of(tensor, module.bias, module.weight.dtype)
+        layer = PackedLinear.from_tensor(tensor, module.bias, module.weight.dtype)
         layer.train(module.training)
         put_layer(model, name, layer if device.type == "cpu" else layer.to(device))
         packed.append(f"{name}.weight")
@@ -422,12 +424,12 @@ def pack_linears(model: torch.nn.Module, tensors: Mapping[str, Tensor]) -> list[
 
 
 def put_layer(model: torch.nn.Module, name: str, layer: PackedWeight) -> None:
-    """Replace the module ``name`` of a model; models of transformers around it can no longer be saved as such.
+    """Replace the module ``name`` of a model, and make ``save_pretrained`` of its parents raise an error.
 
-    ``save_pretrained`` would write the parts as if they were weights, which no loader takes.
+    ``save_pretrained`` would write the packed parts as weights, which no loader reads.
     """
-    *path, own = name.split(".")
-    setattr(model.get_submodule(".".join(path)), own, layer)
+    *path, child = name.split(".")
+    setattr(model.get_submodule(".".join(path)), child, layer)
     for depth in range(len(path) + 1):
         module = model.get_submodule(".".join(path[:depth]))
         if hasattr(type(module), "save_pretrained"):
@@ -436,9 +438,9 @@ def put_layer(model: torch.nn.Module, name: str, layer: PackedWeight) -> None:
 
 def _refuse_saving(*args: Any, **options: Any) -> None:
     raise UnsupportedError(
-        "expected a model of decoded weights to save, found packed layers, whose parts no loader takes: copy or "
-        "convert the checkpoint that they came from, load it without keep_packed and save that, or import ingot.hf and "
-        "load and save it by transformers' from_pretrained and save_pretrained",
+        "cannot save packed layers with save_pretrained, because no loader reads their parts: copy or convert the "
+        "checkpoint that they came from, load it without keep_packed and save that, or import ingot.hf and load and "
+        "save it by transformers' from_pretrained and save_pretrained",
         rule="model.packed",
     )
 
@@ -462,5 +464,5 @@ def _torch_dtype(tensor: Tensor) -> torch.dtype:
 
 
 def _bits(values: torch.Tensor) -> Any:
-    """Return an array over the same memory, f16 and bf16 as u16; quicker than ``to_numpy``."""
+    """Return an array over the same memory, f16 and bf16 as u16; faster than ``to_numpy``."""
     return values.numpy() if values.dtype == torch.float32 else values.view(torch.uint16).numpy()

@@ -1,4 +1,4 @@
-"""Which layers of a model multiply their input in 8 bits (``compute="int8"``). Needs torch to be imported."""
+"""Turn the rounding of inputs to 8 bits on and off in packed layers (``compute="int8"``). Needs torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ingot.runtime.layers.packed_linear import PackedLinear
 
 
 def round_inputs(model: torch.nn.Module) -> int:
-    """Have the packed linear layers of a model multiply x in 8 bits; return how many there are that do."""
+    """Make the packed linear layers of a model multiply x in 8 bits; return the number of layers that support it."""
     layers = [module for module in model.modules() if isinstance(module, PackedLinear) and module.matrix.rounds]
     for layer in layers:
         layer.rounding = True
@@ -19,13 +19,13 @@ def round_inputs(model: torch.nn.Module) -> int:
 
 
 def rounds_inputs(model: torch.nn.Module) -> bool:
-    """Whether a layer of the model multiplies x in 8 bits."""
+    """Return whether a layer of the model multiplies x in 8 bits."""
     return any(isinstance(module, PackedLinear) and module.rounding for module in model.modules())
 
 
 @contextmanager
 def unrounded(model: torch.nn.Module) -> Iterator[None]:
-    """Have the layers that multiply x in 8 bits take it as it is, for a while."""
+    """Turn rounding off in this context, for all layers that multiply x in 8 bits."""
     layers = [module for module in model.modules() if isinstance(module, PackedLinear) and module.rounding]
     for layer in layers:
         layer.rounding = False

@@ -1,7 +1,7 @@
-"""A model as a stack of layers that are run one at a time: what goes into the first, between, and out of the last.
+"""A model as a stack of layers that run one at a time.
 
-The model's own forward is run with its layers replaced: each notes what it is called with and hands its input on. So
-masks and positions are the model's own, and so is all that stands before and behind the layers.
+The model's own forward runs with its layers replaced by functions that record their arguments and return their input.
+So masks, positions and all modules before and after the layers are computed by the model itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from ingot.core.border import require
 from ingot.errors import IngotError, UnsupportedError
 
-_FORMS: tuple[Callable[[Any], Any], ...] = (
+_OUTPUT_SHAPES: tuple[Callable[[Any], Any], ...] = (
     lambda hidden: hidden,
     lambda hidden: (hidden,),
     lambda hidden: (hidden, None),
@@ -25,7 +25,7 @@ _FORMS: tuple[Callable[[Any], Any], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What one layer is called with beside its hidden states."""
+    """Arguments of a layer besides its hidden states; ``named`` is the keyword of the hidden states, if any."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
@@ -33,48 +33,48 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Entered:
-    """What the first layer gets, and how each is called."""
+class LayerInputs:
+    """The input of the first layer, and the other arguments of each layer."""
 
     hidden: Any
     calls: Sequence[Call]
 
 
 class Stack:
-    """The layers of a model.
+    """The layers of a model in the order in which they run.
 
     Parameters
     ----------
     model : PreTrainedModel
-        Everything outside its lists of layers has its weights.
+        Its modules outside the lists of layers have their weights.
     tokens : i64 [1, n]
-        A few, to find the layers with.
+        A few tokens for the probe run that finds the layers.
 
     Attributes
     ----------
     paths : list of str
-        The layers' paths, in the order in which they run.
+        Paths of the layers, in the order in which they run.
 
     Raises
     ------
     UnsupportedError
-        ``calibrate.architecture``: layers that do not run once each, one on what the one before put out.
+        ``calibrate.architecture``: the layers do not form a chain in which each runs once.
     """
 
     def __init__(self, model: Any, tokens: Any) -> None:
         self._torch = require("torch", "torch")
         self._model = model
         lists = _outermost(self._torch, model)
-        candidates = {f"{name}.{number}": layer for name, items in lists.items() for number, layer in enumerate(items)}
+        candidates = {f"{name}.{index}": layer for name, items in lists.items() for index, layer in enumerate(items)}
         reason: BaseException | None = None
         self._running, self._zeros = _Run(), self._torch.zeros_like(self.embedded(tokens))
-        for form in _FORMS:
-            self._form = form
+        for wrap in _OUTPUT_SHAPES:
+            self._wrap_output = wrap
             try:
                 run = self._run(candidates, self._zeros, None)
             except IngotError:
                 raise
-            except Exception as error:  # whatever a model does with what is no layer's output
+            except Exception as error:  # models raise various errors for an output of another shape
                 reason = error
                 continue
             names = [name for name, _, _ in run.entries]
@@ -83,57 +83,58 @@ class Stack:
                 self._layers = [candidates[name] for name in names]
                 return
         raise UnsupportedError(
-            f"expected layers of which each runs once, on what the one before puts out; {type(model).__name__} is "
-            "built otherwise",
+            f"expected layers that form a chain in which each runs once; {type(model).__name__} is built differently",
             rule="calibrate.architecture",
         ) from reason
 
     def embedded(self, tokens: Any) -> Any:
-        """Return the embedding of tokens: f32 [windows, length, width]."""
+        """Return the embeddings of tokens: f32 [windows, length, width]."""
         return self._model.get_input_embeddings()(tokens)
 
-    def enter(self, embedded: Any, *, learns: bool = False) -> Entered:
-        """Return what the first layer gets for these embeddings, and how the layers are called.
+    def enter(self, embedded: Any, *, with_gradients: bool = False) -> LayerInputs:
+        """Return the first layer's input for these embeddings, and the other arguments of each layer.
 
-        Unless ``learns``, values beside the input that depend on the embeddings are refused.
+        Unless ``with_gradients``, layers may not receive other values that depend on the embeddings.
         """
         entries = self._headless(embedded, None).entries
         calls = [call for _, call, _ in entries]
-        if not learns and any(
-            _learns(self._torch, value) for call in calls for value in (*call.args, *call.kwargs.values())
+        if not with_gradients and any(
+            _depends_on_embeddings(self._torch, value)
+            for call in calls
+            for value in (*call.args, *call.kwargs.values())
         ):
             raise UnsupportedError(
-                "expected layers that get no other values of the embeddings than their input",
+                "expected layers whose only argument that depends on the embeddings is their input",
                 rule="calibrate.architecture",
             )
-        return Entered(entries[0][2], calls)
+        return LayerInputs(entries[0][2], calls)
 
-    def stands_before(self, modules: Sequence[Any]) -> list[bool]:
-        """Return of modules outside the layers which run before the first, with the input that tells the tokens."""
-        found = [False] * len(modules)
+    def run_before_layers(self, modules: Sequence[Any]) -> list[bool]:
+        """Return for each module outside the layers whether it runs before the first layer."""
+        early = [False] * len(modules)
 
-        def note(number: int, *_: Any) -> None:
-            found[number] = not self._running.entries
+        def note(index: int, *_: Any) -> None:
+            early[index] = not self._running.entries
 
-        hooks = [module.register_forward_pre_hook(partial(note, number)) for number, module in enumerate(modules)]
+        hooks = [module.register_forward_pre_hook(partial(note, index)) for index, module in enumerate(modules)]
         try:
             self.enter(self._zeros)
         finally:
             for hook in hooks:
                 hook.remove()
-        return found
+        return early
 
-    def layer(self, number: int, hidden: Any, call: Call) -> Any:
-        """Return what a layer puts out for hidden states: [windows, length, width]."""
-        given = (hidden, *call.args) if call.named is None else call.args
-        named = call.kwargs if call.named is None else {**call.kwargs, call.named: hidden}
-        out = self._layers[number](*given, **named)
+    def layer(self, index: int, hidden: Any, call: Call) -> Any:
+        """Return the output of a layer for hidden states: [windows, length, width]."""
+        positional = (hidden, *call.args) if call.named is None else call.args
+        keywords = call.kwargs if call.named is None else {**call.kwargs, call.named: hidden}
+        out = self._layers[index](*positional, **keywords)
         return out[0] if isinstance(out, tuple) else out
 
     def leave(self, hidden: Any, width: int, *, headless: bool = False) -> Any:
-        """Return the model's output where the last layer puts out ``hidden``: [windows, length, width].
+        """Return the model's output if the last layer returns ``hidden``: [windows, length, width].
 
-        ``headless``: what would tell the tokens is called, and what it gets may stand in the place of its product.
+        If ``headless``, the head returns its input unchanged, if the model can run so.
         """
         zeros = hidden.new_zeros(*hidden.shape[:-1], width)
         return (self._headless if headless else self._through)(zeros, hidden).out
@@ -142,37 +143,37 @@ class Stack:
         return self._run(dict(zip(self.paths, self._layers, strict=True)), embedded, last)
 
     def _headless(self, embedded: Any, last: Any) -> _Run:
-        """Run the model without its head, of which nothing is wanted: it may be as large as some layers."""
+        """Run the model without its head, which may be as large as some layers; with it if the model needs logits."""
         head = self._model.get_output_embeddings()
         if head is None:
             return self._through(embedded, last)
-        own = head.__dict__.get("forward")
+        instance_forward = head.__dict__.get("forward")
         head.forward = lambda inputs: inputs
         try:
             return self._through(embedded, last)
         except IngotError:
             raise
-        except Exception:  # a model that does more with logits than to scale them
-            _put_back(head, own)
+        except Exception:  # a model that does more with logits than scaling them
+            _restore_forward(head, instance_forward)
             return self._through(embedded, last)
         finally:
-            _put_back(head, own)
+            _restore_forward(head, instance_forward)
 
     def _run(self, layers: Mapping[str, Any], embedded: Any, last: Any) -> _Run:
-        """Run the model without its layers; where ``last`` is given the last one puts that out."""
+        """Run the model without its layers; if ``last`` is given, the last layer returns it."""
         run = self._running = _Run()
         before: list[Any] = []
 
         def replaced(name: str) -> Callable[..., Any]:
             def forward(*args: Any, **kwargs: Any) -> Any:
-                named = None if args else "hidden_states"
+                keyword = None if args else "hidden_states"
                 hidden = args[0] if args else kwargs["hidden_states"]
-                rest = {key: value for key, value in kwargs.items() if key != named}
+                other_kwargs = {key: value for key, value in kwargs.items() if key != keyword}
                 run.handed_on &= not before or hidden is before[-1]
-                run.entries.append((name, Call(args[1:], rest, named), hidden))
+                run.entries.append((name, Call(args[1:], other_kwargs, keyword), hidden))
                 out = last if last is not None and len(run.entries) == len(layers) else hidden.view_as(hidden)
                 before.append(out)
-                return self._form(out)
+                return self._wrap_output(out)
 
             return forward
 
@@ -183,36 +184,36 @@ class Stack:
 
 @dataclass(slots=True)
 class _Run:
-    """What each layer got, in order, whether it was what the one before put out, and the model's output."""
+    """The recorded arguments of each layer in order, whether the layers form a chain, and the model's output."""
 
     entries: list[tuple[str, Call, Any]] = field(default_factory=list)
     handed_on: bool = True
     out: Any = None
 
 
-def _put_back(module: Any, forward: Any) -> None:
-    """Give a module the forward that was set on it, or that of its class."""
+def _restore_forward(module: Any, forward: Any) -> None:
+    """Restore the forward that was set on a module, or that of its class if it is None."""
     if forward is not None:
         module.forward = forward
     elif "forward" in module.__dict__:
         del module.forward
 
 
-def _learns(torch: Any, value: Any) -> bool:
-    """Whether a value depends on the embeddings, or may come to, as what layers put into a dictionary does."""
+def _depends_on_embeddings(torch: Any, value: Any) -> bool:
+    """Return whether a value depends on the embeddings, or may do so later, such as a dictionary that layers fill."""
     if isinstance(value, dict):
         return True
     if isinstance(value, tuple | list):
-        return any(_learns(torch, item) for item in value)
+        return any(_depends_on_embeddings(torch, item) for item in value)
     return isinstance(value, torch.Tensor) and value.requires_grad
 
 
 def _outermost(torch: Any, model: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    lists: dict[str, Any] = {}
     for name, module in model.named_modules():
-        if isinstance(module, torch.nn.ModuleList) and not any(name.startswith(f"{outer}.") for outer in found):
-            found[name] = module
-    return found
+        if isinstance(module, torch.nn.ModuleList) and not any(name.startswith(f"{outer}.") for outer in lists):
+            lists[name] = module
+    return lists
 
 
 @contextmanager

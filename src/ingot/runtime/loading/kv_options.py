@@ -1,4 +1,4 @@
-"""How keys and values are cached (``spec/kv-cache.md``). The command line asks it: nothing heavy may be imported."""
+"""Options of KV caches (``spec/kv-cache.md``). The command line imports this module, so it imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from ingot.core.registry import did_you_mean
 from ingot.errors import UsageError
 from ingot.reporting.report import Bytes
 
-KINDS: Final = {"int8": (8, 64, 64), "int4": (4, 64, 64), "kivi2": (2, 32, 128)}
-"""Bits, tokens of a block and tokens of the window of each kind."""
+VARIANTS: Final = {"int8": (8, 64, 64), "int4": (4, 64, 64), "kivi2": (2, 32, 128)}
+"""Bits of a code, tokens of a block and tokens of the window of each kind."""
 OBSERVED = 32
-"""Tokens at the end of a prompt whose attention says what of it is kept (SnapKV)."""
+"""Tokens at the end of a prompt whose attention selects the tokens to keep (SnapKV)."""
 
-_SIXTEENS = 16
-_MOST = 1024
-_LONGEST = 1 << 24
+_MULTIPLE = 16
+_MAX_TOKENS = 1024
+_MAX_LENGTH = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
 class KvUse:
-    """Memory that a cache takes: ``kind`` with its options, tokens per sequence, bytes, and bytes of a full cache."""
+    """The memory of a cache: ``kind`` with its options, tokens per sequence, bytes, and bytes of an unpacked cache."""
 
     kind: str
     tokens: int
@@ -42,15 +42,15 @@ class KvCache:
     kind : 'int8', 'int4' or 'kivi2'
         Bits of a code: 8, 4 or 2.
     window : int, optional
-        So many of the latest tokens, at least, stay in full precision; by default 64, of kivi2 128.
+        Minimum number of latest tokens in full precision; by default 64, for kivi2 128.
     block : int, optional
-        Tokens that are packed together, in sixteens up to 1024; by default 64, of kivi2 32.
+        Tokens that are packed together, a multiple of 16 up to 1024; by default 64, for kivi2 32.
     group : int
-        Channels of a value that share a scale, in sixteens.
+        Channels of a value that share a scale, a multiple of 16.
     sinks : int
-        So many of the first tokens stay in full precision.
+        Number of first tokens that stay in full precision.
     evict : int, optional
-        Of a longer prompt so many tokens are kept in each head, as SnapKV chooses them; by default all.
+        Number of tokens per head that SnapKV keeps of a longer prompt; by default all.
 
     Raises
     ------
@@ -66,26 +66,26 @@ class KvCache:
     evict: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.kind, str) or self.kind not in KINDS:
+        if not isinstance(self.kind, str) or self.kind not in VARIANTS:
             raise UsageError(
-                f"expected a KV cache of kind {', '.join(KINDS)}, found {self.kind!r:.80}", rule="kv.option"
+                f"expected a KV cache of kind {', '.join(VARIANTS)}, found {self.kind!r:.80}", rule="kv.option"
             )
-        _, block, window = KINDS[self.kind]
+        _, block, window = VARIANTS[self.kind]
         object.__setattr__(self, "window", window if self.window is None else self.window)
         object.__setattr__(self, "block", block if self.block is None else self.block)
-        least = self.sinks + OBSERVED + 1 if isinstance(self.sinks, int) else 0
+        min_evicted = self.sinks + OBSERVED + 1 if isinstance(self.sinks, int) else 0
         for name, low, high, step in (
-            ("window", 0, _LONGEST, 1),
-            ("block", _SIXTEENS, _MOST, _SIXTEENS),
-            ("group", _SIXTEENS, _MOST, _SIXTEENS),
-            ("sinks", 0, _MOST, 1),
-            ("evict", least, _LONGEST, 1),
+            ("window", 0, _MAX_LENGTH, 1),
+            ("block", _MULTIPLE, _MAX_TOKENS, _MULTIPLE),
+            ("group", _MULTIPLE, _MAX_TOKENS, _MULTIPLE),
+            ("sinks", 0, _MAX_TOKENS, 1),
+            ("evict", min_evicted, _MAX_LENGTH, 1),
         ):
             value = getattr(self, name)
             if value is None:
                 continue
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            if not whole or not low <= value <= high or value % step:
+            is_integer = isinstance(value, int) and not isinstance(value, bool)
+            if not is_integer or not low <= value <= high or value % step:
                 multiple = "" if step == 1 else f", a multiple of {step}"
                 raise UsageError(
                     f"expected {name} of a KV cache from {low} to {high}{multiple}, found {value!r:.80}",
@@ -94,68 +94,68 @@ class KvCache:
 
     @property
     def bits(self) -> int:
-        """Bits of a code."""
-        return KINDS[self.kind][0]
+        """The number of bits of a code."""
+        return VARIANTS[self.kind][0]
 
     @property
     def tokens(self) -> int:
-        """Tokens of a block."""
+        """The number of tokens of a block."""
         assert self.block is not None
         return self.block
 
     @property
     def latest(self) -> int:
-        """Tokens at the end that are never packed."""
+        """The number of tokens at the end that are never packed."""
         assert self.window is not None
         return self.window
 
     @property
     def step(self) -> int:
-        """Tokens that can be read at a time behind the sinks, so that each finds packed what it would find alone."""
+        """The number of tokens after the sinks that one call may read with the same result as one token at a time."""
         return gcd(self.tokens, self.latest)
 
     def text(self) -> str:
-        """Return what ``kv_cache`` reads as the same: the kind, and what is not its own."""
+        """Return text that ``kv_cache`` parses to these settings: the kind and the options other than its defaults."""
         plain = KvCache(self.kind)
         more = (item.name for item in fields(self) if getattr(self, item.name) != getattr(plain, item.name))
         return ",".join([self.kind, *(f"{name}={getattr(self, name)}" for name in more)])
 
 
-def kv_cache(given: Any) -> KvCache | None:
-    """Return a cache's settings: as they are, of a mapping of their names, or of text: ``int4,window=128,evict=1024``.
+def kv_cache(settings: Any) -> KvCache | None:
+    """Return the settings of a cache from a ``KvCache``, a mapping, or text such as ``int4,window=128,evict=1024``.
 
     Raises
     ------
     UsageError
         ``kv.option``.
     """
-    if given is None or isinstance(given, KvCache):
-        return given
-    if isinstance(given, str):
-        kind, *texts = given.split(",")
-        return _made({"kind": kind} | dict(map(_number, texts)))
-    if isinstance(given, Mapping):
-        return _made(given)
+    if settings is None or isinstance(settings, KvCache):
+        return settings
+    if isinstance(settings, str):
+        variant, *texts = settings.split(",")
+        return _from_mapping({"kind": variant} | dict(map(_parse_option, texts)))
+    if isinstance(settings, Mapping):
+        return _from_mapping(settings)
     raise UsageError(
-        f"expected a KV cache of kind {', '.join(KINDS)}, or a mapping with a kind, found {type(given).__name__}",
+        f"expected a KV cache of kind {', '.join(VARIANTS)}, or a mapping with a kind, found {type(settings).__name__}",
         rule="kv.option",
     )
 
 
-def _made(named: Mapping[str, Any]) -> KvCache:
-    known = [item.name for item in fields(KvCache)]
+def _from_mapping(named: Mapping[str, Any]) -> KvCache:
+    options = [item.name for item in fields(KvCache)]
     for name in named:
-        if name not in known:
+        if name not in options:
             raise UsageError(
-                f"unknown option {name!r:.80} of a KV cache{did_you_mean(str(name), known)}: expected "
-                f"{', '.join(known)}",
+                f"unknown option {name!r:.80} of a KV cache{did_you_mean(str(name), options)}: expected "
+                f"{', '.join(options)}",
                 rule="kv.option",
             )
     return KvCache(**named)
 
 
-def _number(text: str) -> tuple[str, int]:
+def _parse_option(text: str) -> tuple[str, int]:
     name, equals, value = text.partition("=")
-    if not equals or not value.isascii() or not value.isdigit() or len(value) > len(str(_LONGEST)):
-        raise UsageError(f"expected NAME=NUMBER behind the kind of a KV cache, found {text!r:.80}", rule="kv.option")
+    if not equals or not value.isascii() or not value.isdigit() or len(value) > len(str(_MAX_LENGTH)):
+        raise UsageError(f"expected NAME=NUMBER after the kind of a KV cache, found {text!r:.80}", rule="kv.option")
     return name, int(value)

@@ -1,4 +1,4 @@
-"""What loading a model took: seconds without imports, memory, and which stored form was read."""
+"""The report on loading a model: seconds without imports, memory, and the stored variant that was read."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ingot.reporting.report import Bytes, Seconds
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """What ``load_model`` did.
+    """The report of ``load_model``.
 
-    ``format`` is that of the files that were read; ``tier`` and ``why`` say which stored form was chosen and what for;
-    ``dtype`` is a canonical name; ``seconds`` from the path to the complete model, without ``imports``: those of the
-    runtime and of the architecture's module. ``mapped``, ``decoded`` and
-    ``packed`` are the bytes that stay in mapped files, were decoded into memory, and stay packed; ``streamed`` those
-    that every pass decodes, of which at most ``window`` are in memory at a time. ``dispatch`` is the
-    stack that was taken of those that a ``.squizd`` holds, why, and why not those before it; None for other formats.
+    ``format`` is the format of the files. ``tier`` and ``why`` name the stored variant that was chosen and the reason.
+    ``dtype`` is a canonical name. ``seconds`` count from the path to the complete model, without ``imports``: the
+    seconds to import the runtime and the architecture's module. ``mapped``, ``decoded`` and ``packed`` are the bytes
+    that stay in mapped files, were decoded into memory, and stay packed. ``streamed`` are the bytes that every pass
+    decodes; at most ``window`` of them are in memory at a time. ``dispatch`` describes the stack chosen from a
+    ``.squizd`` file, the reason, and why earlier stacks were rejected; None for other formats.
 
-    ``ram_before`` is the process's resident set once the runtime was imported, ``ram_delta`` by how much that grew
-    until the model was complete, touched pages of mapped files included, ``memory_delta`` the same without these.
+    ``ram_before`` is the resident set of the process after the imports. ``ram_delta`` is its growth until the model was
+    complete, with touched pages of mapped files; ``memory_delta`` is the growth without those pages.
     """
 
     path: str
@@ -49,7 +49,7 @@ class LoadReport:
 
 
 class Meter:
-    """Measures one load: begins when it is made; imports are taken off, and memory counts from the last of them."""
+    """A timer and memory meter for one load. It starts at construction; imports are subtracted and reset the memory."""
 
     def __init__(self) -> None:
         self._began, self._imports = time.perf_counter(), 0.0
@@ -61,7 +61,7 @@ class Meter:
 
     @contextmanager
     def importing(self) -> Iterator[None]:
-        """What happens within is an import."""
+        """Count the time in this context as an import."""
         began = time.perf_counter()
         try:
             yield
@@ -69,8 +69,8 @@ class Meter:
             self._imports += time.perf_counter() - began
             self._read()
 
-    def taken(self) -> dict[str, Any]:
-        """Return the figures of a ``LoadReport`` that are measured."""
+    def measured(self) -> dict[str, Any]:
+        """Return the measured fields of a ``LoadReport``."""
         return {
             "seconds": time.perf_counter() - self._began - self._imports,
             "imports": self._imports,

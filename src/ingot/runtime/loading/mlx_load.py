@@ -1,4 +1,4 @@
-"""MLX: a running model of mlx_lm from any checkpoint that Ingot opens (``spec/mlx.md``, "Loading")."""
+"""Running models of mlx_lm from any checkpoint that Ingot opens (``spec/mlx.md``, "Loading")."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from ingot.runtime.loading.transformers_tokenizer import require_vocabulary, sam
 from ingot.stores.location import AnyPath, Location
 
 EXTRA = "mlx"
-"""Installs mlx and mlx-lm."""
-_LOADED = frozenset({"f32", "f16", "bf16", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "bool"})
-"""Element types that ``mx.load`` reads as they are."""
+"""The extra that installs mlx and mlx-lm."""
+_MLX_DTYPES = frozenset({"f32", "f16", "bf16", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "bool"})
+"""Dtypes that ``mx.load`` reads without conversion."""
 
 
 @bordered
@@ -49,88 +49,91 @@ def load_model(
     model_dir: AnyPath | None = None,
     report: Callable[[LoadReport], object] | None = None,
 ) -> tuple[Any, Any]:
-    """Return a model of mlx_lm in evaluation mode, and its tokenizer: what ``mlx_lm.load`` returns.
+    """Return a model of mlx_lm in evaluation mode and its tokenizer, as ``mlx_lm.load`` does.
 
-    What mlx_lm opens itself, and safetensors files, it loads as fast and as lazily as without Ingot. From any other
-    checkpoint the weights are handed over: layers whose integers MLX can compute with stay packed, others are decoded.
+    Folders that mlx_lm can open, and safetensors files, load as fast and as lazily as without Ingot. For any other
+    checkpoint Ingot passes the weights to mlx_lm. Layers whose integers MLX can compute with stay packed; other weights
+    are decoded.
 
     Parameters
     ----------
     path : path
-        Anything that ``ingot.open`` takes; config.json and tokenizer lie in the folder, or beside the file.
+        Any path that ``ingot.open`` accepts; config.json and the tokenizer are in its folder.
     cache : bool
-        Whether faster stored forms beside the path may be used and made.
+        Whether faster stored variants next to the path may be used and created.
     lazy : bool
-        Leave weights of safetensors files unread until they are used.
+        Whether weights of safetensors files stay unread until first use.
     max_ram : int or str, optional
-        A size that replaces what the machine says is free; weights that take more are refused.
+        Memory limit for the weights; by default the free memory of the machine. Larger weights are refused.
     model_dir : path, optional
-        The folder of config.json and the tokenizer, where it is another than that of the weights.
+        The folder of config.json and the tokenizer, if it is not the folder of the weights.
     report : callable, optional
-        Called once with a ``LoadReport``; ``decoded`` are all bytes that MLX holds of weights that are not packed.
+        Called once with a ``LoadReport``; ``decoded`` counts all bytes of weights in MLX's memory that are not packed.
 
     Raises
     ------
     FormatError
-        ``model.config``, ``model.config-missing``, ``model.tokenizer``; ``mlx.weights``: the architecture has no place
-        for these tensors, or misses some.
+        ``model.config``, ``model.config-missing``, ``model.tokenizer``; ``mlx.weights``: the architecture has no
+        parameter for some tensors, or lacks tensors.
     UnsupportedError
-        ``model.architecture``: mlx_lm has no such model type.
+        ``model.architecture``: mlx_lm does not have the model type.
     ResourceError
-        ``ram.guard``: MLX's weights lie in memory of their own, except unread ones.
+        ``ram.guard``: MLX copies the weights into its memory, except unread ones.
     IngotError
-        As ``ingot.open`` and ``Tensor.numpy``; mlx or mlx-lm is not installed.
+        The errors of ``ingot.open`` and ``Tensor.numpy``; or mlx or mlx-lm is not installed.
     """
     meter = Meter()
     with meter.importing():
         mx, utils = require("mlx.core", EXTRA), require("mlx_lm.utils", EXTRA)
     source = resolve(path, "mlx", True, cache, model_dir=model_dir)
     with source.checkpoint as checkpoint:
-        own = _opened_by_mlx(source) if model_dir is None else None
-        folder = source.folder if own is None else own
+        native_folder = _opened_by_mlx(source) if model_dir is None else None
+        folder = source.folder if native_folder is None else native_folder
         config = read_json(folder, CONFIG, "model.config", "model.config-missing")
-        with meter.importing():  # of the architecture's module
+        with meter.importing():  # the module of the architecture
             _require_architecture(utils, config, folder)
-        model = _loaded(mx, utils, source, own, lazy, max_ram)
+        model = _load(mx, utils, source, native_folder, lazy, max_ram)
         figures, tokenizer = _figures(checkpoint), _tokenizer(utils, folder)
     if not lazy:
         mx.eval(model.parameters())
     if report is not None:
         figures |= {"tier": source.tier, "why": source.why, "model": type(model).__name__, "device": "mlx"}
-        report(LoadReport(Location.parse(path).display, **figures, **meter.taken()))
+        report(LoadReport(Location.parse(path).display, **figures, **meter.measured()))
     return model, tokenizer
 
 
-def _loaded(mx: Any, utils: Any, source: ModelSource, own: Store | None, lazy: bool, max_ram: int | str | None) -> Any:
-    """Have mlx_lm open the folder, or give it the weights; ``mlx.weights`` where it does not take them."""
-    folder = source.folder if own is None else own
+def _load(
+    mx: Any, utils: Any, source: ModelSource, native_folder: Store | None, lazy: bool, max_ram: int | str | None
+) -> Any:
+    """Load the folder with mlx_lm, or pass it the weights. Raises ``mlx.weights`` if mlx_lm refuses them."""
+    folder = source.folder if native_folder is None else native_folder
     try:
-        if own is not None:
-            return _opened(utils, own, source.checkpoint, lazy, max_ram)
+        if native_folder is not None:
+            return _load_with_mlx(utils, native_folder, source.checkpoint, lazy, max_ram)
         return _build(utils, folder, _weights(mx, source, lazy, max_ram))
     except IngotError:
         raise
-    except (ValueError, KeyError, TypeError) as error:  # what mlx_lm raises of a config or weights that do not fit
+    except (ValueError, KeyError, TypeError) as error:  # errors of mlx_lm for a config or weights that do not fit
         raise FormatError(
-            "mlx.weights", f"expected weights that mlx_lm takes: {one_line(error)}", where=folder.location
+            "mlx.weights", f"mlx_lm refuses the weights: {one_line(error)}", where=folder.location
         ) from error
 
 
 def _figures(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return what a report says of the weights: their format and type, and the bytes of what is packed and is not."""
-    forms = {name: packed_form(tensor) for name, tensor in checkpoint.items()}
+    """Return fields of the report about the weights: format, dtype, and the bytes of packed and decoded tensors."""
+    layouts = {name: packed_layout(tensor) for name, tensor in checkpoint.items()}
     floats = (tensor.dtype for tensor in checkpoint.values() if tensor.dtype in SCALE_DTYPES)
     return {
         "format": checkpoint.format,
         "dtype": next(floats, ""),
         "mapped": 0,
-        "decoded": sum(_nbytes(tensor, None) for name, tensor in checkpoint.items() if forms[name] is None),
-        "packed": sum(tensor.nbytes for name, tensor in checkpoint.items() if forms[name] is not None),
+        "decoded": sum(_nbytes(tensor, None) for name, tensor in checkpoint.items() if layouts[name] is None),
+        "packed": sum(tensor.nbytes for name, tensor in checkpoint.items() if layouts[name] is not None),
     }
 
 
 def _opened_by_mlx(source: ModelSource) -> Store | None:
-    """Return the folder that a checkpoint is, where mlx_lm opens it itself."""
+    """Return the folder of a checkpoint if mlx_lm can open it, else None."""
     folder, file = source.location.find_model()
     if file or source.checkpoint.format not in ("mlx", "safetensors") or folder.local_path() is None:
         return None
@@ -140,13 +143,13 @@ def _opened_by_mlx(source: ModelSource) -> Store | None:
 
 
 def _require_architecture(utils: Any, config: Mapping[str, Any], folder: Store) -> None:
-    kind = config.get("model_type")
+    model_type = config.get("model_type")
     refusal = UnsupportedError(
-        f"expected a model_type that mlx_lm has, found {str(kind)[:80]!r}",
+        f"expected a model_type that mlx_lm has, found {str(model_type)[:80]!r}",
         rule="model.architecture",
         where=folder.location_of(CONFIG),
     )
-    if not isinstance(kind, str) or not kind.isidentifier():
+    if not isinstance(model_type, str) or not model_type.isidentifier():
         raise refusal
     try:
         utils._get_classes(dict(config))
@@ -154,8 +157,8 @@ def _require_architecture(utils: Any, config: Mapping[str, Any], folder: Store) 
         raise refusal from error
 
 
-def _opened(utils: Any, folder: Store, checkpoint: Checkpoint, lazy: bool, max_ram: int | str | None) -> Any:
-    """Let mlx_lm open a folder."""
+def _load_with_mlx(utils: Any, folder: Store, checkpoint: Checkpoint, lazy: bool, max_ram: int | str | None) -> Any:
+    """Load a folder with mlx_lm."""
     if not lazy:
         _require_room(sum(tensor.nbytes for tensor in checkpoint.values()), checkpoint, max_ram)
     return utils.load_model(_local(folder), lazy=lazy)[0]
@@ -166,28 +169,28 @@ def _local(folder: Store) -> Any:
 
 
 def _weights(mx: Any, source: ModelSource, lazy: bool, max_ram: int | str | None) -> dict[str, Any]:
-    """Return a checkpoint's weights as mlx arrays: those of one safetensors file unread, others in memory."""
+    """Return the weights of a checkpoint as mlx arrays; those of a safetensors file stay unread."""
     checkpoint = source.checkpoint
     store, name = source.location.find_model()
     path = store.local_path(name) if name else None
     dtypes = {tensor.dtype for tensor in checkpoint.values()}
-    if checkpoint.format == "safetensors" and path is not None and dtypes <= _LOADED:
+    if checkpoint.format == "safetensors" and path is not None and dtypes <= _MLX_DTYPES:
         if not lazy:
             _require_room(sum(tensor.nbytes for tensor in checkpoint.values()), checkpoint, max_ram)
         arrays: dict[str, Any] = mx.load(fspath(path), format="safetensors")
         return arrays
-    forms = {name: packed_form(tensor) for name, tensor in checkpoint.items()}
-    needed = sum(_nbytes(tensor, forms[name]) for name, tensor in checkpoint.items())
+    layouts = {name: packed_layout(tensor) for name, tensor in checkpoint.items()}
+    needed = sum(_nbytes(tensor, layouts[name]) for name, tensor in checkpoint.items())
     _require_room(needed, checkpoint, max_ram)
     weights: dict[str, Any] = {}
     for name, tensor in checkpoint.items():
-        weights.update(_arrays(tensor, forms[name]))
+        weights.update(_arrays(tensor, layouts[name]))
     return weights
 
 
-def _nbytes(tensor: Tensor, form: Repacked | None) -> int:
+def _nbytes(tensor: Tensor, layout: Repacked | None) -> int:
     row = DTYPES.get(tensor.dtype)
-    return tensor.nbytes if form is not None or row is None else row.nbytes(tensor.size)
+    return tensor.nbytes if layout is not None or row is None else row.nbytes(tensor.size)
 
 
 def _require_room(nbytes: int, checkpoint: Checkpoint, max_ram: int | str | None) -> None:
@@ -196,10 +199,10 @@ def _require_room(nbytes: int, checkpoint: Checkpoint, max_ram: int | str | None
 
 
 def _build(utils: Any, folder: Store, weights: dict[str, Any]) -> Any:
-    """Make the skeleton from config.json and give it the weights."""
+    """Return a model built from config.json with these weights."""
     nn = require("mlx.nn", EXTRA)
     config = utils.load_config(_local(folder))
-    for key in mlx_layers.KEYS:  # of another folder's packing
+    for key in mlx_layers.KEYS:  # the config may describe the packing of other files
         config.pop(key, None)
     model_class, arguments = utils._get_classes(config)
     model = model_class(arguments.from_dict(config))
@@ -218,7 +221,7 @@ def _build(utils: Any, folder: Store, weights: dict[str, Any]) -> Any:
 
 
 def _arrays(tensor: Tensor, repack: Repacked | None) -> dict[str, Any]:
-    """Return a tensor as mlx arrays: one under its name, or the three of a packed layer in the layout ``repack``."""
+    """Return a tensor as mlx arrays: one of its name, or three of a packed layer in the layout ``repack``."""
     if repack is None:
         return {tensor.name: from_numpy(tensor.numpy())}
     reader = repack.reader()
@@ -233,8 +236,8 @@ def _arrays(tensor: Tensor, repack: Repacked | None) -> dict[str, Any]:
     }
 
 
-def packed_form(tensor: Tensor) -> Repacked | None:
-    """Return the layout in which MLX computes with a tensor's integers; None where no exact one is."""
+def packed_layout(tensor: Tensor) -> Repacked | None:
+    """Return the layout in which MLX can compute with a tensor's integers; None if no exact one exists."""
     codec = tensor.decoder
     if not isinstance(codec, AffineCodec | WordsCodec) or tensor.dtype not in DTYPES or not tensor.size:
         return None
@@ -242,27 +245,29 @@ def packed_form(tensor: Tensor) -> Repacked | None:
     for layout in family_alternatives(tensor.layout, tensor):
         if not isinstance(layout, AffineLayout):
             continue
-        loaded = replace(layout, dtype=layout.scales)  # MLX computes in the type of the scales
+        loaded = replace(layout, dtype=layout.scales)  # MLX computes in the dtype of the scales
         parts, params = layout.part_specs(tensor.shape), loaded.attributes()
         spec = TensorSpec(tensor.name, tensor.shape, loaded.dtype, layout.codec, parts, params)
-        if mlx_layers.why_integers_unsupported(spec) is None and (found := codec.repack(tensor, layout)).exact:
-            return found
+        if mlx_layers.why_integers_unsupported(spec) is None and (repacked := codec.repack(tensor, layout)).exact:
+            return repacked
     return None
 
 
 def _tokenizer(utils: Any, folder: Store) -> Any:
-    """Return mlx_lm's tokenizer; around the folder's own where transformers' loader does not know it, or makes another
-    of it."""
+    """Return mlx_lm's tokenizer of the folder.
+
+    If its loader fails or its tokens differ from tokenizer.json, the result wraps the tokenizer of ``tokenizer_in``.
+    """
     config = utils.load_config(_local(folder))
     try:
         tokenizer = utils.load_tokenizer(_local(folder), eos_token_ids=config.get("eos_token_id"))
-    except Exception:  # readers of dozens of tokenizer classes; load_tokenizer below says what is wrong
+    except Exception:  # dozens of tokenizer classes; tokenizer_in below reports what is wrong
         tokenizer = None
     if tokenizer is not None:
         require_vocabulary(tokenizer._tokenizer, folder)
-    own = tokenizer_in(folder)
-    if tokenizer is not None and same_tokens(tokenizer._tokenizer, own):
+    tokenizer_of_folder = tokenizer_in(folder)
+    if tokenizer is not None and same_tokens(tokenizer._tokenizer, tokenizer_of_folder):
         return tokenizer
     wrapper = require("mlx_lm.tokenizer_utils", EXTRA).TokenizerWrapper
     end = config.get("eos_token_id")
-    return wrapper(own, eos_token_ids=end if isinstance(end, list) or end is None else [end])
+    return wrapper(tokenizer_of_folder, eos_token_ids=end if isinstance(end, list) or end is None else [end])

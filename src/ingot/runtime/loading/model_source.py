@@ -1,4 +1,4 @@
-"""Where a model comes from: the checkpoint that a path stands for, and the folder with its config and tokenizer."""
+"""The checkpoint that a model path stands for, and the folder with its config and tokenizer."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from ingot.translate.unknown import RULE as UNKNOWN
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """An opened checkpoint with the folder that contains its companions, and the reason for its choice.
+    """An opened checkpoint, the folder of its companion files, and the reason for choosing this checkpoint.
 
-    The checkpoint was opened from ``location``; messages call the model ``name``. The folder may be a temporary one
-    that is removed when the checkpoint is closed. ``tier`` names the stored form that was chosen (``as stored`` where a
-    path has only one), ``why`` says in words what decided.
+    The checkpoint was opened from ``location``; ``name`` is the name of the model. The folder may be temporary: it is
+    then deleted when the checkpoint is closed. ``tier`` names the stored variant that was chosen; it is ``as stored``
+    if the path has only one. ``why`` is the reason as text.
     """
 
     checkpoint: Checkpoint = field(repr=False)
@@ -49,31 +49,31 @@ def resolve(
     dtype: Any = None,
     model_dir: AnyPath | None = None,
 ) -> ModelSource:
-    """Open the checkpoint that is best loaded for ``path``.
+    """Open the checkpoint for ``path`` that loads best.
 
     Parameters
     ----------
     path : path
-        Anything that ``ingot.open`` takes.
+        Any path that ``ingot.open`` accepts.
     runtime : {"torch", "mlx"}
-        Who will compute.
+        The runtime that will compute.
     keep_packed : bool
-        Whether quantized weights are wanted as they are stored.
+        Whether quantized weights shall stay as they are stored.
     cache : bool
-        Whether other stored forms beside the path may be used and made.
+        Whether other stored variants next to the path may be used and created.
     verify : bool
-        As for ``ingot.open``.
+        Whether to verify digests, as in ``ingot.open``.
     dtype : optional
-        Element type that the weights are wanted in; by default the model's own.
+        Element type of the loaded weights; by default the model's dtype.
     model_dir : path, optional
-        The folder of config.json and the tokenizer, where it is another than that of ``path``.
+        The folder of config.json and the tokenizer, if it is not the folder of ``path``.
 
     Raises
     ------
     UnsupportedError
         ``model.adapter``: an adapter.
     IngotError
-        As ``ingot.open``.
+        Any error of ``ingot.open``.
     """
     location = Location.parse(path)
     store, name = find(location)
@@ -81,9 +81,10 @@ def resolve(
     folder = store if other is None else model_folder(other)
     preparer = None if name else preparer_for(store)
     if preparer is not None:
-        form = preparer.prepare(location, LoadRequest(runtime, keep_packed, cache, dtype, other))
-        opened = open_checkpoint(form.location, verify=verify)
-        return ModelSource(opened, Location.parse(form.location), folder, folder.location, form.tier, form.why)
+        prepared = preparer.prepare(location, LoadRequest(runtime, keep_packed, cache, dtype, other))
+        opened = open_checkpoint(prepared.location, verify=verify)
+        prepared_at = Location.parse(prepared.location)
+        return ModelSource(opened, prepared_at, folder, folder.location, prepared.tier, prepared.why)
     checkpoint, why = open_there(store, name, verify=verify), f"{location} is the only form there is"
     adapter = adapter_in(checkpoint, location)
     if adapter is not None:
@@ -98,19 +99,19 @@ def resolve(
         raise
     if translated is None:
         return ModelSource(checkpoint, location, folder, folder.location, "as stored", why)
-    notes = "; ".join((why, *translated.notes))
+    explanation = "; ".join((why, *translated.notes))
     if model_dir is not None:
-        return ModelSource(translated.checkpoint, location, folder, folder.location, "as stored", notes)
+        return ModelSource(translated.checkpoint, location, folder, folder.location, "as stored", explanation)
     files = _files(translated.checkpoint) or folder
-    return ModelSource(translated.checkpoint, location, files, location.display, "as stored", notes)
+    return ModelSource(translated.checkpoint, location, files, location.display, "as stored", explanation)
 
 
 def _translated(checkpoint: Checkpoint) -> View | None:
-    """Return a GGUF file's checkpoint as transformers has it; None if its family is not known.
+    """Return a GGUF checkpoint with the names of transformers; None if Ingot does not support its family.
 
-    Raises ``UnsupportedError`` ``account.lost``: transformers has no place for some of its tensors.
+    Raises ``UnsupportedError`` ``account.lost`` if transformers has no parameter for some of its tensors.
     """
-    from ingot.translate.view import to_model  # other weights are there sooner without
+    from ingot.translate.view import to_model  # imported here because other formats load faster without it
 
     try:
         translated = to_model(checkpoint, no_tokenizer=True)
@@ -129,19 +130,21 @@ def _translated(checkpoint: Checkpoint) -> View | None:
 
 
 def model_folder(location: Location) -> Store:
-    """Return the folder to search for config.json and the tokenizer: the location itself, or the folder of the file."""
+    """Return the folder of config.json and the tokenizer: the location itself, or the folder of the file."""
     return location.find_model()[0]
 
 
 @contextmanager
 def companions_folder(location: Location) -> Iterator[Store]:
-    """Give the folder with the config and the tokenizer of a model: as ``model_folder``, or files that the weights' own
-    metadata hold, for as long as the context lasts."""
+    """Yield the folder with the config and the tokenizer of a model, while the context lasts.
+
+    It is ``model_folder(location)``, or temporary files written from the metadata of the weights.
+    """
     store, name = location.find_model()
     try:
         format, _ = detect(store, name)
         inside = holds_a_model(format.name)
-    except IngotError:  # no weights there: just a tokenizer
+    except IngotError:  # the folder has a tokenizer but no weights
         inside = False
     if not inside:
         yield store
@@ -151,7 +154,7 @@ def companions_folder(location: Location) -> Iterator[Store]:
     with open_there(store, name) as checkpoint:
         try:
             translated = to_model(checkpoint, no_tokenizer=True)
-        except UnsupportedError:  # of another family: its folder may have the files
+        except UnsupportedError:  # the family is not supported, but the folder may have the files
             yield store
             return
         with translated.checkpoint as view:

@@ -1,4 +1,4 @@
-"""The options of ``eval`` and ``generate``. The command line is made from them: nothing heavy may be imported here."""
+"""Options of ``eval`` and ``generate``. The command line derives from this module, so it imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -19,38 +19,38 @@ if TYPE_CHECKING:
 EXACT: Final = "exact"
 INT8: Final = "int8"
 COMPUTES = (EXACT, INT8)
-"""How packed linear layers multiply: with x as it is, or rounded to 8 bits (``spec/affine.md``)."""
-MOST_DRAFTED = 7
-"""The most tokens that are proposed at a time: kernels of packed weights take eight rows in 16 bits."""
+"""How packed linear layers multiply: by inputs in full precision, or rounded to 8 bits (``spec/affine.md``)."""
+MAX_DRAFTED = 7
+"""Maximum number of tokens per proposal: kernels of packed weights compute eight rows in 16 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loading:
-    """What loading a model is told whatever the model is wanted for."""
+    """Options of loading a model that are the same for every use of the model."""
 
-    cache: bool = field(default=True, metadata=about("Use and make faster stored forms.", "--cache/--no-cache"))
+    cache: bool = field(default=True, metadata=about("Use and create faster stored variants.", "--cache/--no-cache"))
     max_ram: int | str | None = field(
-        default=None, metadata=about("Memory that weights may be decoded into, such as 2GiB; by default what is free.")
+        default=None, metadata=about("Memory limit for decoded weights, such as 2GiB; by default the free memory.")
     )
     stream: bool = field(
         default=False,
-        metadata=about("Decode weights layer by layer as they are needed, in the memory of two.", "--stream"),
+        metadata=about("Decode weights layer by layer during each pass, within the memory of two layers.", "--stream"),
     )
     verify: bool = field(
         default=True,
         metadata=about(
-            "Check the digests of the parts that are used, which reads all of them once, at the speed of memory.",
+            "Check the digests of the parts that are used, which reads each part once.",
             command=False,
         ),
     )
     strict: bool = field(
-        default=True, metadata=about("Refuse tensors that the architecture has no place for.", command=False)
+        default=True,
+        metadata=about("Refuse tensors for which the architecture has no parameter.", command=False),
     )
     coreml: bool = field(
         default=True,
         metadata=about(
-            "Whether a Core ML package that the file carries may be loaded in place of the weights, where the machine "
-            "runs it.",
+            "Whether a Core ML package in the file may be loaded instead of the weights, if the machine can run it.",
             command=False,
         ),
     )
@@ -64,15 +64,13 @@ class Loading:
         default=None,
         metadata=about(
             "How keys and values are cached: int8, int4 or kivi2, with options as in int4,window=128,evict=1024; by "
-            "default as they are.",
+            "default unpacked.",
             metavar="KIND",
         ),
     )
     model_dir: AnyPath | None = field(
         default=None,
-        metadata=about(
-            "The folder of config.json and the tokenizer, where it is another than that of the weights.", command=False
-        ),
+        metadata=about("The folder of config.json and the tokenizer, if not the folder of the weights.", command=False),
     )
     report: Callable[[LoadReport], object] | None = field(
         default=None, metadata=about("Called once with a LoadReport.", command=False)
@@ -85,32 +83,30 @@ class Loading:
             )
         object.__setattr__(self, "kv_cache", kv_cache(self.kv_cache))
 
-    def of(self, path: AnyPath, **more: Any) -> LoadOptions:
-        """Return how the model at ``path`` is loaded; ``more`` are further fields, or replace these."""
-        return LoadOptions(path, **{item.name: getattr(self, item.name) for item in fields(Loading)} | more)
+    def load_options(self, path: AnyPath, **fields_of_path: Any) -> LoadOptions:
+        """Return the options for loading ``path``; ``fields_of_path`` add fields or replace the present values."""
+        return LoadOptions(path, **{item.name: getattr(self, item.name) for item in fields(Loading)} | fields_of_path)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions(Loading):
-    """How a model is loaded: from where, and as what."""
+    """Options of loading a model from a path: device, dtype and packing."""
 
     path: AnyPath = field(
-        metadata=about(
-            "Folder or file, with config.json and tokenizer beside the weights.", argument=True, metavar="MODEL"
-        )
+        metadata=about("Folder or file, with config.json and tokenizer in its folder.", argument=True, metavar="MODEL")
     )
-    device: Any = field(default="cpu", metadata=about("Where the weights go.", command=False))
+    device: Any = field(default="cpu", metadata=about("Device of the weights.", command=False))
     dtype: Any = field(
         default=None,
         metadata=about(
-            "Element type of the weights; by default, and with auto, config.json's, else that of the first "
+            "Element type of the weights; by default, and with auto, the type in config.json, else that of the first "
             "floating-point tensor."
         ),
     )
     keep_packed: bool | None = field(
         default=None,
         metadata=about(
-            "Compute from the packed weights, or decode them; a .squizd is run as its stack says, others decoded.",
+            "Compute from the packed weights, or decode them; by default a .squizd follows its stack, others decode.",
             "--keep-packed/--decode",
         ),
     )
@@ -118,25 +114,25 @@ class LoadOptions(Loading):
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """How a text is read: the first ``sequences`` windows of ``window`` tokens, each without the text before it.
+    """How ``eval`` reads a text: the first ``sequences`` windows of ``window`` tokens, each without earlier context.
 
-    Each window begins with the tokens that the tokenizer puts before a text (BOS), in the place of the text's own.
+    Each window begins with the tokens that the tokenizer puts before a text (BOS), which replace its first tokens.
     """
 
     window: int = field(
         default=256,
         metadata=about(
-            "Tokens of a window, with those that the tokenizer puts before a text; each is read without context.",
+            "Tokens of a window, including tokens that the tokenizer adds (BOS); windows are read without context.",
             metavar="N",
             least=2,
         ),
     )
     sequences: int = field(
-        default=96, metadata=about("Windows to read, from the text's beginning.", metavar="N", least=1)
+        default=96, metadata=about("Number of windows, from the beginning of the text.", metavar="N", least=1)
     )
     dtype: Any = field(default="f32", metadata=about("Element type to compute in."))
     keep_packed: bool = field(default=False, metadata=about("Compute from the packed weights."))
-    device: Any = field(default="cpu", metadata=about("Where the weights go.", command=False))
+    device: Any = field(default="cpu", metadata=about("Device of the weights.", command=False))
 
     def __post_init__(self) -> None:
         if self.window < 2 or self.sequences < 1:
@@ -148,11 +144,11 @@ class Protocol:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measures:
-    """What is measured beside perplexity, and what it must keep to."""
+    """Measurements besides perplexity, and the limits of the gate."""
 
     kl: bool = field(
         default=False,
-        metadata=about("How KL(reference || model) spreads over the tokens: median, 99 %, largest; with --reference."),
+        metadata=about("Distribution of KL(reference || model) over tokens: median, 99 %, maximum; with --reference."),
     )
     top_k: int | None = field(
         default=None,
@@ -163,7 +159,7 @@ class Measures:
     per_layer: bool = field(
         default=False,
         metadata=about(
-            "Cosine and relative error of every layer's output against the reference's; which departs first."
+            "Cosine and relative error of every layer's output against the reference; names the first that departs."
         ),
     )
     departs: float = field(
@@ -172,23 +168,21 @@ class Measures:
     )
     resamples: int = field(
         default=1000,
-        metadata=about(
-            "Resamples of the windows that the intervals of 95 % are made from; 0: none.", least=0, metavar="N"
-        ),
+        metadata=about("Resamples of the windows for the 95 % intervals; 0: no intervals.", least=0, metavar="N"),
     )
-    seed: int = field(default=0, metadata=about("Of the resamples.", least=0, metavar="N"))
+    seed: int = field(default=0, metadata=about("Seed of the resamples.", least=0, metavar="N"))
     gate: str | None = field(
         default=None,
         metadata=about(
-            "What the model must keep to, such as kl<0.02,ppl<1.01x (of the reference's); exit code 1 if it does not.",
+            "Limits for the model, such as kl<0.02,ppl<1.01x (x: times the reference's); exit code 1 if exceeded.",
             metavar="TERMS",
         ),
     )
     receipt: bool = field(
-        default=False, metadata=about("Write what was measured beside or into the model's file; inspect shows it.")
+        default=False, metadata=about("Write the measurements into or next to the model's file; inspect shows them.")
     )
     progress: ProgressCallback | None = field(
-        default=None, metadata=about("Called with a ProgressEvent, tokens in place of bytes.", command=False)
+        default=None, metadata=about("Called with a ProgressEvent that counts tokens instead of bytes.", command=False)
     )
 
     def __post_init__(self) -> None:
@@ -203,23 +197,23 @@ class Measures:
 
     @property
     def compares(self) -> bool:
-        """Whether any of these needs a reference."""
+        """Whether a measurement needs a reference."""
         return self.kl or self.per_layer or self.top_k is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Which draft head (by default that of the artifact itself), and how many tokens it proposes at a time, 1 to 7."""
+    """The draft head (by default the artifact's), and the number of tokens per proposal, 1 to 7."""
 
     head: AnyPath | None = field(
-        default=None, metadata=about("Do so with the head in this file or folder.", "--draft-head")
+        default=None, metadata=about("Draft with the head in this file or folder.", "--draft-head")
     )
     tokens: int = field(
-        default=4, metadata=about("Tokens that a head proposes at a time, 1 to 7.", "--draft-tokens", metavar="N")
+        default=4, metadata=about("Tokens that a head proposes per step, 1 to 7.", "--draft-tokens", metavar="N")
     )
 
     def __post_init__(self) -> None:
-        if not 1 <= self.tokens <= MOST_DRAFTED:
+        if not 1 <= self.tokens <= MAX_DRAFTED:
             raise UsageError(
-                f"expected 1 to {MOST_DRAFTED} tokens to draft at a time, found {self.tokens}", rule="draft.tokens"
+                f"expected 1 to {MAX_DRAFTED} tokens to draft at a time, found {self.tokens}", rule="draft.tokens"
             )

@@ -1,8 +1,7 @@
-"""Model preparers: extensions that choose, or first build, the stored form that a model is loaded from.
+"""Model preparers: extensions that choose or build the stored variant that a model is loaded from.
 
-A folder may contain a model in several forms, such as the tiers of a Squish directory. A preparer recognizes its
-folders and returns the form that suits a request. Entry points in the group ``ingot.model_preparers`` register
-preparers.
+A folder may contain a model in several variants, such as the tiers of a Squish directory. A preparer recognizes its
+folders and returns the variant that suits a request. Entry points in the group ``ingot.model_preparers`` register
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from ingot.stores.location import AnyPath, Location
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
-    """Options of a load that decide which stored form suits it.
+    """Options of a load that decide which stored variant suits it.
 
     Parameters
     ----------
@@ -26,9 +25,9 @@ class LoadRequest:
     keep_packed : bool
         Whether quantized weights stay packed in memory.
     cache : bool
-        Whether other stored forms may be used and built.
+        Whether other stored variants may be used and built.
     dtype : optional
-        Requested dtype of the weights; None for the model's own.
+        Requested dtype of the weights; None for the model's dtype.
     model_dir : Location, optional
         The folder of config.json and the tokenizer if it is not the folder of the weights.
     """
@@ -42,7 +41,7 @@ class LoadRequest:
 
 @dataclass(frozen=True, slots=True)
 class PreparedModel:
-    """The stored form to load: a location for ``ingot.open``, its name, and the reasons for the choice."""
+    """The stored variant to load: a location for ``ingot.open``, its name, and the reasons for the choice."""
 
     location: AnyPath
     tier: str
@@ -50,14 +49,14 @@ class PreparedModel:
 
 
 class ModelPreparer(Protocol):
-    """Chooses among the stored forms of a model in one folder."""
+    """An extension that chooses among the stored variants of a model in one folder."""
 
     def applies(self, store: Store) -> bool:
         """Return whether this preparer recognizes the folder; every load of a folder calls it."""
         ...
 
     def prepare(self, location: Location, request: LoadRequest) -> PreparedModel:
-        """Return the form of the folder at this location that suits the request. Raises ``IngotError``."""
+        """Return the variant of the folder at this location that suits the request. Raises ``IngotError``."""
         ...
 
 

@@ -23,15 +23,17 @@ class CacheInUse(Protocol):
 
 
 class KvCaching(Protocol):
-    """Makes models of transformers cache keys and values in packed blocks."""
+    """An installer of packed KV caches in transformers models."""
 
     def install(self, model: Any, settings: KvCache) -> None:
-        """Make ``model`` use such caches. Raises ``UnsupportedError`` ``kv.model``, ``kv.evict``."""
+        """Install packed caches in ``model``. Raises ``UnsupportedError`` ``kv.model``, ``kv.evict``."""
         ...
 
     def use_kv_cache(self, model: Any, kv_cache: Any = "int4") -> Any:
-        """Install caches with settings as text, a mapping or ``KvCache``; return the model. Raises as ``install``."""
-        ...
+        """Install caches with settings as text, a mapping or ``KvCache``; return the model.
+
+        Raises ``UnsupportedError`` ``kv.model``, ``kv.evict``.
+        """
 
     def settings_of(self, model: Any) -> KvCache | None:
         """Return the settings of a model's caches; None if they are transformers' own."""
@@ -43,7 +45,7 @@ class KvCaching(Protocol):
 
 
 class DraftDecoding(Protocol):
-    """Decodes speculatively with a draft head."""
+    """A speculative decoder that uses a draft head."""
 
     def head(self, tensors: Mapping[str, Tensor], model: Any, config: Mapping[str, Any] | None) -> Any:
         """Return the draft head of a target model. Raises ``FormatError`` ``draft.*``."""
@@ -52,7 +54,7 @@ class DraftDecoding(Protocol):
     def speculate(
         self, model: Any, tokens: Any, count: int, enough: Callable[[list[int]], bool], drafter: Any, ahead: int
     ) -> Any:
-        """Return up to ``count`` new tokens, equal to those without the head, with the figures of the run."""
+        """Return up to ``count`` new tokens, equal to those without the head, with the metrics of the run."""
         ...
 
 

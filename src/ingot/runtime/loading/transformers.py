@@ -1,7 +1,7 @@
-"""transformers: a running model from any checkpoint that Ingot opens (``spec/loading.md``).
+"""Running models of transformers from any checkpoint that Ingot opens (``spec/loading.md``).
 
-A stack selector (``ingot.model.stacks``) chooses what a ``.squizd`` runs on. Every stack but a Core ML package becomes
-a model of transformers.
+A stack selector (``ingot.model.stacks``) chooses the stack that a ``.squizd`` file runs on. Every stack except a Core
+ML package becomes a model of transformers.
 """
 
 from __future__ import annotations
@@ -27,27 +27,36 @@ from ingot.runtime.loading.options import INT8, LoadOptions
 from ingot.runtime.loading.serving import KV_CACHES, PACKED
 from ingot.runtime.loading.transformers_build import build
 from ingot.runtime.loading.transformers_config import EXTRA, model_class, read_config, read_generation_config
-from ingot.runtime.loading.transformers_packed import made_bytes, packable, put_packed
+from ingot.runtime.loading.transformers_packed import packable, put_packed, repacked_bytes
 from ingot.runtime.loading.transformers_weights import (
-    NO_ROOM,
-    STREAMED,
+    DECODED_TOO_LARGE_HINT,
+    STREAMED_TOO_LARGE_HINT,
     Loading,
     copied_bytes,
     is_mapped,
+    loading_order,
     merged_names,
     streamable,
-    taking_order,
     weights_of,
 )
 from ingot.stores.location import Location
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """What a caller has decided already: the class and the config, where they are not the folder's own, and options of
-    ``from_pretrained`` for transformers."""
+class ModelOverrides:
+    """Decisions of the caller that replace those of the folder.
 
-    kind: Any = None
+    Parameters
+    ----------
+    model_cls : type, optional
+        The class of the model.
+    config : optional
+        The config of the model.
+    options : mapping
+        Further arguments of ``from_pretrained``.
+    """
+
+    model_cls: Any = None
     config: Any = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -56,15 +65,15 @@ class Given:
 def load_model(options: LoadOptions) -> Any:
     """Return a model of transformers with the weights of a checkpoint, in evaluation mode.
 
-    Weights that are stored as they are wanted stay in the mapped file; the others are decoded once, into the memory
-    that the model keeps. Tied weights stay tied.
+    Weights stored in the requested dtype stay in the mapped file. Other weights are decoded once. Tied weights stay
+    tied.
 
-    With ``stream`` a model runs whose decoded weights are larger than memory, in that of two of its layers: each pass
-    decodes them anew, while the layer before computes. Such a model takes one pass at a time and cannot be saved.
+    With ``stream``, decoded weights may be larger than memory: each pass decodes the next layer while one computes, in
+    the memory of two layers. A streamed model takes one pass at a time and cannot be saved.
 
-    Of a ``.squizd`` the first stack is taken, in the order of its document, that the file holds, this machine has and
-    Ingot can run. On a Mac this may be the Core ML package that the file carries: then the model is a
-    ``coremltools.models.MLModel``, unless ``device``, ``dtype`` or ``keep_packed`` are given or ``coreml`` is false.
+    A ``.squizd`` file runs on the first of its stacks that this machine has and Ingot can run. On a Mac this may be the
+    Core ML package in the file. Then the model is a ``coremltools.models.MLModel``, unless ``device``, ``dtype`` or
+    ``keep_packed`` is set or ``coreml`` is false.
 
     Returns
     -------
@@ -73,7 +82,7 @@ def load_model(options: LoadOptions) -> Any:
     Raises
     ------
     FormatError
-        ``model.*``: config.json is missing or wrong, or disagrees with the weights (``spec/loading.md``).
+        ``model.*``: config.json is missing or invalid, or disagrees with the weights (``spec/loading.md``).
     UnsupportedError
         ``model.architecture``, ``model.quantized``, ``model.dtype``, ``model.unchecked``, ``kv.model``, ``kv.evict``.
     ResourceError
@@ -83,13 +92,16 @@ def load_model(options: LoadOptions) -> Any:
     MissingExtraError
         torch or transformers is not installed.
     IngotError
-        As ``ingot.open`` and ``Tensor.numpy``.
+        The errors of ``ingot.open`` and ``Tensor.numpy``.
     """
-    return load(options, Given())
+    return load(options, ModelOverrides())
 
 
-def load(options: LoadOptions, given: Given) -> Any:
-    """Return the model that ``load_model`` does, of another class or config where these are given; errors as there."""
+def load(options: LoadOptions, overrides: ModelOverrides) -> Any:
+    """Return the model of ``load_model`` with the class, config and options in ``overrides``.
+
+    Raises the errors of ``load_model``.
+    """
     meter = Meter()
     if isinstance(options.dtype, str) and options.dtype == "auto":
         options = replace(options, dtype=None)
@@ -107,36 +119,40 @@ def load(options: LoadOptions, given: Given) -> Any:
     with ExitStack() as stack:
         checkpoint = stack.enter_context(source.checkpoint)
         try:
-            model, done = _run(source, options, meter, given)
+            model, done = _run(source, options, meter, overrides)
         except IngotError as error:
             raise error if checkpoint.location in (error.where or "") else error.at(checkpoint.location) from None
         if done.get("streamed"):
-            stack.pop_all()  # the model goes on reading; its files are closed when it goes
+            stack.pop_all()  # the model keeps reading; its files are closed when it is deleted
     if options.report is not None:
-        options.report(LoadReport(Location.parse(options.path).display, **{**done, **meter.taken()}))
+        options.report(LoadReport(Location.parse(options.path).display, **{**done, **meter.measured()}))
     return model
 
 
 def _stack_request(options: LoadOptions) -> StackRequest:
-    """Return the options that decide on stacks."""
-    kind = str(options.device).partition(":")[0]
-    asked = [
+    """Return the options that a stack selector considers."""
+    device_type = str(options.device).partition(":")[0]
+    requests = [
         text
-        for text, given in (
-            (f"device {kind}", kind != "cpu"),
+        for text, requested in (
+            (f"device {device_type}", device_type != "cpu"),
             ("a dtype", options.dtype is not None),
             ("packed or decoded weights", options.keep_packed is not None),
             ("a model of transformers", not options.coreml),
             ("streamed weights", options.stream),
             ("a packed KV cache", options.kv_cache is not None),
         )
-        if given
+        if requested
     ]
-    return StackRequest(kind, options.keep_packed, f"the caller asks for {', '.join(asked)}" if asked else "")
+    return StackRequest(
+        device_type, options.keep_packed, f"the caller asks for {', '.join(requests)}" if requests else ""
+    )
 
 
-def _run(source: ModelSource, options: LoadOptions, meter: Meter, given: Given) -> tuple[Any, dict[str, Any]]:
-    """Return what runs the first stack that can be run, with what the report says of it."""
+def _run(
+    source: ModelSource, options: LoadOptions, meter: Meter, overrides: ModelOverrides
+) -> tuple[Any, dict[str, Any]]:
+    """Return a model for the first stack that can run, and its fields of the report."""
     checkpoint, choice = source.checkpoint, None
     if checkpoint.features is not None and checkpoint.format in STACK_SELECTORS:
         selector, request = STACK_SELECTORS[checkpoint.format], _stack_request(options)
@@ -148,11 +164,11 @@ def _run(source: ModelSource, options: LoadOptions, meter: Meter, given: Given) 
                 choice = selector.select(checkpoint.features, replace(request, refused=str(error)))
     packed = _packed(checkpoint, options.keep_packed, choice)
     if not options.stream:
-        checkpoint.read_ahead(taking_order(checkpoint, packed))  # weights travel while torch is imported
+        checkpoint.read_ahead(loading_order(checkpoint, packed))  # prefetch weights while torch is imported
     with meter.importing():
         torch = require("torch", EXTRA)
         require("transformers", EXTRA)
-    plan = _Plan(replace(options, device=_device(torch, options.device)), given, packed)
+    plan = _Plan(replace(options, device=_device(torch, options.device)), overrides, packed)
     model, done = _load(torch, source, plan, meter)
     if choice is not None:
         done |= {"why": f"{done['why']}; {choice.describe()}", "dispatch": choice}
@@ -161,8 +177,8 @@ def _run(source: ModelSource, options: LoadOptions, meter: Meter, given: Given) 
 
 def _package(source: ModelSource, choice: Dispatch) -> tuple[Any, dict[str, Any]]:
     part = source.checkpoint.attachments.coreml
-    if part is None:  # the reader has refused such a file
-        raise UnsupportedError("expected a Core ML package, found none", rule="model.coreml")
+    if part is None:  # the reader refuses files whose stack names a missing package
+        raise UnsupportedError("the file has no Core ML package", rule="model.coreml")
     model = require("ingot.runtime.arrays.coreml", EXTRA).load_package(part)
     return model, {
         "format": source.checkpoint.format,
@@ -180,100 +196,110 @@ def _package(source: ModelSource, choice: Dispatch) -> tuple[Any, dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """How a model is built: ``options`` with a ``torch.device``, what was given, and what is to stay packed."""
+    """Inputs of a build: ``options`` with a ``torch.device``, the caller's overrides, the names that stay packed."""
 
     options: LoadOptions
-    given: Given
+    overrides: ModelOverrides
     packed: set[str]
 
 
 def _load(torch: Any, source: ModelSource, plan: _Plan, meter: Meter) -> tuple[Any, dict[str, Any]]:
-    """Build the model; return it with what the report says of it."""
-    options, given = plan.options, plan.given
+    """Build the model; return it with its fields of the report."""
+    options, overrides = plan.options, plan.overrides
     checkpoint, device = source.checkpoint, options.device
-    with meter.importing():  # of the architecture's modules
-        config = read_config(source.folder, len(checkpoint), checkpoint.format)  # refuses, whichever config is taken
-        config = config if given.config is None else given.config
-        kind = given.kind or model_class(config, source.folder.location)
+    with meter.importing():  # the modules of the architecture
+        config = read_config(
+            source.folder, len(checkpoint), checkpoint.format
+        )  # checks the folder's config in any case
+        config = config if overrides.config is None else overrides.config
+        model_cls = overrides.model_cls or model_class(config, source.folder.location)
     target = _target(torch, options.dtype, config, checkpoint)
     dtype = getattr(torch, str(DTYPES[target].torch))
     packed = plan.packed
     merged = merged_names(config, checkpoint)
     streamed = streamable(checkpoint, target, packed, merged) if options.stream else frozenset()
-    resident = copied_bytes(checkpoint, target, packed | streamed, merged) + made_bytes(checkpoint, packed - merged)
-    room = partial(_require_room, device, options.max_ram, checkpoint.location, streaming=options.stream)
-    room(resident)
+    resident = copied_bytes(checkpoint, target, packed | streamed, merged) + repacked_bytes(checkpoint, packed - merged)
+    require_room = partial(_require_room, device, options.max_ram, checkpoint.location, streaming=options.stream)
+    require_room(resident)
 
-    def attempt(some: set[str]) -> Any:
-        loading = Loading(device, some)
+    def attempt(undecoded: set[str]) -> Any:
+        loading = Loading(device, undecoded)
         weights = weights_of(checkpoint, loading)
-        asked = {**given.options, "dtype": dtype}
-        return build(kind, config, weights, loading, asked, strict=options.strict, where=checkpoint.location)
+        arguments = {**overrides.options, "dtype": dtype}
+        return build(
+            model_cls, config, weights, loading, arguments, strict=options.strict, location=checkpoint.location
+        )
 
-    placed = put_packed(attempt, packed, dtype, device, streamed)
-    model = placed.model
+    built = put_packed(attempt, packed, dtype, device, streamed)
+    model = built.model
     generation = read_generation_config(source.folder)
     if generation is not None and model.can_generate():
         model.generation_config = generation
     model.config.name_or_path = source.name
     stream = None
-    if placed.streamed:
+    if built.streamed:
         stream = require("ingot.runtime.loading.transformers_stream", EXTRA).Stream(
-            placed.streamed, device, checkpoint.require_unchanged
+            built.streamed, device, checkpoint.require_unchanged
         )
-        room(resident + stream.window)
+        require_room(resident + stream.window)
     if device.type != "cpu":
         model._apply(lambda values: values if values.is_meta else values.to(device))
     if stream is not None:
         stream.install(model)
     if options.compute == INT8:
-        _round(model, device, checkpoint.location)
+        _use_int8(model, device, checkpoint.location)
     if options.kv_cache is not None:
         KV_CACHES[PACKED].install(model, options.kv_cache)
     stored = (tensor for name, tensor in checkpoint.items() if name not in merged)
     mapped = sum(tensor.nbytes for tensor in stored if is_mapped(tensor, target))
-    kept = placed.packed | {site.tensor.name for site in placed.streamed}
+    not_decoded = built.packed | {site.tensor.name for site in built.streamed}
     return model, {
         "format": checkpoint.format,
         "tier": source.tier,
         "why": source.why,
-        "model": kind.__name__,
+        "model": model_cls.__name__,
         "dtype": target,
         "device": str(device),
         "mapped": mapped,
-        "decoded": copied_bytes(checkpoint, target, kept, merged),
-        "packed": sum(checkpoint[name].nbytes for name in placed.packed),
+        "decoded": copied_bytes(checkpoint, target, not_decoded, merged),
+        "packed": sum(checkpoint[name].nbytes for name in built.packed),
         "streamed": 0 if stream is None else stream.nbytes,
         "window": 0 if stream is None else stream.window,
     }
 
 
-def _require_room(device: Any, max_ram: str | int | None, where: str, nbytes: int, *, streaming: bool) -> None:
-    """Refuse decoded weights that do not fit; ``ram.guard``."""
+def _require_room(device: Any, max_ram: str | int | None, location: str, nbytes: int, *, streaming: bool) -> None:
+    """Raise ``ResourceError`` ``ram.guard`` if the decoded weights do not fit into memory."""
     if device.type == "cpu":
-        require_ram(nbytes, "decoded weights", STREAMED if streaming else NO_ROOM, max_ram, where)
+        require_ram(
+            nbytes,
+            "decoded weights",
+            STREAMED_TOO_LARGE_HINT if streaming else DECODED_TOO_LARGE_HINT,
+            max_ram,
+            location,
+        )
 
 
-def _packed(checkpoint: Checkpoint, asked: bool | None, choice: Dispatch | None) -> set[str]:
-    """Return the tensors that are to stay packed: as asked, else those from whose codes the stack multiplies."""
-    if asked is not None:
-        return packable(checkpoint) if asked else set()
+def _packed(checkpoint: Checkpoint, keep_packed: bool | None, choice: Dispatch | None) -> set[str]:
+    """Return the tensors that stay packed: all or none if requested, else those that the stack multiplies by."""
+    if keep_packed is not None:
+        return packable(checkpoint) if keep_packed else set()
     computes = choice is not None and choice.computes
     return packable(checkpoint, direct=True) if computes else set()
 
 
-def _round(model: Any, device: Any, where: str) -> None:
-    """Have packed linear layers multiply x in 8 bits; refuses a model without any."""
+def _use_int8(model: Any, device: Any, location: str) -> None:
+    """Make packed linear layers multiply inputs of 8 bits. Raises if the model has no such layer."""
     if device.type != "cpu":
         raise UnsupportedError(
-            f"expected a CPU to compute in int8 on, found {device}", rule="model.compute", where=where
+            f"expected a CPU to compute in int8 on, found {device}", rule="model.compute", where=location
         )
     if not require("ingot.runtime.layers.rounded_inputs", "torch").round_inputs(model):
         raise UnsupportedError(
-            "expected packed linear layers to compute in int8 with, of codec affine in 2, 3, 4 or 8 bits, groups of "
-            "multiples of 32 columns, found none: load the model without compute",
+            "expected packed linear layers to compute in int8, but the model has none of codec affine with 2, 3, 4 or "
+            "8 bits and groups of a multiple of 32 columns: load the model without compute",
             rule="model.compute",
-            where=where,
+            where=location,
         )
     require("ingot.runtime.layers.decoder_layers", "torch").put_layers(model)
 
@@ -287,17 +313,17 @@ def _device(torch: Any, device: Any) -> Any:
             f"expected a device that this torch has, found {str(device)[:80]!r}", rule="model.device"
         ) from error
     if target.type == "meta":
-        raise UsageError("expected a device that holds values, found 'meta'", rule="model.device")
+        raise UsageError("expected a device with memory for values, found 'meta'", rule="model.device")
     return target
 
 
 def _target(torch: Any, dtype: Any, config: Any, checkpoint: Checkpoint) -> str:
-    """Return the canonical name of the parameters' type: as asked, as config.json says, as stored."""
-    asked = dtype if dtype is not None else getattr(config, "dtype", None)
-    if asked is None:
+    """Return the canonical name of the parameters' dtype: as requested, else as in config.json, else as stored."""
+    requested = dtype if dtype is not None else getattr(config, "dtype", None)
+    if requested is None:
         rows = (DTYPES.get(tensor.dtype) for tensor in checkpoint.values())
-        asked = next((row.name for row in rows if row is not None and row.is_float and row.bits >= 16), "f32")
-    row = resolve_dtype(asked)
+        requested = next((row.name for row in rows if row is not None and row.is_float and row.bits >= 16), "f32")
+    row = resolve_dtype(requested)
     if not row.is_float or row.bits < 16 or getattr(torch, row.torch or "", None) is None:
         raise UnsupportedError(
             f"expected a dtype to compute in (f32, bf16, f16 or f64), found {row.name}", rule="model.dtype"

@@ -1,8 +1,8 @@
-"""Build a model of transformers around weights that Ingot holds, and refuse what does not fit before it costs memory.
+"""Build a model of transformers around weights from Ingot, and refuse weights that do not fit before they take memory.
 
-The skeleton, the renaming and merging of keys, tied weights and the buffers that no checkpoint has are transformers'
-own work (``PreTrainedModel.from_pretrained`` with a config and a state dict). Between its loading and its filling-in of
-what is missing stands ``check``: transformers would give missing weights random values, Ingot refuses.
+transformers creates the model on device meta, renames and merges keys, ties weights and fills buffers that checkpoints
+lack (``PreTrainedModel.from_pretrained`` with a config and a state dict). After it loads the weights it would fill
+missing weights with random values. ``_Checks`` runs before that and refuses missing weights.
 """
 
 from __future__ import annotations
@@ -24,41 +24,41 @@ _SHOWN = 4
 
 
 def build(
-    kind: Any,
+    model_cls: Any,
     config: Any,
     weights: Mapping[str, Weight],
     loading: Loading,
     options: Mapping[str, Any],
     *,
     strict: bool,
-    where: str,
+    location: str,
 ) -> Any:
-    """Return a model of class ``kind`` with these weights, in evaluation mode.
+    """Return a model of class ``model_cls`` with these weights, in evaluation mode.
 
     Parameters
     ----------
-    kind : type
+    model_cls : type
         A class of transformers.
     weights : mapping
-        By the names of the checkpoint.
+        The weights by the names in the checkpoint.
     options : mapping
-        Further arguments of ``from_pretrained``, the ``dtype`` of the parameters among them.
+        Further arguments of ``from_pretrained``, such as the ``dtype`` of the parameters.
     strict : bool
-        Refuse weights that the architecture has no place for.
-    where : str
-        For messages.
+        Refuse weights for which the architecture has no parameter.
+    location : str
+        The checkpoint's location, for messages.
 
     Raises
     ------
     FormatError
         ``model.config``, ``model.missing``, ``model.unexpected``, ``model.shape``, ``model.rearrange``.
     UnsupportedError
-        ``model.unchecked``: this transformers loads in another way, and nothing would be known of missing weights.
+        ``model.unchecked``: the installed transformers loads in another way, so missing weights would go unnoticed.
     IngotError
-        What decoding a weight raised.
+        The first error of decoding a weight.
     """
-    checks = _Checks(loading, strict, where)
-    hooked = _with_check(kind, checks)
+    checks = _Checks(loading, strict, location)
+    hooked = _with_check(model_cls, checks)
     try:
         with _quiet():
             model = hooked.from_pretrained(None, config=config, state_dict=dict(weights), **options)
@@ -68,60 +68,58 @@ def build(
         if loading.failures:
             raise loading.failures[0] from error
         raise FormatError(
-            "model.config", f"transformers cannot build {kind.__name__} from it: {one_line(error)}", where=where
+            "model.config", f"transformers cannot build {model_cls.__name__} from it: {one_line(error)}", where=location
         ) from error
     if not checks.done:
         raise UnsupportedError(
-            f"expected a transformers whose loading Ingot can check, found {version()}, which may have made up what is "
-            "missing; install a release that Ingot's extra 'transformers' names",
+            f"expected a transformers whose loading Ingot can check, found {version()}, which may have made up missing "
+            "weights; install a release that Ingot's extra 'transformers' names",
             rule="model.unchecked",
-            where=where,
+            where=location,
         )
-    model.__class__ = kind
+    model.__class__ = model_cls
     return model
 
 
 @dataclass
 class _Checks:
-    """What is looked at once all weights are in; ``done`` tells whether transformers came by."""
+    """Checks that run when all weights are loaded. ``done`` becomes true when transformers has called them."""
 
     loading: Loading
     strict: bool
-    where: str
+    location: str
     done: bool = False
 
     def __call__(self, model: Any, info: Any) -> None:
         if self.loading.failures:
             raise self.loading.failures[0]
-        _check_shapes(info, self.where)
-        _check_rearranged(info, self.where)
-        _check_missing(model, info, self.where)
+        _check_shapes(info, self.location)
+        _check_rearranged(info, self.location)
+        _check_missing(model, info, self.location)
         if self.strict:
-            _check_unexpected(model, info, self.where)
+            _check_unexpected(model, info, self.location)
         _check_buffers(model)
         self.done = True
 
 
-def _with_check(kind: Any, check: Callable[[Any, Any], None]) -> Any:
-    """Return a subclass of ``kind`` for the time of loading that calls ``check(model, loading_info)`` once all weights
-    are in and nothing has been filled in yet.
+def _with_check(model_cls: Any, check: Callable[[Any, Any], None]) -> Any:
+    """Return a subclass of ``model_cls`` that calls ``check(model, loading_info)`` before missing weights are filled.
 
-    The method that it overrides is transformers' own business (5.1 brought it) and may go: whoever calls this has to
-    see that ``check`` was called.
+    The overridden method is private to transformers (since 5.1) and may disappear. The caller must verify that
+    ``check`` was called.
     """
 
     def finalize(model: Any, *args: Any, **kwargs: Any) -> Any:
         check(model, next(item for item in (*args, *kwargs.values()) if hasattr(item, "missing_keys")))
-        return kind._finalize_model_loading(model, *args, **kwargs)
+        return model_cls._finalize_model_loading(model, *args, **kwargs)
 
-    names = {"_finalize_model_loading": staticmethod(finalize), "__module__": kind.__module__}
-    return type(kind)(kind.__name__, (kind,), names)
+    names = {"_finalize_model_loading": staticmethod(finalize), "__module__": model_cls.__module__}
+    return type(model_cls)(model_cls.__name__, (model_cls,), names)
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep transformers' progress bar and load report to itself: Ingot says what is wrong, and nothing when all is
-    right."""
+    """Silence the progress bar and the load report of transformers in this context: Ingot reports errors itself."""
     logs = require("transformers.utils.logging", EXTRA)
     bar, level = logs.is_progress_bar_enabled(), logs.get_verbosity()
     logs.disable_progress_bar()
@@ -134,20 +132,20 @@ def _quiet() -> Iterator[None]:
             logs.enable_progress_bar()
 
 
-def _check_shapes(info: Any, where: str) -> None:
-    wrong = [
+def _check_shapes(info: Any, location: str) -> None:
+    mismatches = [
         f"{name} expected {list(expected)}, found {list(shape)}"
         for name, shape, expected in sorted(info.mismatched_keys, key=lambda item: str(item[0]))
     ]
-    if wrong:
+    if mismatches:
         raise FormatError(
             "model.shape",
-            f"config.json disagrees with the weights in {len(wrong)} shapes: {_listed(wrong, '; ')}",
-            where=where,
+            f"config.json disagrees with the weights in {len(mismatches)} shapes: {_joined(mismatches, '; ')}",
+            where=location,
         )
 
 
-def _check_rearranged(info: Any, where: str) -> None:
+def _check_rearranged(info: Any, location: str) -> None:
     errors = dict(info.conversion_errors or {})
     if errors:
         name, text = next(iter(sorted(errors.items())))
@@ -155,48 +153,49 @@ def _check_rearranged(info: Any, where: str) -> None:
         raise FormatError(
             "model.rearrange",
             f"transformers cannot rearrange {len(errors)} weights: {str(name)[:200]}: {last[:200]}",
-            where=where,
+            where=location,
         )
 
 
-def _check_missing(model: Any, info: Any, where: str) -> None:
+def _check_missing(model: Any, info: Any, location: str) -> None:
     missing = set(info.missing_keys)
     absent = missing - _tied_to_present(model, missing)
-    left = _unmatched(absent, getattr(model, "_keys_to_ignore_on_load_missing", None))
-    if left:
+    names = _unmatched(absent, getattr(model, "_keys_to_ignore_on_load_missing", None))
+    if names:
         raise FormatError(
             "model.missing",
-            f"expected {len(left)} weights that {type(model).__name__} needs, found none: {_listed(left)}",
-            where=where,
+            f"expected {len(names)} weights that {type(model).__name__} needs, but the checkpoint lacks them: "
+            f"{_joined(names)}",
+            where=location,
         )
 
 
-def _check_unexpected(model: Any, info: Any, where: str) -> None:
+def _check_unexpected(model: Any, info: Any, location: str) -> None:
     patterns = set(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
-    # What once was stored with every layer and is now computed; transformers forgives the same two.
+    # Older checkpoints store these buffers per layer; they are computed now. transformers ignores the same two.
     buffers = [name for name, _ in model.named_buffers()]
     if any(name.endswith("rotary_emb.inv_freq") for name in buffers):
         patterns.add(r"rotary_emb\.inv_freq")
     if any(name.endswith("position_ids") for name in buffers):
         patterns.add(r"(^|\.)position_ids$")
-    left = _unmatched(info.unexpected_keys, patterns)
-    if left:
+    names = _unmatched(info.unexpected_keys, patterns)
+    if names:
         raise FormatError(
             "model.unexpected",
-            f"found {len(left)} weights that {type(model).__name__} has no place for: {_listed(left)}; strict=False "
-            "leaves them out",
-            where=where,
+            f"found {len(names)} weights for which {type(model).__name__} has no parameter: {_joined(names)}; "
+            "strict=False ignores them",
+            where=location,
         )
 
 
 def _check_buffers(model: Any) -> None:
-    """Refuse tables (of positions, say) that are larger than memory: config.json alone says how large they are."""
+    """Raise if buffers, such as position tables, are larger than memory: config.json alone sets their sizes."""
     nbytes = sum(buffer.nbytes for buffer in model.buffers() if buffer.is_meta)
     require_ram(nbytes, "tables that config.json asks for", "make its positions fewer")
 
 
 def _tied_to_present(model: Any, missing: set[str]) -> set[str]:
-    """Return the missing names that share a parameter with one that is there."""
+    """Return the missing names that share a parameter with a name that is present."""
     groups: dict[str, set[str]] = {}
     for target, source in dict(getattr(model, "all_tied_weights_keys", None) or {}).items():
         groups.setdefault(source, {source}).add(target)
@@ -208,6 +207,6 @@ def _unmatched(names: Iterable[str], patterns: Iterable[str] | None) -> list[str
     return sorted(name for name in names if not any(pattern.search(name) for pattern in ignored))
 
 
-def _listed(items: list[str], separator: str = ", ") -> str:
+def _joined(items: list[str], separator: str = ", ") -> str:
     shown = separator.join(item[:200] for item in items[:_SHOWN])
     return shown if len(items) <= _SHOWN else f"{shown}{separator}..."

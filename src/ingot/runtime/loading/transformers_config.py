@@ -1,7 +1,7 @@
-"""From a model folder's JSON files to a transformers config, model class and generation config.
+"""The transformers config, model class and generation config of a model folder.
 
-Only classes that ship with transformers are taken: code that travels with a model is never run, so ``auto_map`` is
-ignored and ``trust_remote_code`` is not offered.
+Only classes that ship with transformers are used. Code that comes with a model never runs: ``auto_map`` is ignored, and
+``trust_remote_code`` is not offered.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ingot.naming.config import CONFIG, MAX_CONFIG, parse_config
 EXTRA = "transformers"
 
 _GENERATION = "generation_config.json"
-# However small a checkpoint is, so many layers may share its tensors (ALBERT has 12 layers in one group).
+# Layers can share tensors, so a small checkpoint may have this many layers (ALBERT has 12 layers in one group).
 _SHARED_LAYERS = 256
-# A classifier's labels: transformers makes a name for each before it looks at any weight.
+# Labels of a classifier: transformers creates a name for each before it reads any weight.
 _LABELS = 1 << 17
-# Ways to compute that come with torch. Others are names of packages, and "owner/name" is code from the internet.
+# Implementations that come with torch. Other values name packages, and "owner/name" is code from the internet.
 _IMPLEMENTATIONS = {
     "attn_implementation": ("eager", "sdpa"),
     "_attn_implementation": ("eager", "sdpa"),
@@ -41,51 +41,51 @@ def read_config(folder: Store, tensors: int, format: str = "") -> Any:
     Parameters
     ----------
     folder : Store
-        Holds config.json.
+        The folder with config.json.
     tensors : int
         Number of tensors in the checkpoint, which bounds the number of layers.
     format : str
-        Of the checkpoint. One that reads how config.json says layers are packed hands over values.
+        Format of the checkpoint. Ingot decodes formats that declare their packing in config.json.
 
     Raises
     ------
     FormatError
-        ``model.config-missing``, ``model.config``: no config.json, or none that transformers accepts.
+        ``model.config-missing``: no config.json; ``model.config``: transformers rejects it.
     UnsupportedError
-        ``model.architecture``: a model type that this transformers does not have; ``model.quantized``: weights in a
-        quantization of transformers' own.
+        ``model.architecture``: the installed transformers lacks this model type; ``model.quantized``: the weights use
+        transformers' own quantization.
     """
-    where = folder.location_of(CONFIG)
+    location = folder.location_of(CONFIG)
     values = read_json(folder, CONFIG, "model.config", "model.config-missing")
-    kind = values.get("model_type")
+    model_type = values.get("model_type")
     mapping = require("transformers.models.auto.configuration_auto", EXTRA).CONFIG_MAPPING
-    if not isinstance(kind, str) or kind not in mapping:
+    if not isinstance(model_type, str) or model_type not in mapping:
         raise UnsupportedError(
-            f"expected a model_type that transformers {version()} has, found {str(kind)[:80]!r}; a newer release may "
-            "know it (code that travels with a model is never run)",
+            f"expected a model_type that transformers {version()} has, found {str(model_type)[:80]!r}; a newer release "
+            "may have it (code that comes with a model never runs)",
             rule="model.architecture",
-            where=where,
+            where=location,
         )
-    _refuse_layers(values, max(tensors, _SHARED_LAYERS), where)
-    packed = None if format in FORMATS and FORMATS[format].traits.config_keys else of_config(values, where)
+    _refuse_layers(values, max(tensors, _SHARED_LAYERS), location)
+    packed = None if format in FORMATS and FORMATS[format].traits.config_keys else of_config(values, location)
     if packed is not None:
         raise packed.refusal()
-    # Dialects describe their packing here; what Ingot hands over is decoded, and transformers must not look for packed
-    # parts.
+    # These keys describe the packing of the files. Ingot passes decoded weights, so transformers must not look for
+    # packed parts.
     plain = _without_code({key: value for key, value in values.items() if key not in PACKING_KEYS})
     try:
-        return mapping[kind].from_dict(plain)
-    except Exception as error:  # whatever a validator of one of hundreds of config classes raises
-        raise FormatError("model.config", f"transformers refuses it: {one_line(error)}", where=where) from error
+        return mapping[model_type].from_dict(plain)
+    except Exception as error:  # validators of hundreds of config classes raise various errors
+        raise FormatError("model.config", f"transformers refuses it: {one_line(error)}", where=location) from error
 
 
-def model_class(config: Any, where: str) -> Any:
-    """Return the class of transformers that the config names, else its causal language model, else its bare model.
+def model_class(config: Any, location: str) -> Any:
+    """Return the transformers class that the config names, else its causal language model, else its bare model.
 
     Raises
     ------
     UnsupportedError
-        ``model.architecture``: no class of transformers has that name and this config.
+        ``model.architecture``: transformers has no class of that name for this config.
     """
     named = getattr(config, "architectures", None) or []
     for name in named:
@@ -102,12 +102,12 @@ def model_class(config: Any, where: str) -> Any:
         f"expected an architecture that transformers {version()} has for model_type {config.model_type!r}, found "
         f"{', '.join(str(name)[:80] for name in named[:4]) or 'none'}",
         rule="model.architecture",
-        where=where,
+        where=location,
     )
 
 
 def read_generation_config(folder: Store) -> Any:
-    """Return the folder's generation config, None if it has none.
+    """Return the generation config of the folder; None if it has none.
 
     Raises ``FormatError`` ``model.generation-config``.
     """
@@ -117,19 +117,19 @@ def read_generation_config(folder: Store) -> Any:
     try:
         return require("transformers", EXTRA).GenerationConfig.from_dict(values)
     except Exception as error:
-        where = folder.location_of(_GENERATION)
+        location = folder.location_of(_GENERATION)
         raise FormatError(
-            "model.generation-config", f"transformers refuses it: {one_line(error)}", where=where
+            "model.generation-config", f"transformers refuses it: {one_line(error)}", where=location
         ) from error
 
 
 def read_json(folder: Store, name: str, rule: str, missing: str) -> dict[str, Any]:
-    """Read one of the model's JSON files.
+    """Return one of the model's JSON files, parsed.
 
-    Raises ``FormatError`` with ``missing`` where there is no such file and with ``rule`` for what is in it.
+    Raises ``FormatError`` with the rule ``missing`` if there is no such file, with ``rule`` if its content is invalid.
     """
     if not folder.exists(name):
-        raise FormatError(missing, f"expected {name} beside the weights; copy it there", where=folder.location)
+        raise FormatError(missing, f"expected {name} next to the weights; copy it there", where=folder.location)
     return parse_config(folder.read(name, MAX_CONFIG, rule), rule, folder.location_of(name))
 
 
@@ -144,7 +144,7 @@ def _class_named(name: Any, config: Any) -> Any:
     base = transformers.PreTrainedModel
     try:
         candidate = getattr(transformers, name) if isinstance(name, str) else None
-    except Exception:  # a lazy import that wants a package which is not here
+    except Exception:  # a lazy import of a package that is not installed
         return None
     fits = (
         isinstance(candidate, type)
@@ -154,28 +154,30 @@ def _class_named(name: Any, config: Any) -> Any:
     return candidate if fits else None
 
 
-def _refuse_layers(values: dict[str, Any], most: int, where: str) -> None:
-    """Refuse layer counts that no checkpoint of so many tensors has, before transformers builds them one by one; and
-    more labels than a classifier has."""
+def _refuse_layers(values: dict[str, Any], max_layers: int, location: str) -> None:
+    """Raise if a layer count exceeds what the number of tensors allows, or ``num_labels`` exceeds its limit.
+
+    This runs before transformers builds the layers.
+    """
     nested = [value for value in values.values() if isinstance(value, dict)]
-    limits = {**dict.fromkeys(_COUNTS, most), "num_labels": _LABELS}
-    for some in (values, *nested):
+    limits = {**dict.fromkeys(_COUNTS, max_layers), "num_labels": _LABELS}
+    for section in (values, *nested):
         for key, limit in limits.items():
-            count = some.get(key)
+            count = section.get(key)
             if isinstance(count, int) and count > limit:
-                raise FormatError("model.config", f"expected {key} up to {limit}, found {count}", where=where)
+                raise FormatError("model.config", f"expected {key} up to {limit}, found {count}", where=location)
 
 
 def _without_code(values: dict[str, Any]) -> dict[str, Any]:
-    """Leave out ways to compute that transformers would fetch or import code for, also of the configs within."""
-    kept = {}
+    """Return the config without implementations for which transformers would fetch or import code, nested ones too."""
+    cleaned = {}
     for key, value in values.items():
         if key in _IMPLEMENTATIONS and value not in _IMPLEMENTATIONS[key]:
             continue
-        kept[key] = _without_code(value) if isinstance(value, dict) else value
-    return kept
+        cleaned[key] = _without_code(value) if isinstance(value, dict) else value
+    return cleaned
 
 
 def version() -> str:
-    """Return which transformers is installed."""
+    """Return the version of the installed transformers."""
     return str(require("transformers", EXTRA).__version__)

@@ -1,8 +1,8 @@
-"""Layers of a model of transformers that stay packed: linear layers and embeddings.
+"""Linear layers and embeddings of transformers models that keep their weights packed.
 
-While transformers loads, a parameter on device meta stands for each packed weight: it goes through all renaming and
-tying and comes out where its layer is. Then each such layer becomes a packed one; what came out elsewhere is decoded,
-and a weight that transformers merged with others is loaded again, decoded.
+While transformers loads, a parameter on device meta is the placeholder of each packed weight. transformers renames and
+ties placeholders as usual. Then each layer that holds one becomes a packed layer. Placeholders in other modules are
+decoded. If transformers merged a placeholder with other weights, the model is built again with that weight decoded.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ingot.runtime.loading.transformers_weights import PACKED, materialize
 
 
 @dataclass(frozen=True, slots=True)
-class StandIn:
-    """Where a stand-in came out: the module, the attribute, and the tensor that is to be there."""
+class Placeholder:
+    """A placeholder in a built model: the module and attribute that hold it, and the tensor that it represents."""
 
     path: str
     module: Any
@@ -36,18 +36,18 @@ class StandIn:
 
 
 def packable(tensors: Mapping[str, Tensor], *, direct: bool = False) -> set[str]:
-    """Return the names of the tensors that a layer can compute from as they are stored, or as rows of what is stored.
+    """Return the names of the tensors that a layer can multiply by in packed form, possibly after reordering into rows.
 
-    Where ``direct``, only those that the kernels multiply with: the others are decoded anew for every product.
+    With ``direct``, return only tensors that the kernels multiply by; others are decoded for each product.
     """
     return {name for name, tensor in tensors.items() if stays_packed(in_rows(tensor), direct=direct)}
 
 
 def in_rows(tensor: Tensor) -> Tensor:
-    """Return integers in the words of GPTQ, AWQ and their like row by row, as layers compute from them: made when they
-    are read, in memory of their own. Any other tensor, and words in an order of their own, as it is.
+    """Return packed integers in the layout of GPTQ, AWQ and similar formats as rows, which layers compute from.
 
-    Raises nothing: what does not keep its codec's rules is found when it is decoded.
+    The rows are computed when they are read and take memory. A tensor of another codec, or one with reordered columns,
+    is returned unchanged. An invalid tensor is returned unchanged too: decoding it raises the error.
     """
     if tensor.codec != WordsLayout.codec or len(tensor.shape) != 2:
         return tensor
@@ -59,18 +59,18 @@ def in_rows(tensor: Tensor) -> Tensor:
         return tensor
 
 
-def made_bytes(tensors: Mapping[str, Tensor], names: Iterable[str]) -> int:
-    """Return the bytes that packed layers take which are made of what is stored; others are the mapped file."""
+def repacked_bytes(tensors: Mapping[str, Tensor], names: Iterable[str]) -> int:
+    """Return the bytes that packed layers allocate for reordered tensors; the other tensors stay in the mapped file."""
     return sum(tensors[name].nbytes for name in names if tensors[name].codec == WordsLayout.codec)
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """A model, the names of the tensors that its layers compute from packed, and what still stands for values."""
+class PackedModel:
+    """A model, the names of the tensors that its layers keep packed, and the placeholders still without values."""
 
     model: Any
     packed: set[str]
-    streamed: list[StandIn]
+    streamed: list[Placeholder]
 
 
 def put_packed(
@@ -79,85 +79,84 @@ def put_packed(
     dtype: Any,
     device: Any,
     streamed: frozenset[str] = frozenset(),
-) -> Placed:
-    """Return a model whose layers among the tensors ``packed`` compute from packed weights.
+) -> PackedModel:
+    """Return a model whose layers keep the weights named by ``packed`` in packed form.
 
     Parameters
     ----------
     attempt : callable
-        Builds the model with stand-ins for the named tensors.
+        Builds the model with placeholders for the named tensors.
     packed : set of str
     dtype : torch.dtype
-        Of what has to be decoded after all.
+        Dtype of the weights that have to be decoded.
     device : torch.device
     streamed : set of str
-        Tensors whose stand-ins are left, together with those of ``packed`` that no layer computes from; where there
-        are none, the latter are decoded.
+        Names of tensors whose placeholders stay in the model, and with them those of ``packed`` that no layer computes
+        from. If this is empty, the latter are decoded.
     """
     names = packed | streamed
     model = attempt(names)
     if not names:
-        return Placed(model, set(), [])
-    sites = list(stand_ins(model))
-    if _lost(model):
-        left = {site.tensor.name for site in sites}
-        return put_packed(attempt, packed & left, dtype, device, streamed & left)
-    shared: dict[int, list[StandIn]] = {}
+        return PackedModel(model, set(), [])
+    sites = list(placeholders(model))
+    if _lost_placeholder(model):
+        remaining = {site.tensor.name for site in sites}
+        return put_packed(attempt, packed & remaining, dtype, device, streamed & remaining)
+    shared: dict[int, list[Placeholder]] = {}
     for site in sites:
         shared.setdefault(id(site.parameter), []).append(site)
-    layers: list[StandIn] = []
-    left_out: set[int] = set()
+    layers: list[Placeholder] = []
+    undecoded_ids: set[int] = set()
     for key, group in shared.items():
         if group[0].tensor.name in packed and all(_is_linear(site) or _is_embedding(site) for site in group):
             layers += group
         elif streamed:
-            left_out.add(key)
+            undecoded_ids.add(key)
         else:
             _decode(group, dtype, device)
-    rest = [site for site in sites if id(site.parameter) in left_out]
+    undecoded = [site for site in sites if id(site.parameter) in undecoded_ids]
     _pack(model, layers)
-    return Placed(model, {site.tensor.name for site in layers}, rest)
+    return PackedModel(model, {site.tensor.name for site in layers}, undecoded)
 
 
-def _lost(model: Any) -> bool:
-    """Whether something on device meta is no stand-in any more: transformers merged it with others, or made a buffer
-    of it."""
+def _lost_placeholder(model: Any) -> bool:
+    """Return whether some tensor on device meta is no placeholder: transformers merged it or made it a buffer."""
     parameters = any(parameter.is_meta and not hasattr(parameter, PACKED) for parameter in model.parameters())
     return parameters or any(buffer.is_meta for buffer in model.buffers())
 
 
-def stand_ins(model: Any) -> Iterator[StandIn]:
-    """Yield where stand-ins came out in a model, shared ones in each place."""
+def placeholders(model: Any) -> Iterator[Placeholder]:
+    """Yield the placeholders in a model; a shared one is yielded for each module that holds it."""
     for path, module in model.named_modules():
         for attribute, parameter in module._parameters.items():
             tensor = getattr(parameter, PACKED, None)
             if tensor is not None:
-                yield StandIn(path, module, attribute, tensor)
+                yield Placeholder(path, module, attribute, tensor)
 
 
-def _is_linear(site: StandIn) -> bool:
-    # A subclass computes something else with its weight.
+def _is_linear(site: Placeholder) -> bool:
+    # A subclass of Linear may compute another function of its weight.
     return type(site.module) is require("torch", "torch").nn.Linear and bool(site.path)
 
 
-def _is_embedding(site: StandIn) -> bool:
+def _is_embedding(site: Placeholder) -> bool:
     module = site.module
     return type(module) is require("torch", "torch").nn.Embedding and module.max_norm is None and bool(site.path)
 
 
-def _decode(group: list[StandIn], dtype: Any, device: Any) -> None:
-    """Replace one stand-in by a decoded parameter, in all its places."""
+def _decode(group: list[Placeholder], dtype: Any, device: Any) -> None:
+    """Decode the tensor of a placeholder and assign the parameter to every module that shares it."""
     parameter = require("torch", "torch").nn.Parameter(materialize(group[0].tensor, dtype, device))
     for site in group:
         site.module._parameters[site.attribute] = parameter
 
 
-def _pack(model: Any, places: list[StandIn]) -> None:
+def _pack(model: Any, sites: list[Placeholder]) -> None:
     layers = require("ingot.runtime.layers.packed_linear", "torch")
-    own = {id(site.tensor): in_rows(site.tensor.private()) for site in places}  # tied layers share their codes
-    for site in places:  # before the layers, as in the order in which weights are read ahead
+    matrices = {id(site.tensor): in_rows(site.tensor.private()) for site in sites}  # tied layers share their codes
+    for site in sites:  # before the layers, as in the order in which weights are read ahead
         if _is_embedding(site):
-            matrix = matrix_of(own[id(site.tensor)])
+            matrix = matrix_of(matrices[id(site.tensor)])
             layer = layers.PackedEmbedding(matrix, site.module.padding_idx, site.parameter.dtype)
             layers.put_layer(model, site.path, layer.train(site.module.training))
-    layers.pack_linears(model, {f"{site.path}.weight": own[id(site.tensor)] for site in places if _is_linear(site)})
+    layers.pack_linears(model, {f"{site.path}.weight": matrices[id(site.tensor)] for site in sites if _is_linear(site)})

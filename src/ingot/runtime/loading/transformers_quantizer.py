@@ -1,9 +1,9 @@
-"""transformers' own ``from_pretrained`` and ``save_pretrained`` over what Ingot opens (``ingot.hf``).
+"""Let ``from_pretrained`` and ``save_pretrained`` of transformers handle folders that Ingot opens (``ingot.hf``).
 
-A quantizer alone would not do: transformers looks for safetensors before it asks one. So its two methods are replaced
-by ones that look whose folder, or whose layers, it is, and leave everything else to the methods that were there.
+Registering a quantizer is not enough: transformers looks for safetensors files before it calls a quantizer. So the two
+methods are wrapped. The wrappers handle Ingot's folders and packed layers and pass everything else to the originals.
 
-This module needs torch and transformers to be imported; only ``ingot.hf`` imports it.
+Importing this module needs torch and transformers; only ``ingot.hf`` imports it.
 """
 
 from __future__ import annotations
@@ -41,43 +41,52 @@ from ingot.naming.config import CONFIG, stored_config
 from ingot.runtime.layers.packed_linear import PackedLinear, PackedWeight, put_layer
 from ingot.runtime.loading.options import LoadOptions
 from ingot.runtime.loading.preparers import preparer_for
-from ingot.runtime.loading.transformers import Given, load
+from ingot.runtime.loading.transformers import ModelOverrides, load
 from ingot.runtime.loading.transformers_weights import PACKED
 from ingot.stores.location import Location
 
 _LOGGER = logging.get_logger(__name__)
 METHOD = "ingot"
 _FILE = "model.zt"
-# Of from_pretrained: what says where a model of the Hub is got from, or nothing that matters to a folder.
+# Arguments of from_pretrained that select a download from the Hub, or have no effect on a folder.
 _HUB = ("cache_dir", "code_revision", "force_download", "local_files_only", "proxies", "resume_download")
-_IDLE = ("adapter_kwargs", "adapter_name", "low_cpu_mem_usage", "tqdm_class", "use_safetensors", "weights_only")
-_PASSED_OVER = frozenset((*_HUB, *_IDLE, "token", "trust_remote_code", "_commit_hash", "_from_auto", "_from_pipeline"))
-# What is as good as left out where it is False; of other options, such as use_cache of a config, False is a wish too.
+_WITHOUT_EFFECT = (
+    "adapter_kwargs",
+    "adapter_name",
+    "low_cpu_mem_usage",
+    "tqdm_class",
+    "use_safetensors",
+    "weights_only",
+)
+_IGNORED = frozenset(
+    (*_HUB, *_WITHOUT_EFFECT, "token", "trust_remote_code", "_commit_hash", "_from_auto", "_from_pipeline")
+)
+# Flags whose value False equals the default. For other options, such as use_cache, False is a setting.
 _FLAGS = frozenset(
     ("allow_all_kernels", "ignore_mismatched_sizes", "load_in_4bit", "load_in_8bit", "offload_buffers", "use_kernels")
 )
-# What transformers' own method does with these is done with our weights too.
-_PASSED_ON = frozenset(("attn_implementation", "experts_implementation", "output_loading_info"))
-# Arguments of save_pretrained that change nothing in what is written here.
-_SAVED_ALIKE = frozenset(
+# transformers applies these to weights from Ingot too.
+_FORWARDED = frozenset(("attn_implementation", "experts_implementation", "output_loading_info"))
+# Arguments of save_pretrained that have no effect on the files that Ingot writes.
+_IGNORED_ON_SAVE = frozenset(
     ("self", "kwargs", "save_directory", "is_main_process", "safe_serialization", "max_shard_size")
 )
-_SAVED_ALIKE |= {"save_peft_format", "save_original_format"}
+_IGNORED_ON_SAVE |= {"save_peft_format", "save_original_format"}
 
 
 class IngotConfig(QuantizationConfigMixin):  # type: ignore[misc, unused-ignore]
-    """How ``from_pretrained`` is to take a folder that Ingot opens; any, also one that transformers would open itself.
+    """Settings for ``from_pretrained`` to load a folder with Ingot, even if transformers could load it itself.
 
     Parameters
     ----------
     keep_packed : bool, optional
-        Compute from the packed weights (the default), or decode them; of a ``.squizd`` its stack decides.
+        Compute from the packed weights (the default), or decode them. For a ``.squizd`` file the default is its stack.
     strict : bool
-        Refuse tensors that the architecture has no place for.
+        Refuse tensors for which the architecture has no parameter.
     verify : bool
         Check digests.
     max_ram : int or str, optional
-        Memory that weights may be decoded into.
+        Limit for the memory of decoded weights, such as ``"2GiB"``.
     """
 
     def __init__(
@@ -99,56 +108,56 @@ class IngotConfig(QuantizationConfigMixin):  # type: ignore[misc, unused-ignore]
 
 
 class IngotQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
-    """What a model with packed layers says of itself to transformers."""
+    """The quantizer that transformers finds on a model with packed layers."""
 
     def validate_environment(self, *args: Any, **kwargs: Any) -> None:
-        """Refuse to quantize, or to load what no folder of Ingot's is: ``from_pretrained`` comes here for these."""
+        """Raise ``UnsupportedError``: transformers calls this to quantize, or for folders of other packages."""
         raise UnsupportedError(
-            f"expected a folder that Ingot opens, found quant_method {METHOD!r} for something else: make such a folder "
-            "with ingot convert",
+            f"expected a folder that Ingot opens, but quant_method {METHOD!r} was set for another: create such a "
+            "folder with ingot convert",
             rule="model.quantized",
         )
 
     def is_serializable(self) -> bool:
-        """``save_pretrained`` writes packed layers."""
+        """Return True: ``save_pretrained`` writes packed layers."""
         return True
 
     @property
     def is_trainable(self) -> bool:
-        """Packed weights take no gradient."""
+        """False: packed weights have no gradient."""
         return False
 
     def _dequantize(self, model: Any, dtype: Any = None) -> Any:
         for name, module in list(model.named_modules()):
             if isinstance(module, PackedWeight):
                 put_layer(model, name, _decoded(module, dtype))
-        _let_save(model)
+        _allow_saving(model)
         return model
 
 
 def register() -> None:
-    """Make transformers open folders of Ingot's in this process; once."""
+    """Make transformers open Ingot's folders in this process. Later calls do nothing."""
     if METHOD in AUTO_QUANTIZER_MAPPING or METHOD in AUTO_QUANTIZATION_CONFIG_MAPPING:
         return
     register_quantization_config(METHOD)(IngotConfig)
     register_quantizer(METHOD)(IngotQuantizer)
-    PreTrainedModel.from_pretrained = classmethod(_loading(PreTrainedModel.from_pretrained.__func__))  # type: ignore[assignment, attr-defined, unused-ignore]
-    PreTrainedModel.save_pretrained = _saving(PreTrainedModel.save_pretrained)  # type: ignore[method-assign, assignment, unused-ignore]
+    PreTrainedModel.from_pretrained = classmethod(_wrap_from_pretrained(PreTrainedModel.from_pretrained.__func__))  # type: ignore[assignment, attr-defined, unused-ignore]
+    PreTrainedModel.save_pretrained = _wrap_save_pretrained(PreTrainedModel.save_pretrained)  # type: ignore[method-assign, assignment, unused-ignore]
 
 
-def _loading(usual: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_from_pretrained(usual: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(usual)
-    def from_pretrained(kind: Any, path: Any = None, *args: Any, **options: Any) -> Any:
-        asked = options.get("quantization_config")
+    def from_pretrained(model_cls: Any, path: Any = None, *args: Any, **options: Any) -> Any:
+        quantization = options.get("quantization_config")
         location = _location(path, options)
-        if location is None or args or not _is_ours(location, asked, options):
-            return usual(kind, path, *args, **options)
-        return _load(kind, location, options)
+        if location is None or args or not _uses_ingot(location, quantization, options):
+            return usual(model_cls, path, *args, **options)
+        return _load(model_cls, location, options)
 
     return from_pretrained
 
 
-def _saving(usual: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_save_pretrained(usual: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(usual)
     def save_pretrained(model: Any, save_directory: Any, *args: Any, **options: Any) -> Any:
         if any(isinstance(module, PackedWeight) for module in model.modules()):
@@ -170,12 +179,14 @@ def _location(path: Any, options: Mapping[str, Any]) -> Location | None:
     return location.child(subfolder) if subfolder else location
 
 
-def _is_ours(location: Location, asked: Any, options: Mapping[str, Any]) -> bool:
-    """Whether Ingot is to load: by the caller's wish, or a local folder that transformers finds no weights in, or that
-    it cannot load here, which is told."""
-    if isinstance(asked, IngotConfig):
+def _uses_ingot(location: Location, quantization: Any, options: Mapping[str, Any]) -> bool:
+    """Return whether Ingot loads the folder.
+
+    True if the caller passed an ``IngotConfig``, or if a local folder has weights that transformers cannot load.
+    """
+    if isinstance(quantization, IngotConfig):
         return True
-    if asked is not None or options.get("gguf_file") or options.get("state_dict") is not None:
+    if quantization is not None or options.get("gguf_file") or options.get("state_dict") is not None:
         return False
     try:
         store, name = location.find()
@@ -187,66 +198,70 @@ def _is_ours(location: Location, asked: Any, options: Mapping[str, Any]) -> bool
         config = stored_config(store, "model.config")
     except IngotError:
         return False
-    # Safetensors are transformers' own, unless config.json says of their packing what transformers does not know.
-    mine = not isinstance(format, SafetensorsFormat) or format.name != SafetensorsFormat.name
-    return mine and (of_config(config, CONFIG) is None or _cannot(location, config))
+    # transformers loads safetensors itself, unless config.json declares a packing that it does not support.
+    is_other_format = not isinstance(format, SafetensorsFormat) or format.name != SafetensorsFormat.name
+    return is_other_format and (of_config(config, CONFIG) is None or _transformers_cannot_load(location, config))
 
 
-def _cannot(location: Location, config: Mapping[str, Any]) -> bool:
-    """Whether transformers has no quantizer for what a ``config.json`` says is packed, or that one refuses, for want of
-    a package or a GPU; tells so. What only the attempt shows is left to transformers."""
-    stated: Any = config.get("quantization_config")
-    known: Callable[[Any], bool] = AutoHfQuantizer.supports_quant_method
+def _transformers_cannot_load(location: Location, config: Mapping[str, Any]) -> bool:
+    """Return whether transformers has no usable quantizer for the packing in ``config.json``; log a warning if so.
+
+    A quantizer is unusable if a package or a GPU is missing. Errors that only a load reveals are left to transformers.
+    """
+    declared: Any = config.get("quantization_config")
+    is_supported: Callable[[Any], bool] = AutoHfQuantizer.supports_quant_method
     try:
-        if known(stated):
-            AutoHfQuantizer.from_config(stated, pre_quantized=True).validate_environment(device_map=None)
+        if is_supported(declared):
+            AutoHfQuantizer.from_config(declared, pre_quantized=True).validate_environment(device_map=None)
             return False
         reason = "it has no quantizer for this"
     except (ImportError, RuntimeError) as error:
         reason = str(error)
     except Exception:
         return False
-    _LOGGER.warning("Ingot loads %s, as transformers cannot here: %s", location, reason)
+    _LOGGER.warning("Ingot loads %s, because transformers cannot load it here: %s", location, reason)
     return True
 
 
-def _load(kind: Any, location: Location, options: dict[str, Any]) -> Any:
-    asked = options.pop("quantization_config", None) or IngotConfig()
+def _load(model_cls: Any, location: Location, options: dict[str, Any]) -> Any:
+    quantization = options.pop("quantization_config", None) or IngotConfig()
     _require_no_revision(location, options.pop("revision", None))
     dtype, old = options.pop("dtype", None), options.pop("torch_dtype", None)
     device = _device(options.pop("device_map", None))
     config = options.pop("config", None)
-    passed = {key: options.pop(key) for key in _PASSED_ON & set(options)}
-    wishes = {key for key, value in options.items() if value is not None and not (value is False and key in _FLAGS)}
-    left = wishes - _PASSED_OVER - {"subfolder"}
-    if left:
+    forwarded = {key: options.pop(key) for key in _FORWARDED & set(options)}
+    options_set = {
+        key for key, value in options.items() if value is not None and not (value is False and key in _FLAGS)
+    }
+    unsupported = options_set - _IGNORED - {"subfolder"}
+    if unsupported:
         raise UnsupportedError(
-            f"expected options of from_pretrained that Ingot's folders can be loaded with, found "
-            f"{', '.join(sorted(left))}; leave them out, or decode the folder with ingot convert",
+            f"expected options of from_pretrained that apply to Ingot's folders, found "
+            f"{', '.join(sorted(unsupported))}; leave them out, or decode the folder with ingot convert",
             rule="model.option",
         )
-    config = copy(config)  # the caller's stays as it is
+    config = copy(config)  # the caller's config must not change
     for key in PACKING_KEYS:
         if config is not None and hasattr(config, key):
             delattr(config, key)
-    keep = asked.keep_packed
-    if keep is None and not _has_stacks(location):
-        keep = True
-    wanted = LoadOptions(
+    keep_packed = quantization.keep_packed
+    if keep_packed is None and not _has_stacks(location):
+        keep_packed = True
+    load_options = LoadOptions(
         location,
         device=device,
         dtype=old if dtype is None else dtype,
-        keep_packed=keep,
-        strict=asked.strict,
-        verify=asked.verify,
-        max_ram=asked.max_ram,
+        keep_packed=keep_packed,
+        strict=quantization.strict,
+        verify=quantization.verify,
+        max_ram=quantization.max_ram,
         coreml=False,
     )
-    model = load(wanted, Given(kind, config, passed))
+    model = load(load_options, ModelOverrides(model_cls, config, forwarded))
     if any(isinstance(module, PackedWeight) for module in model.modules()):
         model.is_quantized, model.quantization_method = True, METHOD
-        model.hf_quantizer = IngotQuantizer(asked)
-    _let_save(model)
+        model.hf_quantizer = IngotQuantizer(quantization)
+    _allow_saving(model)
     return model
 
 
@@ -256,52 +271,52 @@ def _has_stacks(location: Location) -> bool:
 
 
 def _require_no_revision(location: Location, revision: Any) -> None:
-    """Refuse a revision beside a model of the Hub, which is part of its address; of a folder here there is none."""
+    """Raise if a revision of a Hub model is passed as an option; it belongs in the address. Local folders have none."""
     if revision in (None, "main"):
         return
     try:
         location.find()
     except IngotError:
         raise UnsupportedError(
-            f"expected the revision in the address, hf://org/name@revision, found {str(revision)[:80]!r} beside it",
+            f"expected the revision in the address, hf://org/name@revision, found option {str(revision)[:80]!r}",
             rule="model.option",
         ) from None
 
 
 def _device(device_map: Any) -> Any:
-    """Return the one device that a ``device_map`` names; ``UnsupportedError`` ``model.option`` where there are more."""
+    """Return the device of a ``device_map``. Raises ``UnsupportedError`` ``model.option`` if it names several."""
     if device_map is None:
         return "cpu"
     if device_map == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if isinstance(device_map, Mapping):
-        places = set(device_map.values())
-        if len(places) != 1 or places & {"disk"}:
+        devices = set(device_map.values())
+        if len(devices) != 1 or devices & {"disk"}:
             raise UnsupportedError(
                 f"expected one device for the whole model, found {str(device_map)[:200]}", rule="model.option"
             )
-        (device_map,) = places
+        (device_map,) = devices
     return device_map
 
 
-def _let_save(model: Any) -> None:
-    """Take back the refusals to save that packed layers set: models of this module are saved by ``_save``."""
+def _allow_saving(model: Any) -> None:
+    """Remove the refusals to save that packed layers set: ``_save`` can save models of this module."""
     for module in model.modules():
         module.__dict__.pop("save_pretrained", None)
 
 
 def _save(model: Any, folder: Any, options: Mapping[str, Any]) -> None:
-    """Write a folder: packed layers as they lie and everything else dense in ``model.zt``, and the configs.
+    """Write a folder: ``model.zt`` with packed layers unchanged and all other tensors dense, and the configs.
 
-    Raises ``UnsupportedError`` ``model.option``, ``model.packed``, and what ``ingot.save`` raises.
+    Raises ``UnsupportedError`` ``model.option``, ``model.packed``, and the errors of ``ingot.save``.
     """
-    given = {**options, **options.get("kwargs", {})}
-    if not given.get("is_main_process", True):
+    arguments = {**options, **options.get("kwargs", {})}
+    if not arguments.get("is_main_process", True):
         return
-    left = {key for key, value in given.items() if value} - _SAVED_ALIKE
-    if left:
+    unsupported = {key for key, value in arguments.items() if value} - _IGNORED_ON_SAVE
+    if unsupported:
         raise UnsupportedError(
-            f"expected no options of save_pretrained that say how safetensors are written, found {sorted(left)}",
+            f"expected no options of save_pretrained about writing safetensors, found {sorted(unsupported)}",
             rule="model.option",
         )
     tensors = _tensors_of(model)
@@ -316,20 +331,20 @@ def _save(model: Any, folder: Any, options: Mapping[str, Any]) -> None:
 
 
 def _tensors_of(model: Any) -> dict[str, Any]:
-    """Return what a checkpoint of the model holds, by the checkpoint's names."""
+    """Return the tensors of a checkpoint of the model, by their names in the checkpoint."""
     layers = {path: module for path, module in model.named_modules() if isinstance(module, PackedWeight)}
     parts = {f"{path}.{key}" for path, module in layers.items() for key in module._buffers}
     ignored = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
     state = {key: value for key, value in model.state_dict().items() if key not in parts | ignored}
     for path, module in layers.items():
-        state[f"{path}.weight"] = _stand_in(f"{path}.weight", module)
+        state[f"{path}.weight"] = _placeholder(f"{path}.weight", module)
     for name, source in dict(getattr(model, "all_tied_weights_keys", None) or {}).items():
         if name in state and source in state and _memory(state[name]) == _memory(state[source]):
             del state[name]
     return {name: _stored(name, value) for name, value in revert_weight_conversion(model, state).items()}
 
 
-def _stand_in(name: str, layer: PackedWeight) -> Any:
+def _placeholder(name: str, layer: PackedWeight) -> Any:
     parameter = torch.nn.Parameter(torch.empty(layer.shape, dtype=layer.dtype, device="meta"), requires_grad=False)
     matrix = layer.to("cpu").matrix if not layer.packed.is_cpu else layer.matrix
     setattr(parameter, PACKED, Tensor.from_parts(matrix.params, matrix.parts(), matrix.shape, name))
@@ -347,8 +362,8 @@ def _stored(name: str, value: Any) -> Any:
     tensor = getattr(value, PACKED, None)
     if tensor is None and value.is_meta:
         raise UnsupportedError(
-            "expected packed layers under names of their own, found one that transformers joins with others: save a "
-            "model that was loaded with keep_packed=False",
+            "expected a packed layer that transformers stores under its own name, found one that it joins with others: "
+            "save a model that was loaded with keep_packed=False",
             rule="model.packed",
             where=name,
         )
@@ -356,13 +371,13 @@ def _stored(name: str, value: Any) -> Any:
 
 
 def _decoded(layer: PackedWeight, dtype: Any) -> Any:
-    """Return the layer of torch that a packed one stands for."""
+    """Return the torch layer with the decoded weights of a packed layer."""
     weight = torch.nn.Parameter(layer.decode(slice(None), dtype or layer.dtype), requires_grad=False)
     with torch.device("meta"):
         if isinstance(layer, PackedLinear):
-            made: Any = torch.nn.Linear(layer.in_features, layer.out_features, bias=False)
-            made.bias = layer.bias
+            layer_of_torch: Any = torch.nn.Linear(layer.in_features, layer.out_features, bias=False)
+            layer_of_torch.bias = layer.bias
         else:
-            made = torch.nn.Embedding(*layer.shape, padding_idx=getattr(layer, "padding_idx", None))
-    made.weight = weight
-    return made.train(layer.training)
+            layer_of_torch = torch.nn.Embedding(*layer.shape, padding_idx=getattr(layer, "padding_idx", None))
+    layer_of_torch.weight = weight
+    return layer_of_torch.train(layer.training)

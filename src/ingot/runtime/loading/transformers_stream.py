@@ -1,10 +1,10 @@
-"""Models whose weights are decoded layer by layer, each time that a pass comes to them: in the memory of two layers.
+"""Models whose weights are decoded layer by layer during each pass, within the memory of two layers.
 
-Each parameter that would have to be decoded is a tensor that is decoded when its values are used (``DecodedOnUse``), so
-that whoever asks for it gets it. Hooks make passes faster: a layer gets ordinary parameters when its forward begins and
-gives them back at its end, while a thread decodes those of the layer that comes next.
+Each parameter that needs decoding is a tensor that decodes itself on use (``DecodedOnUse``), so any code can read it.
+Hooks make passes faster: a layer gets ordinary parameters when its forward begins and returns them at its end. In the
+meantime a thread decodes the next layer.
 
-This module needs torch to be imported (``core.extras.require`` names the extra); nothing else imports it at the top.
+Importing this module needs torch (``core.extras.require`` names the extra); no module imports it at its top.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from ingot.errors import UnsupportedError, UsageError
 from ingot.model.tensor import Tensor
 from ingot.naming.names import layer_path
 from ingot.runtime.layers.decoded_on_use import DecodedOnUse
-from ingot.runtime.loading.transformers_packed import StandIn
+from ingot.runtime.loading.transformers_packed import Placeholder
 from ingot.runtime.loading.transformers_weights import materialize
 
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """One parameter of a module: where it is, what it is decoded from, and what is there between passes."""
+    """A parameter of a module: its location, the tensor to decode, and the value between passes."""
 
     module: torch.nn.Module
     attribute: str
@@ -38,35 +38,35 @@ class _Slot:
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """What is decoded together: a layer, or a module outside the layers."""
+    """Parameters that are decoded together: a layer, or a module outside the layers."""
 
     path: str
     slots: tuple[_Slot, ...]
 
     @property
     def nbytes(self) -> int:
-        """Bytes when decoded; parameters that several slots share count once."""
+        """Bytes of the decoded parameters; a parameter that several slots share counts once."""
         return sum({id(slot.tensor): slot.between.numel() * slot.between.itemsize for slot in self.slots}.values())
 
 
 class Stream:
-    """The streamed weights of one model, for one pass at a time.
+    """The streamed weights of one model. Only one pass may run at a time.
 
     Parameters
     ----------
-    stand_ins : sequence of StandIn
-        The parameters on device meta that stand for the weights, in the order of the model's modules.
+    placeholders : sequence of Placeholder
+        The parameters on device meta for the weights, in the order of the model's modules.
     device : torch.device
-        Where they are computed with.
+        The device that computes.
     check : callable
-        Called before weights are read; raises where the files are not those that were opened.
+        Called before weights are read; raises if the files changed since they were opened.
     """
 
-    def __init__(self, stand_ins: Sequence[StandIn], device: Any, check: Callable[[], None]) -> None:
+    def __init__(self, placeholders: Sequence[Placeholder], device: Any, check: Callable[[], None]) -> None:
         self._device, self._check = device, check
         groups: dict[str, list[_Slot]] = {}
-        for stand_in in stand_ins:
-            groups.setdefault(layer_path(stand_in.path) or stand_in.path, []).append(self._slot(stand_in))
+        for placeholder in placeholders:
+            groups.setdefault(layer_path(placeholder.path) or placeholder.path, []).append(self._slot(placeholder))
         self._units = [_Unit(path, tuple(slots)) for path, slots in groups.items()]
         self._reader = ThreadPoolExecutor(1, "ingot-stream")
         self._next: tuple[int, Future[dict[int, Any]]] | None = None
@@ -78,65 +78,65 @@ class Stream:
 
     @property
     def window(self) -> int:
-        """The most bytes that are decoded at a time: two units that follow each other, the first follows the last."""
+        """Peak bytes of decoded weights: two consecutive units, the first also follows the last."""
         sizes = [unit.nbytes for unit in self._units]
         return max(map(sum, zip(sizes, sizes[1:] + sizes[:1], strict=True))) if len(sizes) > 1 else sum(sizes)
 
     def install(self, model: torch.nn.Module) -> None:
-        """Put the weights into their places and have each unit decoded when its forward is called."""
-        for number, unit in enumerate(self._units):
+        """Assign the self-decoding weights to their modules and decode each unit when its forward is called."""
+        for index, unit in enumerate(self._units):
             for slot in unit.slots:
                 slot.module._parameters[slot.attribute] = slot.between  # type: ignore[assignment, unused-ignore]
             module = model.get_submodule(unit.path)
-            module.register_forward_pre_hook(partial(self._begin, number))
-            module.register_forward_hook(partial(self._end, number), always_call=True)
+            module.register_forward_pre_hook(partial(self._begin, index))
+            module.register_forward_hook(partial(self._end, index), always_call=True)
         for module in model.modules():
             if hasattr(type(module), "save_pretrained"):
                 module.save_pretrained = _refuse_saving  # type: ignore[assignment, unused-ignore]
 
     def __reduce__(self) -> NoReturn:
         raise UsageError(
-            "expected a model that holds its weights to copy, found a streamed one: load it again", rule="model.stream"
+            "a streamed model does not contain its weights and cannot be copied: load it again", rule="model.stream"
         )
 
-    def _slot(self, stand_in: StandIn) -> _Slot:
-        tensor, dtype = stand_in.tensor, stand_in.parameter.dtype
+    def _slot(self, placeholder: Placeholder) -> _Slot:
+        tensor, dtype = placeholder.tensor, placeholder.parameter.dtype
         between = DecodedOnUse(tensor.shape, dtype, self._device, partial(self._decode, tensor, dtype))
-        return _Slot(stand_in.module, stand_in.attribute, tensor, between)
+        return _Slot(placeholder.module, placeholder.attribute, tensor, between)
 
     def _decode(self, tensor: Tensor, dtype: torch.dtype) -> torch.Tensor:
         self._check()
         values: torch.Tensor = materialize(tensor, dtype, self._device)
         return values
 
-    def _load(self, number: int) -> dict[int, Any]:
-        """Decode a unit; return its parameters by their tensors."""
+    def _load(self, index: int) -> dict[int, Any]:
+        """Return the decoded parameters of a unit, by the id of their tensors."""
         self._check()
-        wanted = {id(slot.tensor): slot for slot in self._units[number].slots}
+        slots = {id(slot.tensor): slot for slot in self._units[index].slots}
         return {
             key: torch.nn.Parameter(materialize(slot.tensor, slot.between.dtype, self._device), requires_grad=False)
-            for key, slot in wanted.items()
+            for key, slot in slots.items()
         }
 
-    def _begin(self, number: int, module: Any, args: Any) -> None:
-        values = self._taken(number)
-        for slot in self._units[number].slots:
+    def _begin(self, index: int, module: Any, args: Any) -> None:
+        values = self._take(index)
+        for slot in self._units[index].slots:
             slot.module._parameters[slot.attribute] = values[id(slot.tensor)]
-        following = (number + 1) % len(self._units)
-        if following != number:
+        following = (index + 1) % len(self._units)
+        if following != index:
             self._next = following, self._reader.submit(self._load, following)
 
-    def _taken(self, number: int) -> dict[int, Any]:
-        """Return a unit's parameters: those that were read ahead where they are of this unit, which no other keeps."""
+    def _take(self, index: int) -> dict[int, Any]:
+        """Return a unit's parameters: the prefetched ones if they belong to this unit, else newly decoded ones."""
         if self._next is not None:
             ahead, future = self._next
             self._next = None
-            if ahead == number:
+            if ahead == index:
                 return future.result()
             if not future.cancel():
-                with suppress(Exception):  # of a layer that nobody wants now
+                with suppress(Exception):  # the prefetched layer is not needed
                     future.result()
-        return self._load(number)
+        return self._load(index)
 
     def _end(self, number: int, module: Any, args: Any, output: Any) -> None:
         for slot in self._units[number].slots:
@@ -145,7 +145,6 @@ class Stream:
 
 def _refuse_saving(*args: Any, **options: Any) -> NoReturn:
     raise UnsupportedError(
-        "expected a model that holds its weights to save, found a streamed one: copy or convert the checkpoint that it "
-        "came from",
+        "a streamed model does not contain its weights and cannot be saved: copy or convert its checkpoint",
         rule="model.stream",
     )

@@ -1,9 +1,8 @@
-"""A checkpoint's tensors as transformers' loader takes them: by name, each decoded when its place is known.
+"""The tensors of a checkpoint as the state dict of transformers' loader; each is decoded when its target is known.
 
-transformers asks a state dict's values for ``value[...]`` and then for ``.to(device, dtype)``, from a few threads,
-after it has renamed the keys (``core_model_loading.spawn_materialize``). A ``Weight`` decodes at that moment, straight
-into the type wanted: what is stored as wanted stays in the mapped file, what is packed is decoded once, into its last
-place.
+transformers renames the keys, then calls ``value[...]`` and ``.to(device, dtype)`` on each value from several threads
+(``core_model_loading.spawn_materialize``). A ``Weight`` decodes in that call, directly into the requested dtype. A
+tensor stored in that dtype stays in the mapped file. A packed tensor is decoded once.
 """
 
 from __future__ import annotations
@@ -21,32 +20,32 @@ from ingot.core.numeric.dtypes import dtype as resolve_dtype
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.tensor import Tensor
 from ingot.runtime.arrays.torch import from_numpy
-from ingot.runtime.arrays.torch_device import decoded_there
+from ingot.runtime.arrays.torch_device import decode_on_device
 
-NO_ROOM = (
+DECODED_TOO_LARGE_HINT = (
     "stream them, keep them packed, take a smaller dtype, close other programs, or set max_ram if this figure is wrong"
 )
-"""What to do where the decoded weights do not fit into memory."""
-STREAMED = (
+"""Advice if the decoded weights do not fit into memory."""
+STREAMED_TOO_LARGE_HINT = (
     "keep more of them packed, take a smaller dtype, close other programs, or set max_ram if this figure is wrong"
 )
-"""What to do where not even two layers of them do."""
+"""Advice if not even two decoded layers fit into memory."""
 
-# Set on a parameter without values: the stored tensor that stands for it until the model is complete.
+# Attribute of a parameter without values: the stored tensor whose values it gets when the model is complete.
 PACKED = "ingot_tensor"
 
 
 @dataclass(slots=True)
 class Loading:
-    """How the weights of one model are to be made, and what went wrong while they were.
+    """Settings for decoding the weights of one model, and the errors of decoding.
 
     Parameters
     ----------
     device : torch.device
     packed : set of str
-        Names of tensors that are not decoded: a parameter on device meta stands for each, marked ``PACKED``.
+        Names of tensors that stay packed. Each becomes a parameter on device meta with the attribute ``PACKED``.
     failures : list
-        The errors of decoding; transformers would wrap them in a report.
+        Errors of decoding; transformers would wrap them in a report.
     """
 
     device: Any
@@ -55,7 +54,7 @@ class Loading:
 
 
 class Weight:
-    """One tensor on its way into a model."""
+    """A tensor as a value of the state dict that transformers loads."""
 
     __slots__ = ("_loading", "tensor")
 
@@ -68,30 +67,30 @@ class Weight:
         return self.tensor.shape
 
     def __getitem__(self, key: Any) -> Weight:
-        """Return itself for ``[...]``: the values are made by ``to``, which knows the type."""
+        """Return this object for ``[...]``. ``to`` decodes, because it receives the dtype."""
         return self
 
     def to(self, device: Any = None, dtype: Any = None) -> Any:
-        """Return the values as a tensor of ``dtype`` on the device of this loading."""
+        """Return the values as a tensor of ``dtype`` on the device in the settings."""
         try:
             if self.tensor.name in self._loading.packed:
-                return _stand_in(self.tensor, dtype)
+                return _placeholder(self.tensor, dtype)
             return materialize(self.tensor, dtype, self._loading.device)
         except BaseException as error:
             self._loading.failures.append(error)
             raise
 
 
-def taking_order(names: Iterable[str], packed: Container[str] = ()) -> list[str]:
-    """Return names in the order in which their values are asked for while a model is loaded.
+def loading_order(names: Iterable[str], packed: Container[str] = ()) -> list[str]:
+    """Return the names in the order in which transformers reads their values.
 
-    transformers goes through them with numbers in their order (``core_model_loading.dot_natural_key``), where most
-    files have ``layers.10`` before ``layers.2``; those of ``packed`` are put in when it is done.
+    transformers sorts layers by number (``core_model_loading.dot_natural_key``); most files store ``layers.10`` before
+    ``layers.2``. The names in ``packed`` come last, because they are decoded after transformers is done.
     """
 
     def key(name: str) -> tuple[bool, list[tuple[int, int, str]]]:
-        pieces = re.split(r"([0-9]{1,18})", name)
-        return name in packed, [(0, int(item), "") if at % 2 else (1, 0, item) for at, item in enumerate(pieces)]
+        parts = re.split(r"([0-9]{1,18})", name)
+        return name in packed, [(0, int(item), "") if index % 2 else (1, 0, item) for index, item in enumerate(parts)]
 
     return sorted(names, key=key)
 
@@ -102,24 +101,24 @@ def weights_of(tensors: Mapping[str, Tensor], loading: Loading) -> dict[str, Wei
 
 
 def materialize(tensor: Tensor, dtype: Any, device: Any) -> Any:
-    """Return a tensor's values as a ``torch.Tensor`` of a torch ``dtype``, as ``Tensor.to`` of the stored values does.
+    """Return the values of a tensor as a ``torch.Tensor`` of a torch ``dtype``, as ``Tensor.to`` returns them.
 
-    Lossy codecs decode into ``dtype`` at once: the float32 value is rounded once, and nothing is held twice.
+    Lossy codecs decode directly into ``dtype``: each float32 value is rounded once, and memory holds one copy.
     """
     target = None if dtype is None else resolve_dtype(dtype).name
-    found = decoded_there(tensor, target, device)
-    if found is not None:
-        return found
+    decoded = decode_on_device(tensor, target, device)
+    if decoded is not None:
+        return decoded
     if target in FLOAT_TARGETS and _decodes_to_any(tensor):
-        return _placed(from_numpy(tensor.numpy(target)), device)
+        return _on_device(from_numpy(tensor.numpy(target)), device)
     value = from_numpy(tensor.private().numpy())
     if dtype is not None and value.is_floating_point():
         value = value.to(dtype)
-    return _placed(value, device)
+    return _on_device(value, device)
 
 
 def is_mapped(tensor: Tensor, target: str) -> bool:
-    """Whether a tensor wanted as ``target`` (a canonical name) costs no memory of its own: its file is mapped."""
+    """Return whether a tensor requested as ``target`` (a canonical name) needs no memory besides its mapped file."""
     data = tensor.parts.get("data")
     if tensor.codec != DenseLayout.codec or data is None or data.encoding != "raw" or not data.source.mapped:
         return False
@@ -128,9 +127,9 @@ def is_mapped(tensor: Tensor, target: str) -> bool:
 
 
 def copied_bytes(tensors: Mapping[str, Tensor], target: str, packed: set[str], merged: set[str]) -> int:
-    """Return the bytes of memory for all tensors that are neither kept packed nor left in a mapped file.
+    """Return the bytes of memory for all tensors that are neither kept packed nor read from a mapped file.
 
-    ``merged`` are those that transformers joins with others, which copies them (``merged_names``).
+    ``merged`` names the tensors that transformers joins with others; joining copies them (``merged_names``).
     """
     return sum(
         tensor.size * _itemsize(tensor, target)
@@ -140,7 +139,7 @@ def copied_bytes(tensors: Mapping[str, Tensor], target: str, packed: set[str], m
 
 
 def streamable(tensors: Mapping[str, Tensor], target: str, packed: set[str], merged: set[str]) -> frozenset[str]:
-    """Return the weights that take memory when they are decoded and that transformers does not rearrange."""
+    """Return the weights that need memory when they are decoded and that transformers does not rearrange."""
     return frozenset(
         name
         for name, tensor in tensors.items()
@@ -149,17 +148,22 @@ def streamable(tensors: Mapping[str, Tensor], target: str, packed: set[str], mer
 
 
 def merged_names(config: Any, names: Iterable[str]) -> set[str]:
-    """Return the tensors that transformers rearranges on the way into the model: experts into one stack, for the most.
+    """Return the names of the tensors that transformers rearranges while it loads, such as experts stacked into one.
 
-    transformers 5, ``conversion_mapping``: patterns in which ``*`` stands for a number.
+    Source: transformers 5, ``conversion_mapping``; ``*`` in a pattern stands for a number.
     """
-    known = require("transformers.conversion_mapping", "transformers")
-    kinds = {getattr(part, "model_type", None) for part in (config, getattr(config, "text_config", None))}
-    steps = [step for kind in kinds if kind for step in known.get_checkpoint_conversion_mapping(kind) or ()]
+    conversion = require("transformers.conversion_mapping", "transformers")
+    model_types = {getattr(part, "model_type", None) for part in (config, getattr(config, "text_config", None))}
+    steps = [
+        step
+        for model_type in model_types
+        if model_type
+        for step in conversion.get_checkpoint_conversion_mapping(model_type) or ()
+    ]
     patterns = [
         re.compile(re.escape(pattern).replace(r"\*", "[0-9]+"))
         for step in steps
-        if isinstance(step, known.WeightConverter)
+        if isinstance(step, conversion.WeightConverter)
         for pattern in step.source_patterns
     ]
     return {name for name in names if any(pattern.search(name) for pattern in patterns)}
@@ -179,7 +183,7 @@ def _decodes_to_any(tensor: Tensor) -> bool:
     return codec is not None and not codec.lossless
 
 
-def _stand_in(tensor: Tensor, dtype: Any) -> Any:
+def _placeholder(tensor: Tensor, dtype: Any) -> Any:
     torch = require("torch", "torch")
     empty = torch.empty(tensor.shape, dtype=dtype, device="meta")
     parameter = torch.nn.Parameter(empty, requires_grad=False)
@@ -187,5 +191,5 @@ def _stand_in(tensor: Tensor, dtype: Any) -> Any:
     return parameter
 
 
-def _placed(value: Any, device: Any) -> Any:
+def _on_device(value: Any, device: Any) -> Any:
     return value if device.type == "cpu" else value.to(device)

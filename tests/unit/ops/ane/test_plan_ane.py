@@ -14,7 +14,7 @@ from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.errors import UnsupportedError, UsageError
 from ingot.ext.ane.kernel import inspect_kernel, load_kernel, pack_kernel
 from ingot.ext.ane.kernel_units.header import is_unit
-from ingot.ext.ane.suggest import KEPT, Pick, recipe_text, suggest
+from ingot.ext.ane.suggest import UNCHANGED, Pick, recipe_text, suggest
 from ingot.naming.names import pattern_of
 from ingot.recipes.load import parse_recipe
 from ingot.recipes.recipe import resolve
@@ -209,8 +209,8 @@ def test_zeros_that_are_there_make_a_sparse_form(tmp_path: Path) -> None:
 def test_what_is_lossy_already_stays(model: Path, tmp_path: Path) -> None:
     found = suggest(model, "m1", tmp_path / "x.toml", 0.2)
     ways = {pick.name.split(".")[3]: pick.way for pick in found.picks if pick.name.startswith("layers.0")}
-    assert ways["i8"] == ways["p4"] == KEPT
-    assert ways["plain"] != KEPT
+    assert ways["i8"] == ways["p4"] == UNCHANGED
+    assert ways["plain"] != UNCHANGED
 
 
 @pytest.mark.parametrize("error", [0.0, -1.0, 1.001, 25.0, float("nan"), float("inf")])

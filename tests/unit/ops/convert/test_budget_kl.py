@@ -218,6 +218,6 @@ def test_a_model_without_statistics_is_calibrated_under_the_same_progress(
         assert options.progress is print
         raise TakenError
 
-    monkeypatch.setattr(calibrate, "_take", take)
+    monkeypatch.setattr(calibrate, "_collect", take)
     with pytest.raises(TakenError):
         ingot.convert(model, tmp_path / "out.zt", target_bpw=6, types="int4-calibrated", progress=print)

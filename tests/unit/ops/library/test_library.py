@@ -15,7 +15,7 @@ import ingot
 from ingot.artifacts.identity import content_id
 from ingot.cli.main import run
 from ingot.errors import IngotError
-from ingot.library.objects import MOST_DELTAS, Objects
+from ingot.library.objects import MAX_DELTAS, Objects
 from ingot.stores.location import Location
 from tests.support import model_folder
 from tests.support.libraries import contents, folder, moved, weights
@@ -106,13 +106,13 @@ def test_the_nearest_base_is_taken(library, base, tmp_path):
 def test_chains_are_bounded(library, base, tmp_path):
     library.add(base, "v0")
     tensors = weights()
-    for version in range(1, MOST_DELTAS + 3):
+    for version in range(1, MAX_DELTAS + 3):
         tensors = moved(tensors, version, 0.001)
         library.add(folder(tmp_path / f"v{version}", tensors), base=f"v{version - 1}")
     objects = Objects(Location.parse(library.address).share())
-    lengths = {len(objects.chain(form.id)) - 1 for form in objects.forms()}
-    assert lengths == {*range(MOST_DELTAS + 1)}
-    for version in range(MOST_DELTAS + 3):
+    lengths = {len(objects.chain(form.id)) - 1 for form in objects.variants()}
+    assert lengths == {*range(MAX_DELTAS + 1)}
+    for version in range(MAX_DELTAS + 3):
         library.get(f"v{version}", tmp_path / f"out{version}")
         source = base if version == 0 else tmp_path / f"v{version}"
         assert contents(tmp_path / f"out{version}") == contents(source)
@@ -147,7 +147,7 @@ def test_a_conversion_of_an_artifact_keeps_its_account(library, tmp_path):
     assert not (tmp_path / "x.gguf").exists()
     got = library.get("org/m", tmp_path / "x.gguf", format="gguf", drop=["v_head.*"])
     assert any("v_head.summary.weight" in note for note in got.notes)
-    with pytest.raises(IngotError, match="name a --format"):
+    with pytest.raises(IngotError, match="add --format"):
         library.get("org/m", tmp_path / "y", drop=["v_head.*"])
 
 

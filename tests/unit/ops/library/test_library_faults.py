@@ -18,7 +18,7 @@ import ingot
 from ingot.errors import IngotError
 from ingot.library import manifest, tree
 from ingot.library.encode import as_delta, smallest
-from ingot.library.objects import Form, Objects, id_of
+from ingot.library.objects import Objects, StorageForm, id_of
 from ingot.stores.local import LocalTarget
 from ingot.stores.location import Location
 from ingot.stores.remote import client, shared
@@ -106,7 +106,7 @@ def test_links_in_circles_are_refused(library, base, tmp_path, monkeypatch):
     for name in ("x", "y"):
         (artifacts / name).unlink()
     assert rule(library.add, here) == "library.folders"
-    monkeypatch.setattr(tree, "_MOST", 100)
+    monkeypatch.setattr(tree, "_MAX_FOLDERS", 100)
     levels = [tmp_path / "deep" / str(level) for level in range(9)]
     for level, after in zip(levels, [*levels[1:], here], strict=True):
         level.mkdir(parents=True)
@@ -170,7 +170,7 @@ def test_damaged_and_missing_objects_are_named_and_put_right(library, base, tmp_
     assert contents(tmp_path / "out") == contents(tuned)
 
 
-def written(library: ingot.Library, form: Form, data: np.ndarray, base: np.ndarray | None = None) -> None:
+def written(library: ingot.Library, form: StorageForm, data: np.ndarray, base: np.ndarray | None = None) -> None:
     encoded = smallest(data.data, "u8", None) if base is None else as_delta(data.data, "u8", base.data)
     encoded.write(LocalTarget(library.address), form, data.shape)
 
@@ -180,15 +180,15 @@ def test_hostile_objects_are_refused(library, base, tmp_path):
     rng = np.random.default_rng(0)
     a, b = (rng.integers(0, 9, 5000, np.uint8) for _ in range(2))
     ids = id_of(a.data), id_of(b.data)
-    written(library, Form(ids[0], ids[1]), a, b)
-    written(library, Form(ids[1], ids[0]), b, a)
+    written(library, StorageForm(ids[0], ids[1]), a, b)
+    written(library, StorageForm(ids[1], ids[0]), b, a)
     objects = Objects(Location.parse(library.address).share())
     assert rule(objects.values, ids[0]) == rule(objects.chain, ids[1]) == "library.chain"
-    written(library, Form(ids[1]), b)  # whole after all: then the circle is none
+    written(library, StorageForm(ids[1]), b)  # whole after all: then the circle is none
     objects.refresh()
     assert bytes(objects.values(ids[0])) == a.tobytes()
     assert rule(objects.values, ids[0], 4999) == "library.object"
-    written(library, Form(ids[1]), b[:4000])  # bytes that the name is not of
+    written(library, StorageForm(ids[1]), b[:4000])  # bytes that the name is not of
     assert rule(objects.values, ids[1]) == "library.digest"
     assert rule(objects.values, ids[0]) == "library.object"  # a delta to more bytes than these
     place = Path(library.address) / "objects"
