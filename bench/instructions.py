@@ -58,7 +58,7 @@ def look_ups(rng: np.random.Generator) -> Iterator[Case]:
 
 def scaled(rng: np.random.Generator) -> Iterator[Case]:
     from ingot.codecs.scaled_codebook.codec import ScaledCodebookCodec
-    from ingot.codecs.scaled_codebook.decode import Held, decoder_of
+    from ingot.codecs.scaled_codebook.decode import ArrayWindow, decoder_of
     from ingot.core.numeric.dtypes import numpy_dtype
     from ingot.testing.codecs import encode_tensor
 
@@ -73,7 +73,7 @@ def scaled(rng: np.random.Generator) -> Iterator[Case]:
         tensor = encode_tensor(ScaledCodebookCodec(), weights, options, dtype="f32")
         for dtype in targets:
             out = np.empty(weights.shape, numpy_dtype(dtype))
-            decoder = decoder_of(tensor, tensor.layout, {"scales": Held(tensor.parts["scales"].array())})
+            decoder = decoder_of(tensor, tensor.layout, {"scales": ArrayWindow(tensor.parts["scales"].array())})
             indices = tensor.parts["indices"].array()
             yield f"{name} to {dtype}", COUNT, partial(decoder.decode, indices, 0, out, "low_first")
 

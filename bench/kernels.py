@@ -29,7 +29,7 @@ from ingot.codecs.blocks.codec import BlocksCodec
 from ingot.codecs.blocks.encode import EXACT, LEVELS
 from ingot.codecs.lossless.tca_tbe import TcaCodec
 from ingot.codecs.scaled_codebook.codec import ScaledCodebookCodec
-from ingot.codecs.scaled_codebook.decode import Held, decoder_of
+from ingot.codecs.scaled_codebook.decode import ArrayWindow, decoder_of
 from ingot.codecs.trellis.codec import TrellisCodec
 from ingot.core.bytes import checksums
 from ingot.core.numeric.dtypes import as_bits, cast, cast_into, numpy_dtype
@@ -99,7 +99,7 @@ def codebooks(weights: np.ndarray, repeat: int) -> list[Row]:
         out, copy = touched(weights.shape, dtype), touched(weights.shape, dtype)
         for name, options in CODEBOOKS:
             tensor = encode_tensor(ScaledCodebookCodec(), weights, options, dtype="bf16")
-            decoder = decoder_of(tensor, tensor.layout, {"scales": Held(tensor.parts["scales"].array())})
+            decoder = decoder_of(tensor, tensor.layout, {"scales": ArrayWindow(tensor.parts["scales"].array())})
             ours = partial(decoder.decode, tensor.parts["indices"].array(), 0, out, "low_first")
             plain, took = turns(repeat, memcpy(out, copy), ours)
             rows.append(entry(f"decode {name} to {dtype}", out.nbytes / took / 1e9, "GB/s", plain / took, 0.6))
