@@ -57,7 +57,7 @@ def test_every_key_role_and_preset_is_described() -> None:
 @pytest.mark.parametrize(
     ("prefix", "page", "files"),
     [
-        ("recipe", "recipes.md", ["recipes/recipe.py", "recipes/choice.py", "recipes/load.py", "recipes/patterns.py"]),
+        ("recipe", "recipes.md", ["recipes/recipe.py", "recipes/choice.py", "recipes/load.py"]),
         ("dense", "dense.md", ["codecs/dense/codec.py", "codecs/cast.py", "inspect/tensors.py"]),
     ],
 )

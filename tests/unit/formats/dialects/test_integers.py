@@ -146,7 +146,7 @@ def test_offsets_that_are_zero_points_move_out_of_mlx(tmp_path: Path, scales: st
         with pytest.raises(IngotError) as caught:
             ingot.convert(other, tmp_path / f"decoded{zeros[0]}", format="awq")
         assert caught.value.rule == "convert.nothing-packed"
-        assert "an offset is no -scale * zero point" in str(caught.value)
+        assert "the zero point" in str(caught.value)
 
 
 def test_zero_points_of_their_own_are_written_as_v2(tmp_path: Path) -> None:
