@@ -86,6 +86,7 @@ def unused_patterns(drop: Sequence[str], account: Account) -> list[str]:
 
 def _keeps_program(source: Checkpoint, view: Checkpoint, format: Format) -> bool:
     """Whether the target is the source's own program or graph with new weights: it keeps what was not read."""
-    own, now = source.attachments, view.attachments
+    own = source.attachments
+    now = view.attachments
     program = own.program is not None and now.program is own.program and "program" in format.traits.attachments
     return program or (own.graph is not None and now.graph is own.graph and "graph" in format.traits.attachments)

@@ -118,7 +118,8 @@ def _is_there(store: Store, name: str) -> bool:
 
 def package_digest(part: Part) -> str:
     """Return the sha256 of a zipped package in hex; checks the part's own digest on the way."""
-    reader, running = part.reader(), hashlib.sha256()
+    reader = part.reader()
+    running = hashlib.sha256()
     buffer = bytearray(_CHUNK)
     for start in range(0, part.nbytes, _CHUNK):
         piece = memoryview(buffer)[: min(_CHUNK, part.nbytes - start)]

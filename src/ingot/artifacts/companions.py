@@ -24,7 +24,10 @@ from ingot.stores.location import Location
 
 _RULE = "companions.config"
 _INDEX_SUFFIX = ".index.json"
-_WEIGHTS, _LINK, _MODEL, _DEEP = "weights", "links out of the folder", "folders with weights", "folders in folders"
+_WEIGHTS = "weights"
+_LINK = "links out of the folder"
+_MODEL = "folders with weights"
+_DEEP = "folders in folders"
 
 
 def holds_a_model(format: str) -> bool:

@@ -151,7 +151,8 @@ def _in_container(format: Format, version: str) -> Format:
 
 
 def _destination(location: Location, format: str | None) -> Destination:
-    existing, text = _existing(location), location.display
+    existing = _existing(location)
+    text = location.display
     last = PurePosixPath(text)
     by_suffix = format_of_suffix(last.name)
     chosen = FORMATS.get_or_refuse(format) if format is not None else by_suffix

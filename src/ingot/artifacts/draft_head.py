@@ -177,7 +177,8 @@ class _Head:
 def _check_mapping(to_target: Tensor, in_draft: Tensor, draft_vocab: int, vocab: int) -> None:
     """Draft token ``i`` is the target's ``i + d2t[i]``: inside its vocabulary, ascending, just those of the mask."""
     own = np.arange(draft_vocab, dtype=np.int64)
-    offsets, mask = to_target.numpy(), in_draft.numpy()
+    offsets = to_target.numpy()
+    mask = in_draft.numpy()
     outside = np.flatnonzero((offsets < -own) | (offsets >= vocab - own))
     if len(outside):
         token = int(outside[0])

@@ -31,7 +31,8 @@ def common_digest(first: Tensor, other: Tensor) -> str | None:
         digest = tensor_digest(first)
         return digest if digest == tensor_digest(other) else None
     matrix = matrix_of(first, other.codec)
-    step, running = max(1, COMPARED_AT_ONCE // max(matrix[1], 1)), Blake3()
+    step = max(1, COMPARED_AT_ONCE // max(matrix[1], 1))
+    running = Blake3()
     for left, right in zip(chunks(first, matrix, step), chunks(other, matrix, step), strict=True):
         mine = file_bytes(left)
         if not np.array_equal(np.frombuffer(mine, np.uint8), np.frombuffer(file_bytes(right), np.uint8)):

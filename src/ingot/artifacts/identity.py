@@ -83,7 +83,8 @@ def tensor_digest(tensor: Tensor) -> str:
     running = Blake3()
     if tensor.codec == DenseLayout.codec and set(tensor.parts) == {"data"}:
         part = tensor.parts["data"]
-        reader, buffer = part.reader(), bytearray(min(CHUNK, part.nbytes))
+        reader = part.reader()
+        buffer = bytearray(min(CHUNK, part.nbytes))
         for start in range(0, part.nbytes, CHUNK):
             piece = memoryview(buffer)[: min(CHUNK, part.nbytes - start)]
             reader.readinto(piece)

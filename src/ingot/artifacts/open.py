@@ -134,7 +134,8 @@ class Source(CheckpointSource):
 
     def view(self) -> Checkpoint:
         """Return the checkpoint of the artifact, with a decoder for each tensor. Closing it closes the source."""
-        catalog, attachments = self.catalog, self.catalog.attachments
+        catalog = self.catalog
+        attachments = self.catalog.attachments
         if attachments.draft is not None:
             attachments = replace(attachments, draft=with_decoders(attachments.draft))
         return Checkpoint(
@@ -327,7 +328,8 @@ def open_found(
     requested_io: str | None = None,
 ) -> Source:
     """Open and validate a file or folder of a store; see ``open`` and ``Source``."""
-    listed, location = Listed(store), store.location_of(name)
+    listed = Listed(store)
+    location = store.location_of(name)
     try:
         format, entry = detect(listed, name)
         catalog = format.read(listed, entry, verify=verify)
@@ -414,7 +416,8 @@ def missing_error(location: Location, error: IngotError | None = None) -> UsageE
     if location.text.partition("://")[0].lower() == location.scheme:
         message = "there is no file or folder at this address" if error is None else error.message
         return UsageError(message, rule="open.missing", where=location.display)
-    hint, names = "", location.siblings() if location.given else None
+    hint = ""
+    names = location.siblings() if location.given else None
     if location.may_be_hub_id and names is None:
         hint = f"; to read a model of the Hugging Face Hub by its name: {install_hint('hub')}"
     elif names:

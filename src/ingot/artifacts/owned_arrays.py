@@ -84,7 +84,8 @@ def _batches(tensors: Iterable[Tensor], arrays: dict[str, Array]) -> Iterator[li
             size += nbytes
             if size >= BATCH:
                 yield batch
-                batch, size = [], 0
+                batch = []
+                size = 0
     yield batch
 
 

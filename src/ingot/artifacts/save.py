@@ -91,7 +91,8 @@ def save_planned(
     overwrite: bool = False,
 ) -> None:
     """Write tensors as they were planned; what exists is replaced with ``overwrite`` only. Errors as ``save``."""
-    options, specs = WriteOptions(digest=digest), [spec for _, spec in planned]
+    options = WriteOptions(digest=digest)
+    specs = [spec for _, spec in planned]
     with stage(target, overwrite=overwrite) as staging:
         size = target.format.size(Artifact(specs, target.format.metadata(metadata)), options)
         staging.require_room(size, target.display)
@@ -224,7 +225,8 @@ def _sparse_arrays(value: Any) -> SparseArrays | None:
 
 def _sparse_tensor(name: str, arrays: SparseArrays) -> Tensor:
     """View sparse arrays as a tensor; raises the codec's rules where positions do not fit the shape."""
-    layout, values = arrays.layout, part_of(arrays.values)
+    layout = arrays.layout
+    values = part_of(arrays.values)
     words = [np.ascontiguousarray(each).view(np.uint64) for each in arrays.positions]
     if isinstance(layout, CsrLayout):
         parts = {"values": values, "indices": part_of(words[1]), "indptr": part_of(words[0])}

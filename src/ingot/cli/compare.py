@@ -58,7 +58,8 @@ def _cost(options: CompareOptions, delta: str, top: int, *, quiet: bool) -> tupl
     """Return whether a delta is exact, and what it costs, largest error first."""
     from ingot.delta.cost import cost_report, delta_cost
 
-    limit, by = options.max_decompressed, (options.engine, options.address)
+    limit = options.max_decompressed
+    by = (options.engine, options.address)
     with progress_bar("comparing", quiet=quiet) as progress:
         costs = delta_cost(
             options.a, delta, options.b, max_decompressed=limit, progress=progress, engine=by[0], address=by[1]

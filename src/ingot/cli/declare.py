@@ -79,7 +79,8 @@ def _declarations(
             for field in _command_fields(structs[item.name]):
                 yield _declaration(field.name, types[field.name], _default(field), about_of(field))
             continue
-        hint, about = hints[item.name], About("")
+        hint = hints[item.name]
+        about = About("")
         if typing.get_origin(hint) is Annotated:
             hint, about = typing.get_args(hint)[:2]
         yield _declaration(item.name, hint, MISSING if item.default is item.empty else item.default, about)

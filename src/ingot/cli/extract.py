@@ -92,7 +92,8 @@ def _draft(options: DraftOptions) -> tuple[dict[str, Any], str]:
     """Take out the draft head; return its figures, and a line for people."""
     from ingot.artifacts.attachments import extract_draft
 
-    shape, out = extract_draft(options), Location.parse(options.out).display
+    shape = extract_draft(options)
+    out = Location.parse(options.out).display
     where = printable(out)
     if shape is None:
         return {"path": out}, f"{where}: draft head without names"

@@ -16,11 +16,13 @@ import click
 from ingot.core.registry import did_you_mean
 
 ALL = "--help-all"
-_ARGUMENTS, _OPTIONS = "Arguments", "Options"
+_ARGUMENTS = "Arguments"
+_OPTIONS = "Options"
 _MANY = 12  # a command with no more options shows them all
 _EXAMPLES = 3
 _WIDTH = 78
-_SPACE, _HYPHEN = "\N{NO-BREAK SPACE}", "\N{NON-BREAKING HYPHEN}"
+_SPACE = "\N{NO-BREAK SPACE}"
+_HYPHEN = "\N{NON-BREAKING HYPHEN}"
 _ALL_REQUESTED = "ingot.help.all"
 
 

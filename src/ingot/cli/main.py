@@ -121,7 +121,8 @@ class _Commands(Group):
         formatter.write("".join(f"{text}\n" for text in lines))
 
 
-INTERRUPTED, TERMINATED = 130, 143
+INTERRUPTED = 130
+TERMINATED = 143
 USAGE = 2
 PROGRAM = "ingot"
 _COMPLETE = "_INGOT_COMPLETE"

@@ -220,7 +220,9 @@ def open_streams() -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if type(stream) is io.TextIOWrapper:
-            encoding, by_line, at_once = stream.encoding, stream.line_buffering, stream.write_through
+            encoding = stream.encoding
+            by_line = stream.line_buffering
+            at_once = stream.write_through
             stream = Output(
                 stream.detach(), encoding, "backslashreplace", line_buffering=by_line, write_through=at_once
             )
@@ -297,7 +299,8 @@ def _by_workers(rates: Mapping[str, float]) -> str:
     if len(rates) <= _SHOWN_WORKERS:
         each = ", ".join(f"{name} {format_size(int(rate))}/s" for name, rate in sorted(rates.items()))
         return f" ({each})"
-    low, high = format_size(int(min(rates.values()))), format_size(int(max(rates.values())))
+    low = format_size(int(min(rates.values())))
+    high = format_size(int(max(rates.values())))
     return f" ({len(rates)} workers, {low}/s to {high}/s each)"
 
 

@@ -32,7 +32,8 @@ class ProcessWorker:
     """A process and its pipes. A ``Worker``."""
 
     def __init__(self, interval: float) -> None:
-        self.beats, self.cpu = 0, 0.0
+        self.beats = 0
+        self.cpu = 0.0
         pipe = subprocess.PIPE
         # A group of its own keeps Ctrl-C at the terminal from the worker. Closing an unbuffered pipe never waits.
         try:
@@ -117,7 +118,8 @@ _STALLED = 3  # times the timeout: a worker that sends heartbeats and uses no pr
 _LEAST_CPU = 1e-3  # seconds of processor time that count as work
 _STARTS = 3  # how often a worker is started before a task fails for it
 _JOIN = 15.0
-_PAUSE, _LONGEST_PAUSE = 0.05, 5.0
+_PAUSE = 0.05
+_LONGEST_PAUSE = 5.0
 
 
 class Pool(Protocol):
@@ -207,8 +209,10 @@ class _Watch:
     """
 
     def __init__(self, worker: Worker, timeout: float) -> None:
-        self._worker, self._timeout = worker, timeout
-        self._beats, self._cpu = worker.beats, worker.cpu
+        self._worker = worker
+        self._timeout = timeout
+        self._beats = worker.beats
+        self._cpu = worker.cpu
         self._silent = self._stalled = 0.0
 
     def check(self, seconds: float) -> None:
@@ -243,7 +247,9 @@ class WorkerPool:
     is_local = True
 
     def __init__(self, start: Callable[[float], Worker], timeout: float, starting: float) -> None:
-        self._start, self._timeout, self._starting = start, timeout, starting
+        self._start = start
+        self._timeout = timeout
+        self._starting = starting
         self._interval = min(1.0, timeout / 10)
         self._numbers = itertools.count()
         self._changed = threading.Condition()

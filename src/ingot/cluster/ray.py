@@ -26,11 +26,13 @@ WAIT = 10.0
 
 # How a connection of HTTP/2, which Ray's servers speak, begins, and empty settings (RFC 9113, 3.4 and 6.5).
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-_HEAD, _SETTINGS = 9, 4
+_HEAD = 9
+_SETTINGS = 4
 
 _CURRENT = "ray/ray_current_cluster"
 _LARGEST = 1 << 12
-_AUTO, _NONE = "auto", ("", "local")
+_AUTO = "auto"
+_NONE = ("", "local")
 
 
 def require_cluster(address: str | None) -> bool:
@@ -140,8 +142,12 @@ class RayWorker:
     """An actor, and the calls that are under way. A ``Worker``."""
 
     def __init__(self, ray: Any, error: type[Exception], actor: Any, interval: float) -> None:
-        self.beats, self.cpu = 0, 0.0
-        self._ray, self._error, self._actor, self._interval = ray, error, actor, interval
+        self.beats = 0
+        self.cpu = 0.0
+        self._ray = ray
+        self._error = error
+        self._actor = actor
+        self._interval = interval
         self._task: Any = None
         self._beat = self._next_beat(0.0)
 
@@ -206,7 +212,8 @@ class RayPool(WorkerPool):
 
     def __init__(self, ray: Any, address: str, threads: int) -> None:
         timeout = worker_timeout()
-        self._ray, self._per_task = ray, threads
+        self._ray = ray
+        self._per_task = threads
         self._error: type[Exception] = ray.exceptions.RayError
         self._connected_here = not ray.is_initialized()
         if self._connected_here:

@@ -85,7 +85,9 @@ class _Waiting(StepRun[RemoteStep]):
             yield partial(EncodedChunk, {}, result.error), 0
 
     def _read(self, result: StepResult, acquire: AcquireBudget) -> Iterator[tuple[ChunkTask, int]]:
-        source, crc, position = self.step.store.open(result.file), checksums.hasher("crc32c"), result.offset
+        source = self.step.store.open(result.file)
+        crc = checksums.hasher("crc32c")
+        position = result.offset
         try:
             for role, count in result.runs:
                 for start in range(0, count, self.chunk_plan.chunk_rows):

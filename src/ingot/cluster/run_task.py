@@ -30,7 +30,8 @@ class OpenJob(Generic[Job, Opened]):
     """Files that stay open between two tasks of one job; ``enter`` opens them."""
 
     def __init__(self, enter: Callable[[Job], AbstractContextManager[Opened]]) -> None:
-        self._enter, self._stack = enter, ExitStack()
+        self._enter = enter
+        self._stack = ExitStack()
         self._last: tuple[Job, Opened] | None = None
 
     def opened(self, job: Job) -> Opened:
@@ -63,7 +64,9 @@ class SharedWriter:
     """
 
     def __init__(self, writer: Skips, names: Sequence[str]) -> None:
-        self.writer, self.names, self.position = writer, names, 0
+        self.writer = writer
+        self.names = names
+        self.position = 0
 
     def skip_to(self, number: int) -> None:
         """Pass over all tensors before this one; ``ValueError`` if the writer is already past it."""
@@ -78,7 +81,8 @@ class PrefixedTarget:
     """A target whose files get names with a prefix."""
 
     def __init__(self, target: bytesource.Target, prefix: str) -> None:
-        self._target, self._prefix = target, prefix
+        self._target = target
+        self._prefix = prefix
 
     def create(self, name: str) -> bytesource.Sink:
         """Open a file for writing."""
@@ -89,7 +93,8 @@ class PartsFile:
     """A file of the stored bytes of tensors, one after the other."""
 
     def __init__(self, target: bytesource.Target, name: str) -> None:
-        self._target, self.name = target, name
+        self._target = target
+        self.name = name
         self._sink: bytesource.Sink | None = None
         self._end = self._offset = 0
         self._runs: list[tuple[str, int]] = []
@@ -170,7 +175,8 @@ def run_task(
     ):
 
         def opened(event: Begin) -> Sink:
-            step, pending = event.step, resources.workers + 2
+            step = event.step
+            pending = resources.workers + 2
             writer: Any = parts
             if placed is not None and task.rows is None and has_fixed_place(step):
                 placed.skip_to(task.start + len(results))
@@ -178,7 +184,8 @@ def run_task(
             return TensorSink(writer, step.spec, compress=step.compress_parts, pool=pipeline.pool, pending=pending)
 
         def finished(event: End, record: dict[str, Any], error: ErrorStats) -> None:
-            number, notes = task.start + len(results), event.running.notes()
+            number = task.start + len(results)
+            notes = event.running.notes()
             if "runs" in record:
                 params = plain(event.step.spec.params) if is_fitted(event.step) else None
                 results.append(StepResult(number, error, notes, params, **record))

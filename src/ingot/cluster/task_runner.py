@@ -53,7 +53,10 @@ class TaskRunner:
         progress: Progress,
         fits: Callable[[int, Sequence[StepResult]], bool],
     ) -> None:
-        self._pool, self._submit, self._tasks, self._fits = pool, submit, tasks, fits
+        self._pool = pool
+        self._submit = submit
+        self._tasks = tasks
+        self._fits = fits
         self._stats = WorkerStats(progress)
         self._changed = threading.Condition()
         self._results: dict[int, list[tuple[Task, StepResult]]] = {}

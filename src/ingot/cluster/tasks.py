@@ -78,12 +78,14 @@ def runs_of(
         alone = number in done or cut is not None
         if start < number and (alone or nbytes + count > size):
             tasks.append(Task(start, number, nbytes))
-            start, nbytes = number, 0
+            start = number
+            nbytes = 0
         if cut is not None:
             tasks += _pieces_of(number, count, cut, size)
         nbytes += count
         if alone:
-            start, nbytes = number + 1, 0
+            start = number + 1
+            nbytes = 0
     if start < len(sizes):
         tasks.append(Task(start, len(sizes), nbytes))
     return tasks

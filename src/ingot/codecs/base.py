@@ -78,7 +78,8 @@ def column_weights(codec: str, options: Mapping[str, Any], cols: int) -> Array |
     return weights
 
 
-MIN_CHUNK, MAX_CHUNK = 1 << 8, 1 << 20
+MIN_CHUNK = 1 << 8
+MAX_CHUNK = 1 << 20
 # Elements per call: enough to make a call's cost vanish, few enough to spread over threads.
 STEP = 1 << 20
 VERSION = 1

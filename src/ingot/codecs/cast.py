@@ -43,7 +43,8 @@ def require_cast(source: str, target: str, location: str | None = None) -> None:
 def _allowed(source: str, target: str) -> bool:
     if source == target:
         return True
-    old, new = DTYPES[source], DTYPES[target]
+    old = DTYPES[source]
+    new = DTYPES[target]
     if old.bits < 8 or new.bits < 8:
         return False
     if old.kind == "c" or new.kind == "c":
@@ -60,7 +61,8 @@ def exact_cast(source: str, target: str) -> bool:
         return True
     if not _allowed(source, target):
         return False
-    old, new = DTYPES[source], DTYPES[target]
+    old = DTYPES[source]
+    new = DTYPES[target]
     if old.kind == "c":
         return old.bits <= new.bits
     if new.kind != "f":
@@ -95,13 +97,18 @@ def cast(array: Array, target: str, location: str | None = None) -> Array:
 
 def cast_into(array: Array, out: Array, location: str | None = None) -> None:
     """Cast ``array`` into ``out`` (same number of elements, both C-contiguous); raises the errors of ``cast``."""
-    source, target = dtype(array.dtype), dtype(out.dtype)
+    source = dtype(array.dtype)
+    target = dtype(out.dtype)
     require_cast(source.name, target.name, location)
-    values, rounded = flat(array), flat(out)
-    source_name, target_name = source.name, target.name
+    values = flat(array)
+    rounded = flat(out)
+    source_name = source.name
+    target_name = target.name
     if source.kind == "c" and source is not target:
-        values, rounded = values.view(numpy_dtype(source.storage)), rounded.view(numpy_dtype(target.storage))
-        source_name, target_name = source.storage, target.storage
+        values = values.view(numpy_dtype(source.storage))
+        rounded = rounded.view(numpy_dtype(target.storage))
+        source_name = source.storage
+        target_name = target.storage
     with np.errstate(all="ignore"):  # overflow is checked, underflow rounds, and signalling NaNs are values like others
         for start in range(0, values.size, _CHUNK):
             stop = start + _CHUNK
@@ -174,7 +181,8 @@ def _check_class(values: Array, out: Array, target: str, location: str | None) -
     infinite = ~np.isfinite(out)
     if not infinite.any():
         return
-    before, after = values[infinite].astype(np.float64), out[infinite].astype(np.float64)
+    before = values[infinite].astype(np.float64)
+    after = out[infinite].astype(np.float64)
     changed = np.isnan(before) != np.isnan(after)
     changed |= np.isinf(before) != np.isinf(after)
     if changed.any():

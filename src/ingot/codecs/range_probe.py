@@ -41,8 +41,11 @@ class RangeProbe:
     def __init__(
         self, option: str, dtype: str, wider: Iterable[str], levels: float, source: str, *, power: float = 1.0
     ) -> None:
-        self._option, self._dtype, self._wider = option, dtype, tuple(wider)
-        self._levels, self._power = levels, power
+        self._option = option
+        self._dtype = dtype
+        self._wider = tuple(wider)
+        self._levels = levels
+        self._power = power
         self._floor = 0.0 if dtype in (source, "f32") else self._magnitude_for(SMALLEST[dtype])
         self._enough = self._magnitude_for(TINY[dtype]) if self._wider else self._floor
         self._seen = 0.0

@@ -11,7 +11,10 @@ from ingot.model.layouts.sparse import BlocksLayout
 from ingot.model.tensor import Tensor
 
 # Codecs that other codecs and formats name, because they handle their layouts specially.
-FLOAT_ENTROPY, LOW_RANK, WITH_OUTLIERS, DELTA_EXACT = "float_entropy", "low_rank", "with_outliers", "delta_exact"
+FLOAT_ENTROPY = "float_entropy"
+LOW_RANK = "low_rank"
+WITH_OUTLIERS = "with_outliers"
+DELTA_EXACT = "delta_exact"
 DELTA_ROWS = "delta_rows"
 
 CODECS: Instances[Codec] = Instances(

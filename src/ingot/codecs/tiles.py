@@ -47,8 +47,11 @@ class TileMatrix(ABC):
     def __init__(
         self, params: Any, shape: tuple[int, int], packed: Array, scales: Array, zeros: Array | None = None
     ) -> None:
-        self.params, self.shape, self.zeros = params, shape, zeros
-        self.packed, self.scales = packed.reshape(-1).view(np.uint8), scales.reshape(-1)
+        self.params = params
+        self.shape = shape
+        self.zeros = zeros
+        self.packed = packed.reshape(-1).view(np.uint8)
+        self.scales = scales.reshape(-1)
         if self.sizes() != (self.packed.size, self.scales.size):
             actual = (self.packed.size, self.scales.size)
             raise CodecError(f"{params.codec}.size", f"expected parts of {self.sizes()} elements, found {actual}")

@@ -28,7 +28,8 @@ from ingot.recipes.choice import SMALLEST, Choice, Measured
 SAMPLE = 1 << 20
 """Elements that a sample has at most, in whole rows unless one row is longer."""
 
-_PIECES, _PIECE_ROWS = 16, 64
+_PIECES = 16
+_PIECE_ROWS = 64
 # A row this long is sampled in runs instead of whole.
 _RUN = SAMPLE // _PIECES
 STORED = "as stored"
@@ -85,7 +86,8 @@ def stored_rows(tensor: Tensor, choice: Choice, rows: Array) -> Array:
 
     Raises ``CodecError`` and ``UnsupportedError`` where the codec refuses them.
     """
-    encoder, decoded = _fitted(tensor, choice, rows), np.empty(rows.shape, np.float32)
+    encoder = _fitted(tensor, choice, rows)
+    decoded = np.empty(rows.shape, np.float32)
     encoder.decode(encoder.encode(rows), decoded)
     return decoded
 
@@ -175,7 +177,8 @@ class _Trials:
         """Return the signal-to-noise ratio over the sample; infinite for what is exact, None where it is refused."""
         if candidate.exact or candidate.choice is None:
             return inf
-        rows, choice = self._rows(), candidate.choice
+        rows = self._rows()
+        choice = candidate.choice
         try:
             return measure(rows, stored_rows(self._tensor, choice, rows)).snr_db
         except (CodecError, UnsupportedError) as error:  # the latter: groups that fit the tensor and not its sample
@@ -223,7 +226,8 @@ def sample_of(tensor: Tensor, most: int = SAMPLE) -> Array:
     streams_runs = tensor.codec in CODECS and CODECS[tensor.codec].elementwise
     rows, cols = tensor.matrix_shape
     if cols > _RUN and tensor.size > most and streams_runs:
-        rows, cols = tensor.size // _RUN, _RUN
+        rows = tensor.size // _RUN
+        cols = _RUN
     pieces = _pieces(rows, cols, most)
     out = empty((sum(count for _, count in pieces), cols), tensor.dtype, tensor.name)
     if not out.size:
@@ -255,8 +259,10 @@ def _pieces(rows: int, cols: int, most: int) -> list[tuple[int, int]]:
 
 def _read_at(tensor: Tensor, pieces: Sequence[tuple[int, int]], out: Array) -> None:
     # Unchecked: a sample only helps to choose, and whoever then encodes the tensor checks all of it.
-    row, part = DTYPES[tensor.dtype], replace(tensor.parts["data"], verify=False)
-    width, done = out.shape[1] * row.bits // 8, 0
+    row = DTYPES[tensor.dtype]
+    part = replace(tensor.parts["data"], verify=False)
+    width = out.shape[1] * row.bits // 8
+    done = 0
     for start, count in pieces:
         raw = np.empty(count * width, np.uint8)
         part.readinto(start * width, raw.data)
@@ -280,7 +286,8 @@ def _read_on(tensor: Tensor, pieces: Sequence[tuple[int, int]], out: Array, runs
             read(skipped[:step])
             position += step
         read(out[done : done + count])
-        position, done = position + count, done + count
+        position = position + count
+        done = done + count
 
 
 def first_values(tensor: Tensor) -> Iterator[tuple[int, Array]]:

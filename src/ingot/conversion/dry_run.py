@@ -51,7 +51,8 @@ def dry_run(
     carried = [f"with the {KINDS[kind]}" for kind in plan.attachments.kinds()]
     elements = max(sum(step.tensor.size for step in plan.steps), 1)
     equal = [equality(step, plan.format, inexact) for step in plan.steps]
-    grades, repacked = counted(equal), len(equal) - equal.count(None)
+    grades = counted(equal)
+    repacked = len(equal) - equal.count(None)
     figures = [
         Figure("format", plan.format.name),
         Figure("recipe", plan.recipe),

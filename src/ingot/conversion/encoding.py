@@ -66,7 +66,8 @@ def constants_that_stay(source: Checkpoint, format: Format, decisions: Mapping[s
     """Return a line for each reason why a program keeps tensors that a recipe would change."""
     reasons: dict[str, list[str]] = {}
     for name, decision in decisions.items():
-        choice, reason = decision.choice, format.why_constant(name)
+        choice = decision.choice
+        reason = format.why_constant(name)
         plain = isinstance(choice, Choice) and choice.codec == DenseLayout.codec and not choice.options
         dense = plain and source[name].codec == DenseLayout.codec  # it is stored so already
         if choice is not None and reason is not None and not dense:
@@ -185,7 +186,8 @@ def as_chosen(tensor: Tensor, format: Format, rule: str, choice: Choice, asked: 
     codec, inner = choice.codec, _options(tensor, choice, asked)
     settings = CODECS.get_or_refuse(codec).encoder(tensor.shape, tensor.dtype, inner)
     keeps = settings.lossless
-    exact, loses = keeps, False
+    exact = keeps
+    loses = False
     if pruning is not None:
         codec = BlocksLayout.codec
         loses, rule = _pruned(pruning, rule)
@@ -217,14 +219,16 @@ def as_chosen(tensor: Tensor, format: Format, rule: str, choice: Choice, asked: 
             )
         options = around(taken[0])
         encoder = made(options)
-        spec, rule = specified(encoder), rule + taken[1]
+        spec = specified(encoder)
+        rule = rule + taken[1]
     if not loses and (stays := _as_asked(tensor, spec, rule)) is not None:
         return stays
     encoder, more = resolve_range(
         encoder, made, options, first_values(tensor), lambda wide: format.why_unsupported(specified(wide)) is None
     )
     if more:
-        spec, rule = specified(encoder), f"{rule} ({describe_types(more)}: small values)"
+        spec = specified(encoder)
+        rule = f"{rule} ({describe_types(more)}: small values)"
         if not loses and (stays := _as_asked(tensor, spec, rule)) is not None:
             return stays
     action = DECODED if not stored_exactly(tensor) and exact else ENCODED

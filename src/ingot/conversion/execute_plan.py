@@ -63,7 +63,9 @@ def _prepared(data: PlanData, out: Location | None) -> Prepared:
     except BaseException:
         opened.checkpoint.close()
         raise
-    source, checkpoint, place = opened.source, opened.checkpoint, opened.place
+    source = opened.source
+    checkpoint = opened.checkpoint
+    place = opened.place
     return Prepared(
         source,
         checkpoint,

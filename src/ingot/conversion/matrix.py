@@ -167,7 +167,8 @@ def _way(format: Format, tensor: Tensor, inexact: frozenset[str]) -> Way:
     except (UnsupportedError, CodecError) as error:
         return _refused(format, tensor, error)
     why = obstacle(tensor, format) if step.action == DECODED and tensor.codec != DenseLayout.codec else None
-    codec, equal = tensor.decoded_from or tensor.codec, equality(step, format, inexact)
+    codec = tensor.decoded_from or tensor.codec
+    equal = equality(step, format, inexact)
     return Way(format.name, tensor.name, codec, action_of(step), tensor.nbytes, step.out_bytes, equal, why)
 
 

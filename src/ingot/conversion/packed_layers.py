@@ -105,7 +105,9 @@ def require_layers(steps: Sequence[Step], format: Format) -> None:
 
 
 def _share_scheme(steps: Sequence[Step], format: Format, *, general: bool) -> PackedLayers:
-    shared, dense, differ = list(steps), 0, 0
+    shared = list(steps)
+    dense = 0
+    differ = 0
     for indices in _merged(steps).values():
         packed = [index for index in indices if steps[index].spec.codec in format.traits.packed_codecs]
         others = [steps[index] for index in indices if index not in packed]
@@ -136,7 +138,8 @@ def _merged(steps: Sequence[Step]) -> Mapping[str, list[int]]:
 
 
 def _as_dense(step: Step, format: Format) -> Step:
-    tensor, rule = step.tensor, f"{step.rule} (dense: part of a merged matrix)"
+    tensor = step.tensor
+    rule = f"{step.rule} (dense: part of a merged matrix)"
     return keep(tensor, format, rule) if tensor.codec == DenseLayout.codec else decoded(tensor, format, rule)
 
 
@@ -153,7 +156,8 @@ def _smaller_groups(steps: Sequence[Step], format: Format, decisions: Mapping[st
     for step in steps:
         choice = decisions[step.tensor.name].choice if step.tensor.name in decisions else None
         requested = choice.options.get("group") if isinstance(choice, Choice) else None
-        group, cols = step.spec.params.get("group_size"), step.spec.shape[-1] if step.spec.shape else 0
+        group = step.spec.params.get("group_size")
+        cols = step.spec.shape[-1] if step.spec.shape else 0
         if isinstance(requested, int) and isinstance(group, int) and group < requested and cols % requested:
             counts[requested, group, cols] += 1
     for (requested, group, cols), count in counts.items():
@@ -183,7 +187,9 @@ def _decoded_layers(steps: Sequence[Step], format: Format) -> Iterator[str]:
 def _unlike_scales(steps: Sequence[Step]) -> Iterator[str]:
     """Say how many merged matrices have scales that vLLM does not keep apart: blocks that begin within one part and end
     in the next, and second scales of NVFP4, of which each encoded part has its own."""
-    blocks, size, second = 0, 0, 0
+    blocks = 0
+    size = 0
+    second = 0
     for indices in _merged(steps).values():
         parts = [steps[index] for index in indices if steps[index].spec.codec == ScaledCodebookLayout.codec]
         layouts = [ScaledCodebookLayout.of(step.spec) for step in parts]

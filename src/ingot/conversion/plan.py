@@ -185,7 +185,8 @@ def _step_or_where(tensor: Tensor, format: Format, asked: Asked, decision: Decis
 def _step(tensor: Tensor, format: Format, asked: Asked, decision: Decision) -> Step | _Open:
     if tensor.codec in CODECS:
         CODECS[tensor.codec].check(tensor)
-    rule, choice = decision.rule_label, decision.choice
+    rule = decision.rule_label
+    choice = decision.choice
     if choice is not None and _is_exempt(tensor, format):
         return keep(tensor, format, f"{rule} (kept: {format.name} has it in {tensor.dtype})")
     reason = format.why_constant(tensor.name) if choice is not None else None
@@ -215,7 +216,9 @@ def _is_exempt(tensor: Tensor, format: Format) -> bool:
 
 def _measured_step(item: _Open, format: Format, asked: Asked) -> Step:
     """Measure the candidates that the tensor and the target allow; keep the tensor where none is left."""
-    tensor, rule, measured = item.tensor, item.rule, item.measured
+    tensor = item.tensor
+    rule = item.rule
+    measured = item.measured
     if tensor.decoder is None or tensor.dtype not in DTYPES:
         return encode(tensor, format, rule, measured.candidates[0], asked)
     ways: list[tuple[Choice | None, Step]] = []

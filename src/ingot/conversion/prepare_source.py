@@ -65,7 +65,8 @@ def write_options(options: ConvertOptions, target: Destination) -> WriteOptions:
         )
     usual = DEFAULT_SHARD if target.directory and not target.format.traits.shards_on_request else None
     size = usual if shard is None else parse_size(shard)
-    compact, beside = options.prune_compact, target.directory
+    compact = options.prune_compact
+    beside = target.directory
     return WriteOptions(
         digest=options.digest, max_shard=size, compact=compact, siblings=beside, base=target.format.base_identity()
     )

@@ -253,7 +253,8 @@ class ConvertReport(Shown):
         """Return all figures and the tensors."""
         beside = ("tensors", "commands", "budget", "rounded", "superseded", "dropped")
         figures = [item for item in figures_of(self, *_COMPUTED) if item.name not in beside]
-        speed, share = self.source_nbytes / max(self.seconds, 1e-9), self.size / max(self.source_size, 1)
+        speed = self.source_nbytes / max(self.seconds, 1e-9)
+        share = self.size / max(self.source_size, 1)
         figures += [
             Figure("count", len(self.tensors), "count", data=False),
             Figure("speed", speed, "speed", data=False),

@@ -62,7 +62,8 @@ class _Known:
     """Statistics that are opened, or taken, when the first matrix is read."""
 
     def __init__(self, checkpoint: Checkpoint, options: ConvertOptions) -> None:
-        self._checkpoint, self._options = checkpoint, options
+        self._checkpoint = checkpoint
+        self._options = options
         self._lock = threading.Lock()
         self._found: Statistics | None = None
 
@@ -126,7 +127,8 @@ def round_weights(
 
 
 def _choices(view: Checkpoint, recipe: Recipe, options: ConvertOptions) -> Sequence[tuple[str, QuantizerSpec]]:
-    layer_count, found = layers_of(view), []
+    layer_count = layers_of(view)
+    found = []
     for name, tensor in view.items():
         choice = decide(view, name, recipe, layer_count).choice
         if not isinstance(choice, Choice) or choice.quantizer is None:
@@ -214,7 +216,8 @@ def _scale_notes(searched: Searched) -> Sequence[str]:
     gains = list(searched.gains.values())
     if not gains:
         return []
-    changed, mean = sum(gain < 1 for gain in gains), sum(gains) / len(gains)
+    changed = sum(gain < 1 for gain in gains)
+    mean = sum(gains) / len(gains)
     groups = (
         f"{changed} of {len(gains)} groups of matrices got scales for their channels, folded into what comes before"
     )

@@ -122,7 +122,8 @@ def _cluster(prepared: Prepared, options: ConvertOptions) -> Cluster | None:
     from ingot.cluster.pool import pool_of
     from ingot.conversion.planfile import plan_json
 
-    plan, threads = plan_json(prepared, options), options.threads or 1
+    plan = plan_json(prepared, options)
+    threads = options.threads or 1
     pool = partial(pool_of, options.engine, options.address, threads)
     return Cluster(pool, options.max_ram, threads, plan, "convert")
 
@@ -270,7 +271,8 @@ def run(
     prepared: Prepared, resources: Resources, *, overwrite: bool, resume: bool, cluster: Cluster | None = None
 ) -> ConvertReport:
     """Execute a prepared conversion, by a ``cluster`` or here, and tell what it did; errors as ``convert``."""
-    place, facts = prepared.place, SourceFacts.from_source(prepared.source)
+    place = prepared.place
+    facts = SourceFacts.from_source(prepared.source)
     names = prepared.checkpoint.companions if place.directory else ()
     with stage(place, overwrite=overwrite, resume=resume, names=names) as staging:
         target = Target(staging, place.name, partial(_companions, prepared))

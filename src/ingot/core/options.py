@@ -117,7 +117,8 @@ def takes(struct: Callable[P, S], operation: str) -> Callable[[Callable[[S], R]]
 
 def _require_least(options: Any, operation: str) -> None:
     for item in fields(options):
-        least, value = about_of(item).least, getattr(options, item.name)
+        least = about_of(item).least
+        value = getattr(options, item.name)
         if least is not None and isinstance(value, int) and value < least:
             told = f"expected {item.name} of at least {least}, found {value}"
             raise UsageError(told, rule=f"{operation}.option")

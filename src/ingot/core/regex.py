@@ -68,7 +68,9 @@ class Regex:
         """Whether the expression matches the beginning of a text, or all of it."""
         if not text.startswith(self._prefix):
             return False
-        state, after, sees_before = self._end, "", self._program.sees_before
+        state = self._end
+        after = ""
+        sees_before = self._program.sees_before
         for index in range(len(text), -1, -1):
             before = text[index - 1] if index else ""
             position = (before if sees_before else before and ".", after, index == len(text) - 1)
@@ -91,7 +93,8 @@ class _State:
     __slots__ = ("bits", "looks", "steps")
 
     def __init__(self, bits: int, looks: tuple[_State, ...]) -> None:
-        self.bits, self.looks = bits, looks
+        self.bits = bits
+        self.looks = looks
         self.steps: dict[Position, _State] = {}
 
     def key(self) -> tuple[Any, ...]:
@@ -126,7 +129,8 @@ class _Program:
             look.step(state.looks[index] if state.looks else state, position) for index, look in enumerate(self.looks)
         )
         matched = [look.is_start(after_look) for look, after_look in zip(self.looks, looks, strict=True)]
-        bits, waiting = 0, [0]
+        bits = 0
+        waiting = [0]
         if after:
             for node, tests in self._characters.items():
                 if state.bits >> node & 1:

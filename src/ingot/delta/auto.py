@@ -128,7 +128,8 @@ def choose(
         ``delta.target``: neither or both given, out of range, or not to be had with these candidates.
     """
     require_one(target_size, max_error)
-    measured, of_pair = [], measuring or measure
+    measured = []
+    of_pair = measuring or measure
     for (base, tuned), measurement in zip(pairs, ordered(lambda pair: of_pair(*pair), pairs, workers), strict=True):
         measured.append(measurement)
         if progress is not None:
@@ -162,7 +163,8 @@ def measure(base: Tensor, tuned: Tensor) -> Measured:
     exact = Trial(EXACT, float(tuned.nbytes), 0.0, 0.0)
     if not is_matrix(tuned.shape, tuned.dtype):
         return Measured(tuned.name, 1.0, (exact,))
-    old, other = sample_of(base, SAMPLE), sample_of(tuned, SAMPLE)
+    old = sample_of(base, SAMPLE)
+    other = sample_of(tuned, SAMPLE)
     if old.shape != other.shape:  # read in runs from one file and in rows from the other
         return Measured(tuned.name, 1.0, (exact,))
     delta = difference(old, other)
@@ -186,7 +188,8 @@ def estimate(base: Tensor, tuned: Tensor, storage: Storage) -> float:
 
     ``inf`` if the codec refuses the values.
     """
-    old, other = sample_of(base, SAMPLE), sample_of(tuned, SAMPLE)
+    old = sample_of(base, SAMPLE)
+    other = sample_of(tuned, SAMPLE)
     if old.shape != other.shape:  # as of ``measure``
         return float(tuned.nbytes)
     if storage == EXACT:
@@ -225,7 +228,8 @@ def _trial(storage: Storage, delta: Array, energy: float, tuned: Tensor) -> Tria
     decoded = np.empty(delta.shape, np.float32)
     encoder.decode(parts, decoded)
     wide = delta.astype(np.float64)
-    error, along = 0.0, 1.0
+    error = 0.0
+    along = 1.0
     if energy:
         error = float(np.square(decoded - wide).sum()) / energy
         along = float((decoded * wide).sum()) / energy

@@ -108,7 +108,8 @@ def next_stage(before: Mapping[str, Route], link: Link, number: int) -> Routes:
     rest = [name for name in before if name not in info.tensors]
 
     def make(name: str) -> Route:
-        change, route = info.tensors.get(name), routes.passing(name) if name in routes else None
+        change = info.tensors.get(name)
+        route = routes.passing(name) if name in routes else None
         if change is None:
             assert route is not None
             return route
@@ -135,7 +136,8 @@ def _op(info: DeltaInfo, name: str) -> str | None:
 
 
 def _route(before: Route | None, link: Link, number: int, name: str, change: Change) -> Route:
-    op, dtype = change.op, change.dtype
+    op = change.op
+    dtype = change.dtype
     if op == "replace":
         tensor = _stored(link, name)
         _require_decoder(tensor, name)
@@ -183,7 +185,8 @@ def _require_rows(before: Route, tensor: Tensor, stated: tuple[int, ...]) -> Non
 
 
 def _require_fit(before: Route, tensor: Tensor, change: Change, shape: tuple[int, ...]) -> None:
-    dtype, codec = change.dtype, delta_codec(tensor.codec)
+    dtype = change.dtype
+    codec = delta_codec(tensor.codec)
     if not codec.fits(tensor, shape):
         raise _wrong_base(f"shape {list(tensor.shape)}", str(list(shape)))
     codec.check(tensor)

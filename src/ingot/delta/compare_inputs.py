@@ -97,7 +97,8 @@ def is_cast(both: Both) -> bool:
     """
     base, tuned = both.pair
     matrix = matrix_of(tuned, base.codec)
-    shared, left = rows_of(base.shape, matrix[1]), max(1, COMPARED_AT_ONCE // max(matrix[1], 1))
+    shared = rows_of(base.shape, matrix[1])
+    left = max(1, COMPARED_AT_ONCE // max(matrix[1], 1))
     start = 0
     for old, new in paired_chunks(base, tuned, matrix, left, tuned.dtype):
         count = window(start, start + len(new), shared)

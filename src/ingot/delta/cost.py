@@ -121,7 +121,8 @@ def open_items(files: DeltaFiles) -> Iterator[Opened[_Item]]:
 def cost_report(base: AnyPath, delta: AnyPath, finetuned: AnyPath, costs: Sequence[TensorDiff], top: int = 0) -> Report:
     """Return what ``delta_cost`` gave; people get the ``top`` tensors with the largest errors, all for 0."""
     same = all(item.exact for item in costs)
-    stored, tuned = sum(item.nbytes for item in costs), sum(item.tuned_nbytes for item in costs)
+    stored = sum(item.nbytes for item in costs)
+    tuned = sum(item.tuned_nbytes for item in costs)
     ranked = sorted(costs, key=lambda item: item.error["snr_db"] if item.error else inf)
     figures = [
         Figure("base", Location.parse(base).display),
@@ -143,7 +144,9 @@ def cost_report(base: AnyPath, delta: AnyPath, finetuned: AnyPath, costs: Sequen
 
 def cost_of(item: _Item) -> TensorDiff:
     """Return what a tensor costs."""
-    route, tuned, stored = item.route, item.tuned, item.stored
+    route = item.route
+    tuned = item.tuned
+    stored = item.stored
     if route.shape != tuned.shape or route.dtype != tuned.dtype:
         raise IntegrityError(
             "delta.tuned",
@@ -167,7 +170,8 @@ def cost_of(item: _Item) -> TensorDiff:
 def _values(route: Route, tuned: Tensor) -> tuple[bool, ErrorStats]:
     if route.opaque:
         return tensor_digest(route.origin) == tensor_digest(tuned), ErrorStats()
-    same, error = True, ErrorStats()
+    same = True
+    error = ErrorStats()
     for rows, wanted in _pairs(route, tuned):
         same = same and np.array_equal(_bits(rows), _bits(wanted))
         if route.dtype in FLOATS:

@@ -236,7 +236,11 @@ class _Diff:
         pool: Pool | None,
         known: Statistics | None,
     ) -> None:
-        self._sources, self._place, self._options, self._pool, self._known = sources, target, options, pool, known
+        self._sources = sources
+        self._place = target
+        self._options = options
+        self._pool = pool
+        self._known = known
         container = target.format.name
         strategy = self._strategy = options.strategy or DEFAULTS[container]
         said = "" if known is None else f"{known.location} {sorted(known.metadata.items())}"
@@ -244,7 +248,8 @@ class _Diff:
         assert self._draft.asked  # a strategy that is known
         self._base, self._tuned = (weights_of(source) for source in sources)
         self._pairs = pairs_of(self._base, self._tuned)
-        self._wdelta, self._patch = container == PARENT, container == PATCH
+        self._wdelta = container == PARENT
+        self._patch = container == PATCH
         if not self._draft.auto and (options.target_size, options.max_error) != (None, None):
             raise UsageError("expected strategy auto, in .zt, with a target size or largest error", rule="delta.target")
         self._storages: Mapping[str, Storage] = {}
@@ -274,7 +279,8 @@ class _Diff:
         if self._wdelta or self._patch:
             require_same_keys(self._base, self._tuned, place.format.name)
         companions = self._tuned.companions if place.directory else {}
-        overwrite, resume = self._options.overwrite, self._options.resume
+        overwrite = self._options.overwrite
+        resume = self._options.resume
         with stage(place, overwrite=overwrite, resume=resume, names=companions) as staging:
             planned = self._prepared()
             observer = Identify(
@@ -352,7 +358,8 @@ class _Diff:
         """Refuse a delta of ``nbytes`` that is larger than the fine-tune, unless the caller accepts that."""
         if not self._options.allow_larger:
             changed = (both for name, both in self._pairs.items() if both.tuned is not None and name not in self._same)
-            count, workers = len(self._tuned) - len(self._same), self._resources.workers
+            count = len(self._tuned) - len(self._same)
+            workers = self._resources.workers
             strategy = "" if self._wdelta else self._strategy  # a .wdelta has an int4 of its own
             require_smaller(nbytes, self._tuned.nbytes, changed, count, strategy, self._place.display, workers)
 
@@ -368,14 +375,16 @@ class _Diff:
         pairs = [both.shared() for both in measured.values()]
         whole = sum(both.added_nbytes for both in measured.values())
         whole += sum(item.nbytes for item in changed if item.name not in measured)
-        size, error = self._options.target_size, self._options.max_error
+        size = self._options.target_size
+        error = self._options.max_error
         budget = None if size is None else target_bytes(size, self._tuned.nbytes) - whole
         if self._pool is not None:
             require_one(budget, error)
             return chosen(list(self._asking.each(measure_both, list(measured))), budget, error)
         self._progress.total += sum(base.nbytes + tuned.nbytes for base, tuned in pairs)
         self._progress.advance(0)
-        workers, max_ram = self._resources.workers, self._options.max_ram
+        workers = self._resources.workers
+        max_ram = self._options.max_ram
         if max_ram is not None:
             workers = max(1, min(workers, (parse_size(max_ram) - anonymous_in_use() - RESERVE) // PER_PAIR))
         told: dict[str, Any] = {"target_size": budget, "max_error": error, "progress": self._progress}
@@ -421,7 +430,8 @@ class _Diff:
 
     def _unknown_base(self) -> Identity:
         """Return an identity as large as the base's will be: a header may have to be laid out before it is known."""
-        unknown, told = "0" * 64, self._patch if not self._wdelta else self._shards
+        unknown = "0" * 64
+        told = self._patch if not self._wdelta else self._shards
         return Identity(f"blake3:{unknown}" if told else None, {PARENT: unknown} if self._wdelta else {})
 
     def _report(self, planned: _Planned, info: DeltaInfo, executed: Executed) -> DiffReport:

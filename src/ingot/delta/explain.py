@@ -58,7 +58,8 @@ def _retyped(base: str, tuned: str, taken_in: str | None) -> str:
 
 
 def _resized(base: int, tuned: int) -> str:
-    shared, more = min(base, tuned), abs(tuned - base)
+    shared = min(base, tuned)
+    more = abs(tuned - base)
     rows = f"{more} row{'' if more == 1 else 's'}"
     kept = f"rows 0-{shared - 1} as a delta" if shared > 1 else "row 0 as a delta"
     return f"{kept}, {rows} added" if tuned > base else f"{kept}, {rows} removed"

@@ -56,7 +56,9 @@ class Application:
     """One application: everything is looked at before anything is changed."""
 
     def __init__(self, state: State, link: Link, workers: int) -> None:
-        self._state, self._link, self._workers = state, link, workers
+        self._state = state
+        self._link = link
+        self._workers = workers
         self._arrays = {name: shared_array(name, value) for name, value in state.items()}
         before = self._before()
         self.routes = dict(next_stage(before, link, 1))  # an array each is there already
@@ -84,11 +86,13 @@ class Application:
         if expected.content is not None:
             names = [*(name for name in self._link.info.tensors if name in self._arrays), *self._link.info.removed]
             ids = _ids({name: self._arrays[name] for name in names}, self._workers)
-            wanted, actual = expected.content, content_of(ids)
+            wanted = expected.content
+            actual = content_of(ids)
             self._digests = {name: ids[name].digest for name in names if self._stays(name)}
         elif PARENT in expected.hashes:
             base = {name: as_tensor(name, array) for name, array in self._arrays.items()}
-            wanted, actual = expected.hashes[PARENT], "another one, in every order"
+            wanted = expected.hashes[PARENT]
+            actual = "another one, in every order"
             if matching_order(base, list(self._link.checkpoint), wanted) is not None:
                 actual = wanted
         else:
@@ -214,7 +218,8 @@ class Application:
             self._digests[route.name] = hex_of(running)
 
     def _apply(self, route: Route, matrix: Array, undo: TensorUndo, keep: bool, running: Blake3 | None) -> None:
-        layer, rows = route.layers[0], len(matrix)
+        layer = route.layers[0]
+        rows = len(matrix)
         applier = layer.codec.applier(layer.tensor, route.origin.dtype)
         for start in range(0, rows, undo.step):
             go_on()
@@ -238,7 +243,8 @@ def _stored(route: Route) -> Tensor:
 def _made(route: Route) -> Array:
     """Return all values of a route."""
     out = empty(route.shape, route.dtype, route.name)
-    flat, start = out.reshape(-1), 0
+    flat = out.reshape(-1)
+    start = 0
     for rows in route.chunks():
         flat[start : start + rows.size] = rows.reshape(-1)
         start += rows.size
@@ -269,7 +275,8 @@ def _check_parts(tensor: Tensor) -> None:
     for part in tensor.parts.values():
         if part.encoding == "raw" and (part.digest is None or not part.verify):
             continue
-        reader, buffer = part.reader(), memoryview(bytearray(min(CHUNK, part.nbytes)))
+        reader = part.reader()
+        buffer = memoryview(bytearray(min(CHUNK, part.nbytes)))
         for start in range(0, part.nbytes, CHUNK):
             reader.readinto(buffer[: part.nbytes - start])
         reader.finish()
@@ -279,7 +286,8 @@ def _ids(arrays: Mapping[str, Array], workers: int) -> dict[str, TensorId]:
     """Return the lines of arrays in a content id, by name."""
 
     def one(name: str) -> tuple[str, TensorId]:
-        running, array = Blake3(), arrays[name]
+        running = Blake3()
+        array = arrays[name]
         running.update(file_bytes(array))
         return name, TensorId(element_type(array), array.shape, hex_of(running))
 

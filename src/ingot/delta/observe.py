@@ -102,7 +102,8 @@ class Identify(Observer):
             content = self._base_content(done) if self.shards is not None else None
             self.info = structs.replace(self.info, base=Identity(content, {PARENT: self._parent()}))
         else:
-            base, result = Identity(self._base_content(done)), Identity(self._result_content(done))
+            base = Identity(self._base_content(done))
+            result = Identity(self._result_content(done))
             self.info = structs.replace(self.info, base=base, result=result)
         return self.metadata(self.info)
 

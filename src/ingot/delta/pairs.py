@@ -45,13 +45,15 @@ class Both:
     @property
     def is_alike(self) -> bool:
         """Whether both are there, and have one shape and element type."""
-        first, other = self.base, self.tuned
+        first = self.base
+        other = self.tuned
         return first is not None and other is not None and (first.shape, first.dtype) == (other.shape, other.dtype)
 
     @property
     def is_fitted(self) -> bool:
         """Whether both are there, of other shapes or element types, and a difference leads from one to the other."""
-        first, other = self.base, self.tuned
+        first = self.base
+        other = self.tuned
         if first is None or other is None or self.is_alike:
             return False
         return why_incomparable(first, other) is None
@@ -80,7 +82,8 @@ class Pairs(Made[Both]):
     """All tensors by their names: the fine-tune's, then those that only the base has. None is kept."""
 
     def __init__(self, base: Mapping[str, Tensor], tuned: Mapping[str, Tensor]) -> None:
-        self._base, self._tuned = many_of(base), many_of(tuned)
+        self._base = many_of(base)
+        self._tuned = many_of(tuned)
         more = [name for name in self._base if name not in self._tuned]
         names = dict.fromkeys((*self._tuned, *more)) if more else self._tuned
         super().__init__(names, self._pair)
@@ -123,7 +126,8 @@ class Here:
     """Threads of this process answer. ``Asking``."""
 
     def __init__(self, pairs: Mapping[str, Both], workers: int) -> None:
-        self._pairs, self._workers = pairs, workers
+        self._pairs = pairs
+        self._workers = workers
 
     def each(self, of: Callable[..., R], names: Sequence[str], told: Sequence[tuple[Any, ...]] = ()) -> Iterator[R]:
         """As ``Asking.each``."""

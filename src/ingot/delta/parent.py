@@ -62,7 +62,8 @@ def parent_orders(base: Mapping[str, Tensor], names: Sequence[str]) -> Orders:
 def _orders_of(base: Mapping[str, Tensor], names: Sequence[str], prefix: str) -> Orders:
     """Return the different orders of ``names``, those over float32 last; keys begin with ``prefix``."""
     by_file: dict[str, list[str]] = {}
-    tensors, wide = many_of(base), False
+    tensors = many_of(base)
+    wide = False
     for name in sorted(names):
         tensor = tensors.passing(name)
         wide = wide or tensor.dtype != "f32"

@@ -109,7 +109,9 @@ class _Patch:
     """One run."""
 
     def __init__(self, sources: Sequence[Source], target: Destination, options: PatchOptions) -> None:
-        self._sources, self._place, self._options = sources, target, options
+        self._sources = sources
+        self._place = target
+        self._options = options
         self._base = weights_of(sources[0])
         self._links: list[Link] = [link_of(source.view()) for source in sources[1:]]
         read = self._base.nbytes + sum(link.checkpoint.nbytes for link in self._links)
@@ -117,17 +119,21 @@ class _Patch:
         self._resources = Resources(options.max_ram, options.threads, progress)
 
     def run(self, *, elsewhere: bool) -> PatchReport:
-        options, place = self._options, self._place
+        options = self._options
+        place = self._place
         read = [self._base, *(link.checkpoint for link in self._links)]
         account = account_of_reading(read, self._base.location, options.drop)
         stage_routes = stages(self._base, self._links)
         require_in_proportion(map(_largest, stage_routes[-1].uncached()), place.display)
-        base, result, workers = options.verify_base, options.verify, self._resources.workers
+        base = options.verify_base
+        result = options.verify
+        workers = self._resources.workers
         proof = Proof(self._links, stage_routes, base=base, result=result, workers=workers)
         plan = self._plan(stage_routes[-1], proof.order or ())
         every = {**self._base.companions, **self._links[-1].checkpoint.companions} if place.directory else {}
         companions = {name: path for name, path in every.items() if name not in PACKING_FILES}
-        overwrite, resume = options.overwrite, options.resume
+        overwrite = options.overwrite
+        resume = options.resume
         with stage(place, overwrite=overwrite, resume=resume, names=companions) as staging:
             target = Target(staging, place.name, lambda made, _: copy_companions(companions, made, _DENSE))
             if elsewhere:
@@ -165,7 +171,8 @@ class _Patch:
         from ingot.cluster.pool import pool_of
         from ingot.delta.planfile import delta_plan_json, source_data
 
-        options, threads = self._options, self._options.threads or 1
+        options = self._options
+        threads = self._options.threads or 1
         how = (options.io, options.check_digests, options.max_decompressed)
         checkpoints = [self._base, *(link.checkpoint for link in self._links)]
         read = [source_data(item, source.url, *how) for item, source in zip(checkpoints, self._sources, strict=True)]
@@ -191,7 +198,8 @@ class _Patch:
         if route.opaque:
             return self._checked(Move(route.origin, route.origin.spec(), source=route.born))
         tensor = at_end(route)
-        wanted, options = self._options.dtype, {}
+        wanted = self._options.dtype
+        options = {}
         if wanted is not None and DTYPES[route.dtype].is_float:
             options = {"dtype": resolve_dtype(wanted).name}
         encoder = CODECS[DenseLayout.codec].encoder(route.shape, route.dtype, options)

@@ -55,7 +55,8 @@ def exact_dtype(both: Both) -> str | None:
     (base, tuned), every = both.shared(), both.pair[1]
     if tuned.size <= SMALL:
         return tuned.dtype
-    old, new = sample_of(base, SAMPLE), sample_of(tuned, SAMPLE)
+    old = sample_of(base, SAMPLE)
+    new = sample_of(tuned, SAMPLE)
     if old.shape != new.shape:  # read in runs from one file and in rows from the other
         return tuned.dtype
     sizes: dict[str | None, int] = {tuned.dtype: exact_bytes(fitted(old, len(old), tuned.dtype), new, tuned.dtype)}
@@ -175,7 +176,8 @@ class Draft:
         storage = replace(storage, options={**storage.options, **extra})
         if base.shape != tensor.shape and not delta_codec(storage.codec).exact:
             storage = _over_rows(storage, base.shape, tensor.shape)
-        codec, taken_in = delta_codec(storage.codec), tensor.dtype
+        codec = delta_codec(storage.codec)
+        taken_in = tensor.dtype
         if codec.exact and base.dtype != tensor.dtype:
             smallest = exact_dtype(both)
             if smallest is None:
@@ -206,7 +208,8 @@ class Draft:
 
     def _applied(self, base: Tensor, tensor: Tensor) -> Change:
         """Return the change by a difference; a ``.wdelta`` has no place for what the base is."""
-        retyped, resized = base.dtype != tensor.dtype, base.shape != tensor.shape
+        retyped = base.dtype != tensor.dtype
+        resized = base.shape != tensor.shape
         if self.container == "wdelta":
             return Change("apply", tensor.dtype)
         return Change("apply", tensor.dtype, base.dtype if retyped else None, base.shape if resized else None)

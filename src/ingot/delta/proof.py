@@ -60,7 +60,8 @@ class Proof(Observer):
         result: bool | None,
         workers: int,
     ) -> None:
-        self._links, self._stages = links, stages
+        self._links = links
+        self._stages = stages
         self._contents: dict[int, str] = {}
         self._orders: dict[int, Sequence[str]] = {}
         self._parents: dict[int, str] = {}

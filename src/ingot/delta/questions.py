@@ -84,7 +84,10 @@ class ByWorkers:
     def __init__(
         self, pairs: Mapping[str, Both], sources: Sequence[Source], files: PairFiles, pool: Pool, progress: Progress
     ) -> None:
-        self._pairs, self._files, self._pool, self._progress = pairs, files, pool, progress
+        self._pairs = pairs
+        self._files = files
+        self._pool = pool
+        self._progress = progress
         self._numbers = {name: number for number, name in enumerate(pairs)}
         self._addresses = {"base": sources[0].url, "tuned": sources[1].url}
         self._identity = [weights_of(source).identity() for source in sources]

@@ -132,7 +132,9 @@ def is_matrix(shape: tuple[int, ...], dtype: str) -> bool:
     return dtype in ("f32", "f16", "bf16") and len(shape) >= 2 and prod(shape) > SMALL
 
 
-_TRELLIS, _OTHERS = 10e-6, 3e-6  # seconds a weight, on one thread of the machine that the spec's figures are of
+# seconds a weight, on one thread of the machine that the spec's figures are of
+_TRELLIS = 10e-6
+_OTHERS = 3e-6
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,8 @@ class ExactLog:
 
 def difference_between(start: Array, wanted: Array) -> Log:
     """Return what turns ``start`` into ``wanted`` (of one type and shape, [rows, cols], C order)."""
-    old, new = _words(start), _words(wanted)
+    old = _words(start)
+    new = _words(wanted)
     few = few_changes(old, new, old.size // _FEW)
     if few is None:
         return ExactLog(_exact(start, wanted))
@@ -130,11 +131,13 @@ class TensorUndo:
 
     def change(self, rows: Array, reader: RowReader) -> None:
         """Add the next differences to ``rows`` in place, and log what subtracting them will not give back."""
-        result, back = scratch(rows.shape, rows.dtype), scratch(rows.shape, rows.dtype)
+        result = scratch(rows.shape, rows.dtype)
+        back = scratch(rows.shape, rows.dtype)
         if isinstance(reader, BatchAddingReader) and fusible(rows, result):
             reader.add_back_into(rows, result, back)
         else:
-            added, total = scratch(rows.shape, np.float32), scratch(rows.shape, np.float32)
+            added = scratch(rows.shape, np.float32)
+            total = scratch(rows.shape, np.float32)
             reader.read_into(added)
             with np.errstate(over="ignore", invalid="ignore"):
                 np.add(as_f32(rows), added, out=total)
@@ -171,7 +174,8 @@ class TensorUndo:
         self.sums.clear()
 
     def _log(self, start: Array, rows: Array, result: Array) -> None:
-        log, known = difference_between(start, rows), _digest(result)
+        log = difference_between(start, rows)
+        known = _digest(result)
         self.logs.append(log)
         self.sums.append(known)
         rows[...] = result

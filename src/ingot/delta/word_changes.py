@@ -26,6 +26,7 @@ def few_changes(old: Array, new: Array, most: int) -> tuple[Array, Array] | None
     tuple of int64 and of the arrays' type, or None
         Gaps between positions, the first counted from -1; differences ``new - old``, modulo the type's range.
     """
-    gaps, steps = np.empty(most, np.int64), np.empty(most, old.dtype)
+    gaps = np.empty(most, np.int64)
+    steps = np.empty(most, old.dtype)
     count = native.kernels.changed_words(old, new, gaps, steps)
     return None if count > most else (gaps[:count], steps[:count])

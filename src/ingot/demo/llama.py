@@ -67,7 +67,8 @@ def rotate(x: Floats, cos: Floats, sin: Floats) -> Floats:
     cos, sin : float32 arrays ``[seq, head_dim // 2]``
     """
     half = x.shape[-1] // 2
-    first, second = x[..., :half], x[..., half:]
+    first = x[..., :half]
+    second = x[..., half:]
     return np.concatenate((first * cos - second * sin, second * cos + first * sin), axis=-1)
 
 
@@ -154,7 +155,8 @@ class Llama:
         UsageError
             If ``tokens`` has a wrong shape, dtype or value.
         """
-        config, weights = self.config, self._weights
+        config = self.config
+        weights = self._weights
         if tokens.ndim != 2 or not np.issubdtype(tokens.dtype, np.integer):
             raise UsageError("tokens must be a 2-D integer array")
         seq = tokens.shape[1]

@@ -38,7 +38,8 @@ RUNS = (
 )
 MODEL = "model.safetensors"
 COMPANIONS = ("config.json", "tokenizer.json", "heldout.txt", "README.md")
-WINDOW, WINDOWS = 256, 64
+WINDOW = 256
+WINDOWS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,8 @@ class _Model:
 
     def __init__(self, original: Path, config: Any, tokens: Any) -> None:
         self.original = original
-        self._config, self._tokens = config, tokens
+        self._config = config
+        self._tokens = tokens
         self._exact: float | None = None
 
     def perplexity(self, weights: Any, exact: bool) -> float:

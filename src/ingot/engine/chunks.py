@@ -43,14 +43,16 @@ def pieces(tensor: Tensor, *others: Tensor) -> Iterator[tuple[int, list[Array]]]
     if not tensor.size:  # there may be any number of empty rows
         return
     readers = [CODECS[item.codec].reader(item) for item in (tensor, *others)]
-    start, size = 0, _LOOK
+    start = 0
+    size = _LOOK
     while start < rows:
         count = min(max(1, size // max(cols, 1)), rows - start)
         arrays = [empty((count, cols), item.dtype, item.name) for item in (tensor, *others)]
         for reader, out in zip(readers, arrays, strict=True):
             reader.read_into(out)
         yield start, arrays
-        start, size = start + count, min(4 * size, _MOST)
+        start = start + count
+        size = min(4 * size, _MOST)
 
 
 def weight(tensor: Tensor) -> int:

@@ -25,7 +25,9 @@ from ingot.model.layouts.dense import DenseLayout
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.model.tensor import Tensor
 
-_BYTES, _ARRAY, _FLOAT = "$bytes", "$array", "$float"
+_BYTES = "$bytes"
+_ARRAY = "$array"
+_FLOAT = "$float"
 
 
 def step_data(step: Step) -> dict[str, Any]:
@@ -238,7 +240,8 @@ def _diff(data: StepData, tensor: Tensor, sources: Sequence[Mapping[str, Tensor]
     if data.source != 1 or why_incomparable(base, tensor) is not None:
         raise ValueError("expected a tensor of the fine-tune, and one in the base that a difference can lead from")
     CODECS[base.codec].check(base)
-    options, codec = unplain(data.options), delta_codec(_codec(data.spec))
+    options = unplain(data.options)
+    codec = delta_codec(_codec(data.spec))
     taken_in = data.spec["dtype"] if codec.exact else tensor.dtype
     if taken_in not in (tensor.dtype, base.dtype):
         raise ValueError("expected a difference in the element type of one of the tensors")

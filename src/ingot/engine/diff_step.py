@@ -56,7 +56,9 @@ class Diff(Step):
         return self.base.shape != self.tensor.shape
 
     def plan_chunks(self, budget: ChunkBudget) -> ChunkPlan:
-        tensor, encoder, matrix = self.tensor, self.encoder, self._matrix()
+        tensor = self.tensor
+        encoder = self.encoder
+        matrix = self._matrix()
         rebuilt = 0 if encoder.lossless else 8
         fits = DTYPES[tensor.dtype].bits / 4 if self.resized or self.base.dtype != tensor.dtype else 0
         per_element = cost.per_element(self.base, tensor) + 2 * self.out_bytes / max(tensor.size, 1) + 8 + rebuilt
@@ -69,7 +71,8 @@ class Diff(Step):
 
         Workers do not share a tensor either if the digest of the patched values is required and the delta is lossy.
         """
-        encoder, pair = self.encoder, (self.base, self.tensor)
+        encoder = self.encoder
+        pair = (self.base, self.tensor)
         whole = encoder.fit_passes or encoder.single_chunk or (RESULT in hashed and not encoder.lossless)
         whole = whole or self.resized
         compressed = any(part.encoding != "raw" for part in self.spec.parts)
@@ -100,7 +103,8 @@ class _Comparing(StepRun[Diff]):
         encoder = self.step.encoder
         if not encoder.fit_passes:
             return None
-        step, matrix = self.step, (self.chunk_plan.rows, self.chunk_plan.cols)
+        step = self.step
+        matrix = (self.chunk_plan.rows, self.chunk_plan.cols)
         for _ in range(encoder.fit_passes):
             for old, new in paired_chunks(step.base, step.tensor, matrix, self.chunk_plan.chunk_rows, step.cast):
                 try:
@@ -110,7 +114,8 @@ class _Comparing(StepRun[Diff]):
         return encoder.params
 
     def tasks(self, acquire: AcquireBudget) -> Iterator[tuple[ChunkTask, int]]:
-        step, plan = self.step, self.chunk_plan
+        step = self.step
+        plan = self.chunk_plan
         pair = (step.base, step.tensor)
         readers = [CODECS[tensor.codec].reader(tensor) for tensor in pair]
         self._open_feeds()
@@ -147,7 +152,8 @@ class _Comparing(StepRun[Diff]):
             self._rebuilt = Blake3()
 
     def _encode(self, old: Array, new: Array, start: int, waits: list[Future[None]]) -> EncodedChunk:
-        step, shared = self.step, min(len(old), len(new))
+        step = self.step
+        shared = min(len(old), len(new))
         old = fitted(old, len(new), step.cast)
         values = new if step.cast in (None, step.tensor.dtype) else narrowed(new, str(step.cast))
         if values is None:
@@ -159,7 +165,8 @@ class _Comparing(StepRun[Diff]):
         except IngotError as error:
             name = step.tensor.name
             raise error if error.where and name in error.where else error.at(name) from None
-        stats, commit = None, None
+        stats = None
+        commit = None
         if not step.encoder.lossless and (self.measured or self._rebuilt is not None):
             rebuilt = scratch(new.shape, new.dtype)
             step.encoder.rebuild(parts, old, rebuilt)

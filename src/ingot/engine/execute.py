@@ -27,7 +27,8 @@ from ingot.model.store import Store
 from ingot.model.tensor import Tensor
 from ingot.stores.local import LocalTarget
 
-RULE, EMPTY = "written.unreadable", "written.empty"
+RULE = "written.unreadable"
+EMPTY = "written.empty"
 _REPORT = "nothing was published; this is a defect of Ingot, please report it"
 
 
@@ -249,14 +250,18 @@ class _Run:
     """One run of a plan into a staging folder."""
 
     def __init__(self, plan: Plan, target: Target, resources: Resources, observer: Observer) -> None:
-        self._plan, self._target, self._resources, self._observer = plan, target, resources, observer
+        self._plan = plan
+        self._target = target
+        self._resources = resources
+        self._observer = observer
         self.files = LocalTarget(target.staging.files, late=not target.scattered)
         self.done: list[Done] = []
         self.resumed = 0
 
     def prepare(self, identities: Sequence[Any]) -> None:
         """Take over the records of an earlier run, and require room for the other tensors."""
-        plan, staging = self._plan, self._target.staging
+        plan = self._plan
+        staging = self._target.staging
         self._journal = Journal(LocalTarget(staging.folder, late=True), self._fingerprint(identities))
         records = self._intact(self._journal.earlier()) if staging.resuming else []
         self.resumed = len(records)
@@ -285,7 +290,10 @@ class _Run:
         ``memory``: bytes for chunks in flight, and of those kept for the next ones. ``checked`` waits for the sources'
         digests.
         """
-        plan, writer, resources, start = self._plan, self._writer, self._resources, self.resumed
+        plan = self._plan
+        writer = self._writer
+        resources = self._resources
+        start = self.resumed
         try:
             with self._observer.watching(plan, start) as watching:
                 with Pipeline(
@@ -316,7 +324,8 @@ class _Run:
         pending = self._resources.workers + 2
 
         def opened(event: Begin) -> Sink:
-            written, step = event.running.written, event.step
+            written = event.running.written
+            step = event.step
             if written is not None:
                 return _Restored(self._writer, written)
             return TensorSink(
@@ -326,7 +335,8 @@ class _Run:
         drive(pipeline, opened, self._finished, self._resources.progress.advance)
 
     def _finished(self, event: End, record: dict[str, Any], error: ErrorStats) -> None:
-        nbytes, notes = sum(blob[2] for blob in record["blobs"]), event.running.notes()
+        nbytes = sum(blob[2] for blob in record["blobs"])
+        notes = event.running.notes()
         params = dict(event.step.spec.params)  # with what fit passes learnt, which no plan knows
         self._journal.append(
             {"written": record, "nbytes": nbytes, "error": error.sums(), "params": params, "notes": notes}, nbytes
@@ -337,7 +347,8 @@ class _Run:
 
     def _intact(self, earlier: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the leading records whose bytes are all there."""
-        good, written = list[dict[str, Any]](), self.files.store()
+        good = list[dict[str, Any]]()
+        written = self.files.store()
         for record, step in zip(earlier, self._plan.steps, strict=False):
             if record["written"]["name"] != step.spec.name or not intact(record["written"], written):
                 break
@@ -364,7 +375,8 @@ class _Restored:
     """Takes no bytes: the tensor lies in its place already, as ``record`` says."""
 
     def __init__(self, writer: FormatWriter, record: dict[str, Any]) -> None:
-        self._writer, self._record = writer, record
+        self._writer = writer
+        self._record = record
 
     def write(self, parts: Mapping[str, Any]) -> None:
         assert not parts

@@ -57,7 +57,8 @@ class Journal:
     def start(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Write the header and the records that are taken over from an earlier run, then stay open for more."""
         lines = [{"fingerprint": self._fingerprint}, *records]
-        self._sink, self._end = self._target.create(JOURNAL), 0
+        self._sink = self._target.create(JOURNAL)
+        self._end = 0
         self._sink.truncate(0)
         self._lines = bytearray().join(map(_line, lines))
         self._hand_over()
@@ -78,7 +79,8 @@ class Journal:
         assert self._sink is not None
         lines = self._lines
         self._sink.write_at(self._end, lines)
-        self._end, self._lines = self._end + len(lines), bytearray()
+        self._end = self._end + len(lines)
+        self._lines = bytearray()
 
     def close(self) -> None:
         """Close the file; it stays where it is."""
@@ -153,7 +155,8 @@ def intact(record: Mapping[str, Any], store: Store) -> bool:
 
 def _digest(store: Store, name: str, offset: int, length: int, digest: str) -> bool:
     """Whether a range of a file has this digest; errors as ``Store.open`` and ``ByteSource.readinto``."""
-    running, buffer = checksums.hasher("crc32c"), memoryview(bytearray(min(CHUNK, length)))
+    running = checksums.hasher("crc32c")
+    buffer = memoryview(bytearray(min(CHUNK, length)))
     source = store.open(name)
     try:
         for start in range(0, length, CHUNK):

@@ -104,8 +104,10 @@ class Route:
         """Yield the values in fresh arrays, in bounded memory, digests checked at the end; cut by ``matrix``."""
         rows, cols = self.matrix(by_rows=by_rows)
         step = max(1, _CHUNK // max(cols, 1))
-        first, last = rows_of(self.origin.shape, cols), rows_of(self.shape, cols)
-        reader, appliers = CODECS[self.origin.codec].reader(self.origin), self.appliers()
+        first = rows_of(self.origin.shape, cols)
+        last = rows_of(self.shape, cols)
+        reader = CODECS[self.origin.codec].reader(self.origin)
+        appliers = self.appliers()
         for start in range(0, rows, step):
             go_on()
             stop = min(start + step, rows)
@@ -158,7 +160,8 @@ class Patch(Step):
         return self.route.origin
 
     def plan_chunks(self, budget: ChunkBudget) -> ChunkPlan:
-        route, out = self.route, self.spec.parts[0]
+        route = self.route
+        out = self.spec.parts[0]
         matrix = route.matrix()
         per_element = cost.per_element(route.origin) + DTYPES[out.type or out.dtype].bits / 8
         fixed = cost.fixed_cost(route.origin)
@@ -185,9 +188,12 @@ class _Patching(StepRun[Patch]):
 
     def tasks(self, acquire: AcquireBudget) -> Iterator[tuple[ChunkTask, int]]:
         route, plan = self.step.route, self.chunk_plan
-        reader, layers = CODECS[route.origin.codec].reader(route.origin), _Layers(self.step)
+        reader = CODECS[route.origin.codec].reader(route.origin)
+        layers = _Layers(self.step)
         self._open_feeds()
-        share, start, number = self.step.in_bytes / max(plan.rows, 1), 0, 0
+        share = self.step.in_bytes / max(plan.rows, 1)
+        start = 0
+        number = 0
         origin_rows = rows_of(route.origin.shape, plan.cols)
         while start < plan.rows or start == 0:
             if not acquire():
@@ -203,7 +209,8 @@ class _Patching(StepRun[Patch]):
                 partial(layers, Chunk(rows, number, start, stop, stop == plan.rows), self._taps, waits),
                 int(stop * share) - int(start * share),
             )
-            start, number = max(stop, 1), number + 1
+            start = max(stop, 1)
+            number = number + 1
 
     def _open_feeds(self) -> None:
         """Begin a hash per stage; stages at which a tensor has the same values share one."""

@@ -110,7 +110,8 @@ class TensorSink:
 Watching = Callable[[Step], Watches]
 
 # A batch is handed on when its chunks take so many bytes of budget, or when it has so many events.
-_BATCH_BYTES, _BATCH_EVENTS = 1 << 18, 192
+_BATCH_BYTES = 1 << 18
+_BATCH_EVENTS = 192
 
 
 def nothing(step: Step) -> Watches:
@@ -183,7 +184,8 @@ class Batch:
     def submit(self, pool: Workers) -> None:
         """Start the batch's work in the pool."""
         if self.works:
-            works, self.works = self.works, []
+            works = self.works
+            self.works = []
             self.outcomes = pool.submit(_outcomes, works)
 
 
@@ -282,7 +284,10 @@ class Pipeline:
         for step in steps:
             if step.encoder is not None:
                 step.encoder.ready()
-        self._steps, self._chunk_plans, self._measured, self._watching = steps, chunk_plans, measured, watching
+        self._steps = steps
+        self._chunk_plans = chunk_plans
+        self._measured = measured
+        self._watching = watching
         self._budget = Budget(budget)
         self._stop = threading.Event()
         self._recycling = recycling(recycled)
@@ -335,7 +340,8 @@ class Pipeline:
 
     def _flush(self) -> bool:
         """Hand on the events that wait; False if the pipeline was stopped."""
-        batch, self._batch = self._batch, Batch()
+        batch = self._batch
+        self._batch = Batch()
         try:
             batch.submit(self.pool)
         except RuntimeError:  # the pool takes no more work
@@ -401,7 +407,8 @@ def drive(
     error = ErrorStats()
     for event in pipeline.events():
         if isinstance(event, Begin):
-            sink, error = opened(event), ErrorStats()
+            sink = opened(event)
+            error = ErrorStats()
             advance(0, event.step.tensor.name)
         elif isinstance(event, Chunk):
             assert sink is not None

@@ -18,7 +18,8 @@ from ingot.model.tensor import Tensor
 
 # Large enough to hide a thread's wake-up, small enough that a few fit in the second-level cache's reach.
 CHUNK_ELEMENTS = 1 << 20
-MOVE_BYTES, MOVE_LEAST = 4 << 20, 1 << 16
+MOVE_BYTES = 4 << 20
+MOVE_LEAST = 1 << 16
 # Of all that a chunk takes on its way to another layout: several times what is read or written.
 REPACK_BYTES = 24 << 20
 

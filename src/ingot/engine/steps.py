@@ -27,7 +27,10 @@ from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Array, Tensor
 
 _UNIT = 1 << 16
-MOVED, REPACKED, DECODED, ENCODED = "moved", "repacked", "decoded", "encoded"
+MOVED = "moved"
+REPACKED = "repacked"
+DECODED = "decoded"
+ENCODED = "encoded"
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,8 @@ class _Repacking(StepRun[Repack]):
     def tasks(self, acquire: AcquireBudget) -> Iterator[tuple[ChunkTask, int]]:
         """Repack chunk by chunk where they are read: shifting bits is not slower than a disk."""
         share = self.step.tensor.nbytes / max(self.chunk_plan.rows, 1)
-        reader, start = self.step.repack.reader(), 0
+        reader = self.step.repack.reader()
+        start = 0
         while start < self.chunk_plan.rows or start == 0:
             if not acquire():
                 return
@@ -166,7 +170,8 @@ class Encode(Step):
     source: int = field(default=0, kw_only=True)
 
     def plan_chunks(self, budget: ChunkBudget) -> ChunkPlan:
-        tensor, encoder = self.tensor, self.encoder
+        tensor = self.tensor
+        encoder = self.encoder
         matrix = matrix_of(tensor, encoder.codec)
         step = None if encoder.single_chunk else row_step(CODECS[encoder.codec], encoder, matrix[1])
         per_row = self._cost_per_element(budget.measured) * matrix[1]
@@ -178,7 +183,8 @@ class Encode(Step):
         Workers do not share a tensor that is fitted or encoded as a whole, that is compressed in frames across ranges,
         or whose stored bytes only a digest of the whole proves.
         """
-        tensor, encoder = self.tensor, self.encoder
+        tensor = self.tensor
+        encoder = self.encoder
         whole = encoder.fit_passes or encoder.single_chunk
         encoded = any(part.encoding != "raw" or part.length is None for part in self.spec.parts)
         if whole or encoded or not skips_rows(tensor):
@@ -201,7 +207,8 @@ class Encode(Step):
 
 class _Encoding(StepRun[Encode]):
     def fit(self) -> Mapping[str, Any] | None:
-        encoder, plan = self.step.encoder, self.chunk_plan
+        encoder = self.step.encoder
+        plan = self.chunk_plan
         if not encoder.fit_passes:
             return None
         try:
@@ -216,7 +223,8 @@ class _Encoding(StepRun[Encode]):
         tensor, plan = self.step.tensor, self.chunk_plan
         self.feeds = {point: watch.tensor(tensor.name) for point, watch in self.watches.items() if point == RESULT}
         share = tensor.nbytes / max(plan.rows, 1)
-        reader, start = CODECS[tensor.codec].reader(tensor), plan.first
+        reader = CODECS[tensor.codec].reader(tensor)
+        start = plan.first
         if start:
             assert isinstance(reader, Skipping)
             reader.skip(start * plan.cols)
@@ -233,7 +241,8 @@ class _Encoding(StepRun[Encode]):
             reader.finish()
 
     def _encode(self, rows: Array, start: int, waits: list[Future[None]]) -> EncodedChunk:
-        step, error = self.step, None
+        step = self.step
+        error = None
         try:
             parts = step.encoder.encode(rows, start)
         except IngotError as failure:

@@ -53,7 +53,9 @@ class Feed:
     """The hash that one tensor's values go into, chunk after chunk in order; ``own`` if nothing else does."""
 
     def __init__(self, lane: Lane, running: Hasher, *, own: bool = True) -> None:
-        self._lane, self._running, self.own = lane, running, own
+        self._lane = lane
+        self._running = running
+        self.own = own
 
     def take(self, rows: Array) -> Future[None]:
         """Hash the next rows on the lane; they may not change until the future is done."""
@@ -89,7 +91,8 @@ class ParentWatch:
     """One SHA-256 over each tensor's name and bytes: the ``parent_hash`` of a ``.wdelta``, tensors sorted by name."""
 
     def __init__(self, lane: Lane) -> None:
-        self._lane, self._running = lane, Sha256()
+        self._lane = lane
+        self._running = Sha256()
 
     def tensor(self, name: str) -> Feed:
         self._lane.feed(self._running, name.encode("utf-8", "surrogatepass"))

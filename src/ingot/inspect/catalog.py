@@ -100,7 +100,8 @@ def _takes(format: Any, codec: str, options: Mapping[str, Any], dtype: str) -> b
 
 
 def _takes_layout(format: Any, layout: GgmlBlocksLayout | WordsLayout) -> bool:
-    parts, params = layout.part_specs((64, 64)), layout.attributes()
+    parts = layout.part_specs((64, 64))
+    params = layout.attributes()
     return format.why_unsupported(TensorSpec("x.weight", (64, 64), layout.dtype, layout.codec, parts, params)) is None
 
 

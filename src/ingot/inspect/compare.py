@@ -93,7 +93,8 @@ class CompareReport(Shown):
         """Return all comparisons; people get the ``top`` first, all for 0."""
         found = replace(self, tensors=list(self.tensors))  # asked for many times below, each made once
         counts = Counter(item.status for item in found.tensors)
-        total, shown = found.total, found.tensors[: top or None]
+        total = found.total
+        shown = found.tensors[: top or None]
         figures = [
             Figure("a", self.a),
             Figure("b", self.b),
@@ -288,7 +289,10 @@ class _Pairs(Sequence[Pair]):
     def __init__(
         self, first: Many[Tensor], second: Many[Tensor], names: Sequence[str], others: Mapping[str, str]
     ) -> None:
-        self._first, self._second, self._names, self._others = first, second, names, others
+        self._first = first
+        self._second = second
+        self._names = names
+        self._others = others
 
     def __len__(self) -> int:
         return len(self._names)
@@ -313,7 +317,8 @@ def renamed(first: Checkpoint, second: Checkpoint) -> dict[str, str]:
     """
     sides: list[dict[str, list[str]]] = []
     for checkpoint, other in ((first, second), (second, first)):
-        format, found = FORMATS[checkpoint.format], dict[str, list[str]]()
+        format = FORMATS[checkpoint.format]
+        found = dict[str, list[str]]()
         for name in checkpoint:
             if name not in other:
                 found.setdefault(format.original_name(name), []).append(name)
@@ -341,7 +346,10 @@ def _values(first: Tensor, other: Tensor) -> TensorComparison:
     numbers = first.dtype in FLOATS and other.dtype in FLOATS
     if not numbers and first.dtype != other.dtype:
         return TensorComparison(first.name, DIFFERS, f"{first.dtype} and {other.dtype}")
-    same_dtype, same_bits, stats, same_values = first.dtype == other.dtype, True, _NONE, True
+    same_dtype = first.dtype == other.dtype
+    same_bits = True
+    stats = _NONE
+    same_values = True
     matrix = matrix_of(first, other.codec)
     step = max(1, _CHUNK // max(matrix[1], 1))
     both = chunks(first, matrix, step, checked=True), chunks(other, matrix, step, checked=True)

@@ -14,8 +14,13 @@ import numpy as np
 from ingot.core.numeric.stats import ErrorStats
 from ingot.model.reading.lazy import MadeSequence
 
-IDENTICAL, EQUAL, DIFFERS = "identical", "equal", "differs"
-ONLY_A, ONLY_B, SHAPE, UNKNOWN = "only in A", "only in B", "shape differs", "cannot decode"
+IDENTICAL = "identical"
+EQUAL = "equal"
+DIFFERS = "differs"
+ONLY_A = "only in A"
+ONLY_B = "only in B"
+SHAPE = "shape differs"
+UNKNOWN = "cannot decode"
 _STATUSES = (ONLY_A, ONLY_B, SHAPE, UNKNOWN, DIFFERS, IDENTICAL, EQUAL)
 _BADNESS = np.array([0, 0, 0, 0, 1, 2, 2], np.uint8)
 

@@ -126,7 +126,8 @@ def inspect_found(store: Store, name: str) -> Inspection:
 
 def _stacks(source: Source) -> Sequence[Table]:
     """Return the tables of kernel stacks, of a format that has a stack selector."""
-    features, format = source.catalog.features, source.format.name
+    features = source.catalog.features
+    format = source.format.name
     return () if features is None or format not in STACK_SELECTORS else STACK_SELECTORS[format].tables(features)
 
 

@@ -125,7 +125,8 @@ def one_tensor(found: Inspection, name: str) -> Report:
 
 def identity_report(path: str, content_id: str, receipt: str | None = None) -> Report:
     """Return the content id of a checkpoint, and whether its ``receipt`` is of the same one."""
-    figures, lines = [Figure("path", path), Figure("content_id", content_id)], [Line("{content_id}")]
+    figures = [Figure("path", path), Figure("content_id", content_id)]
+    lines = [Line("{content_id}")]
     if receipt is not None:
         same = receipt == content_id
         figures.append(Figure("receipt_fits", same, "flag"))

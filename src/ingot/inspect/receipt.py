@@ -85,7 +85,8 @@ def told(entry: Mapping[str, Any]) -> str:
     """Return an entry of a receipt as one line; a receipt may say anything, so nothing is taken for granted."""
     of, figures, gate = (entry.get(key) for key in ("of", "figures", "gate"))
     of = of if isinstance(of, Mapping) else {}
-    text, reference = of.get("text"), of.get("reference")
+    text = of.get("text")
+    reference = of.get("reference")
     on = f" on {text['name']}" if isinstance(text, Mapping) and "name" in text else ""
     read = f", {of['sequences']} x {of['window']} tokens" if "sequences" in of and "window" in of else ""
     beside = f", beside {reference['name']}" if isinstance(reference, Mapping) and "name" in reference else ""

@@ -101,7 +101,8 @@ def _part(part: Part, where: str, spare: int) -> list[Finding]:
 
 def _read_part(part: Part, where: str, buffer: memoryview) -> int:
     """Read a part piece by piece; return its last byte, 0 of none."""
-    reader, last = part.reader(chunks=True), 0
+    reader = part.reader(chunks=True)
+    last = 0
     for start in range(0, part.nbytes, _CHUNK):
         piece = buffer[: min(_CHUNK, part.nbytes - start)]
         reader.readinto(piece)

@@ -65,7 +65,8 @@ def verify(options: VerifyOptions) -> list[Finding]:
     is_elsewhere(options.engine, options.address)  # refused before anything is fetched
     if options.repair != (options.origin is not None):
         raise UsageError("expected --repair and --from (origin) together, found one of them", rule="verify.repair")
-    location, mended = Location.parse(options.path), []
+    location = Location.parse(options.path)
+    mended = []
     if options.repair and options.origin is not None:
         for item in repair(location, Location.parse(options.origin)):
             message = f"fetched again, as they were not as sealed: {item.chunks} of its chunks"
@@ -168,7 +169,8 @@ def _decoded(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
 
 def _description(source: Source) -> Iterator[Finding]:
     """Compare what a delta says of itself with the tensors that are there."""
-    catalog, where = source.catalog, source.location
+    catalog = source.catalog
+    where = source.location
     try:
         info = delta_of(catalog.metadata, where)
     except FormatError as error:

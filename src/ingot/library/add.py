@@ -121,7 +121,8 @@ def _nearest(
     ordered = sorted((base for base in bases if base.name in lengths), key=lambda base: (lengths[base.name], base.name))
     data = read(segments[key])
     size = min(data.nbytes, _SAMPLE)
-    best, smallest = Base(), data.nbytes + 1
+    best = Base()
+    smallest = data.nbytes + 1
     for base in ordered[:_MAX_TRIED]:
         try:
             values = objects.values(base.objects[key], data.nbytes)
@@ -129,11 +130,13 @@ def _nearest(
             continue
         size_of_delta = as_delta(data[:size], key[2], values[:size]).nbytes
         if size_of_delta < smallest * _NEARLY:
-            best, smallest = base, size_of_delta
+            best = base
+            smallest = size_of_delta
     return best
 
 
-_BATCH, _BATCH_BYTES = 64, 256 << 20
+_BATCH = 64
+_BATCH_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +231,10 @@ def _notes_on(store: Store, single: str) -> list[str]:
 
 class _Addition:
     def __init__(self, library: OpenLibrary, adding: Adding, store: Store, options: AddOptions) -> None:
-        self._library, self._adding, self._store, self._options = library, adding, store, options
+        self._library = library
+        self._adding = adding
+        self._store = store
+        self._options = options
         self._objects = library.objects()
         self._base = Base()
         self._waiting: dict[StorageForm, int] = {}
@@ -294,7 +300,8 @@ class _Addition:
         )
 
     def _file(self, name: str, parts: Sequence[Segment], stamp: Stamp) -> File:
-        source, hasher = self._store.open(name), Blake3()
+        source = self._store.open(name)
+        hasher = Blake3()
         try:
             if source.size != stamp.size:
                 raise _changed(source.name)

@@ -73,7 +73,8 @@ def segments(store: Store, names: Iterable[str], *, folder: bool) -> dict[str, l
 
 def _locate(store: Store, name: str, by_file: Mapping[str, list[Segment]]) -> None:
     """Add the parts in a catalog to files without parts: of a file, or of the folder if ``name`` is empty."""
-    opened, empty = _Opened(store), {other for other in by_file if not by_file[other]}
+    opened = _Opened(store)
+    empty = {other for other in by_file if not by_file[other]}
     try:
         format, entry = _detected(opened, name)
         if format.traits.last_resort:
@@ -110,7 +111,8 @@ def _segment(tensor: Tensor, role: str) -> Segment:
     if plain and DTYPES[tensor.dtype].nbytes(tensor.size) == part.length and dtype == tensor.dtype:
         return Segment(part.offset, part.length, tensor.name, role, dtype, tensor.shape)
     if part.length % width:
-        dtype, width = "u8", 1
+        dtype = "u8"
+        width = 1
     return Segment(part.offset, part.length, tensor.name, role, dtype, (part.length // width,))
 
 
@@ -143,7 +145,8 @@ class _Opened(Store):
     def __init__(self, store: Store) -> None:
         self._store = Listed(store)
         self._sources: list[tuple[ByteSource, str]] = []
-        self.location, self.url = store.location, store.url
+        self.location = store.location
+        self.url = store.url
 
     def list(self, folder: str = "") -> Listing:
         return self._store.list(folder)

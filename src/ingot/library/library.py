@@ -36,7 +36,8 @@ class Library:
     """
 
     def __init__(self, address: AnyPath) -> None:
-        self.address, self.location = address, Location.parse(address)
+        self.address = address
+        self.location = Location.parse(address)
 
     def __repr__(self) -> str:
         return f"Library({self.location.display!r})"

@@ -18,7 +18,8 @@ from ingot.library.objects import require_id
 from ingot.model.store import checked_name
 
 FORMAT = "ingot-library-1"
-FOLDER, ENDING = "artifacts", ".json"
+FOLDER = "artifacts"
+ENDING = ".json"
 MAX_MANIFEST = 1 << 28
 INLINE = 1 << 10
 """Maximum bytes of a chunk that is stored in the manifest."""
@@ -140,7 +141,8 @@ def parse_manifest(raw: bytes, name: str, location: str) -> Manifest:
             "the manifest changed since it was written: it is damaged; add the artifact again",
             where=location,
         )
-    folder, container = root.get("folder"), root.get("container")
+    folder = root.get("folder")
+    container = root.get("container")
     if root.get("name") != name or not isinstance(folder, bool) or not isinstance(container, str):
         raise FormatError(_RULE, f"expected name {name!r}, folder true or false, and a container", where=location)
     parsed = tuple(_file(item, location) for item in files)

@@ -74,7 +74,11 @@ class Objects:
 
     def refresh(self) -> None:
         """List the folder again. Files that are not named like objects go to ``strays``."""
-        self._sizes, self._bases, self._deltas_to, self._decodable, self.strays = {}, {}, set(), None, []
+        self._sizes = {}
+        self._bases = {}
+        self._deltas_to = set()
+        self._decodable = None
+        self.strays = []
         for name, size in self._folder.sizes(FOLDER).items():
             match = _NAME.fullmatch(name)
             if match is None:
@@ -126,7 +130,8 @@ class Objects:
                 base = variants[0].base
                 variants.insert(0, StorageForm(base, levels[base][1]))
             return variants
-        location, missing = self._folder.store.location_of(FOLDER), self._missing(id)
+        location = self._folder.store.location_of(FOLDER)
+        missing = self._missing(id)
         if missing:
             needed = "does" if missing == id else f"{id} depends on but does"
             raise IntegrityError(
@@ -196,7 +201,8 @@ class Objects:
         self._values([*(self.chain(variant.base) if variant.base else ()), variant], None)
 
     def _values(self, chain: Sequence[StorageForm], size: int | None) -> memoryview:
-        id, data = chain[-1].id, np.empty(0, np.uint8)
+        id = chain[-1].id
+        data = np.empty(0, np.uint8)
         for variant in chain:
             with self.opened(variant) as tensor:
                 self._check_size(variant, tensor, size)
@@ -214,7 +220,8 @@ class Objects:
     @contextmanager
     def opened(self, variant: StorageForm) -> Iterator[Tensor]:
         """Yield the tensor in an object's file. Raises ``FormatError`` ``library.object``."""
-        store, location = self._folder.store, self._folder.store.location_of(variant.file)
+        store = self._folder.store
+        location = self._folder.store.location_of(variant.file)
         try:
             catalog = FORMATS["zt"].read(store, variant.file, verify=True)
         except IngotError as error:
@@ -259,7 +266,8 @@ def _decode(tensor: Tensor, *, writable: bool) -> Array:
 
 def _apply(tensor: Tensor, data: Array, variant: StorageForm) -> Array:
     """Return the bytes of its base with a delta applied, in place."""
-    params, row = params_of(tensor), DTYPES[tensor.dtype]
+    params = params_of(tensor)
+    row = DTYPES[tensor.dtype]
     if data.nbytes != row.nbytes(tensor.size):
         raise FormatError(
             "library.object",

@@ -89,7 +89,8 @@ class OpenLibrary:
 
     def manifest(self, name: str) -> Manifest:
         """Return an artifact's manifest. Raises ``UsageError`` ``library.unknown``, and the errors of parsing."""
-        file, store = file_of(name), self._reopen()
+        file = file_of(name)
+        store = self._reopen()
         if not store.exists(file):
             require_known(name, self.names(), self.location)
         raw = store.read(file, manifest.MAX_MANIFEST, "library.manifest")

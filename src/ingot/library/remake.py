@@ -75,7 +75,8 @@ class ArtifactStore(Store):
     """
 
     def __init__(self, objects: Objects, manifest: Manifest, address: str, inside: str = "") -> None:
-        self.objects, self.manifest = objects, manifest
+        self.objects = objects
+        self.manifest = manifest
         self._start = f"{inside}/" if inside else ""
         self._files = {
             file.name.removeprefix(self._start): file for file in manifest.files if file.name.startswith(self._start)
@@ -119,8 +120,10 @@ class _FileSource:
     mapped = False
 
     def __init__(self, store: ArtifactStore, file: File, name: str) -> None:
-        self._store, self._file = store, file
-        self.name, self.size = name, file.size
+        self._store = store
+        self._file = file
+        self.name = name
+        self.size = file.size
         self._starts = [0]
         for chunk in file.chunks:
             self._starts.append(self._starts[-1] + chunk.size)
@@ -136,13 +139,16 @@ class _FileSource:
         out = out.cast("B") if out.nbytes else out
         index = bisect_right(self._starts, offset) - 1
         while out.nbytes:
-            chunk, within = self._file.chunks[index], offset - self._starts[index]
+            chunk = self._file.chunks[index]
+            within = offset - self._starts[index]
             count = min(chunk.size - within, out.nbytes)
             if count and chunk.object:
                 out[:count] = self._store.values(chunk)[within : within + count]
             elif count:
                 out[:count] = chunk.data[within : within + count] if chunk.data else bytes(count)
-            out, offset, index = out[count:], offset + count, index + 1
+            out = out[count:]
+            offset = offset + count
+            index = index + 1
 
     def changed(self) -> bool:
         return False

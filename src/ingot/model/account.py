@@ -120,7 +120,9 @@ def settle(
     default : str
         The reason of a tensor that is neither carried nor in ``omissions``.
     """
-    superseded, dropped, lost = dict[str, str](), dict[str, str](), dict[str, str]()
+    superseded = dict[str, str]()
+    dropped = dict[str, str]()
+    lost = dict[str, str]()
     unknown = Omission(default)
     for name in names:
         if name in carried:

@@ -110,7 +110,9 @@ class PrivateSource:
     def __init__(self, source: ByteSource) -> None:
         self._source = source
         self._views: dict[tuple[int, int], memoryview] = {}
-        self.name, self.size, self.mapped = source.name, source.size, source.mapped
+        self.name = source.name
+        self.size = source.size
+        self.mapped = source.mapped
 
     def view(self, offset: int, length: int) -> memoryview:
         source = self._source

@@ -129,7 +129,8 @@ def _converted(value: Any) -> DeltaInfo:
     tensors = value.get("tensors") if isinstance(value, dict) else None
     if not isinstance(tensors, dict) or any(type(name) is not str for name in tensors):
         return msgspec.convert(value, DeltaInfo)
-    firsts, seen = {}, set()
+    firsts = {}
+    seen = set()
     for name, said in tensors.items():
         if id(said) not in seen:
             firsts[name] = said

@@ -291,7 +291,8 @@ class ChunkReader(StoredReader):
 
     def __init__(self, part: Part, chunks: ChunkDigests) -> None:
         super().__init__(part)
-        self._chunks, self._proven = chunks, part.proven()
+        self._chunks = chunks
+        self._proven = part.proven()
         self._held: tuple[int, memoryview] | None = None
 
     def readinto(self, out: memoryview) -> None:
@@ -333,7 +334,8 @@ class ChunkReader(StoredReader):
 
     def _check(self, index: int, out: memoryview, *, read: bool = True) -> None:
         """Compare a chunk's digest, after reading it; what another machine sent wrong is asked for once more."""
-        part, offset = self._part, self._part.offset + self._chunks.span(index)[0]
+        part = self._part
+        offset = self._part.offset + self._chunks.span(index)[0]
         if read:
             part.source.readinto(offset, out)
         try:

@@ -24,7 +24,8 @@ HEAD = 1 << 16
 
 _FORMAT = "ingot-seal-1"
 _ALGORITHM = "sha256"
-_LEAST, _MOST = 1 << 12, 8 << 20
+_LEAST = 1 << 12
+_MOST = 8 << 20
 _RULE = "seal.digest-mismatch"
 
 
@@ -98,7 +99,8 @@ def seal_of(source: ByteSource, content_id: str = "") -> Seal:
 def parse_seal(raw: bytes, where: str) -> Seal:
     """Return what a seal says; ``FormatError`` ``seal.json``, ``seal.fields``."""
     stated = strict_json(raw, "seal.json", "seal.json", where)
-    size, chunk = stated.get("size"), stated.get("chunk_size")
+    size = stated.get("size")
+    chunk = stated.get("chunk_size")
     try:
         digests = b64decode(str(stated.get("chunks")), validate=True)
     except ValueError:

@@ -30,8 +30,14 @@ if TYPE_CHECKING:
     from ingot.stores.location import AnyPath
 
 VERSION = "1"
-VERSION_KEY, MODEL_KEY = "ingot.statistics", "model"
-INPUTS, OUTPUTS, SQUARES, ABSMAX, MEANS, COUNT = "inputs", "outputs", "in_sum2", "absmax", "means", "count"
+VERSION_KEY = "ingot.statistics"
+MODEL_KEY = "model"
+INPUTS = "inputs"
+OUTPUTS = "outputs"
+SQUARES = "in_sum2"
+ABSMAX = "absmax"
+MEANS = "means"
+COUNT = "count"
 WINDOW_PREFIX = "window_prefix"
 """The key of the metadata for the tokens that each window began with."""
 FIELDS = (INPUTS, OUTPUTS, SQUARES, ABSMAX, MEANS, COUNT)
@@ -74,7 +80,9 @@ class MatrixStatistics:
     """
 
     def __init__(self, name: str, entries: Mapping[str, Entry], count: int) -> None:
-        self.name, self.count, self._entries = name, count, entries
+        self.name = name
+        self.count = count
+        self._entries = entries
 
     @property
     def rows(self) -> int | None:
@@ -178,7 +186,9 @@ class Statistics:
                 f"expected statistics of version {VERSION}, found {metadata.get(VERSION_KEY)!r:.40}",
                 where=location,
             )
-        self.metadata, self.location, self._on_close = dict(metadata), location, on_close
+        self.metadata = dict(metadata)
+        self.location = location
+        self._on_close = on_close
         self._groups = {name: _checked(name, group, location) for name, group in _grouped(entries, location).items()}
         self._share(location)
 
@@ -242,7 +252,8 @@ class Statistics:
 
     def close(self) -> None:
         """Release the file; a second call does nothing."""
-        done, self._on_close = self._on_close, None
+        done = self._on_close
+        self._on_close = None
         if done is not None:
             done()
 

@@ -57,7 +57,8 @@ class Store(ABC):
 
         A folder with nothing in it has a slash at the end. Links are named, and not followed.
         """
-        listing, start = self.list(folder), f"{folder}/" if folder else ""
+        listing = self.list(folder)
+        start = f"{folder}/" if folder else ""
         names = sorted({*listing.files, *listing.folders, *listing.outside})
         if folder and not names:
             yield start
@@ -207,7 +208,8 @@ class Listed(Store):
         self._store = store
         self._listings: dict[str, Listing] = {}
         self._small: dict[str, bytes] = {}
-        self.location, self.url = store.location, store.url
+        self.location = store.location
+        self.url = store.url
 
     def list(self, folder: str = "") -> Listing:
         """Return the folder's files and folders as they were when it was asked for first."""
@@ -249,8 +251,10 @@ class Without(Store):
     """
 
     def __init__(self, store: Store, hidden: frozenset[str]) -> None:
-        self._store, self._hidden = store, hidden
-        self.location, self.url = store.location, store.url
+        self._store = store
+        self._hidden = hidden
+        self.location = store.location
+        self.url = store.url
 
     def list(self, folder: str = "") -> Listing:
         listing = self._store.list(folder)
@@ -282,11 +286,15 @@ class Joined(Store):
     """
 
     def __init__(self, first: Store, second: Store, names: Mapping[str, str] | None = None) -> None:
-        self._first, self._second, self._names = first, second, dict(names or {})
-        self.location, self.url = first.location, first.url
+        self._first = first
+        self._second = second
+        self._names = dict(names or {})
+        self.location = first.location
+        self.url = first.url
 
     def list(self, folder: str = "") -> Listing:
-        first, second = self._first.list(folder), self._second.list(folder)
+        first = self._first.list(folder)
+        second = self._second.list(folder)
         renamed = () if folder else tuple(self._names)
         return Listing(
             tuple(sorted({*first.files, *second.files, *renamed})),

@@ -70,8 +70,10 @@ class LlamaConfig:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every parameter by name."""
-        hidden, inner = self.hidden_size, self.intermediate_size
-        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        hidden = self.hidden_size
+        inner = self.intermediate_size
+        queries = self.heads * self.head_dim
+        keys = self.kv_heads * self.head_dim
         layer: dict[str, tuple[int, ...]] = {
             "input_layernorm": (hidden,),
             "self_attn.q_proj": (queries, hidden),

@@ -52,7 +52,8 @@ _TOGETHER = re.compile(
 
 # What a module calls its own arrays; the segment before is the module.
 _PARAMETER = r"(?:weight|bias|scale|gamma|beta|kernel|running_mean|running_var|num_batches_tracked)"
-_START, _END = r"(?:^|\.)", r"(?=\.|$)"
+_START = r"(?:^|\.)"
+_END = r"(?=\.|$)"
 
 # The leftmost word decides: `attention.output.dense` is attention, `output.dense` mlp, `feed_forward.key` mlp.
 _BLOCK = (
@@ -145,7 +146,8 @@ def _dotted(name: str) -> str:
     match = _FLAT.fullmatch(name) if len(name) <= _LONGEST else None
     if match is None:
         return ""
-    words, done = [], 0
+    words = []
+    done = 0
     for together in _TOGETHER.finditer(match[1]):
         words += [match[1][done : together.start()].replace("_", "."), together[0]]
         done = together.end()

@@ -73,7 +73,8 @@ def candidates(squares: Array) -> list[Array]:
 
 def losses(reader: Reader, tried: Sequence[Array]) -> Array:
     """Return the error of one matrix under each of the scales, rounded to the nearest levels of its grid: f64."""
-    grid, levels = reader.grid, None
+    grid = reader.grid
+    levels = None
     if grid.learnt and grid.scaled:  # a palette's values are learnt for each of the scales
         levels = learn_levels(reader.weights, grid, _damp(reader.squares))
     return np.array([_loss(reader, reader.expand(scales), levels) for scales in tried])

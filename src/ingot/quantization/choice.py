@@ -33,7 +33,8 @@ AWQ = "awq"
 _TABLE_BITS = (2, 3, 4)
 _MAX_GROUP = 1 << 20
 _PARTS: Mapping[str, Zero] = {NONE: NO_ZERO, POINTS: POINT_PART, OFFSETS: OFFSET_PART}
-_ORDER, _CORRECT = "act_order", "correct_bias"
+_ORDER = "act_order"
+_CORRECT = "correct_bias"
 _DESCENT_COLUMNS = 64  # columns of a palette that descend together
 
 StoredLayout = AffineLayout | ScaledCodebookLayout | GgmlBlocksLayout | PaletteLayout | TrellisLayout
@@ -218,7 +219,9 @@ def _four_bits(options: Mapping[str, Any]) -> Grid:
 def _groups(options: Mapping[str, Any], *, learnt: bool, zeros: str) -> Grid:
     """Return the grid of options ``bits``, ``group`` and ``scales``."""
     _require_known(options, ("bits", "group", "scales"))
-    bits, group, scales = options.get("bits", 4), options.get("group", 64), options.get("scales", "f16")
+    bits = options.get("bits", 4)
+    group = options.get("group", 64)
+    scales = options.get("scales", "f16")
     group = A_ROW if group == "row" and not learnt else group
     allowed = _TABLE_BITS if learnt else tuple(range(1 if zeros == NONE else 2, 9))
     if not isinstance(bits, int) or isinstance(bits, bool) or bits not in allowed:
@@ -254,7 +257,8 @@ def round_with(
 def _palette(options: Mapping[str, Any]) -> tuple[Grid, int | None]:
     """Return the grid of a palette, and the number of channels that share a table, None for all."""
     _require_known(options, ("bits", "group"))
-    bits, group = options.get("bits", 4), options.get("group", "tensor")
+    bits = options.get("bits", 4)
+    group = options.get("group", "tensor")
     if bits not in PALETTE_BITS or isinstance(bits, bool):
         raise _option_error(f"bits {', '.join(map(str, PALETTE_BITS))}", bits)
     if group != "tensor" and (not isinstance(group, int) or isinstance(group, bool) or group < 1):

@@ -101,8 +101,11 @@ class RoundingEncoder(Encoder):
         statistics: StatisticsSource,
         on_outcomes: OutcomeCallback,
     ) -> None:
-        self._name, self._shape, self._spec = name, shape, spec
-        self._statistics, self._on_outcomes = statistics, on_outcomes
+        self._name = name
+        self._shape = shape
+        self._spec = spec
+        self._statistics = statistics
+        self._on_outcomes = on_outcomes
         self._reach: RangeProbe | None = None
         layout = spec.layout(shape, "f32")
         self.codec: str = layout.codec

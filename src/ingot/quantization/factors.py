@@ -67,7 +67,8 @@ def factors_of(statistics: MatrixStatistics, damping: float = DAMPING) -> Factor
     moment, diagonal = statistics.inputs, statistics.diagonal
     inputs_diagonal = diagonal if moment is None else moment.diagonal()
     mean = float(inputs_diagonal.mean(dtype=np.float64))
-    dead, outputs = int(np.count_nonzero(diagonal == 0)), statistics.outputs
+    dead = int(np.count_nonzero(diagonal == 0))
+    outputs = statistics.outputs
 
     def damped_inputs() -> Array:
         return _damp(np.diag(diagonal) if moment is None else moment, mean, damping)
@@ -146,7 +147,8 @@ def _reverse(matrix: Array) -> None:
     half = len(flat) // 2
     for first in range(0, half, _CHUNK):
         last = min(first + _CHUNK, half)
-        front, back = flat[first:last], flat[len(flat) - last : len(flat) - first]
+        front = flat[first:last]
+        back = flat[len(flat) - last : len(flat) - first]
         front[:], back[:] = back[::-1].copy(), front[::-1].copy()
 
 

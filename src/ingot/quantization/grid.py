@@ -182,9 +182,11 @@ class Rounded:
     @property
     def kernel_grid(self) -> native.kernels.RoundingGrid:
         """The grid for native kernels."""
-        grid, nested = self.grid, self.grid.nested
+        grid = self.grid
+        nested = self.grid.nested
         steps = (0.0, 0.0, 0.0) if nested is None else (nested.low, nested.high, nested.minimum)
-        even, two_sided = not (grid.learnt or grid.signs) and grid.table is None, grid.zeros == NONE
+        even = not (grid.learnt or grid.signs) and grid.table is None
+        two_sided = grid.zeros == NONE
         scales = "f32" if grid.small else grid.scales
         return native.kernels.RoundingGrid(self.levels, even, grid.zeros, two_sided, scales, steps)
 

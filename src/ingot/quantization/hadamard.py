@@ -42,7 +42,8 @@ def order_of(size: int) -> HadamardOrder:
     """Return the factors of a size from 1 to 2^20, with the smallest possible small matrix."""
     assert 1 <= size <= _LARGEST
     twos = size & -size
-    odd_factor, small = size // twos, size // twos
+    odd_factor = size // twos
+    small = size // twos
     while small <= size:
         if small == 1 or (small <= LARGEST_SMALL and _paley(small) is not None):
             return HadamardOrder(small, size // small, True)
@@ -99,7 +100,8 @@ def _paley(order: int) -> Array | None:
     """Return Paley's matrix of an order, None if neither of his constructions applies: i8 [order, order]."""
     if order % 4:
         return None
-    first, second = order - 1, order // 2 - 1
+    first = order - 1
+    second = order // 2 - 1
     if first % 4 == 3 and _is_prime(first):
         skew = np.zeros((order, order), np.int8)
         skew[0, 1:], skew[1:, 0], skew[1:, 1:] = 1, -1, _residues(first)
@@ -108,7 +110,8 @@ def _paley(order: int) -> Array | None:
         core = np.zeros((order // 2, order // 2), np.int8)
         core[0, 1:], core[1:, 0], core[1:, 1:] = 1, 1, _residues(second)
         identity = np.eye(len(core), dtype=np.int8)
-        plain, diagonal = np.array([[1, 1], [1, -1]], np.int8), np.array([[1, -1], [-1, -1]], np.int8)
+        plain = np.array([[1, 1], [1, -1]], np.int8)
+        diagonal = np.array([[1, -1], [-1, -1]], np.int8)
         matrix: Array = np.kron(core, plain) + np.kron(identity, diagonal)
         return matrix
     return None

@@ -134,7 +134,8 @@ class Parts:
         return self._apply(rows, forward=False)
 
     def _apply(self, rows: Array, *, forward: bool) -> Array:
-        results, start = [], 0
+        results = []
+        start = 0
         for segment in self.segments:
             size = segment if isinstance(segment, int) else segment.size
             columns = rows[:, start : start + size]

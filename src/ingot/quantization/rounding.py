@@ -89,7 +89,8 @@ class _Work:
     """The rounding of one matrix."""
 
     def __init__(self, factors: Factors, how: How) -> None:
-        self._factors, self._how = factors, how
+        self._factors = factors
+        self._how = how
 
     @cached_property
     def _order(self) -> Array:
@@ -132,7 +133,8 @@ class _Work:
     def _feed_back(self, rounded: Rounded, weights: Array) -> None:
         """Round group by group; the weighted error of each column moves the targets of the columns after it."""
         factor, diagonal, _ = self._feedback
-        targets, errors = weights.copy(), np.zeros_like(weights)
+        targets = weights.copy()
+        errors = np.zeros_like(weights)
         for first, last in _spans(rounded):
             go_on()
             choose(rounded, targets, diagonal, first, last)
@@ -167,7 +169,9 @@ def _error_sums(feedback: Feedback, weights: Array, targets: Array, values: Arra
     ``D (U + I)`` is the difference of targets, which include all errors before them, and results. The second number is
     only reported, so that NumPy may compute it.
     """
-    upper, diagonal, cols = feedback.upper, feedback.diagonal.astype(np.float64), weights.shape[1]
+    upper = feedback.upper
+    diagonal = feedback.diagonal.astype(np.float64)
+    cols = weights.shape[1]
     error = total = 0.0
     for first in range(0, cols, _WIDE):
         last = min(first + _WIDE, cols)
@@ -214,7 +218,8 @@ def multiply(a: Array, b: Array) -> Array:
 
 
 def _spans(rounded: Rounded) -> Iterator[tuple[int, int]]:
-    cols, span = rounded.codes.shape[1], rounded.grid.span
+    cols = rounded.codes.shape[1]
+    span = rounded.grid.span
     for first in range(0, cols, span):
         yield first, min(first + span, cols)
 
@@ -247,12 +252,14 @@ def descend(bands: Sequence[Rounded], weights: Array, factors: Factors, *, refit
     product = multiply(values_of(bands) - weights, factors.inputs)
     above = 0
     for band in bands:
-        grid, rows = band.kernel_grid, len(band.codes)
+        grid = band.kernel_grid
+        rows = len(band.codes)
         for first in range(0, rows, _BLOCK):
             block_rows = slice(first, min(first + _BLOCK, rows))
             block = slice(above + block_rows.start, above + block_rows.stop)
             if factors.outputs is None:
-                outputs, gradient = np.eye(block_rows.stop - first, dtype=np.float32), product[block].copy()
+                outputs = np.eye(block_rows.stop - first, dtype=np.float32)
+                gradient = product[block].copy()
             else:
                 outputs = np.ascontiguousarray(factors.outputs[block, block])
                 gradient = multiply(factors.outputs[block], product)

@@ -60,21 +60,27 @@ def second_of(weights: Array, grid: Grid) -> float:
 
 def _small(rounded: Rounded, targets: Array, importance: Array) -> Array:
     """Return scales of a type of 8 bits, for each row of ``targets`` the candidate of least error."""
-    levels, dtype, second = rounded.levels, rounded.grid.scales, np.float32(rounded.second)
-    middle, representable = (levels[1:] + levels[:-1]) / 2, numbers(dtype)
+    levels = rounded.levels
+    dtype = rounded.grid.scales
+    second = np.float32(rounded.second)
+    middle = (levels[1:] + levels[:-1]) / 2
+    representable = numbers(dtype)
     smallest = representable[representable > 0].min()
     ideal = np.maximum(np.abs(targets).max(1) / levels.max() / second, smallest)
-    best, chosen = np.full(len(targets), np.inf), np.ones(len(targets), np.float32)
+    best = np.full(len(targets), np.inf)
+    chosen = np.ones(len(targets), np.float32)
     for factor in _FACTORS if rounded.grid.second else (0.5, 1, 2):
         scales = np.maximum(representable[codes_of(ideal * np.float32(factor), dtype)], smallest) * second
         near = levels[np.searchsorted(middle, targets / scales[:, None])] * scales[:, None]
         error = np.square(targets - near, dtype=np.float64) @ importance
-        chosen, best = np.where(error < best, scales, chosen), np.minimum(error, best)
+        chosen = np.where(error < best, scales, chosen)
+        best = np.minimum(error, best)
     return chosen
 
 
 def _choose_nested(rounded: Rounded, targets: Array, importance: Array, first: int, last: int) -> None:
-    grid, nested = rounded.grid, rounded.grid.nested
+    grid = rounded.grid
+    nested = rounded.grid.nested
     assert nested is not None
     weights = importance[first:last]
     weights = np.ascontiguousarray(weights / weights.max(), np.float32)

@@ -9,7 +9,8 @@ from ingot.model.tensor import Array
 from ingot.quantization.grid import Grid, Rounded
 from ingot.quantization.scales import choose
 
-_TURNS, _ROUNDS = 2, 12
+_TURNS = 2
+_ROUNDS = 12
 SAMPLE = 1 << 20
 """The number of weights from which a table with scales is learnt, rounded up to full rows."""
 
@@ -45,7 +46,8 @@ def learn_levels(weights: Array, grid: Grid, importance: Array) -> Array:
             choose(rounded, rows, importance, first, min(first + grid.span, rows.shape[1]))
         scales = rounded.scales[:, groups]
         nonzero = scales != 0
-        values, heavy = rows[nonzero] / scales[nonzero], (weighted * np.square(scales))[nonzero]
+        values = rows[nonzero] / scales[nonzero]
+        heavy = (weighted * np.square(scales))[nonzero]
         levels = _lloyd(values.astype(np.float64), heavy.astype(np.float64), levels)
     return levels
 
@@ -69,7 +71,8 @@ def _start(rows: Array, grid: Grid, groups: Array) -> Array:
 
 def _lloyd(values: Array, weights: Array, levels: Array) -> Array:
     order = np.argsort(values, kind="stable")
-    values, weights = values[order], weights[order]
+    values = values[order]
+    weights = weights[order]
     mass = np.concatenate([[0.0], np.cumsum(weights)])
     moment = np.concatenate([[0.0], np.cumsum(weights * values)])
     centroids = levels.astype(np.float64)

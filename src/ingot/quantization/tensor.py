@@ -43,7 +43,8 @@ def parts_of(bands: Sequence[RoundedMatrix], spec: QuantizerSpec) -> Mapping[str
     rounded = [band for band in bands if isinstance(band, Rounded)]
     if spec.block is not None:
         return {BLOCKS: np.concatenate([_blocks(band, spec.block) for band in rounded])}
-    grid, codes = spec.grid, np.concatenate([band.codes for band in rounded])
+    grid = spec.grid
+    codes = np.concatenate([band.codes for band in rounded])
     if not grid.scaled:
         tables = rounded if spec.channels is not None else rounded[:1]
         levels = np.concatenate([band.levels for band in tables]).astype(np.float16)
@@ -69,7 +70,8 @@ def _zeros(rounded: Sequence[Rounded], grid: Grid, scales: Array) -> dict[str, A
 
 def _four_bits(rounded: Sequence[Rounded], codes: Array) -> Mapping[str, Array]:
     """Return the parts of MXFP4 and NVFP4: levels ascend, but codes are a sign and a magnitude."""
-    grid, rising = rounded[0].grid, numbers(FOUR_BITS)
+    grid = rounded[0].grid
+    rising = numbers(FOUR_BITS)
     index = codes_of(np.sort(rising) + np.float32(0), FOUR_BITS)
     second = np.float32(rounded[0].second)
     scales = codes_of(np.concatenate([band.scales for band in rounded]) / second, grid.scales)
@@ -194,7 +196,8 @@ def round_tensor(
     settle : callable, optional
         Called last for each matrix with the rounded bands, which it may change, the matrix and its factors.
     """
-    rounded, outcomes = list[RoundedMatrix](), []
+    rounded = list[RoundedMatrix]()
+    outcomes = []
     for name, values in weights:
         go_on()
         rows, cols = values.shape
@@ -203,7 +206,8 @@ def round_tensor(
         if settle is not None:
             settle(bands, values, factors)
         rounded += bands
-        error, more = _error_from_feedback(bands) if settle is None else None, bands[0].more_damping
+        error = _error_from_feedback(bands) if settle is None else None
+        more = bands[0].more_damping
         if error is None:
             error = error_under(values, values_of(bands), factors)
         outcomes.append(Outcome(name, error, tokens, factors.damping + more, factors.dead, more > 0))

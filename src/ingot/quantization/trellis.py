@@ -132,7 +132,8 @@ class _BandLinks:
     band."""
 
     def __init__(self, links: Links, targets: Sequence[Array], bands: Sequence[tuple[int, int]]) -> None:
-        self._all, self._bands = links, bands
+        self._all = links
+        self._bands = bands
         self._shifts = [np.zeros_like(band) for band in targets]
 
     def links(self, index: int) -> _Linked:
@@ -170,8 +171,12 @@ class _Band:
 
         With ``links`` of the rows, a column is searched under all of G. Returns the targets, f32 [cols, rows].
         """
-        grid, cols, factor, diagonal = self.grid, len(self.target), feedback.upper, feedback.diagonal
-        targets, errors = self.target.copy(), np.zeros_like(self.target)
+        grid = self.grid
+        cols = len(self.target)
+        factor = feedback.upper
+        diagonal = feedback.diagonal
+        targets = self.target.copy()
+        errors = np.zeros_like(self.target)
         transposed = np.ascontiguousarray(factor.T)
         for first in range(0, cols, grid.group):
             last = first + grid.group
@@ -200,16 +205,21 @@ class _Band:
         The search divides by the rows' RMS times a factor; a sample of columns decides which factor leaves the least
         error.
         """
-        grid, first = self.grid, group * self.grid.group
+        grid = self.grid
+        first = group * self.grid.group
         span = slice(first, first + grid.group)
-        group_targets, heavy = targets[span], columns[span, None].astype(np.float64)
-        size, step = np.sqrt(np.square(group_targets, dtype=np.float64).mean(0)), max(1, grid.group // _SAMPLE)
-        best, least_error = np.ones(len(size)), np.full(len(size), np.inf)
+        group_targets = targets[span]
+        heavy = columns[span, None].astype(np.float64)
+        size = np.sqrt(np.square(group_targets, dtype=np.float64).mean(0))
+        step = max(1, grid.group // _SAMPLE)
+        best = np.ones(len(size))
+        least_error = np.full(len(size), np.inf)
         for factor in _FACTORS:
             scales = _round_to(size * factor, grid.scales)
             product, square = self._fit(np.ascontiguousarray(group_targets[::step]), heavy[::step], scales)
             gain = -np.square(product) / np.where(square > 0, square, 1)
-            best, least_error = np.where(gain < least_error, factor, best), np.minimum(gain, least_error)
+            best = np.where(gain < least_error, factor, best)
+            least_error = np.minimum(gain, least_error)
         scales = _round_to(size * best, grid.scales)
         product, square = self._fit(group_targets, heavy, scales)
         self.scales[group] = np.where(scales == 0, 0, _round_to(product / np.where(square > 0, square, 1), grid.scales))

@@ -21,7 +21,8 @@ WEIGHT_DTYPES = ("f64", "f32", "f16", "bf16")
 # and 256 blocks of ggml's.
 _PROBED = ((64, 64), (64, 720720), (64, 256))
 
-SMALLEST, ACCURATE = "smallest", "accurate"
+SMALLEST = "smallest"
+ACCURATE = "accurate"
 PICKS = (SMALLEST, ACCURATE)
 
 
@@ -85,7 +86,8 @@ class Choice:
 
     def __str__(self) -> str:
         """Name the way in a few words: ``dense zstd``, ``affine int4``, ``float_entropy fast``."""
-        bits, named = self.options.get("bits"), [self.options.get(key) for key in ("level", "footprint", "dtype")]
+        bits = self.options.get("bits")
+        named = [self.options.get(key) for key in ("level", "footprint", "dtype")]
         words = [
             self.codec,
             f"int{bits}" if bits else None,

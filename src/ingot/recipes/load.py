@@ -129,7 +129,8 @@ def _no_recipe(location: Location) -> UsageError:
 
 def made_for(format: str, choice: Choice) -> str:
     """Return a hint at the preset that a container's own form of a codec is made by; empty where it has none."""
-    presets, bits = _MADE_FOR.get(format, {}), choice.options.get("bits")
+    presets = _MADE_FOR.get(format, {})
+    bits = choice.options.get("bits")
     if choice.codec == DenseLayout.codec or not presets:
         return ""
     if bits in presets:

@@ -16,12 +16,16 @@ from ingot.recipes.choice import Choice, Measured
 from ingot.recipes.load import PRESETS, load_recipe
 from ingot.recipes.recipe import Recipe, Rule
 
-LAYERS, HEAD, EMBEDDING = ("attention", "mlp", "ssm"), ("head",), ("embedding",)
+LAYERS = ("attention", "mlp", "ssm")
+HEAD = ("head",)
+EMBEDDING = ("embedding",)
 MATRICES = (*LAYERS, *HEAD, *EMBEDDING)
 CALIBRATED = "-calibrated"
 _LEAST_SIZE = 4096
 _GRID = "grid"  # integers, as servers of models take them: of layers alone
-_TRELLIS_BITS, _INTEGER_BITS, _GRID_BITS = (2, 3, 4), (5, 6, 8), (2, 3, 4, 8)
+_TRELLIS_BITS = (2, 3, 4)
+_INTEGER_BITS = (5, 6, 8)
+_GRID_BITS = (2, 3, 4, 8)
 
 # ggml's types that take 256 columns at a time, and what stands in where 256 does not divide them, as in llama.cpp.
 _LARGE_BLOCKS = {

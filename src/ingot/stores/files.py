@@ -81,7 +81,8 @@ def flat(data: memoryview) -> memoryview:
 
 
 # Files held open for the next read: a quarter of what the process may open, within these bounds.
-_LEAST, _MOST = 4, 256
+_LEAST = 4
+_MOST = 256
 _NO_MORE_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
@@ -182,7 +183,8 @@ class PreadSource(StampedSource):
     def __init__(self, descriptor: int, path: str, name: str) -> None:
         handle = Handle(descriptor)
         self._key: int | None = None
-        self.name, self.path = name, path
+        self.name = name
+        self.path = path
         self.stamp = stamp_of(descriptor)
         self.size = self.stamp.size
         self._links = os.fstat(descriptor).st_nlink
@@ -212,7 +214,8 @@ class PreadSource(StampedSource):
             ahead = self._ahead
             if ahead is not None and ahead.give(offset, out):
                 return
-            follows, self._end = 0 <= offset - self._end <= SMALL, offset + size
+            follows = 0 <= offset - self._end <= SMALL
+            self._end = offset + size
             if follows and size <= self.size - offset:
                 data = memoryview(bytearray(min(WINDOW, self.size - offset)))
                 handle = self._ready(offset, data.nbytes)  # held: else another thread may close the file
@@ -243,7 +246,8 @@ class PreadSource(StampedSource):
 
     def close(self) -> None:
         """Let go of the file; views handed out before stay valid. A second call does nothing."""
-        key, self._key = self._key, None
+        key = self._key
+        self._key = None
         self._ahead = None
         if key is not None:
             _OPEN.drop(key)
@@ -337,7 +341,8 @@ class UnnamedSource(PreadSource):
     def __init__(self, descriptor: int, name: str) -> None:
         self._held: Handle | None = Handle(descriptor)
         self._key = None
-        self.name, self.path = name, ""
+        self.name = name
+        self.path = ""
         self.stamp = stamp_of(descriptor)
         self.size = self.stamp.size
 

@@ -105,7 +105,8 @@ def filesystem(folder: str) -> str:
 
 def _innermost(table: str, folder: str) -> str:
     """Return the type at the longest mount point above ``folder``; of equal ones the last, which hides the others."""
-    best, kind = -1, ""
+    best = -1
+    kind = ""
     for line in table.splitlines():
         before, dash, after = line.partition(" - ")
         fields = before.split(" ")
@@ -113,7 +114,8 @@ def _innermost(table: str, folder: str) -> str:
             continue
         point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4]).rstrip("/")
         if len(point) >= best and (folder == point or folder.startswith(point + "/")):
-            best, kind = len(point), after.split(" ")[0]
+            best = len(point)
+            kind = after.split(" ")[0]
     return kind
 
 
@@ -191,7 +193,9 @@ class LocalStore(Store):
         A snapshot of the Hugging Face Hub's cache is made of links into the blobs beside it, which are its own.
         """
         path = self._folder / file_name(folder, self.location) if folder else self._folder
-        files, folders, links = [], [], []
+        files = []
+        folders = []
+        links = []
         try:
             with os.scandir(path) as entries:
                 for entry in entries:
@@ -286,7 +290,8 @@ class LocalTarget:
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, late: bool = False) -> None:
-        self._folder, self._late = Path(folder), late
+        self._folder = Path(folder)
+        self._late = late
 
     def store(self) -> LocalStore:
         """Return the folder as a store, whose files are read by calls."""
@@ -334,7 +339,8 @@ class LocalTarget:
 
 
 # Pieces of so many bytes wait for others, until there are so many.
-_SMALL, _LATE = 1 << 12, 1 << 16
+_SMALL = 1 << 12
+_LATE = 1 << 16
 
 
 class LocalSink(DiskSink):
@@ -348,8 +354,11 @@ class LocalSink(DiskSink):
 
     def __init__(self, path: Path, *, late: bool = False) -> None:
         self.name = str(path)
-        self._guard, self._small = threading.Lock(), _SMALL if late else 0
-        self._late, self._at = bytearray(), 0  # bytes that wait, and where they belong
+        self._guard = threading.Lock()
+        self._small = _SMALL if late else 0
+        # bytes that wait, and where they belong
+        self._late = bytearray()
+        self._at = 0
         flags = system.open_flags("O_RDWR", "O_CREAT", "O_NOFOLLOW")
         try:
             self._descriptor = os.open(path, flags, 0o666)
@@ -378,7 +387,8 @@ class LocalSink(DiskSink):
     def _flush(self) -> None:
         """Write what waits; called with the guard held."""
         if self._late:
-            late, self._late = self._late, bytearray()
+            late = self._late
+            self._late = bytearray()
             self._write(self._at, memoryview(late))
 
     def _write(self, offset: int, rest: memoryview) -> None:
@@ -414,7 +424,8 @@ class LocalSink(DiskSink):
         try:
             self.flush()
         finally:
-            descriptor, self._descriptor = self._descriptor, -1
+            descriptor = self._descriptor
+            self._descriptor = -1
             try:
                 os.close(descriptor)
             except OSError as error:  # NFS and quotas report a full disk only here

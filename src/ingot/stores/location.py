@@ -68,7 +68,8 @@ class Location:
         if isinstance(path, Location):
             return path
         local_path(path)  # raises store.path
-        given, is_text = os.fspath(path), isinstance(path, str)
+        given = os.fspath(path)
+        is_text = isinstance(path, str)
         scheme = _scheme_name(given)
         if scheme and is_text:
             return cls(given, given, scheme, may_be_hub_id=False)

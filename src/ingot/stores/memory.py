@@ -36,7 +36,8 @@ class MemoryStore(Store):
     ) -> None:
         self._files = files
         self._start = f"{folder}/" if folder else ""
-        self.location, self.url = location, url
+        self.location = location
+        self.url = url
 
     def list(self, folder: str = "") -> Listing:
         """Return the names directly in the store, or in ``folder``; there are no links."""
@@ -114,7 +115,8 @@ class MemoryStaging(Staging):
 
     def __init__(self, path: str, replaced: Replaced, *, directory: bool, resume: bool) -> None:
         name, _, self._key = path.partition("/")
-        self._shared, self._path = shared_files(name), path
+        self._shared = shared_files(name)
+        self._path = path
         if not self._key and not directory:
             raise UsageError("expected memory:NAME/file to write a file", rule="target.name", where=f"memory:{path}")
         self._require_free(replaced, directory)
@@ -148,7 +150,8 @@ class MemoryStaging(Staging):
             shutil.rmtree(self._around, ignore_errors=True)
 
     def _require_free(self, replaced: Replaced, directory: bool) -> None:
-        where, under = f"memory:{self._path}", f"{self._key}/" if self._key else ""
+        where = f"memory:{self._path}"
+        under = f"{self._key}/" if self._key else ""
         inside = any(name.startswith(under) for name in self._shared)
         if directory and self._key in self._shared:
             raise UsageError("expected a folder or nothing, found a file", rule="target.not-a-folder", where=where)

@@ -198,7 +198,8 @@ class LocalShared(SharedFolder):
 
 class _LocalAdding(Adding):
     def __init__(self, folder: LocalShared, beside: Path) -> None:
-        self._folder, self._beside = folder, beside
+        self._folder = folder
+        self._beside = beside
         self.files = LocalTarget(beside)
 
     def publish(self, names: Sequence[str]) -> None:

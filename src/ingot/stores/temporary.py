@@ -65,7 +65,8 @@ def on_disk(store: Store, names: Callable[[str], bool], most: int = _MOST) -> It
         yield store
         return
     with temporary_folder() as folder:
-        target, total = LocalTarget(folder), 0
+        target = LocalTarget(folder)
+        total = 0
         for name in filter(names, store.list().files):
             total += store.stat(name).size
             if total > most:

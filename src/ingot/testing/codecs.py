@@ -142,7 +142,8 @@ class CodecSuite:
                 getattr(self, name)(case)
 
     def subtest_round_trip(self, case: Case) -> None:
-        tensor, source = self.tensor(case), self.values(case)
+        tensor = self.tensor(case)
+        source = self.values(case)
         assert isinstance(self.codec, Codec)
         assert isinstance(self.encoder(case), Encoder)
         assert tensor.shape == case.shape
@@ -186,8 +187,10 @@ class CodecSuite:
         assert bits(source) == before
 
     def subtest_encoder_decodes_what_it_encoded(self, case: Case) -> None:
-        source, encoder = self.weights(case), self.encoder(case)
-        tensor, arrays = self.tensor(case, source=source), encode_parts(self.codec, encoder, source)
+        source = self.weights(case)
+        encoder = self.encoder(case)
+        tensor = self.tensor(case, source=source)
+        arrays = encode_parts(self.codec, encoder, source)
         dtype = "f32" if "f32" in self.targets(tensor) else tensor.dtype
         out = np.full(case.matrix, 1, numpy_dtype(dtype))
         encoder.decode(arrays, out)
@@ -217,7 +220,8 @@ class CodecSuite:
         values = tensor.numpy(dtype).reshape(rows, cols)
         for source in (tensor, packed):
             for skipped, read in ((1, 1), (2, 3), (max(1, rows // 3), 1), (rows // 2, 2)):
-                reader, row = self.codec.reader(source), 0
+                reader = self.codec.reader(source)
+                row = 0
                 if not isinstance(reader, Skipping) or not values.size:
                     return
                 while row < rows:
@@ -232,8 +236,10 @@ class CodecSuite:
         """Every second column, columns first, off alignment: the values of a plain output, and nothing beside them."""
         tensor = self.tensor(case)
         (rows, cols), dtype = case.matrix, tensor.dtype if self.codec.lossless else "f32"
-        kind, whole = numpy_dtype(dtype), read_rows(self.codec, tensor, dtype).reshape(case.matrix)
-        wide, high = np.zeros((rows, 2 * cols + 1), kind), np.zeros((cols, rows), kind)
+        kind = numpy_dtype(dtype)
+        whole = read_rows(self.codec, tensor, dtype).reshape(case.matrix)
+        wide = np.zeros((rows, 2 * cols + 1), kind)
+        high = np.zeros((cols, rows), kind)
         odd = np.zeros(rows * cols * kind.itemsize + 1, np.uint8)[1:].view(kind).reshape(rows, cols)
         for out in (wide[:, 1::2], high.T, odd):
             reader = self.codec.reader(tensor)

@@ -80,7 +80,8 @@ def repacks(codec: Codec, tensor: Tensor) -> list[Repacked]:
 
 def repacked(repack: Repacked, tensor: Tensor, cuts: Sequence[int] = ()) -> Tensor:
     """Return ``tensor`` repacked, in chunks that begin at the multiples of ``step`` next to ``cuts``."""
-    reader, packed = repack.reader(), dict[str, list[Array]]()
+    reader = repack.reader()
+    packed = dict[str, list[Array]]()
     for rows in chunks(repack.rows, [cut // repack.step * repack.step for cut in cuts]):
         for role, array in reader.read(rows.stop - rows.start).items():
             packed.setdefault(role, []).append(array.reshape(-1))

@@ -219,7 +219,8 @@ class FormatSuite:
         items = self.ordered(self.sample())
         specs = [item.spec for item in items]
         whole, _ = self.write(items, METADATA)
-        target, metadata = MemoryTarget(), self.described(items, METADATA)
+        target = MemoryTarget()
+        metadata = self.described(items, METADATA)
         first = self.format.writer(target, self.file, Artifact(specs, metadata), self.options)
         records = [feed(first, item) for item in items[:done]]
         if done < len(items):  # killed in the middle of a tensor

@@ -50,7 +50,8 @@ class StoreSuite:
 
     def test_a_stamp_is_that_of_the_open_file_and_goes_through_json(self, tmp_path: Path) -> None:
         store = self.make(tmp_path, {"a": self.data})
-        stamp, source = store.stat("a"), store.open("a")
+        stamp = store.stat("a")
+        source = store.open("a")
         assert stamp.size == len(self.data)
         assert stamp == (source.stamp if isinstance(source, StampedSource) else Stamp(source.size))
         assert Stamp(*json.loads(json.dumps(stamp))) == stamp

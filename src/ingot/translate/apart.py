@@ -22,12 +22,17 @@ from ingot.views.rows import stack, unstack
 from ingot.views.strided import Strided, Units, strided, woven
 from ingot.views.turn import turn
 
-_TOGETHER, _DOWN, _BIAS = ".mlp.experts.gate_up_proj", ".mlp.experts.down_proj", "_bias"
-_GATE, _UP = ".mlp.experts.gate_proj", ".mlp.experts.up_proj"
+_TOGETHER = ".mlp.experts.gate_up_proj"
+_DOWN = ".mlp.experts.down_proj"
+_BIAS = "_bias"
+_GATE = ".mlp.experts.gate_proj"
+_UP = ".mlp.experts.up_proj"
 _KV, _K, _V = (f".self_attn.{part}_proj.weight" for part in ("kv_b", "k_b", "v_b"))
 _HELD = ".held"
 _EXPERTS = ".mlp.experts."
-_PUBLISHED, _STACKED, _SINGLE = "as published", "gate, up and down, as mlx_lm has them", "matrices of their own"
+_PUBLISHED = "as published"
+_STACKED = "gate, up and down, as mlx_lm has them"
+_SINGLE = "matrices of their own"
 _INTERLEAVED = {family.model_type for family in FAMILIES.values() if family.interleaved}
 RULE = "architecture.rows"
 
@@ -56,7 +61,8 @@ def together(checkpoint: Checkpoint, config: Mapping[str, Any], family: Family) 
 
 def experts_apart(checkpoint: Checkpoint) -> Checkpoint:
     """Return the checkpoint with experts as ``gate_proj``, ``up_proj``, ``down_proj``, [experts, outputs, inputs]."""
-    names, biases = dict[str, str](), dict[str, str]()
+    names = dict[str, str]()
+    biases = dict[str, str]()
     pieces: dict[str, dict[str, Strided]] = {}
     for name, tensor in checkpoint.items():
         if name.endswith((_TOGETHER, _DOWN)):
@@ -90,12 +96,14 @@ def experts_together(checkpoint: Checkpoint) -> Checkpoint:
         ending = next((end for end in (".weight", ".bias") if name.endswith(end)), "")
         if not ending or not name.endswith((_GATE + ending, _DOWN + ending)):
             continue
-        start, shape = name.removesuffix(ending), tensor.shape
+        start = name.removesuffix(ending)
+        shape = tensor.shape
         _require(name, shape, 3 if ending == ".weight" else 2)
         if start.endswith(_DOWN):
             names[name] = start + (_BIAS if ending == ".bias" else "")
             continue
-        other, rows = name.replace(_GATE, _UP), 2 * shape[1]
+        other = name.replace(_GATE, _UP)
+        rows = 2 * shape[1]
         if other not in checkpoint or checkpoint[other].shape != shape:
             raise UnsupportedError(f"expected {other} of shape {list(shape)} beside it", rule=RULE, where=name)
         units = [Units(shape[0], rows, first, shape[1], 2) for first in range(2)]
@@ -164,7 +172,8 @@ def _by_expert(checkpoint: Checkpoint) -> dict[str, list[str]]:
 def _latent_apart(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Checkpoint:
     """Part ``kv_b_proj`` [heads (key + value), latent] into keys, turned, and values: [heads, ...] both."""
     heads, key, value = hyper.latent_of(config)
-    pieces, turned = {}, {}
+    pieces = {}
+    turned = {}
     for name, tensor in checkpoint.items():
         if not name.endswith(_KV):
             continue
@@ -174,7 +183,8 @@ def _latent_apart(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Checkpoi
                 rule=RULE,
                 where=name,
             )
-        start, cols = name.removesuffix(_KV), tensor.shape[1]
+        start = name.removesuffix(_KV)
+        cols = tensor.shape[1]
         pieces[name] = {
             f"{start}{_K}{_HELD}": Strided((heads, key, cols), Units(heads, key + value, 0, key)),
             f"{start}{_V}": Strided((heads, value, cols), Units(heads, key + value, key, value)),
@@ -185,7 +195,8 @@ def _latent_apart(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Checkpoi
 
 def _latent_together(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Checkpoint:
     heads, key, value = hyper.latent_of(config)
-    turned, joined = {}, {}
+    turned = {}
+    joined = {}
     for name, tensor in checkpoint.items():
         if not name.endswith(_K):
             continue

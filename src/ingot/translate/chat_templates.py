@@ -9,7 +9,8 @@ from typing import Any
 
 from ingot.translate.keys import TEMPLATE, Typed
 
-JINJA, JSON = "chat_template.jinja", "chat_template.json"
+JINJA = "chat_template.jinja"
+JSON = "chat_template.json"
 ADDITIONAL = "additional_chat_templates/"
 NAMES = "tokenizer.chat_templates"
 """GGUF's key of the names of all templates but the default one."""

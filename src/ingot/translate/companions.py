@@ -28,7 +28,9 @@ from ingot.translate import (
 )
 from ingot.translate.families import Family
 
-TOKENIZER, SETTINGS, GENERATION = "tokenizer.json", "tokenizer_config.json", "generation_config.json"
+TOKENIZER = "tokenizer.json"
+SETTINGS = "tokenizer_config.json"
+GENERATION = "generation_config.json"
 WHOLE = "tokenizer.huggingface.json"
 PREFIX = "ingot.companion."
 ADDED = "added_tokens.json"
@@ -80,7 +82,8 @@ def tokenizer_metadata(files: Mapping[str, str], rows: int) -> tuple[keys.Typed,
     UnsupportedError
         ``architecture.tokenizer``: there is none, or llama.cpp has none of its kind; ``architecture.tokens``.
     """
-    whole, settings = demo_vocabulary.expanded(parsed(files, TOKENIZER)), parsed(files, SETTINGS)
+    whole = demo_vocabulary.expanded(parsed(files, TOKENIZER))
+    settings = parsed(files, SETTINGS)
     if TOKENIZER in files:
         words = tokenizer.to_metadata(whole, rows)
         ids = tokenizer.ids_by_convention(whole)
@@ -88,7 +91,8 @@ def tokenizer_metadata(files: Mapping[str, str], rows: int) -> tuple[keys.Typed,
     else:
         trained = _trained(files)
         words = sentencepiece.to_metadata(trained, settings, parsed(files, ADDED), rows)
-        ids, around = trained.ids, sentencepiece.begins_and_ends(trained, settings)
+        ids = trained.ids
+        around = sentencepiece.begins_and_ends(trained, settings)
     texts: list[str] = words.typed[keys.TOKENS][1]
     by_text = {**words.outside, **dict(enumerate(texts))}
     numbers = {text: number for number, text in sorted(by_text.items(), reverse=True)}
@@ -151,7 +155,8 @@ def _surplus(whole: Mapping[str, Any], typed: keys.Typed) -> list[str]:
 
 def _by_default(typed: keys.Typed) -> list[str]:
     """Return what llama.cpp takes for special tokens that no file names: it has ids of its own for some."""
-    model, texts = typed[keys.MODEL][1], typed[keys.TOKENS][1]
+    model = typed[keys.MODEL][1]
+    texts = typed[keys.TOKENS][1]
     defaults = {keys.BPE: {"bos": 11, "eos": 11}, keys.SPM: {"bos": 1, "eos": 2}}.get(model, {})
     added = special_tokens.by_default(model, typed[keys.PRE][1])
     adds_bos = typed.get(keys.ADD["bos"], ("bool", added["bos"]))[1]
@@ -224,7 +229,8 @@ def files_of(
 
     Raises ``UnsupportedError`` ``architecture.tokenizer``.
     """
-    files, lost = kept(metadata), list[str]()
+    files = kept(metadata)
+    lost = list[str]()
     if TOKENIZER in files or any(name in files for name in SENTENCES):
         files |= _named_again(metadata, files)
     if TOKENIZER not in files:
@@ -248,7 +254,9 @@ def special_ids(metadata: Mapping[str, Any], files: Mapping[str, str]) -> dict[s
 
 def _named_again(metadata: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, str]:
     """Return ``tokenizer_config.json`` with the special tokens that metadata name by now, if they are others."""
-    settings, ids, texts = parsed(files, SETTINGS), special_ids(metadata, files), metadata.get(keys.TOKENS)
+    settings = parsed(files, SETTINGS)
+    ids = special_ids(metadata, files)
+    texts = metadata.get(keys.TOKENS)
     if not settings or not isinstance(texts, list):
         return {}
     changed = {}

@@ -20,7 +20,9 @@ from ingot.model.store import Store
 from ingot.model.tensor import Tensor
 from ingot.translate.expected import expected_tensors
 
-MISSING, SHAPE, DUPLICATE = "model.missing-tensor", "model.shape", "model.stale-duplicate"
+MISSING = "model.missing-tensor"
+SHAPE = "model.shape"
+DUPLICATE = "model.stale-duplicate"
 _OTHER_NAMES = ("gguf",)
 """Formats whose programs have other names for all tensors than transformers."""
 _EXPERTS = ".mlp.experts."

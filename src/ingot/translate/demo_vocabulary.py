@@ -19,7 +19,8 @@ def expanded(tokenizer: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     if tokenizer.get("format") != FORMAT:
         return tokenizer
-    tokens, merges = byte_characters(), []
+    tokens = byte_characters()
+    merges = []
     listed = tokenizer.get("merges")
     for pair in listed if isinstance(listed, list) else []:
         ids = pair if isinstance(pair, list) else []

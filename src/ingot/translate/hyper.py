@@ -42,9 +42,13 @@ _HEAD = ("attention.key_length", "attention.value_length", "rope.dimension_count
 _Q_RANK = "q_lora_rank"
 _LATENT = ("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "kv_lora_rank")
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
-_GROUPS, _METHOD, _GREEDY, _IN_GROUPS = ("n_group", "topk_group"), "topk_method", "greedy", "group_limited_greedy"
+_GROUPS = ("n_group", "topk_group")
+_METHOD = "topk_method"
+_GREEDY = "greedy"
+_IN_GROUPS = "group_limited_greedy"
 _IDS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
-_ROBERTA_PADDING, _MOST_PADDING = 1, 1 << 12
+_ROBERTA_PADDING = 1
+_MOST_PADDING = 1 << 12
 _ID_KEY = "tokenizer.ggml.{}_token_id"
 
 
@@ -244,7 +248,8 @@ def merged(stated: Mapping[str, Any], read: Mapping[str, Any], family: Family) -
 
     The rotary embedding is stated in one of two ways; where its numbers are the same, it stays as it is.
     """
-    found, changed = dict(stated), list[str]()
+    found = dict(stated)
+    changed = list[str]()
     granted = {*family.defaults, *(["query_pre_attn_scalar"] if family.scalar else [])}
     granted -= {key for key, _ in _keys(family).values()}
     same_rope = rotary.agrees(stated, read)

@@ -28,10 +28,17 @@ from ingot.translate.names import Names
 
 HEAD = 64
 """Bytes by which a binary file is known."""
-KIND, DATASETS, CHUNKS, CHUNK_SIZE = "general.type", "imatrix.datasets", "imatrix.chunk_count", "imatrix.chunk_size"
-SUMS, COUNTS = ".in_sum2", ".counts"
+KIND = "general.type"
+DATASETS = "imatrix.datasets"
+CHUNKS = "imatrix.chunk_count"
+CHUNK_SIZE = "imatrix.chunk_size"
+SUMS = ".in_sum2"
+COUNTS = ".counts"
 _RULE = "statistics.imatrix"
-_INT, _MOST_NAME, _MOST_ENTRIES, _MOST_VALUES = Struct("<i"), 512, 1 << 20, 1 << 28
+_INT = Struct("<i")
+_MOST_NAME = 512
+_MOST_ENTRIES = 1 << 20
+_MOST_VALUES = 1 << 28
 _MOST_TOKENS = 1 << 53  # counted exactly
 
 
@@ -39,7 +46,8 @@ def is_binary(head: bytes) -> bool:
     """Whether a file that begins with these bytes is an importance matrix of the older kind."""
     if len(head) < 9 or head.startswith(MAGIC):
         return False
-    entries, length = _INT.unpack_from(head)[0], _INT.unpack_from(head, 4)[0]
+    entries = _INT.unpack_from(head)[0]
+    length = _INT.unpack_from(head, 4)[0]
     name = head[8 : 8 + max(0, length)]
     named = 0 < entries <= _MOST_ENTRIES and 0 < length <= _MOST_NAME and name.isascii()
     return named and name.decode().isprintable() and (b".weight"[: len(name)] in name or len(name) < length)
@@ -100,7 +108,8 @@ def _binary_entries(data: bytes, where: str) -> Iterator[tuple[str, tuple[Array,
 
     for _ in range(number()):
         raw = taken(number(), _MOST_NAME)
-        calls, count = number(), number()
+        calls = number()
+        count = number()
         values = np.frombuffer(taken(count, _MOST_VALUES, 4), "<f4")
         try:
             name = raw.decode()
@@ -128,7 +137,8 @@ def names_of(model: Checkpoint) -> dict[str, str]:
     family = FAMILIES.get(str(companions.parsed(files, CONFIG).get("model_type")))
     if family is None:
         return {}
-    names, found = Names(family), dict[str, str]()
+    names = Names(family)
+    found = dict[str, str]()
     for name in model:
         expert = names.expert(name)
         there = names.to_gguf(name) if expert is None else f"{expert.stacked}:expert.{expert.number}"
@@ -165,7 +175,8 @@ def write_imatrix(path: AnyPath, statistics: Statistics, model: Checkpoint, *, o
     arrays: dict[str, Array] = {}
     for stacked, members in rows.items():
         width = len(next(iter(members.values()))[0])
-        sums, counts = np.zeros((max(members) + 1, width), np.float32), np.zeros((max(members) + 1, 1), np.float32)
+        sums = np.zeros((max(members) + 1, width), np.float32)
+        counts = np.zeros((max(members) + 1, 1), np.float32)
         for expert, (squares, count) in members.items():
             sums[expert], counts[expert] = squares * np.float32(count), count
         arrays[stacked + SUMS], arrays[stacked + COUNTS] = sums, counts

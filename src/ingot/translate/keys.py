@@ -19,8 +19,10 @@ ADD = {"bos": ADD_BOS, "eos": ADD_EOS, "sep": ADD_SEP}
 NO_VOCABULARY = "none"
 NO_VOCABULARIES = (NO_VOCABULARY, "no_vocab")
 """What ``tokenizer.ggml.model`` says of a file without a tokenizer."""
-TEMPLATE, ID = "tokenizer.chat_template", "tokenizer.ggml.{}_token_id"
-BPE, SPM = "gpt2", "llama"
+TEMPLATE = "tokenizer.chat_template"
+ID = "tokenizer.ggml.{}_token_id"
+BPE = "gpt2"
+SPM = "llama"
 MOST = 1 << 22  # tokens
 IDS = {
     "bos": "bos",

@@ -44,7 +44,8 @@ class Names:
     """
 
     def __init__(self, family: Family, base: str = "", *, classifies: bool = False) -> None:
-        self._family, self._base = family, base
+        self._family = family
+        self._base = base
         self._there = _table(family.arch)
         self._layer = re.compile(rf"{re.escape(family.block)}\.([0-9]{{1,6}})\.(.+)")
         ends = {module: module for module in family.ends if module not in family.classifier}
@@ -95,7 +96,8 @@ class Names:
 
     def expert(self, name: str) -> Expert | None:
         """Return the expert that a tensor belongs to, by transformers' name; None for any other tensor."""
-        experts, layer = self._family.experts, self.layer(name)
+        experts = self._family.experts
+        layer = self.layer(name)
         if experts is None or layer is None or not layer[1].startswith(f"{experts.prefix}."):
             return None
         number, _, rest = layer[1].removeprefix(f"{experts.prefix}.").partition(".")
@@ -107,7 +109,8 @@ class Names:
 
     def experts(self, name: str, count: int) -> list[str] | None:
         """Return transformers' names of what llama.cpp stacks under a name; None for any other."""
-        block, experts = _BLOCK.fullmatch(name), self._family.experts
+        block = _BLOCK.fullmatch(name)
+        experts = self._family.experts
         if experts is None or block is None:
             return None
         stacked, parameter = _split(block[2])

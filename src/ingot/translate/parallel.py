@@ -38,13 +38,16 @@ MOST = 1 << 12
 
 _PARAMETER = re.compile(r"(?:.*\.)?([A-Za-z0-9_]+)\.(weight|bias)")
 _VOCABULARY = ("embed_tokens", "lm_head")
-_QUERIES, _KEYS = ("q_proj", "q_b_proj", "kv_b_proj"), ("k_proj", "v_proj")
+_QUERIES = ("q_proj", "q_b_proj", "kv_b_proj")
+_KEYS = ("k_proj", "v_proj")
 _WHOLE_KV = ("q_a_proj", "kv_a_proj_with_mqa")
 _BY_ROWS = ("gate_proj", "up_proj", "w1", "w3", "c_fc", "fc1")
 _BY_COLUMNS = ("o_proj", "down_proj", "w2", "c_proj", "fc2")
-_CORRECTION, _SINKS = "e_score_correction_bias", "sinks"
+_CORRECTION = "e_score_correction_bias"
+_SINKS = "sinks"
 _HEAD_NORMS = ("q_norm", "k_norm")
-_FUSED_QKV, _FUSED_MLP = "qkv_proj", "gate_up_proj"
+_FUSED_QKV = "qkv_proj"
+_FUSED_MLP = "gate_up_proj"
 _COPIED = ("gate", "router", "shared_expert_gate", *_WHOLE_KV)
 
 
@@ -165,7 +168,8 @@ def _keys(name: str, rows: int, shape: _Shape, rank: Rank) -> _Cut:
 
 
 def _fused(name: str, rows: int, shape: _Shape, rank: Rank) -> _Cut:
-    size, runs = rows // (shape.heads + 2 * shape.keys), list[tuple[int, int]]()
+    size = rows // (shape.heads + 2 * shape.keys)
+    runs = list[tuple[int, int]]()
     runs += _even(name, shape.heads * size, shape.heads, rank).rows
     ((start, count),) = _keys(name, shape.keys * size, shape, rank).rows
     runs += [((shape.heads + shift * shape.keys) * size + start, count) for shift in range(2)]
@@ -202,7 +206,8 @@ def _made(tensor: Tensor, cut: _Cut | None, rank: Rank) -> Tensor:
             rule="parallel.cut",
             where=tensor.name,
         )
-    width, origins = prod(stored.shape[1:]), [stored]
+    width = prod(stored.shape[1:])
+    origins = [stored]
     runs = [(0, start * width, count * width) for start, count in cut.rows]
     if cut.zeros:
         origins.append(_zeros(stored, cut.zeros))

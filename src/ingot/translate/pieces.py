@@ -11,8 +11,10 @@ from typing import Any
 from ingot.translate.keys import UNUSED, Typed
 from ingot.translate.vocabulary import PAD_SCORE
 
-WPM, UGM = "bert", "t5"
-WORDPIECE, UNIGRAM = "WordPiece", "Unigram"
+WPM = "bert"
+UGM = "t5"
+WORDPIECE = "WordPiece"
+UNIGRAM = "Unigram"
 SPACE = "\u2581"
 """SentencePiece's mark of a space; what llama.cpp has before the beginning of a word, instead of ``##`` behind it."""
 _MORE = "##"
@@ -40,8 +42,10 @@ def unmarked(text: str) -> str:
 
 def wordpiece_lost(tokenizer: Mapping[str, Any], texts: Sequence[str]) -> list[str]:
     """Return what of a WordPiece llama.cpp does otherwise: it lowers case and drops accents."""
-    model, lost = tokenizer["model"], list[str]()
-    normalizer, pre = tokenizer.get("normalizer"), tokenizer.get("pre_tokenizer")
+    model = tokenizer["model"]
+    lost = list[str]()
+    normalizer = tokenizer.get("normalizer")
+    pre = tokenizer.get("pre_tokenizer")
     normalizer = normalizer if isinstance(normalizer, Mapping) else {}
     if normalizer.get("type") != "BertNormalizer" or normalizer.get("lowercase") is not True:
         lost.append("a normalizer that keeps upper case, or is not BERT's")
@@ -70,11 +74,14 @@ def wordpiece(vocab: Mapping[str, int], settings: Mapping[str, Any]) -> dict[str
 
 def unigram_to(tokenizer: Mapping[str, Any], types: Sequence[int]) -> tuple[Typed, list[str]]:
     """Return the metadata of a Unigram beside its tokens of these types, and what of it llama.cpp has no word for."""
-    pieces, lost = tokenizer["model"]["vocab"], list[str]()
+    pieces = tokenizer["model"]["vocab"]
+    lost = list[str]()
     scores = [float(score) for _, score in pieces[: len(types)]]
     scores += [PAD_SCORE if kind == UNUSED else 0.0 for kind in types[len(scores) :]]
     found: Typed = {"tokenizer.ggml.scores": ("array:f32", scores)}
-    steps, table, spaces = steps_of(tokenizer.get("normalizer"), "normalizers"), None, False
+    steps = steps_of(tokenizer.get("normalizer"), "normalizers")
+    table = None
+    spaces = False
     for step in steps:
         if step.get("type") == "Precompiled" and isinstance(step.get("precompiled_charsmap"), str) and table is None:
             table = step["precompiled_charsmap"]

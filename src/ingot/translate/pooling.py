@@ -13,7 +13,8 @@ from ingot.errors import FormatError, UnsupportedError
 from ingot.translate.families import Family
 from ingot.translate.keys import Typed
 
-MODULES, DEFAULT_FOLDER = "modules.json", "1_Pooling"
+MODULES = "modules.json"
+DEFAULT_FOLDER = "1_Pooling"
 CONFIG = "config.json"
 MEAN, CLS, LAST, RANK = range(1, 5)
 KEY, LABELS = "pooling_type", "classifier.output_labels"
@@ -29,7 +30,9 @@ _FLAGS: Mapping[str, int | str] = {
 }
 _MODES = {"mean": MEAN, "cls": CLS, "lasttoken": LAST}
 _NAMES = {MEAN: "mean", CLS: "cls", LAST: "lasttoken"}
-_TRANSFORMER, _POOLING, _NORMALIZE = "Transformer", "Pooling", "Normalize"
+_TRANSFORMER = "Transformer"
+_POOLING = "Pooling"
+_NORMALIZE = "Normalize"
 
 
 class Pooling:

@@ -18,26 +18,26 @@ from ingot.translate.numbers import head_size, is_number, same, short
 
 FREQUENCIES, LONG, SHORT = TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """All but the first are LongRoPE's."""
-_THETA, _THETA_SLIDING, _SCALING, _FACTOR, _ORIGINAL, _LOG, _ATTENTION = (
-    "rope.freq_base",
-    "rope.freq_base_swa",
-    "rope.scaling.type",
-    "rope.scaling.factor",
-    "rope.scaling.original_context_length",
-    "rope.scaling.yarn_log_multiplier",
-    "rope.scaling.attn_factor",
-)
+_THETA = "rope.freq_base"
+_THETA_SLIDING = "rope.freq_base_swa"
+_SCALING = "rope.scaling.type"
+_FACTOR = "rope.scaling.factor"
+_ORIGINAL = "rope.scaling.original_context_length"
+_LOG = "rope.scaling.yarn_log_multiplier"
+_ATTENTION = "rope.scaling.attn_factor"
 _BETAS = {"beta_fast": "rope.scaling.yarn_beta_fast", "beta_slow": "rope.scaling.yarn_beta_slow"}
 READ = (_THETA, _THETA_SLIDING, _SCALING, _FACTOR, _ORIGINAL, _LOG, _ATTENTION, *_BETAS.values())
 """GGUF's keys behind the architecture's name that ``to_config`` reads."""
 _MSCALE = ("mscale", "mscale_all_dim")
 _LOG_UNIT = 0.1  # llama.cpp has mscale_all_dim times the factor of YaRN's logarithm
-_FULL, _SLIDING = "full_attention", "sliding_attention"
+_FULL = "full_attention"
+_SLIDING = "sliding_attention"
 _LARGEST_HEAD = 1 << 16
 MOST_FACTORS = _LARGEST_HEAD // 2
 _SCALINGS = {"linear": "linear", "yarn": "yarn"}
 """Of transformers, llama.cpp."""
-_LONGROPE, _LONGROPES = "longrope", ("longrope", "su")
+_LONGROPE = "longrope"
+_LONGROPES = ("longrope", "su")
 _FACTORS = {"long_factor": LONG, "short_factor": SHORT}
 _LONG_ARCH = "phi3"  # that of llama.cpp whose LongRoPE is carried
 _THETA_OF_MOST = 10000.0
@@ -52,7 +52,9 @@ _KEYS = frozenset(
     )
 )
 """Parameters that the functions below read."""
-_LENGTH, _MOST, _SHARE = "original_max_position_embeddings", "max_position_embeddings", "partial_rotary_factor"
+_LENGTH = "original_max_position_embeddings"
+_MOST = "max_position_embeddings"
+_SHARE = "partial_rotary_factor"
 _PHI3_LENGTH = 4096  # where Phi-3's config.json states none
 
 
@@ -81,7 +83,8 @@ def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def turned(config: Mapping[str, Any]) -> int:
     """Return how many of a head's numbers are turned; errors as ``head_size``."""
-    size, share = head_size(config), rope_of(config).get(_SHARE, 1.0)
+    size = head_size(config)
+    share = rope_of(config).get(_SHARE, 1.0)
     return int(size * share) if isinstance(share, float) and 0 < share <= 1 else size
 
 
@@ -113,10 +116,12 @@ def _are_factors(found: Any, count: int) -> bool:
 
 def _attention(config: Mapping[str, Any], rope: Mapping[str, Any]) -> float | None:
     """Return what LongRoPE multiplies queries and keys with; None where its numbers are none."""
-    length, most = rope.get(_LENGTH), config.get(_MOST)
+    length = rope.get(_LENGTH)
+    most = config.get(_MOST)
     if type(length) is not int or not 1 < length < 2**32 or type(most) is not int:
         return None
-    stated, factor = rope.get("attention_factor"), rope.get("factor")
+    stated = rope.get("attention_factor")
+    factor = rope.get("factor")
     factor = most / length if factor is None else factor
     if isinstance(stated, int | float) and is_number(stated):
         return float(stated)
@@ -127,7 +132,8 @@ def _attention(config: Mapping[str, Any], rope: Mapping[str, Any]) -> float | No
 
 def _rope_to(config: Mapping[str, Any], family: Family, found: Typed) -> list[str]:
     rope = rope_of(config)
-    theta, sliding = rope.get("rope_theta"), _sliding_rope(config).get("rope_theta")
+    theta = rope.get("rope_theta")
+    sliding = _sliding_rope(config).get("rope_theta")
     mscale, every = (rope.get(key) for key in _MSCALE)
     found |= _floats(family, {_THETA: theta, _THETA_SLIDING: sliding})
     kind = rope["rope_type"]
@@ -224,10 +230,13 @@ def to_config(
     def said(name: str) -> Any:
         return metadata.get(f"{family.arch}.{name}")
 
-    theta, rope, keys = said(_THETA), dict[str, Any](rope_type="default"), dict[str, Any]()
+    theta = said(_THETA)
+    rope = dict[str, Any](rope_type="default")
+    keys = dict[str, Any]()
     if is_number(theta):
         rope["rope_theta"] = keys["rope_theta"] = short(theta)
-    size, count = found.get("head_dim"), said("rope.dimension_count")
+    size = found.get("head_dim")
+    count = said("rope.dimension_count")
     if not family.latent and type(size) is int and type(count) is int and 0 < count < size:
         rope[_SHARE] = count / size
     scaling = next((key for key, name in _SCALINGS.items() if name == said(_SCALING)), None)
@@ -253,14 +262,16 @@ def to_config(
 
 def has_long_factors(factors: Mapping[str, Array]) -> bool:
     """Whether these are the factors of LongRoPE, of texts that are long and of those that are not."""
-    long, brief = factors.get(LONG), factors.get(SHORT)
+    long = factors.get(LONG)
+    brief = factors.get(SHORT)
     return long is not None and brief is not None and long.shape == brief.shape and long.ndim == 1
 
 
 def agrees(stated: Mapping[str, Any], read: Mapping[str, Any]) -> bool:
     """Whether a ``config.json`` says of the rotary embedding what is read in a file, or what no file can say."""
     rope, new = rope_of(stated), rope_of(read)
-    kind, longer = rope["rope_type"], new["rope_type"] == _LONGROPE
+    kind = rope["rope_type"]
+    longer = new["rope_type"] == _LONGROPE
     if kind not in ("default", *_SCALINGS) and not longer:
         return True
     if longer and (kind != _LONGROPE or not same(_attention(stated, rope), _attention(read, new))):

@@ -21,12 +21,22 @@ from ingot.translate.vocabulary import PAD_SCORE, Vocabulary, lay_out
 RULE = "architecture.companion"
 _RULES = Rules(RULE, RULE, RULE, RULE)
 _FIRST = b"\x0a"  # a model begins with its first piece; a file of tiktoken's with base64
-_PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
-_TEXT, _SCORE, _TYPE = 1, 2, 3
-_KIND, _SUFFIX, _BYTES = 3, 24, 35
-_UNIGRAM, _BPE = 1, 2
+_PIECES = 1
+_TRAINER = 2
+_NORMALIZER = 3
+_TEXT = 1
+_SCORE = 2
+_TYPE = 3
+_KIND = 3
+_SUFFIX = 24
+_BYTES = 35
+_UNIGRAM = 1
+_BPE = 2
 _SPECIAL = {"unk": (40, 0), "bos": (41, 1), "eos": (42, 2), "pad": (43, -1)}
-_NAME, _TABLE, _DUMMY, _EXTRA = 1, 2, 3, 4
+_NAME = 1
+_TABLE = 2
+_DUMMY = 3
+_EXTRA = 4
 _ADDED = -1000.0
 """The score that llama.cpp gives to tokens that are not SentencePiece's own."""
 
@@ -39,7 +49,9 @@ class _Special(NamedTuple):
 
 
 _FAIRSEQ = _Special(("<s>", "<pad>", "</s>", "<unk>"), (CONTROL, CONTROL, CONTROL, UNKNOWN))
-_FAIRSEQ_FROM, _MASK = 3, "<mask>"  # pieces that keep their order behind those, and what is last
+# pieces that keep their order behind those, and what is last
+_FAIRSEQ_FROM = 3
+_MASK = "<mask>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +105,8 @@ def read(data: bytes, where: str) -> SentencePieces | None:
     rules = _numbers(root, fields[_NORMALIZER], (_DUMMY, _EXTRA))
     name, table = _table(root, fields[_NORMALIZER])
     ids = {key: _signed(trainer.get(number, default)) for key, (number, default) in _SPECIAL.items()}
-    squeezed, lost = rules.get(_EXTRA, 1) != 0, list[str]()
+    squeezed = rules.get(_EXTRA, 1) != 0
+    lost = list[str]()
     lost += ["spaces behind words"] if trainer.get(_SUFFIX, 0) else []
     lost += [BYTES_LOST] if kind == _UNIGRAM and trainer.get(_BYTES, 0) else []
     if kind == _BPE:
@@ -114,7 +127,9 @@ def read(data: bytes, where: str) -> SentencePieces | None:
 
 
 def _piece(node: Node) -> tuple[str, float, int]:
-    text, score, kind = "", 0.0, NORMAL
+    text = ""
+    score = 0.0
+    kind = NORMAL
     for field in node.fields():
         if field.number == _TEXT:
             text = node.text(field)
@@ -161,7 +176,8 @@ def as_fairseq(found: SentencePieces) -> SentencePieces:
 
     As transformers has them (``tokenization_xlm_roberta.py``): four tokens, then all pieces from the fourth on.
     """
-    first, rest = _FAIRSEQ, slice(_FAIRSEQ_FROM, None)
+    first = _FAIRSEQ
+    rest = slice(_FAIRSEQ_FROM, None)
     return SentencePieces(
         [*first.texts, *found.texts[rest], _MASK],
         [0.0] * len(first.texts) + [*found.scores[rest], 0.0],

@@ -13,7 +13,8 @@ from typing import Any
 from ingot.translate import numbers
 from ingot.translate.families import Family
 
-WINDOW, LAYERS = "sliding_window", "layer_types"
+WINDOW = "sliding_window"
+LAYERS = "layer_types"
 _SLIDING = "sliding_attention"
 _ROLES = ("bos", "eos", "pad", "unk", "sep", "cls", "mask", "eot", "eom")
 _BIASES: Mapping[str, tuple[str, ...]] = {
@@ -122,7 +123,8 @@ def attention_scalar(config: Mapping[str, Any], family: Family) -> Any:
     of the hidden size.
     """
     layers = {"gemma2": 46, "gemma3": 62}.get(family.arch)
-    hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
+    hidden = config.get("hidden_size")
+    heads = config.get("num_attention_heads")
     if layers is not None and config.get("num_hidden_layers") == layers and hidden and heads:
         return hidden // heads
     return config.get("head_dim")

@@ -152,7 +152,8 @@ def _take_stated(result: SpecialTokens, found: Mapping[str, int], rows: int) -> 
 
 
 def _stated_id(config: Mapping[str, Any], role: str) -> Any:
-    value, inner = config.get(f"{role}_token_id"), config.get("text_config")
+    value = config.get(f"{role}_token_id")
+    inner = config.get("text_config")
     return inner.get(f"{role}_token_id") if value is None and isinstance(inner, Mapping) else value
 
 

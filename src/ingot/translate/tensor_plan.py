@@ -19,14 +19,17 @@ from ingot.translate.names import Names
 from ingot.views.names import omit, rename
 from ingot.views.rows import concatenate, permute, stack, unstack
 
-EMBEDDING, HEAD, POSITIONS = "token_embd.weight", "output.weight", "position_embd.weight"
+EMBEDDING = "token_embd.weight"
+HEAD = "output.weight"
+POSITIONS = "position_embd.weight"
 CLASSES = "cls.output.weight"
 _LM_HEAD = "lm_head.weight"
 SCALE_NAMES = (".scale", ".input_scale")
 """Endings of tensors that are one number of a layer."""
 PROGRAM = "llama.cpp"
 ROWS = "architecture.rows"
-_MAX_EXPERTS, _MAX_LAYERS = 1 << 16, 1 << 20
+_MAX_EXPERTS = 1 << 16
+_MAX_LAYERS = 1 << 20
 
 
 @dataclass(slots=True)
@@ -71,12 +74,14 @@ def plan_to_gguf(checkpoint: Checkpoint, config: Mapping[str, Any], family: Fami
     ``architecture.unknown``.
     """
     classifier = classifies(family, checkpoint)
-    names, plan = Names(family, classifies=classifier), TensorPlan()
+    names = Names(family, classifies=classifier)
+    plan = TensorPlan()
     stacks: dict[str, dict[int, str]] = {}
     layers = config.get("num_hidden_layers")
     layers = layers if type(layers) is int else _MAX_LAYERS
     for name in checkpoint:
-        expert, layer = names.expert(name), names.layer(name)
+        expert = names.expert(name)
+        layer = names.layer(name)
         omission = superseded.activation_scale(checkpoint, name, PROGRAM, for_blocks=True)
         if layer is not None and layer[0] >= layers:
             plan.omissions[name] = Omission(f"config.json has {layers} layers; later ones predict further tokens")
@@ -103,7 +108,8 @@ def plan_to_model(checkpoint: Checkpoint, metadata: Mapping[str, Any], family: F
 
     Raises ``UnsupportedError`` ``architecture.rows``: rows that are not whole heads.
     """
-    names, plan = Names(family, base, classifies=CLASSES in checkpoint), TensorPlan()
+    names = Names(family, base, classifies=CLASSES in checkpoint)
+    plan = TensorPlan()
     for name in checkpoint:
         shape = checkpoint[name].shape
         members = names.experts(name, shape[0]) if shape and shape[0] <= _MAX_EXPERTS else None
@@ -167,7 +173,8 @@ def _unnamed(checkpoint: Checkpoint, name: str, config: Mapping[str, Any], famil
 
 def _head(checkpoint: Checkpoint, plan: TensorPlan) -> Omission:
     """Return why a head is left out, of an architecture without one: lost if its values are not the embedding's."""
-    head, embedding = checkpoint[_LM_HEAD], plan.old_name(EMBEDDING)
+    head = checkpoint[_LM_HEAD]
+    embedding = plan.old_name(EMBEDDING)
     other = None if embedding is None else checkpoint[embedding]
     if other is not None and alike(head, other) and equal_values(head, other):
         return Omission(f"the values of {embedding}, which {PROGRAM} takes for it", superseded=True)
@@ -191,7 +198,8 @@ def _order_rows(plan: TensorPlan, checkpoint: Checkpoint, heads: tuple[int, int]
         module = (new if forth else old).rpartition(".")[0].rpartition(".")[2]
         if module not in ("attn_q", "attn_k") or old.endswith(SCALE_NAMES):
             continue
-        count, shape = heads[module == "attn_k"], checkpoint[old].shape
+        count = heads[module == "attn_k"]
+        shape = checkpoint[old].shape
         if not shape or shape[0] % (2 * count):
             raise UnsupportedError(
                 f"expected rows of {count} heads in halves, found shape {list(shape)}; --keep-names leaves them",

@@ -39,7 +39,8 @@ from ingot.translate.pieces import PREFIX, UNIGRAM, WORDPIECE
 from ingot.translate.vocabulary import PAD_SCORE, Vocabulary, lay_out
 
 RULE = "architecture.tokenizer"
-_OF_TEMPLATES, _LOST_ROLES = ("bos", "eos"), ("eot", "eom")
+_OF_TEMPLATES = ("bos", "eos")
+_LOST_ROLES = ("eot", "eom")
 _LONGEST = 256  # characters of a token that is taken for merged
 _SPACE = chr(ord(" ") + 256)  # what a space within a merge becomes, as the package gguf writes it
 
@@ -341,7 +342,8 @@ def _wordpiece(
 def _unigram(
     metadata: Mapping[str, Any], vocab: Mapping[str, int], settings: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    texts, unknown = metadata[TOKENS], metadata.get(ID.format("unknown"))
+    texts = metadata[TOKENS]
+    unknown = metadata.get(ID.format("unknown"))
     known = type(unknown) is int and 0 <= unknown < len(texts)
     return pieces.unigram(metadata, texts, unknown if known else None), []
 

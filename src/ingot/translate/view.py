@@ -82,7 +82,8 @@ def to_gguf(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = "
     files = companions.read_files(checkpoint.companions)
     config = companions.parsed(files, CONFIG)
     family = require_family(config if CONFIG in files else None, checkpoint.location)
-    own, parted = checkpoint, has_parted(checkpoint)
+    own = checkpoint
+    parted = has_parted(checkpoint)
     checkpoint = apart(part_seconds(checkpoint), config, family, parted=parted)
     plan = plan_to_gguf(checkpoint, config, family)
     rows, notes = _require_rows(checkpoint, plan, config)
@@ -102,7 +103,8 @@ def to_gguf(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = "
         lost.append(f"the first {before} rows of {POSITIONS}, those of padding")
     if factors := {} if family.rope is None else rotary.tensors(config, family):
         view = add(view, factors)
-    changes, inverted = _widened(view, family), rounded_seconds(own)
+    changes = _widened(view, family)
+    inverted = rounded_seconds(own)
     lost += _rounded(view, changes, inverted)
     view = change(view, changes)
     view = _labelled(view, {"metadata": metadata, "companions": None}, unread={**view.unread, **pooled.missing})
@@ -170,7 +172,8 @@ def _named(plan: TensorPlan, names: Collection[str]) -> frozenset[str]:
 
 def _behind_padding(view: Checkpoint, config: Mapping[str, Any]) -> tuple[Checkpoint, int]:
     """Return the view less the positions that no token has, and their number; refused where there are no others."""
-    before, shape = hyper.positions_before(config), view[POSITIONS].shape
+    before = hyper.positions_before(config)
+    shape = view[POSITIONS].shape
     if len(shape) != 2 or shape[0] <= before:
         raise UnsupportedError(
             f"expected more than {before} rows of positions, found shape {list(shape)}; --keep-names leaves them",
@@ -210,7 +213,8 @@ def to_model(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = 
     notes = list[str]()
     omitted = {name: checkpoint[name] for name in plan.omissions}
     view = join_seconds(unstacked(checkpoint, plan))
-    changes, position = _narrowed(view, family, plan), plan.names.get(POSITIONS)
+    changes = _narrowed(view, family, plan)
+    position = plan.names.get(POSITIONS)
     if family.padded and position is not None and len(view[position].shape) == 2:
         rows = hyper.positions_before(stated or {"pad_token_id": metadata.get("tokenizer.ggml.padding_token_id")})
         changes[position] = replace(changes.get(position, Change(view[position].dtype)), above=rows)
@@ -220,7 +224,8 @@ def to_model(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = 
         for name, tensor in omitted.items()
         if name in rotary.TENSORS and tensor.size <= rotary.MOST_FACTORS and _is_small(name, tensor)
     }
-    config, changed = hyper.to_config(metadata, family, list(view), factors), list[str]()
+    config = hyper.to_config(metadata, family, list(view), factors)
+    changed = list[str]()
     dtype_key = "torch_dtype" if "torch_dtype" in stated and "dtype" not in stated else "dtype"
     config[dtype_key] = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}.get(_main_type(view), "float32")
     if stated:
@@ -291,7 +296,8 @@ def _widened(view: Checkpoint, family: Family) -> dict[str, Change]:
 
 def _narrowed(view: Checkpoint, family: Family, plan: TensorPlan) -> dict[str, Change]:
     """Return what becomes of small tensors in f32: the type of the others, where it holds their values."""
-    main, before = _main_type(view), {new: old for old, new in plan.names.items()}
+    main = _main_type(view)
+    before = {new: old for old, new in plan.names.items()}
     found = {}
     for name, tensor in view.items():
         old = before.get(name, name)

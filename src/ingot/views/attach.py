@@ -52,9 +52,11 @@ def attach(
 
 def detach(checkpoint: Checkpoint, kinds: Collection[str]) -> Checkpoint:
     """Return the checkpoint without its attachments of some kinds: ``draft``, ``coreml``, ``program``."""
-    tensors, chosen = Lazy(checkpoint, checkpoint.__getitem__), sorted(kinds)
+    tensors = Lazy(checkpoint, checkpoint.__getitem__)
+    chosen = sorted(kinds)
     removed: dict[str, Any] = dict.fromkeys(chosen)
-    attachments, metadata = replace(checkpoint.attachments, **removed), checkpoint.metadata
+    attachments = replace(checkpoint.attachments, **removed)
+    metadata = checkpoint.metadata
     if "draft" in chosen:
         metadata = {key: value for key, value in metadata.items() if key != CONFIG_KEY}
     return derived(checkpoint, tensors, detach, chosen, chosen, attachments=attachments, metadata=metadata)
@@ -62,7 +64,8 @@ def detach(checkpoint: Checkpoint, kinds: Collection[str]) -> Checkpoint:
 
 def describe(checkpoint: Checkpoint, metadata: Mapping[str, Any]) -> Checkpoint:
     """Return the checkpoint with further entries of metadata, which replace those of the same keys."""
-    tensors, added = Lazy(checkpoint, checkpoint.__getitem__), dict(sorted(metadata.items()))
+    tensors = Lazy(checkpoint, checkpoint.__getitem__)
+    added = dict(sorted(metadata.items()))
     return derived(checkpoint, tensors, describe, added, added, metadata={**checkpoint.metadata, **added})
 
 
@@ -92,7 +95,8 @@ class _Opened:
 
     def __init__(self, stack: ExitStack, own: Attachments) -> None:
         self._stack = stack
-        self.attachments, self.sources = own, list[Source]()
+        self.attachments = own
+        self.sources = list[Source]()
         self.identity: dict[str, Any] = {}
         self.metadata: dict[str, str] = {}
 

@@ -61,7 +61,8 @@ def change(checkpoint: Checkpoint, changes: Mapping[str, Change]) -> Checkpoint:
 
     def changed(name: str) -> Make:
         def make() -> Tensor:
-            values, row = changes[name].values(checkpoint[name]), DTYPES[changes[name].dtype]
+            values = changes[name].values(checkpoint[name])
+            row = DTYPES[changes[name].dtype]
             part = memory_part(values, row.storage, None if row.is_storage else row.name)
             codec = CODECS[DenseLayout.codec]
             told = "" if checkpoint[name].codec == codec.id else checkpoint[name].codec

@@ -89,7 +89,8 @@ class _Held:
     """Rounded matrices, the last few that were asked for: whoever stores a part will want the others."""
 
     def __init__(self, most: int) -> None:
-        self.most, self._lock = most, threading.Lock()
+        self.most = most
+        self._lock = threading.Lock()
         self._entries: OrderedDict[str, _Once] = OrderedDict()
 
     def entry(self, name: str) -> _Once:
@@ -111,8 +112,11 @@ class _Work:
     """One tensor's rounding."""
 
     def __init__(self, tensor: Tensor, rounding: Rounding, held: _Held) -> None:
-        self.tensor, self._held = tensor, held
-        self.asked, self._known, self._outcomes = rounding.choices[tensor.name], rounding.known, rounding.outcomes
+        self.tensor = tensor
+        self._held = held
+        self.asked = rounding.choices[tensor.name]
+        self._known = rounding.known
+        self._outcomes = rounding.outcomes
         self._at_hand = rounding.at_hand
         self.layout = self.asked.layout(tensor.shape, rounding.dtypes.get(tensor.name, tensor.dtype))
 
@@ -169,7 +173,9 @@ class _Bias:
     """A corrected bias, made when its bytes are asked for."""
 
     def __init__(self, tensor: Tensor, work: _Work, rounding: Rounding) -> None:
-        self.tensor, self._work, self._rounding = tensor, work, rounding
+        self.tensor = tensor
+        self._work = work
+        self._rounding = rounding
 
     @property
     def memory(self) -> int:
@@ -177,7 +183,8 @@ class _Bias:
         return self._work.memory + 8 * self._work.tensor.size
 
     def part(self, role: str) -> memoryview:
-        matrix, values = self._work.tensor, cast(self.tensor.numpy(), "f32")
+        matrix = self._work.tensor
+        values = cast(self.tensor.numpy(), "f32")
         known = self._rounding.known().for_matrix(matrix.name)
         means = None if known is None else known.means
         if means is None:
@@ -224,7 +231,10 @@ class _Bytes(DerivedSource):
     mapped = False
 
     def __init__(self, work: _Work | _Bias, role: str, size: int, integers: tuple[int, int] | None = None) -> None:
-        self._work, self._role, self.size, self.integers = work, role, size, integers
+        self._work = work
+        self._role = role
+        self.size = size
+        self.integers = integers
         self.name = work.tensor.name
 
     def view(self, offset: int, length: int) -> memoryview:

@@ -18,7 +18,8 @@ from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
 from ingot.views.common import Make, view_of
 
-WEIGHT, SCALE = ".weight", ".scale"
+WEIGHT = ".weight"
+SCALE = ".scale"
 _NVFP4 = replace(CODEBOOKS["nvfp4"], second=MULTIPLY)
 
 
@@ -93,7 +94,8 @@ def _second(tensor: Tensor, layout: ScaledCodebookLayout) -> Second | None:
 
 
 def _scale(tensor: Tensor, name: str, second: Second) -> Make:
-    part, codec = tensor.parts[SECOND], CODECS[DenseLayout.codec]
+    part = tensor.parts[SECOND]
+    codec = CODECS[DenseLayout.codec]
     if ScaledCodebookLayout.of(tensor).second == DIVIDE:
         part = memory_part(np.array([second.value], np.float32), "f32")
     return _given(Tensor(name, (1,), "f32", DenseLayout.codec, {DATA: part}, {}, codec))

@@ -155,7 +155,8 @@ def _require_once_each(checkpoint: Checkpoint, new: str, shape: tuple[int, ...],
 
 def strided_tensor(tensor: Tensor, name: str, wanted: Strided) -> Tensor:
     """Return a tensor that is made of units of another one, which are there."""
-    units, size = wanted.units, _unit(wanted.units, tensor.size)
+    units = wanted.units
+    size = _unit(wanted.units, tensor.size)
     widths = _widths([tensor], wanted.shape, size)
     if widths is None:
         places = units.positions(0, units.outer * units.count)
@@ -215,11 +216,13 @@ class _Stored:
     """A part as units of ``width`` bytes."""
 
     def __init__(self, part: Part, width: int, count: int) -> None:
-        self._windows, self._width = Windows(part, count, width), width
+        self._windows = Windows(part, count, width)
+        self._width = width
 
     def read(self, positions: Array) -> Array:
         """Return units, u8 [units, width]; positions ascend."""
-        whole, rows = self._windows.all_bytes(), slice(0, 0)
+        whole = self._windows.all_bytes()
+        rows = slice(0, 0)
         if whole is not None:
             units: Array = whole.reshape(self._windows.rows, self._width)
             return _at(units, positions)
@@ -239,7 +242,8 @@ class _Taken:
     """Some units of a part."""
 
     def __init__(self, stored: _Stored, units: Units) -> None:
-        self._stored, self._units = stored, units
+        self._stored = stored
+        self._units = units
 
     def read(self, first: int, last: int) -> Array:
         return self._stored.read(self._units.positions(first, last))
@@ -249,7 +253,8 @@ class _Woven:
     """Units of several parts, each where it belongs."""
 
     def __init__(self, members: Sequence[tuple[_Stored, Units]], width: int) -> None:
-        self._members, self._width = members, width
+        self._members = members
+        self._width = width
 
     def read(self, first: int, last: int) -> Array:
         out = np.empty((last - first, self._width), np.uint8)
@@ -265,7 +270,8 @@ class _Sources:
     """What several parts lie in."""
 
     def __init__(self, name: str, parts: Sequence[Part]) -> None:
-        self.name, self._parts = name, parts
+        self.name = name
+        self._parts = parts
 
     def changed(self) -> bool:
         return any(part.source.changed() for part in self._parts)

@@ -123,7 +123,8 @@ def turned_integers(tensor: Tensor) -> Tensor | None:
     window = Windows(tensor.parts[CODES], rows, cols // per_byte)
 
     def codes(first: int, last: int) -> Array:
-        begin, end = first // per_byte, -(-last // per_byte)
+        begin = first // per_byte
+        end = -(-last // per_byte)
         held = window.read(slice(0, rows), begin, end)
         lanes = [held >> (layout.bits * lane) & ((1 << layout.bits) - 1) for lane in range(per_byte)]
         columns = np.stack(lanes, axis=2).reshape(rows, -1).T[first - per_byte * begin : last - per_byte * begin]
@@ -135,7 +136,8 @@ def turned_integers(tensor: Tensor) -> Tensor | None:
     stored = tensor.parts[CODES]
     source = ComputedRows(stored.source, cols, rows // per_byte, codes, HELD)
     parts = {CODES: Part("u8", source.size, source, where=stored.where)}
-    size, count = DTYPES[layout.scales].bits // 8, layout.scale_count(tensor.shape)
+    size = DTYPES[layout.scales].bits // 8
+    count = layout.scale_count(tensor.shape)
     across = 1 if layout.per_tensor else count // cols
     for role in (SCALES, ZEROS) if layout.zeros else (SCALES,):
         if layout.per_tensor:
@@ -169,7 +171,8 @@ class _Columns:
     """Columns of matrices as rows, in the bytes that files have."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self._tensor, self._size = tensor, DTYPES[tensor.dtype].bits // 8
+        self._tensor = tensor
+        self._size = DTYPES[tensor.dtype].bits // 8
         self._rows, self._cols = tensor.shape[-2:]
         self._windows: Windows | None = None
         self._values: tuple[int, Array] | None = None

@@ -31,7 +31,8 @@ def turned_bytes(tensor: Tensor) -> Tensor | None:
     def columns(first: int, last: int) -> Array:
         return np.ascontiguousarray(window.read(slice(0, rows), first, last).T)
 
-    stored, scales = tensor.parts[INDICES], tensor.parts[SCALES]
+    stored = tensor.parts[INDICES]
+    scales = tensor.parts[SCALES]
     source = ComputedRows(stored.source, cols, rows, columns, HELD)
     parts = {**tensor.parts, INDICES: Part("u8", source.size, source, where=stored.where)}
     grid = _turned(layout.grid, rows, cols)

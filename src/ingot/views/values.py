@@ -47,7 +47,9 @@ def prune(checkpoint: Checkpoint, prunings: Mapping[str, Pruning]) -> Checkpoint
     """
     require_known(checkpoint, prunings)
     for name, pruning in prunings.items():
-        shape, axis, channels = checkpoint[name].shape, pruning.axis, pruning.blocks.channels
+        shape = checkpoint[name].shape
+        axis = pruning.axis
+        channels = pruning.blocks.channels
         if len(shape) != 2 or axis not in (0, 1) or shape[axis] != channels or pruning.blocks.spare:
             raise UsageError(
                 f"expected a matrix and blocks of all its channels along axis 0 or 1, found shape {list(shape)}, axis "

@@ -17,7 +17,7 @@ PACKAGES = (
 MODULES = sorted([*PACKAGE.glob("*.py"), *(path for name in PACKAGES for path in (PACKAGE / name).rglob("*.py"))])
 
 HANDLING = {"pathlib", "shutil", "tempfile", "glob"}
-WRITING = {"ingot.core.files.atomic.atomic_write", "ingot.core.files.system.local_path"}  # only to paths: Location.write
+WRITING = {"ingot.core.files.atomic.atomic_write", "ingot.core.files.system.local_path"}  # Location.write
 # Arithmetic on names with slashes, and what says of something that it is a path, touch no file system.
 HARMLESS = {"pathlib.PurePosixPath", "os.PathLike", "os.fspath", "os.environ"}
 ALLOWED = {

@@ -236,7 +236,8 @@ def _earlier(folder: SharedFolder, key: str, checks: ResultCheck) -> list[TaskRe
                 continue
             if name == f"{result.task.name}.{result.attempt}.json" and result.task.rows is None:
                 results.append(result)
-    earlier, seen = list[TaskResult](), set[int]()
+    earlier = list[TaskResult]()
+    seen = set[int]()
     for result in sorted(results, key=lambda item: item.task.start):
         if seen.isdisjoint(range(result.task.start, result.task.stop)) and _is_there(result, checks):
             seen.update(range(result.task.start, result.task.stop))
@@ -328,13 +329,15 @@ class StepsType(TaskType[StepsBody, TaskResult]):
 
     def _run(self, body: StepsBody) -> TaskResult:
         started = time.perf_counter()
-        job, task = body.job, body.task
+        job = body.job
+        task = body.task
         opened = self.opened(job)
         resources = Resources(job.max_ram, job.threads, without_ceiling=_IN_FLIGHT)
         numbers = range(task.start, task.stop)
         if not task.start < task.stop <= len(opened.plan.names):
             raise FormatError("cluster.task", f"the plan has no steps {task.start} to {task.stop - 1}")
-        plan, hashed = opened.plan.plan(numbers), opened.plan.hashed(numbers)
+        plan = opened.plan.plan(numbers)
+        hashed = opened.plan.hashed(numbers)
         _require_rows(task, plan, hashed)
         folder, name = Location.parse(job.parts).share(), f"{job.key}/{task.name}.{body.attempt}"
         with folder.adding() as adding:

@@ -55,7 +55,11 @@ class ResultCheck:
         shared: bool,
         in_full: bool,
     ) -> None:
-        self._plan, self._target, self._hashed, self._folder, self._key = plan, target, hashed, folder, key
+        self._plan = plan
+        self._target = target
+        self._hashed = hashed
+        self._folder = folder
+        self._key = key
         self._files = LocalStore(target.staging.files, "pread") if shared else None
         self._is_placed = shared or in_full
         self._writer: SharedWriter | None = None
@@ -118,7 +122,8 @@ class ResultCheck:
             raise InvalidMessageError("the files have another size, or another version")
 
     def _require_steps(self, result: TaskResult, read: Read | None) -> None:
-        task, end = result.task, 0
+        task = result.task
+        end = 0
         if [item.number for item in result.steps] != list(range(task.start, task.stop)):
             raise InvalidMessageError("the result has other steps than the task")
         for item, places in zip(result.steps, self._places_of(task), strict=True):

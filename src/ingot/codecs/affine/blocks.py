@@ -38,7 +38,10 @@ class PackedBlocks:
     """
 
     def __init__(self, heads: int, shape: tuple[int, int], bits: int, group: int) -> None:
-        self.heads, self.shape, self.bits, self.group = heads, shape, bits, group
+        self.heads = heads
+        self.shape = shape
+        self.bits = bits
+        self.group = group
         rows, cols = shape
         self.count = 0
         self._packed: Array = np.empty((heads, 0, rows, cols * bits // 8), np.uint8)

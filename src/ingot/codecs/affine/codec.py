@@ -88,7 +88,8 @@ def as_points(tensor: Tensor, stored: AffineLayout) -> Tensor | None:
 def points_of(scales: Array, zeros: Array, layout: AffineLayout) -> Array | None:
     """Return the zero points that are equivalent to offsets, in their type; None unless every value stays equal."""
     lowest = -(1 << (layout.bits - 1)) if layout.signed else 0
-    highest, points = lowest + (1 << layout.bits) - 1, np.empty_like(scales)
+    highest = lowest + (1 << layout.bits) - 1
+    points = np.empty_like(scales)
     fits = native.kernels.affine_points(
         as_bits(scales), as_bits(zeros), lowest, highest, written(points), float_name(scales)
     )
@@ -99,7 +100,8 @@ class AffineReader(AddingReader):
     """A sequential reader with a packed buffer of at most about ``STEP`` codes (never less than a row)."""
 
     def __init__(self, tensor: Tensor, params: AffineLayout, workers: int | None = 1) -> None:
-        self._params, self._workers = params, workers
+        self._params = params
+        self._workers = workers
         self._rows, self._cols = params.matrix_of(tensor.shape)
         self._row = 0
         self._packed = PackedReader(tensor.parts["packed_weight"], params, self._cols)
@@ -165,7 +167,8 @@ class CutReader(Rows):
             raise ValueError(f"expected an output in C order, of one type, found {out.dtype}")
         flat = out.reshape(-1)
         if self._passed and flat.size:
-            self._row_tail, self._passed = self._next_row(out.dtype)[self._passed :], 0
+            self._row_tail = self._next_row(out.dtype)[self._passed :]
+            self._passed = 0
         taken = min(self._row_tail.size, flat.size)
         flat[:taken], self._row_tail = self._row_tail[:taken], self._row_tail[taken:]
         if taken == flat.size:
@@ -216,7 +219,8 @@ class AffineCodec(Codec):
             raise UnsupportedError(
                 f"expected a target dtype {', '.join(FLOATS)}, found {dtype}", rule="affine.dtype", where=tensor.name
             )
-        new, out = out is None, result(tensor, dtype, out)
+        new = out is None
+        out = result(tensor, dtype, out)
         matrix = out.reshape(params.matrix_of(tensor.shape))
         codes = tensor.parts["packed_weight"]
         in_place = codes.encoding == "raw" and codes.source.mapped and params.in_rows(matrix.shape[1])
@@ -239,7 +243,8 @@ class AffineCodec(Codec):
 
         Scales per tensor go with every run.
         """
-        params, cols = _checked(tensor), tensor.matrix_shape[1]
+        params = _checked(tensor)
+        cols = tensor.matrix_shape[1]
         if params.matrix is not None or "matrix" in tensor.params or params.block is not None:
             return None
         if not cols or not shape or shape[-1] != cols or not params.in_rows(cols):
@@ -249,7 +254,8 @@ class AffineCodec(Codec):
 
     def columns(self, tensor: Tensor, count: int) -> Mapping[str, int] | None:
         """Return codes with the scales of their groups; None if columns begin within a byte, a word or a group."""
-        params, cols = _checked(tensor), tensor.matrix_shape[1]
+        params = _checked(tensor)
+        cols = tensor.matrix_shape[1]
         if params.matrix is not None or "matrix" in tensor.params or params.block is not None:
             return None
         if (
@@ -280,7 +286,8 @@ class AffineCodec(Codec):
             points = as_points(tensor, stored)
             if points is None:
                 return cannot(layout, WHY_NOT)
-            tensor, stored = points, AffineLayout.of(points)
+            tensor = points
+            stored = AffineLayout.of(points)
         if isinstance(layout, WordsLayout):
             return to_words(tensor, replace(stored, dtype=tensor.dtype), layout)
         return repack(tensor, replace(stored, dtype=tensor.dtype), layout)

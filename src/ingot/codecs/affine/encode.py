@@ -44,8 +44,10 @@ class TensorFit:
     """
 
     def __init__(self, settings: AffineLayout, search: bool, rows: int) -> None:
-        self._search, self._rows = search, rows
-        self._low, self._high = np.inf, -np.inf
+        self._search = search
+        self._rows = rows
+        self._low = np.inf
+        self._high = -np.inf
         self.seen = 0
         self._codes = settings.bits, settings.signed, not settings.zeros  # arguments of the kernels
         self._candidates: tuple[Array, Array, Array] | None = None  # steps, offsets, squared errors so far
@@ -63,7 +65,8 @@ class TensorFit:
 
         Raises ``CodecError`` ``affine.scale-overflow`` at the end of a pass.
         """
-        values, dtype = as_bits(rows), float_name(rows)
+        values = as_bits(rows)
+        dtype = float_name(rows)
         if self._candidates is None:
             low, high, bad = native.kernels.affine_range(values, dtype)
             if bad < rows.size:
@@ -96,7 +99,8 @@ class TensorFit:
         return steps[fits], offsets[fits], np.zeros(len(fits))
 
 
-_NON_FINITE, _SCALE_OVERFLOW = 1, 2
+_NON_FINITE = 1
+_SCALE_OVERFLOW = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +152,8 @@ class AffineEncoder(Encoder):
         if rows.ndim != 2 or rows.shape[1] != self.width:
             raise ValueError(f"expected rows of {self.width} columns, found {rows.shape}")
         if self.width != self.cols:
-            start, rows = start * self.width // self.cols, rows.reshape(-1, self.cols)
+            start = start * self.width // self.cols
+            rows = rows.reshape(-1, self.cols)
         if self.quantizer in SIGNS:
             return self._join_if_flat(self._signs(rows, start))
         packed = np.empty((len(rows), self.settings.row_bytes(self.cols)), np.uint8)
@@ -256,7 +261,8 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> A
     rows, cols = settings.matrix_of(shape)
     width = shape[-1] if shape else 1
     flat = not settings.in_rows(cols)
-    stored, settings = settings, replace(settings, packing=ROWS_LSB) if flat else settings
+    stored = settings
+    settings = replace(settings, packing=ROWS_LSB) if flat else settings
     fit = TensorFit(settings, chosen.quantizer == "mse", rows) if settings.per_tensor else None
     return AffineEncoder(
         settings=settings,

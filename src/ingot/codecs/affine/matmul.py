@@ -42,12 +42,14 @@ class PackedMatrix:
     def __init__(
         self, params: AffineLayout, shape: tuple[int, int], packed: Array, scales: Array, zeros: Array | None
     ) -> None:
-        self.params, self.shape = params, shape
+        self.params = params
+        self.shape = shape
         self.packed = packed.reshape(-1).view(np.uint8)
         self.scales = scales.reshape(-1)
         self.zeros = None if zeros is None else zeros.reshape(-1)
         self._check()
-        self._direct, self._takes_gemm = multiplies(params, shape[1]), in_blocks(params, shape[1])
+        self._direct = multiplies(params, shape[1])
+        self._takes_gemm = in_blocks(params, shape[1])
         self._native = self._open() if self._direct or self._takes_gemm else None
 
     @classmethod
@@ -169,7 +171,9 @@ class PackedMatrix:
 
         Raises the errors of ``decode``.
         """
-        stop, row_bytes, scales = start + len(out), self.params.row_bytes(self.shape[1]), self._scales_per_row()
+        stop = start + len(out)
+        row_bytes = self.params.row_bytes(self.shape[1])
+        scales = self._scales_per_row()
         span = slice(start * scales, stop * scales) if not self.params.per_tensor else slice(None)
         zeros = None if self.zeros is None else self.zeros[span]
         decode_rows(

@@ -42,7 +42,8 @@ def _with_reader(
 
 def _why_no_offsets(points: AffineRepack) -> str | None:
     """Return why some value would change its bits in f32; reads scales and zero points, and checks their digests."""
-    tensor, fits = points.tensor, True
+    tensor = points.tensor
+    fits = True
     zeros = number_chunks(tensor.parts[ZEROS]) if points.stored.zeros else None
     for scales in number_chunks(tensor.parts[SCALES]):
         shifted = points.new_zeros(scales.size) if zeros is None else points.shift(next(zeros))

@@ -57,7 +57,8 @@ class ParsedOptions:
     @property
     def levels(self) -> float:
         """The largest magnitude over ``levels`` is at least its scale."""
-        bits, point = self.settings.bits, self.settings.zero_point
+        bits = self.settings.bits
+        point = self.settings.zero_point
         if self.quantizer in SIGNS:
             return 1.0
         if self.settings.zeros:
@@ -71,7 +72,8 @@ def parse(options: Mapping[str, Any], shape: tuple[int, ...], source: str) -> Pa
     Raises ``UsageError`` ``affine.option``.
     """
     require_known(AffineLayout.codec, options, OPTIONS)
-    bits, grid = _bits(options), _grid(options)
+    bits = _bits(options)
+    grid = _grid(options)
     zero_kind = _choice(options, "zero_kind", ("point", "offset"), "point")
     symmetric, quantizer = _quantizer(options, offset=zero_kind == "offset")
     if symmetric and bits < 2:
@@ -107,7 +109,8 @@ def parse(options: Mapping[str, Any], shape: tuple[int, ...], source: str) -> Pa
 
 
 def _refuse_contradictions(settings: AffineLayout, quantizer: str, *, symmetric: bool, offset: bool) -> None:
-    per_tensor, signs = settings.per_tensor, quantizer in SIGNS
+    per_tensor = settings.per_tensor
+    signs = quantizer in SIGNS
     if signs and (settings.bits != 1 or settings.signed or per_tensor):
         raise _option_error(
             f"1 bit, unsigned, and a scale per group or row, for quantizer {quantizer}",

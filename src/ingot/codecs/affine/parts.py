@@ -20,18 +20,24 @@ class PackedReader:
     """A sequential reader of ``packed_weight``, as rows that begin at a byte."""
 
     def __init__(self, part: Part, params: AffineLayout, cols: int) -> None:
-        self._params, self._cols = params, cols
-        self._reader, self._position = part.reader(), part.offset  # within the source, which may hold more rows
+        self._params = params
+        self._cols = cols
+        # within the source, which may hold more rows
+        self._reader = part.reader()
+        self._position = part.offset
         self._computed = part.source if isinstance(part.source, ComputedRows) else None
         plain = isinstance(part.source, MemorySource) and part.encoding == "raw" and part.digest is None
         self._memory = part if plain else None
         self._buffer = np.empty(0, np.uint8)
         self._row_bits = params.row_bytes(cols) * 8 if params.in_rows(cols) else cols * params.bits
-        self._bit, self._last = 0, 0  # the next row begins at this bit of the byte that was read last, if it is not 0
+        # the next row begins at this bit of the byte that was read last, if it is not 0
+        self._bit = 0
+        self._last = 0
 
     def next(self, rows: int) -> Array:
         """Return the packed bytes of the next ``rows`` rows, valid until the next call."""
-        carry, end = self._bit > 0, self._bit + rows * self._row_bits
+        carry = self._bit > 0
+        end = self._bit + rows * self._row_bits
         size = -(-end // 8)
         if self._buffer.size < size:
             self._buffer = scratch((size,), np.uint8)
@@ -97,8 +103,10 @@ class ScalesReader:
     """A sequential reader of ``scales`` or ``zeros``."""
 
     def __init__(self, part: Part, params: AffineLayout) -> None:
-        self._params, self._dtype = params, part.dtype
-        self._reader, self._remaining = part.reader(), part.nbytes
+        self._params = params
+        self._dtype = part.dtype
+        self._reader = part.reader()
+        self._remaining = part.nbytes
         self._shared: Array | None = None
 
     def next(self, rows: int, cols: int) -> Array:
@@ -144,7 +152,8 @@ class BlockScales:
         """Return the scales of the next ``rows`` rows, [rows, cols / block], in native byte order."""
         index = np.arange(self._row, self._row + rows)
         self._row += rows
-        block, stride = np.zeros(rows, np.int64), 1
+        block = np.zeros(rows, np.int64)
+        stride = 1
         for size, step in reversed(self._lead):
             block += index % size // step * stride
             index //= size

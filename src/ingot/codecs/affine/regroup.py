@@ -23,8 +23,10 @@ def split_groups(tensor: Tensor, columns: int) -> Tensor:
     assert isinstance(layout.grid, Group)
     assert layout.grid.columns % columns == 0
     rows, cols = tensor.matrix_shape
-    groups, size = layout.group_columns(cols), DTYPES[layout.scales].bits // 8
-    before, after = -(-cols // groups), -(-cols // columns)
+    groups = layout.group_columns(cols)
+    size = DTYPES[layout.scales].bits // 8
+    before = -(-cols // groups)
+    after = -(-cols // columns)
     parts = dict(tensor.parts)
     for role in (SCALES, ZEROS):
         if role in parts:

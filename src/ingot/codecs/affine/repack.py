@@ -74,7 +74,8 @@ class AffineRepack:
         return None if fits else f"{self.target.scales} cannot hold a zero point shifted by {delta:g} exactly"
 
     def _why_not_constant(self) -> str | None:
-        bounds, constant = self.tensor.parts[ZEROS].integers, self.target.zero_point or 0
+        bounds = self.tensor.parts[ZEROS].integers
+        constant = self.target.zero_point or 0
         if bounds is not None and bounds[0] != bounds[1]:
             return f"zero points are integers from {bounds[0]} to {bounds[1]}, not all {constant:g}"
         same = [self.is_constant(zeros) for zeros in number_chunks(self.tensor.parts[ZEROS])]
@@ -125,7 +126,9 @@ class AffineRepackReader:
 
     def __init__(self, repack: AffineRepack, *, reused: bool = False) -> None:
         self._repack = repack
-        parts, stored, target = repack.tensor.parts, repack.stored, repack.target
+        parts = repack.tensor.parts
+        stored = repack.stored
+        target = repack.target
         self._cols = repack.tensor.matrix_shape[1]
         self._packed = PackedReader(parts[CODES], stored, self._cols)
         self._scales = ScalesReader(parts[SCALES], stored)
@@ -155,7 +158,8 @@ class AffineRepackReader:
 
     def _repeat(self, values: Array, rows: int) -> Array:
         """Repeat the scales or zero points of groups for the smaller groups of the target."""
-        stored, target = self._repack.stored, self._repack.target
+        stored = self._repack.stored
+        target = self._repack.target
         if stored.grid == target.grid or not values.size:
             return values
         factor = stored.group_columns(self._cols) // target.group_columns(self._cols)
@@ -173,15 +177,18 @@ class AffineRepackReader:
         return np.empty(0, np.float32) if self._shared else reader.next(rows, self._cols)
 
     def _codes(self, rows: int) -> Array:
-        stored, target = self._repack.stored, self._repack.target
+        stored = self._repack.stored
+        target = self._repack.target
         if not rows or not self._cols:
             return np.empty(0, np.uint8)
         packed, writable = self._packed.take(rows, reused=self._reused)
         matrix = packed.reshape(rows, -1)[:, : self._mask.size]  # words may be longer
         if stored.msb and stored.bits < 8:  # codes of whole bytes are the same in either order
-            matrix, writable = _mirror(matrix, stored.bits, self._cols), True
+            matrix = _mirror(matrix, stored.bits, self._cols)
+            writable = True
         if self._flip is not None:
-            matrix, writable = np.bitwise_xor(matrix, self._flip, out=matrix if writable else None), True
+            matrix = np.bitwise_xor(matrix, self._flip, out=matrix if writable else None)
+            writable = True
         if self._mask[-1] != 0xFF:
             matrix = matrix if writable else matrix.copy()
             matrix[:, -1] &= self._mask[-1]
@@ -219,7 +226,8 @@ def _refines(stored: Grid, target: Grid) -> bool:
 def _why_not_zeros(stored: AffineLayout, target: AffineLayout) -> str | None:
     if stored.offset:
         return "offsets cannot become zero points, and keep the sign"
-    moved, constant = shift(stored, target) + (stored.zero_point or 0), target.zero_point or 0
+    moved = shift(stored, target) + (stored.zero_point or 0)
+    constant = target.zero_point or 0
     if target.zeros or stored.zeros or moved == constant:
         return None
     return f"the single zero point of all codes is {moved:g}, not {constant}"

@@ -81,7 +81,8 @@ class _Rows:
 
     def may_overflow(self, dtype: str) -> bool:
         """Return whether the largest scale and zero point allow a value past the range of ``dtype``."""
-        levels, zero = 2.0**self.params.bits, 0.0 if self.zeros is None else _largest(self.zeros)
+        levels = 2.0**self.params.bits
+        zero = 0.0 if self.zeros is None else _largest(self.zeros)
         scale = _largest(self.scales)
         return not (scale * levels + zero if self.params.offset else scale * (levels + zero)) <= LARGEST[dtype]
 
@@ -117,7 +118,8 @@ def skip_bits(reader: PartReader, bit: int, last: int, count: int) -> tuple[int,
 
     The next bit of the stream is bit ``bit`` of byte ``last``, which was read already unless ``bit`` is 0.
     """
-    carry, end = bit > 0, bit + count
+    carry = bit > 0
+    end = bit + count
     if carry and end < 8:
         return end, last
     reader.skip(end // 8 - carry)
@@ -206,7 +208,8 @@ def decode_rows(
     risky = everything.may_overflow("f32" if wide else float_name(out))
 
     def run(start: int, stop: int) -> None:
-        batch, target = everything.cut(start, stop, rows), out[start:stop]
+        batch = everything.cut(start, stop, rows)
+        target = out[start:stop]
         if new:  # a single thread writes the following memory next, so a page that is entered is cleared as a whole
             enter(out[start:], target.nbytes + (HUGE if workers == 1 else 0))
         narrow = np.empty(target.shape, np.float32) if wide else target

@@ -126,7 +126,9 @@ class _Rows:
     """A pass over a tensor's rows, which come packed row by row."""
 
     def __init__(self, inner: RepackReader, tensor: Tensor, target: WordsLayout) -> None:
-        self._inner, self._target, self._tensor_name = inner, target, tensor.name
+        self._inner = inner
+        self._target = target
+        self._tensor_name = tensor.name
 
     def finish(self) -> None:
         self._inner.finish()
@@ -154,7 +156,9 @@ class RowsReader:
     """A packer of the forms that store row by row."""
 
     def __init__(self, source: _Rows, target: WordsLayout, cols: int) -> None:
-        self._source, self._target, self._cols = source, target, cols
+        self._source = source
+        self._target = target
+        self._cols = cols
         self._groups = target.groups(cols)
 
     def finish(self) -> None:
@@ -182,7 +186,8 @@ class RowsReader:
         return pairs
 
     def _for_gemv(self, codes: Array, scales: Array, zeros: Array | None) -> dict[str, Array]:
-        target, rows = self._target, len(codes)
+        target = self._target
+        rows = len(codes)
         width = target.zero_shape((rows, self._cols))[1]
         wide = np.zeros((rows, 8 * width), scales.dtype)
         wide[:, : self._groups] = scales
@@ -201,17 +206,23 @@ class TransposedReader:
     """
 
     def __init__(self, begin: Callable[[], _Rows], target: WordsLayout, matrix: tuple[int, int], strip: int) -> None:
-        self._begin, self._target, self._strip = begin, target, strip
+        self._begin = begin
+        self._target = target
+        self._strip = strip
         self._height, self._cols = matrix
         self._unit = lcm(32, target.group or 32)
         self._next = 0
 
     def read(self, units: int) -> dict[str, Array]:
         """Return the next ``units`` units of columns."""
-        first, last = self._next * self._unit, min((self._next + units) * self._unit, self._cols)
+        first = self._next * self._unit
+        last = min((self._next + units) * self._unit, self._cols)
         self._next += units
-        target, height, source = self._target, self._height, self._begin()
-        line, end = words(first, target.bits), words(last, target.bits)
+        target = self._target
+        height = self._height
+        source = self._begin()
+        line = words(first, target.bits)
+        end = words(last, target.bits)
         size = target.group or self._cols
         groups = slice(first // size if target.group else int(first > 0), -(-last // size))
         transposed = scratch((4 * (end - line) * height,), np.uint8)

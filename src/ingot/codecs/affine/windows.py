@@ -26,7 +26,9 @@ class Windows:
     """
 
     def __init__(self, part: Part, rows: int, width: int) -> None:
-        self._part, self.rows, self.width = part, rows, width
+        self._part = part
+        self.rows = rows
+        self.width = width
         self._bytes: Array | None = None
 
     def all_bytes(self) -> Array | None:
@@ -80,7 +82,8 @@ class ComputedRows(DerivedSource):
     larger chunks, readers of the beginning a small one. ``again``: ``make`` reads all of the source for each call.
     """
 
-    mapped, again = False, False
+    mapped = False
+    again = False
 
     def __init__(
         self,
@@ -91,11 +94,17 @@ class ComputedRows(DerivedSource):
         max_bytes: int = _CACHED,
         extra_bytes: int = 0,
     ) -> None:
-        self._source, self._rows, self._width, self._make = source, rows, width, make
-        self.name, self.size = source.name, rows * width
+        self._source = source
+        self._rows = rows
+        self._width = width
+        self._make = make
+        self.name = source.name
+        self.size = rows * width
         self._max_rows = max(1, max_bytes // max(1, width) // _STEP) * _STEP
         self._step = self._first_rows = min(self._max_rows, max(1, _FIRST // max(1, width) // _STEP) * _STEP)
-        self._first, self._cache, self._extra_bytes = 0, np.empty(0, np.uint8), extra_bytes
+        self._first = 0
+        self._cache = np.empty(0, np.uint8)
+        self._extra_bytes = extra_bytes
 
     def working_bytes(self) -> int:
         """Return twice the bytes of a chunk, because it is computed from equally many bytes of the source."""
@@ -127,7 +136,8 @@ class ComputedRows(DerivedSource):
     def readinto(self, offset: int, out: memoryview) -> None:
         if not out.nbytes:
             return
-        target, done = np.frombuffer(out, np.uint8), 0
+        target = np.frombuffer(out, np.uint8)
+        done = 0
         while done < target.size:
             position = offset + done - self._first * self._width
             if not 0 <= position < self._cache.size:

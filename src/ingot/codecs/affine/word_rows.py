@@ -79,7 +79,8 @@ def marlin_codes(stored: Array, meta: Array, bits: int, location: str) -> Array:
     ``stored`` are codes in the order of the words, u8 [columns / 32, 16 * rows], ``meta`` u16 [columns / 32, 2 * rows].
     Raises ``CodecError`` ``affine_words.meta`` unless each four has two positions in ascending order.
     """
-    lines, rows = len(stored), meta.shape[1] // 2
+    lines = len(stored)
+    rows = meta.shape[1] // 2
     tiles = stored.reshape(lines, rows // BLOCK, -1)[:, :, _code_positions(bits)].reshape(
         lines, rows // _TILE, _TILE, _TILE
     )
@@ -119,7 +120,8 @@ class WordRows:
         self._row_bytes = layout.rows.row_bytes(self.cols)
         self._groups = layout.groups(self.cols)
         parts = tensor.parts
-        integer, scale = DTYPES[layout.integers].bits // 8, DTYPES[layout.scales].bits // 8
+        integer = DTYPES[layout.integers].bits // 8
+        scale = DTYPES[layout.scales].bits // 8
         lines, across = layout.code_shape(tensor.shape)
         self._codes = Windows(parts[CODES], lines, across * integer)
         lines, across = layout.scale_shape(tensor.shape)
@@ -167,14 +169,16 @@ class WordRows:
         return out
 
     def _loose(self, first: int, last: int) -> Array:
-        bits, stored = self._layout.bits, self._codes.read(slice(first, last), 0, self._codes.width)
+        bits = self._layout.bits
+        stored = self._codes.read(slice(first, last), 0, self._codes.width)
         count = 32 // bits * (stored.shape[1] // 4)
         return stream(unpack_codes(_as_words(stored), bits, count, loose=True)[:, : self.cols], bits)
 
     def scales(self, first: int, last: int) -> Array:
         """Return the scales, [rows, groups], in the byte order of files."""
         if self._layout.form == MARLIN_24:
-            begin, end = first // BLOCK * BLOCK, -(-last // BLOCK) * BLOCK
+            begin = first // BLOCK * BLOCK
+            end = -(-last // BLOCK) * BLOCK
             grouped = 2 * (self._layout.group or self.cols) < self.cols
             scales = marlin_scales(self._numbers(self._scales, begin, end), grouped=grouped)
             return np.ascontiguousarray(scales[first - begin : last - begin])
@@ -195,23 +199,27 @@ class WordRows:
     def _cycle(self, window: Windows, first: int, last: int, size: int) -> Array:
         """Return a number for every code of rows, bytes [rows, columns]: the stored numbers, repeated in a cycle."""
         out = np.empty((last - first) * self.cols * size, np.uint8)
-        start, done = first * self.cols * size % window.width, 0
+        start = first * self.cols * size % window.width
+        done = 0
         while done < out.size:
             chunk = window.read(slice(0, 1), start, min(window.width, start + out.size - done)).reshape(-1)
             out[done : done + chunk.size] = chunk
-            start, done = 0, done + chunk.size
+            start = 0
+            done = done + chunk.size
         return out.reshape(last - first, -1)
 
     def points(self, first: int, last: int) -> Array:
         """Return the zero points as integers, [rows, groups]."""
-        layout, zeros = self._layout, self._zeros
+        layout = self._layout
+        zeros = self._zeros
         assert zeros is not None
         if layout.form == INTS:
             return np.ascontiguousarray(zeros.read(slice(first, last), 0, self._groups)).view(np.int8)
         if layout.form == AWQ_GEMV:
             return unpack_codes(_as_words(zeros.read(slice(first, last), 0, zeros.width)), 4, self._groups)
         start = first // 32 * 32  # a row whose bits begin a word
-        begin, end = start * layout.bits // 32, words(last, layout.bits)
+        begin = start * layout.bits // 32
+        end = words(last, layout.bits)
         if layout.form == GPTQ_PLANES:
             end = words(-(-last // 32) * 32, layout.bits)
         if layout.turned:
@@ -236,14 +244,17 @@ class WordRows:
         return np.frombuffer(file_bytes(numbers), np.uint8)
 
     def _stacked(self, first: int, last: int) -> Array:
-        begin, end = first * self._groups, last * self._groups
+        begin = first * self._groups
+        end = last * self._groups
         codes = self._lines(begin, end, 0, self._layout.group or self.cols)
         return stream(codes.reshape(last - first, self.cols), self._layout.bits)
 
     def _strided(self, first: int, last: int) -> Array:
         """Return the codes of rows of a form whose lines are no groups; rows may begin and end within lines."""
-        width, codes = self._layout.lines((self.rows, self.cols))[1], np.empty((last - first) * self.cols, np.uint8)
-        begin, done = first * self.cols, 0
+        width = self._layout.lines((self.rows, self.cols))[1]
+        codes = np.empty((last - first) * self.cols, np.uint8)
+        begin = first * self.cols
+        done = 0
         while done < codes.size:
             line, start = divmod(begin + done, width)
             full_lines = (codes.size - done) // width if not start else 0
@@ -259,10 +270,12 @@ class WordRows:
         """Return codes ``first`` to ``last`` of lines ``begin`` to ``end`` of a stacked form."""
         layout = self._layout
         size = 4 if layout.bits == 3 else 1
-        step, across = self._codes.rows, slice(size * first, size * last)
+        step = self._codes.rows
+        across = slice(size * first, size * last)
         codes = np.empty((end - begin, last - first), np.uint8)
         for lane in range(layout.lanes):
-            start, stop = max(begin, lane * step), min(end, (lane + 1) * step)
+            start = max(begin, lane * step)
+            stop = min(end, (lane + 1) * step)
             if start >= stop:
                 continue
             stored = self._codes.read(slice(start - lane * step, stop - lane * step), across.start, across.stop)
@@ -274,7 +287,8 @@ class WordRows:
 
     def _pairs(self, first: int, last: int) -> Array:
         """Return the codes of rows of a form whose bytes have codes of two rows, the first in the low bits."""
-        begin, end = first // 2, -(-last // 2)
+        begin = first // 2
+        end = -(-last // 2)
         stored = self._codes.read(slice(begin, end), 0, self.cols)
         codes = np.empty((end - begin, 2, self.cols), np.uint8)
         codes[:, 0], codes[:, 1] = stored & 15, stored >> 4
@@ -282,7 +296,9 @@ class WordRows:
 
     def _marlin(self, first: int, last: int) -> Array:
         assert self._meta is not None
-        bits, begin, end = self._layout.bits, first // BLOCK * BLOCK, -(-last // BLOCK) * BLOCK
+        bits = self._layout.bits
+        begin = first // BLOCK * BLOCK
+        end = -(-last // BLOCK) * BLOCK
         lines = slice(0, self.cols // 32)
         packed = _as_words(self._codes.read(lines, 2 * bits * begin, 2 * bits * end))
         stored = unpack_codes(packed, bits, 16 * (end - begin))
@@ -299,7 +315,8 @@ class WordRows:
         return out[:, : self._row_bytes]
 
     def _awq(self, first: int, last: int) -> Array:
-        begin, end = first // 8, -(-last // 8)
+        begin = first // 8
+        end = -(-last // 8)
         out = scratch((8 * (end - begin), self.cols // 2), np.uint8)
         for line, data, start, stride in self._windows(4 * begin, 4 * end):
             count = len(data) // stride
@@ -333,15 +350,18 @@ def rows_tensor(tensor: Tensor, layout: WordsLayout) -> Tensor:
 
     Parts that are stored row by row already stay as they are.
     """
-    source, rows = WordRows(tensor, layout), layout.rows
-    count, parts = tensor.matrix_shape[0], {}
+    source = WordRows(tensor, layout)
+    rows = layout.rows
+    count = tensor.matrix_shape[0]
+    parts = {}
     for spec in rows.part_specs(tensor.shape):
         part = tensor.parts[spec.role]
         if spec.role in layout.known.same and part.nbytes == spec.length:
             parts[spec.role] = _retype(tensor, spec.role, spec.dtype)
             continue
         make = {CODES: source.codes, SCALES: source.scales, ZEROS: source.float_points}[spec.role]
-        width, again = (spec.length or 0) // max(count, 1), layout.turned and spec.role == CODES
+        width = (spec.length or 0) // max(count, 1)
+        again = layout.turned and spec.role == CODES
         parts[spec.role] = computed_part(part, spec.dtype, count, width, make, again=again)
     return Tensor(tensor.name, tensor.shape, tensor.dtype, rows.codec, parts, rows.attributes())
 

@@ -102,14 +102,19 @@ class _Lines:
     """A pass over a tensor's parts, a run of columns at a time."""
 
     def __init__(self, tensor: Tensor, stored: WordsLayout, target: WordsLayout, unit: int) -> None:
-        self._stored, self._target, self._unit = stored, target, unit
+        self._stored = stored
+        self._target = target
+        self._unit = unit
         self._rows = tensor.matrix_shape[0]
         self._readers = {role: part.reader() for role, part in tensor.parts.items()}
         self._has_begun = False
 
     def read(self, units: int) -> dict[str, Array]:
         """Return the next columns."""
-        stored, target, rows, cols = self._stored, self._target, self._rows, units * self._unit
+        stored = self._stored
+        target = self._target
+        rows = self._rows
+        cols = units * self._unit
         groups = stored.groups(cols) if stored.group or not self._has_begun else 0
         self._has_begun = True
         size = DTYPES[stored.scales].bits // 8
@@ -170,7 +175,9 @@ class ScatteredReader(Rows):
     """
 
     def __init__(self, tensor: Tensor, layout: WordsLayout) -> None:
-        self._rows, self._layout, self._next = WordRows(tensor, layout), layout, 0
+        self._rows = WordRows(tensor, layout)
+        self._layout = layout
+        self._next = 0
         self._order = order_of(tensor, layout) if layout.order else None
         self._factors = cast(tensor.parts[FACTORS].array(), "f32") if layout.factors else None
         scale_dtype = layout.scales if self._factors is None else "f32"
@@ -182,7 +189,8 @@ class ScatteredReader(Rows):
             self._fill(out[start : start + step])
 
     def _fill(self, out: Array) -> None:
-        first, last = self._next, self._next + len(out)
+        first = self._next
+        last = self._next + len(out)
         self._next = last
         if not out.size:
             return

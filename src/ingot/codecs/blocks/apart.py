@@ -47,9 +47,11 @@ def extract_part(block_type: str, blocks: Array, role: str) -> Array:
     codes, *specs = OWN[block_type].part_specs((1, TYPES[block_type].elements))
     if role == codes.role or (block_type not in AFFINE and block_type not in CODEBOOKS):
         return unpack(block_type, blocks)[role]
-    sizes, index = [spec.length or 0 for spec in specs], [spec.role for spec in specs].index(role)
+    sizes = [spec.length or 0 for spec in specs]
+    index = [spec.role for spec in specs].index(role)
     start = sum(sizes[:index])
-    nbytes, size = TYPES[block_type].nbytes, sizes[index]
+    nbytes = TYPES[block_type].nbytes
+    size = sizes[index]
     unit = gcd(nbytes, start, size, 4)  # NumPy copies numbers in one call, but runs of bytes one by one
     part = blocks.view(f"u{unit}").reshape(-1, nbytes // unit)[:, start // unit : (start + size) // unit]
     return np.ascontiguousarray(part).reshape(-1).view(numpy_dtype(specs[index].dtype))
@@ -59,7 +61,8 @@ def pack(block_type: str, parts: dict[str, Array]) -> Array:
     """Return blocks (u8) from the parts that ``unpack`` returns."""
     layout, (elements, nbytes, _) = OWN[block_type], TYPES[block_type]
     codes = parts[INDICES if isinstance(layout, ScaledCodebookLayout) else CODES]
-    scales, minima = parts[SCALES].view(np.uint8), parts.get(ZEROS)
+    scales = parts[SCALES].view(np.uint8)
+    minima = parts.get(ZEROS)
     low = None if minima is None else minima.view(np.uint8)
     count = codes.size * 8 // layout.bits // elements
     blocks = scratch((count * nbytes,), np.uint8)

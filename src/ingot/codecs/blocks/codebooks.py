@@ -46,7 +46,10 @@ class _Blocks:
     """A pass over indices and scales that packs them into blocks."""
 
     def __init__(self, tensor: Tensor, target: GgmlBlocksLayout, inner: RepackReader, *, floats: bool) -> None:
-        self._tensor, self._target, self._inner, self._floats = tensor, target, inner, floats
+        self._tensor = tensor
+        self._target = target
+        self._inner = inner
+        self._floats = floats
 
     def read(self, rows: int) -> dict[str, Array]:
         parts = self._inner.read(rows)

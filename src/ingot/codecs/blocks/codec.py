@@ -31,7 +31,8 @@ class BlockReader(Rows):
         self._part = tensor.parts[BLOCKS].reader()
 
     def fill(self, out: Array) -> None:
-        flat, block = out.reshape(-1), self._decoder.block
+        flat = out.reshape(-1)
+        block = self._decoder.block
         step = _SCRATCH // block.elements * block.elements
         for start in range(0, flat.size, step):
             target = flat[start : start + step]

@@ -37,7 +37,8 @@ def numbers_of(block_type: str, values: Array, importance: Array) -> Numbers | i
     status, index = native.kernels.ggml_encode(block_type, values, "f32", importance, True, blocks)
     if status:
         return int(index)
-    parts, rows = unpack(block_type, blocks), len(values)
+    parts = unpack(block_type, blocks)
+    rows = len(values)
     scales = parts[SCALES].reshape(rows, -1)
     minima = parts[ZEROS].reshape(rows, -1) if ZEROS in parts else None
     table = blocks.reshape(-1, nbytes)

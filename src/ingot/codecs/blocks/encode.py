@@ -108,12 +108,14 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> B
     """Return the encoder for a tensor of ``shape`` and source ``dtype``; see ``BlocksCodec.encoder``."""
     source_dtype(ID, dtype, FLOATS)
     require_known(ID, options, OPTIONS)
-    block_type, search = options.get("type", "q4_k"), options.get("search", True)
+    block_type = options.get("type", "q4_k")
+    search = options.get("search", True)
     if not isinstance(block_type, str) or block_type not in LEVELS:
         raise option_error(ID, f"type {', '.join(LEVELS)}", block_type)
     if search is not True and search != REFERENCE:
         raise option_error(ID, f"search true or {REFERENCE!r}", search)
-    layout, cols = GgmlBlocksLayout(block_type), matrix_shape(shape)[1]
+    layout = GgmlBlocksLayout(block_type)
+    cols = matrix_shape(shape)[1]
     importance = column_weights(ID, options, cols)
     if search == REFERENCE and (block_type not in EXACT or importance is not None):
         conflict = block_type if importance is None else IMPORTANCE

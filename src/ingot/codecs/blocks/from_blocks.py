@@ -106,7 +106,8 @@ class _Blocks:
         if self.stored.type not in INCOMPATIBLE_SCALES or not rows * cols:
             return None
         reader, why_not, (elements, nbytes, _) = self.tensor.parts[BLOCKS].reader(), None, self.stored.block
-        scales, remaining = self.layout.part_specs((1, elements))[1].length, rows * self.row_bytes
+        scales = self.layout.part_specs((1, elements))[1].length
+        remaining = rows * self.row_bytes
         while remaining:
             raw = np.empty(min(remaining, max(1, CHUNK // nbytes) * nbytes), np.uint8)
             reader.readinto(raw.data)
@@ -126,7 +127,8 @@ class _BlockParts:
     """A pass over blocks that yields the parts of another layout."""
 
     def __init__(self, blocks: _Blocks, target: Layout) -> None:
-        self._blocks, self._target = blocks, target
+        self._blocks = blocks
+        self._target = target
         self._reader = blocks.tensor.parts[BLOCKS].reader()
         self._has_begun = False
 

@@ -117,14 +117,16 @@ class _AffineBlocks:
     """A pass over affine parts that packs them into blocks."""
 
     def __init__(self, blocks: _ToBlocks) -> None:
-        self._blocks, self._inner = blocks, blocks.points.reusing_reader()
+        self._blocks = blocks
+        self._inner = blocks.points.reusing_reader()
         cols = blocks.tensor.matrix_shape[1]
         self._groups = blocks.stored.scale_shape(1, cols)[-1]
         starts = np.arange(0, cols, _COLUMNS)
         self._group_of = starts // blocks.stored.group_columns(cols)
 
     def read(self, rows: int) -> dict[str, Array]:
-        blocks, parts = self._blocks, self._inner.read(rows)
+        blocks = self._blocks
+        parts = self._inner.read(rows)
         numbers = blocks.numbers(parts[SCALES].reshape(-1), parts[ZEROS].reshape(-1))
         if isinstance(numbers, str):  # not the numbers that ``why_not`` checked
             raise source_changed(blocks.tensor)

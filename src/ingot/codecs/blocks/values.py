@@ -16,7 +16,9 @@ class BlockDecoder:
     """A decoder of blocks of one type in memory."""
 
     def __init__(self, layout: GgmlBlocksLayout, location: str) -> None:
-        self.block, self._type, self._location = layout.block, layout.type, location
+        self.block = layout.block
+        self._type = layout.type
+        self._location = location
         self._grid = grid(OF_TYPE[layout.type]).reshape(-1) if layout.type in OF_TYPE else None
 
     def decode(self, blocks: Array, out: Array) -> None:

@@ -140,7 +140,8 @@ class Additive(DeltaCodec):
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
-        self.id, self.elementwise = codec.id, codec.elementwise
+        self.id = codec.id
+        self.elementwise = codec.elementwise
 
     def check(self, tensor: Tensor) -> None:
         self._codec.check(tensor)
@@ -160,8 +161,11 @@ class AdditiveEncoder(DeltaEncoder):
 
     def __init__(self, inner: Encoder) -> None:
         self._inner = inner
-        self.codec, self.parts, self.fit_passes = inner.codec, inner.parts, inner.fit_passes
-        self.step, self.single_chunk = inner.step, inner.single_chunk
+        self.codec = inner.codec
+        self.parts = inner.parts
+        self.fit_passes = inner.fit_passes
+        self.step = inner.step
+        self.single_chunk = inner.single_chunk
         self._pairs = inner if isinstance(inner, PairEncoder) else None
 
     @property
@@ -238,7 +242,8 @@ class AdditiveApplier:
 
 def fusible(base: Array, out: Array) -> bool:
     """Return whether both have one type that kernels add to, in C order, and are the same array or disjoint."""
-    start, other = base.ctypes.data, out.ctypes.data
+    start = base.ctypes.data
+    other = out.ctypes.data
     return _plain(base, out) and (start == other or start + base.nbytes <= other or other + out.nbytes <= start)
 
 
@@ -256,7 +261,9 @@ def difference(base: Array, tuned: Array) -> Array:
             as_bits(tuned.reshape(-1)), as_bits(base.reshape(-1)), wide.reshape(-1), float_name(base)
         )
         return wide
-    new, old, out = tuned.reshape(-1), base.reshape(-1), wide.reshape(-1)
+    new = tuned.reshape(-1)
+    old = base.reshape(-1)
+    out = wide.reshape(-1)
     with np.errstate(over="ignore", invalid="ignore"):
         for start in range(0, out.size, _BATCH):
             batch = slice(start, start + _BATCH)

@@ -72,8 +72,10 @@ class ExactApplier:
     """
 
     def __init__(self, tensor: Tensor, params: ExactParams) -> None:
-        self._tensor, self._params = tensor, params
-        self._sizes_reader, self._reader = tensor.parts["sizes"].reader(), tensor.parts["planes"].reader()
+        self._tensor = tensor
+        self._params = params
+        self._sizes_reader = tensor.parts["sizes"].reader()
+        self._reader = tensor.parts["planes"].reader()
         self.step = params.chunk
         self._sizes: Array | None = None
         self._next = 0  # the index of the next chunk
@@ -81,7 +83,8 @@ class ExactApplier:
         self._open: _Open | None = None
 
     def apply(self, base: Array, out: Array) -> None:
-        params, name = self._params, self._tensor.name
+        params = self._params
+        name = self._tensor.name
         if out.dtype != base.dtype or out.shape != base.shape:
             raise CodecError(
                 "delta_exact.base",
@@ -100,7 +103,8 @@ class ExactApplier:
             else:
                 count = self._continue(old, new)
             self._remaining -= count
-            old, new = old[count:], new[count:]
+            old = old[count:]
+            new = new[count:]
 
     def finish(self) -> None:
         """Check the digests, and that the sizes add up."""
@@ -172,7 +176,8 @@ class ExactDelta(DeltaCodec):
         unknown = sorted(set(options) - {"chunk"})
         if unknown:
             raise refuse_option("the option chunk", unknown[0])
-        layout, size = params_for(dtype, options.get("chunk", CHUNK)), prod(shape)
+        layout = params_for(dtype, options.get("chunk", CHUNK))
+        size = prod(shape)
         parts = (
             PartSpec("sizes", "u32", 4 * layout.chunks(size)),
             PartSpec("planes", "u8", None, limit=layout.limit(size)),
@@ -202,7 +207,8 @@ class ExactCodec(NeedsBase):
 def _checked(tensor: Tensor) -> ExactParams:
     params = params_of(tensor)
     chunks = params.chunks(tensor.size)
-    sizes, planes = _part(tensor, "sizes", "u32"), _part(tensor, "planes", "u8")
+    sizes = _part(tensor, "sizes", "u32")
+    planes = _part(tensor, "planes", "u8")
     limit = params.limit(tensor.size)
     if sizes.nbytes != 4 * chunks or not chunks <= planes.nbytes <= limit:
         raise CodecError(

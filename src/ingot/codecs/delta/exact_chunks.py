@@ -179,7 +179,8 @@ def apply_chunks(
 def check_sizes(params: ExactParams, sizes: Array, size: int, nbytes: int, location: str) -> None:
     """Raise ``CodecError`` ``delta_exact.size`` unless sizes of chunks are possible and add up to ``planes``."""
     limit = params.width * params.chunk + 1
-    total, largest = int(sizes.sum(dtype=np.uint64)), int(sizes.max(initial=0))
+    total = int(sizes.sum(dtype=np.uint64))
+    largest = int(sizes.max(initial=0))
     if len(sizes) != params.chunks(size) or total != nbytes or largest > limit:
         raise CodecError(
             "delta_exact.size",

@@ -153,7 +153,10 @@ class SingleChunkEncoder(PairEncoder):
         """
         if differences.size != self.size:
             raise CodecError(f"{self.codec}.whole", f"expected all {self.size} values, found {differences.size}")
-        positions, values, low, high = scratch((count,), np.int64), scratch((count,), np.float32), 0.0, 0.0
+        positions = scratch((count,), np.int64)
+        values = scratch((count,), np.float32)
+        low = 0.0
+        high = 0.0
         if count:
             bad, low, high = native.kernels.top_of(*differences, positions, values)
             if bad < differences.size:

@@ -65,7 +65,8 @@ def table(scale: Array, zero: Array, location: str | None = None) -> Array:
 
     Raises ``CodecError`` ``delta_int4.scale``: a scale or zero point that is not finite.
     """
-    factor, offset = float(scale[0]), float(zero[0])
+    factor = float(scale[0])
+    offset = float(zero[0])
     if not np.isfinite([factor, offset]).all():
         raise CodecError(
             "delta_int4.scale", f"expected finite numbers, found {factor:g} and {offset:g}", where=location
@@ -129,7 +130,8 @@ class _Decoding:
     def add_decoded(self, parts: Mapping[str, Array], base: Array, out: Array) -> None:
         parts, first = _alone(parts)
         positions = parts["outlier_idx"].astype(np.int64, copy=False)
-        values, codes = parts["outlier_vals"].astype(np.float32), table(parts["scale"], parts["zero_point"])
+        values = parts["outlier_vals"].astype(np.float32)
+        codes = table(parts["scale"], parts["zero_point"])
         target = Addition(base.reshape(-1), flat(out), None, less=False)
         native.kernels.int4_add(parts["packed"], first, codes, positions, values, self.layout == 1, *target.arguments)
 
@@ -204,7 +206,8 @@ class StreamedInt4Encoder(_Decoding, F16Scales, StreamedEncoder):
         gaps = self.layout == 1
         skipped = cut.positions if gaps else _NOTHING
         codes = cut.first - (cut.before if gaps else 0)
-        stop, has_carry = codes + differences.size - skipped.size, codes % 2
+        stop = codes + differences.size - skipped.size
+        has_carry = codes % 2
         packed = codes_of(
             differences, skipped, self._scale, self._observer.last_before(cut.first) if has_carry else None
         )
@@ -218,7 +221,8 @@ class StreamedInt4Encoder(_Decoding, F16Scales, StreamedEncoder):
             zero_point=pair[1:][once],
             packed=packed[: (stop + last) // 2 - codes // 2],
         )
-        chunk.start, chunk.first = start, has_carry
+        chunk.start = start
+        chunk.first = has_carry
         chunk.within = {
             **chunk,
             "outlier_idx": cut.positions,
@@ -240,7 +244,8 @@ class Int4Reader(BatchAddingReader):
     """A sequential reader that holds the outliers of a batch."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self._name, self._gaps = tensor.name, tensor.params["layout"] == 1
+        self._name = tensor.name
+        self._gaps = tensor.params["layout"] == 1
         parts = tensor.parts
         self._apart = PositionReader(tensor, "outlier_idx", "outlier_vals")
         self._single = ElementReader(parts["scale"]), ElementReader(parts["zero_point"])

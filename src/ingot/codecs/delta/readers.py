@@ -25,7 +25,8 @@ class ElementReader:
     """A sequential reader of a part's elements."""
 
     def __init__(self, part: Part) -> None:
-        self._reader, self._dtype = part.reader(), part.dtype
+        self._reader = part.reader()
+        self._dtype = part.dtype
         self.remaining = part.count
 
     def next(self, count: int) -> Array:
@@ -63,7 +64,8 @@ class ArrayReader:
 
     def next(self, count: int) -> Array:
         go_on()
-        values, self._array = self._array[:count], self._array[count:]
+        values = self._array[:count]
+        self._array = self._array[count:]
         return values
 
     def skip(self, count: int) -> None:
@@ -94,7 +96,9 @@ class Codes:
     """A sequential reader of codes of 1 or 4 bits, packed without regard to bytes, high bits first."""
 
     def __init__(self, part: Part, bits: int) -> None:
-        self._bytes, self._array, self._per_byte = ElementReader(part), _in_memory(part), 8 // bits
+        self._bytes = ElementReader(part)
+        self._array = _in_memory(part)
+        self._per_byte = 8 // bits
         self._position = 0
         self._carried = 0  # the byte in which the last codes ended
         self._buffer = np.empty(0, np.uint8)
@@ -112,7 +116,8 @@ class Codes:
             return self._array[byte : byte + size], first
         if size > self._buffer.size:  # reused: fresh pages cost more than reading
             self._buffer = np.empty(size + 1, np.uint8)
-        packed, carried = self._buffer[:size], 1 if first else 0
+        packed = self._buffer[:size]
+        carried = 1 if first else 0
         packed[:carried] = self._carried
         if size > carried:
             self._bytes.read_into(packed[carried:])
@@ -194,7 +199,8 @@ class PositionReader:
         self._positions, self._last = positions, int(positions[-1])
 
     def _position_error(self, position: int) -> CodecError:
-        codec, size = self._tensor.codec, self._tensor.size
+        codec = self._tensor.codec
+        size = self._tensor.size
         if 0 <= position < size:
             return CodecError(
                 f"{codec}.duplicate", f"expected every position once, found {position} twice", where=self._tensor.name
@@ -222,7 +228,8 @@ def _ascending_readers(
 
 def _ascends(positions: Part, size: int) -> bool:
     """Return whether positions ascend, each below ``size``; a later reader checks the digest."""
-    reader, last = positions.reader(), -1
+    reader = positions.reader()
+    last = -1
     buffer = np.empty(min(positions.nbytes, _CHECKED), np.uint8)  # reused: fresh pages cost more than reading
     for start in range(0, positions.nbytes, _CHECKED):
         chunk = buffer[: positions.nbytes - start]

@@ -40,10 +40,19 @@ class RowsEncoder(DeltaEncoder):
     lossless = False
 
     def __init__(self, shape: tuple[int, ...], dtype: str, rows: int, inner: AdditiveEncoder, step: int) -> None:
-        row, cols, per_row = DTYPES[dtype], prod(shape[1:]), prod(shape[1:-1])
-        self._inner, self._rows, self._width = inner, rows, shape[-1]
-        self._shared, self._total, self._seen = rows * per_row, shape[0] * per_row, 0  # rows of the matrix
-        self.step, self.single_chunk, self.fit_passes = step, inner.single_chunk, inner.fit_passes
+        row = DTYPES[dtype]
+        cols = prod(shape[1:])
+        per_row = prod(shape[1:-1])
+        self._inner = inner
+        self._rows = rows
+        self._width = shape[-1]
+        # rows of the matrix
+        self._shared = rows * per_row
+        self._total = shape[0] * per_row
+        self._seen = 0
+        self.step = step
+        self.single_chunk = inner.single_chunk
+        self.fit_passes = inner.fit_passes
         size = (shape[0] - rows) * cols * row.bits // 8
         added = PartSpec(ADDED, row.storage, size, None if row.is_storage else row.name)
         self.parts: tuple[PartSpec, ...] = (*inner.parts, added)
@@ -90,7 +99,8 @@ class RowsEncoder(DeltaEncoder):
     def encode(self, base: Array, tuned: Array, start: int = 0) -> dict[str, Array]:
         shared = min(max(self._shared - start, 0), len(tuned))
         chunk = ChunkParts({ADDED: np.ascontiguousarray(tuned[shared:]).reshape(-1)})
-        chunk.start, chunk.within = start, {}
+        chunk.start = start
+        chunk.within = {}
         if shared:
             chunk.within = self._inner.encode(base[:shared], tuned[:shared], start)
             chunk.update(chunk.within)
@@ -110,9 +120,12 @@ class RowsApplier:
 
     def __init__(self, tensor: Tensor) -> None:
         params = _checked(tensor)
-        self._name, self._shared_remaining = tensor.name, prod(params.inner.shape[:-1])
+        self._name = tensor.name
+        self._shared_remaining = prod(params.inner.shape[:-1])
         self._inner = AdditiveApplier(params.codec.reader(params.inner))
-        self._added, self._storage, self._dtype = tensor.parts[ADDED].reader(), params.storage, params.dtype
+        self._added = tensor.parts[ADDED].reader()
+        self._storage = params.storage
+        self._dtype = params.dtype
 
     def apply(self, base: Array, out: Array) -> None:
         if out.dtype != numpy_dtype(self._dtype):
@@ -159,7 +172,9 @@ class RowsDelta(DeltaCodec):
         source = resolve_dtype(dtype).name
         if source not in FLOATS:
             raise UnsupportedError(f"expected rows of {', '.join(FLOATS)}, found {source}", rule=f"{ID}.dtype")
-        rows, inner, more = options.get("rows"), codec_named(options.get("inner")), options.get("options", {})
+        rows = options.get("rows")
+        inner = codec_named(options.get("inner"))
+        more = options.get("options", {})
         if len(shape) < 2 or not isinstance(rows, int) or not is_int_between(rows, 1, shape[0] - 1):
             raise _option_error(f"fewer rows than the first dimension of a matrix of shape {list(shape)}", rows)
         if not _fits_within(inner):
@@ -198,7 +213,8 @@ class RowsCodec(NeedsBase):
         """Yield the decoded differences; the values of added rows need no check."""
         params = _checked(tensor)
         rows, cols = params.inner.matrix_shape
-        reader, step = params.codec.reader(params.inner), max(1, _CHUNK // max(cols, 1))
+        reader = params.codec.reader(params.inner)
+        step = max(1, _CHUNK // max(cols, 1))
         for start in range(0, rows, step):
             out = np.empty((min(step, rows - start), cols), np.float32)
             reader.read_into(out)
@@ -230,13 +246,15 @@ def _fits_within(codec: object) -> bool:
 
 
 def _checked(tensor: Tensor) -> _Params:
-    attributes, shape = tensor.params, tensor.shape
+    attributes = tensor.params
+    shape = tensor.shape
     if attributes.get("codec_version") != VERSION or tensor.dtype != "f32":
         raise _invalid(tensor, f"codec_version {VERSION} and dtype f32", attributes.get("codec_version"))
     rows = attributes.get("rows")
     if len(shape) < 2 or not isinstance(rows, int) or not is_int_between(rows, 1, shape[0] - 1):
         raise _invalid(tensor, f"fewer rows than shape {list(shape)[:8]} has", rows)
-    inner, params = attributes.get("inner"), attributes.get("inner_params")
+    inner = attributes.get("inner")
+    params = attributes.get("inner_params")
     inner = codec_of(inner) if isinstance(inner, str) else inner
     if not isinstance(inner, str) or not _fits_within(inner):
         raise CodecError(

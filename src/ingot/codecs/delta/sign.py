@@ -98,13 +98,15 @@ class RowScales:
     """A sequential reader of scales that repeats each for the rows of the matrix that share it."""
 
     def __init__(self, part: Part, per_scale: int) -> None:
-        self._values, self._per_scale = ElementReader(part), per_scale
+        self._values = ElementReader(part)
+        self._per_scale = per_scale
         self._position = 0
         self._last = np.empty(0, np.float16)
 
     def next(self, rows: int) -> Array:
         """Return a float16 scale for each of the next ``rows`` rows."""
-        first, stop = self._position // self._per_scale, -(-(self._position + rows) // self._per_scale)
+        first = self._position // self._per_scale
+        stop = -(-(self._position + rows) // self._per_scale)
         carried = self._last[: 1 if self._position % self._per_scale else 0]
         scales = np.concatenate([carried, self._values.next(stop - first - carried.size)])
         skipped = self._position % self._per_scale

@@ -46,7 +46,8 @@ class _Decoding:
     """The decoding that both encoders share, to measure the error."""
 
     def decode(self, parts: Mapping[str, Array], out: Array) -> None:
-        parts, flat = _alone(parts), out.reshape(-1)
+        parts = _alone(parts)
+        flat = out.reshape(-1)
         flat.view(np.uint8).fill(0)
         place_values(parts["indices"], parts["values"], flat)
 
@@ -105,7 +106,8 @@ class SparseReader(BatchAddingReader):
             self._next += batch.size
 
     def add(self, addition: Addition) -> None:
-        start, stop = self._next, self._next + addition.base.size
+        start = self._next
+        stop = self._next + addition.base.size
         for positions, values in self._stored.until(stop):
             self._add(addition, start, int(positions[-1]) + 1, (positions, values))
         self._add(addition, start, stop, _NONE)

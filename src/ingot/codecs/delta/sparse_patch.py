@@ -25,7 +25,8 @@ from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor
 
 ID = PatchLayout.codec
-INDICES, VALUES = "indices", "values"
+INDICES = "indices"
+VALUES = "values"
 
 _NO_LIMIT = 2**63 - 1
 
@@ -83,7 +84,8 @@ class PatchApplier:
         self._tensor = tensor
         self._gaps = tensor.params["encoding"] == GAPS
         self._limit = _NO_LIMIT if tensor.params["flat"] else tensor.size
-        self._indices, self._values = ElementReader(tensor.parts[INDICES]), ElementReader(tensor.parts[VALUES])
+        self._indices = ElementReader(tensor.parts[INDICES])
+        self._values = ElementReader(tensor.parts[VALUES])
         self._dtype = numpy_dtype(dtype)
         self._positions = np.empty(0, np.int64)
         self._changes = np.empty(0, f"u{self._dtype.itemsize}")
@@ -99,7 +101,8 @@ class PatchApplier:
             )
         if out is not base:
             np.copyto(out, base)
-        target, stop = as_unsigned(out), self._next + base.size
+        target = as_unsigned(out)
+        stop = self._next + base.size
         while True:
             cut = int(np.searchsorted(self._positions, stop))
             target[self._positions[:cut] - self._next] = self._changes[:cut]
@@ -165,7 +168,9 @@ class SparsePatchDelta(DeltaCodec):
         ``sparse_patch.option``.
         """
         unknown = sorted(set(options) - {"count"})
-        row, size, count = resolve_dtype(dtype), prod(shape), options.get("count")
+        row = resolve_dtype(dtype)
+        size = prod(shape)
+        count = options.get("count")
         if unknown or not (count is None or (type(count) is int and 0 <= count <= size)):
             value = unknown[0] if unknown else f"count={count!r:.40}"
             raise UsageError(
@@ -223,7 +228,8 @@ def check(tensor: Tensor) -> None:
         raise CodecError(
             "sparse_patch.parts", f"expected the parts indices and values, found {roles[:80]}", where=tensor.name
         )
-    indices, values = tensor.parts[INDICES], tensor.parts[VALUES]
+    indices = tensor.parts[INDICES]
+    values = tensor.parts[VALUES]
     if indices.dtype not in INDEX_TYPES[encoding] or indices.type not in (None, indices.dtype):
         raise _dtype_error(tensor, INDICES, " or ".join(INDEX_TYPES[encoding]), indices.type or indices.dtype)
     if not is_patched(tensor.dtype) or (values.type or values.dtype) != tensor.dtype:

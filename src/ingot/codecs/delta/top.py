@@ -129,9 +129,14 @@ class LargestSearch:
     """
 
     def __init__(self, codec: str, size: int, count: int, grid: int, observer: RestObserver) -> None:
-        self._codec, self._size, self._count, self._grid, self._observer = codec, size, count, grid, observer
+        self._codec = codec
+        self._size = size
+        self._count = count
+        self._grid = grid
+        self._observer = observer
         capacity = min(size, count + self.spare(count))
-        self._positions, self._values = scratch((capacity,), np.int64), scratch((capacity,), np.float32)
+        self._positions = scratch((capacity,), np.int64)
+        self._values = scratch((capacity,), np.float32)
         self._filled = self.taken = 0
         self._bound = -1  # the magnitude, as bits, that a candidate must exceed
 
@@ -195,14 +200,17 @@ class LargestSearch:
 
     def _prune(self) -> None:
         """Drop all candidates but the largest ``count``."""
-        positions, values, count = self._positions[: self._filled], self._values[: self._filled], self._count
+        positions = self._positions[: self._filled]
+        values = self._values[: self._filled]
+        count = self._count
         if values.size <= count:
             return
         if not self._observer.ranges:
             self._bound = native.kernels.top_prune(positions, values, count)
             self._filled = count
             return
-        indices, largest = scratch((count,), np.int64), scratch((count,), np.float32)
+        indices = scratch((count,), np.int64)
+        largest = scratch((count,), np.float32)
         _, low, high = native.kernels.top_of(values, None, "f32", indices, largest)
         gone = Differences.from_rows(values).range_without(indices, low, high)
         self._observer.observe_evicted(positions, values, indices, gone)

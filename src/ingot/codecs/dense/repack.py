@@ -49,7 +49,9 @@ class DenseRepackReader:
     """A pass over the values."""
 
     def __init__(self, tensor: Tensor, holder: str) -> None:
-        self._reader, self._name, self._holder = tensor.parts[DATA].reader(), tensor.name, holder
+        self._reader = tensor.parts[DATA].reader()
+        self._name = tensor.name
+        self._holder = holder
         self._row = DTYPES[tensor.dtype]
 
     def next_values(self, rows: int) -> Array | None:

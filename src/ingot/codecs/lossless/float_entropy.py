@@ -47,7 +47,8 @@ class EntropyEncoder(Encoder):
     lossless: bool = True
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
-        layout, words = self.layout, as_words(rows)
+        layout = self.layout
+        words = as_words(rows)
         sizes = np.empty(layout.chunks(words.size), np.uint32)
         out = np.empty(layout.limit(words.size), np.uint8)
         total = native.kernels.entropy_encode(
@@ -69,8 +70,11 @@ class EntropyReader(Rows):
     """
 
     def __init__(self, tensor: Tensor, params: EntropyParams, workers: int | None = 0) -> None:
-        self._tensor, self._params, self._workers = tensor, params, workers
-        self._sizes_reader, self._reader = tensor.parts["sizes"].reader(), tensor.parts["planes"].reader()
+        self._tensor = tensor
+        self._params = params
+        self._workers = workers
+        self._sizes_reader = tensor.parts["sizes"].reader()
+        self._reader = tensor.parts["planes"].reader()
         threads = default_workers() if workers is None else max(workers, 1)
         self._batch = max(1, STEP // params.chunk) * threads
         self._sizes: Array | None = None
@@ -79,7 +83,8 @@ class EntropyReader(Rows):
         self._buffer = np.empty(0, numpy_dtype(params.dtype))  # decoded, but not requested yet
 
     def fill(self, out: Array) -> None:
-        target, params = flat(out), self._params
+        target = flat(out)
+        params = self._params
         require_cast(params.dtype, dtype(out.dtype).name, self._tensor.name)
         done = self._use_buffer(target)
         while done < target.size:
@@ -158,7 +163,8 @@ class EntropyCodec(Codec):
         require_cast(params.dtype, dtype, tensor.name)
         out = result(tensor, dtype, out)
         if all(part.encoding == "raw" and part.source.mapped for part in tensor.parts.values()):
-            sizes, planes = tensor.parts["sizes"].array(), tensor.parts["planes"].array()
+            sizes = tensor.parts["sizes"].array()
+            planes = tensor.parts["planes"].array()
             check_sizes(params, sizes, tensor.size, planes.size, tensor.name)
             sizes = np.require(sizes, requirements=("C", "A"))
             decode_chunks(params, planes, sizes, out.reshape(-1), location=tensor.name, workers=None)
@@ -193,7 +199,8 @@ def _encodable(name: str) -> str:
 
 def _options(options: Mapping[str, Any]) -> tuple[str, int]:
     unknown = sorted(set(options) - {"level", "chunk"})
-    level, chunk = options.get("level", LEVELS[0]), options.get("chunk", CHUNK)
+    level = options.get("level", LEVELS[0])
+    chunk = options.get("chunk", CHUNK)
     if unknown:
         raise _option_error("options level and chunk", unknown[0])
     if level not in LEVELS:
@@ -210,9 +217,11 @@ def _option_error(expected: str, value: object) -> UsageError:
 def _checked(tensor: Tensor) -> EntropyParams:
     params = params_of(tensor)
     chunks = params.chunks(tensor.size)
-    sizes, planes = _part(tensor, "sizes", "u32"), _part(tensor, "planes", "u8")
+    sizes = _part(tensor, "sizes", "u32")
+    planes = _part(tensor, "planes", "u8")
     # A chunk takes at least a mode per plane and a byte for it or, in pairs, a table.
-    smallest, largest = 2 * params.width * chunks, params.limit(tensor.size)
+    smallest = 2 * params.width * chunks
+    largest = params.limit(tensor.size)
     if sizes.nbytes != 4 * chunks or not smallest <= planes.nbytes <= largest:
         raise CodecError(
             "float_entropy.size",

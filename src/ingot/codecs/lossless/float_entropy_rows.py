@@ -94,7 +94,8 @@ def _params_error(tensor: Tensor, expected: str) -> CodecError:
 def check_sizes(params: EntropyParams, sizes: Array, size: int, nbytes: int, location: str) -> None:
     """Raise ``CodecError`` ``float_entropy.size`` unless sizes of chunks are possible and add up to ``planes``."""
     limit = params.width * (params.chunk + 1)
-    total, largest = int(sizes.sum(dtype=np.uint64)), int(sizes.max(initial=0))
+    total = int(sizes.sum(dtype=np.uint64))
+    largest = int(sizes.max(initial=0))
     if total != nbytes or largest > limit:
         raise CodecError(
             "float_entropy.size",

@@ -136,7 +136,9 @@ class TcaReader(Rows):
     """A sequential reader of a few bands at a time; it buffers rows of a band that were not requested yet."""
 
     def __init__(self, tensor: Tensor, start: int, workers: int | None = 1) -> None:
-        self._name, self._start, self._workers = tensor.name, start, workers
+        self._name = tensor.name
+        self._start = start
+        self._workers = workers
         self._rows, self._cols = tensor.matrix_shape
         self._across = grid(self._rows, self._cols)[1]
         self._step = SIDE * bands_per_call(self._cols) * (1 if workers == 1 else 8)
@@ -301,7 +303,8 @@ def _check_sizes(tensor: Tensor, tiles: int) -> None:
         if stored != nbytes:
             raise _size_error(tensor, role, f"{nbytes} bytes for shape {list(tensor.shape)}", stored)
     for role, unit in (("high", HIGH_UNIT), ("fallback", FALLBACK_UNIT)):
-        part, width = tensor.parts[role], DTYPES[ROLES[role]].bits // 8
+        part = tensor.parts[role]
+        width = DTYPES[ROLES[role]].bits // 8
         if part.nbytes % (unit * width) or part.nbytes > tiles * TILE * width:
             expected = f"a multiple of {unit * width} and at most {tiles * TILE * width} bytes"
             raise _size_error(tensor, role, expected, part.nbytes)

@@ -16,7 +16,8 @@ from ingot.model.tensor import Array
 SIDE = 64
 TILE = SIDE * SIDE
 WORDS = 64
-HIGH_UNIT, FALLBACK_UNIT = 16, 8
+HIGH_UNIT = 16
+FALLBACK_UNIT = 8
 BITMAPS = ("bitmap1", "bitmap2", "bitmap3")
 ROLES = {"counts": "u16", **dict.fromkeys(BITMAPS, "u64"), "high": "u8", "fallback": "u16"}
 FIRST, LAST = -1, 248
@@ -60,7 +61,8 @@ def encode_rows(rows: Array, start: int) -> dict[str, Array]:
         **{role: np.empty(WORDS * tiles, np.uint64) for role in BITMAPS},
     }
     # Large enough for any values and for a vector past the end; pages that are not written to take no memory.
-    high, fallback = np.empty(TILE * tiles + 64, np.uint8), np.empty(TILE * tiles + 32, np.uint16)
+    high = np.empty(TILE * tiles + 64, np.uint8)
+    fallback = np.empty(TILE * tiles + 32, np.uint16)
     sizes = native.kernels.tca_tbe_encode(as_bits(rows), start, **parts, high=high, fallback=fallback)
     return {**parts, "high": high[: sizes[0]], "fallback": fallback[: sizes[1]].copy()}
 

@@ -9,8 +9,14 @@ from ingot.core.runtime.parallel import default_workers, for_ranges
 from ingot.model.tensor import Array
 
 MIN_POINTS = 2048  # from this many points on, cells are worth building
-_PART, _PARTS, _MAX_CELLS, _PADDING = 64, 16, 1 << 16, 16  # as in native/core/palette_cells.h
-_POINTS, _CELLS_PER_CENTROID = 24, 512  # points of a cell, at least; cells for each centroid, at most
+# as in native/core/palette_cells.h
+_PART = 64
+_PARTS = 16
+_MAX_CELLS = 1 << 16
+_PADDING = 16
+# points of a cell, at least; cells for each centroid, at most
+_POINTS = 24
+_CELLS_PER_CENTROID = 512
 _NO_OWNER = 257
 THREADED_POINTS = 1 << 18  # from this many points on, steps run on threads
 
@@ -31,14 +37,16 @@ class Cells:
         count, size = points.shape
         target = max(min(count // _POINTS, clusters * _CELLS_PER_CENTROID), _PART)
         cells = min(1 << (target.bit_length() - 1), _MAX_CELLS)
-        self._cells, self._count = cells, count
+        self._cells = cells
+        self._count = count
         self._workers = 1 if count < THREADED_POINTS else default_workers() if workers is None else workers
         self._columns = np.empty(size * (count + _PADDING), np.float32)
         self._starts = np.empty(cells + 1, np.uint32)
         self._boxes = np.empty(2 * size * (cells + max(cells // _PART, _PARTS)), np.float32)
         self._order = np.empty(count, np.uint16)
         self._squares = native.kernels.palette_cells(points, self._columns, self._starts, self._boxes, self._order)
-        self._codes, self._owners = np.zeros(count, np.uint8), np.full(cells, _NO_OWNER, np.uint16)
+        self._codes = np.zeros(count, np.uint8)
+        self._owners = np.full(cells, _NO_OWNER, np.uint16)
         self._totals: Array | None = None
 
     def nearest(self, centroids: Array) -> tuple[float, float, Array]:

@@ -25,7 +25,8 @@ class PaletteReader(Rows):
     """A sequential reader of a palette whose entries are single values or vectors along the rows."""
 
     def __init__(self, tensor: Tensor, params: PaletteLayout) -> None:
-        self._tensor, self._params = tensor, params
+        self._tensor = tensor
+        self._params = params
         self._indices = BitReader(tensor.parts[INDICES], params.bits, "palette.padding", tensor.name)
         self._lookup: Lookup | None = None
         self._done = 0
@@ -57,10 +58,13 @@ class BandReader(Rows):
 
     def __init__(self, tensor: Tensor, params: PaletteLayout) -> None:
         self._inner = PaletteReader(tensor, params)
-        self._size, self._axis = params.vector_size, params.vector_axis
+        self._size = params.vector_size
+        self._axis = params.vector_axis
         self._index = params.index_shape(tensor.shape)
-        self._bands, self._band = self._index[0], 0
-        self._per_band, self._cols = max(1, prod(self._index[1:]) * self._size), tensor.matrix_shape[1]
+        self._bands = self._index[0]
+        self._band = 0
+        self._per_band = max(1, prod(self._index[1:]) * self._size)
+        self._cols = tensor.matrix_shape[1]
         self._band_rows = max(1, self._per_band // max(self._cols, 1))
         self._step = max(1, _SCRATCH // self._per_band)
         self._rows: Array = np.empty((0, self._cols), np.float32)
@@ -71,7 +75,8 @@ class BandReader(Rows):
         while out.size and done < len(out):
             if not len(self._rows):
                 needed = self._passed + len(out) - done
-                self._rows, self._passed = self._next(needed, out.dtype)[self._passed :], 0
+                self._rows = self._next(needed, out.dtype)[self._passed :]
+                self._passed = 0
             count = min(len(self._rows), len(out) - done)
             if self._rows.dtype != out.dtype:
                 raise ValueError(f"expected outputs of one type, found {self._rows.dtype} and {out.dtype}")

@@ -82,7 +82,9 @@ class PaletteEncoder(Encoder):
     lossless = False
 
     def __init__(self, settings: Settings) -> None:
-        self._settings, params, shape = settings, settings.params, settings.shape
+        self._settings = settings
+        params = settings.params
+        shape = settings.shape
         self._rows, self._cols = (prod(shape[:-1]), shape[-1]) if shape else (1, 1)
         self.params: Mapping[str, Any] = params.attributes()
         self.parts: tuple[PartSpec, ...] = params.part_specs(shape)
@@ -162,9 +164,11 @@ class PaletteEncoder(Encoder):
     def decode(self, parts: Mapping[str, Array], out: Array) -> None:
         if not out.size:
             return
-        settings, shape = self._settings, self._chunk_shape(len(out))
+        settings = self._settings
+        shape = self._chunk_shape(len(out))
         params = _of_chunk(settings, shape)
-        codebook, scales = parts[CODEBOOK], parts.get(SCALES)
+        codebook = parts[CODEBOOK]
+        scales = parts.get(SCALES)
         if not settings.grouped:
             codebook, scales = self._fitted[:2]
         values = entry_values(codebook.reshape(params.codebook_shape()), scales)
@@ -196,9 +200,11 @@ class PaletteEncoder(Encoder):
 
     def _encode_groups(self, rows: Array, start: int) -> dict[str, Array]:
         """Choose and apply the codebooks of full groups."""
-        settings, shape = self._settings, self._chunk_shape(len(rows))
+        settings = self._settings
+        shape = self._chunk_shape(len(rows))
         params = _of_chunk(settings, shape)
-        axis, count = settings.axis, params.codebooks
+        axis = settings.axis
+        count = params.codebooks
         index = params.index_shape(shape)
         blocks = (prod(index[:axis]), count, index[axis] // count if count else 0, prod(index[axis + 1 :]))
         points = _points(rows.reshape(shape), params).reshape(*blocks, params.vector_size)
@@ -227,7 +233,8 @@ class PaletteEncoder(Encoder):
         self, points: Array, start: int, histogram: fit.Histogram, workers: int | None = 1
     ) -> tuple[Array, Array, Array | None]:
         """Return codes, entries and scale of one group's points [n, vector size]."""
-        settings, params = self._settings, self._settings.params
+        settings = self._settings
+        params = self._settings.params
         amax = fit.require_finite(points, start, self._cols)
         if params.vector_size > 1:
             # Scaled near 1, so that squares stay in the range of f32; a power of two changes no bit of the result.
@@ -274,7 +281,8 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> P
         reach = RangeProbe(
             "entries", entries if entries != AUTO else "f16", _WIDE if entries == AUTO else (), 1, source
         )
-    codebook, factor = "f16" if entries == AUTO else entries, "f16" if scales == AUTO else scales
+    codebook = "f16" if entries == AUTO else entries
+    factor = "f16" if scales == AUTO else scales
     stored = factor if codebook == "i8" else None
     return PaletteEncoder(
         Settings(
@@ -299,7 +307,8 @@ def _of_chunk(settings: Settings, shape: tuple[int, ...]) -> PaletteLayout:
 
 def _points(values: Array, params: PaletteLayout) -> Array:
     """Return values as points [indices' shape, vector size]: vectors as new f32 arrays, single values unchanged."""
-    size, axis = params.vector_size, params.vector_axis
+    size = params.vector_size
+    axis = params.vector_axis
     if size == 1:
         return values
     shape = values.shape

@@ -19,7 +19,8 @@ SEED = 20260522
 SAMPLE = 1 << 16
 # Points per call: fixed, so that sums are added in the same order for any number of threads.
 BLOCK = 1 << 16
-ROUNDS_SAMPLE, ROUNDS_ALL = 50, 20
+ROUNDS_SAMPLE = 50
+ROUNDS_ALL = 20
 UNKNOWN = 64  # digits of points without known bounds
 _EXACT = 1 << 53
 _STILL = 1e-4  # relative gain of a round below which Lloyd's steps stop
@@ -146,7 +147,9 @@ class Cloud:
     """
 
     def __init__(self, points: Array, workers: int | None = 1, *, digits: int = UNKNOWN) -> None:
-        self._points, self._workers, self._digits = points, workers, digits
+        self._points = points
+        self._workers = workers
+        self._digits = digits
         self._exact = BLOCK << digits <= _EXACT if digits < UNKNOWN else False
         self.codes = np.zeros(len(points), np.uint8)
         self._bounds = np.zeros(len(points), np.float32)
@@ -178,7 +181,8 @@ class Cloud:
         self._before = centroids
 
         def run(start: int, stop: int) -> None:
-            block, run_slice = start // BLOCK, slice(start, stop)
+            block = start // BLOCK
+            run_slice = slice(start, stop)
             errors[block] = native.kernels.palette_nearest(
                 self._points[run_slice],
                 centroids,
@@ -223,11 +227,13 @@ class _ExactStep:
     """A step of Lloyd's: returns whether another is worth its time, and the new centroids."""
 
     def __init__(self, cloud: Cloud) -> None:
-        self._cloud, self._before = cloud, np.inf
+        self._cloud = cloud
+        self._before = np.inf
 
     def __call__(self, centroids: Array) -> tuple[bool, Array]:
         error, sums, counts = self._cloud.nearest(centroids)
-        before, self._before = self._before, error
+        before = self._before
+        self._before = error
         means = (sums / np.maximum(counts, 1)[:, None]).astype(np.float32)
         return error < before * (1 - _STILL), np.where(counts[:, None] > 0, means, centroids)
 
@@ -236,14 +242,16 @@ class _BoundedStep:
     """A step by a search that returns bounds of the error; if they do not decide, all points are searched."""
 
     def __init__(self, cloud: Cloud, searcher: cells.Cells | near.Near) -> None:
-        self._cloud, self._searcher = cloud, searcher
+        self._cloud = cloud
+        self._searcher = searcher
         self._before: tuple[float, float] = (np.inf, np.inf)
         self._centroids: Array | None = None
 
     def __call__(self, centroids: Array) -> tuple[bool, Array]:
         low, high, after = self._searcher.nearest(centroids)
         (before_low, before_high), self._before = self._before, (low, high)
-        before, self._centroids = self._centroids, centroids
+        before = self._centroids
+        self._centroids = centroids
         if before is None or high < before_low * (1 - _STILL):
             return True, after
         if low > before_high * (1 - _STILL):

@@ -28,14 +28,16 @@ class Near:
         workers = 1 if count < THREADED_POINTS else default_workers() if workers is None else workers
         self._workers = workers
         self._step = max(count, 1) if workers == 1 else max(-(-count // (8 * workers)), 1)
-        self._codes, self._slacks = np.zeros(count, np.uint8), np.zeros(count, np.float32)
+        self._codes = np.zeros(count, np.uint8)
+        self._slacks = np.zeros(count, np.float32)
         self._before: Array | None = None
 
     def _begin(self, centroids: Array) -> None:
         count, size = centroids.shape
         self._totals = np.zeros((-(-len(self._points) // self._step), count * (size + 1)))
         self._reach, self._shrink = np.zeros(count, np.float32), np.zeros(count, np.float32)
-        sums, counts = self._totals[0, : count * size], self._totals[0, count * size :]
+        sums = self._totals[0, : count * size]
+        counts = self._totals[0, count * size :]
         self._squares = native.kernels.palette_guess(self._points, centroids, self._codes, self._slacks, sums, counts)
 
     def nearest(self, centroids: Array) -> tuple[float, float, Array]:

@@ -79,7 +79,8 @@ def check_codebook(tensor: Tensor, layout: PaletteLayout) -> None:
 
 def check_part(tensor: Tensor, role: str, dtypes: tuple[str, ...], count: int) -> None:
     """Check that a part holds ``count`` elements of one of ``dtypes``."""
-    part, location = tensor.parts[role], f"{tensor.name}.{role}"
+    part = tensor.parts[role]
+    location = f"{tensor.name}.{role}"
     if part.dtype not in dtypes or part.type not in (None, part.dtype):
         raise CodecError(
             "palette.dtype", f"expected {' or '.join(dtypes)}, found {part.type or part.dtype}", where=location

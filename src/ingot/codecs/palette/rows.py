@@ -74,7 +74,8 @@ class Lookup:
     """
 
     def __init__(self, params: PaletteLayout, shape: tuple[int, ...], table: Array) -> None:
-        self._params, self._shape = params, shape
+        self._params = params
+        self._shape = shape
         self._run = run_length(params, shape)
         self.dtype = table.dtype
         words = np.ascontiguousarray(table).reshape(params.codebooks, -1)
@@ -85,7 +86,8 @@ class Lookup:
         elif width == 16:
             self._words = words.view(np.uint64).reshape(params.codebooks, params.entries, 2)
         else:
-            self._words, self._split = words.view(np.uint64).reshape(params.codebooks, params.entries, 4), 2
+            self._words = words.view(np.uint64).reshape(params.codebooks, params.entries, 4)
+            self._split = 2
 
     def __call__(self, packed: Array, first: int, out: Array) -> None:
         """Fill ``out`` ([n * values per entry], flat, C order) with the entries of the indices from ``first`` on.
@@ -139,17 +141,24 @@ class BitReader:
     """
 
     def __init__(self, part: Part, bits: int, rule: str, location: str, *, high_first: bool = False) -> None:
-        self._bits, self._rule, self._location, self._high = bits, rule, location, high_first
+        self._bits = bits
+        self._rule = rule
+        self._location = location
+        self._high = high_first
         self._reader = HighFirst(part) if high_first else part.reader()
-        self._bit, self._last = 0, 0  # the next code begins at this bit of the byte that was read last, if it is not 0
+        # the next code begins at this bit of the byte that was read last, if it is not 0
+        self._bit = 0
+        self._last = 0
 
     def next(self, count: int) -> Array:
         """Return the next ``count`` codes as a stream that begins at a byte, padded with zero bits."""
-        carry, end = self._bit > 0, self._bit + count * self._bits
+        carry = self._bit > 0
+        end = self._bit + count * self._bits
         packed = np.empty(-(-end // 8), np.uint8)
         packed[:carry] = self._last
         self._reader.readinto(packed[carry:].data)
-        first, self._bit = self._bit, end % 8
+        first = self._bit
+        self._bit = end % 8
         self._last = int(packed[-1]) if packed.size else 0
         if first and count:
             return align_rows(packed, first, (1, count * self._bits))

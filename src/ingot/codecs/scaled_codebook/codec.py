@@ -88,7 +88,8 @@ class ScaledCodebookCodec(Codec):
     def runs(self, tensor: Tensor, shape: tuple[int, ...]) -> RunLayout | None:
         """Return rows of indices with their scales as runs, if scales belong to single rows or to blocks of full
         rows."""
-        layout, cols = _checked(tensor), tensor.matrix_shape[1]
+        layout = _checked(tensor)
+        cols = tensor.matrix_shape[1]
         if layout.transposed or layout.nested or not isinstance(layout.grid, Group | Row | Tiles):
             return None
         if not cols or cols * layout.bits % 8 or not shape or shape[-1] != cols:
@@ -105,7 +106,8 @@ class ScaledCodebookCodec(Codec):
 
         None if columns begin within a byte, group or block.
         """
-        layout, cols = _checked(tensor), tensor.matrix_shape[1]
+        layout = _checked(tensor)
+        cols = tensor.matrix_shape[1]
         if layout.transposed or layout.nested or isinstance(layout.grid, Run) or cols * layout.bits % 8:
             return None
         shared = layout.grid.columns if isinstance(layout.grid, Group | Tiles) else 0
@@ -154,7 +156,8 @@ def _checked(tensor: Tensor) -> ScaledCodebookLayout:
             raise _dtype_error(tensor, role, " or ".join(DTYPES_OF_VALUES))
     specs = layout.part_specs(tensor.shape)
     if set(tensor.parts) != {spec.role for spec in specs}:
-        stored, expected = ", ".join(sorted(tensor.parts)) or "none", ", ".join(spec.role for spec in specs)
+        stored = ", ".join(sorted(tensor.parts)) or "none"
+        expected = ", ".join(spec.role for spec in specs)
         raise CodecError(f"{ID}.parts", f"expected the parts {expected}, found {stored}", where=tensor.name)
     for spec in specs:
         part = tensor.parts[spec.role]

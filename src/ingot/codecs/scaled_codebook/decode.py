@@ -59,9 +59,11 @@ class ReaderWindow:
     """A window on a part that is read in order; it buffers the elements of the last run, which the next may overlap."""
 
     def __init__(self, part: Part) -> None:
-        self._reader, self._dtype = part.reader(), part.dtype
+        self._reader = part.reader()
+        self._dtype = part.dtype
         self._width = numpy_dtype(part.dtype).itemsize
-        self._first, self._buffer = 0, np.empty(0, numpy_dtype(part.dtype))
+        self._first = 0
+        self._buffer = np.empty(0, numpy_dtype(part.dtype))
 
     def take(self, first: int, last: int) -> Array:
         end = self._first + self._buffer.size
@@ -100,14 +102,18 @@ class Scales:
         nested: tuple[Array, Window] | None = None,
         second: np.float32 | None = None,
     ) -> None:
-        self._layout, self._stored, self._nested, self._second = layout, stored, nested, second
+        self._layout = layout
+        self._stored = stored
+        self._nested = nested
+        self._second = second
         self.table: Array | None = None
         if layout.scales in SMALL_SCALES:
             self.table = self._with_second(numbers(layout.scales))
 
     def take(self, first: int, last: int) -> Array:
         """Return scales ``first`` to ``last``: f32, or u8 if there is a ``table``."""
-        stored, nested = self._stored.take(first, last), self._layout.nested
+        stored = self._stored.take(first, last)
+        nested = self._layout.nested
         if self.table is not None:
             return stored
         if nested is None or self._nested is None:
@@ -149,7 +155,8 @@ class Decoder:
     """
 
     def __init__(self, layout: ScaledCodebookLayout, shape: Shape, table: Array | None, scales: Scales) -> None:
-        self._layout, self._scales = layout, scales
+        self._layout = layout
+        self._scales = scales
         self._cols = matrix_shape(shape)[1]
         self._inner = shape[-2] if len(shape) > 1 else 1
         self._factor = None if layout.factor is None else np.float32(layout.factor)
@@ -166,7 +173,8 @@ class Decoder:
         if not out.size:
             return
         scales, run = self._row_scales(start, len(out))
-        dtype, bound = float_name(out), self._max_magnitude * self._scales.magnitude(scales)
+        dtype = float_name(out)
+        bound = self._max_magnitude * self._scales.magnitude(scales)
         if self._factor is not None:
             bound *= max(1.0, abs(float(self._factor)))
         sound = bound <= LARGEST[dtype]
@@ -182,7 +190,8 @@ class Decoder:
     def _call(
         self, packed: Array, scales: Array, table: Array | None, run: tuple[int, int, int], out: Array, order: str
     ) -> None:
-        layout, values = self._layout, self._layout.values
+        layout = self._layout
+        values = self._layout.values
         named = values if values in ("f8_e4m3fn", "f8_e5m2", "i8") else None
         flat = out.reshape(-1)
         native.kernels.scaled_decode(
@@ -209,7 +218,8 @@ class Decoder:
         finite = np.where(np.isfinite(factors), np.float32(1), np.float32(np.nan))
         decoded = np.empty(out.shape, np.float32)
         indicator, indicator_table = (finite, None) if self._scales.table is None else (scales, finite)
-        flat, high = decoded.reshape(-1), order == HIGH_FIRST
+        flat = decoded.reshape(-1)
+        high = order == HIGH_FIRST
         native.kernels.scaled_decode(
             packed, self._layout.bits, high, "table", sound, indicator, indicator_table, *run, flat, "f32"
         )
@@ -218,7 +228,8 @@ class Decoder:
 
     def _row_scales(self, start: int, rows: int) -> tuple[Array, tuple[int, int, int]]:
         """Return the scales of rows, and three numbers: columns of a row, of a group, and before the first element."""
-        grid, cols = self._layout.grid, self._cols
+        grid = self._layout.grid
+        cols = self._cols
         match grid:
             case Group(columns):
                 per = cols // columns
@@ -226,12 +237,14 @@ class Decoder:
             case Row():
                 return self._scales.take(start, start + rows), (cols, cols, 0)
             case Run(elements):
-                first, last = start * cols, (start + rows) * cols
+                first = start * cols
+                last = (start + rows) * cols
                 scales = self._scales.take(first // elements, -(-last // elements))
                 phase = first % elements
                 return scales, (phase + rows * cols, elements, phase)
             case Tiles(tall, wide):
-                per, down = -(-cols // wide), -(-self._inner // tall)
+                per = -(-cols // wide)
+                down = -(-self._inner // tall)
                 lines = np.arange(start, start + rows)
                 lines = lines // self._inner * down + lines % self._inner // tall
                 scales = self._scales.take(int(lines[0]) * per, (int(lines[-1]) + 1) * per).reshape(-1, per)
@@ -267,7 +280,9 @@ class ScaledReader(Rows):
     """A sequential reader in the stored order, a few rows at a time."""
 
     def __init__(self, tensor: Tensor, layout: ScaledCodebookLayout) -> None:
-        self._tensor, self._layout, self._tensor_name = tensor, layout, tensor.name
+        self._tensor = tensor
+        self._layout = layout
+        self._tensor_name = tensor.name
         _, self._cols = matrix_shape(layout.stored_shape(tensor.shape))
         # If rows begin within a byte, the stream is cut at any code, which requires that low bits come first.
         swapped = layout.order == HIGH_FIRST and self._cols % 2 == 1

@@ -51,7 +51,8 @@ class ScaledEncoder(Encoder):
     lossless: bool = False
 
     def __init__(self, shape: Shape, layout: ScaledCodebookLayout, name: str) -> None:
-        self._layout, self._shape = layout, layout.stored_shape(shape)
+        self._layout = layout
+        self._shape = layout.stored_shape(shape)
         self._codebook = numbers(name)
         self._top = np.float32(largest(name))
         self._nearest = Nearest(layout.values, self._codebook)
@@ -118,7 +119,8 @@ class ScaledEncoder(Encoder):
     def _second(self) -> np.float32:
         """Return the second scale for which the largest group has the largest scale."""
         top = largest(self._layout.scales) if self._layout.scales in SMALL_SCALES else 1.0
-        amax, limit = float(self._amax), float(self._top) * top
+        amax = float(self._amax)
+        limit = float(self._top) * top
         if not amax:
             return np.float32(1)
         return np.float32(min(limit / amax, LARGEST["f32"]) if self._layout.second == DIVIDE else amax / limit)
@@ -189,7 +191,8 @@ def _finite(rows: Array) -> Array:
 
 def _step(layout: ScaledCodebookLayout, shape: Shape) -> int:
     """Return the number of rows after which indices begin at a byte again, and blocks and runs begin."""
-    cols, grid = matrix_shape(shape)[1], layout.grid
+    cols = matrix_shape(shape)[1]
+    grid = layout.grid
     step = chunk_step(1, cols, PaletteLayout(layout.bits, (1,), 1, 0, "f32", "f32"))
     if isinstance(grid, Run):
         return lcm(step, grid.elements // gcd(grid.elements, max(cols, 1)))

@@ -45,8 +45,10 @@ def layout_of(shape: Shape, dtype: str, options: Mapping[str, Any]) -> tuple[str
         ``scaled_codebook.group``: the group does not divide the columns.
     """
     require_known(ID, options, OPTIONS)
-    name, scales = options.get("table", "nf4"), options.get("scales", "f32")
-    second, order = options.get("second"), options.get("order", LOW_FIRST)
+    name = options.get("table", "nf4")
+    scales = options.get("scales", "f32")
+    second = options.get("second")
+    order = options.get("order", LOW_FIRST)
     if not isinstance(name, str) or name not in VALUES:
         raise _option_error(f"table {', '.join(VALUES)}", name)
     if scales not in (*DTYPES_OF_VALUES, *SMALL_SCALES):
@@ -58,7 +60,8 @@ def layout_of(shape: Shape, dtype: str, options: Mapping[str, Any]) -> tuple[str
     bits = VALUES[name]
     if order not in ORDERS or (order != LOW_FIRST and bits != 4):
         raise _option_error(f"order {' or '.join(ORDERS)}, the second at 4 bits", order)
-    grid, transposed = _grid(options.get("group", GROUP), options.get("flat", False)), options.get("transposed", False)
+    grid = _grid(options.get("group", GROUP), options.get("flat", False))
+    transposed = options.get("transposed", False)
     if not isinstance(transposed, bool):
         raise _option_error("transposed true or false", transposed)
     if transposed and len(shape) < 2:

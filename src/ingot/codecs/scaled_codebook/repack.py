@@ -108,7 +108,8 @@ def _difference(stored: ScaledCodebookLayout, target: ScaledCodebookLayout, cols
 def _same_or_repeated(stored: ScaledCodebookLayout, target: ScaledCodebookLayout, cols: int) -> bool:
     if _same_scales(stored.grid, target.grid, cols) or isinstance(stored.grid, Whole):
         return True
-    source, grid = stored.grid, target.grid
+    source = stored.grid
+    grid = target.grid
     if isinstance(source, Tiles):
         tall, wide = _tile(grid, cols)
         full_width = wide >= cols <= source.columns
@@ -175,7 +176,8 @@ def _neighbours(number: np.float32) -> Iterator[np.float32]:
     yield number
     below = above = number
     for _ in range(_NEIGHBOURS):
-        below, above = np.nextafter(below, np.float32(0)), np.nextafter(above, np.float32(np.inf))
+        below = np.nextafter(below, np.float32(0))
+        above = np.nextafter(above, np.float32(np.inf))
         yield below
         yield above
 
@@ -204,14 +206,19 @@ class _Reader:
 
     def __init__(self, repack: _Repack, rows: int, cols: int) -> None:
         parts = repack.tensor.parts
-        self._repack, self._rows, self._cols, self._row = repack, rows, cols, 0
+        self._repack = repack
+        self._rows = rows
+        self._cols = cols
+        self._row = 0
         self._indices = parts[INDICES].reader()
         self._scales = parts[SCALES].reader()
         self._count = repack.stored.scale_count(repack.tensor.shape)
         self._block_scales: Array | None = None  # scales of all blocks, from which rows take theirs
 
     def read(self, rows: int) -> dict[str, Array]:
-        repack, first, last = self._repack, self._row, self._row + rows
+        repack = self._repack
+        first = self._row
+        last = self._row + rows
         self._row = last
         bits = self._cols * repack.stored.bits
         indices = _next(self._indices, -(-last * bits // 8) - first * bits // 8)
@@ -235,7 +242,8 @@ class _Reader:
     def _next_scales(self, first: int, last: int) -> Array:
         """Return the scales of rows; a scale of several rows is split among them."""
         repack, count, total = self._repack, self._count, max(self._rows, 1)
-        stored, target = repack.stored, repack.target
+        stored = repack.stored
+        target = repack.target
         if isinstance(stored.grid, Whole) and not isinstance(target.grid, Whole):
             return self._repeat_single(first, last, target.scale_count(repack.tensor.shape))
         if isinstance(stored.grid, Tiles) and not _same_scales(stored.grid, target.grid, self._cols):
@@ -271,11 +279,13 @@ class _Reader:
 
     def _convert(self, raw: Array, start: int, stop: int) -> Array:
         """Return stored scales in the target's type."""
-        stored, target = self._repack.stored, self._repack.target
+        stored = self._repack.stored
+        target = self._repack.target
         if stored.scales == target.scales and stored.nested == target.nested:
             return raw if DTYPES[stored.scales].bits == 8 else from_file(raw, stored.scales)
         if stored.nested:
-            parts, run = self._repack.tensor.parts, stored.nested.run
+            parts = self._repack.tensor.parts
+            run = stored.nested.run
             outer = parts[SCALE_SCALES].array()[np.arange(start, stop) // run]
             with np.errstate(over="ignore", invalid="ignore"):
                 wide: Array = parts[SCALE_CODEBOOK].array()[raw] * outer + np.float32(stored.nested.offset)

@@ -49,13 +49,15 @@ class BlocksReader(Rows):
         self._axis = params.layout.axis
         self._spans = _blocks(tensor, params).spans()
         self._reader: RowReader = params.codec.reader(params.inner)
-        self._cols, self._width = params.inner.shape[1], tensor.matrix_shape[1]
+        self._cols = params.inner.shape[1]
+        self._width = tensor.matrix_shape[1]
         self._dtype = numpy_dtype(params.inner.dtype)
         self._full_size = params.layout.whole
         self._row = 0
 
     def fill(self, out: Array) -> None:
-        start, stop = self._row, self._row + len(out)
+        start = self._row
+        stop = self._row + len(out)
         self._row = stop
         if self._full_size:
             self._reader.read_into(out)

@@ -85,7 +85,8 @@ class BlocksEncoder(Encoder):
         self.inner.forget()
 
     def fit_pass(self, rows: Array) -> None:
-        start, remaining = self._scanned, self._remaining(rows, self._scanned)
+        start = self._scanned
+        remaining = self._remaining(rows, self._scanned)
         self._scanned = (start + len(rows)) % max(self.rows, 1)
         if self._is_for_inner(remaining, start):
             self.inner.fit_pass(remaining)
@@ -165,7 +166,8 @@ def _join(slices: list[Array], rows: Array, axis: int) -> Array:
 def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> BlocksEncoder:
     """Return the encoder for a matrix of ``shape`` and source ``dtype``; see ``BlocksCodec.encoder``."""
     require_known(BlocksLayout.codec, options, OPTIONS)
-    axis, block = options.get("axis", 0), options.get("block", BLOCK)
+    axis = options.get("axis", 0)
+    block = options.get("block", BLOCK)
     if axis not in (0, 1) or isinstance(axis, bool):
         raise _option_error("axis 0 or 1", axis)
     if not is_int_between(block, 1, 2**62):
@@ -176,7 +178,8 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> B
             rule="sparse_blocks.shape",
         )
     blocks = _blocks(shape[axis], block, options.get("mask"))
-    name, inner_options = codec_named(options.get("inner", DenseLayout.codec)), options.get("options", {})
+    name = codec_named(options.get("inner", DenseLayout.codec))
+    inner_options = options.get("options", {})
     if name == "sparse_blocks" or not isinstance(name, str) or name not in CODECS or not CODECS[name].streams:
         raise UnsupportedError(
             f"sparse_blocks expects an inner codec that can be read in chunks, found {name!r}",

@@ -35,7 +35,8 @@ class BlocksRepackReader:
         self._reader = inner.reader()
 
     def read(self, rows: int) -> dict[str, Array]:
-        parts, mask = self._reader.read(rows), self._mask
+        parts = self._reader.read(rows)
+        mask = self._mask
         self._mask = None
         return parts if mask is None else {MASK: mask, **parts}
 

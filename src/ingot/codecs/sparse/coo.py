@@ -78,7 +78,8 @@ class CooReader(Rows):
     """A reader that decodes the full tensor at the first call, because positions may come in any order."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self._tensor, self._row = tensor, decodable(tensor)
+        self._tensor = tensor
+        self._row = decodable(tensor)
         self._dense: Array | None = None
         self._next = 0
 
@@ -108,7 +109,8 @@ def _dense_coo(tensor: Tensor, row: DType) -> Array:
     values = values.view(numpy_dtype(row.name))
     coords = tensor.parts["coords"].array().reshape(len(tensor.shape), values.size)  # u32 is widened batch by batch
     out.view(np.uint8)[...] = 0
-    last, ascending = -1, True
+    last = -1
+    ascending = True
     for start in range(0, values.size, BATCH):
         batch = slice(start, start + BATCH)
         positions = _positions(coords[:, batch], tensor.shape, values[batch].size, tensor.name)
@@ -146,7 +148,8 @@ class CooCodec(Codec):
 
         Rules ``sparse_coo.part-missing``, ``.index-dtype``, ``.size``, ``.dtype``, ``.duplicate``.
         """
-        values, coords = require_part(tensor, "values"), index_part(tensor, "coords")
+        values = require_part(tensor, "values")
+        coords = index_part(tensor, "coords")
         rank = len(tensor.shape)
         row = DTYPES.get(tensor.dtype)
         if row is None or row.bits < 8:

@@ -72,14 +72,17 @@ class CsrReader(Rows):
     """A sequential reader of all three parts in step, so that only a chunk's share is in memory."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self._name, self._row = tensor.name, decodable(tensor)
+        self._name = tensor.name
+        self._row = decodable(tensor)
         self._rows, self._cols = tensor.shape
-        self._index, self._ascending = DTYPES[tensor.parts["indices"].dtype], CsrLayout.of(tensor).ascending
+        self._index = DTYPES[tensor.parts["indices"].dtype]
+        self._ascending = CsrLayout.of(tensor).ascending
         self._stored = tensor.parts["indices"].count
         self._values = tensor.parts["values"].reader()
         self._indices = tensor.parts["indices"].reader()
         self._indptr = tensor.parts["indptr"].reader()
-        self._done, self._last = 0, -1
+        self._done = 0
+        self._last = -1
 
     def fill(self, out: Array) -> None:
         stored_dtype = numpy_dtype(self._row.name)
@@ -122,11 +125,13 @@ class CsrReader(Rows):
         counts = self._counts(rows)
         out.view(np.uint8)[...] = 0
         ends = np.cumsum(counts)
-        start, done = 0, 0
+        start = 0
+        done = 0
         while done < (int(ends[-1]) if rows else 0):
             stop = max(start + 1, int(np.searchsorted(ends, done + BATCH, "right")))
             self._read_batch(out[start * self._cols : stop * self._cols], counts[start:stop])
-            start, done = stop, int(ends[stop - 1])
+            start = stop
+            done = int(ends[stop - 1])
         self._done += rows
 
     def _read_batch(self, out: Array, counts: Array) -> None:
@@ -206,7 +211,8 @@ class CsrCodec(Codec):
             )
         values = require_part(tensor, "values")
         CsrLayout.of(tensor)
-        indices, indptr = index_part(tensor, "indices"), index_part(tensor, "indptr")
+        indices = index_part(tensor, "indices")
+        indptr = index_part(tensor, "indptr")
         if indices.dtype != indptr.dtype:
             raise CodecError(
                 "sparse_csr.index-dtype",
@@ -232,8 +238,10 @@ class CsrCodec(Codec):
     def sparse(self, tensor: Tensor, dtype: str) -> SparseArrays:
         """Return values, row pointers and columns, checked as ``decode`` does; columns ascend in each row."""
         self.check(tensor)
-        cols, name = tensor.shape[1], tensor.name
-        indptr, indices = all_indices(tensor.parts["indptr"]), all_indices(tensor.parts["indices"])
+        cols = tensor.shape[1]
+        name = tensor.name
+        indptr = all_indices(tensor.parts["indptr"])
+        indices = all_indices(tensor.parts["indices"])
         if indptr[0] or int(indptr[-1]) != indices.size or bool((indptr[1:] < indptr[:-1]).any()):
             raise _indptr_error(f"to begin with 0, never to fall and to end at {indices.size}", name)
         require_below(indices, cols, "sparse_csr", name)
@@ -246,7 +254,8 @@ class CsrCodec(Codec):
         columns = indices.astype(np.int64)
         values = stored_values(tensor, dtype)
         if order is not None:
-            columns, values = columns[order], values[order]
+            columns = columns[order]
+            values = values[order]
         return SparseArrays(CsrLayout(dtype), tensor.shape, values, (indptr.astype(np.int64), columns))
 
     def repack(self, tensor: Tensor, layout: Layout) -> Repacked:

@@ -52,7 +52,8 @@ class Keep:
     fit_passes = 1
 
     def __init__(self, exact: bool = False) -> None:
-        self.exact, self.kept_count = exact, 0
+        self.exact = exact
+        self.kept_count = 0
 
     def fit_pass(self, rows: Array, last: bool) -> None:
         """Process the next rows of a pass; ``last`` if they end it."""
@@ -85,7 +86,8 @@ class Pattern(Keep):
 
     def __init__(self, zeros: int, size: int) -> None:
         super().__init__()
-        self._zeros, self._size = zeros, size
+        self._zeros = zeros
+        self._size = size
 
     def __call__(self, rows: Array) -> Array:
         keep = super().__call__(rows).reshape(-1, self._size)
@@ -106,7 +108,9 @@ class Largest(Keep):
         self._wide = dtype in ("f32", "f64")
         self.fit_passes = 2 if self._wide else 1
         self._target_count = round(share * size)
-        self._size, self._below, self._high = size, 0, -1
+        self._size = size
+        self._below = 0
+        self._high = -1
         self._counts = np.zeros(1 << 15, np.int64)
         self._limit = 0  # the largest magnitude that is dropped
 
@@ -130,10 +134,12 @@ class Largest(Keep):
             self._below = int(sums[index - 1]) if index else 0
             self._counts = np.zeros(1 << 16, np.int64)
             return
-        dropped, before = int(sums[index]), int(sums[index - 1]) if index else self._below
+        dropped = int(sums[index])
+        before = int(sums[index - 1]) if index else self._below
         self._limit = index | (self._high << _LOW if self._wide else 0)
         if self._limit and self._target_count - before <= dropped - self._target_count:
-            self._limit, dropped = self._limit - 1, before
+            self._limit = self._limit - 1
+            dropped = before
         self.kept_count = self._size - dropped
 
     def __call__(self, rows: Array) -> Array:
@@ -160,7 +166,11 @@ class MaskEncoder(Encoder):
     def __init__(
         self, shape: tuple[int, ...], dtype: str, keep: Keep, inner: Encoder, *, aligned: bool = False
     ) -> None:
-        self._shape, self._dtype, self._keep, self._inner, self._aligned = shape, dtype, keep, inner, aligned
+        self._shape = shape
+        self._dtype = dtype
+        self._keep = keep
+        self._inner = inner
+        self._aligned = aligned
         self._rows, self._cols = (prod(shape[:-1]), shape[-1]) if shape else (1, 1)
         self._bits = int(inner.params["bits"]) if inner.codec in CODES else 0
         # The inner matrix may have other rows than the tensor: with option ``cut`` of affine.
@@ -179,7 +189,8 @@ class MaskEncoder(Encoder):
             PartSpec(NONZEROS, stored.dtype, None, stored.type, limit=limit),
             *others,
         )
-        self._seen, self._pass = 0, 0
+        self._seen = 0
+        self._pass = 0
         # Fit passes count the selected elements. Until then a pruning declares 0, so that no stored tensor equals it.
         self.params = self._layout(None if type(keep) is Keep and self._rows else 0).attributes()
 
@@ -275,7 +286,8 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> M
     """Return the encoder for a tensor of ``shape`` and source ``dtype``; see ``MaskCodec.encoder``."""
     source = source_dtype(ID, dtype, FLOATS)
     require_known(ID, options, OPTIONS)
-    name, within = codec_named(options.get("inner", DenseLayout.codec)), options.get("options", {})
+    name = codec_named(options.get("inner", DenseLayout.codec))
+    within = options.get("options", {})
     if name not in (DenseLayout.codec, *CODES):
         raise _option_error(f"inner {DenseLayout.codec}, {' or '.join(CODES)}", name)
     if not isinstance(within, Mapping):

@@ -29,12 +29,15 @@ class AlignedBits:
 
     def __init__(self, part: Part, cols: int, padding: int, location: str) -> None:
         self._bits = BitReader(part, 1, f"{ID}.padding", location)
-        self._cols, self._padding, self._location = cols, padding, location
+        self._cols = cols
+        self._padding = padding
+        self._location = location
         self._column = 0  # the column of the next bit
 
     def next(self, count: int) -> Array:
         """Return the next ``count`` bits as a stream that begins at a byte, padded with zero bits."""
-        out, done = np.empty(count, np.uint8), 0
+        out = np.empty(count, np.uint8)
+        done = 0
         while done < count:
             rows = 0 if self._column else (count - done) // self._cols
             taken = rows * self._cols if rows else min(count - done, self._cols - self._column)
@@ -84,14 +87,16 @@ class Mask:
     """
 
     def __init__(self, tensor: Tensor, params: MaskParams) -> None:
-        part, cols = tensor.parts[MASK], tensor.matrix_shape[1]
+        part = tensor.parts[MASK]
+        cols = tensor.matrix_shape[1]
         self._bits: BitReader | AlignedBits = (
             AlignedBits(part, cols, params.padding, tensor.name)
             if params.padding
             else BitReader(part, 1, f"{ID}.padding", tensor.name)
         )
         self._remaining: int | None = params.nnz  # None after bits were skipped
-        self._nnz, self._tensor_name = params.nnz, tensor.name
+        self._nnz = params.nnz
+        self._tensor_name = tensor.name
 
     def next(self, count: int) -> tuple[Array, int]:
         """Return the next ``count`` bits, and the number of set bits."""
@@ -135,7 +140,8 @@ class DenseMaskReader(Rows):
     """A sequential reader of a tensor that stores the selected values themselves."""
 
     def __init__(self, tensor: Tensor, params: MaskParams) -> None:
-        self._name, self._row = tensor.name, decodable(tensor)
+        self._name = tensor.name
+        self._row = decodable(tensor)
         self._mask = Mask(tensor, params)
         self._values = tensor.parts[NONZEROS].reader()
 
@@ -171,7 +177,8 @@ class CodeMaskReader(Rows):
         assert params.layout is not None
         self._mask = Mask(tensor, params)
         self._codes = ScatteredCodes(tensor, params)
-        self._cols, self._dtype = tensor.matrix_shape[1], numpy_dtype(tensor.dtype)
+        self._cols = tensor.matrix_shape[1]
+        self._dtype = numpy_dtype(tensor.dtype)
         self._inner = params.codec.reader(with_codes(params, Part("u8", params.layout.nbytes, self._codes)))
 
     def fill(self, out: Array) -> None:
@@ -205,11 +212,13 @@ class ScatteredCodes:
 
     def __init__(self, tensor: Tensor, params: MaskParams) -> None:
         assert params.layout is not None
-        self.name, self.size = tensor.name, params.layout.nbytes
+        self.name = tensor.name
+        self.size = params.layout.nbytes
         self._layout: CodeLayout = params.layout
         self._mask = Mask(tensor, params)
         self._selected = BitReader(tensor.parts[NONZEROS], self._layout.bits, f"{ID}.padding", tensor.name)
-        self._elements, self._position = tensor.size, 0
+        self._elements = tensor.size
+        self._position = 0
         self._ready: Array = np.empty(0, np.uint8)
 
     def view(self, offset: int, length: int) -> memoryview:
@@ -262,7 +271,8 @@ class ScatteredCodes:
         return min(max(1, BATCH // cols) * cols if cols else BATCH, self._elements)
 
     def _next(self) -> Array:
-        cols, bits = self._layout.cols, self._layout.bits
+        cols = self._layout.cols
+        bits = self._layout.bits
         count = self._step()
         self._elements -= count
         if not count:

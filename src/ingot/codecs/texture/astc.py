@@ -40,7 +40,8 @@ class AstcEncoder(Encoder):
     def __init__(self, shape: tuple[int, ...], dtype: str, footprint: str, quality: float) -> None:
         self._rows, self._cols = (prod(shape[:-1]), shape[-1]) if shape else (1, 1)
         self._width, self._height = FOOTPRINTS[footprint]
-        self._coder, self._decoder = Coder(footprint, quality), Coder(footprint, None)
+        self._coder = Coder(footprint, quality)
+        self._decoder = Coder(footprint, None)
         self._seen = 0
         self._amax = np.float32(0)
         self.step = self._height
@@ -128,7 +129,8 @@ class AstcReader(Rows):
 
     def __init__(self, tensor: Tensor) -> None:
         self._layout, self._coder, self._map = _prepare(tensor)
-        self._name, self._parts = tensor.name, tensor.parts
+        self._name = tensor.name
+        self._parts = tensor.parts
         self._blocks = tensor.parts["blocks"].reader()
         self._band = 0
         self._texels = np.empty((0, self._layout.cols), np.float16)
@@ -213,7 +215,8 @@ class AstcCodec(Codec):
         """
         source = source_dtype(AstcLayout.codec, dtype, FLOATS)
         require_known(AstcLayout.codec, options, OPTIONS)
-        footprint, quality = options.get("footprint", "6x6"), options.get("quality", 10)
+        footprint = options.get("footprint", "6x6")
+        quality = options.get("quality", 10)
         if not isinstance(footprint, str) or footprint not in FOOTPRINTS:
             raise _option_error(f"a footprint {', '.join(FOOTPRINTS)}", footprint)
         if isinstance(quality, bool) or not isinstance(quality, int | float) or not 0 <= quality <= 100:
@@ -295,7 +298,8 @@ def _checked(tensor: Tensor) -> AstcLayout:
         )
     blocks = Blocks(*tensor.matrix_shape, *FOOTPRINTS[layout.footprint])
     for role, storage, nbytes in zip(ROLES, ("u8", "f32", "f32"), (blocks.nbytes, 4, 4), strict=True):
-        part, location = tensor.parts[role], f"{tensor.name}.{role}"
+        part = tensor.parts[role]
+        location = f"{tensor.name}.{role}"
         if part.dtype != storage or part.type not in (None, storage):
             raise CodecError("astc.dtype", f"expected {storage}, found {part.type or part.dtype}", where=location)
         if part.nbytes != nbytes:

@@ -63,7 +63,8 @@ class TrellisCodec(Codec):
 
     def runs(self, tensor: Tensor, shape: tuple[int, ...]) -> RunLayout | None:
         """Return bands with their scales as runs, if matrices of both shapes have full bands only."""
-        layout, cols = _checked(tensor), tensor.matrix_shape[1]
+        layout = _checked(tensor)
+        cols = tensor.matrix_shape[1]
         if not cols or len(shape) < 2 or len(tensor.shape) < 2 or shape[-1] != cols:
             return None
         if shape[-2] % layout.band or tensor.shape[-2] % layout.band:

@@ -37,7 +37,9 @@ def layout_for(shape: Shape, dtype: str, options: Mapping[str, Any]) -> TrellisL
         ``trellis.group``: the group does not divide the columns.
     """
     require_known(ID, options, OPTIONS)
-    bits, group, scales = options.get("bits", 4), options.get("group", 64), options.get("scales", "f16")
+    bits = options.get("bits", 4)
+    group = options.get("group", 64)
+    scales = options.get("scales", "f16")
     if not is_int_between(bits, BITS[0], BITS[-1]):
         raise _option_error("bits 2, 3 or 4", bits)
     if not is_int_between(group, 1, 2**31):
@@ -69,7 +71,8 @@ class TrellisEncoder(Encoder):
     lossless: bool = False
 
     def __init__(self, shape: Shape, layout: TrellisLayout) -> None:
-        self._layout, self._inner = layout, inner_rows(shape)
+        self._layout = layout
+        self._inner = inner_rows(shape)
         self._reach = RangeProbe("scales", layout.scales, (), 1.0, layout.dtype)
         self.params: Mapping[str, Any] = layout.attributes()
         self.parts: tuple[PartSpec, ...] = layout.part_specs(shape)
@@ -93,7 +96,8 @@ class TrellisEncoder(Encoder):
             raise CodecError(
                 f"{ID}.non-finite", "expected finite values, found NaN or infinity; keep this tensor dense"
             )
-        streams, scales = [np.empty(0, np.uint8)], [np.empty(0, numpy_dtype(self._layout.scales))]
+        streams = [np.empty(0, np.uint8)]
+        scales = [np.empty(0, numpy_dtype(self._layout.scales))]
         for first, last in self._bands(len(wide) if wide.size else 0):
             windows, band_scales = encode_band(np.ascontiguousarray(wide[first:last].T), self._layout)
             streams.append(pack_band(windows, self._layout))
@@ -103,7 +107,8 @@ class TrellisEncoder(Encoder):
     def decode(self, parts: Mapping[str, Array], out: Array) -> None:
         if not out.size:
             return
-        layout, offset = self._layout, 0
+        layout = self._layout
+        offset = 0
         scales = parts[SCALES].reshape(len(out), -1)
         for first, last in self._bands(len(out)):
             size = 2 * out.shape[1] * layout.places(last - first)
@@ -121,7 +126,9 @@ def encode_band(target: Array, layout: TrellisLayout) -> tuple[Array, Array]:
     """Return windows (u16) and scales (f32 [groups, rows]) of a band that is given by columns, f32 [cols, rows]."""
     cols, rows = target.shape
     grouped = target.reshape(cols // layout.group, layout.group, rows)
-    windows, weights, values = np.zeros(target.shape, np.uint16), np.ones(rows, np.float32), values_of(layout.bits)
+    windows = np.zeros(target.shape, np.uint16)
+    weights = np.ones(rows, np.float32)
+    values = values_of(layout.bits)
     scales = round_scales(np.sqrt(np.square(grouped, dtype=np.float64).mean(1)), layout.scales)
     for turn in range(_TURNS + 1):
         native.kernels.trellis_search(layout.bits, layout.group, values, weights, scales, windows, target, turn < 1)

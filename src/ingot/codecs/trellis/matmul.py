@@ -71,7 +71,8 @@ class TrellisMatrix(TileMatrix):
         return matrix
 
     def decode_into(self, start: int, out: Array, workers: int | None = None) -> None:
-        done, scales = 0, self.scales.reshape(self.shape[0], -1)
+        done = 0
+        scales = self.scales.reshape(self.shape[0], -1)
         for first, last in self._bands():
             count = min(last, start + len(out)) - (start + done)
             if first <= start + done < last and count > 0:

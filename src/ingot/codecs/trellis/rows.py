@@ -33,7 +33,8 @@ def decode_rows(layout: TrellisLayout, words: Array, height: int, scales: Array,
     CodecError
         ``trellis.overflow``: a finite scale gives a value past the range of ``out.dtype``.
     """
-    values, dtype = values_of(layout.bits), float_name(out)
+    values = values_of(layout.bits)
+    dtype = float_name(out)
     wide = np.require(scales, requirements=("C", "A")) if scales.dtype == np.float32 else cast(scales, "f32")
     native.kernels.trellis_decode(words, layout.bits, height, layout.group, values, wide, first, written(out), dtype)
     if float(np.abs(wide).max(initial=0)) * float(values.max()) <= LARGEST[dtype]:
@@ -55,9 +56,11 @@ class TrellisReader(Rows):
     """A sequential reader that holds the streams of one band."""
 
     def __init__(self, tensor: Tensor, layout: TrellisLayout) -> None:
-        self._layout, self._name = layout, tensor.name
+        self._layout = layout
+        self._name = tensor.name
         self._rows, self._cols = tensor.matrix_shape
-        self._streams, self._scales = tensor.parts[STREAMS].reader(), tensor.parts[SCALES].reader()
+        self._streams = tensor.parts[STREAMS].reader()
+        self._scales = tensor.parts[SCALES].reader()
         self._bands = bands_of(self._rows if self._cols else 0, inner_rows(tensor.shape), layout.band)
         self._row = self._first = self._stop = 0  # the next row; the present band
         self._band_words: Array | None = None
@@ -68,7 +71,8 @@ class TrellisReader(Rows):
             if self._row == self._stop:
                 self._next()
             count = min(self._stop - self._row, len(out) - done)
-            words, scales = self._words(), self._take(count)
+            words = self._words()
+            scales = self._take(count)
             try:
                 decode_rows(
                     self._layout, words, self._stop - self._first, scales, self._row - self._first,

@@ -55,7 +55,8 @@ def product_into(left_factor: Array, right: Array, out: Array) -> None:
     risky = _may_overflow(left_factor, right, float_name(out))
     for start in range(0, rows, step):
         target = out[start : start + step]
-        total, term = np.zeros(target.shape, np.float32), np.empty(target.shape, np.float32)
+        total = np.zeros(target.shape, np.float32)
+        term = np.empty(target.shape, np.float32)
         with np.errstate(over="ignore", invalid="ignore"):  # checked below
             for column, row in zip(left_factor[start : start + step].T, right, strict=True):
                 np.multiply(column[:, None], row, out=term)
@@ -138,7 +139,10 @@ class LowRankEncoder(Encoder):
     ) -> None:
         wide = ("bf16", "f32") if factor_dtype == AUTO else ()
         factor_dtype = "f16" if factor_dtype == AUTO else factor_dtype
-        self._matrix, self._dtype, self._max_rank, self._error = matrix, dtype, max_rank, error
+        self._matrix = matrix
+        self._dtype = dtype
+        self._max_rank = max_rank
+        self._error = error
         self._factor_dtype = factor_dtype
         self._reach = RangeProbe("factors", factor_dtype, wide, 32, "f64", power=0.5)
         self._factors: tuple[Array, Array] | None = None
@@ -244,7 +248,9 @@ def factor_options(
 
     Raises ``UsageError`` ``<codec>.option``.
     """
-    max_rank, error, dtype = options.get("rank", rank), options.get("error"), options.get("factors", dtype)
+    max_rank = options.get("rank", rank)
+    error = options.get("error")
+    dtype = options.get("factors", dtype)
     if not is_int_between(max_rank, 0, 2**31):
         raise option_error(codec, "rank of at least 0", max_rank)
     if error is not None and (not isinstance(error, int | float) or isinstance(error, bool) or not 0 <= error < 1):

@@ -12,7 +12,8 @@ import numpy as np
 
 from ingot.model.tensor import Array
 
-OVERSAMPLING, ITERATIONS = 8, 3
+OVERSAMPLING = 8
+ITERATIONS = 3
 _SEED = 0x1A60
 _BLOCK = 512  # rows widened to double precision at a time
 
@@ -41,7 +42,9 @@ def factors(rows: Array, max_rank: int, error: float | None) -> tuple[Array, Arr
         residual = total - np.cumsum(np.square(values[:rank]))
         enough = np.flatnonzero(residual <= total * error**2)
         rank = int(enough[0]) + 1 if enough.size else rank
-    basis, values, right = basis[:, :rank], np.sqrt(values[:rank]), right[:rank]
+    basis = basis[:, :rank]
+    values = np.sqrt(values[:rank])
+    right = right[:rank]
     largest = (
         np.take_along_axis(basis, np.abs(basis).argmax(axis=0)[None], axis=0) if len(basis) else np.ones((1, rank))
     )
@@ -62,7 +65,8 @@ def spectrum(blocks: Callable[[], Iterable[Array]], cols: int, max_rank: int) ->
     """
     size = min(max_rank + OVERSAMPLING, cols)
     start = np.random.Generator(np.random.PCG64(_SEED)).standard_normal((cols, size))
-    span, total = np.zeros((cols, size)), 0.0
+    span = np.zeros((cols, size))
+    total = 0.0
     for rows in blocks():
         for first in range(0, len(rows), _BLOCK):
             wide = rows[first : first + _BLOCK].astype(np.float64)

@@ -52,14 +52,17 @@ class CorrectedReader(Rows):
 
     def __init__(self, tensor: Tensor) -> None:
         inner, correction = _checked(tensor)
-        self._inner, self._correction = CODECS[inner.codec].reader(inner), LowRankReader(correction)
-        self._cols, self._tensor_name = tensor.matrix_shape[1], tensor.name
+        self._inner = CODECS[inner.codec].reader(inner)
+        self._correction = LowRankReader(correction)
+        self._cols = tensor.matrix_shape[1]
+        self._tensor_name = tensor.name
         self._step = max(1, _SCRATCH // max(self._cols, 1))
 
     def fill(self, out: Array) -> None:
         for start in range(0, len(out) if out.size else 0, self._step):
             target = out[start : start + self._step]
-            base, correction = np.empty(target.shape, np.float32), np.empty(target.shape, np.float32)
+            base = np.empty(target.shape, np.float32)
+            correction = np.empty(target.shape, np.float32)
             self._inner.read_into(base)
             self._correction.read_into(correction)
             try:
@@ -89,7 +92,10 @@ class CorrectedEncoder(Encoder):
     def __init__(
         self, matrix: tuple[int, int], inner: Encoder, max_rank: int, error: float | None, factor_dtype: str
     ) -> None:
-        self._inner, self._max_rank, self._error, self._factor_dtype = inner, max_rank, error, factor_dtype
+        self._inner = inner
+        self._max_rank = max_rank
+        self._error = error
+        self._factor_dtype = factor_dtype
         self._factors: tuple[Array, Array] | None = None
         self.params: Mapping[str, Any] = self._params(None)
         (rows, cols), width = matrix, numpy_dtype(factor_dtype).itemsize
@@ -153,7 +159,8 @@ class CorrectedEncoder(Encoder):
     def decode(self, parts: Mapping[str, Array], out: Array) -> None:
         if not out.size:
             return
-        base, correction = np.empty(out.shape, np.float32), np.empty(out.shape, np.float32)
+        base = np.empty(out.shape, np.float32)
+        correction = np.empty(out.shape, np.float32)
         self._inner.decode({role: data for role, data in parts.items() if role not in (LEFT, RIGHT)}, base)
         left_factor, right = (cast(parts[role], "f32") for role in (LEFT, RIGHT))
         product_into(left_factor.reshape(len(out), -1), right.reshape(-1, out.shape[1]), correction)
@@ -188,7 +195,8 @@ class CorrectedCodec(Codec):
         source_dtype(ID, dtype, FACTORS)
         require_known(ID, options, OPTIONS)
         max_rank, error, factor_dtype = factor_options(ID, options, RANK, FACTORS, "f32")
-        name, within = codec_named(options.get("inner", AffineLayout.codec)), options.get("options", {})
+        name = codec_named(options.get("inner", AffineLayout.codec))
+        within = options.get("options", {})
         if name not in INNER or not isinstance(within, Mapping):
             raise _option_error(f"inner {', '.join(INNER)} with a map of options", name)
         matrix = matrix_shape(shape)

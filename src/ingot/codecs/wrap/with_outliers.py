@@ -41,7 +41,8 @@ from ingot.model.tensor import Array, Tensor
 
 ID = WITH_OUTLIERS
 VERSION = 1
-POSITIONS, VALUES = "outlier_positions", "outlier_values"
+POSITIONS = "outlier_positions"
+VALUES = "outlier_values"
 FLOATS = ("f32", "f16", "bf16")
 OPTIONS = ("fraction", "count", "values", "inner", "options")
 _option_error = partial(option_error, ID)
@@ -87,7 +88,8 @@ class OutlierReader(AddingReader):
 
     def __init__(self, tensor: Tensor) -> None:
         self._params = _checked(tensor)
-        self._cols, self._tensor_name = tensor.matrix_shape[1], tensor.name
+        self._cols = tensor.matrix_shape[1]
+        self._tensor_name = tensor.name
         self._inner = self._params.codec.reader(self._params.inner)
         self._positions, self._values = (tensor.parts[role].reader() for role in (POSITIONS, VALUES))
         self._step = max(1, _SCRATCH // max(self._cols, 1))
@@ -101,7 +103,8 @@ class OutlierReader(AddingReader):
 
     def add_into(self, base: Array, out: Array) -> None:
         for start in range(0, len(out) if out.size else 0, self._step):
-            old, target = base[start : start + self._step], out[start : start + self._step]
+            old = base[start : start + self._step]
+            target = out[start : start + self._step]
             columns, values = self._next(len(target))
             total = floats.cast(values, "f32")
             with np.errstate(over="ignore", invalid="ignore"):  # a sum past the range is infinite, as elsewhere
@@ -128,7 +131,8 @@ class OutlierReader(AddingReader):
 
     def _next(self, rows: int) -> tuple[Array, Array]:
         """Return the columns and values of the next rows' outliers, after checking them."""
-        params, shape = self._params, (rows, self._params.count)
+        params = self._params
+        shape = (rows, self._params.count)
         columns = _read(self._positions, params.positions, shape).astype(np.int64)
         if columns.size and not (bool((columns[:, 1:] > columns[:, :-1]).all()) and int(columns.max()) < self._cols):
             raise CodecError(
@@ -150,9 +154,15 @@ class OutlierEncoder(Encoder):
         wide = ("bf16", "f32") if values == AUTO else ()
         values = "f16" if values == AUTO else values
         self._reach = RangeProbe("values", values, wide, 1, dtype)
-        self._cols, self._dtype, self._count, self._values, self._inner = cols, dtype, count, values, inner
+        self._cols = cols
+        self._dtype = dtype
+        self._count = count
+        self._values = values
+        self._inner = inner
         self._position_dtype = position_dtype(cols)
-        self.fit_passes, self.single_chunk, self.step = inner.fit_passes, inner.single_chunk, step
+        self.fit_passes = inner.fit_passes
+        self.single_chunk = inner.single_chunk
+        self.step = step
         self.lossless = inner.lossless and values == dtype
         width = numpy_dtype(self._position_dtype).itemsize
         self.parts: tuple[PartSpec, ...] = (
@@ -270,7 +280,8 @@ class OutlierCodec(Codec):
         source = source_dtype(ID, dtype, FLOATS)
         require_known(ID, options, OPTIONS)
         matrix = (prod(shape[:-1]), shape[-1]) if shape else (1, 1)
-        name, inner_options = codec_named(options.get("inner", AffineLayout.codec)), options.get("options", {})
+        name = codec_named(options.get("inner", AffineLayout.codec))
+        inner_options = options.get("options", {})
         if not isinstance(name, str) or name == ID or name not in CODECS or not CODECS[name].streams:
             raise _option_error("an inner codec that can be read in chunks", name)
         if not isinstance(inner_options, Mapping):
@@ -298,7 +309,8 @@ def _count(options: Mapping[str, Any], cols: int) -> int:
 
 
 def _checked(tensor: Tensor) -> _Params:
-    attributes, name = tensor.params, tensor.name
+    attributes = tensor.params
+    name = tensor.name
     rows, cols = tensor.matrix_shape
     if attributes.get("codec_version") != VERSION or tensor.dtype not in FLOATS:
         raise _params_error(
@@ -307,7 +319,8 @@ def _checked(tensor: Tensor) -> _Params:
     count = attributes.get("per_row")
     if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= cols:
         raise _params_error(tensor, f"attribute per_row from 0 to {cols}", count)
-    inner, params = attributes.get("inner"), attributes.get("inner_params")
+    inner = attributes.get("inner")
+    params = attributes.get("inner_params")
     inner = codec_of(inner) if isinstance(inner, str) else inner
     if not isinstance(inner, str) or inner == ID or inner not in CODECS or not CODECS[inner].streams:
         raise CodecError(f"{ID}.inner", f"expected a codec that can be read in chunks, found {inner!r:.80}", where=name)

@@ -127,7 +127,8 @@ def survey(
     there, here = layers_of(planned.checkpoint), layers_of(planned.weights)
 
     def choice_of(step: Step) -> Choice | None:
-        name, stays = step.tensor.name, stay[step.tensor.name]
+        name = step.tensor.name
+        stays = stay[step.tensor.name]
         same = (step.spec.codec, step.spec.dtype, step.out_bytes) == (
             stays.spec.codec,
             stays.spec.dtype,
@@ -185,7 +186,8 @@ def _together(planned: Planned, names: Sequence[str]) -> Iterator[tuple[str, str
             yield name, f"{unit_of(found['before'])}{part}"
         elif unit_of(name) != name:
             yield name, unit_of(name)
-    source, there = planned.source, planned.checkpoint
+    source = planned.source
+    there = planned.checkpoint
     tied = frozenset(untangle(source.config(), there).without) if source.is_folder and len(names) else frozenset()
     for head in tied:
         yield head, head

@@ -23,7 +23,8 @@ STEPS = 6
 """The most recipes that are measured for one limit."""
 
 # Which share of the limit solutions aim at, and from which on one needs no better.
-_AIM, _CLOSE = 0.97, 0.92
+_AIM = 0.97
+_CLOSE = 0.92
 # What a next solution's estimate is at least and at most of the one before: far from the limit nothing is a line.
 _FARTHEST = 16.0
 # After each recipe in a row that is above the limit the next one aims so much lower.

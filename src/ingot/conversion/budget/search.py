@@ -156,7 +156,9 @@ class _Budget:
     """A budget while it is worked out."""
 
     def __init__(self, options: ConvertOptions, prepare: Prepare, convert: Convert, file: Location | None) -> None:
-        self._options, self._prepare, self._file = options, prepare, file
+        self._options = options
+        self._prepare = prepare
+        self._file = file
         self._source = Location.parse(options.src)
         self._plain = replace(
             options,
@@ -268,7 +270,8 @@ class _Budget:
     def _surveys(self, kept: Planned, origins: Mapping[str, Sequence[str]]) -> list[Survey]:
         """Return what types do, what is kept first; of those that nobody asked for the ones that the format carries."""
         found = [survey(KEEP, _KEEP, kept, origins, kept.plan)]
-        asked, refused = _asked(self._options), None
+        asked = _asked(self._options)
+        refused = None
         calibrated = self._options.calibration is not None
         for name in asked or default_types(kept.plan.format.name, calibrated=calibrated):
             for label, recipe in type_named(name):
@@ -330,7 +333,8 @@ class _Budget:
         ``more`` are bytes of other tensors and beside all of them, which depend on what is chosen: corrected by plans.
         """
         sizes = [[way.nbytes for way in group.ways] for group in made.groups]
-        least, most = sum(map(min, sizes)), target.size
+        least = sum(map(min, sizes))
+        most = target.size
         assert most is not None
         best: tuple[Allocation, int] | None = None
         for _ in range(_CORRECTIONS):
@@ -382,7 +386,8 @@ def _costed(
         for name, unit in units_of(groups).items()
         for text, loss in zip(unit.choices, found[name].ways, strict=True)
     }
-    left, costs = [], []
+    left = []
+    costs = []
     for group in groups:
         each: list[tuple[Way, float]] = []
         for way in group.ways:

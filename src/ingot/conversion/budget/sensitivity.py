@@ -126,7 +126,8 @@ def _pieces(tensor: Tensor, statistics: Statistics | None, most: int) -> Iterato
             known = statistics.for_matrix(f"{tensor.name}:expert.{number}")
             yield _piece(tensor, values[chosen], chosen, len(values), known)
         return
-    values, rows = sample_of(tensor, most), sampled_rows(tensor, most)
+    values = sample_of(tensor, most)
+    rows = sampled_rows(tensor, most)
     known = None if statistics is None or rows is None else statistics.for_matrix(tensor.name)
     count, cols = tensor.matrix_shape
     if known is not None:
@@ -142,7 +143,8 @@ def _piece(tensor: Tensor, values: Array, chosen: Array | None, count: int, know
 
 def _losses(tensor: Tensor, piece: _Piece, choices: Sequence[Choice]) -> list[Loss | None]:
     """Return the losses of a piece, that of noise last."""
-    rows, known = piece.rows, piece.known
+    rows = piece.rows
+    known = piece.known
     if not np.isfinite(rows).all():
         return [*(Loss(0.0, 0.0, 0.0) if _exact(choice) else None for choice in choices), Loss(0.0)]
     factors = None
@@ -235,7 +237,9 @@ class Measure:
         return self.weights * loss.weights if loss.outputs is None else self.outputs * loss.outputs
 
 
-BOTH, INPUTS, NOTHING = "both factors", "inputs", "weights alone"
+BOTH = "both factors"
+INPUTS = "inputs"
+NOTHING = "weights alone"
 
 
 def measure_of(found: Mapping[str, Losses], sizes: Mapping[str, int]) -> Measure:

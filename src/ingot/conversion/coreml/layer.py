@@ -47,7 +47,8 @@ def extract_layer(options: LayerOptions) -> LayerReport:
     CodecError
         ``coreml.layer``: a value that f16 cannot hold.
     """
-    name, opset = options.name, options.opset
+    name = options.name
+    opset = options.opset
     if opset not in OPSETS:
         raise UsageError(f"expected the opset {', '.join(OPSETS)}, found {opset!r}", rule="coreml.layer")
     with opened(options.path, options.out) as begun:

@@ -61,7 +61,8 @@ def _planned(view: Checkpoint, format: OnnxFormat, planned: Collection[str]) -> 
 def _wanted(view: Checkpoint, format: OnnxFormat, recipe: Recipe | None, *, requantize: bool) -> Mapping[str, str]:
     if recipe is None:
         return {}
-    layers, names = layers_of(view), {}
+    layers = layers_of(view)
+    names = {}
     for name, tensor in view.items():
         if format.turned_name(name, _BITS) is None or tensor.codec not in CODECS:
             continue

@@ -102,7 +102,9 @@ class _Matched:
     """Which tensor takes which place; raises ``UsageError`` ``convert.graph``."""
 
     def __init__(self, checkpoint: Checkpoint, graph: Checkpoint, format: OnnxFormat) -> None:
-        self._checkpoint, self._graph, self._format = checkpoint, graph, format
+        self._checkpoint = checkpoint
+        self._graph = graph
+        self._format = format
         self._wrong: list[str] = []
         self._pairs = list(self._named())
         self._pairs += self._tied()
@@ -214,7 +216,9 @@ class _Matched:
 
     def _made(self, pair: Pair) -> tuple[str, Callable[[], Tensor]]:
         """Return the name that a tensor has in the graph, and what makes it."""
-        place, tensor, site = pair.place, self._checkpoint[pair.tensor], self._graph[pair.place]
+        place = pair.place
+        tensor = self._checkpoint[pair.tensor]
+        site = self._graph[pair.place]
         if not self._multiplied(place):
             return place, self._as_codes(tensor, place, site.dtype)
         packs = self._format.is_turned(place)
@@ -338,7 +342,9 @@ class Facing:
     """
 
     def __init__(self, checkpoint: Checkpoint, graph: Checkpoint, format: OnnxFormat, pairs: Sequence[Pair]) -> None:
-        self._checkpoint, self._graph, self._format = checkpoint, graph, format
+        self._checkpoint = checkpoint
+        self._graph = graph
+        self._format = format
         self._told: dict[_Kind, set[Orientation]] = {}
         for pair in pairs:
             face = self._by_shape(pair)
@@ -350,10 +356,12 @@ class Facing:
 
         Its shape is that of the place, or that with the last two axes changed.
         """
-        own, other = self._graph[pair.place].shape, self._checkpoint[pair.tensor].shape
+        own = self._graph[pair.place].shape
+        other = self._checkpoint[pair.tensor].shape
         if len(own) < 2 or own[-1] != own[-2] or own[-1] <= 1:
             return own != other
-        wanted, graphs_own = self._format.face(pair.place), self._format.is_own(pair.tensor)
+        wanted = self._format.face(pair.place)
+        graphs_own = self._format.is_own(pair.tensor)
         if wanted == EITHER or (graphs_own and pair.tensor == pair.place):
             return False
         found = (self._format.face(pair.tensor) if graphs_own else None) or self._of_others(pair.tensor)
@@ -361,7 +369,8 @@ class Facing:
 
     def _by_shape(self, pair: Pair) -> Orientation | None:
         """Return how a matrix lies in the checkpoint that is not square; None where that does not tell."""
-        own, other = self._graph[pair.place].shape, self._checkpoint[pair.tensor].shape
+        own = self._graph[pair.place].shape
+        other = self._checkpoint[pair.tensor].shape
         if len(own) < 2 or own[-1] == own[-2] or other not in (own, (*own[:-2], own[-1], own[-2])):
             return None
         face = self._format.face(pair.place)

@@ -18,7 +18,9 @@ from ingot.errors import FormatError
 
 CHUNK = 1 << 20
 LARGE = 8 << 20
-_LEAST, _MOST = 1 << 12, 1 << 24  # a chunk is read into memory before any of its bytes are handed out
+# a chunk is read into memory before any of its bytes are handed out
+_LEAST = 1 << 12
+_MOST = 1 << 24
 _CRC = "crc32c"
 
 Buffer = checksums.Buffer
@@ -137,10 +139,13 @@ class ChunkedHasher:
     """The digests of chunks and of the whole in one pass."""
 
     def __init__(self, algorithm: str, size: int = CHUNK) -> None:
-        self._algorithm, self._size = algorithm, size
+        self._algorithm = algorithm
+        self._size = size
         # The CRCs of chunks give that of the whole.
         self._whole = None if algorithm == _CRC else checksums.hasher(algorithm)
-        self._chunk, self._filled, self._total = checksums.hasher(algorithm), 0, 0
+        self._chunk = checksums.hasher(algorithm)
+        self._filled = 0
+        self._total = 0
         self._done = bytearray()
 
     def update(self, data: Buffer, /) -> None:
@@ -154,7 +159,8 @@ class ChunkedHasher:
             self._total += piece.nbytes
             if self._filled == self._size:
                 self._done += checksums.raw(self._chunk.text())
-                self._chunk, self._filled = checksums.hasher(self._algorithm), 0
+                self._chunk = checksums.hasher(self._algorithm)
+                self._filled = 0
             view = view[piece.nbytes :]
 
     def digests(self) -> bytes:
@@ -165,7 +171,8 @@ class ChunkedHasher:
         """Return the digest of the whole as written in files."""
         if self._whole is not None:
             return self._whole.text()
-        value, digests = 0, self.digests()
+        value = 0
+        digests = self.digests()
         for index in range(len(digests) // 4):
             size = min(self._size, self._total - index * self._size)
             value = native.crc32c_combine(value, int.from_bytes(digests[4 * index : 4 * index + 4], "big"), size)
@@ -184,7 +191,8 @@ class PartDigests:
     """
 
     def __init__(self, length: int | None, algorithm: str | None) -> None:
-        self._algorithm, self._total = algorithm, 0
+        self._algorithm = algorithm
+        self._total = 0
         large = algorithm is not None and (length is None or length > LARGE)
         self._chunked = ChunkedHasher(algorithm) if algorithm is not None and large else None
         self._running: dict[str, checksums.Hasher] = {

@@ -36,7 +36,8 @@ ENCODED = ("zstd", SEEKABLE)
 SEEKABLE_LEAST = 17
 """Bytes of a seek table without a frame: a skippable frame's header and the table's end."""
 MAX_FRAME = 16 << 20
-_SKIPPABLE, _SEEKABLE = 0x184D2A5E, 0x8F92EAB1
+_SKIPPABLE = 0x184D2A5E
+_SEEKABLE = 0x8F92EAB1
 _WITH_CHECKSUMS = 0x80  # of the descriptor: a column of checksums beside sizes
 _FRAME_HAS_CHECKSUM = 4  # of the byte after a frame's magic number (RFC 8878, section 3.1.1.1.1)
 _READ_SIZE = 128 << 10
@@ -71,7 +72,9 @@ def bound(size: int, encoding: str = "zstd") -> int:
     RFC 8878 section 3.1.1: a frame's header takes at most 18 bytes with its magic number, and a block that does not
     shrink is stored raw behind 3 bytes; zstd makes blocks of up to 128 KiB.
     """
-    frames, blocks = max(1, -(-size // FRAME)), -(-size // (128 << 10))  # nothing is one empty frame
+    # nothing is one empty frame
+    frames = max(1, -(-size // FRAME))
+    blocks = -(-size // (128 << 10))
     table = SEEKABLE_LEAST + (8 + 4) * frames if encoding == SEEKABLE else 0  # sizes, and a checksum in each frame
     return size + 18 * frames + 3 * (blocks + frames) + table
 
@@ -98,11 +101,14 @@ class SeekableReader:
     """
 
     def __init__(self, read: ReadsAt, length: int, expected: int, rule: str, where: str) -> None:
-        self._read, self._rule, self._where = read, rule, where
+        self._read = read
+        self._rule = rule
+        self._where = where
         self._sizes = self._table(length, expected)
         self._starts = np.cumsum(self._sizes[:, 0]) - self._sizes[:, 0]
         self._content = max(1, int(self._sizes[0, 1])) if len(self._sizes) else 1
-        self._expected, self._position = expected, 0
+        self._expected = expected
+        self._position = 0
         self._held: tuple[int, memoryview] | None = None
 
     def _refuse(self, message: str) -> FormatError:
@@ -179,9 +185,11 @@ class _FrameDecoder:
     """
 
     def __init__(self, rule: str, where: str) -> None:
-        self._rule, self._where = rule, where
+        self._rule = rule
+        self._where = where
         self._frame: zstd.ZstdDecompressor | None = None
-        self._frames, self._produced = 0, 0
+        self._frames = 0
+        self._produced = 0
 
     @property
     def is_complete(self) -> bool:
@@ -259,9 +267,12 @@ class ZstdReader:
     """
 
     def __init__(self, source: ReadsBytes, expected: int, rule: str, where: str) -> None:
-        self._source, self._frames = source, _FrameDecoder(rule, where)
-        self._expected, self._produced = expected, 0
-        self._rule, self._where = rule, where
+        self._source = source
+        self._frames = _FrameDecoder(rule, where)
+        self._expected = expected
+        self._produced = 0
+        self._rule = rule
+        self._where = where
 
     def readinto(self, out: memoryview) -> None:
         """Fill ``out`` completely with the next decompressed bytes."""

@@ -92,7 +92,8 @@ def frontier(costs: Sequence[Sequence[float]], sizes: Sequence[Sequence[float]])
 
 
 def _undominated(costs: Sequence[float], sizes: Sequence[float]) -> _Ways:
-    cost, size = np.array(costs, np.float64), np.array(sizes, np.float64)
+    cost = np.array(costs, np.float64)
+    size = np.array(sizes, np.float64)
     order = np.lexsort((cost, size))
     least = np.minimum.accumulate(cost[order])
     kept = order[np.concatenate([[True], cost[order][1:] < least[:-1]])]
@@ -124,10 +125,12 @@ def _increments(ways: Sequence[_Ways]) -> _Increments:
 
 def _relaxed(ways: Sequence[_Ways], steps: _Increments, limit: float) -> tuple[list[int], float]:
     """Return a feasible answer near the relaxation's, and the relaxation's price of a unit of size."""
-    picks, price = [0] * len(ways), 0.0
+    picks = [0] * len(ways)
+    price = 0.0
     room = limit - sum(float(each.size[0]) for each in ways)
     for number in range(len(steps.size)):
-        thing, size = int(steps.thing[number]), float(steps.size[number])
+        thing = int(steps.thing[number])
+        size = float(steps.size[number])
         if size > room:
             price = price or -float(steps.cost[number]) / size
         elif picks[thing] == steps.before[number]:
@@ -165,7 +168,9 @@ def _improved(
     least = np.array([ways[n].size[left[n]].min() for n in order])
     more = np.array([ways[n].size[left[n]].max() for n in order])
     least, more = (np.append(np.cumsum(each[::-1])[::-1], 0.0) for each in (least, more))
-    size, beyond, whole = np.zeros(1), np.zeros(1), True
+    size = np.zeros(1)
+    beyond = np.zeros(1)
+    whole = True
     trail: list[tuple[Indices, Indices]] = []
     for place, n in enumerate(order):
         came = np.tile(np.arange(len(size)), len(left[n]))
@@ -175,11 +180,16 @@ def _improved(
         # Room that stays empty, however the rest is chosen, costs its price too.
         empty = np.maximum(room - size - more[place + 1], 0.0)
         can = (size + least[place + 1] <= room) & (beyond + price * empty < gap)
-        size, beyond, came, way = size[can], beyond[can], came[can], way[can]
+        size = size[can]
+        beyond = beyond[can]
+        came = came[can]
+        way = way[can]
         kept = _front(size, beyond - price * size)
         if len(kept) > most:
-            kept, whole = _thinned(kept, size, most), False
-        size, beyond = size[kept], beyond[kept]
+            kept = _thinned(kept, size, most)
+            whole = False
+        size = size[kept]
+        beyond = beyond[kept]
         trail.append((came[kept], way[kept]))
     if not len(size):
         return best, whole

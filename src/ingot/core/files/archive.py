@@ -78,9 +78,12 @@ MOST_RATIO = 200
 _ALWAYS = 64 << 20
 _CHUNK = 1 << 20
 _EPOCH = (1980, 1, 1, 0, 0, 0)
-_STORED, DEFLATED = 0, 8
+_STORED = 0
+DEFLATED = 8
 _LOCAL = b"PK\x03\x04"
-_END, _END64, _LOCATOR = b"PK\x05\x06", b"PK\x06\x06", b"PK\x06\x07"
+_END = b"PK\x05\x06"
+_END64 = b"PK\x06\x06"
+_LOCATOR = b"PK\x06\x07"
 _UNIX = 3
 _IS_UTF8 = 1 << 11  # flag of a name
 
@@ -122,7 +125,8 @@ def _walk(folder: Path, prefix: str) -> Iterator[tuple[Path, str]]:
     if not entries and prefix:
         yield folder, prefix
     for entry in entries:
-        name, path = prefix + entry.name, Path(entry.path)
+        name = prefix + entry.name
+        path = Path(entry.path)
         if entry.is_dir(follow_symlinks=False):
             yield from _walk(path, name + "/")
         elif entry.is_file(follow_symlinks=False):
@@ -234,7 +238,8 @@ class _Budget:
     """Bytes that may still be written."""
 
     def __init__(self, limit: int) -> None:
-        self._limit, self._left = limit, limit
+        self._limit = limit
+        self._left = limit
 
     def take(self, count: int, name: str) -> None:
         self._left -= count
@@ -243,7 +248,9 @@ class _Budget:
 
 
 def _unpack_file(archive: Archive, entry: Entry, target: Path, budget: _Budget, keep: bool) -> None:
-    crc, count, head = 0, 0, b""
+    crc = 0
+    count = 0
+    head = b""
     flags = open_flags("O_WRONLY", "O_CREAT", "O_EXCL", "O_NOFOLLOW")
     with open(os.open(target, flags, 0o666), "wb") as sink:  # noqa: PTH123 - of a descriptor that was opened exclusively
         for data in archive.content(entry):
@@ -271,7 +278,9 @@ class ArchiveFile(io.RawIOBase):
     """Bytes that are read by their position, as the file that ``zipfile`` reads."""
 
     def __init__(self, read_at: ReadAt, size: int) -> None:
-        self._read_at, self._size, self._position = read_at, size, 0
+        self._read_at = read_at
+        self._size = size
+        self._position = 0
 
     def readable(self) -> bool:
         return True
@@ -302,7 +311,8 @@ class Archive:
     """
 
     def __init__(self, read_at: ReadAt, size: int) -> None:
-        self._read_at, self._size = read_at, size
+        self._read_at = read_at
+        self._size = size
 
     def read(self, offset: int, count: int) -> bytes:
         if offset < 0 or count < 0 or offset + count > self._size:
@@ -322,7 +332,8 @@ class Archive:
             )
         if start + length != tail:
             raise FormatError("archive.layout", f"expected a directory up to byte {tail}, found {start}+{length}")
-        listed, names = [_entry(info) for info in self._directory(count, length, tail)], Names()
+        listed = [_entry(info) for info in self._directory(count, length, tail)]
+        names = Names()
         for entry in listed:
             names.add(entry.name)
         position = 0

@@ -15,11 +15,13 @@ class Inflating:
     """Sequential reading of one member; its CRC-32 is compared at the end."""
 
     def __init__(self, archive: Archive, entry: Entry) -> None:
-        self._archive, self._entry = archive, entry
+        self._archive = archive
+        self._entry = entry
         self._stored = entry.offset + local_size(archive.read(entry.offset, 30))
         self._end = self._stored + entry.stored
         self._inflate = zlib.decompressobj(-15) if entry.method == DEFLATED else None
-        self._crc, self._produced = 0, 0
+        self._crc = 0
+        self._produced = 0
 
     def readinto(self, out: memoryview) -> None:
         """Fill ``out`` completely; ``FormatError`` ``archive.deflate``, ``IntegrityError`` ``archive.size``."""
@@ -79,7 +81,8 @@ class Member(Forward):
     """
 
     def __init__(self, archive: Archive, entry: Entry, name: str) -> None:
-        self._archive, self._entry = archive, entry
+        self._archive = archive
+        self._entry = entry
         super().__init__(name, entry.size)
 
     def start(self) -> Inflating:

@@ -130,7 +130,9 @@ class Staging:
         require_ours: Callable[[Path], None] | None = None,
     ) -> None:
         self.dst = _final(dst)
-        self._directory, self._overwrite, self._require_ours = directory, overwrite, require_ours
+        self._directory = directory
+        self._overwrite = overwrite
+        self._require_ours = require_ours
         self.resuming = resume
         self._check_target()
         self.folder = self._staged_in() / partial_name(self.dst.name)

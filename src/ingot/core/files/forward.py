@@ -30,9 +30,11 @@ class Forward(ABC):
     mapped = False
 
     def __init__(self, name: str, size: int) -> None:
-        self.name, self.size = name, size
+        self.name = name
+        self.size = size
         self._lock = threading.Lock()
-        self._reader, self._position = self.start(), 0
+        self._reader = self.start()
+        self._position = 0
 
     @abstractmethod
     def start(self) -> Sequential:
@@ -49,7 +51,8 @@ class Forward(ABC):
         require_inside(offset, out.nbytes, self.size, self.name)
         with self._lock:
             if offset < self._position:
-                self._reader, self._position = self.start(), 0
+                self._reader = self.start()
+                self._position = 0
             self._skip(offset - self._position)
             if out.nbytes:
                 self._reader.readinto(out.cast("B"))

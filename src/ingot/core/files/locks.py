@@ -6,7 +6,8 @@ import ctypes
 from typing import Any
 
 # LockFileEx (fileapi.h) and what it fails with where somebody else has the lock (winerror.h).
-_FAIL_AT_ONCE, _EXCLUSIVE = 1, 2
+_FAIL_AT_ONCE = 1
+_EXCLUSIVE = 2
 _HELD = (33, 997)  # ERROR_LOCK_VIOLATION, ERROR_IO_PENDING
 # Windows keeps others from reading what is locked: the byte lies far past the end of any file.
 _FAR = 0x7FFF_FFFF

@@ -184,7 +184,8 @@ def is_in_use(error: OSError) -> bool:
 
 
 def _patiently(call: Callable[[], object]) -> None:
-    end, pause = time.monotonic() + PATIENCE, 0.005
+    end = time.monotonic() + PATIENCE
+    pause = 0.005
     while True:
         try:
             call()
@@ -302,7 +303,8 @@ def write_error(error: OSError, where: str) -> IngotError:
     (EFBIG), ``store.name-too-long``, ``store.open-files`` (EMFILE, ENFILE), on Windows ``store.in-use``,
     ``store.write-failed`` for the rest.
     """
-    code, reason = error.errno, error.strerror or str(error)
+    code = error.errno
+    reason = error.strerror or str(error)
     if code in _OPEN_FILES:
         return open_files(where)
     if is_in_use(error):
@@ -324,7 +326,8 @@ def read_error(error: OSError, where: str) -> IngotError:
     Rules: ``store.missing``, ``store.denied``, ``store.name-too-long``, ``store.open-files``, ``store.read-failed`` for
     the rest.
     """
-    code, reason = error.errno, error.strerror or str(error)
+    code = error.errno
+    reason = error.strerror or str(error)
     if code in _OPEN_FILES:
         return open_files(where)
     if code in (errno.ENOENT, errno.ENOTDIR):

@@ -27,7 +27,8 @@ def element_count(shape: Sequence[int], rule: str, where: str) -> int:
     """
     if len(shape) > MAX_RANK:
         raise FormatError(rule, f"expected at most {MAX_RANK} dimensions, found {len(shape)}", where=where)
-    count, nonzero = 1, 1
+    count = 1
+    nonzero = 1
     for size in shape:
         count *= size
         nonzero *= size or 1

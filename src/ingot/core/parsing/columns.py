@@ -90,7 +90,9 @@ class Column:
 
     def __init__(self, found: tuple[_Found, _Found, _Found, list[str], list[Any]]) -> None:
         first, second, third, self.texts, inner = found
-        self.first, self.second, self.third = _memory(first), _memory(second), _memory(third)
+        self.first = _memory(first)
+        self.second = _memory(second)
+        self.third = _memory(third)
         self.inner = [Column(each) for each in inner]
 
     def text(self, row: int) -> str | None:
@@ -201,7 +203,8 @@ class Rows(Mapping[str, T], Generic[T]):
     __slots__ = ("_make", "_rows")
 
     def __init__(self, rows: Mapping[str, int], make: Callable[[int], T]) -> None:
-        self._rows, self._make = rows, make
+        self._rows = rows
+        self._make = make
 
     @property
     def rows(self) -> Mapping[str, int]:

@@ -87,7 +87,8 @@ def _check(data: Buffer, stated: str, span: tuple[int, int], where: str, also: S
 def _digest(
     algorithm: str, data: Buffer, span: tuple[int, int], also: Sequence[Buffer], before: Sequence[Buffer] = ()
 ) -> str:
-    view, running = memoryview(data), checksums.hasher(algorithm)
+    view = memoryview(data)
+    running = checksums.hasher(algorithm)
     for piece in before:
         running.update(piece)
     running.update(view[: span[0]])

@@ -14,12 +14,16 @@ from typing import NamedTuple, Protocol, overload
 
 from ingot.errors import FormatError
 
-VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+VARINT = 0
+FIXED64 = 1
+BYTES = 2
+FIXED32 = 5
 MAX_DEPTH = 64
 _MAX_FIELD = (1 << 29) - 1
 _VARINT_BYTES = 10
 _HEAD = 2 * _VARINT_BYTES  # the bytes that a field's key and length or number take at most
-_MOST_FIELDS, _MOST_KEPT = 1 << 22, 1 << 20
+_MOST_FIELDS = 1 << 22
+_MOST_KEPT = 1 << 20
 _LOCAL = 1 << 16  # a message of so many bytes is taken into memory before its fields are looked at
 
 
@@ -89,30 +93,37 @@ class Node:
 
         Raises ``FormatError`` ``Rules.wire``.
         """
-        position, end = self.start, self.end
+        position = self.start
+        end = self.end
         local = bytes(self.data[position:end]) if end - position <= _LOCAL else None
-        base, left = position, _MOST_FIELDS
+        base = position
+        left = _MOST_FIELDS
         while position < end:
             left -= 1
             if left < 0:
                 raise self.refuse(f"a message of at most {_MOST_FIELDS} fields", "more")
             if local is None:
-                head, base = bytes(self.data[position : min(position + _HEAD, end)]), position
+                head = bytes(self.data[position : min(position + _HEAD, end)])
+                base = position
             else:
                 head = local
             tag = position
-            key, behind = head[position - base], position - base + 1
+            key = head[position - base]
+            behind = position - base + 1
             if key > 0x7F:
                 key, behind = self._varint(head, behind - 1, base)
-            number, kind = key >> 3, key & 7
+            number = key >> 3
+            kind = key & 7
             if not 1 <= number <= _MAX_FIELD:
                 raise self.refuse("a field number from 1 to 2**29 - 1", str(number))
-            start, value = base + behind, 0
+            start = base + behind
+            value = 0
             if kind == VARINT:
                 value, behind = self._varint(head, behind, base)
                 position = base + behind
             elif kind == BYTES:
-                length, behind = head[behind] if behind < len(head) else 0x80, behind + 1
+                length = head[behind] if behind < len(head) else 0x80
+                behind = behind + 1
                 if length > 0x7F:
                     length, behind = self._varint(head, behind - 1, base)
                 start = base + behind
@@ -127,7 +138,9 @@ class Node:
 
     def _varint(self, data: bytes, position: int, base: int) -> tuple[int, int]:
         """Return a varint of ``data``, which begins at byte ``base``, and the position behind it."""
-        value, shift, end = 0, 0, min(len(data), position + _VARINT_BYTES)
+        value = 0
+        shift = 0
+        end = min(len(data), position + _VARINT_BYTES)
         while position < end:
             byte = data[position]
             position += 1
@@ -148,7 +161,9 @@ class Node:
             return [field.value]
         if field.kind != BYTES:
             raise self.refuse(f"numbers in field {field.number}", f"wire type {field.kind}")
-        data, position, found = bytes(self.data[field.start : field.end]), 0, []
+        data = bytes(self.data[field.start : field.end])
+        position = 0
+        found = []
         while position < len(data):
             value, position = self._varint(data, position, field.start)
             found.append(value)
@@ -259,7 +274,8 @@ class Edits:
 
     def apply(self) -> bytes:
         """Return the bytes of the file with every edit made, which leaves no holes."""
-        data, made = self._root.data, []
+        data = self._root.data
+        made = []
         for piece in self.pieces():
             assert not isinstance(piece, Hole), "nobody is there to fill a hole"
             made.append(bytes(data[piece.start : piece.end]) if isinstance(piece, Range) else piece)

@@ -88,9 +88,11 @@ def format_size(count: int) -> str:
     """Return bytes in binary units with three significant digits: ``532 B``, ``1.50 GiB``."""
     if count < 1024:
         return f"{count} B"
-    value, unit = float(count), "B"
+    value = float(count)
+    unit = "B"
     for prefix in _POWERS.upper():
-        value, unit = value / 1024, f"{prefix}iB"
+        value = value / 1024
+        unit = f"{prefix}iB"
         if value < 999.5:
             break
     digits = 2 if value < 9.995 else 1 if value < 99.95 else 0

@@ -43,7 +43,8 @@ Result = TypeVar("Result")
 HEAVY = 1 << 18
 """Bytes of work that are worth a thread's waking."""
 # A light item weighs less than the first; at most so many go together.
-_EACH, _BATCH = 1 << 15, 64
+_EACH = 1 << 15
+_BATCH = 64
 
 
 class Stopped(BaseException):
@@ -205,18 +206,21 @@ def _batches(items: Iterable[Item], weigh: Callable[[Item], int]) -> Iterator[tu
     A run weighs ``HEAVY``, or little more.
     """
     batch: list[Item] = []
-    weight, light = 0, True
+    weight = 0
+    light = True
     for item in items:
         own = weigh(item)
         if batch and (own < _EACH) != light:
             yield batch, light
-            batch, weight = [], 0
+            batch = []
+            weight = 0
         light = own < _EACH
         batch.append(item)
         weight += own
         if weight >= HEAVY or len(batch) >= _BATCH:
             yield batch, light
-            batch, weight = [], 0
+            batch = []
+            weight = 0
     if batch:
         yield batch, light
 

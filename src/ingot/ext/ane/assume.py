@@ -57,7 +57,8 @@ def parse_assumptions(texts: Sequence[str], chips: Sequence[str]) -> Assumptions
     of_tensors: list[_Condition] = []
     for text in texts:
         assigned, equals, text_value = text.rpartition("=")
-        key, value = assigned.strip(), _value(text_value.strip())
+        key = assigned.strip()
+        value = _value(text_value.strip())
         pattern, colon, last = key.rpartition(":")
         if not equals or not key or not text_value.strip():
             raise UsageError(f"expected KEY=VALUE, found {text!r}", rule="ane.assume")

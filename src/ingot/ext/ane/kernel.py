@@ -148,7 +148,8 @@ def pack_model(
     UsageError
         ``target.exists``, ``target.foreign``, ``ane.kernels`` (no kernel), and the errors of ``pack_kernel``.
     """
-    location, destination = Location.parse(path), Location.parse(folder)
+    location = Location.parse(path)
+    destination = Location.parse(folder)
     target_chip = load_chip(chip)
     assumptions = parse_assumptions(assume, [target_chip.name])
     target_chip = assumptions.apply(target_chip)

@@ -29,7 +29,10 @@ from ingot.naming.names import role_of
 from ingot.reporting.report import Bytes, Counts, Figure, Line, Report, Texts, table_of
 from ingot.reporting.shown import Shown
 
-KERNEL, GATHER, VECTOR, OTHER = "kernel", "gather", "vector", "other"
+KERNEL = "kernel"
+GATHER = "gather"
+VECTOR = "vector"
+OTHER = "other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +279,8 @@ def _kernel_kind(storage_form: Form, decision: Decision) -> KernelKind:
     inner = storage_form if storage_form.inner is None else storage_form.inner
     if not decision.streams:
         return KernelKind()
-    sparse, zero_point = storage_form.kind == SPARSE, inner.zero_point
+    sparse = storage_form.kind == SPARSE
+    zero_point = inner.zero_point
     if inner.kind == PALETTE:
         return KernelKind(inner.entry, decision.stored_bits or inner.bits, sparse, zero_point, inner.vector)
     integers = inner.kind in (INTEGER, BLOCKWISE)

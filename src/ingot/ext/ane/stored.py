@@ -45,7 +45,8 @@ def stored(tensor: Tensor, storage_form: Form, decision: Decision) -> KernelWeig
     UsageError
         ``ane.layout``: NaN, or scales or zero points that a unit cannot store.
     """
-    inner, mask = storage_form if storage_form.inner is None else storage_form.inner, None
+    inner = storage_form if storage_form.inner is None else storage_form.inner
+    mask = None
     if storage_form.kind == SPARSE:
         values = tensor.numpy("f16")
         mask = read_mask(tensor)
@@ -72,7 +73,8 @@ def _integers(tensor: Tensor, storage_form: Form, mask: Array | None) -> KernelW
     The codes are computed from the decoded values, for any packing: each value is the scale times an integer of at most
     nine bits, so the rounded quotient is that integer.
     """
-    shape, channels = tensor.shape, tensor.shape[0]
+    shape = tensor.shape
+    channels = tensor.shape[0]
     params = tensor.params if mask is None else tensor.params["inner"]["params"]
     values = tensor.numpy("f32").reshape(channels, -1).astype(np.float64)
     run = run_of(shape, params) if storage_form.kind == BLOCKWISE else None
@@ -87,7 +89,8 @@ def _integers(tensor: Tensor, storage_form: Form, mask: Array | None) -> KernelW
     factors = _factors(scale, tensor.name)
     zero = None
     if codes.size and not (codes.min() >= -128 and codes.max() <= 127):
-        low, high = codes.min(axis=1), codes.max(axis=1)
+        low = codes.min(axis=1)
+        high = codes.max(axis=1)
         zero = np.where(low < -128, -128 - low, np.minimum(0, 127 - high))
         codes = codes + zero[:, None]
         if not (codes.min() >= -128 and codes.max() <= 127 and np.abs(zero).max() <= 128):
@@ -138,7 +141,9 @@ def _floats(tensor: Tensor, role: str) -> Array:
 
 
 def _palette(tensor: Tensor, params: Mapping[str, Any], mask: Array | None = None) -> KernelWeight:
-    shape, bits, vector = tensor.shape, params["bits"], params.get("vector_size", 1)
+    shape = tensor.shape
+    bits = params["bits"]
+    vector = params.get("vector_size", 1)
     groups = list(params.get("groups", ()))
     tensor.numpy()  # the codec's own checks of sizes and digests
     books = groups[0] if groups else 1
@@ -149,7 +154,8 @@ def _palette(tensor: Tensor, params: Mapping[str, Any], mask: Array | None = Non
     if "codebook_scales" in tensor.parts:
         scales = np.repeat(_floats(tensor, "codebook_scales"), shape[0] // books)
         scale = _factors(scales, tensor.name)
-    count, role = tensor.size // vector, "indices" if mask is None else "nonzeros"
+    count = tensor.size // vector
+    role = "indices" if mask is None else "nonzeros"
     count_stored = count if mask is None else int(np.count_nonzero(mask))
     indices = unpack_lsb(_bytes(tensor, role), bits, count_stored)
     if mask is not None:

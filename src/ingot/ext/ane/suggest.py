@@ -111,7 +111,9 @@ def suggest(options: SuggestOptions) -> Suggestion:
     UsageError
         ``ane.suggest``: ``max_error`` is not above 0 or is above 1; and the errors of ``ingot.plan``.
     """
-    location, recipe, max_error = Location.parse(options.path), Location.parse(options.recipe), options.max_error
+    location = Location.parse(options.path)
+    recipe = Location.parse(options.recipe)
+    max_error = options.max_error
     recipe.require_writable()  # refuses read-only addresses before the work
     if not 0 < max_error <= 1:
         raise UsageError(

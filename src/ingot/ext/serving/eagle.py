@@ -165,7 +165,8 @@ class DraftHead:
         """Return the ``count`` likeliest tokens, each after the tokens before it."""
         assert self._hidden is not None
         proposed: list[int] = []
-        hidden, length = self._hidden, self.length
+        hidden = self._hidden
+        length = self.length
         for step in range(count):
             scores = self._linear("lm_head", _norm(hidden, self._weights["norm.weight"], self.config.eps))
             token = int(scores[0, -1].argmax())
@@ -216,7 +217,9 @@ class _Layer:
     """A decoder layer with the keys and values of earlier positions."""
 
     def __init__(self, weights: _Values, start: str, config: HeadConfig, *, first: bool) -> None:
-        self._weights, self._start, self._config = weights, start, config
+        self._weights = weights
+        self._start = start
+        self._config = config
         hidden = weights[f"{start}self_attn.o_proj.weight"].shape[0]
         self._both = first or weights[f"{start}self_attn.q_proj.weight"].shape[1] == 2 * hidden
         self._keys: torch.Tensor | None = None
@@ -241,8 +244,10 @@ class _Layer:
         past = 0
         if self._keys is not None and self._values is not None:
             past = self._keys.shape[2]
-            key, value = torch.cat((self._keys, key), 2), torch.cat((self._values, value), 2)
-        self._keys, self._values = key, value
+            key = torch.cat((self._keys, key), 2)
+            value = torch.cat((self._values, value), 2)
+        self._keys = key
+        self._values = value
         count = query.shape[2]
         mask = torch.ones(count, past + count, dtype=torch.bool, device=query.device).tril(past) if count > 1 else None
         attended = functional.scaled_dot_product_attention(query, key, value, mask, enable_gqa=True)

@@ -110,7 +110,8 @@ def _packed(view: View, query: Any, mask: Any, scaling: float) -> Any:
 def _rows(view: View, query: Any, mask: Any, scaling: float) -> Any:
     sequences, heads, count, width = query.shape
     groups = heads // view.heads
-    workers, after = torch.get_num_threads(), view.lead + view.packed
+    workers = torch.get_num_threads()
+    after = view.lead + view.packed
     # Heads that share keys become rows of one product.
     queries = (query.detach().float() * scaling).reshape(sequences * view.heads, groups * count, width).contiguous()
     keys, values = (
@@ -148,7 +149,8 @@ def tokens_to_keep(view: View, query: Any, mask: Any, scaling: float) -> Any:
     keys. A token gets the largest vote of the ``POOLED`` tokens around it. The first tokens and the voters are kept.
     """
     assert view.waiting is not None
-    settings, length = view.waiting.settings, view.length
+    settings = view.waiting.settings
+    length = view.length
     assert settings.evict is not None
     sequences, heads, count, width = query.shape
     voters = min(OBSERVED, count)

@@ -31,10 +31,13 @@ class View:
     __slots__ = ("_blocks", "heads", "keys", "lead", "positions", "prompt", "values", "waiting")
 
     def __init__(self, layer: PackedLayer, keys: torch.Tensor, values: torch.Tensor) -> None:
-        self.keys, self.values, self.heads = keys, values, keys.shape[1]
+        self.keys = keys
+        self.values = values
+        self.heads = keys.shape[1]
         self._blocks = None if layer.blocks is None else tuple(block.snapshot() for block in layer.blocks)
         self.lead = min(layer.sinks, keys.shape[2])
-        self.positions, self.prompt = layer.positions, layer.prompt
+        self.positions = layer.positions
+        self.prompt = layer.prompt
         self.waiting: PackedLayer | None = layer if layer.waiting else None
 
     @property
@@ -105,7 +108,9 @@ class PackedLayer(DynamicLayer):  # type: ignore[misc, no-untyped-call, unused-i
 
     def __init__(self, settings: KvCache, location: str, sliding: int | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
-        self.settings, self.location, self.sliding = settings, location, sliding
+        self.settings = settings
+        self.location = location
+        self.sliding = sliding
         self.is_sliding = sliding is not None
         self.sinks = 0 if self.is_sliding else settings.sinks
         self.waiting = False
@@ -144,13 +149,15 @@ class PackedLayer(DynamicLayer):  # type: ignore[misc, no-untyped-call, unused-i
                 rule="kv.evict",
                 where=self.location,
             )
-        evict, new = self.settings.evict, key_states.shape[-2]
+        evict = self.settings.evict
+        new = key_states.shape[-2]
         self.waiting = evict is not None and not self.is_sliding and self.seen == 0 and new > evict
         keys = torch.cat([self.keys, key_states], dim=-2)
         values = torch.cat([self.values, value_states], dim=-2)
         self.seen += new
         view = View(self, keys, values)
-        self.keys, self.values = keys, values
+        self.keys = keys
+        self.values = values
         if not self.waiting:
             self.pack_ready_blocks()
         return view.lazy_states()
@@ -189,7 +196,9 @@ class PackedLayer(DynamicLayer):  # type: ignore[misc, no-untyped-call, unused-i
     def _pack(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Append keys [heads, blocks, channels, tokens] and values [heads, blocks, tokens, channels] as blocks."""
         if self.blocks is None:
-            bits, heads, size = self.settings.bits, len(keys), self.settings.tokens
+            bits = self.settings.bits
+            heads = len(keys)
+            size = self.settings.tokens
             self.blocks = (
                 PackedBlocks(heads, (keys.shape[2], size), bits, size),
                 PackedBlocks(heads, (size, values.shape[3]), bits, self.settings.group),

@@ -26,7 +26,9 @@ from ingot.runtime.layers.decoder_layers import InNativeCalls
 from ingot.runtime.layers.packed_linear import PackedWeight, rows_alone
 
 # Elements of a vector, of torch's work per thread, of the largest layer to probe.
-_VECTOR, _GRAIN, _LARGEST = 64, 1 << 15, 1 << 28
+_VECTOR = 64
+_GRAIN = 1 << 15
+_LARGEST = 1 << 28
 _TRIES = 8
 _PRODUCTS = tuple(
     getattr(torch, name) for name in ("matmul", "bmm", "mm", "addmm", "baddbmm", "einsum", "mv", "addbmm", "tensordot")
@@ -116,8 +118,11 @@ class RowByRow(TorchFunctionMode):
         options = (
             dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args, strict=False)) | keywords
         )
-        query, key, value = options.pop("query"), options.pop("key"), options.pop("value")
-        mask, count = options.pop("attn_mask", None), query.shape[-2]
+        query = options.pop("query")
+        key = options.pop("key")
+        value = options.pop("value")
+        mask = options.pop("attn_mask", None)
+        count = query.shape[-2]
         past = key.shape[-2] - count
         options["is_causal"] = False
         _require_causal(mask, past, count)
@@ -230,7 +235,9 @@ class _Run:
     """A generation in progress: the model's cache, and the last token."""
 
     def __init__(self, model: Any, drafter: Drafter, done: Speculated) -> None:
-        self._model, self._drafter, self.done = model, drafter, done
+        self._model = model
+        self._drafter = drafter
+        self.done = done
         self._layers = [module for module in model.modules() if isinstance(module, InNativeCalls)]
         self._packed = any(isinstance(module, PackedWeight) for module in model.modules())
         self._cache: Any = None
@@ -268,7 +275,8 @@ class _Run:
             if ahead > right:
                 self._cache.crop(right - ahead)
             self.done.accepted.append(right)
-            new, features = likeliest[: right + 1], features[:, : right + 1]
+            new = likeliest[: right + 1]
+            features = features[:, : right + 1]
         if not self.done.dropped:
             self._drafter.extend(features, new)
         self._last = new[-1]
@@ -305,7 +313,8 @@ class _Run:
 
     def _pass(self, ids: Any) -> tuple[Any, Any]:
         """Return logits and features, which are inputs of layers. The tokens are computed as without a drafter."""
-        features, states = self._drafter.features, dict[int, torch.Tensor]()
+        features = self._drafter.features
+        states = dict[int, torch.Tensor]()
         if max(features) < len(self._layers):
             for index in features:
                 self._layers[index].listener = partial(states.__setitem__, index)

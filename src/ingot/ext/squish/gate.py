@@ -57,7 +57,8 @@ class PerplexityGate:
         if not (isfinite(max_rise) and max_rise >= 0):
             raise UsageError(f"expected a share of at least 0 to rise by, found {max_rise!r}", rule="tier.max-rise")
         self.max_rise = float(max_rise)
-        self._folder, self._text = Location.parse(folder), Location.parse(text)
+        self._folder = Location.parse(folder)
+        self._text = Location.parse(text)
         self._protocol = protocol or Protocol()
         self._loading = Loading(cache=False, max_ram=max_ram)
         self._digest = _digest(self._text)

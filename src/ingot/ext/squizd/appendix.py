@@ -107,7 +107,8 @@ def copy_parts(tensor: Tensor, writer: TensorWriter) -> None:
 def write_coreml(sink: Sink, package: Part, start: int) -> tuple[int, str]:
     """Write the zipped package at ``start``; return the end of the section and the SHA-256 of the zip."""
     sink.write_at(start, COREML_MAGIC + struct.pack("<Q", package.length))
-    position, running = start + COREML_HEADER, checksums.hasher("sha256")
+    position = start + COREML_HEADER
+    running = checksums.hasher("sha256")
     reader = StoredReader(package)
     buffer = np.empty(_CHUNK, np.uint8)
     for begin in range(0, package.length, _CHUNK):

@@ -20,7 +20,11 @@ from ingot.model.layouts.dense import DenseLayout, TcaLayout
 from ingot.model.layouts.sparse import MASK, NONZEROS, MaskLayout
 from ingot.model.layouts.texture import AstcLayout
 
-NPCL, INT4, INT2, ASTC, TCA = b"NPCL", b"INT4", b"INT2", b"ASTW", b"TCAW"
+NPCL = b"NPCL"
+INT4 = b"INT4"
+INT2 = b"INT2"
+ASTC = b"ASTW"
+TCA = b"TCAW"
 FLAG_OF = {INT4: Flags.INT4, INT2: Flags.INT2, ASTC: Flags.ASTC, TCA: Flags.TCA_TBE}
 INTEGER_BITS = {INT4: 4, INT2: 2}
 
@@ -131,7 +135,8 @@ def tca(rows: int, cols: int, start: int, high: int | None = None, fallback: int
     header = _TCA.pack(TCA, rows, TCA_WORD, TCA_VERSION, cols, start, 0, high or 0, fallback or 0)
     tiles = -(-rows // _TILE) * -(-cols // _TILE)
     fixed_parts = [("counts", "u16", 4 * tiles), *((f"bitmap{bit}", "u64", 512 * tiles) for bit in (1, 2, 3))]
-    offset, parts = TCA_HEADER, []
+    offset = TCA_HEADER
+    parts = []
     for role, dtype, length in fixed_parts:
         parts.append(BlockPart(role, dtype, offset, length))
         offset = align(offset + length)
@@ -147,7 +152,8 @@ def is_sound(block: Block) -> bool:
     """Return whether a ``TCAW`` block with Ingot's sub-header has tiles, and consistent ``high`` and ``fallback``
     sizes."""
     tiles = -(-block.shape[0] // _TILE) * -(-block.shape[1] // _TILE)
-    high, fallback = block.parts[-2].length or 0, (block.parts[-1].length or 0) // 2
+    high = block.parts[-2].length or 0
+    fallback = (block.parts[-1].length or 0) // 2
     return 0 < tiles * _TILE**2 <= high + fallback <= tiles * (_TILE**2 + _FILL)
 
 
@@ -157,7 +163,8 @@ def bitmap(rows: int, cols: int, value_count: int | None = None) -> Block:
     ``kept`` is the number of values; None while the block is being written. The header states neither columns nor
     ``kept``.
     """
-    header, row = _BITMAP.pack(TCA, rows, TCA_WORD), DTYPES[TCA_DTYPE]
+    header = _BITMAP.pack(TCA, rows, TCA_WORD)
+    row = DTYPES[TCA_DTYPE]
     mask = BlockPart(MASK, "u8", len(header), rows * -(-cols // TCA_WORD) * TCA_WORD // 8)
     length = None if value_count is None else row.nbytes(value_count)
     values = BlockPart(

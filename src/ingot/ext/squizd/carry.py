@@ -71,7 +71,8 @@ def why_undescribed(spec: TensorSpec) -> str | None:
 
     The directory contains the missing information, so Ingot reads such a block. Only the writer refuses it.
     """
-    layout, shape = layout_of(spec), matrix_shape(spec.shape)
+    layout = layout_of(spec)
+    shape = matrix_shape(spec.shape)
     if isinstance(layout, BlocksLayout):
         shape = layout.inner_shape(spec.shape)
         if layout.whole and isinstance(layout.inner, AstcLayout):
@@ -83,7 +84,8 @@ def why_undescribed(spec: TensorSpec) -> str | None:
             )
         layout = layout.inner
     if isinstance(layout, AffineLayout) and layout.group_size is not None and shape[0]:
-        group, cols = layout.group_size, shape[1]
+        group = layout.group_size
+        cols = shape[1]
         if cols > group and cols % group:
             return (
                 f"readers of the document divide a row into equal groups, and {group} does not divide {cols} columns; "
@@ -102,9 +104,11 @@ def storage_form(spec: TensorSpec) -> StorageForm:
         layout = layout_of(spec)
     except CodecError as error:
         raise _refuse(error.message) from error
-    mask, shape = None, matrix_shape(spec.shape)
+    mask = None
+    shape = matrix_shape(spec.shape)
     if isinstance(layout, BlocksLayout):
-        mask, shape = _part(spec, MASK).length, layout.inner_shape(spec.shape)
+        mask = _part(spec, MASK).length
+        shape = layout.inner_shape(spec.shape)
         layout = layout.inner
         if not mask:
             raise _refuse("a pruned tensor has channels and a mask, but the mask is missing or empty")
@@ -190,7 +194,8 @@ def _astc(layout: AstcLayout, rows: int, cols: int) -> Block:
 
 def _tca(spec: TensorSpec, layout: TcaLayout, rows: int, cols: int) -> Block:
     start = layout.start or 0  # determined by a fit pass, so that it is unknown during planning
-    high, fallback = _part(spec, "high").length, _part(spec, "fallback").length
+    high = _part(spec, "high").length
+    fallback = _part(spec, "fallback").length
     is_known = high is not None and fallback is not None
     return tca(rows, cols, start, high if is_known else None, fallback // 2 if is_known and fallback else fallback)
 

@@ -72,9 +72,11 @@ def _chunks(spans: Sequence[tuple[int, int]], cols: int) -> Iterator[Chunk]:
 
 class _Dense:
     def __init__(self, source: ByteSource, located: Located) -> None:
-        self._source, self._cols = source, located.spec.shape[1]
+        self._source = source
+        self._cols = located.spec.shape[1]
         self._start = located.offset + (located.storage.block.parts[0].start or 0)
-        self._storage, self._dtype = DTYPES[located.spec.dtype].storage, numpy_dtype(located.spec.dtype)
+        self._storage = DTYPES[located.spec.dtype].storage
+        self._dtype = numpy_dtype(located.spec.dtype)
 
     def __call__(self, chunk: Chunk) -> Array:
         row, col, rows, cols = chunk
@@ -88,7 +90,9 @@ class _Dense:
 class _Integers:
     def __init__(self, source: ByteSource, located: Located, layout: AffineLayout) -> None:
         assert located.run is not None
-        self._source, self._layout, self._run = source, layout, located.run
+        self._source = source
+        self._layout = layout
+        self._run = located.run
         self._cols = located.spec.shape[1]
         self._start = located.offset + (located.storage.block.parts[0].start or 0)
         self._per_row = -(-self._cols // layout.group_columns(self._cols))
@@ -105,7 +109,8 @@ class _Integers:
     def _entries(self, row: int, rows: int) -> Array:
         if self._layout.per_tensor:
             return read_entries(self._source, self._run.offset, 1)
-        first, count = row * self._per_row, rows * self._per_row
+        first = row * self._per_row
+        count = rows * self._per_row
         return read_entries(self._source, self._run.offset + first * SCALE_ENTRY, count)
 
     def _spread(self, values: Array, chunk: Chunk) -> Array:
@@ -121,7 +126,8 @@ class _Integers:
         """Return codes as f32, from the stream of codes of the complete matrix."""
         bits = self._layout.bits
         codes_per_byte = 8 // bits
-        begin, end = first // codes_per_byte, -(-(first + count) // codes_per_byte)
+        begin = first // codes_per_byte
+        end = -(-(first + count) // codes_per_byte)
         raw = read_array(self._source, self._start + begin, end - begin)
         shifts = np.arange(codes_per_byte, dtype=np.uint8) * bits
         codes = (raw[:, None] >> shifts & ((1 << bits) - 1)).reshape(-1)[first - begin * codes_per_byte :][:count]
@@ -132,7 +138,8 @@ class _Integers:
 
 class _Bitmap:
     def __init__(self, source: ByteSource, located: Located) -> None:
-        self._source, self._cols = source, located.spec.shape[1]
+        self._source = source
+        self._cols = located.spec.shape[1]
         self._start = located.offset + (located.storage.block.parts[0].start or 0)
 
     def __call__(self, chunk: Chunk) -> Array:

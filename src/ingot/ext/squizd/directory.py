@@ -82,7 +82,10 @@ _ROW = record(
     field("chunks", "any", optional=True),
 )
 _LAYERS = 0xFFFF
-_MAP, _FALSE, _TRUE = 5, 0xF4, 0xF5  # CBOR's major type, and two values
+# CBOR's major type, and two values
+_MAP = 5
+_FALSE = 0xF4
+_TRUE = 0xF5
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +195,8 @@ class EncodedEntries:
     """
 
     def __init__(self, count: int = 0) -> None:
-        self.count, self._data = count, bytearray()
+        self.count = count
+        self._data = bytearray()
         self._late: dict[str, tuple[int, Entry]] = {}
 
     def add(self, name: str, entry: Entry, *, late: bool = False) -> None:
@@ -212,7 +216,8 @@ class EncodedEntries:
     def segments(self) -> list[Buffer]:
         """Return the bytes of all entries, in order."""
         segments: list[Buffer] = []
-        view, copied = memoryview(self._data), 0
+        view = memoryview(self._data)
+        copied = 0
         for name, (offset, entry) in self._late.items():
             segments += [view[copied:offset], _encode_pair(name, entry)]
             copied = offset

@@ -107,7 +107,8 @@ def _first(flags: int, platform: Platform, judge: Callable[[_Stack], _Verdict]) 
 
 def here() -> Platform:
     """Describe this machine; imports no framework and asks no driver more than whether it is there."""
-    system, machine = _machine.system(), _machine.machine()
+    system = _machine.system()
+    machine = _machine.machine()
     apple = system == "Darwin" and machine == "arm64"
     cuda = any(Path(path).exists() for path in ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/nvidia0"))
     return Platform(

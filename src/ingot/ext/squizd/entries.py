@@ -183,7 +183,8 @@ def rounds_of(
     all_runs = [run for offset, count in tables for run in runs(source, offset, count, 2 * matrices + 2, location)]
     unmarked = [run for run in all_runs if not run.id & SUB_BLOCK_BIT]
     if sum(run.count for run in unmarked) == matrices:
-        firsts, others = _split(unmarked, matrices)[0], [run for run in all_runs if run.id & SUB_BLOCK_BIT]
+        firsts = _split(unmarked, matrices)[0]
+        others = [run for run in all_runs if run.id & SUB_BLOCK_BIT]
     else:
         firsts, others = _split(all_runs, matrices)
         if len(firsts) != matrices or not _belong(others, firsts):

@@ -34,7 +34,8 @@ def file_size(artifact: Artifact, options: WriteOptions) -> int:
     """Return the bytes of the file; unknown lengths count as their maximum."""
     layers, count = layers_of([spec.name for spec in artifact.tensors])
     placement = place_tensors(artifact.tensors, layers, count)
-    digest, attached = options.digest, artifact.attachments
+    digest = options.digest
+    attached = artifact.attachments
     entries_bytes, end = entries_size(placement, HEADER + INDEX_ENTRY * count, digest)
     directory = Directory(
         VERSION,
@@ -62,7 +63,8 @@ def entries_size(placement: Placement, start: int, digest: str | None) -> tuple[
     total = 0
     mask_bytes: dict[int, int] = {}
     for placed, offset in zip(placement.tensors, offsets, strict=True):
-        layer, storage = placed.layer, placed.storage
+        layer = placed.layer
+        storage = placed.storage
         entry = _placeholder_entry(placed, offset, placement.tables, cursor.tail, digest)
         if storage.mask_bytes is not None:
             before = mask_bytes.get(layer, 0)

@@ -60,7 +60,8 @@ def read_header(source: ByteSource) -> tuple[Header, Notes]:
 
 
 def _check_sparsity(header: Header, location: str) -> None:
-    meta, crc = header.sparsity, sparsity_crc(header.sparsity.pack())
+    meta = header.sparsity
+    crc = sparsity_crc(header.sparsity.pack())
     if header.sparsity_crc != crc:
         raise FormatError(
             "squizd.sparsity-crc",
@@ -144,10 +145,12 @@ def read_index(source: ByteSource, header: Header) -> tuple[LayerIndex, Notes]:
 
 def _in_order(index: LayerIndex, size: int) -> bool:
     """Return whether the layers are certainly in the file, in order, and do not overlap; there may be 65,535."""
-    offsets, lengths = index.column("offset"), index.column("length")
+    offsets = index.column("offset")
+    lengths = index.column("length")
     if (offsets > size).any() or (lengths > size).any() or (offsets + lengths > size).any():
         return False
-    filled, ends = lengths > 0, offsets + lengths
+    filled = lengths > 0
+    ends = offsets + lengths
     tails = np.append(np.uint64(HEADER + INDEX_ENTRY * len(index)), ends[filled])
     ordered = (offsets[filled] >= tails[:-1]).all()
     return bool(ordered and (index.column("layer") == np.arange(len(index))).all())

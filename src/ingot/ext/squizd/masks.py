@@ -65,7 +65,8 @@ def networks_of(matrices: Mapping[int, Matrix]) -> dict[int, list[tuple[int, int
     networks = {}
     for width, pairs in by_width.items():
         axes = [axis for _, axis in pairs]
-        rows, columns = axes.count(0), axes.count(1)
+        rows = axes.count(0)
+        columns = axes.count(1)
         fits = len(axes) == 1 or rows > columns or (rows == columns and axes[0] == 0)
         sizes = {size for _, size in others[width]}
         if width and fits and len(others[width]) == len(set(axes)) and width not in sizes:
@@ -181,7 +182,8 @@ def _ambiguous(reason: str, location: str) -> UnsupportedError:
 
 def _consistent(readings: Sequence[Reading], block: int, filled: Filled) -> tuple[list[Reading], bool]:
     """Return the interpretations that drop nothing but zeros, and whether every matrix could be checked."""
-    remaining, checked = list(readings), True
+    remaining = list(readings)
+    checked = True
     for key, axis in dict.fromkeys((key, mask_.axis) for item in readings for key, mask_ in item.masks.items()):
         dropped = [_dropped(reading, key, axis) for reading in remaining]
         masks = [mask for mask in dropped if mask is not None]

@@ -38,7 +38,8 @@ def _ranked(names: Sequence[str]) -> tuple[list[int], int]:
     before, layers, after = group_by_layer(names)
     count = 1 + max(layers, default=0)
     if count > MAX_LAYERS:
-        layers, count = {0: [name for members in layers.values() for name in members]}, 1
+        layers = {0: [name for members in layers.values() for name in members]}
+        count = 1
     rank_by_name = {name: 3 * layer + 1 for layer, members in layers.items() for name in members}
     rank_by_name.update(dict.fromkeys(before, 0))
     rank_by_name.update(dict.fromkeys(after, 3 * count - 1))
@@ -155,7 +156,8 @@ def place_tensors(specs: Sequence[TensorSpec], layers: Sequence[int], layer_coun
     Raises ``UnsupportedError`` ``squizd.id-collision``.
     """
     placed: list[PlacedTensor] = []
-    first, second = 0, [0]
+    first = 0
+    second = [0]
     ids: dict[int, str] = {}
     for spec, storage, layer in zip(specs, storage_forms(specs), layers, strict=True):
         second_count = storage.second or 0
@@ -233,7 +235,8 @@ def lay_out(placement: Placement, start: int) -> tuple[list[int], Cursor]:
 
     Unknown lengths count as their maximum.
     """
-    cursor, offsets = Cursor(start, placement.layer_count), []
+    cursor = Cursor(start, placement.layer_count)
+    offsets = []
     for placed in placement.tensors:
         storage = placed.storage
         offsets.append(cursor.block(placed.layer, storage.block.lead)[1])

@@ -56,7 +56,8 @@ class LocatedTensors(Mapping[str, Located]):
     """Located tensors, in the order of a directory; typical dense tensors are built on access."""
 
     def __init__(self, dense_blocks: DenseBlocks, others: dict[str, Located]) -> None:
-        self._entries, self._plain = dense_blocks.entries, dense_blocks
+        self._entries = dense_blocks.entries
+        self._plain = dense_blocks
         self.others = others
 
     def __getitem__(self, name: str) -> Located:
@@ -70,21 +71,25 @@ class LocatedTensors(Mapping[str, Located]):
 
     def dense(self) -> DenseColumns:
         """Return the columns of the typical dense tensors of storage types."""
-        columns, plain = self._entries.columns, self._plain
+        columns = self._entries.columns
+        plain = self._plain
         simple = np.zeros(len(self._entries), np.bool_)
         simple[plain.rows] = True
         types = storage_types(columns.dtype)
         simple &= np.array([*(row is not None for row in types), False])[numbers(columns.dtype.first)]
-        first, texts = numbers(columns.digests.first), columns.digests.inner[0]
+        first = numbers(columns.digests.first)
+        texts = columns.digests.inner[0]
         counts = np.diff(first)
         simple &= counts <= 1
-        begins, sizes = np.full(counts.size, -1, np.int64), np.zeros(counts.size, np.int64)
+        begins = np.full(counts.size, -1, np.int64)
+        sizes = np.zeros(counts.size, np.int64)
         has_digest = np.flatnonzero(counts == 1)
         begins[has_digest], sizes[has_digest] = (
             numbers(texts.first)[first[has_digest]],
             numbers(texts.second)[first[has_digest]],
         )
-        offsets, lengths = np.zeros(counts.size, np.int64), np.zeros(counts.size, np.int64)
+        offsets = np.zeros(counts.size, np.int64)
+        lengths = np.zeros(counts.size, np.int64)
         heads = _FIXED + 4 * np.diff(numbers(columns.shape.second))[plain.rows]
         offsets[plain.rows] = plain.starts + heads
         lengths[plain.rows] = plain.ends - plain.starts - heads
@@ -124,7 +129,8 @@ def find_dense_blocks(source: HeaderSource, entries: Entries, layers: Array) -> 
     """Return the dense tensors whose blocks are in their layers and match the directory; others need a detailed
     check."""
     columns = entries.columns
-    offsets, ranks = numbers(columns.offset.first), np.diff(numbers(columns.shape.second))
+    offsets = numbers(columns.offset.first)
+    ranks = np.diff(numbers(columns.shape.second))
     lengths = numbers(columns.shape.third) * chosen(columns.dtype, _WHOLE_BYTES, 0) + _FIXED + 4 * ranks
     layer = numbers(columns.layer.first)
     bounds = np.append(layers, [(0, 0)], 0)  # the last row serves layers that do not exist
@@ -172,7 +178,8 @@ def _has_header(source: HeaderSource, columns: EntryColumns, rows: Array, rank: 
     heads[:, 3:] = sizes
     offsets = numbers(columns.offset.first)[rows]
     order = np.argsort(offsets, kind="stable")
-    matches, size = np.zeros(rows.size, bool), _FIXED + 4 * rank
+    matches = np.zeros(rows.size, bool)
+    size = _FIXED + 4 * rank
     for indices, base, memory in source.pieces(offsets[order], np.full(rows.size, size)):
         chosen_ones = order[indices]
         matches[chosen_ones] = same(memory, offsets[chosen_ones] - base, heads[chosen_ones])

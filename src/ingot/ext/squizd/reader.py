@@ -134,7 +134,9 @@ def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> 
         A rule of ``spec/squizd.md``.
     """
     state = _open(source, verify)
-    file, source, header = state.file, state.source, state.header
+    file = state.file
+    source = state.source
+    header = state.header
     begin = HEADER + INDEX_ENTRY * header.layer_count
     start = max(begin, int(state.layers[:, 1].max()))
     filled = state.layers[state.layers[:, 1] > state.layers[:, 0]]
@@ -145,7 +147,8 @@ def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> 
     if directory is None:
         _require_no_other_directory(state, start, directory_offset)
         located: Mapping[str, Located]
-        located, starts = _without_directory(state, table_ranges, tables_end), _masks(state)
+        located = _without_directory(state, table_ranges, tables_end)
+        starts = _masks(state)
     else:
         if verify:
             check_directory(directory, memoryview(raw)[begin:], memoryview(raw)[:begin], state.location)
@@ -291,7 +294,8 @@ def _check_index_scales(state: _State, tables: Sequence[int], masks: dict[int, i
 def _appendices(
     state: _State, directory: Directory | None, tail: int, main: Sequence[tuple[int, int]]
 ) -> tuple[Attachments, int]:
-    draft, coreml = None, None
+    draft = None
+    coreml = None
     if state.has(Flags.EAGLE):
         meta = state.header.draft
         _check_draft_range(state, tail)
@@ -319,7 +323,9 @@ def _draft(state: _State, directory: Directory | None, main: Sequence[tuple[int,
     A head without tables uses the last entries of the ``main`` tables: one for each quantized matrix, in the order of
     the blocks.
     """
-    source, meta, location = state.source, state.header.draft, f"{state.location}: draft head"
+    source = state.source
+    meta = state.header.draft
+    location = f"{state.location}: draft head"
     end = meta.offset + meta.length
     head = read_bytes(source, meta.offset, DRAFT_HEADER)
     layers = int.from_bytes(head[4:], "little")
@@ -414,7 +420,8 @@ def _directory_offset(state: _State, tables_end: int) -> int:
 
     An invalid appendix cannot be skipped; its error is raised later, when it is read.
     """
-    source, meta = state.source, state.header.draft
+    source = state.source
+    meta = state.header.draft
     if read_bytes(source, tables_end, min(4, source.size - tables_end)) == DIRECTORY_MAGIC:
         return tables_end
     offset = tables_end

@@ -102,8 +102,12 @@ class EntrySource:
         self, source: ByteSource, run: Run, role: str, dtype: str, *, absent_zeros: bool, location: str
     ) -> None:
         self.name = source.name
-        self._source, self._run, self._index, self._location = source, run, COLUMN[role], location
-        self._dtype, self._item = dtype, numpy_dtype(dtype).itemsize
+        self._source = source
+        self._run = run
+        self._index = COLUMN[role]
+        self._location = location
+        self._dtype = dtype
+        self._item = numpy_dtype(dtype).itemsize
         self._absent_zeros = absent_zeros
         self.size = run.count * self._item
 
@@ -118,7 +122,8 @@ class EntrySource:
     def readinto(self, offset: int, out: memoryview) -> None:
         """Fill ``out`` with the column's bytes from ``offset`` on."""
         item = self._item
-        target, done = np.frombuffer(out, np.uint8), 0
+        target = np.frombuffer(out, np.uint8)
+        done = 0
         while done < target.size:
             first, skip = divmod(offset + done, item)
             count = min(_CHUNK, -(-(target.size - done + skip) // item))
@@ -140,7 +145,8 @@ class EntrySource:
         return values.view(item).astype(f"<{item}", copy=False).view(np.uint8)
 
     def _column(self, first: int, count: int) -> Array:
-        offset, size = self._run.offset + first * SCALE_ENTRY, count * SCALE_ENTRY
+        offset = self._run.offset + first * SCALE_ENTRY
+        size = count * SCALE_ENTRY
         column = gather(read_array(self._source, offset, size), self._run.id, self._index, self._dtype)
         if not column.own:
             raise FormatError(

@@ -41,7 +41,11 @@ class EntryWriter:
     """
 
     def __init__(self, sink: Sink, offset: int, id: int, dtype: str, location: str) -> None:
-        self._sink, self._offset, self._id, self._dtype, self._location = sink, offset, id, dtype, location
+        self._sink = sink
+        self._offset = offset
+        self._id = id
+        self._dtype = dtype
+        self._location = location
         self._done = dict.fromkeys(FIELD, 0)
         self._incomplete = dict.fromkeys(FIELD, b"")
 
@@ -50,7 +54,8 @@ class EntryWriter:
 
         Raises ``UnsupportedError`` ``squizd.carry`` for a signalling NaN.
         """
-        step, item = _CHUNK * numpy_dtype(self._dtype).itemsize, numpy_dtype(self._dtype).itemsize
+        step = _CHUNK * numpy_dtype(self._dtype).itemsize
+        item = numpy_dtype(self._dtype).itemsize
         for start in range(0, data.nbytes, step):
             chunk = self._incomplete[role] + bytes(data[start : start + step])
             complete = len(chunk) // item * item
@@ -59,14 +64,16 @@ class EntryWriter:
 
     def blob(self) -> tuple[int, int, str]:
         """Return the offset of the entries, their bytes, and their CRC-32C."""
-        running, count = checksums.hasher(_CRC), max(self._done.values())
+        running = checksums.hasher(_CRC)
+        count = max(self._done.values())
         for start in range(0, count, _CHUNK):
             running.update(self._read(start, min(_CHUNK, count - start)).tobytes())
         return self._offset, count * SCALE_ENTRY, running.text()
 
     def _fill(self, role: str, values: Array) -> None:
         self._require_exact(values)
-        start, written = self._done[role], max(self._done.values())
+        start = self._done[role]
+        written = max(self._done.values())
         entries = self._read(start, min(written - start, values.size))
         fresh = np.zeros(values.size, ENTRY)
         fresh["id"] = self._id
@@ -130,7 +137,10 @@ class TensorWriter:
         scales: EntryWriter | None = None,
     ) -> None:
         order.begin(placed.spec)
-        self._sink, self._offset, self._order, self._scales = sink, offset, order, scales
+        self._sink = sink
+        self._offset = offset
+        self._order = order
+        self._scales = scales
         self.block = placed.storage.block
         self._block_parts = {part.role: part for part in self.block.parts}
         self._roles = {part.role: _Role(part.length, digest) for part in placed.spec.parts}
@@ -142,7 +152,8 @@ class TensorWriter:
         position = self._order.write(role, view.nbytes)
         if not view.nbytes:
             return
-        view, role_state = view.cast("B"), self._roles[role]
+        view = view.cast("B")
+        role_state = self._roles[role]
         block_part = self._block_parts.get(role)
         if block_part is None and role in SCALE_ROLES and self._scales is not None:
             self._scales.write(role, view)
@@ -201,7 +212,8 @@ class TensorWriter:
         """Append buffered parts, whose lengths are known now, and write the header again."""
         self.block = with_lengths(self.block, {role: part.written for role, part in self._roles.items()})
         for part in self.block.parts:
-            spool, position = self._roles[part.role].spool, self._offset + (part.start or 0)
+            spool = self._roles[part.role].spool
+            position = self._offset + (part.start or 0)
             for chunk in spool.chunks() if spool is not None else ():
                 self._sink.write_at(position, chunk)
                 position += len(chunk)
@@ -218,7 +230,10 @@ class Section:
     """
 
     def __init__(self, sink: Sink, placement: Placement, start: int, tables: int, digest: str | None) -> None:
-        self._sink, self._placement, self._tables, self._digest = sink, placement, tables, digest
+        self._sink = sink
+        self._placement = placement
+        self._tables = tables
+        self._digest = digest
         self.order = Order([placed.spec for placed in placement.tensors])
         self.cursor = Cursor(start, placement.layer_count)
         self.entries = EncodedEntries()
@@ -279,7 +294,8 @@ class Section:
 
     def _accept(self, placed: PlacedTensor, offset: int, record: Mapping[str, Any]) -> None:
         self.cursor.tail = int(record["end"])
-        spec, tables = placed.spec, self._placement.tables
+        spec = placed.spec
+        tables = self._placement.tables
         if record["mask"]:
             mask = bytes.fromhex(record["mask"])
             self._mask_ranges[spec.name] = (placed.layer, self.cursor.mask(len(mask)), len(mask))
@@ -299,10 +315,12 @@ class Section:
 
     def _scales_of(self, placed: PlacedTensor) -> EntryWriter | None:
         """Return the writer of the tensor's scales; None if it has none."""
-        storage, tables = placed.storage, self._placement.tables
+        storage = placed.storage
+        tables = self._placement.tables
         if not storage.first:
             return None
-        dtype, name = storage.scale_dtype or "f32", placed.spec.name
+        dtype = storage.scale_dtype or "f32"
+        name = placed.spec.name
         if storage.second is None:
             return EntryWriter(self._sink, tables.first_at(self._tables, placed), placed.id, dtype, name)
         second = placed.id | 1 << 63

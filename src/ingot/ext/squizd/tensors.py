@@ -136,18 +136,18 @@ def tensors_of(source: ByteSource, located: Mapping[str, Located], *, verify: bo
 
 def _part(source: ByteSource, located: Located, part: PartSpec, *, verify: bool) -> Part:
     location = f"{source.name}: tensor {located.spec.name[:200]!r} part {part.role!r}"
-    offset, occupies = located.mask or 0, None
+    offset = located.mask or 0
+    occupies = None
     if part.role in ("scales", "zeros"):
         assert located.run is not None
         absent = not any(other.role == "zeros" for other in located.spec.parts)
-        source, offset = (
-            EntrySource(source, located.run, part.role, part.dtype, absent_zeros=absent, location=location),
-            0,
-        )
+        source = EntrySource(source, located.run, part.role, part.dtype, absent_zeros=absent, location=location)
+        offset = 0
         entries = located.storage.first + (located.storage.second or 0)
         occupies = entries * SCALE_ENTRY if part.role == "scales" else 0  # an entry contains both
     elif part.role == MASK and located.mask_bytes is not None:
-        source, occupies = MemorySource(located.mask_bytes, source.name), part.length
+        source = MemorySource(located.mask_bytes, source.name)
+        occupies = part.length
     elif located.mask is None or part.role != MASK:
         starts = {block_part.role: block_part.start or 0 for block_part in located.storage.block.parts}
         offset = located.offset + starts[part.role]

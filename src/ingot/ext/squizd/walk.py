@@ -105,7 +105,9 @@ class Bitmaps:
 
     def _widths(self, rows: int, start: int, end: int, location: str) -> list[tuple[int, int]]:
         """Return words in a row and set bits for every width that fits."""
-        fitting, ones, stripe = [], 0, rows * TCA_WORD // 8
+        fitting = []
+        ones = 0
+        stripe = rows * TCA_WORD // 8
         for words in range(1, MAX_COLUMNS // TCA_WORD + 1):
             values_start = start + words * stripe
             if values_start + 2 * ones > end:
@@ -186,18 +188,22 @@ def walk(source: ByteSource, layers: Sequence[Span], location: str, stops: tuple
     Raises ``FormatError``: the rules of blocks and of bitmaps (``Bitmaps``), and ``squizd.too-many-blocks``.
     """
     walked: list[Walked] = []
-    read, bitmaps = partial(read_bytes, source), Bitmaps(source, stops)
+    read = partial(read_bytes, source)
+    bitmaps = Bitmaps(source, stops)
     for layer, (start, end) in enumerate(layers):
-        offset, number = start, 0
+        offset = start
+        number = 0
         while (offset := skip_zeros(source, offset, end)) < end:
-            magic, layer_location = read(offset, min(4, end - offset)), f"{location}: layer {layer}"
+            magic = read(offset, min(4, end - offset))
+            layer_location = f"{location}: layer {layer}"
             if magic in stops:
                 break
             block = (
                 bitmaps.block(offset, end, layer_location) if magic == TCA else parse(read, offset, end, layer_location)
             )
             walked.append(Walked(layer, number, offset, block))
-            offset, number = offset + (block.length or 0), number + 1
+            offset = offset + (block.length or 0)
+            number = number + 1
             if len(walked) > MAX_BLOCKS:
                 raise FormatError(
                     "squizd.too-many-blocks",
@@ -288,7 +294,8 @@ def with_mask(located: Located, placed: PlacedMask) -> Located:
     """
     if placed.is_full_size and located.spec.codec == MaskLayout.codec:
         return located
-    spec, blocks = located.spec, placed.blocks
+    spec = located.spec
+    blocks = placed.blocks
     shape = list(spec.shape)
     shape[placed.axis] = blocks.channels
     layout = BlocksLayout(

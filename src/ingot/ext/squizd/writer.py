@@ -43,7 +43,9 @@ class SquizdWriter(FormatWriter):
     def __init__(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> None:
         specs = artifact.tensors
         layers, count = layers_in_order(specs, name)
-        self._specs, self._name, self._options = specs, name, options
+        self._specs = specs
+        self._name = name
+        self._options = options
         self._arch, self._metadata = split_metadata(artifact.metadata)
         self._attachments = artifact.attachments
         self._placement = place_tensors(specs, layers, count)
@@ -109,8 +111,12 @@ class SquizdWriter(FormatWriter):
     def _finish_appendices(self, tail: int) -> tuple[Directory, int, DraftMeta]:
         """Write draft head and Core ML package after the tables; return directory, its offset, and the head's
         metadata."""
-        attached, digest = self._attachments, self._options.digest
-        draft, draft_digest, coreml_digest, end = DraftMeta(), None, None, tail
+        attached = self._attachments
+        digest = self._options.digest
+        draft = DraftMeta()
+        draft_digest = None
+        coreml_digest = None
+        end = tail
         if attached.draft is not None:
             start = align(end)
             self._sink.write_at(end, bytes(start - end))

@@ -24,9 +24,11 @@ from ingot.model.part import Part
 
 # Specification version and opset; FLOAT16 arrays as inputs begin with iOS 16.
 OPSETS = {"iOS16": (7, "CoreML6"), "iOS17": (8, "CoreML7"), "iOS18": (9, "CoreML8")}
-FP16, INT32 = BY_NAME["fp16"], BY_NAME["int32"]
+FP16 = BY_NAME["fp16"]
+INT32 = BY_NAME["int32"]
 _FOLDER = "com.apple.CoreML"
-_MODEL, _WEIGHTS = "model.mlmodel", "weights/weight.bin"
+_MODEL = "model.mlmodel"
+_WEIGHTS = "weights/weight.bin"
 _ARRAY_TYPES = {"fp16": 65552, "int32": 131104}  # ArrayFeatureType.ArrayDataType
 _OF_DTYPE = {"float16": FP16, "int32": INT32}
 
@@ -53,7 +55,8 @@ class Builder:
     def __init__(self, opset: str) -> None:
         self.version, self._opset = OPSETS[opset]
         self._operations: list[bytes] = []
-        self._end, self._blobs = FileEnd(), list[tuple[int, bytes]]()
+        self._end = FileEnd()
+        self._blobs = list[tuple[int, bytes]]()
 
     def weight(self, name: str, shape: Shape) -> str:
         """Add a dense fp16 constant with undefined values in the weight file, which becomes a tensor."""
@@ -173,7 +176,8 @@ class _Blank:
     mapped = False
 
     def __init__(self, size: int, segments: Sequence[tuple[int, bytes]], name: str) -> None:
-        self.size, self.name = size, name
+        self.size = size
+        self.name = name
         self._segments = segments
 
     def view(self, offset: int, length: int) -> memoryview:
@@ -184,7 +188,8 @@ class _Blank:
     def readinto(self, offset: int, out: memoryview) -> None:
         out[:] = bytes(out.nbytes)
         for start, data in self._segments:
-            first, last = max(start, offset), min(start + len(data), offset + out.nbytes)
+            first = max(start, offset)
+            last = min(start + len(data), offset + out.nbytes)
             if first < last:
                 out[first - offset : last - offset] = data[first - start : last - start]
 

@@ -211,7 +211,10 @@ def repeat_integer(value: int, type: MilType, count: int) -> bytes:
 
 def _palette(spec: TensorSpec, ios18: bool) -> tuple[PlannedOp, ...]:
     layout = PaletteLayout.of(spec)
-    bits, vector, axis, groups = layout.bits, layout.vector_size, layout.vector_axis, layout.groups
+    bits = layout.bits
+    vector = layout.vector_size
+    axis = layout.vector_axis
+    groups = layout.groups
     if not ios18:
         return (_palette_ios16(spec, bits, vector, groups),)
     type = integer_type(bits, signed=False)
@@ -231,7 +234,8 @@ def _codebook(
     dims = (*groups, 1 << bits, vector)
     if not _has(spec, "codebook_scales"):
         return (), (Stored("lut", _float(spec, "codebook"), dims, "codebook", spec.dtype),), ()
-    entries, out = _part_dtype(spec, "codebook"), _float(spec, "codebook_scales")
+    entries = _part_dtype(spec, "codebook")
+    out = _float(spec, "codebook_scales")
     if entries not in ("i8", "u8", "f16", out.dtype):
         raise LeftError(f"scaled palettes of {entries}")
     data = Stored("data", BY_DTYPE[entries], dims, "codebook", entries)
@@ -256,7 +260,8 @@ def _shape(spec: TensorSpec) -> Stored:
 
 def _sparse(spec: TensorSpec, ios18: bool) -> tuple[PlannedOp, ...]:
     layout = MaskLayout.of(spec)
-    inner, count = layout.inner, prod(spec.shape) if layout.nnz is None else layout.nnz
+    inner = layout.inner
+    count = prod(spec.shape) if layout.nnz is None else layout.nnz
     if isinstance(inner, DenseLayout):
         values = Stored("nonzero_data", _float(spec, "nonzeros"), (count,), "nonzeros", spec.dtype)
         if ios18:

@@ -74,7 +74,8 @@ def affine_dequantize(graph: Graph, operation: Operation) -> ConstantTensor:
 
     Scale and zero point are scalars, or vectors along ``axis``.
     """
-    data, scale = graph.slot(operation, "quantized_data", "u8"), graph.slot(operation, "scale")
+    data = graph.slot(operation, "quantized_data", "u8")
+    scale = graph.slot(operation, "scale")
     expect(operation, data.type.name in CODES[:2], "codes of int8 or uint8", data.type.name)
     dtype = float_type(scale.type, "scales")
     rank = len(data.dims)
@@ -168,7 +169,8 @@ def lut_to_dense(graph: Graph, operation: Operation) -> ConstantTensor:
 
 
 def _lut_ios16(graph: Graph, operation: Operation) -> ConstantTensor:
-    indices, lut = graph.slot(operation, "indices"), graph.slot(operation, "lut")
+    indices = graph.slot(operation, "indices")
+    lut = graph.slot(operation, "lut")
     shape = graph.declared_shape(operation)
     dtype = float_type(lut.type, "a palette")
     bits = lut.count.bit_length() - 1
@@ -227,7 +229,8 @@ def _codebook(graph: Graph, operation: Operation) -> tuple[Slot, Slot | None, Mi
 def _scaled_codebook(graph: Graph, operation: Operation, index: int) -> tuple[Slot, Slot, MilType]:
     if operation.type != "constexpr_blockwise_shift_scale" or index or graph.param(operation, "offset") is not None:
         raise LeftError("palettes that are computed in another way than scaling")
-    lut, scales = graph.slot(operation, "data"), graph.slot(operation, "scale")
+    lut = graph.slot(operation, "data")
+    scales = graph.slot(operation, "scale")
     exact = lut.type.name in ("int8", "uint8", "fp16", scales.type.name)
     if not exact or scales.type.name not in ("fp16", "fp32"):
         raise LeftError(f"palettes of {lut.type.name} with scales of {scales.type.name}")
@@ -243,7 +246,8 @@ def sparse_to_dense(graph: Graph, operation: Operation) -> ConstantTensor:
     values = graph.param(operation, "nonzero_data")
     if isinstance(values, tuple):
         return _sparse_chain(graph, operation, values[0])
-    nonzeros, mask = graph.slot(operation, "nonzero_data"), graph.slot(operation, "mask")
+    nonzeros = graph.slot(operation, "nonzero_data")
+    mask = graph.slot(operation, "mask")
     dtype = float_type(nonzeros.type, "kept values")
     if "shape" in operation.attributes:
         shape = graph.declared_shape(operation)
@@ -259,18 +263,21 @@ def sparse_to_dense(graph: Graph, operation: Operation) -> ConstantTensor:
 def _sparse_chain(graph: Graph, operation: Operation, inner: Operation) -> ConstantTensor:
     """Return a tensor whose kept values are palette indices, or codes with scales, of the dense shape."""
     if inner.type == "constexpr_lut_to_sparse":
-        mask, nonzeros = graph.slot(inner, "indices_mask", "u8"), graph.slot(inner, "indices_nonzero_data", "u8")
+        mask = graph.slot(inner, "indices_mask", "u8")
+        nonzeros = graph.slot(inner, "indices_nonzero_data", "u8")
         slots, palette, type = _codebooks(graph, inner, nonzeros.type, mask.dims)
         if palette.vector_size != 1:
             raise LeftError("kept vectors")
         layout: Layout = palette
     elif inner.type == "constexpr_sparse_blockwise_shift_scale":
-        mask, nonzeros = graph.slot(inner, "data_mask", "u8"), graph.slot(inner, "nonzero_data", "u8")
+        mask = graph.slot(inner, "data_mask", "u8")
+        nonzeros = graph.slot(inner, "nonzero_data", "u8")
         slots, layout, scale = _blockwise(graph, inner, nonzeros.type, mask.dims)
         type = scale.type
     else:
         raise LeftError(f"kept values from {inner.type}")
-    declared_mask, dtype = graph.param(operation, "mask"), str(type.dtype)
+    declared_mask = graph.param(operation, "mask")
+    dtype = str(type.dtype)
     if isinstance(declared_mask, Value):
         if not is_same_blob(declared_mask, mask.values[0]):
             raise LeftError("two masks")

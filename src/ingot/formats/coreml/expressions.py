@@ -66,7 +66,9 @@ class _Params:
     """The parameters of an operation as expressions."""
 
     def __init__(self, graph: Graph, operation: Operation, depth: int) -> None:
-        self._graph, self.operation, self._depth = graph, operation, depth
+        self._graph = graph
+        self.operation = operation
+        self._depth = depth
         self.location = operation.location
         self.ios16 = "shape" in operation.attributes
 
@@ -115,7 +117,8 @@ def _cast(params: _Params) -> tuple[Expression, ...]:
 
 def _affine(params: _Params) -> tuple[Expression, ...]:
     data, scale = params.get("quantized_data", ("int8", "uint8")), params.get("scale", _COMPUTED)
-    rank, axis = len(data.dims), params.integer("axis") or 0
+    rank = len(data.dims)
+    axis = params.integer("axis") or 0
     params.require(-rank <= axis < max(rank, 1), f"an axis of {rank} dimensions", axis)
     operands = {"data": data, "scale": scale}
     if params.has("zero_point"):
@@ -283,7 +286,8 @@ def _sparse_outputs(
     vector: tuple[int, int] = (0, 1),
 ) -> tuple[Expression, ...]:
     """Return the outputs of an operation that computes kept values: the mask, and the values."""
-    mask, nonzeros = operands["mask"], operands["values"]
+    mask = operands["mask"]
+    nonzeros = operands["values"]
     params.require(len(nonzeros.dims) == 1, "kept values in one dimension", list(nonzeros.dims))
     axis, length = vector
     return (

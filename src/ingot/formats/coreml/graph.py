@@ -34,7 +34,8 @@ class Graph:
         self.weights = weights
         self.expressions: dict[int, tuple[Expression, ...] | LeftError] = {}
         self._operations: dict[tuple[int, str], tuple[Operation, int]] = {}
-        self._defined, self._uses = program.defined[function], program.uses[function]
+        self._defined = program.defined[function]
+        self._uses = program.uses[function]
         self._all = {
             (id(operation.block), output.name) for operation in program.active[function] for output in operation.outputs
         }
@@ -72,7 +73,8 @@ class Graph:
 
         Raises ``FormatError`` ``coreml.reference``; ``LeftError`` if there are too many.
         """
-        waiting, feeders = [operation], dict[int, Operation]()
+        waiting = [operation]
+        feeders = dict[int, Operation]()
         while waiting:
             item = waiting.pop()
             for name in item.inputs.values():

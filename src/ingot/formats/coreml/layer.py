@@ -11,7 +11,8 @@ from ingot.formats.coreml.template import Template
 
 __all__ = ["BIAS", "OPSETS", "WEIGHT", "Layer", "layer_template"]
 
-WEIGHT, BIAS = "weight", "bias"
+WEIGHT = "weight"
+BIAS = "bias"
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,8 @@ from ingot.model.spec import TensorSpec
 
 INLINE_BELOW = 10
 FEEDS = "the program computes other constants from it"
-IOS16, IOS18 = 6, 8
+IOS16 = 6
+IOS18 = 8
 Key = tuple[int, str]
 
 
@@ -278,14 +279,16 @@ class Layout:
                 entry.stored.type,
                 entry.stored.dims,
             ):
-                entry.offset, entry.reused = shared.offset, True
+                entry.offset = shared.offset
+                entry.reused = True
             else:
                 entry.offset = self.files[plan.file].take(entry.nbytes)
         self.remember(plan)
 
     def part(self, plan: TensorPlan, entry: Entry) -> None:
         """Assign a separate offset to an array whose bytes turned out to differ from those of the shared blob."""
-        entry.offset, entry.reused = self.files[plan.file].take(entry.nbytes), False
+        entry.offset = self.files[plan.file].take(entry.nbytes)
+        entry.reused = False
 
     def remember(self, plan: TensorPlan) -> None:
         """Let later arrays share blobs with the arrays of a tensor whose offsets are assigned."""

@@ -15,7 +15,8 @@ from ingot.formats.coreml.template import Template
 from ingot.formats.coreml.types import BOOL
 from ingot.naming.config import LlamaConfig
 
-INPUT, OUTPUT = "input_ids", "logits"
+INPUT = "input_ids"
+OUTPUT = "logits"
 _MASKED = 30000.0  # below every score; in fp16, and exp(-30000) is 0
 
 
@@ -31,8 +32,11 @@ def llama_template(config: LlamaConfig, context: int, opset: str) -> Template:
 
 class _Llama:
     def __init__(self, config: LlamaConfig, context: int, opset: str) -> None:
-        self._config, self._context, self._builder = config, context, Builder(opset)
-        self._opset, self._shapes = opset, config.shapes()
+        self._config = config
+        self._context = context
+        self._builder = Builder(opset)
+        self._opset = opset
+        self._shapes = config.shapes()
         self._axes = {index: self._builder.constant(f"axis_{index}", np.int32(index)) for index in range(4)}
         self._false, self._true = self._builder.flag("no", False), self._builder.flag("yes", True)
         self._eps = self._builder.constant("eps", np.float16(config.eps))
@@ -41,7 +45,9 @@ class _Llama:
 
     def template(self) -> Template:
         """Return the package of the program."""
-        config, builder, tokens = self._config, self._builder, (1, self._context)
+        config = self._config
+        builder = self._builder
+        tokens = (1, self._context)
         embedding = self._weight("model.embed_tokens.weight")
         inputs = {"x": embedding, "indices": INPUT, "axis": self._axes[0], "batch_dims": self._axes[0]}
         if self._opset != "iOS16":
@@ -68,15 +74,18 @@ class _Llama:
         config = self._config
         frequency = config.rope_theta ** (-np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim)
         angle = np.outer(np.arange(self._context, dtype=np.float64), frequency)
-        cos, sin = np.cos(angle).astype(np.float16), np.sin(angle).astype(np.float16)
+        cos = np.cos(angle).astype(np.float16)
+        sin = np.sin(angle).astype(np.float16)
         return self._builder.constant("rope_cos", cos), self._builder.constant("rope_sin", sin)
 
     def _future(self) -> str:
         """Return the attention mask, [context, context]: 0 for visible positions, a large negative number for
         others."""
-        builder, square = self._builder, (self._context, self._context)
+        builder = self._builder
+        square = (self._context, self._context)
         positions = np.arange(self._context, dtype=np.int32)
-        rows, cols = builder.constant("rows", positions[:, None]), builder.constant("columns", positions[None, :])
+        rows = builder.constant("rows", positions[:, None])
+        cols = builder.constant("columns", positions[None, :])
         visible = builder.add("greater_equal", "seen", {"x": rows, "y": cols}, square, BOOL)
         one_constant = builder.constant("one", np.float16(1))
         visible = builder.add("cast", "seen_fp16", {"x": visible, "dtype": builder.text("fp16", "fp16")}, square)
@@ -85,7 +94,8 @@ class _Llama:
         return builder.add("mul", "mask", {"x": hidden, "y": far}, square)
 
     def _layer(self, x: str, prefix: str) -> str:
-        config, flat = self._config, (1, self._context, self._config.hidden_size)
+        config = self._config
+        flat = (1, self._context, self._config.hidden_size)
         name = constant_name(prefix)
         normed = self._norm(x, f"{prefix}input_layernorm.weight")
         mixed = self._attention(normed, f"{prefix}self_attn.")
@@ -106,7 +116,9 @@ class _Llama:
 
     def _norm(self, x: str, tensor: str) -> str:
         """Return x divided by its root mean square, times a weight."""
-        builder, name, flat = self._builder, constant_name(tensor), (1, self._context, self._config.hidden_size)
+        builder = self._builder
+        name = constant_name(tensor)
+        flat = (1, self._context, self._config.hidden_size)
         double = (*flat[:2], 2 * flat[2])
         minus = builder.constant(f"{name}_minus", np.float16(-1))
         negative = builder.add("mul", f"{name}_negative", {"x": x, "y": minus}, flat)
@@ -125,8 +137,13 @@ class _Llama:
     def _attention(self, x: str, prefix: str) -> str:
         """Return attention like ``demo.llama.attention``: query heads that share a key are multiplied in one
         product."""
-        config, builder, seq, name = self._config, self._builder, self._context, constant_name(prefix)
-        heads, keys, dim = config.heads, config.kv_heads, config.head_dim
+        config = self._config
+        builder = self._builder
+        seq = self._context
+        name = constant_name(prefix)
+        heads = config.heads
+        keys = config.kv_heads
+        dim = config.head_dim
         scale = builder.constant(f"{name}scale", np.float16(dim**-0.5))
         q = self._rotated(
             self._split_heads(self._linear(x, f"{prefix}q_proj.weight"), f"{name}q", heads), f"{name}q", heads
@@ -155,7 +172,8 @@ class _Llama:
 
     def _rotated(self, x: str, name: str, heads: int) -> str:
         """Rotate pairs of channels, one from each half, by the angles of their positions."""
-        builder, half = self._builder, (1, heads, self._context, self._config.head_dim // 2)
+        builder = self._builder
+        half = (1, heads, self._context, self._config.head_dim // 2)
         inputs = {"x": x, "num_splits": self._two, "axis": self._axes[3]}
         first, second = builder.several("split", [f"{name}_low", f"{name}_high"], inputs, [half, half])
         products = {}

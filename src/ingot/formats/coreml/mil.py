@@ -14,15 +14,21 @@ from ingot.core.parsing.wire import Field, Node, Rules
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.coreml.values import Value, parse_type, parse_value
 
-_SPECIFICATION, _PROGRAM = 1, 502
+_SPECIFICATION = 1
+_PROGRAM = 502
 # Other model types, by their field in Model.proto.
 _OTHERS = {200: "a pipeline classifier", 201: "a pipeline regressor", 202: "a pipeline", 500: "a neural network"}
 _OTHERS |= {303: "a neural network regressor", 403: "a neural network classifier"}
 
 _FUNCTIONS = 2
-_OPSET, _SPECIALIZATIONS = 2, 3
+_OPSET = 2
+_SPECIALIZATIONS = 3
 OPERATIONS = 3
-TYPE, INPUTS, OUTPUTS, BLOCKS, ATTRIBUTES = 1, 2, 3, 4, 5
+TYPE = 1
+INPUTS = 2
+OUTPUTS = 3
+BLOCKS = 4
+ATTRIBUTES = 5
 
 CONSTEXPR = "constexpr_"
 RULES = Rules("coreml.wire", "coreml.depth", "coreml.repeated-field", "coreml.utf8")

@@ -12,10 +12,20 @@ from ingot.errors import FormatError
 from ingot.formats.coreml.types import BOOL, BY_CODE, STRING, MilType
 
 # Fields of Value, ImmediateValue, TensorValue and BlobFileValue in MIL.proto.
-_TYPE, _IMMEDIATE, _BLOB = 2, 3, 5
-_TENSOR_TYPE, _DATA_TYPE, _RANK, _DIMENSIONS = 1, 1, 2, 3
-_FLOATS, _INTS, _BOOLS, _STRINGS, _RAW = 1, 2, 3, 4, 7
-_FILE_NAME, _OFFSET = 1, 2
+_TYPE = 2
+_IMMEDIATE = 3
+_BLOB = 5
+_TENSOR_TYPE = 1
+_DATA_TYPE = 1
+_RANK = 2
+_DIMENSIONS = 3
+_FLOATS = 1
+_INTS = 2
+_BOOLS = 3
+_STRINGS = 4
+_RAW = 7
+_FILE_NAME = 1
+_OFFSET = 2
 _INTS_OF = {"int32", "int16", "uint16"}  # encoded as varints; the other integers are in ``bytes``
 
 

@@ -59,7 +59,8 @@ class Weights:
             self.locate(value)
             return
         type, dims = value.shaped()
-        data, spare = value.bytes(), -element_count(dims, "coreml.value", value.location) * type.bits % 8
+        data = value.bytes()
+        spare = -element_count(dims, "coreml.value", value.location) * type.bits % 8
         if spare and data:
             check_last_byte(data[-1], spare, value.location)
 
@@ -85,7 +86,8 @@ def from_numbers(data: bytes, dtype: str, spread: Shape, type: MilType, dims: Sh
     first = numbers[tuple(slice(0, size) for size in dims)] if len(dims) == len(spread) else numbers.reshape(dims)
     values = first.astype(np.float64)
     is_integer = type.integer
-    low, high = (-(1 << (type.bits - 1)) if type.signed else 0), (1 << (type.bits - type.signed)) - 1
+    low = -(1 << (type.bits - 1)) if type.signed else 0
+    high = (1 << (type.bits - type.signed)) - 1
     same = bool((np.broadcast_to(first, spread) == numbers).all()) if len(dims) == len(spread) else True
     if not same or (is_integer and not bool(((values == np.rint(values)) & (values >= low) & (values <= high)).all())):
         raise CodecError(

@@ -155,9 +155,11 @@ def _outputs(names: Sequence[str], types: Sequence[tuple[MilType, tuple[int, ...
 
 def unique_name(base: str, names: set[str]) -> str:
     """Return a name that is not among ``names``, and add it."""
-    name, number = base, 1
+    name = base
+    number = 1
     while name in names:
-        name, number = f"{base}_{number}", number + 1
+        name = f"{base}_{number}"
+        number = number + 1
     names.add(name)
     return name
 
@@ -180,7 +182,8 @@ def template_of(attachments: Attachments) -> Template:
 
 def package_size(artifact: Artifact) -> int:
     """Return the bytes of all files of a package, from the specs alone."""
-    specs, template = artifact.tensors, template_of(artifact.attachments)
+    specs = artifact.tensors
+    template = template_of(artifact.attachments)
     layout = Layout(template, specs)
     plans: list[TensorPlan] = []
     for spec in specs:
@@ -205,7 +208,8 @@ class CoremlWriter(FormatWriter):
 
     def __init__(self, target: Target, artifact: Artifact) -> None:
         specs = artifact.tensors
-        self._target, self._specs = target, list(specs)
+        self._target = target
+        self._specs = list(specs)
         self._order = Order(specs)
         self._template = template_of(artifact.attachments)
         self._layout = Layout(self._template, specs)
@@ -244,7 +248,8 @@ class CoremlWriter(FormatWriter):
         chunk = memoryview(data).cast("B") if memoryview(data).nbytes else memoryview(b"")
         position = self._order.write(role, chunk.nbytes)
         assert self._current is not None
-        plan, entry = self._current, self._current.entry(role)
+        plan = self._current
+        entry = self._current.entry(role)
         if role in self._buffered:
             self._buffered[role] += chunk
         elif role in self._fixed:
@@ -257,7 +262,8 @@ class CoremlWriter(FormatWriter):
 
     def end(self) -> dict[str, Any]:
         """Close the tensor and return a record of the offsets of its blobs, and of its numbers in the program."""
-        name, plan = self._order.end().name, self._current
+        name = self._order.end().name
+        plan = self._current
         assert plan is not None
         digests = [self._complete(plan, entry) for entry in plan.entries]
         self._done(plan)
@@ -345,7 +351,8 @@ class CoremlWriter(FormatWriter):
 
     def _complete(self, plan: TensorPlan, entry: Entry) -> str:
         """Write the missing data of a tensor's entry: buffered and constant numbers, metadata. Return the CRC-32C."""
-        stored, location = entry.stored, f"{plan.spec.name}: {entry.stored.key}"
+        stored = entry.stored
+        location = f"{plan.spec.name}: {entry.stored.key}"
         if entry.fixed is not None:
             return ""
         spare = -stored.count * stored.type.bits % 8
@@ -393,7 +400,8 @@ class CoremlWriter(FormatWriter):
     def _put(self, plan: TensorPlan, entry: Entry, start: int, chunk: memoryview) -> None:
         """Write an array's next bytes; if it reuses another array's offset, only compare them."""
         assert entry.offset is not None
-        sink, position = self._sink(plan.file), entry.offset + METADATA
+        sink = self._sink(plan.file)
+        position = entry.offset + METADATA
         if entry.reused:
             if _same(sink, position + start, chunk):
                 return
@@ -412,7 +420,8 @@ class CoremlWriter(FormatWriter):
 
     def _copy(self, file: str, start: int, offset: int, length: int, raw: bytes) -> str:
         """Copy a blob of the template's package; return the CRC-32C of its data."""
-        source, sink = self._template.weights.files[file].source, self._sink(file)
+        source = self._template.weights.files[file].source
+        sink = self._sink(file)
         sink.write_at(offset, relocate_metadata(raw, offset))
         running = checksums.hasher("crc32c")
         for done in range(0, length, CHUNK):
@@ -450,7 +459,9 @@ class SinkSource:
     mapped = False
 
     def __init__(self, sink: Sink, size: int, name: str) -> None:
-        self._sink, self.size, self.name = sink, size, name
+        self._sink = sink
+        self.size = size
+        self.name = name
 
     def view(self, offset: int, length: int) -> memoryview:
         out = bytearray(length)

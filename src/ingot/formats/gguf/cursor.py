@@ -40,7 +40,9 @@ class Cursor:
     """
 
     def __init__(self, source: ByteSource, name: str) -> None:
-        self._source, self.name, self.size = source, name, source.size
+        self._source = source
+        self.name = name
+        self.size = source.size
         self.position = 0
         self._data = bytearray()
         self._elements = 0
@@ -148,9 +150,11 @@ class Cursor:
         Return None if a string is not UTF-8 or exceeds the file; the cursor then does not move.
         """
         texts: list[str] = []
-        position, length_at = self.position, self._length.unpack_from
+        position = self.position
+        length_at = self._length.unpack_from
         while len(texts) < count:
-            data, have = self._data, len(self._data)
+            data = self._data
+            have = len(self._data)
             try:
                 while position + 8 <= have and len(texts) < count:
                     start = position + 8
@@ -174,9 +178,12 @@ class Cursor:
         """
         records = Records([], array("q"), array("B"))
         names, starts, ranks = records
-        position, length_at, rank_at = self.position, self._length.unpack_from, Struct(f"{self.order}I").unpack_from
+        position = self.position
+        length_at = self._length.unpack_from
+        rank_at = Struct(f"{self.order}I").unpack_from
         while len(names) < count:
-            data, have = self._data, len(self._data)
+            data = self._data
+            have = len(self._data)
             try:
                 while position + 12 <= have and len(names) < count:
                     end = position + 8 + length_at(data, position)[0]

@@ -25,9 +25,11 @@ from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.layouts.ggml import TYPES, GgmlBlocksLayout
 from ingot.model.spec import PartSpec, TensorSpec
 
-MAX_RANK, MAX_NAME = 4, 63
+MAX_RANK = 4
+MAX_NAME = 63
 NUMBERS: Mapping[str, int] = {name: number for table in (DENSE, BLOCKED) for number, name in table.items()}
-_QUANTIZATION, _FILE_TYPE = "general.quantization_version", "general.file_type"
+_QUANTIZATION = "general.quantization_version"
+_FILE_TYPE = "general.file_type"
 _QUANTIZATION_VERSION = 2  # GGML_QNT_VERSION
 
 
@@ -175,7 +177,8 @@ def _check(records: Records, cursor: Cursor, alignments: Sequence[int]) -> Infos
 def _fields(starts: Array, ranks: Array, cursor: Cursor) -> tuple[Any, Any, Any]:
     """Return the sizes (1 beyond a tensor's rank), type and offset of each tensor; the infos begin at ``starts``."""
     sizes = np.ones((starts.size, MAX_RANK), np.uint64)
-    types, offsets = np.empty(starts.size, np.int64), np.empty(starts.size, np.uint64)
+    types = np.empty(starts.size, np.int64)
+    offsets = np.empty(starts.size, np.uint64)
     data = np.frombuffer(cursor.consumed(), np.uint8)
     for rank in np.unique(ranks).tolist():
         order = cursor.order
@@ -203,7 +206,8 @@ def _nbytes(ranks: Array, sizes: Any, types: Array) -> Array | None:
     ):
         return None
     elements, size = _BLOCKS[types].T
-    counts, fastest = sizes.prod(1).astype(np.int64), sizes[:, 0].astype(np.int64)
+    counts = sizes.prod(1).astype(np.int64)
+    fastest = sizes[:, 0].astype(np.int64)
     if not elements.all() or (fastest % np.maximum(elements, 1)).any():
         return None
     nbytes: Array = counts // elements * size
@@ -223,7 +227,9 @@ def _end(nbytes: Array, offsets: Array, alignment: int, room: int) -> int | None
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-_MIN_PAIR_BYTES, _MIN_TENSOR_BYTES = 14, 24  # bytes
+# bytes
+_MIN_PAIR_BYTES = 14
+_MIN_TENSOR_BYTES = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +283,9 @@ def parse(source: ByteSource, name: str) -> Header:
     infos = read_infos(cursor, tensors, (alignment, DEFAULT_ALIGNMENT))
     if infos is not None:
         entries: Mapping[str, Entry] = infos.entries()
-        start, end, alignment_applies = infos.start, infos.end, infos.alignment == alignment
+        start = infos.start
+        end = infos.end
+        alignment_applies = infos.alignment == alignment
     else:
         entries = _entries(cursor, tensors, name)
         start, end, alignment_applies = _data_range(entries, alignment, cursor, name)
@@ -434,7 +442,8 @@ def _data_range(entries: Mapping[str, Entry], alignment: int, cursor: Cursor, na
 def _check_offsets(entries: Mapping[str, Entry], alignment: int, header: int, size: int, name: str) -> tuple[int, int]:
     """Return where the data begin and end, after a check that tensors follow each other, padded, within the file."""
     start = -(-header // alignment) * alignment
-    expected, end = 0, 0
+    expected = 0
+    end = 0
     for tensor, entry in entries.items():
         if entry.offset != expected:
             raise FormatError(

@@ -23,7 +23,9 @@ RAW = "raw"
 RawStrings = Mapping[str, Mapping[int, bytes]]
 
 NUMBER, COUNT, TENSORS = SPLIT = ("split.no", "split.count", "split.tensors.count")
-ALIGNMENT, DEFAULT_ALIGNMENT, MAX_ALIGNMENT = "general.alignment", 32, 1 << 20
+ALIGNMENT = "general.alignment"
+DEFAULT_ALIGNMENT = 32
+MAX_ALIGNMENT = 1 << 20
 VERSION = 3
 STRUCT = dict(zip(("u8", "i8", "u16", "i16", "u32", "i32", "u64", "i64", "f32", "f64"), "BbHhIiQqfd", strict=True))
 NUMPY = {"u8": "u1", "i8": "i1", "u16": "u2", "i16": "i2", "u32": "u4", "i32": "i4", "u64": "u8", "i64": "i8"} | {
@@ -32,7 +34,8 @@ NUMPY = {"u8": "u1", "i8": "i1", "u16": "u2", "i16": "i2", "u32": "u4", "i32": "
     "bool": "u1",
 }
 _TYPE_IDS = {name: type_id for type_id, name in VALUES.items()}
-_ARRAY, _ARRAYS = _TYPE_IDS["array"], "array:"
+_ARRAY = _TYPE_IDS["array"]
+_ARRAYS = "array:"
 _INTEGERS = ("u32", "i32", "u64", "i64")
 _RANGES = {name: (int(np.iinfo(NUMPY[name]).min), int(np.iinfo(NUMPY[name]).max)) for name in STRUCT if name[0] != "f"}
 

@@ -40,8 +40,11 @@ class SwappedSource:
     mapped = False
 
     def __init__(self, source: ByteSource, offset: int, size: int, type: str) -> None:
-        self._source, self._offset, self._order = source, offset, order_of(type)
-        self.name, self.size = source.name, size
+        self._source = source
+        self._offset = offset
+        self._order = order_of(type)
+        self.name = source.name
+        self.size = size
 
     def view(self, offset: int, length: int) -> memoryview:
         """Return a fresh copy of a range."""
@@ -255,9 +258,11 @@ def _tensors(files: Sequence[File]) -> Mapping[str, Tensor]:
 
 
 def _tensor(file: File, name: str, entry: Entry) -> Tensor:
-    source, offset = file.source, file.header.start + entry.offset
+    source = file.source
+    offset = file.header.start + entry.offset
     if file.header.big_endian:
-        source, offset = SwappedSource(source, offset, entry.nbytes, entry.type), 0
+        source = SwappedSource(source, offset, entry.nbytes, entry.type)
+        offset = 0
     blocked = entry.type in TYPES
     role = BLOCKS if blocked else DATA
     part = Part("u8" if blocked else entry.type, entry.nbytes, source, offset, where=f"{file.name}: {name}: {role}")

@@ -35,11 +35,13 @@ class File:
     """One file of an artifact: its header, the offset of each tensor, and the number of missing tensors."""
 
     def __init__(self, name: str, specs: Sequence[TensorSpec], metadata: Mapping[str, Any]) -> None:
-        self.name, self.missing = name, len(specs)
+        self.name = name
+        self.missing = len(specs)
         self.alignment = int(metadata.get(ALIGNMENT, DEFAULT_ALIGNMENT))
         pairs, data = encode_metadata(metadata)
         head = [MAGIC, pack("<IQQ", VERSION, len(specs), pairs), data]
-        offsets, position = {}, 0
+        offsets = {}
+        position = 0
         for spec in specs:
             text = spec.name.encode()
             sizes = spec.shape[::-1]
@@ -80,7 +82,8 @@ class File:
 
     def close(self) -> None:
         """Close the file in its present state."""
-        sink, self._sink = self._sink, None
+        sink = self._sink
+        self._sink = None
         if sink is not None:
             sink.close()
 
@@ -105,7 +108,8 @@ def files_of(name: str, artifact: Artifact, options: WriteOptions) -> list[tuple
     members = _split(specs, options.max_shard)
     if len(members) == 1:
         return [(File(name, specs, metadata), list(specs))]
-    stem, files = name.removesuffix(SUFFIX), []
+    stem = name.removesuffix(SUFFIX)
+    files = []
     for index, members_of_file in enumerate(members):
         # Like llama-gguf-split and the package gguf: only the first file has the metadata of the model, each file those
         # of the split.
@@ -141,7 +145,8 @@ class GgufWriter(FormatWriter):
 
     def __init__(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> None:
         files = files_of(name, artifact, options)
-        self._target, self._files = target, [file for file, _ in files]
+        self._target = target
+        self._files = [file for file, _ in files]
         self._file_of = {spec.name: file for file, members in files for spec in members}
         self._order = Order(artifact.tensors, name)
         self._digest = checksums.hasher("crc32c")
@@ -157,14 +162,16 @@ class GgufWriter(FormatWriter):
         position = self._order.write(role, view.nbytes)
         assert self._order.current is not None
         if view.nbytes:
-            file, name = self._file_of[self._order.current.name], self._order.current.name
+            file = self._file_of[self._order.current.name]
+            name = self._order.current.name
             file.write(self._target, file.offsets[name] + position, data)
             self._digest.update(view.cast("B"))
 
     def end(self) -> dict[str, Any]:
         """Close the tensor, pad it, and return a record of its file, offset, length and CRC-32C."""
         spec = self._order.end()
-        file, length = self._file_of[spec.name], spec.nbytes or 0
+        file = self._file_of[spec.name]
+        length = spec.nbytes or 0
         end = file.offsets[spec.name] + length
         if file.padded(end) > end:  # written explicitly: a resumed file may contain other bytes there
             file.write(self._target, end, bytes(file.padded(end) - end))

@@ -58,7 +58,8 @@ def names_of(model: Model, sites: Iterable[Site]) -> dict[str, Named]:
     A matrix of ``MatMul``, [inputs, outputs], can become a matrix of ``MatMulNBits``, [outputs, inputs], and back. The
     two orientations have different names, so that they cannot be confused.
     """
-    sites, named = list(sites), dict[str, Named]()
+    sites = list(sites)
+    named = dict[str, Named]()
     used = {site.name for site in sites}
     for site in sites:
         others: dict[str, str] = {}
@@ -84,7 +85,8 @@ def other_name(named: Named, bits: int = 4) -> str | None:
 
 def plan_tensor(model: Model | None, named: Named, spec: TensorSpec) -> Planned:
     """Return the plan for a tensor in a graph; raises ``LeftError`` if the graph cannot contain it."""
-    site, transposed = named.site, named.transposed
+    site = named.site
+    transposed = named.transposed
     if transposed == site.transposed and same_storage(site, spec):
         return Planned(site, spec, None, named.local, transposed)
     shape = site.shape if transposed == site.transposed else site.shape[::-1]

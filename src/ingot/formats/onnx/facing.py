@@ -15,7 +15,9 @@ INPUTS: Orientation = "inputs"
 EITHER: Orientation = "any"
 """Neither: a lookup table, or values that are added, which have the same orientation in every checkpoint."""
 
-_PRODUCT, _GEMM, _TRANSPOSE = ("", "MatMul"), ("", "Gemm"), ("", "Transpose")
+_PRODUCT = ("", "MatMul")
+_GEMM = ("", "Gemm")
+_TRANSPOSE = ("", "Transpose")
 _OPPOSITE: dict[Orientation, Orientation] = {INPUTS: OUTPUTS, OUTPUTS: INPUTS, EITHER: EITHER}
 # Operators of one operand that preserve its axes.
 _THROUGH = {("", "Cast"), ("", "Identity"), ("", "Slice"), ("", "DequantizeLinear"), ("", "QuantizeLinear")}
@@ -42,7 +44,9 @@ class OrientationFinder:
 
         A value that is cast, transposed or computed from constants alone is followed to the operators that use it.
         """
-        orientations, waiting, seen = set[Orientation](), [(graph, name, False)], set[tuple[int, str, bool]]()
+        orientations = set[Orientation]()
+        waiting = [(graph, name, False)]
+        seen = set[tuple[int, str, bool]]()
         while waiting:
             graph, value, transposed = waiting.pop()
             if (id(graph), value, transposed) in seen:

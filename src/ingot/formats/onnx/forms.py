@@ -37,7 +37,10 @@ BLOCKS = (256, 128, 64, 32, 16)
 _FP8 = ("f8_e4m3fn", "f8_e5m2")
 _MODERN = 99
 # AttributeProto: name, i, type; INT of AttributeType.
-_ATTRIBUTE_NAME, _INTEGER, _ATTRIBUTE_TYPE, _INT = 1, 3, 20, 2
+_ATTRIBUTE_NAME = 1
+_INTEGER = 3
+_ATTRIBUTE_TYPE = 20
+_INT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +135,8 @@ def _integers(spec: TensorSpec) -> tuple[tuple[NewConstant, ...], Shape]:
 
 
 def _small_floats(spec: TensorSpec) -> tuple[tuple[NewConstant, ...], Shape]:
-    layout, shape = ScaledCodebookLayout.of(spec), spec.shape
+    layout = ScaledCodebookLayout.of(spec)
+    shape = spec.shape
     is_plain = layout.second is None and layout.nested is None and layout.factor is None and not layout.transposed
     if layout.values not in _FP8 or not is_plain or layout.order != LOW_FIRST or len(shape) != 2:
         raise LeftError("small floats of DequantizeLinear are matrices of float8e4m3fn or float8e5m2")
@@ -192,7 +196,8 @@ def nbits_form(spec: TensorSpec) -> StorageForm:
     layout, (rows, cols) = _affine(spec), spec.shape
     if layout.bits not in (4, 8) or layout.signed or layout.packing != ROWS_LSB or layout.matrix is not None:
         raise LeftError(f"MatMulNBits has unsigned codes of 4 or 8 bits row by row, found {layout.bits} bits")
-    size, repeats = DTYPES[layout.scales].bits // 8, 1
+    size = DTYPES[layout.scales].bits // 8
+    repeats = 1
     if isinstance(layout.grid, Row):
         block = next((block for block in BLOCKS if cols % block == 0), 32)
         repeats = -(-cols // block)
@@ -200,7 +205,8 @@ def nbits_form(spec: TensorSpec) -> StorageForm:
         block = layout.grid.columns
     else:
         raise LeftError(f"MatMulNBits has a scale for a row or for {', '.join(map(str, BLOCKS))} columns")
-    groups, row_bytes = -(-cols // block), -(-cols * layout.bits // 8)
+    groups = -(-cols // block)
+    row_bytes = -(-cols * layout.bits // 8)
     blob = block * layout.bits // 8
     padded = None if row_bytes == groups * blob else Padded(rows, row_bytes, groups * blob)
     repeated = Repeated(rows, repeats, size) if repeats > 1 else None

@@ -19,22 +19,58 @@ MAX_ITEMS = 1 << 20
 MAX_GRAPHS = 1 << 16
 
 # ModelProto
-_IR_VERSION, PRODUCER, GRAPH, OPSETS, _PROPERTIES, TRAINING, FUNCTIONS = 1, 2, 7, 8, 14, 20, 25
+_IR_VERSION = 1
+PRODUCER = 2
+GRAPH = 7
+OPSETS = 8
+_PROPERTIES = 14
+TRAINING = 20
+FUNCTIONS = 25
 # GraphProto
-NODES, INITIALIZERS, _GRAPH_INPUTS, _GRAPH_OUTPUTS, SPARSE = 1, 5, 11, 12, 15
+NODES = 1
+INITIALIZERS = 5
+_GRAPH_INPUTS = 11
+_GRAPH_OUTPUTS = 12
+SPARSE = 15
 # FunctionProto
-_FUNCTION_NAME, _FUNCTION_INPUTS, _FUNCTION_OUTPUTS, _FUNCTION_NODES = 1, 4, 5, 7
-_FUNCTION_DOMAIN, _FUNCTION_DEFAULTS, _FUNCTION_OVERLOAD = 10, 11, 13
+_FUNCTION_NAME = 1
+_FUNCTION_INPUTS = 4
+_FUNCTION_OUTPUTS = 5
+_FUNCTION_NODES = 7
+_FUNCTION_DOMAIN = 10
+_FUNCTION_DEFAULTS = 11
+_FUNCTION_OVERLOAD = 13
 # TrainingInfoProto
-_INITIALIZATION, _ALGORITHM, _BINDINGS = 1, 2, (3, 4)
+_INITIALIZATION = 1
+_ALGORITHM = 2
+_BINDINGS = (3, 4)
 # NodeProto
-INPUTS, OUTPUTS, NODE_NAME, OP_TYPE, ATTRIBUTES, NODE_DOC, DOMAIN = 1, 2, 3, 4, 5, 6, 7
+INPUTS = 1
+OUTPUTS = 2
+NODE_NAME = 3
+OP_TYPE = 4
+ATTRIBUTES = 5
+NODE_DOC = 6
+DOMAIN = 7
 # AttributeProto
-_ATTRIBUTE_NAME, _FLOAT, INTEGER, TEXT, TENSOR, SUBGRAPH, _FLOATS, INTEGERS, _TEXTS = 1, 2, 3, 4, 5, 6, 7, 8, 9
-_TENSORS, _SUBGRAPHS, _SPARSE_TENSOR, _SPARSE_TENSORS = 10, 11, 22, 23
+_ATTRIBUTE_NAME = 1
+_FLOAT = 2
+INTEGER = 3
+TEXT = 4
+TENSOR = 5
+SUBGRAPH = 6
+_FLOATS = 7
+INTEGERS = 8
+_TEXTS = 9
+_TENSORS = 10
+_SUBGRAPHS = 11
+_SPARSE_TENSOR = 22
+_SPARSE_TENSORS = 23
 _NUMBERS = (TENSOR, _TENSORS, _SPARSE_TENSOR, _SPARSE_TENSORS, _FLOATS)
 # SparseTensorProto
-_VALUES, _INDICES, _SPARSE_DIMS = 1, 2, 3
+_VALUES = 1
+_INDICES = 2
+_SPARSE_DIMS = 3
 
 CONSTANT = ("", "Constant")
 _FILLED = ("", "ConstantOfShape")
@@ -381,7 +417,8 @@ def _add_attribute_constants(model: Model, graph: Graph, attribute: Node, name: 
     Lists of floats are weights in operators of other domains (``LinearClassifier``), but settings in those of ONNX.
     """
     fields = attribute.known((), _NUMBERS)
-    tensors, sparse = fields[TENSOR] + fields[_TENSORS], fields[_SPARSE_TENSOR] + fields[_SPARSE_TENSORS]
+    tensors = fields[TENSOR] + fields[_TENSORS]
+    sparse = fields[_SPARSE_TENSOR] + fields[_SPARSE_TENSORS]
     while name in graph.attribute_constants or name in graph.sparse:  # only where outputs share a name
         name += "~"
     for index, item in enumerate(tensors):
@@ -450,7 +487,8 @@ def _add_sparse(model: Model, graph: Graph, message: Node, name: str | None = No
 def _read_operator(graph: Graph, message: Node, index: int) -> tuple[Operator, list[tuple[str, Node]], list[str]]:
     """Return an operator, the graphs in its attributes with the attributes' names, and the attributes with
     constants."""
-    single, repeated = (NODE_NAME, OP_TYPE, DOMAIN), (INPUTS, OUTPUTS, ATTRIBUTES)
+    single = (NODE_NAME, OP_TYPE, DOMAIN)
+    repeated = (INPUTS, OUTPUTS, ATTRIBUTES)
     fields = message.known(single, repeated)
     name, type, domain = (message.text(fields[field][0]) if fields[field] else "" for field in single)
     inputs, outputs = (tuple(message.text(item) for item in fields[field]) for field in (INPUTS, OUTPUTS))

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from ingot.formats.onnx.graph import MICROSOFT, Operator
 
-_CAST, _MUL = ("", "Cast"), ("", "Mul")
+_CAST = ("", "Cast")
+_MUL = ("", "Mul")
 _PRODUCTS = (("", "MatMulInteger"), ("", "ConvInteger"))
 
 

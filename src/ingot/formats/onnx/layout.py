@@ -45,9 +45,14 @@ from ingot.model.spec import TensorSpec
 
 SUFFIX = ".data"
 _OUTSIDE_FROM = 1024  # minimum bytes of a constant in a separate file
-_LARGE, _ALIGN_LARGE, _ALIGN = 1 << 20, 1 << 16, 64  # onnxruntime maps constants of a megabyte
+# onnxruntime maps constants of a megabyte
+_LARGE = 1 << 20
+_ALIGN_LARGE = 1 << 16
+_ALIGN = 64
 _SEMANTIC_FIELDS = frozenset((INPUTS, OUTPUTS, NODE_NAME, OP_TYPE, ATTRIBUTES, DOMAIN))
-_IDENTITY, _MATMUL, _ADD = ("", "Identity"), ("", "MatMul"), ("", "Add")
+_IDENTITY = ("", "Identity")
+_MATMUL = ("", "MatMul")
+_ADD = ("", "Add")
 _BIAS = 5
 
 
@@ -110,7 +115,8 @@ class Layout:
     """
 
     def __init__(self, template: Template, name: str, specs: Sequence[TensorSpec], *, siblings: bool) -> None:
-        self.template, self.name = template, name
+        self.template = template
+        self.name = name
         self.plans = {plan.planned.spec.name: plan for plan in self._plans(specs)}
         self._share()
         self._outside = siblings and bool(template.externals)
@@ -127,8 +133,10 @@ class Layout:
             )
 
     def _plans(self, specs: Sequence[TensorSpec]) -> Iterator[TensorPlan]:
-        model, sites = self.template.model, self.template.sites
-        named, remaining = names_of(model, sites), {site.name for site in sites}
+        model = self.template.model
+        sites = self.template.sites
+        named = names_of(model, sites)
+        remaining = {site.name for site in sites}
         for spec in specs:
             named_tensor = named.get(spec.name)
             if named_tensor is None or named_tensor.site.name not in remaining:
@@ -200,7 +208,8 @@ class Layout:
                 entry.external = location
         else:
             files = list(self.template.externals)
-            file, end = files[0] if len(files) == 1 else self.name.rpartition("/")[2] + SUFFIX, 0
+            file = files[0] if len(files) == 1 else self.name.rpartition("/")[2] + SUFFIX
+            end = 0
             for entry in external_entries:
                 align = _ALIGN_LARGE if entry.nbytes >= _LARGE else _ALIGN
                 offset = -(-end // align) * align
@@ -221,8 +230,10 @@ class Layout:
         return Hole(name, entry.nbytes)
 
     def _graph(self) -> list[Piece]:
-        model, edits = self.template.model, Edits(self.template.model.root)
-        still_used, removed = self._still_used(), set[int]()
+        model = self.template.model
+        edits = Edits(self.template.model.root)
+        still_used = self._still_used()
+        removed = set[int]()
         added: dict[int, tuple[Graph, list[bytes]]] = {}
         for plan in self.plans.values():
             if plan.planned.storage is None:
@@ -285,19 +296,22 @@ class Layout:
     def _replace(self, edits: Edits, plan: TensorPlan, still_used: set[int], removed: set[int]) -> list[bytes]:
         """Replace old constants by new ones, and return the operators to be added before all others."""
         planned = plan.planned
-        site, storage = planned.site, planned.storage
+        site = planned.site
+        storage = planned.storage
         assert storage is not None
         fields: list[Piece] = []
         for entry in plan.entries:
             assert entry.new is not None
-            type, dims = entry.new.type, entry.new.dims
+            type = entry.new.type
+            dims = entry.new.dims
             if entry.external is not None:
                 body: list[Piece] = [encode_external_constant(entry.name, type, dims, entry.external)]
             else:
                 body = encode_constant(entry.name, type, dims, self._hole(entry))
             fields += message_field(INITIALIZERS, body)
         for index, slot in enumerate(site.slots.values()):
-            message, key = slot.constant.message, id(slot.constant)
+            message = slot.constant.message
+            key = id(slot.constant)
             is_replaced = index == 0 or (key not in still_used and key not in removed)
             removed.add(key)
             if is_replaced:
@@ -314,7 +328,9 @@ class Layout:
         return self._dense_or_dequantized(edits, plan, names)
 
     def _dense_or_dequantized(self, edits: Edits, plan: TensorPlan, names: list[str]) -> list[bytes]:
-        site, storage, local = plan.planned.site, plan.planned.storage, plan.planned.local
+        site = plan.planned.site
+        storage = plan.planned.storage
+        local = plan.planned.local
         assert storage is not None
         added = []
         if storage.key is not None:

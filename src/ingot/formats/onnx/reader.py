@@ -65,7 +65,8 @@ def _tensors(template: Template, sites: Mapping[str, Site]) -> Mapping[str, Tens
 
 def part_of(template: Template, site: Site, role: str) -> Part:
     """Return a part of a tensor as it is stored in the model."""
-    slot, location = site.slots[role], f"{template.source.name}: {site.name}: {role}"
+    slot = site.slots[role]
+    location = f"{template.source.name}: {site.name}: {role}"
     conversion, constant, values = slot.conversion, slot.constant, slot.values
     if values is not None:
         source = ComputedSource(lambda: values.compute(template.bytes_of), slot.length, values.making, location)

@@ -37,7 +37,8 @@ from ingot.naming.names import role_of
 DEQUANTIZE = (("", "DequantizeLinear"), (MICROSOFT, "DequantizeLinear"))
 NBITS = (MICROSOFT, "MatMulNBits")
 IN_ATTRIBUTE = "it is in an attribute of an operator"
-VALUES, COORDS = "values", "coords"
+VALUES = "values"
+COORDS = "coords"
 _DEQUANTIZE_DEFAULTS = {"axis": 1, "block_size": 0, "output_dtype": 0}
 _NBITS_DEFAULTS = {"K": 0, "N": 0, "bits": 4, "block_size": 0}
 BITS = (2, 4, 8)
@@ -286,10 +287,13 @@ class _Finder:
         if any(scaling != scalings[0] for scaling in scalings):
             raise LeftError("several operators read its codes in different ways")
         scales, zero, factor, axis = scalings[0]
-        type, rank = takers[0][0].type, len(constant.dims)
+        type = takers[0][0].type
+        rank = len(constant.dims)
         stays = f"{type} computes with its integers"
-        name, alias = constant.name, self._alias(graph, constant.name, constant.dims)
-        dtype, site = scales.type.dtype, (graph.path + name, name, graph, constant.dims)
+        name = constant.name
+        alias = self._alias(graph, constant.name, constant.dims)
+        dtype = scales.type.dtype
+        site = (graph.path + name, name, graph, constant.dims)
         if dtype not in FLOATING or (zero is not None and zero.type is not constant.type):
             raise LeftError(f"its scales are {dtype}, or its zero points have another type than its codes")
         single = prod(scales.dims) == 1
@@ -326,7 +330,8 @@ class _Finder:
 
     def _values_of(self, operator: Operator) -> Site:
         """Return the values that ``DequantizeLinear`` computes from codes without a codec; raises ``LeftError``."""
-        codes, scales = self._constant(operator, 0, "codes"), self._constant(operator, 1, "scales")
+        codes = self._constant(operator, 0, "codes")
+        scales = self._constant(operator, 1, "scales")
         zero = self._constant(operator, 2, "zero points") if operator.input(2) else None
         attributes = _attributes(operator, _DEQUANTIZE_DEFAULTS)
         values = dequantized_values(
@@ -334,7 +339,8 @@ class _Finder:
         )
         name = self._value_name(operator)
         self._values.add((id(operator.graph), name))
-        path, dtype = operator.graph.path, values.type.dtype
+        path = operator.graph.path
+        dtype = values.type.dtype
         slots = {DATA: Slot(codes, dtype, values=values)}
         alias = self._alias(operator.graph, name, codes.dims)
         stays = "its operator computes it from codes without a codec"
@@ -343,8 +349,11 @@ class _Finder:
 
     def _add_sparse(self, graph: Graph, item: SparseConstant) -> None:
         """Add a sparse constant as coordinates and values."""
-        name, values, indices = graph.path + item.name, item.values, item.indices
-        count, rank = values.count, len(item.dims)
+        name = graph.path + item.name
+        values = item.values
+        indices = item.indices
+        count = values.count
+        rank = len(item.dims)
         linear = indices.dims == (count,)
         fits = len(values.dims) == 1 and (linear or indices.dims == (count, rank)) and indices.type.dtype == "i64"
         if not fits or not rank or values.type.bits < 8 or values.type.dtype != values.type.storage:
@@ -374,7 +383,8 @@ class _Finder:
         if any(first.input(index) for index in (4, 6)):
             raise LeftError("its columns are reordered, or its scales are quantized")
         scales = self._constant(first, 2, "scales")
-        dtype, groups = scales.type.dtype, -(-cols // block)
+        dtype = scales.type.dtype
+        groups = -(-cols // block)
         width = groups * block * bits // 8
         if constant.type.dtype != "u8" or constant.nbytes != rows * width:
             raise LeftError(f"its size is not {rows * width} bytes for {rows} rows of {groups} blocks")
@@ -446,7 +456,8 @@ def _codes_on_grid(
     constant: Constant, scales: Constant, zero: Constant | None, dims: Shape
 ) -> tuple[dict[str, Slot], Layout]:
     """Return the parts and the layout of codes on a grid of scales."""
-    type, dtype = constant.type, scales.type.dtype
+    type = constant.type
+    dtype = scales.type.dtype
     if not prod(constant.dims) and prod(dims) != 1:
         raise LeftError("it is empty")
     if type.integer and type.bits <= 8:
@@ -486,8 +497,10 @@ def _raw_bytes(constant: Constant) -> bytes:
 
 def _scale_dims(shape: Shape, scales: Shape, operator: Operator) -> Shape:
     """Return the scales' shape, extended to the tensor's rank; raises ``LeftError``."""
-    rank, attributes = len(shape), _attributes(operator, _DEQUANTIZE_DEFAULTS)
-    axis, block = attributes["axis"], attributes["block_size"]
+    rank = len(shape)
+    attributes = _attributes(operator, _DEQUANTIZE_DEFAULTS)
+    axis = attributes["axis"]
+    block = attributes["block_size"]
     if prod(scales) == 1 and len(scales) <= 1 and not block:
         return (1,) * rank
     axis += rank if axis < 0 else 0

@@ -209,7 +209,8 @@ class DequantizedValues:
 
 def _floats(constant: Constant, read: Callable[[Constant], bytes]) -> np.ndarray[Any, Any]:
     """Return a constant's values as f32."""
-    data, type = read(constant), constant.type
+    data = read(constant)
+    type = constant.type
     if type.integer and type.bits < 8:
         values = unpack_rows(data, 1, constant.count, type.bits, signed=type.signed).astype(np.float32)
     else:

@@ -21,8 +21,10 @@ class WindowedBytes:
     """The bytes of a source; one window of them is cached."""
 
     def __init__(self, source: ByteSource) -> None:
-        self._source, self._size = source, source.size
-        self._start, self._cached = 0, b""
+        self._source = source
+        self._size = source.size
+        self._start = 0
+        self._cached = b""
 
     def __len__(self) -> int:
         return self._size
@@ -153,7 +155,9 @@ class Template(Mapping[str, Part]):
     def headers(self) -> dict[str, bytes]:
         """The bytes of the model without the numbers of its constants; empty for other files."""
         ranges = sorted(constant.raw for constant in self.model.constants if constant.raw is not None)
-        data, segments, position = self.model.root.data, [], 0
+        data = self.model.root.data
+        segments = []
+        position = 0
         for start, end in ranges:
             segments.append(bytes(data[position:start]))
             position = end

@@ -29,7 +29,13 @@ from ingot.formats.shared.numbers import ConvertedSource
 from ingot.model.bytesource import ByteSource
 from ingot.model.part import Part
 
-DIMS, DATA_TYPE, SEGMENT, NAME, RAW, EXTERNAL, LOCATION = 1, 2, 3, 8, 9, 13, 14
+DIMS = 1
+DATA_TYPE = 2
+SEGMENT = 3
+NAME = 8
+RAW = 9
+EXTERNAL = 13
+LOCATION = 14
 _TYPED = (4, 5, 6, 7, 10, 11)
 _FIXED = {FLOATS: (FIXED32, 4), DOUBLES: (FIXED64, 8)}  # wire type of a single number of these fields, and its bytes
 _IN_FILE = 1
@@ -105,7 +111,8 @@ def read_constant(message: Node, name: str | None = None) -> Constant | None:
         raise FormatError("onnx.type", f"expected an element type of ONNX, found type number {code}", where=location)
     dims = tuple(number for field in fields[DIMS] for number in message.varints(field))
     element_count(dims, "onnx.shape", location)
-    type, count = BY_CODE[code], prod(dims)
+    type = BY_CODE[code]
+    count = prod(dims)
     if fields[SEGMENT]:
         raise FormatError("onnx.data", "expected a complete constant, found a segment", where=location)
     constant = Constant(constant_name, type, dims, message)
@@ -167,7 +174,8 @@ def _count(message: Node, fields: list[Field], type: OnnxType, field_number: int
 
 def _typed(constant: Constant, fields: list[Field], others: int) -> Constant:
     """Return a constant whose numbers are in the field of their type, after counting them."""
-    type, message = constant.type, constant.message
+    type = constant.type
+    message = constant.message
     location = f"{message.where}: {constant.name[:200]}"
     if others != len(fields):
         raise FormatError(
@@ -209,7 +217,8 @@ def typed_bytes(constant: Constant) -> bytes:
 
     Raises ``FormatError`` ``onnx.wire``, ``onnx.data``: a number that exceeds the type.
     """
-    type, message = constant.type, constant.message
+    type = constant.type
+    message = constant.message
     field_number = constant.field or type.field
     fields = message.known((), (field_number,))[field_number]
     if type.field in _FIXED:
@@ -220,7 +229,8 @@ def typed_bytes(constant: Constant) -> bytes:
     width = max(type.bits, 8) // 8
     joined = np.concatenate(values) if values else np.empty(0, np.uint64)
     if width < 8:  # the bits are stored, sign-extended or not
-        numbers, low = joined.view(np.int64), -(1 << (8 * width - 1))
+        numbers = joined.view(np.int64)
+        low = -(1 << (8 * width - 1))
         if bool(((numbers < low) | (numbers >= -2 * low)).any()):
             raise FormatError(
                 "onnx.data",

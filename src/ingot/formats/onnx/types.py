@@ -43,7 +43,11 @@ class OnnxType:
         return (count * self.bits + 7) // 8
 
 
-FLOATS, INT32S, INT64S, DOUBLES, UINT64S = 4, 5, 7, 10, 11
+FLOATS = 4
+INT32S = 5
+INT64S = 7
+DOUBLES = 10
+UINT64S = 11
 
 TYPES = (
     OnnxType(1, "float", 32, "f32", "f32", FLOATS),

@@ -41,7 +41,8 @@ class OnnxWriter(FormatWriter):
     """A writer into the attached graph; raises the errors of ``template_of`` and ``Layout``."""
 
     def __init__(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> None:
-        self._target, self._name = target, name
+        self._target = target
+        self._name = name
         self._order = Order(artifact.tensors, name)
         self._template = template_of(artifact.attachments)
         self._layout = Layout(self._template, name, artifact.tensors, siblings=options.siblings)
@@ -108,7 +109,8 @@ class OnnxWriter(FormatWriter):
     def finish(self) -> list[str]:
         """Write the graph, close all files, and return their names."""
         self._order.finish()
-        sink, position = self._sink(self._name), 0
+        sink = self._sink(self._name)
+        position = 0
         for segment in self._layout.segments:
             if isinstance(segment, Range):
                 for start, data in self._template.chunks_of(segment, CHUNK):

@@ -15,7 +15,9 @@ from ingot.formats.packed_folders.gptq import V1, V2, GptqFormat
 from ingot.formats.packed_folders.gptq_awq_keys import AUTOROUND_KEYS
 from ingot.formats.packed_folders.mlx import AUTOROUND_METHODS, AUTOROUND_PACKINGS
 
-_PACKING, _DATA_TYPE, _BLOCK = "packing_format", "data_type", "weight_block_size"
+_PACKING = "packing_format"
+_DATA_TYPE = "data_type"
+_BLOCK = "weight_block_size"
 _V1 = ("auto_round:auto_gptq", "auto_round:gptq", "auto_round:gptq:exllamav2", "auto")
 _V2 = ("auto_round", "auto_round:gptqmodel", "auto_round:exllamav2")
 _AWQ = ("auto_round:auto_awq", "auto_round:awq")
@@ -107,7 +109,8 @@ def _data_type(quantization: Config) -> str:
 
 def _require_type(quantization: Config, packing: str, *, integers: bool) -> None:
     """Raise ``UnsupportedError`` ``autoround.type`` if the packing cannot store the declared type of codes."""
-    data_type, bits = _data_type(quantization), quantization.get("act_bits")
+    data_type = _data_type(quantization)
+    bits = quantization.get("act_bits")
     types = ("int",) if integers else ("mx_fp", "nv_fp") if packing in _FLOATS else ("fp",)
     if not data_type.startswith(types) or (integers and data_type != "int"):
         raise unsupported(

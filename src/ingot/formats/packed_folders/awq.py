@@ -86,7 +86,8 @@ class AwqFormat(ColumnPackedFormat):
     def _layer(self, entries: Entries, stem: str, declared: DeclaredPacking, version: str) -> Layer:
         codes, _, scales = require_entries(entries, stem, (QWEIGHT, QZEROS, QSCALES), "awq.parts").values()
         lines, across = codes.shape if len(codes.shape) == 2 else (0, 0)
-        shape, group = (across * 8, lines), declared.group
+        shape = (across * 8, lines)
+        group = declared.group
         if version == _GEMV:
             shape = (lines, across * 8)
         elif declared.rules and scales.shape:
@@ -107,7 +108,8 @@ class AwqFormat(ColumnPackedFormat):
         """Return one row of packed zero points and its mask; in gemv, the mask excludes padding after the last
         group."""
         width = layout.zero_shape(shape)[1]
-        line, mask = np.full(width, 0x88888888, np.uint32), np.full(width, 0xFFFFFFFF, np.uint32)
+        line = np.full(width, 0x88888888, np.uint32)
+        mask = np.full(width, 0xFFFFFFFF, np.uint32)
         if layout.form == AWQ_GEMV:
             full, remaining = divmod(layout.groups(shape[1]), 8)
             mask[full:] = 0

@@ -176,7 +176,8 @@ class BitsandbytesFormat(WritablePackedFolderFormat):
         layout = ScaledCodebookLayout.of(spec)
         sizes = {part.role: part.length or 0 for part in layout.part_specs(spec.shape)}
         if _is_int8(layout):
-            stem, rows = spec.name.removesuffix(WEIGHT), spec.shape[0]
+            stem = spec.name.removesuffix(WEIGHT)
+            rows = spec.shape[0]
             return [
                 FileEntry(INDICES, spec.name, "i8", spec.shape, sizes[INDICES]),
                 FileEntry(SCALES, stem + ".SCB", "f32", (rows,), sizes[SCALES]),
@@ -190,7 +191,9 @@ class BitsandbytesFormat(WritablePackedFolderFormat):
             "dtype": DTYPES[layout.dtype].torch,
             "shape": list(spec.shape),
         }
-        nested, scales, nested_entries = layout.nested, "f32", []
+        nested = layout.nested
+        scales = "f32"
+        nested_entries = []
         if nested is not None:
             scales = "u8"
             outer = sizes[SCALE_SCALES]
@@ -259,7 +262,8 @@ def _int8(entries: Entries, key: str, stem: str, dtype: str) -> Layer:
 
 def _four_bits(entries: Entries, key: str, state_key: str) -> Layer:
     state = _state(entries[state_key])
-    shape, dtype = _shape(state, state_key), _dtype(state, state_key)
+    shape = _shape(state, state_key)
+    dtype = _dtype(state, state_key)
     run = _positive_size(state, "blocksize", state_key)
     nested = "nested_blocksize" in state
     suffixes = [".absmax", ".quant_map", *((".nested_absmax", ".nested_quant_map") if nested else ())]

@@ -26,7 +26,9 @@ from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Array
 from ingot.naming.names import layer_of, role_of
 
-QWEIGHT, QZEROS, QSCALES = ".qweight", ".qzeros", ".scales"
+QWEIGHT = ".qweight"
+QZEROS = ".qzeros"
+QSCALES = ".scales"
 SCALE_DTYPES = ("f16", "bf16", "f32")
 WRITTEN_SCALES = ("f16", "bf16")
 _PATTERN = frozenset("*+?^$()[]{}|\\")
@@ -152,7 +154,8 @@ class ColumnPackedFormat(WritablePackedFolderFormat):
         """
         codes, zeros, scales = (entries[stem + suffix].shape for suffix in (QWEIGHT, QZEROS, QSCALES))
         lines, rows = codes if len(codes) == 2 else (0, 0)
-        bits, group = declared.bits, declared.group
+        bits = declared.bits
+        group = declared.group
         if declared.rules and len(zeros) == len(scales) == 2 and rows and 32 * zeros[1] % rows == 0:
             bits = min(max(32 * zeros[1] // rows, 1), 8)
         cols = lines * 32 // bits
@@ -232,7 +235,8 @@ class ColumnPackedFormat(WritablePackedFolderFormat):
 
     def why_layer_unsupported(self, spec: TensorSpec) -> str | None:
         """Return why a tensor cannot be a packed layer; None if it can."""
-        layout, shape = WordsLayout.of(spec), spec.shape
+        layout = WordsLayout.of(spec)
+        shape = spec.shape
         zero_point = layout.zero.point if isinstance(layout.zero, Constant) else layout.point
         widths = sorted({bits for variant in self.traits.word_forms for bits in FORMS[variant].bits})
         reasons = (

@@ -31,7 +31,9 @@ from ingot.model.layouts.scaled_codebook import (
 from ingot.model.spec import TensorSpec
 
 DIALECT = "compressed-tensors"
-PACKED, SCALE, SECOND_SCALE = "_packed", "_scale", "_global_scale"
+PACKED = "_packed"
+SCALE = "_scale"
+SECOND_SCALE = "_global_scale"
 
 
 _MX = ScaledCodebookLayout(4, Group(32), "f32", scales=POWERS, values="f4_e2m1fn")
@@ -64,7 +66,8 @@ def float_layer(entries: Entries, stem: str, groups: Sequence[Mapping[str, Any]]
     ``compressed-tensors.format``.
     """
     name = stem + WEIGHT
-    packed, scale = name + PACKED, name + SCALE
+    packed = name + PACKED
+    scale = name + SCALE
     key = packed if packed in entries else name
     if scale not in entries:
         raise FormatError(
@@ -99,7 +102,8 @@ def _four_bits(entries: Entries, keys: Mapping[str, str], dtype: str, name: str)
 
 
 def _groups(entries: Entries, keys: Mapping[str, str], dtype: str, group: int) -> Layer:
-    key, scales = keys[INDICES], entries[keys[SCALES]]
+    key = keys[INDICES]
+    scales = entries[keys[SCALES]]
     scale_type = POWERS if scales.dtype == "u8" else scales.dtype
     if scale_type not in SCALE_TYPES:
         raise FormatError(
@@ -111,7 +115,8 @@ def _groups(entries: Entries, keys: Mapping[str, str], dtype: str, group: int) -
 
 def _six_bits(entries: Entries, keys: Mapping[str, str], dtype: str, name: str) -> Layer:
     """Return a layer of E2M3 floats: four in three bytes, the first in the low bits."""
-    weight, scales = entries[keys[INDICES]], entries[keys[SCALES]]
+    weight = entries[keys[INDICES]]
+    scales = entries[keys[SCALES]]
     if weight.dtype != "u8" or scales.dtype not in ("u8", POWERS):
         raise FormatError(f"{DIALECT}.dtype", f"expected u8, found {weight.dtype} and {scales.dtype}", where=name)
     cols = weight.shape[-1] * 4 // 3 if len(weight.shape) > 1 else 0
@@ -168,7 +173,8 @@ def float_entries(spec: TensorSpec) -> list[FileEntry]:
 
 def float_group(layout: ScaledCodebookLayout) -> FloatGroup:
     """Return the common settings of layers of floats with this layout."""
-    grid, format = layout.grid, format_of(layout)
+    grid = layout.grid
+    format = format_of(layout)
     assert format is not None
     strategy = {Whole: "tensor", Row: "channel", Group: "group", Tiles: "block"}[type(grid)]
     return FloatGroup(

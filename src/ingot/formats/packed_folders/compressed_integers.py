@@ -39,9 +39,13 @@ from ingot.model.layouts.packed_words import (
 )
 from ingot.model.tensor import Array, Tensor
 
-PACKED_WEIGHT, SCALE, ZERO_POINT = ".weight_packed", ".weight_scale", ".weight_zero_point"
-SHAPE, G_IDX = ".weight_shape", ".weight_g_idx"
-MARLIN_SCALE, MARLIN_META = ".scale_packed", ".meta"
+PACKED_WEIGHT = ".weight_packed"
+SCALE = ".weight_scale"
+ZERO_POINT = ".weight_zero_point"
+SHAPE = ".weight_shape"
+G_IDX = ".weight_g_idx"
+MARLIN_SCALE = ".scale_packed"
+MARLIN_META = ".meta"
 SCALE_DTYPES = ("f16", "bf16", "f32")
 
 
@@ -82,7 +86,9 @@ def _group(scale: Tensor, rows: int, cols: int) -> int | None:
 
 def _packed(entries: Entries, stem: str, widths: Sequence[int]) -> Layer:
     """Return a layer of pack-quantized: an entry states its shape, and the bits follow from the width of a row."""
-    codes, scale, stored_shape = entries[stem + PACKED_WEIGHT], _scales(entries, stem), entries.get(stem + SHAPE)
+    codes = entries[stem + PACKED_WEIGHT]
+    scale = _scales(entries, stem)
+    stored_shape = entries.get(stem + SHAPE)
     if stored_shape is None or stored_shape.dtype not in ("i64", "i32") or stored_shape.shape != (2,):
         raise _refuse("parts", f"expected {stem + SHAPE!r}, two integers", stem)
     rows, cols = (int(size) for size in stored_shape.parts[DATA].array())
@@ -116,7 +122,8 @@ def _marlin(entries: Entries, stem: str) -> Layer:
     shapes = [codes.shape, scale.shape, meta.shape]
     if any(len(shape) != 2 or not prod(shape) for shape in shapes) or meta.shape[0] != codes.shape[0]:
         raise _refuse("shape", f"expected three matrices, found {shapes}", stem)
-    rows, cols = meta.shape[1] // 2, 32 * codes.shape[0]
+    rows = meta.shape[1] // 2
+    cols = 32 * codes.shape[0]
     bits, remainder = divmod(2 * codes.shape[1], rows or 1)
     groups = scale.shape[0]
     if bits not in FORMS[MARLIN_24].bits or remainder or rows % 64 or cols % groups or scale.shape[1] != rows:
@@ -177,7 +184,9 @@ def _simplest(layout: WordsLayout, shape: Shape) -> PackedLayout:
 
 def _bytes(entries: Entries, stem: str) -> Layer:
     """Return a layer of int-quantized: signed bytes with a scale for the tensor, each row, group or block."""
-    codes, scale, zeros = entries[stem + WEIGHT], _scales(entries, stem), entries.get(stem + ZERO_POINT)
+    codes = entries[stem + WEIGHT]
+    scale = _scales(entries, stem)
+    zeros = entries.get(stem + ZERO_POINT)
     if len(codes.shape) != 2 or not prod(codes.shape):
         raise _refuse("shape", f"expected a matrix, found {list(codes.shape)}", codes.name)
     rows, cols = codes.shape

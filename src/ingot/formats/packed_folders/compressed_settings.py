@@ -56,7 +56,8 @@ class Settings:
 def weight_settings(weights: ActivationSettings) -> tuple[Any, ...]:
     """Return the values that ``weights`` of a group define for codes and scales, completed with the package's
     defaults."""
-    group, block = weights.get("group_size"), weights.get("block_structure")
+    group = weights.get("group_size")
+    block = weights.get("block_structure")
     strategy = weights.get("strategy")
     if strategy is None:
         strategy = "tensor" if group is None else "channel" if group == -1 else "group"

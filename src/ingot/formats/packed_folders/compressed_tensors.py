@@ -181,13 +181,15 @@ class CompressedTensorsFormat(WritablePackedFolderFormat):
     def layer_entries(self, spec: TensorSpec) -> list[FileEntry]:
         """Return ``X.weight_packed`` and ``X.weight_shape``, or ``X.weight``; with ``X.weight_scale`` and zero
         points."""
-        layout, stem = layout_of(spec), spec.name.removesuffix(WEIGHT)
+        layout = layout_of(spec)
+        stem = spec.name.removesuffix(WEIGHT)
         if isinstance(layout, ScaledCodebookLayout):
             return float_entries(spec)
         sizes = {part.role: part.length or 0 for part in spec.parts}
         rows, cols = spec.shape
         if isinstance(layout, WordsLayout):
-            code_shape, scale_shape = layout.code_shape(spec.shape), layout.scale_shape(spec.shape)
+            code_shape = layout.code_shape(spec.shape)
+            scale_shape = layout.scale_shape(spec.shape)
             packed = layout.form == PACKED
         else:
             assert isinstance(layout, AffineLayout)
@@ -261,7 +263,8 @@ class CompressedTensorsFormat(WritablePackedFolderFormat):
 
         Regular expressions are kept only if all packed layers were packed before.
         """
-        ignored, before = source.get("ignore"), artifact.before
+        ignored = source.get("ignore")
+        before = artifact.before
         packed = [spec.name for spec in artifact.tensors if spec.codec in self.traits.packed_codecs]
         newly = any(name not in before or before[name].codec not in self.traits.packed_codecs for name in packed)
         seen = {*dense, *(name.removesuffix(WEIGHT) for name in packed)}
@@ -359,7 +362,8 @@ def _require_orders(entries: Entries, layers: Sequence[Layer]) -> None:
     The caller checked that the configuration declares groups that are no runs of columns.
     """
     for layer in layers:
-        layout, key = layer.layout, layer.name.removesuffix(WEIGHT) + G_IDX
+        layout = layer.layout
+        key = layer.name.removesuffix(WEIGHT) + G_IDX
         group = layout.group_size if isinstance(layout, AffineLayout) else getattr(layout, "group", None)
         if group is not None and key not in entries:
             raise FormatError(
@@ -392,7 +396,8 @@ def _widths(quantization: Config) -> tuple[int, ...]:
 
 def _float_layers(entries: Entries, quantization: Config, dtype: str) -> Iterator[Layer]:
     """Yield the layers of floats: bytes, or smaller floats packed in bytes."""
-    floats, by_target = [], dict[str, list[Config]]()
+    floats = []
+    by_target = dict[str, list[Config]]()
     for group in _groups(quantization).values():
         weights, targets = (group.get("weights"), group.get("targets")) if isinstance(group, dict) else (None, None)
         if not isinstance(weights, dict) or weights.get("type") != "float":

@@ -73,7 +73,8 @@ def fp8_layer(
 
     Raises ``FormatError`` ``<dialect>.dtype``, ``<dialect>.shape``.
     """
-    weight, scales = entries[key], entries[scale]
+    weight = entries[key]
+    scales = entries[scale]
     scale_type = POWERS if scales.dtype == "u8" else scales.dtype
     if scale_type not in SCALE_TYPES:
         raise FormatError(
@@ -98,7 +99,8 @@ def fp4_layer(
 
     ``keys`` are entries by role. Raises ``FormatError`` ``<dialect>.dtype``, ``<dialect>.shape``.
     """
-    weight, scales = entries[keys[INDICES]], entries[keys[SCALES]]
+    weight = entries[keys[INDICES]]
+    scales = entries[keys[SCALES]]
     scale_type = "f8_e4m3fn" if group == 16 else POWERS
     if weight.dtype not in ("u8", "i8") or scales.dtype not in (scale_type, *(("u8",) if scale_type == POWERS else ())):
         raise FormatError(

@@ -43,9 +43,15 @@ _METHODS = ("fp8", _ROWS, "finegrained_fp8")
 _INVERSE = "_scale_inv"  # weights are multiplied by it, although the name means the inverse
 _SCALE = "_scale"
 _SCALES = (_INVERSE, _SCALE)
-_BLOCK, _SCALE_KIND, _POWERS = "weight_block_size", "scale_fmt", "ue8m0"
-_BOUND, _NO_BOUND = "activation_scale_ub", 1200.0  # upper limit of scales of inputs, with the default of transformers
-_SCHEME, _STATIC, _DYNAMIC = "activation_scheme", "static", "dynamic"
+_BLOCK = "weight_block_size"
+_SCALE_KIND = "scale_fmt"
+_POWERS = "ue8m0"
+# upper limit of scales of inputs, with the default of transformers
+_BOUND = "activation_scale_ub"
+_NO_BOUND = 1200.0
+_SCHEME = "activation_scheme"
+_STATIC = "static"
+_DYNAMIC = "dynamic"
 _INPUTS = (".input_scale", ".activation_scale")  # vLLM's name and transformers'
 
 
@@ -167,11 +173,14 @@ class Fp8Format(WritablePackedFolderFormat):
 
     def layer_entries(self, spec: TensorSpec) -> Sequence[FileEntry]:
         """Return ``X.weight`` and ``X.weight_scale_inv``; with scales for rows ``X.weight_scale``."""
-        layout, grid = ScaledCodebookLayout.of(spec), self._grid or _grid(spec)
+        layout = ScaledCodebookLayout.of(spec)
+        grid = self._grid or _grid(spec)
         *stack, rows, cols = spec.shape
-        suffix, shape = _INVERSE, tuple[int, ...]()
+        suffix = _INVERSE
+        shape = tuple[int, ...]()
         if isinstance(grid, Row):
-            suffix, shape = _SCALE, (rows, 1)
+            suffix = _SCALE
+            shape = (rows, 1)
         elif isinstance(grid, Tiles):
             shape = (*stack, -(-rows // grid.rows), -(-cols // grid.columns))
         size = DTYPES[layout.scales].nbytes(layout.scale_count(spec.shape))
@@ -185,7 +194,8 @@ class Fp8Format(WritablePackedFolderFormat):
         packed = [spec for spec in artifact.tensors if spec.codec in self.traits.packed_codecs]
         if not packed:
             return {}
-        source, grid = self.source_config(artifact), self.for_artifact(artifact)._grid
+        source = self.source_config(artifact)
+        grid = self.for_artifact(artifact)._grid
         dense = {"modules_to_not_convert": dense_module_names(artifact, self.traits.packed_codecs)}
         if isinstance(grid, Row):
             return {HUGGING_FACE: {"quant_method": _ROWS, _BOUND: source.get(_BOUND, _NO_BOUND), **dense}}

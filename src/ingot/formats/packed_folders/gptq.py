@@ -33,7 +33,9 @@ from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Array
 
 G_IDX = ".g_idx"
-V1, V2, PLANAR = "gptq", "gptq_v2", "gptq_p"
+V1 = "gptq"
+V2 = "gptq_v2"
+PLANAR = "gptq_p"
 _FORMATS: Mapping[str, Mapping[int, str]] = {
     V1: dict.fromkeys(FORMS[GPTQ_V1].bits, GPTQ_V1),
     V2: dict.fromkeys(FORMS[GPTQ].bits, GPTQ),
@@ -116,7 +118,8 @@ class GptqFormat(ColumnPackedFormat):
         name = declared_format(quantization)
         if name not in _FORMATS:
             raise unsupported("gptq.format", f"a format {', '.join(_FORMATS)}", repr(name[:40]))
-        bits, group = self.number(quantization, ("bits",), 1, 8), self.group(quantization)
+        bits = self.number(quantization, ("bits",), 1, 8)
+        group = self.group(quantization)
         declared, ordered = self.parse_declared(quantization, bits, group), quantization.get("desc_act") is True
         layers = [self._layer(entries, stem, declared, name, ordered=ordered) for stem in stems]
         if not self.is_symmetric(quantization):
@@ -141,7 +144,8 @@ class GptqFormat(ColumnPackedFormat):
         rows, cols, bits, group = self.shape_of(entries, stem, declared)
         if order is not None:
             if declared.rules:
-                runs, groups = bool((np.diff(order) >= 0).all()), scales.shape[0] if scales.shape else 0
+                runs = bool((np.diff(order) >= 0).all())
+                groups = scales.shape[0] if scales.shape else 0
                 group = _first_run(order) if runs else self.group_of(declared, stem, order.size, groups)
             cols = order.size
         layout = WordsLayout(_variant(format, bits, stem), bits, group, POINTS, scales.dtype, scales.dtype)
@@ -154,7 +158,8 @@ class GptqFormat(ColumnPackedFormat):
 
     def middle_zeros(self, layout: WordsLayout, shape: Shape) -> tuple[Array, Array]:
         """Return one row of packed middle zero points, and a mask without the bits after the last zero point."""
-        bits, rows = layout.bits, shape[0]
+        bits = layout.bits
+        rows = shape[0]
         planes = PLANES[bits] if layout.form == GPTQ_PLANES else ((bits, 0),)
         period = np.frombuffer(_period(layout.point - (layout.form == GPTQ_V1), planes), "<u4")
         line = np.resize(period, layout.zero_shape(shape)[1])
@@ -168,8 +173,10 @@ class GptqFormat(ColumnPackedFormat):
     def remarks(self, entries: Entries, config: Config, layers: Sequence[Layer]) -> Sequence[tuple[str, str]]:
         """Return remarks: ``gptq.format`` if two keys declare different formats, ``gptq.zero-points`` if the format
         does not fit."""
-        quantization, remarks = self.quantization(config), []
-        declared, older = declared_format(quantization), quantization.get("checkpoint_format")
+        quantization = self.quantization(config)
+        remarks = []
+        declared = declared_format(quantization)
+        older = quantization.get("checkpoint_format")
         if older is not None and str(older).lower() != declared:
             text = (
                 f"format {declared!r} and checkpoint_format {str(older)[:40]!r} differ: Ingot and GPTQModel use format"
@@ -195,7 +202,8 @@ class GptqFormat(ColumnPackedFormat):
                 f"expected i32 in one dimension, found {entry.dtype} {list(entry.shape)}",
                 where=entry.name,
             )
-        order, groups = entry.parts[DATA].array(), scales[0] if scales else 0
+        order = entry.parts[DATA].array()
+        groups = scales[0] if scales else 0
         if int(order.min()) < 0 or int(order.max()) >= groups:
             raise FormatError(
                 "gptq.order",
@@ -206,7 +214,8 @@ class GptqFormat(ColumnPackedFormat):
 
     def constant_zeros(self, layout: WordsLayout, shape: Shape) -> Callable[[], bytes]:
         """Return a function that returns packed middle zero points."""
-        bits, point = layout.bits, layout.point - (self._checkpoint_format == V1)
+        bits = layout.bits
+        point = layout.point - (self._checkpoint_format == V1)
         period = _period(point, PLANES[bits] if layout.form == GPTQ_PLANES else ((bits, 0),))
         count = 4 * prod(layout.zero_shape(shape))
 
@@ -217,7 +226,8 @@ class GptqFormat(ColumnPackedFormat):
 
     def layer_entries(self, spec: TensorSpec) -> list[FileEntry]:
         """Return the entries of every column-packed layer, and ``X.g_idx``."""
-        layout, cols = WordsLayout.of(spec), spec.shape[1]
+        layout = WordsLayout.of(spec)
+        cols = spec.shape[1]
         stem = spec.name.removesuffix(".weight")
         group = layout.group or cols
 

@@ -24,8 +24,14 @@ from ingot.model.layouts.packed_words import HQQ, HQQ_COLUMNS, WordsLayout
 from ingot.model.store import Store
 from ingot.model.tensor import Tensor
 
-_CODES, _SCALE, _ZERO, _SHAPE = ".W_q", ".scale", ".zero", ".shape"
-_PACKING, _AXIS, _GROUP, _DTYPE = ".packing", ".axis", ".group_size", ".compute_dtype"
+_CODES = ".W_q"
+_SCALE = ".scale"
+_ZERO = ".zero"
+_SHAPE = ".shape"
+_PACKING = ".packing"
+_AXIS = ".axis"
+_GROUP = ".group_size"
+_DTYPE = ".compute_dtype"
 _NEEDED = (_CODES, _SCALE, _ZERO, _SHAPE, _PACKING, _AXIS)
 _NESTED = (".quant_scale", ".quant_zero")
 _SETTINGS = (
@@ -72,7 +78,8 @@ class HqqFormat(PackedFolderFormat):
 
     def confirms(self, store: Store) -> bool:
         """Return whether the configuration does not contradict it and a header contains names of HQQ."""
-        config, name = self.read_config(store), self.entry(store.names())
+        config = self.read_config(store)
+        name = self.entry(store.names())
         if name is None or not self.claims_config(config):
             return False
         # In a remote folder each read is a request, so only the beginning is read: the settings of a first layer are
@@ -91,7 +98,9 @@ class HqqFormat(PackedFolderFormat):
 
 def _layer(entries: Entries, stem: str) -> Layer:
     required = require_entries(entries, stem, _NEEDED, "hqq.parts")
-    codes, scale, zero = required[_CODES], required[_SCALE], required[_ZERO]
+    codes = required[_CODES]
+    scale = required[_SCALE]
+    zero = required[_ZERO]
     packing = _text(required[_PACKING])
     if packing not in _BITS or any(map(_flag, (entries.get(stem + key) for key in _NESTED))):
         raise UnsupportedError(
@@ -99,7 +108,8 @@ def _layer(entries: Entries, stem: str) -> Layer:
             rule="hqq.packing",
             where=stem,
         )
-    shape, bits = tuple(_numbers(required[_SHAPE])), _BITS[packing]
+    shape = tuple(_numbers(required[_SHAPE]))
+    bits = _BITS[packing]
     if len(shape) != 2 or not 0 < prod(shape) < 2**62 or min(shape) < 1:
         raise FormatError("hqq.shape", f"expected a matrix, found shape {list(shape)}", where=stem + _SHAPE)
     rows, cols = shape

@@ -27,7 +27,8 @@ from ingot.model.layouts.scaled_codebook import SCALES as FLOAT_SCALES
 from ingot.model.spec import TensorSpec
 from ingot.naming.config import CONFIG
 
-SCALES, BIASES = ".scales", ".biases"
+SCALES = ".scales"
+BIASES = ".biases"
 KEYS = ("quantization", "quantization_config")
 AUTOROUND_METHODS = ("auto-round", "intel/auto-round", "auto_round")
 AUTOROUND_PACKINGS = ("mlx", "auto_round:mlx")
@@ -95,7 +96,8 @@ class MlxFormat(WritablePackedFolderFormat):
 
     def claims_config(self, config: Config) -> bool:
         """Return whether ``quantization`` describes an MLX folder with packed layers."""
-        quantization, other = config.get("quantization"), config.get("quantization_config")
+        quantization = config.get("quantization")
+        other = config.get("quantization_config")
         if isinstance(other, dict) and other.get("quant_method") and not _is_autoround(other):
             return False  # packed by another program
         return isinstance(quantization, dict) and "bits" in quantization and "group_size" in quantization
@@ -127,7 +129,9 @@ class MlxFormat(WritablePackedFolderFormat):
 
     def layer_entries(self, spec: TensorSpec) -> Sequence[FileEntry]:
         """Return ``X.weight`` as 32-bit words, ``X.scales``, and for integers ``X.biases``."""
-        stem, lead, cols = spec.name.removesuffix(WEIGHT), spec.shape[:-1], spec.shape[-1]
+        stem = spec.name.removesuffix(WEIGHT)
+        lead = spec.shape[:-1]
+        cols = spec.shape[-1]
         if spec.codec == ScaledCodebookLayout.codec:
             floats = ScaledCodebookLayout.of(spec)
             packed, scales = floats.part_specs(spec.shape)
@@ -201,7 +205,9 @@ def quantization_of(config: Config) -> Quantization:
 
 
 def _parse_grid(values: Mapping[str, Any], location: str) -> Grid:
-    mode, bits, group = values.get("mode", MODE), values["bits"], values["group_size"]
+    mode = values.get("mode", MODE)
+    bits = values["bits"]
+    group = values["group_size"]
     location = f"{CONFIG}: {location[:200]}"
     if mode != MODE and (not isinstance(mode, str) or mode not in FLOATS):
         raise UnsupportedError(
@@ -255,7 +261,8 @@ def _check(entries: Entries, name: str, stem: str, grid: Grid) -> None:
         )
     suffixes = (SCALES, BIASES) if grid.mode == MODE else (SCALES,)
     required = require_entries(entries, stem, suffixes, "mlx.parts")
-    scales, biases = required[SCALES], required.get(BIASES, required[SCALES])
+    scales = required[SCALES]
+    biases = required.get(BIASES, required[SCALES])
     shape = entries[name].shape
     if grid.mode != MODE and (scales.dtype != "u8" or stem + BIASES in entries):
         raise FormatError(

@@ -34,7 +34,9 @@ from ingot.model.layouts.scaled_codebook import (
 )
 from ingot.model.spec import TensorSpec
 
-_SCALE, _SECOND, _FACTORS = "_scale", "_scale_2", ".pre_quant_scale"
+_SCALE = "_scale"
+_SECOND = "_scale_2"
+_FACTORS = ".pre_quant_scale"
 _INT4 = "W4A16_AWQ"
 _SIDE_FILE = "hf_quant_config.json"
 _KV_CACHE = ("kv_cache_quant_algo", "kv_cache_scheme")
@@ -131,7 +133,8 @@ class ModelOptFormat(WritablePackedFolderFormat):
                 f"expected quant_algo {', '.join(_ALGORITHMS)}, found {str(algorithm)[:80]!r}",
                 rule="modelopt.algorithm",
             )
-        dtype, layers = config_dtype(config), []
+        dtype = config_dtype(config)
+        layers = []
         for key, entry in entries.items():
             packed = entry.dtype == "u8" and key.endswith(WEIGHT)
             if not packed and entry.dtype not in FP8:
@@ -242,7 +245,8 @@ def _layer_config(spec: TensorSpec, *, activations: bool) -> dict[str, Any]:
 
 def _integers(entries: Entries, key: str, dtype: str) -> Layer:
     """Return the layer of a matrix of signed 4-bit integers, two rows in a byte."""
-    codes, scale = entries[key], entries[key + _SCALE]
+    codes = entries[key]
+    scale = entries[key + _SCALE]
     rows, cols = (2 * codes.shape[0], codes.shape[1]) if len(codes.shape) == 2 else (0, 0)
     groups = scale.shape[1] if len(scale.shape) == 2 else 0
     if not rows or not cols or not groups or scale.shape[0] != rows or cols % groups:
@@ -252,7 +256,8 @@ def _integers(entries: Entries, key: str, dtype: str) -> Layer:
             f"{list(scale.shape)}",
             where=key,
         )
-    parts, factors = {CODES: key, SCALES: key + _SCALE}, entries.get(key.removesuffix(WEIGHT) + _FACTORS)
+    parts = {CODES: key, SCALES: key + _SCALE}
+    factors = entries.get(key.removesuffix(WEIGHT) + _FACTORS)
     if factors is not None:
         if factors.dtype not in DTYPES_OF_VALUES or factors.shape != (cols,):
             raise FormatError(
@@ -285,7 +290,8 @@ def _why_integers_unsupported(spec: TensorSpec) -> str | None:
 
 
 def _integer_entries(spec: TensorSpec) -> Sequence[FileEntry]:
-    layout, cols = WordsLayout.of(spec), spec.shape[1]
+    layout = WordsLayout.of(spec)
+    cols = spec.shape[1]
     sizes = {part.role: part.length or 0 for part in spec.parts}
     entries = [
         FileEntry(CODES, spec.name, "u8", layout.code_shape(spec.shape), sizes[CODES]),

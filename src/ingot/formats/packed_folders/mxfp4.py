@@ -16,7 +16,8 @@ from ingot.model.layouts.affine import Group
 from ingot.model.layouts.scaled_codebook import INDICES, SCALES, ScaledCodebookLayout
 from ingot.model.spec import TensorSpec
 
-_BLOCKS, _SCALES = "_blocks", "_scales"
+_BLOCKS = "_blocks"
+_SCALES = "_scales"
 _DENSE = ("model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head")
 
 
@@ -55,7 +56,8 @@ class Mxfp4Format(WritablePackedFolderFormat):
 
         Raises ``FormatError`` ``mxfp4.parts``, ``mxfp4.dtype``, ``mxfp4.shape``.
         """
-        dtype, layers = config_dtype(config), []
+        dtype = config_dtype(config)
+        layers = []
         for key, blocks in entries.items():
             if not key.endswith(_BLOCKS):
                 continue

@@ -18,7 +18,10 @@ from ingot.model.store import Store
 from ingot.model.tensor import Tensor
 
 MAP = "quanto_qmap.json"
-_DATA, _PACKED, _SCALE, _SHIFT = "._data", "._data._data", "._scale", "._shift"
+_DATA = "._data"
+_PACKED = "._data._data"
+_SCALE = "._scale"
+_SHIFT = "._shift"
 # Keys of config.json for the inputs of a Linear: files contain groups, but not the number of groups in a row.
 _INPUTS = {
     **dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), ("hidden_size",)),
@@ -80,7 +83,8 @@ class QuantoFormat(PackedFolderFormat):
 
 
 def _layer(entries: Entries, name: str) -> Layer:
-    codes, scale = entries[name + _DATA], entries.get(name + _SCALE)
+    codes = entries[name + _DATA]
+    scale = entries.get(name + _SCALE)
     if scale is None:
         raise FormatError(
             "quanto.parts", f"expected the entry {name + _SCALE!r} of this weight, but it is missing", where=name

@@ -29,8 +29,11 @@ from ingot.model.layouts.packed_words import INTS, TORCHAO, WordsLayout
 from ingot.model.layouts.scaled_codebook import INDICES, MULTIPLY, SECOND, ScaledCodebookLayout
 from ingot.model.tensor import Tensor
 
-_QDATA, _SCALE, _ZERO = "._weight_qdata", "._weight_scale", "._weight_zero_point"
-_SECOND, _FACTORS = "._weight_per_tensor_scale", "._weight_act_pre_scale"
+_QDATA = "._weight_qdata"
+_SCALE = "._weight_scale"
+_ZERO = "._weight_zero_point"
+_SECOND = "._weight_per_tensor_scale"
+_FACTORS = "._weight_act_pre_scale"
 _SCALES = ("f16", "bf16", "f32")
 _BLOCK = (128, 4)  # rows and columns of a block of swizzled scales
 
@@ -164,7 +167,8 @@ def _small(entries: Entries, stem: str, dtype: str, data: Mapping[str, Any]) -> 
     The scales may be swizzled.
     """
     codes, scale = require_entries(entries, stem, (_QDATA, _SCALE), "torchao.parts").values()
-    four, second = codes.dtype == "u8", stem + _SECOND in entries
+    four = codes.dtype == "u8"
+    second = stem + _SECOND in entries
     group = 32 if scale.dtype == POWERS else 16
     if scale.dtype not in (POWERS, "f8_e4m3fn") or codes.dtype not in ("u8", *FP8) or (group == 16 and not four):
         raise FormatError(
@@ -194,7 +198,8 @@ def _unswizzle(stored: bytes, rows: int, groups: int) -> bytes:
 
     They are stored in blocks of 128 rows and 4 scales, in which rows at a distance of 32 are adjacent.
     """
-    block_rows, block_columns = -(-rows // _BLOCK[0]), -(-groups // _BLOCK[1])
+    block_rows = -(-rows // _BLOCK[0])
+    block_columns = -(-groups // _BLOCK[1])
     blocks = np.frombuffer(stored, np.uint8).reshape(block_rows, block_columns, 32, 4, 4)
     return blocks.transpose(0, 3, 2, 1, 4).reshape(128 * block_rows, 4 * block_columns)[:rows, :groups].tobytes()
 

@@ -163,7 +163,9 @@ def _entry(fields: Any, location: str) -> Entry:
         raise FormatError(
             "safetensors.fields", f"expected dtype, shape and data_offsets, found {keys or 'nothing'}", where=location
         )
-    dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
+    dtype = fields["dtype"]
+    shape = fields["shape"]
+    offsets = fields["data_offsets"]
     if not isinstance(dtype, str) or not isinstance(shape, list) or not isinstance(offsets, list) or len(offsets) != 2:
         raise FormatError("safetensors.fields", "expected a name, a list of sizes and two offsets", where=location)
     if dtype not in _BITS:
@@ -214,7 +216,8 @@ def encode(entries: Mapping[str, Entry], metadata: Mapping[str, str]) -> bytearr
     Keys, escapes and their order are those of the package ``safetensors``: metadata first if there is any. ``entries``
     is iterated once and may build each entry on access.
     """
-    header, encode_json = bytearray(PREFIX) + b"{", msgspec.json.Encoder().encode
+    header = bytearray(PREFIX) + b"{"
+    encode_json = msgspec.json.Encoder().encode
     if metadata:
         header += b"%b:%b" % (encode_json(METADATA), encode_json(dict(metadata)))
     for key, entry in entries.items():

@@ -224,7 +224,8 @@ def split(specs: Sequence[TensorSpec], max_shard: int | None, carrier: Carrier) 
             continue
         if filled + size > max_shard:
             shards.append(current)
-            current, filled = [], 0
+            current = []
+            filled = 0
         current.append(spec)
         filled += size
     if current or not shards:

@@ -26,7 +26,8 @@ from ingot.reporting.report import Column, Table
 
 CODEC = PatchLayout.codec
 STRATEGY = "sparse-patch"
-FORMAT, VERSION = "sparse_weight_patch", "1"
+FORMAT = "sparse_weight_patch"
+VERSION = "1"
 INGOT_KEY = "ingot"
 """The key of ``__metadata__`` for Ingot's additions: shapes, and the metadata of the fine-tune."""
 
@@ -187,7 +188,8 @@ def _set_digests(tensors: Mapping[str, Tensor], digests: Mapping[str, str], loca
         checksums.known(text, "part.digest", f"{location}: {key[:200]}")
         if key in tensors:
             part = tensors[key].parts["data"]
-            part.digest, part.verify = text, verify
+            part.digest = text
+            part.verify = verify
 
 
 def _pairs(

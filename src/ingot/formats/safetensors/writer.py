@@ -106,7 +106,9 @@ class Shard:
     def __init__(self, name: str, specs: Sequence[TensorSpec], metadata: Mapping[str, str], carrier: Carrier) -> None:
         self.name = name
         self._types: list[tuple[str, tuple[int, ...]]] = []
-        self._type_index, self._begin, self._index_by_key = array("I"), array("q"), dict[str, int]()
+        self._type_index = array("I")
+        self._begin = array("q")
+        self._index_by_key = dict[str, int]()
         self._assign_offsets(specs, carrier)
         self.head = self._encode_header(metadata)
         self.size = len(self.head) + self._begin[-1]
@@ -190,7 +192,8 @@ class Shard:
 
     def close(self) -> None:
         """Close the file in its present state."""
-        sink, self.sink = self.sink, None
+        sink = self.sink
+        self.sink = None
         if sink is not None:
             sink.close()
 
@@ -210,11 +213,16 @@ class SafetensorsWriter(FormatWriter):
         options: WriteOptions,
         carrier: Carrier,
     ) -> None:
-        specs, metadata = artifact.tensors, artifact.metadata
-        self._target, self._name, self._specs, self._carrier = target, name, specs, carrier
+        specs = artifact.tensors
+        metadata = artifact.metadata
+        self._target = target
+        self._name = name
+        self._specs = specs
+        self._carrier = carrier
         self._shards = layout(name, artifact, options, carrier)
         members = split(specs, options.max_shard, carrier)
-        self._index, self._shard_by_tensor = b"", dict[str, Shard]()
+        self._index = b""
+        self._shard_by_tensor = dict[str, Shard]()
         if len(members) > 1:
             self._index = encode_index(members, [shard.name for shard in self._shards], carrier)
             self._shard_by_tensor = {
@@ -251,7 +259,8 @@ class SafetensorsWriter(FormatWriter):
         size = memoryview(data).nbytes
         position = self._order.write(role, size)
         assert self._order.current is not None
-        shard, entry = self._shard(self._order.current.name), self._entries[role]
+        shard = self._shard(self._order.current.name)
+        entry = self._entries[role]
         shard.open(self._target).write_at(shard.offset(entry.key) + position, data)
         self._digests[role].update(memoryview(data).cast("B") if size else b"")
 
@@ -352,7 +361,8 @@ def layout(name: str, artifact: Artifact, options: WriteOptions, carrier: Carrie
 
     Raises ``UnsupportedError`` for a tensor that ``carrier`` rejects, ``UsageError`` for a repeated name.
     """
-    specs, metadata = artifact.tensors, artifact.metadata
+    specs = artifact.tensors
+    metadata = artifact.metadata
     Order(specs)
     for spec in specs:
         reason = carrier.why_unsupported(spec)

@@ -79,7 +79,8 @@ class DenseColumns:
         """
         data, rows, shape = head
         dtype, offset, length, digest = columns
-        types, flags = storage_types(dtype), simple.tobytes()
+        types = storage_types(dtype)
+        flags = simple.tobytes()
         return cls(data, rows, flags, shape, parts, dtype, types, offset, length, digest.first, digest.second)
 
     def part_of(self, row: int) -> int:
@@ -110,7 +111,9 @@ class DenseTensors:
         digest_of_decoded: bool = False,
         label: Callable[[str], str] | None = None,
     ) -> None:
-        self._columns, self._source, self._verify = columns, source, verify
+        self._columns = columns
+        self._source = source
+        self._verify = verify
         self._decoded = digest_of_decoded
         self._label = label or partial(_label_of, source.name)
         dtypes = zip(columns.dtype.texts, columns.types, strict=True)

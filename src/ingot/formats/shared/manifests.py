@@ -43,7 +43,8 @@ class Schema:
             try:
                 msgspec.convert(value, cls)
             except msgspec.ValidationError as item_error:
-                error, location = item_error, item_location
+                error = item_error
+                location = item_location
                 break
         return FormatError(self._rule(str(error)), str(error), where=location)
 

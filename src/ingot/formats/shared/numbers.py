@@ -41,7 +41,8 @@ class ConvertedSource(MemorySource, DerivedSource):
 
     def __init__(self, read: Callable[[], bytes], size: int, name: str, digest: str | None = None) -> None:
         super().__init__(b"", name)
-        self.size, self.digest = size, digest
+        self.size = size
+        self.digest = digest
         self._read: Callable[[], bytes] | None = read
 
     def working_bytes(self) -> int:
@@ -74,7 +75,9 @@ class ComputedSource(DerivedSource):
     def __init__(self, compute: Callable[[], Buffer], size: int, making: int, name: str) -> None:
         self._compute = compute
         self._data: memoryview | None = None
-        self.size, self._making, self.name = size, making, name
+        self.size = size
+        self._making = making
+        self.name = name
 
     def computing_bytes(self) -> int:
         return self._making

@@ -70,7 +70,8 @@ class Order:
         if role not in self._written:
             roles = " or ".join(repr(role_name) for role_name in self._written) or "none"
             raise self._misuse("writer.role", f"expected bytes of {roles}, found {role!r}", spec.name)
-        position, length = self._written[role], spec.part(role).length
+        position = self._written[role]
+        length = spec.part(role).length
         if length is not None and position + nbytes > length:
             raise self._misuse(
                 "writer.length", f"expected {length} bytes of {role!r}, found {position + nbytes}", spec.name

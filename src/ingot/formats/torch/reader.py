@@ -95,7 +95,8 @@ def tensors_of(files: Sequence[File]) -> Lazy[Tensor]:
 
     def build(key: str) -> Tensor:
         file, value = entries[key]
-        row, location = resolve_dtype(value.dtype), f"{file.name}: {key}: data"
+        row = resolve_dtype(value.dtype)
+        location = f"{file.name}: {key}: data"
         source = _Values(value, location, file.source)
         part = Part(row.storage, source.size, source, 0, type=None if row.is_storage else row.name, where=location)
         return Tensor(key, tuple(value.shape), row.name, DenseLayout.codec, {DATA: part})
@@ -109,9 +110,11 @@ class _Values:
     mapped = False
 
     def __init__(self, value: Any, name: str, file: ByteSource) -> None:
-        self._value, self._file = value, file
+        self._value = value
+        self._file = file
         self._contiguous: Any = None
-        self.name, self.size = name, value.numel() * value.element_size()
+        self.name = name
+        self.size = value.numel() * value.element_size()
 
     def view(self, offset: int, length: int) -> memoryview:
         out = memoryview(bytearray(length))
@@ -246,7 +249,8 @@ def _paths(torch: Any, content: Any, path: str) -> list[str]:
     """Return the paths of all tensors, arrays and storages in nested containers."""
     stored = (torch.Tensor, torch.UntypedStorage, torch.TypedStorage)
     paths: list[str] = []
-    waiting, seen = [(path, content)], set[int]()
+    waiting = [(path, content)]
+    seen = set[int]()
     while waiting:
         path, value = waiting.pop()
         if isinstance(value, stored) or (hasattr(value, "dtype") and hasattr(value, "shape")):

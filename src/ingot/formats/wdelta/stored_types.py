@@ -66,7 +66,9 @@ class ConvertedSource:
         self, source: ByteSource, offset: int, count: int, stored: Dtype, dtype: str, through: str | None = None
     ) -> None:
         self.name = source.name
-        self._source, self._offset, self._stored = source, offset, stored
+        self._source = source
+        self._offset = offset
+        self._stored = stored
         self._target = little_endian(dtype)
         self._through = None if through is None else numpy_dtype(through)
         self.size = count * self._target.itemsize
@@ -79,7 +81,9 @@ class ConvertedSource:
 
     def readinto(self, offset: int, out: memoryview) -> None:
         """Fill ``out`` with the converted bytes from ``offset`` on."""
-        item, target, done = self._target.itemsize, np.frombuffer(out, np.uint8), 0
+        item = self._target.itemsize
+        target = np.frombuffer(out, np.uint8)
+        done = 0
         while done < target.size:
             first, skip = divmod(offset + done, item)
             count = min(_CHUNK, -(-(target.size - done + skip) // item))

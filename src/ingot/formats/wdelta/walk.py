@@ -32,7 +32,8 @@ class _Head:
     """A reader of the fields of one head, which refuses invalid fields by rule."""
 
     def __init__(self, data: bytes, location: str) -> None:
-        self._data, self._location = data, location
+        self._data = data
+        self._location = location
         self.position = 0
 
     def number(self, code: str) -> int:
@@ -134,7 +135,8 @@ def _guessed_heads(start: int, end: int, entries: Mapping[str, Entry]) -> list[i
     last permitted type, and their number follows from the sparsity.
     """
     for choice in (0, -1):
-        heads, position = [], start
+        heads = []
+        position = start
         for name, entry in entries.items():
             for field, count in entry.counts().items():
                 spelling = STRATEGIES[entry.strategy].fields[field][choice]
@@ -175,7 +177,8 @@ def _read_head(
 
 def _check_span(head: Head, field: str, entry: Entry, offset: int, location: str) -> Span:
     """Return the location of an array, the type of its part, and the type in the file if it differs."""
-    usual, stored = STRATEGIES[entry.strategy].fields[field], dtype_of(head.dtype)
+    usual = STRATEGIES[entry.strategy].fields[field]
+    stored = dtype_of(head.dtype)
     dtype = None if stored is None else part_dtype(field, stored)
     if stored is None or dtype is None:
         raise FormatError(

@@ -83,7 +83,8 @@ class WdeltaWriter(FormatWriter):
     """
 
     def __init__(self, target: Target, name: str, specs: Sequence[TensorSpec], metadata: Mapping[str, Any]) -> None:
-        self._name, self._specs = name, specs
+        self._name = name
+        self._specs = specs
         self._order = Order(specs, name)
         self._set_metadata(metadata)
         self._next = PREFIX + self._head_bytes  # offset of the next tensor's record
@@ -184,7 +185,8 @@ class WdeltaWriter(FormatWriter):
     def _start_digest(self) -> None:
         """Write prefix and header and start to hash, if the header is final."""
         if self._has_parent_hash:
-            version, offset = version_of(self._specs), PREFIX
+            version = version_of(self._specs)
+            offset = PREFIX
             self._sink.write_at(0, pack_prefix(version, self._head_bytes))
             for chunk in describe(self._specs, self._metadata, self._info, version):
                 self._sink.write_at(offset, chunk)
@@ -195,7 +197,8 @@ class WdeltaWriter(FormatWriter):
         """Compute the locations of the next tensor's arrays; the tensor stays the next until ``_advance``."""
         self._blobs, start = {}, self._next
         for part in _parts_in_order(spec):
-            head, length = _head_of(spec.name, part), part.length or 0
+            head = _head_of(spec.name, part)
+            length = part.length or 0
             self._blobs[part.role] = _Blob(head, start + len(head), length)
             start += len(head) + length
 

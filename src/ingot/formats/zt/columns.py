@@ -83,7 +83,8 @@ class Columns:
 
     def dense(self) -> DenseColumns:
         """Return the dense tensors that have one raw part and no fields besides an optional digest."""
-        parts, starts = self.parts, self.components.first
+        parts = self.parts
+        starts = self.components.first
         absent = parts.type, parts.uncompressed, parts.encoding, parts.chunks
         simple = plain_dense(self.format, self.attributes, starts, *absent)
         columns = parts.dtype, parts.offset.first, parts.length.first, parts.digest
@@ -95,7 +96,8 @@ class Columns:
         return [names[row] for row in np.flatnonzero(self._suspect_objects())]
 
     def _object(self, row: int) -> Object:
-        attributes, roles = self.attributes.span(row), self.components
+        attributes = self.attributes.span(row)
+        roles = self.components
         return Object(
             self.shape.sizes(row),
             self.format.text(row) or "",
@@ -105,7 +107,9 @@ class Columns:
 
     def _part(self, part: int) -> Component:
         parts = self.parts
-        uncompressed, digest, chunks = parts.uncompressed.first[part], parts.digest.span(part), parts.chunks.span(part)
+        uncompressed = parts.uncompressed.first[part]
+        digest = parts.digest.span(part)
+        chunks = parts.chunks.span(part)
         return Component(
             parts.dtype.text(part) or "",
             parts.offset.first[part],
@@ -119,7 +123,8 @@ class Columns:
 
     def _suspect_objects(self) -> Flags:
         """Return which objects need a detailed check."""
-        counts, starts = numbers(self.shape.third), numbers(self.components.first)
+        counts = numbers(self.shape.third)
+        starts = numbers(self.components.first)
         suspects = (counts <= 0) | (counts > _MAX_ELEMENTS)
         if self.parts.offsets.size:
             home = np.repeat(np.arange(counts.size), np.diff(starts))
@@ -143,7 +148,8 @@ class Columns:
 
     def _suspect_parts(self, home: Array) -> Flags:
         """Return which parts need a detailed check; ``home`` are the rows of their objects."""
-        parts, lengths = self.parts, self.parts.lengths
+        parts = self.parts
+        lengths = self.parts.lengths
         items = chosen(parts.dtype, ITEM_BYTES, 0)
         types = numbers(parts.type.first)
         encodings = chosen(parts.encoding, {"raw": 1})

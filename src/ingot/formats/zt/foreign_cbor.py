@@ -21,9 +21,12 @@ MAX_ITEMS = 1 << 21
 """Maximum items of a manifest that is rewritten: a few seconds of work, and 100,000 tensors."""
 
 _UINT, _NEGATIVE, _BYTES, _TEXT, _ARRAY, _MAP, _TAG, _SIMPLE = range(8)
-_INDEFINITE, _BREAK = 31, 0xFF
-_NULL, _UNDEFINED = 0xF6, 0xF7
-_POSITIVE_BIGNUM, _NEGATIVE_BIGNUM = 2, 3
+_INDEFINITE = 31
+_BREAK = 0xFF
+_NULL = 0xF6
+_UNDEFINED = 0xF7
+_POSITIVE_BIGNUM = 2
+_NEGATIVE_BIGNUM = 3
 _SIZES = {24: "B", 25: ">H", 26: ">I", 27: ">Q"}
 _NOTES = {
     "zt.cbor-indefinite": "the manifest has strings, arrays or maps of indefinite length",
@@ -51,7 +54,8 @@ class _Rewriter:
     """A pass over the bytes. ``out`` is the result; ``seen`` are the rules of the notes."""
 
     def __init__(self, data: Buffer, location: str) -> None:
-        self._data, self._location = memoryview(data).cast("B"), location
+        self._data = memoryview(data).cast("B")
+        self._location = location
         self._position = self._items = 0
         self.out = bytearray()
         self.seen: set[str] = set()
@@ -62,11 +66,13 @@ class _Rewriter:
 
     def item(self, depth: int) -> None:
         """Rewrite the next item."""
-        start, tag = self._position, None
+        start = self._position
+        tag = None
         major, argument = self._head()
         while major == _TAG:
             self.seen.add("zt.cbor-tag")
-            start, tag = self._position, argument
+            start = self._position
+            tag = argument
             major, argument = self._head()
         if major == _BYTES and tag in (_POSITIVE_BIGNUM, _NEGATIVE_BIGNUM):
             self._bignum(argument, start, negative=tag == _NEGATIVE_BIGNUM)
@@ -135,13 +141,15 @@ class _Rewriter:
         self.out += _encode_head(_NEGATIVE if negative else _UINT, value)
 
     def _container(self, major: int, length: int | None, depth: int) -> None:
-        start, outer = self._position, self.out
+        start = self._position
+        outer = self.out
         if depth >= MAX_DEPTH:
             self._refuse("cbor.depth", f"expected at most {MAX_DEPTH} levels of nesting, found more", start)
         items_per_element = 2 if major == _MAP else 1
         if length is None:
             self.seen.add("zt.cbor-indefinite")
-            self.out, count = bytearray(), 0
+            self.out = bytearray()
+            count = 0
             while not self._ends():
                 self.item(depth + 1)
                 count += 1

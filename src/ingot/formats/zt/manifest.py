@@ -119,7 +119,8 @@ def parse_foreign(
     data: bytes | bytearray | memoryview, file: str, *, max_items: int = cbor.MAX_ITEMS
 ) -> tuple[Manifest, list[tuple[str, str]]]:
     """Return the manifest like ``parse``, and notes of CBOR features that Ingot does not write (``foreign_cbor``)."""
-    location, notes = f"{file}: manifest", list[tuple[str, str]]()
+    location = f"{file}: manifest"
+    notes = list[tuple[str, str]]()
     try:
         root = cbor.loads(data, where=location, max_items=max_items)
     except FormatError as error:
@@ -196,7 +197,8 @@ class Entries:
     """Entries of a manifest in encoded form, in sequence: as objects they would take ten times the memory."""
 
     def __init__(self) -> None:
-        self.count, self.data = 0, bytearray()
+        self.count = 0
+        self.data = bytearray()
 
     def add(self, name: str, entry: Mapping[str, Any]) -> None:
         """Append the entry of a tensor; each name may occur once. Raises the errors of ``cbor.dumps``."""
@@ -241,7 +243,8 @@ def build(entries: Entries, metadata: Mapping[str, Any], digest: str | None) -> 
 def with_attributes(data: bytes, added: Mapping[str, Any], digest: str | None) -> bytes:
     """Return a manifest with additional attributes, and a new digest if it had one (``digest``)."""
     root = cbor.loads(data)
-    version, attributes = root.pop("version"), root.pop("attributes", None) or {}
+    version = root.pop("version")
+    attributes = root.pop("attributes", None) or {}
     root.pop(manifest_digest.KEY, None)
     root = {"version": version, "attributes": {**attributes, **added}, **root}
     if digest is None:

@@ -47,7 +47,8 @@ def is_plain(spec: TensorSpec) -> bool:
     """Return whether this is a valid dense tensor in one raw part, like most of 100,000 tensors."""
     if len(spec.parts) != 1 or spec.codec != DenseLayout.codec or spec.params:
         return False
-    part, shape = spec.parts[0], spec.shape
+    part = spec.parts[0]
+    shape = spec.shape
     return (
         part.role == DATA
         and part.dtype == spec.dtype
@@ -126,7 +127,8 @@ def attributes_of(spec: TensorSpec) -> dict[str, Any]:
 def file_size(specs: Sequence[TensorSpec], metadata: Mapping[str, Any], digest: str | None) -> int:
     """Return the exact bytes of the file; an unknown length counts as its maximum."""
     placeholder = None if digest is None else checksums.digest(digest, b"")
-    tail, entries_bytes = len(MAGIC), 0
+    tail = len(MAGIC)
+    entries_bytes = 0
     sizes: dict[tuple[Any, ...], int] = {}
     for spec in specs:
         entries_bytes += len(cbor.dumps(spec.name))
@@ -134,7 +136,8 @@ def file_size(specs: Sequence[TensorSpec], metadata: Mapping[str, Any], digest: 
             size, tail = _entry_bytes(spec, tail, digest, placeholder)
             entries_bytes += size
             continue
-        length, start = spec.parts[0].length or 0, align(tail)
+        length = spec.parts[0].length or 0
+        start = align(tail)
         key = spec.shape, spec.dtype, start.bit_length()  # the encoded size of an offset depends on its bits
         if key not in sizes:
             sizes[key] = _entry_bytes(spec, tail, digest, placeholder)[0]

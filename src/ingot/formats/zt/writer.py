@@ -79,7 +79,9 @@ class ZtWriter(FormatWriter):
             raise UsageError(
                 f"expected a digest {' or '.join(checksums.HASHERS)} or None, found {digest!r}", rule="zt.digest-option"
             )
-        self._sink, self._digest, self._name = sink, digest, name
+        self._sink = sink
+        self._digest = digest
+        self._name = name
         self._order = Order(specs, name)
         self._metadata = dict(metadata or {})
         self._entries = Entries()
@@ -116,7 +118,8 @@ class ZtWriter(FormatWriter):
         position = self._order.write(role, view.nbytes)
         if not view.nbytes:
             return
-        view, blob = view.cast("B"), self._blobs[role]
+        view = view.cast("B")
+        blob = self._blobs[role]
         if blob.offset is None:
             blob.spool = blob.spool or Spool(self._sink)
             blob.spool.write(view)

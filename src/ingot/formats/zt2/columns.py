@@ -79,7 +79,8 @@ class Columns:
     def dense(self) -> DenseColumns:
         """Return the dense tensors that have one raw part in the manifest's file and no fields besides an optional
         digest."""
-        parts, starts = self.parts, self.roles.first
+        parts = self.parts
+        starts = self.roles.first
         absent = parts.type, parts.shard, parts.encoding, parts.decoded
         simple = plain_dense(self.layout, self.attributes, starts, *absent)
         columns = parts.dtype, parts.blob.first, parts.blob.second, parts.digest
@@ -92,7 +93,8 @@ class Columns:
 
     def object(self, row: int) -> Object:
         """Return the object of a row."""
-        attributes, roles = self.attributes.span(row), self.roles
+        attributes = self.attributes.span(row)
+        roles = self.roles
         return Object(
             self.shape.sizes(row),
             self.layout.text(row) or "",
@@ -102,7 +104,8 @@ class Columns:
 
     def _part(self, part: int) -> Blob:
         columns = self.parts
-        digest, decoded = columns.digest.span(part), columns.decoded.first[part]
+        digest = columns.digest.span(part)
+        decoded = columns.decoded.first[part]
         return Blob(
             columns.dtype.text(part) or "",
             (columns.blob.first[part], columns.blob.second[part]),
@@ -115,7 +118,9 @@ class Columns:
 
     def _suspects(self, names: list[str]) -> Flags:
         """Return which objects need a detailed check: all except dense tensors in one raw part of the right size."""
-        starts, parts, counts = numbers(self.roles.first), self.parts, numbers(self.shape.third)
+        starts = numbers(self.roles.first)
+        parts = self.parts
+        counts = numbers(self.shape.third)
         simple = plain_dense(self.layout, self.attributes, self.roles.first, parts.encoding, parts.decoded)
         simple &= (counts <= _MAX_ELEMENTS) & (np.diff(numbers(self.shape.second)) <= MAX_RANK)
         if not all(0 < 4 * size <= MAX_NAME for size in set(map(len, names))) or "\0" in "".join(names):
@@ -132,7 +137,8 @@ class Columns:
         """Return the bytes of ``counts`` elements of the types of parts at ``indices``; -1 if they need a detailed
         check."""
         parts = self.parts
-        items, types = chosen(parts.dtype, ITEM_BYTES, 0)[indices] * 8, numbers(parts.type.first)[indices]
+        items = chosen(parts.dtype, ITEM_BYTES, 0)[indices] * 8
+        types = numbers(parts.type.first)[indices]
         storage = [storage_of(text) for text in parts.type.texts]
         fits = np.array([[expected == stored for stored in parts.dtype.texts] for expected in storage], bool)
         bits = np.where(types < 0, items, chosen(parts.type, _BITS, 0)[indices])

@@ -134,6 +134,8 @@ class Zt2Overlay(Zt2Format):
 
     def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> Zt2Writer:
         """Return a writer of one file; readers look for the base's files in its folder."""
-        sink, base = target.create(name), self.base.open()
-        specs, metadata = artifact.tensors, artifact.metadata
+        sink = target.create(name)
+        base = self.base.open()
+        specs = artifact.tensors
+        metadata = artifact.metadata
         return Zt2Writer(sink, specs, metadata=metadata, digest=options.digest, name=name, base=base)

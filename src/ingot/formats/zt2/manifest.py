@@ -96,7 +96,8 @@ class Entries:
 
     def __init__(self) -> None:
         self._names: list[str] = []
-        self._starts, self._data = array("q", (0,)), bytearray()
+        self._starts = array("q", (0,))
+        self._data = bytearray()
 
     def add(self, name: str, entry: Mapping[str, Any]) -> None:
         """Add the entry of a tensor; each name may occur once. Raises the errors of ``cbor.dumps``."""

@@ -67,7 +67,8 @@ class OpenBase:
     """A base that is open while an overlay is written; a file is opened when the first of its blobs is compared."""
 
     def __init__(self, base: Base) -> None:
-        self._base, self._sources = base, dict[str, ByteSource]()
+        self._base = base
+        self._sources = dict[str, ByteSource]()
         self._sums: dict[tuple[BaseLocation, int], str] = {}
 
     def candidates(self, length: int, crc: str) -> list[BaseLocation]:
@@ -151,5 +152,6 @@ def _label(name: str, target: str, used: Mapping[str, Shard]) -> str:
     label = suffix if suffix != stem and is_shard_name(suffix) else _DEFAULT_LABEL
     number = 2
     while label in used:
-        label, number = f"{_DEFAULT_LABEL}-{number}", number + 1
+        label = f"{_DEFAULT_LABEL}-{number}"
+        number = number + 1
     return label

@@ -50,9 +50,14 @@ from ingot.model.spec import TensorSpec
 QUANT_GROUP = "zt.quant_group/1"
 _BITS = (2, 3, 4, 5, 6, 8)
 _KEYS = ("bits", "group_size", "axis", "packing", "scale_form", "zero_point")
-_F32, _NARROW, _EXPONENT = "f32_factors", "f16_factors", "e8m0_exponent"
+_F32 = "f32_factors"
+_NARROW = "f16_factors"
+_EXPONENT = "e8m0_exponent"
 _SMALL = ("f8_e4m3fn", "f8_e5m2")
-_LSB, _MSB, _PLAIN, _PACKED = "lsb_first", "msb_first", "plain", "same_as_data"
+_LSB = "lsb_first"
+_MSB = "msb_first"
+_PLAIN = "plain"
+_PACKED = "same_as_data"
 
 
 def _map(location: str, obj: Object, key: str) -> Mapping[str, Any]:
@@ -71,7 +76,8 @@ def _require_choice(location: str, values: Mapping[str, Any], key: str, allowed:
 
 def check_group(location: str, obj: Object) -> None:
     """Check that codes fill complete words, with a scale for each group along an axis, and the declared zero points."""
-    bits, group = number(location, obj, "bits", 2), number(location, obj, "group_size", 0)
+    bits = number(location, obj, "bits", 2)
+    group = number(location, obj, "group_size", 0)
     axis, packing, zero = (
         number(location, obj, "axis", 0),
         _map(location, obj, "packing"),
@@ -79,7 +85,8 @@ def check_group(location: str, obj: Object) -> None:
     )
     zero_form = _require_choice(location, zero, "form", ("none", "implied", "tensor"))
     require_parts(location, obj, {"data", "scales", *(("zeros",) if zero_form == "tensor" else ())})
-    word, per_word = _require_choice(location, packing, "word", ("u8", "u16", "u32", "u64")), packing.get("per_word")
+    word = _require_choice(location, packing, "word", ("u8", "u16", "u32", "u64"))
+    per_word = packing.get("per_word")
     _require_choice(location, packing, "order", (_LSB, _MSB))
     width = ITEM_BYTES[word]
     if bits not in _BITS or 8 * width % bits or type(per_word) is not int or per_word != 8 * width // bits:
@@ -148,7 +155,8 @@ def read_group(obj: Object) -> StoredForm | None:
     bits, group, axis, packing, scale_form, point = (attributes.pop(key) for key in _KEYS)
     if not group and not prod(obj.shape):
         return None
-    signed, converted = _signed(obj, packing["per_word"], point), dict[str, ConvertedPart]()
+    signed = _signed(obj, packing["per_word"], point)
+    converted = dict[str, ConvertedPart]()
     scales = _scales(obj, scale_form, converted)
     if signed is None or scales is None:
         return None
@@ -227,7 +235,8 @@ def _packing(shape: Shape, bits: int, order: str, word: str) -> str | None:
 
 def _convert_codes(obj: Object, bits: int, word: str, converted: dict[str, ConvertedPart]) -> str:
     """Return the packing of codes that are converted from words whose first code is in the high bits."""
-    width, nbytes = ITEM_BYTES[word], obj.parts["data"].nbytes or 0
+    width = ITEM_BYTES[word]
+    nbytes = obj.parts["data"].nbytes or 0
     if obj.shape[-1] * bits % 8 == 0:
         converted[CODES] = ConvertedPart("data", "u8", nbytes, partial(reverse_words, width=width))
         return ROWS_MSB
@@ -241,10 +250,12 @@ def _zero(obj: Object, layout: AffineLayout, converted: dict[str, ConvertedPart]
     point = (optional_value(obj.attributes) or {})["zero_point"]
     if point["form"] == "none":
         return NO_ZERO
-    low, value = int(layout.no_zero), point.get("value")
+    low = int(layout.no_zero)
+    value = point.get("value")
     if point["form"] == "implied" and low <= value < low + (1 << layout.bits):
         return Constant(value)
-    count, part = layout.scale_count(tuple(obj.shape)), obj.parts.get("zeros")
+    count = layout.scale_count(tuple(obj.shape))
+    part = obj.parts.get("zeros")
     convert_bytes: Callable[[bytes], bytes] | None
     if part is None:
         convert_bytes = (
@@ -265,7 +276,8 @@ def _zero(obj: Object, layout: AffineLayout, converted: dict[str, ConvertedPart]
 
 def _zero_converter(obj: Object, layout: AffineLayout, count: int) -> Callable[[bytes], bytes] | None:
     """Return the conversion of stored zero points to floats; None if their type is unknown or ambiguous."""
-    attributes, part = optional_value(obj.attributes) or {}, obj.parts["zeros"]
+    attributes = optional_value(obj.attributes) or {}
+    part = obj.parts["zeros"]
     packing = attributes["packing"]
     dtype, type_ = types_from_file(part.dtype, optional_value(part.type))
     if attributes["zero_point"]["packing"] == _PLAIN or packing["per_word"] == 1:
@@ -274,10 +286,12 @@ def _zero_converter(obj: Object, layout: AffineLayout, count: int) -> Callable[[
             part.dtype, optional_value(part.type), count
         )  # otherwise it is ambiguous
         return partial(convert, stored=type_ or dtype, dtype=layout.scales) if is_exact_type else None
-    word, high = packing["word"], packing["order"] == _MSB
+    word = packing["word"]
+    high = packing["order"] == _MSB
     if type_ is not None or dtype not in (word, f"i{word[1:]}") or (part.nbytes or 0) * 8 < count * layout.bits:
         return None
-    width, bits = ITEM_BYTES[word], layout.bits
+    width = ITEM_BYTES[word]
+    bits = layout.bits
     return partial(unpack, width=width, bits=bits, count=count, dtype=layout.scales, high_first=high)
 
 
@@ -287,7 +301,8 @@ def write_group(spec: TensorSpec) -> WrittenForm | None:
     The profile has no offsets, no other numbers of bits, no shorter last group, no tiles, and no signed codes that
     share a byte.
     """
-    layout, shape = _layout_of(spec), spec.shape
+    layout = _layout_of(spec)
+    shape = spec.shape
     if layout is None or not shape or not prod(shape) or layout.matrix is not None or layout.bits not in (2, 4, 8):
         return None
     if isinstance(layout.zero, Offsets) or (layout.signed and layout.bits != 8):

@@ -89,7 +89,8 @@ def _require_values(location: str, obj: Object, count: int, remainder: int) -> N
 
 GGUF = re.compile(r"gguf\.([a-z0-9_]{1,32})/1").fullmatch
 MX = "zt.mx/1"
-_ELEMENTS, _BYTES = "elems_per_block", "block_bytes"
+_ELEMENTS = "elems_per_block"
+_BYTES = "block_bytes"
 _E8M0 = "f8_e8m0fnu"
 _MIN_BLOCK = 2
 _VALUES: Mapping[tuple[str, str | None], str] = {
@@ -107,7 +108,9 @@ def check_gguf(location: str, obj: Object) -> None:
     part = obj.parts.get("data")
     if part is None or len(obj.parts) != 1 or part.dtype != "u8" or optional_value(part.type) is not None:
         raise refuse(location, f"one part 'data' of u8 in {obj.layout}")
-    elements, nbytes, count = number(location, obj, _ELEMENTS, 1), number(location, obj, _BYTES, 1), prod(obj.shape)
+    elements = number(location, obj, _ELEMENTS, 1)
+    nbytes = number(location, obj, _BYTES, 1)
+    count = prod(obj.shape)
     if count % elements:
         raise refuse(location, f"whole blocks of {elements} elements, found {count} elements")
     require_size(location, obj, "data", count // elements * nbytes)
@@ -115,7 +118,8 @@ def check_gguf(location: str, obj: Object) -> None:
 
 def read_gguf(obj: Object) -> StoredForm | None:
     """Return the tensor as a codec with its parts; None for an unknown type, or an unknown size of its blocks."""
-    match, attributes = GGUF(obj.layout), dict(optional_value(obj.attributes) or {})
+    match = GGUF(obj.layout)
+    attributes = dict(optional_value(obj.attributes) or {})
     block = TYPES.get(match[1]) if match else None
     constants = (attributes.pop(_ELEMENTS), attributes.pop(_BYTES))
     if match is None or block is None or constants != block[:2] or (obj.shape or (1,))[-1] % block.elements:
@@ -135,7 +139,9 @@ def write_gguf(spec: TensorSpec) -> WrittenForm:
 def check_mx(location: str, obj: Object) -> None:
     """Check the elements, and an exponent for each block along an axis."""
     require_parts(location, obj, {"data", "scales"})
-    data, scales, attributes = obj.parts["data"], obj.parts["scales"], optional_value(obj.attributes) or {}
+    data = obj.parts["data"]
+    scales = obj.parts["scales"]
+    attributes = optional_value(obj.attributes) or {}
     if (scales.dtype, optional_value(scales.type)) != ("u8", "f8_e8m0") or attributes.get(
         "scale_form"
     ) != "e8m0_exponent":
@@ -158,7 +164,8 @@ def read_mx(obj: Object) -> StoredForm | None:
     attributes = dict(optional_value(obj.attributes) or {})
     values = _VALUES.get((obj.parts["data"].dtype, optional_value(obj.parts["data"].type)))
     last = len(obj.shape) - 1
-    axis, block = attributes.pop("axis", last), attributes.pop("block_size")
+    axis = attributes.pop("axis", last)
+    block = attributes.pop("block_size")
     del attributes["scale_form"]
     if values is None:
         return None
@@ -168,7 +175,8 @@ def read_mx(obj: Object) -> StoredForm | None:
         expand = partial(expand_blocks, shape=tuple(obj.shape), axis=axis, block=block)
         converted[SCALES] = ConvertedPart(SCALES, "u8", prod(obj.shape), expand, _E8M0)
     layout = _layout(values, grid, str(attributes.pop("dtype", "f32")))
-    types, roles = {INDICES: ("u8", None)}, {"data": INDICES, "scales": SCALES}
+    types = {INDICES: ("u8", None)}
+    roles = {"data": INDICES, "scales": SCALES}
     return StoredForm(layout.codec, {**attributes, **layout.attributes()}, roles, types, converted)
 
 
@@ -179,15 +187,18 @@ def _layout(values: str, grid: Group | Tiles, dtype: str) -> ScaledCodebookLayou
 def write_mx(spec: TensorSpec) -> WrittenForm | None:
     """Return the tensor as a profile if its codes are small floats, or i8 with exponents; None for other scaled
     codebooks."""
-    layout, last = ScaledCodebookLayout.of(spec), len(spec.shape) - 1
+    layout = ScaledCodebookLayout.of(spec)
+    last = len(spec.shape) - 1
     stored = {values: element_types for element_types, values in _VALUES.items()}.get(layout.values or "")
     if stored is None or layout.order != LOW_FIRST or last < 0:
         return None
     match layout.grid:
         case Group(columns):
-            block, axis = columns, last
+            block = columns
+            axis = last
         case Tiles(tall, 1) if last and not spec.shape[-2] % tall:
-            block, axis = tall, last - 1
+            block = tall
+            axis = last - 1
         case _:
             return None
     if block < _MIN_BLOCK or layout != _layout(str(layout.values), layout.grid, layout.dtype):

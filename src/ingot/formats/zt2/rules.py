@@ -164,7 +164,8 @@ def check_part(location: str, part: Blob) -> None:
     def refuse(rule: str, message: str) -> NoReturn:
         raise FormatError(rule, message, where=location)
 
-    type_, encoding = optional_value(part.type), optional_value(part.encoding)
+    type_ = optional_value(part.type)
+    encoding = optional_value(part.encoding)
     if part.dtype not in ITEM_BYTES:
         refuse("zt2.dtype", f"expected one of {', '.join(ITEM_BYTES)}, found {part.dtype[:80]!r}")
     storage = None if type_ is None else storage_of(type_)

@@ -50,7 +50,8 @@ def entries_size(specs: Sequence[TensorSpec], digest: str | None, shard: str | N
     """
     algorithm = ALGORITHMS[digest]
     placeholder = None if algorithm is None else digest_of(algorithm, b"")
-    tail, nbytes = len(MAGIC), 0
+    tail = len(MAGIC)
+    nbytes = 0
     for spec in specs:
         extent = _extent(spec, placeholder, shard)
         start = align(tail)
@@ -62,7 +63,9 @@ def entries_size(specs: Sequence[TensorSpec], digest: str | None, shard: str | N
 
 
 def _extent(spec: TensorSpec, digest: str | None, shard: str | None) -> _Extent:
-    begins, locations, tail = [], dict[str, PartLocation](), 0
+    begins = []
+    locations = dict[str, PartLocation]()
+    tail = 0
     profile_form = written_form(spec)
     for part in canonical_parts(spec, profile_form):
         begins.append(align(tail))
@@ -125,7 +128,9 @@ def size_of(artifact: Artifact, members: Sequence[Sequence[TensorSpec]], digest:
     """Return the bytes of all files, an upper limit if parts are equal."""
     if len(members) == 1:
         return file_size(artifact.tensors, artifact.metadata, digest)
-    nbytes, shards, total = 0, dict[str, Any](), align(len(MAGIC)) + FOOTER
+    nbytes = 0
+    shards = dict[str, Any]()
+    total = align(len(MAGIC)) + FOOTER
     for index, specs in enumerate(members):
         entries, end = entries_size(specs, digest, _label(index))
         nbytes += entries.nbytes
@@ -166,7 +171,10 @@ class Zt2ShardsWriter(FormatWriter):
         metadata: Mapping[str, Any],
         digest: str | None,
     ) -> None:
-        self._target, self._name, self._members, self._digest = target, name, members, digest
+        self._target = target
+        self._name = name
+        self._members = members
+        self._digest = digest
         self._shard_index = {spec.name: index for index, specs in enumerate(members) for spec in specs}
         if len(self._shard_index) != sum(map(len, members)):
             raise UsageError("expected each tensor name once", rule="writer.duplicate", where=name)

@@ -56,7 +56,8 @@ def open_shards(store: Store, name: str, manifest: Manifest) -> Iterator[tuple[s
 def check_shards(name: str, shards: Mapping[str, Shard], sources: Mapping[str, ByteSource]) -> Iterator[IngotError]:
     """Read the shards of the file ``name``; yield an error ``zt2.shard-digest`` for each whose digest differs."""
     for shard, entry in shards.items():
-        algorithm, source = checksums.known(entry.digest, "zt2.digest-syntax", name), sources[shard]
+        algorithm = checksums.known(entry.digest, "zt2.digest-syntax", name)
+        source = sources[shard]
         if algorithm is None:
             continue
         digest = digest_of_range(source, 0, source.size, algorithm)
@@ -72,7 +73,8 @@ class _Finder:
     """A finder of the files of shards; the manifest and the digest of each candidate are read once."""
 
     def __init__(self, store: Store, name: str, manifest: Manifest) -> None:
-        self._store, self._name = store, name
+        self._store = store
+        self._name = name
         self._shards: Mapping[str, Shard] = optional_value(manifest.shards) or {}
         self._manifest = manifest
         self._contents: dict[str, set[_StoredPart]] = {}
@@ -89,7 +91,9 @@ class _Finder:
 
     def find(self, shard: str) -> str:
         """Return the name of the file; raises ``UsageError`` ``zt2.shard-missing``."""
-        entry, usual, store = self._shards[shard], shard_file(self._name, shard), self._store
+        entry = self._shards[shard]
+        usual = shard_file(self._name, shard)
+        store = self._store
         exists = store.exists(usual)
         if exists and store.stat(usual).size == entry.size:
             return usual
@@ -171,7 +175,8 @@ def digest_of_file(store: Store, name: str, algorithm: str) -> str:
 
 def digest_of_range(source: ByteSource, offset: int, length: int, algorithm: str) -> str:
     """Return the digest of a range of a file, read in chunks."""
-    running, buffer = checksums.hasher(algorithm), memoryview(bytearray(min(_CHUNK, length)))
+    running = checksums.hasher(algorithm)
+    buffer = memoryview(bytearray(min(_CHUNK, length)))
     for start in range(0, length, _CHUNK):
         view = buffer[: min(_CHUNK, length - start)]
         source.readinto(offset + start, view)

@@ -70,7 +70,9 @@ class _Writing:
     """A part that is being written: at ``offset`` of the file, or buffered until its offset is known."""
 
     def __init__(self, spec: PartSpec, offset: int | None, algorithm: str | None) -> None:
-        self.spec, self.offset, self.length = spec, offset, 0
+        self.spec = spec
+        self.offset = offset
+        self.length = 0
         self.spool: Spool | None = None
         self._crc = checksums.hasher("crc32c")
         self._digest = None if algorithm is None else checksums.hasher(algorithm)
@@ -130,8 +132,12 @@ class Zt2Writer(FormatWriter):
         shard: str | None = None,
         base: OpenBase | None = None,
     ) -> None:
-        self._sink, self._name, self._algorithm, self._shard = sink, name, ALGORITHMS[digest], shard
-        self._base, self._named = base, set[str]()
+        self._sink = sink
+        self._name = name
+        self._algorithm = ALGORITHMS[digest]
+        self._shard = shard
+        self._base = base
+        self._named = set[str]()
         self._order = Order(specs, name)
         self.amend(metadata)
         self.entries = Entries()
@@ -168,7 +174,8 @@ class Zt2Writer(FormatWriter):
         position = self._order.write(role, view.nbytes)
         if not view.nbytes:
             return
-        view, part = view.cast("B"), self._parts[role]
+        view = view.cast("B")
+        part = self._parts[role]
         if part.offset is None:
             part.spool = part.spool or Spool(self._sink)
             part.spool.write(view)
@@ -209,7 +216,8 @@ class Zt2Writer(FormatWriter):
         Raises ``UsageError`` ``zt2.resume-record``: the record is of another tensor or another layout.
         """
         spec = self._order.expect(record.get("name", ""))
-        self._written, locations = written_form(spec), {}
+        self._written = written_form(spec)
+        locations = {}
         try:
             for role, shard, offset, length, digest in record.get("named", ()):
                 location = BaseLocation(str(shard), int(offset))
@@ -346,7 +354,8 @@ class Zt2Writer(FormatWriter):
         """Return the next offset for a blob; the part of the gap that may contain other bytes is overwritten with
         zeros."""
         offset, (start, end) = align(self._tail, CANONICAL), self._loose or (0, self._tail)
-        start, end = max(start, self._tail), min(end, offset)
+        start = max(start, self._tail)
+        end = min(end, offset)
         if start < end:
             self._sink.write_at(start, bytes(end - start))
         return offset
@@ -357,7 +366,8 @@ class Zt2Writer(FormatWriter):
         if part.offset is not None and part.length:
             start, end = self._loose or (0, 0)
             if end <= self._tail:  # the previous range is overwritten by now
-                start, end = part.offset, part.offset
+                start = part.offset
+                end = part.offset
             self._loose = min(start, part.offset), max(end, part.offset + part.length)
 
     def _drop(self, part: _Writing) -> None:
@@ -379,7 +389,8 @@ def write_manifest(
             f"expected a manifest of at most {MAX_MANIFEST} bytes, found {size}", rule="zt2.manifest-too-large"
         )
     offset = _reserve(sink, tail)
-    digest, end = checksums.Xxh3(), offset
+    digest = checksums.Xxh3()
+    end = offset
     for chunk in entries.manifest(metadata, shards):
         digest.update(chunk)
         sink.write_at(end, chunk)

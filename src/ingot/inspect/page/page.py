@@ -118,7 +118,8 @@ def _bytes(found: Look) -> str:
         groups.setdefault(item.role if item.layer is None else str(item.layer), []).append(piece)
     key = _key({role: ROLES.index(role) for role in _roles(found.cells)})
     caption = f"Area is bytes: a rectangle per layer (its number) or role outside the layers. {key}"
-    total, rows = max(found.nbytes, 1), []
+    total = max(found.nbytes, 1)
+    rows = []
     for codec in _codecs(found):
         them = [row for row in found.rows if row.codec == codec]
         rows.append((codec, len(them), _sum(them), _sum(them) / total))

@@ -66,16 +66,21 @@ def treemap(groups: Mapping[str, Sequence[Piece]], label: str, height: float = 3
 def _squares(amounts: Sequence[float], width: float, height: float) -> list[tuple[float, float, float, float]]:
     """Return a rectangle for each of falling amounts, near to squares (Bruls, Huizing, van Wijk, 2000)."""
     scale = width * height / max(sum(amounts), 1e-9)
-    areas, x, y, placed = [amount * scale for amount in amounts], 0.0, 0.0, list[tuple[float, float, float, float]]()
+    areas = [amount * scale for amount in amounts]
+    x = 0.0
+    y = 0.0
+    placed = list[tuple[float, float, float, float]]()
     start = 0
     while start < len(areas):
         side = max(min(width, height), 1e-9)
-        end, total = start + 1, areas[start]
+        end = start + 1
+        total = areas[start]
         while end < len(areas):
             more = total + areas[end]
             if _worst(areas[start], areas[end], more, side) > _worst(areas[start], areas[end - 1], total, side):
                 break
-            end, total = end + 1, more
+            end = end + 1
+            total = more
         thick = total / side
         at = 0.0
         for area in areas[start:end]:
@@ -83,9 +88,11 @@ def _squares(amounts: Sequence[float], width: float, height: float) -> list[tupl
             placed.append((x, y + at, thick, long) if width >= height else (x + at, y, long, thick))
             at += long
         if width >= height:
-            x, width = x + thick, width - thick
+            x = x + thick
+            width = width - thick
         else:
-            y, height = y + thick, height - thick
+            y = y + thick
+            height = height - thick
         start = end
     return placed
 
@@ -98,7 +105,8 @@ def columns(groups: Mapping[str, Sequence[Piece]], label: str, top: str, height:
     """Return a column of stacked pieces for each group; ``top`` names the height of the highest."""
     most = max((sum(piece.amount for piece in pieces) for pieces in groups.values()), default=0.0) or 1.0
     step = max(6.0, min(64.0, (WIDTH - 10) / max(len(groups), 1)))
-    width, every = max(WIDTH, 10 + step * len(groups)), max(1, round(34 / step))
+    width = max(WIDTH, 10 + step * len(groups))
+    every = max(1, round(34 / step))
     body = [f'<line x1="0" y1="18" x2="{width:g}" y2="18" class="line"/>', _text(0, 13, top)]
     for index, (name, pieces) in enumerate(groups.items()):
         y = 18.0 + height
@@ -121,7 +129,8 @@ def heat(
     least, most = heat_range([value for value, _ in values.values()])
     left = 8 + 7 * max(map(len, rows), default=0)
     step = max(9.0, min(48.0, (WIDTH - left - _LAST_HEAD) / max(len(heads), 1)))
-    every, high = max(1, round(30 / step)), 22
+    every = max(1, round(30 / step))
+    high = 22
     body = [_text(0, 18 + high * index + 15, name) for index, name in enumerate(rows)]
     body += [_text(left + step * index, 12, head) for index, head in enumerate(heads) if index % every == 0]
     for line, row in enumerate(rows):
@@ -145,7 +154,8 @@ def heat_range(values: Iterable[float]) -> tuple[float, float]:
 
 def histogram(found: Histogram) -> str:
     """Return a histogram, that of the reference behind it, and below it a tick for each level of the codes."""
-    width, high = 340.0, 90.0
+    width = 340.0
+    high = 90.0
     most = max(*found.counts, *(found.reference or ()), 1)
     span = found.high - found.low
     body = []
@@ -170,7 +180,8 @@ def dots(series: Mapping[str, float], label: str, mark: float | None = None) -> 
     values = [*series.values(), *([] if mark is None else [mark])]
     low, high = min(values), max(values)
     span = (high - low) or max(abs(high), 1.0)
-    step, tall = min(160.0, (WIDTH - 130) / max(len(series), 1)), 120.0
+    step = min(160.0, (WIDTH - 130) / max(len(series), 1))
+    tall = 120.0
 
     def height(value: float) -> float:
         return 22 + tall * (1 - (value - low) / span)

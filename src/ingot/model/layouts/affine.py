@@ -49,7 +49,8 @@ class Blocks:
 
 Grid = Group | Row | Whole | Blocks
 """What shares a scale."""
-ROW, WHOLE = Row(), Whole()
+ROW = Row()
+WHOLE = Whole()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,9 @@ class Offsets:
 
 
 Zero = NoZero | Constant | Points | Offsets
-NO_ZERO, POINTS, OFFSETS = NoZero(), Points(), Offsets()
+NO_ZERO = NoZero()
+POINTS = Points()
+OFFSETS = Offsets()
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +299,8 @@ def _own(reader: Attributes, tensor: Described) -> AffineLayout:
     reader.integer("codec_version", VERSION, VERSION)
     reader.integer("axis", -1, -1)
     granularity = reader.choice("granularity", ("group", "row", "tensor", "blocks"))
-    bits, signed = reader.integer("bits", 1, 8), reader.boolean("signed")
+    bits = reader.integer("bits", 1, 8)
+    signed = reader.boolean("signed")
     zero = _zero(reader, bits, signed=signed)
     if granularity != "blocks" and reader.has("block"):
         raise reader.refuse("block for granularity blocks only", granularity)

@@ -139,7 +139,9 @@ class Attributes:
     """Typed access to attributes that somebody else wrote; what does not fit is a ``CodecError`` of one rule."""
 
     def __init__(self, attributes: Mapping[str, Any], rule: str, where: str) -> None:
-        self._attributes, self._rule, self._where = attributes, rule, where
+        self._attributes = attributes
+        self._rule = rule
+        self._where = where
 
     def refuse(self, expected: str, found: object) -> CodecError:
         """Return the error for an attribute that does not fit."""

@@ -13,7 +13,8 @@ from ingot.model.layouts.table import layout_within
 
 VERSION = 1
 RULE = "with_low_rank.params"
-LEFT, RIGHT = "left", "right"
+LEFT = "left"
+RIGHT = "right"
 FACTORS = ("f32", "f16", "bf16")
 INNER = (AffineLayout.codec, PaletteLayout.codec, ScaledCodebookLayout.codec)
 """Codecs that may store the matrix."""
@@ -54,7 +55,8 @@ class CorrectedLayout:
         reader = Attributes(tensor.params, RULE, tensor.name)
         reader.integer("codec_version", VERSION, VERSION)
         rank = reader.integer("rank", 0, min(matrix_shape(tensor.shape)))
-        codec, params = reader.text("inner"), reader.mapping("inner_params")
+        codec = reader.text("inner")
+        params = reader.mapping("inner_params")
         if codec_of(codec) not in INNER:
             raise reader.refuse(f"inner {', '.join(map(file_id, INNER))}", codec)
         if tensor.dtype not in FACTORS:

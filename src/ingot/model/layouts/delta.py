@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 from ingot.errors import CodecError
 from ingot.model.layouts.base import Attributes, Described
 
-RAW, GAPS = "raw", "gap_delta"
+RAW = "raw"
+GAPS = "gap_delta"
 INDEX_TYPES: Mapping[str, tuple[str, ...]] = {RAW: ("i32", "i64"), GAPS: ("u16", "u32")}
 """How a patch stores positions: themselves, or how many elements lie between two; and in which types."""
 
@@ -98,7 +99,8 @@ class PatchLayout:
     @classmethod
     def of(cls, tensor: Described) -> PatchLayout:
         """Read a tensor's attributes; raises ``CodecError`` ``sparse_patch.params``."""
-        encoding, is_flat = tensor.params.get("encoding"), tensor.params.get("flat")
+        encoding = tensor.params.get("encoding")
+        is_flat = tensor.params.get("flat")
         if not isinstance(encoding, str) or encoding not in INDEX_TYPES or not isinstance(is_flat, bool):
             raise CodecError(
                 "sparse_patch.params",

@@ -64,7 +64,8 @@ class DenseLayout:
 
     def part_specs(self, shape: Shape) -> tuple[PartSpec, ...]:
         """Return the one part of a tensor of ``shape``; KeyError for an unknown element type."""
-        row, count = DTYPES[self.dtype], element_count(shape)
+        row = DTYPES[self.dtype]
+        count = element_count(shape)
         if self.holder is not None:
             return (PartSpec(DATA, self.holder, DTYPES[self.holder].nbytes(count), self.dtype),)
         return (PartSpec(DATA, row.storage, row.nbytes(count), None if row.is_storage else row.name),)
@@ -72,5 +73,6 @@ class DenseLayout:
     @classmethod
     def of(cls, tensor: Described) -> DenseLayout:
         """Read what a tensor's element types say."""
-        row, stored = DTYPES.get(tensor.dtype), tensor.part_dtypes.get(DATA)
+        row = DTYPES.get(tensor.dtype)
+        stored = tensor.part_dtypes.get(DATA)
         return cls(tensor.dtype, stored if row is not None and stored not in (None, row.storage) else None)

@@ -48,13 +48,15 @@ def on_grid(shape: Shape, scales: Shape, codes: tuple[int, bool], zero: Zero, dt
 
 def _grid(shape: Shape, scales: Shape) -> tuple[Grid, tuple[int, int] | None]:
     """Return what shares a scale, and how the row-major order is cut, if not as the tensor itself is."""
-    size, count = prod(shape), prod(scales)
+    size = prod(shape)
+    count = prod(scales)
     if count == 1:
         return WHOLE, None
     axis = run_axis(shape, scales)
     if axis is None or not size:
         return Blocks(tuple(length // own for length, own in zip(shape, scales, strict=True))), None
-    run, own = size // count, shape[-1]
+    run = size // count
+    own = shape[-1]
     if run == own:
         return ROW, None
     if own % run == 0:
@@ -89,7 +91,8 @@ def scale_dims(layout: AffineLayout, shape: Shape) -> Shape | None:
 
 def _dims_of_run(shape: Shape, run: int) -> Shape | None:
     """Return the scale shape in which every ``run`` consecutive elements share one."""
-    dims, left = [1] * len(shape), run
+    dims = [1] * len(shape)
+    left = run
     for axis in range(len(shape) - 1, -1, -1):
         size = shape[axis]
         if left == 1:

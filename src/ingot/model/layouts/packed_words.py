@@ -33,10 +33,20 @@ VERSION = 1
 RULE = "affine_words.params"
 ORDER = "order"
 """The part that says of which group each column is, where groups are not runs of columns; i32 [columns]."""
-GPTQ, GPTQ_V1, GPTQ_PLANES, AWQ, AWQ_GEMV = "gptq", "gptq_v1", "gptq_planes", "awq", "awq_gemv"
-PACKED, PACKED_LOOSE, INTS = "pack_quantized", "pack_quantized_loose", "int_quantized"
-HQQ, HQQ_COLUMNS, QUANTO = "hqq", "hqq_columns", "quanto"
-MARLIN_24, MODELOPT, TORCHAO = "marlin_24", "modelopt_int4", "torchao_int4"
+GPTQ = "gptq"
+GPTQ_V1 = "gptq_v1"
+GPTQ_PLANES = "gptq_planes"
+AWQ = "awq"
+AWQ_GEMV = "awq_gemv"
+PACKED = "pack_quantized"
+PACKED_LOOSE = "pack_quantized_loose"
+INTS = "int_quantized"
+HQQ = "hqq"
+HQQ_COLUMNS = "hqq_columns"
+QUANTO = "quanto"
+MARLIN_24 = "marlin_24"
+MODELOPT = "modelopt_int4"
+TORCHAO = "torchao_int4"
 META = "meta"
 """The part that says which two of four neighbouring columns have codes; i16 [cols / 32, 2 * rows]."""
 FACTORS = "factors"
@@ -76,7 +86,8 @@ class Form(NamedTuple):
     written: bool = True
 
 
-_TURNED, _READ = Form((2, 3, 4, 8), turned=True, same=()), Form((), integers="u8", written=False)
+_TURNED = Form((2, 3, 4, 8), turned=True, same=())
+_READ = Form((), integers="u8", written=False)
 FORMS: Mapping[str, Form] = {
     GPTQ: _TURNED,
     GPTQ_V1: _TURNED,  # as gptq, zero points less by one

@@ -17,7 +17,9 @@ BITS = (1, 2, 3, 4, 6, 8)
 VECTOR_SIZES = (1, 2, 4)
 ENTRY_DTYPES = ("f16", "f32", "bf16", "i8", "u8")
 SCALE_DTYPES = ("f16", "f32")
-INDICES, CODEBOOK, SCALES = "indices", "codebook", "codebook_scales"
+INDICES = "indices"
+CODEBOOK = "codebook"
+SCALES = "codebook_scales"
 
 # Vector sizes that the Neural Engine's compiler lets pass: bit v of the mask, 1, 2, 4 and 5. The hardware field holds
 # the logarithm to base 2, so that 5 cannot be written.
@@ -111,7 +113,9 @@ class PaletteLayout:
         CodecError
             ``palette.params``, ``palette.vector-size``, ``palette.groups``, ``palette.parts``.
         """
-        reader, where, shape = Attributes(tensor.params, RULE, tensor.name), tensor.name, tensor.shape
+        reader = Attributes(tensor.params, RULE, tensor.name)
+        where = tensor.name
+        shape = tensor.shape
         reader.integer("codec_version", VERSION, VERSION)
         bits = reader.integer("bits", 1, 8)
         if bits not in BITS:

@@ -12,7 +12,8 @@ from ingot.model.layouts.affine import ROW, WHOLE, Group, Row, Whole
 from ingot.model.layouts.base import Attributes, Described, Shape, element_count, matrix_shape
 from ingot.model.spec import PartSpec
 
-VERSION, LATER = 1, 2
+VERSION = 1
+LATER = 2
 RULE = "scaled_codebook.params"
 BITS = (1, 2, 3, 4, 6, 8)
 DTYPES_OF_VALUES = ("f32", "f16", "bf16")
@@ -21,8 +22,12 @@ NUMBERS = ("f4_e2m1fn", "f6_e2m3fn", "f6_e3m2fn", "f8_e4m3fn", "f8_e5m2", "i8")
 SMALL_SCALES = ("f8_e8m0fnu", "f8_e4m3fn", "f8_e5m2")
 LOW_FIRST, HIGH_FIRST = ORDERS = ("low_first", "high_first")
 MULTIPLY, DIVIDE = SECONDS = ("multiply", "divide")
-INDICES, CODEBOOK, SCALES = "indices", "codebook", "scales"
-SCALE_CODEBOOK, SCALE_SCALES, SECOND = "scale_codebook", "scale_scales", "second_scale"
+INDICES = "indices"
+CODEBOOK = "codebook"
+SCALES = "scales"
+SCALE_CODEBOOK = "scale_codebook"
+SCALE_SCALES = "scale_scales"
+SECOND = "second_scale"
 
 NF4 = (
     *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
@@ -207,7 +212,8 @@ class ScaledCodebookLayout:
         bits = reader.integer("bits", 1, 8)
         if bits not in BITS:
             raise reader.refuse(f"bits {', '.join(map(str, BITS))}", bits)
-        grid, later = _grid(reader, version), _later(reader, version, bits, tensor.name)
+        grid = _grid(reader, version)
+        later = _later(reader, version, bits, tensor.name)
         if later.get("transposed") and len(tensor.shape) < 2:
             raise reader.refuse("transposed for two dimensions at least", list(tensor.shape))
         parts = tensor.part_dtypes

@@ -22,10 +22,12 @@ from ingot.model.layouts.table import layout_within
 from ingot.model.spec import PartSpec
 
 VERSION = 1
-MASK, NONZEROS = "mask", "nonzeros"
+MASK = "mask"
+NONZEROS = "nonzeros"
 WHOLE = "whole"
 CSR_RULE = "sparse_csr.params"
-MASK_RULE, BLOCKS_RULE = "sparse_mask.params", "sparse_blocks.params"
+MASK_RULE = "sparse_mask.params"
+BLOCKS_RULE = "sparse_blocks.params"
 WORD = 64
 """Bits of the words that rows of a mask fill where they are aligned."""
 
@@ -55,7 +57,8 @@ class CsrLayout:
 
     def part_specs(self, shape: Shape) -> tuple[PartSpec, ...]:
         """Return the raw parts of a matrix of ``shape``, whose number of values is known."""
-        width, nnz = DTYPES[self.indices].bits // 8, self.nnz or 0
+        width = DTYPES[self.indices].bits // 8
+        nnz = self.nnz or 0
         return (
             _values(self.dtype, nnz),
             PartSpec("indices", self.indices, width * nnz),
@@ -102,7 +105,8 @@ class CooLayout:
 
 def _indices(tensor: Described, role: str) -> tuple[str, int | None]:
     """Return the element type of a part of indices, and how many there are, where that is known."""
-    dtype, size = tensor.part_dtypes.get(role, "u64"), tensor.part_nbytes.get(role)
+    dtype = tensor.part_dtypes.get(role, "u64")
+    size = tensor.part_nbytes.get(role)
     return dtype, None if size is None or dtype not in DTYPES else size * 8 // DTYPES[dtype].bits
 
 
@@ -160,7 +164,8 @@ class MaskLayout:
         dtype = reader.choice("dtype", (tensor.dtype,))
         nnz = reader.integer("nnz", 0, element_count(tensor.shape)) if reader.has("nnz") else None
         inner = reader.mapping("inner")
-        codec, params = inner.get("codec"), inner.get("params")
+        codec = inner.get("codec")
+        params = inner.get("params")
         if set(inner) != {"codec", "params"} or not isinstance(params, Mapping) or not isinstance(codec, str):
             raise reader.refuse("inner with codec and params", dict(inner))
         if params.get("dtype", dtype) != dtype:
@@ -232,10 +237,12 @@ class BlocksLayout:
         """Read a tensor's attributes; raises ``CodecError`` ``sparse_blocks.params`` and what the inner layout does."""
         reader = Attributes(tensor.params, BLOCKS_RULE, tensor.name)
         reader.integer("codec_version", VERSION, VERSION)
-        axis, block = reader.integer("axis", 0, 1), reader.integer("block", 1, 2**62)
+        axis = reader.integer("axis", 0, 1)
+        block = reader.integer("block", 1, 2**62)
         channels = reader.integer("channels", 0, 2**62)
         kept = reader.integer("kept", 0, channels)
-        codec, params = reader.text("inner"), reader.mapping("inner_params")
+        codec = reader.text("inner")
+        params = reader.mapping("inner_params")
         dtype = reader.choice("dtype", (tensor.dtype,))
         if params.get("dtype", dtype) != dtype:
             raise reader.refuse(f"dtype {dtype} here and within", params["dtype"])

@@ -15,7 +15,8 @@ VERSION = 1
 RULE = "trellis.params"
 BITS = (2, 3, 4)
 DTYPES_OF_VALUES = ("f32", "f16", "bf16")
-STREAMS, SCALES = "streams", "scales"
+STREAMS = "streams"
+SCALES = "scales"
 GAUSSIAN = "gaussian"
 WORD = 16
 """Bits of a word of the streams, and what rows of a band are a multiple of."""
@@ -89,7 +90,8 @@ class TrellisLayout:
         """
         reader = Attributes(tensor.params, RULE, tensor.name)
         reader.integer("codec_version", VERSION, VERSION)
-        bits, group = reader.integer("bits", BITS[0], BITS[-1]), reader.integer("group_size", 1, 2**31)
+        bits = reader.integer("bits", BITS[0], BITS[-1])
+        group = reader.integer("group_size", 1, 2**31)
         band = reader.integer("band", WORD, MOST_BAND)
         if band % WORD:
             raise reader.refuse(f"attribute band as a multiple of {WORD}", band)

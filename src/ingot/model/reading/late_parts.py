@@ -23,7 +23,10 @@ class LateParts(Mapping[str, Part]):
     __slots__ = ("_made", "_make", "_name", "_roles", "_row")
 
     def __init__(self, roles: tuple[str, ...], make: Callable[[str, int], Parts], name: str, row: int) -> None:
-        self._roles, self._make, self._name, self._row = roles, make, name, row
+        self._roles = roles
+        self._make = make
+        self._name = name
+        self._row = row
         self._made: Parts | None = None
 
     def _all(self) -> Parts:

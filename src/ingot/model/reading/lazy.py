@@ -29,7 +29,8 @@ class Made(Many[T]):
     """Values that are made each time that they are asked for; none is kept. Parameters as of ``Lazy``."""
 
     def __init__(self, names: Collection[str], make: Callable[[str], T]) -> None:
-        self._names, self._make = names, make
+        self._names = names
+        self._make = make
 
     def __getitem__(self, name: str) -> T:
         if name not in self._names:

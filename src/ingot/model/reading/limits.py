@@ -93,7 +93,8 @@ def require_in_proportion(tensors: Iterable[StoredTensor], where: str) -> list[i
     ResourceError
         ``decoded.limit``.
     """
-    stored, sizes = 0, []
+    stored = 0
+    sizes = []
     for tensor in tensors:
         stored += tensor.nbytes
         sizes.append(decoded_bytes(tensor))

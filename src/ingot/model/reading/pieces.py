@@ -49,21 +49,24 @@ class _Forward(Generic[R]):
     """A sequential reader that is asked for ranges: it goes on where the last one ended, or begins again."""
 
     def __init__(self, begin: Callable[[], R], skip: Callable[[R, int], None]) -> None:
-        self._begin, self._skip = begin, skip
+        self._begin = begin
+        self._skip = skip
         self._reader: R | None = None
         self.position = 0
 
     def at(self, start: int) -> R:
         """Return the reader where ``start`` is next."""
         if self._reader is None or start < self.position:
-            self._reader, self.position = self._begin(), 0
+            self._reader = self._begin()
+            self.position = 0
         if start > self.position:
             self._skip(self._reader, start - self.position)
             self.position = start
         return self._reader
 
     def release(self) -> None:
-        self._reader, self.position = None, 0
+        self._reader = None
+        self.position = 0
 
 
 class PartBytes:
@@ -74,7 +77,8 @@ class PartBytes:
     """
 
     def __init__(self, part: Part, *, scattered: bool) -> None:
-        self.part, self._scattered = part, scattered
+        self.part = part
+        self._scattered = scattered
         self._lock = threading.Lock()
         self._forward = _Forward(lambda: part.by_ranges().reader(), PartReader.skip)
         self._held: memoryview | None = None
@@ -132,7 +136,9 @@ class ValueBytes:
 
     def __init__(self, tensor: Tensor, *, scattered: bool, columns: Sequence[tuple[int, int]] | None = None) -> None:
         decoder = _decoder(tensor)
-        self._tensor, self._scattered, self._columns = tensor, scattered, columns
+        self._tensor = tensor
+        self._scattered = scattered
+        self._columns = columns
         self._dtype = numpy_dtype(tensor.dtype)
         by_element = decoder.elementwise and columns is None
         self._rows, self._cols = (tensor.size, 1) if by_element else tensor.matrix_shape
@@ -151,7 +157,8 @@ class ValueBytes:
         width = self._kept * self._dtype.itemsize
         if not out.nbytes:
             return
-        first, last = start // width, -(-(start + out.nbytes) // width)
+        first = start // width
+        last = -(-(start + out.nbytes) // width)
         with self._lock:
             rows = self._read(first, last)
         data = memory_part(rows, DTYPES[self._tensor.dtype].storage).view()
@@ -211,7 +218,9 @@ class Pieces(DerivedSource):
     mapped = False
 
     def __init__(self, name: str, origins: Sequence[Origin], runs: Array) -> None:
-        self.name, self._origins, self._runs = name, origins, runs
+        self.name = name
+        self._origins = origins
+        self._runs = runs
         self._ends = np.cumsum(runs[2])
         self.size = int(self._ends[-1]) if len(self._ends) else 0
 
@@ -225,7 +234,8 @@ class Pieces(DerivedSource):
 
     def readinto(self, offset: int, out: memoryview) -> None:
         require_inside(offset, out.nbytes, self.size, self.name)
-        target, done = out.cast("B") if out.nbytes else out, 0
+        target = out.cast("B") if out.nbytes else out
+        done = 0
         index = int(np.searchsorted(self._ends, offset, "right"))
         while done < out.nbytes:
             which, start, length = (int(value) for value in self._runs[:, index])

@@ -23,7 +23,8 @@ MAX_REQUEST = 8 << 20
 """Joined ranges do not grow past this; a single range may be longer."""
 
 # The first window of a header source, and by how much the next one grows where reading goes on near the last one.
-_WINDOW, _GROWTH = 1 << 16, 4
+_WINDOW = 1 << 16
+_GROWTH = 4
 # A header source holds so many bytes at most, beside what one batch of expected ranges takes.
 _HELD = 16 << 20
 # What is passed over comes into so many bytes, which stay in a near cache: fresh memory takes longer than reading.
@@ -108,7 +109,9 @@ class HeaderSource:
 
     def __init__(self, source: ByteSource, window: int = _WINDOW) -> None:
         self._source = source
-        self.name, self.size, self.mapped = source.name, source.size, source.mapped
+        self.name = source.name
+        self.size = source.size
+        self.mapped = source.mapped
         self._distant = distant(source)
         self.gap = GAP if self._distant is None else self._distant.gap
         self._first = self._window = min(window, self.gap)
@@ -228,9 +231,11 @@ class HeaderSource:
             pieces = self._read_all(batch)
             for (start, _), piece in zip(batch, pieces, strict=True):
                 self._keep(start, piece)
-            start, piece = batch[0][0], pieces[0]
+            start = batch[0][0]
+            piece = pieces[0]
         else:
-            start, piece = offset, self._read(offset, self._next_window(offset, length))
+            start = offset
+            piece = self._read(offset, self._next_window(offset, length))
             self._keep(start, piece)
             self._end = start + len(piece)
         return piece[offset - start : offset - start + length]
@@ -255,7 +260,9 @@ class HeaderSource:
 
     def _keep(self, start: int, piece: memoryview) -> None:
         if self._held + len(piece) > _HELD:
-            self._starts, self._pieces, self._held = [], [], 0
+            self._starts = []
+            self._pieces = []
+            self._held = 0
         first = bisect_left(self._starts, start)
         last = first
         while last < len(self._starts) and self._starts[last] + len(self._pieces[last]) <= start + len(piece):

@@ -159,11 +159,14 @@ class ViewSource(CheckpointSource):
         opened: Sequence[CheckpointSource] = (),
         also_close: Callable[[], None] | None = None,
     ) -> None:
-        self._base, self._tensors = base, tensors
-        self._verb, self._argument = verb, argument
+        self._base = base
+        self._tensors = tensors
+        self._verb = verb
+        self._argument = argument
         self._views = (*base.views, (verb.__name__.removeprefix("_"), description))
         self._origins = origins or {}
-        self._opened, self._also_close = opened, also_close
+        self._opened = opened
+        self._also_close = also_close
 
     @property
     def views(self) -> tuple[tuple[str, Any], ...]:
@@ -273,7 +276,8 @@ def common_layout(origins: Sequence[Tensor], shape: tuple[int, ...]) -> RunLayou
 
 def _part(name: str, role: str, origins: Sequence[Tensor], runs: Array, layout: RunLayout) -> Part:
     """Return one part of a tensor that is made of runs."""
-    part, width = origins[0].parts[role], layout.nbytes[role]
+    part = origins[0].parts[role]
+    width = layout.nbytes[role]
     if not width:
         return part
     spans = np.stack([runs[0], runs[1] // layout.elements * width, runs[2] // layout.elements * width])

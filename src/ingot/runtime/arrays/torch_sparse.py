@@ -35,7 +35,8 @@ def from_arrays(arrays: SparseArrays) -> Any:
     """
     torch = require("torch", "torch")
 
-    values, shape = from_numpy(arrays.values), arrays.shape
+    values = from_numpy(arrays.values)
+    shape = arrays.shape
     # The codec has checked the positions; torch would read all of them again.
     if isinstance(arrays.layout, CsrLayout):
         indptr, indices = map(from_numpy, arrays.positions)
@@ -66,7 +67,8 @@ def to_arrays(value: Any) -> SparseArrays | None:
         torch.sparse_bsc,
     ):
         return None
-    plain, shape = value.detach().cpu(), tuple(value.shape)
+    plain = value.detach().cpu()
+    shape = tuple(value.shape)
     is_coo = plain.layout == torch.sparse_coo
     if plain.dense_dim() or not (is_coo or len(shape) == 2):
         raise UnsupportedError(

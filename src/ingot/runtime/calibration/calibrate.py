@@ -144,7 +144,8 @@ def calibrate(options: CalibrateOptions) -> CalibrateReport:
         The errors of ``load_model`` and ``ingot.save``.
     """
     started = time.perf_counter()
-    model, out = Location.parse(options.model), Location.parse(options.out)
+    model = Location.parse(options.model)
+    out = Location.parse(options.out)
     target = destination(out, "safetensors")
     with _subject(options) as subject, stage(target, overwrite=options.overwrite, resume=options.resume) as staging:
         journal = Journal(LocalTarget(staging.folder), subject.fingerprint(options))
@@ -256,7 +257,8 @@ def _subject(options: CalibrateOptions) -> Iterator[_Subject]:
 
 
 def _length(model: Any, options: CalibrateOptions, *, encoder: bool) -> int:
-    max_positions, default = positions(model), SENTENCE if encoder else LENGTH
+    max_positions = positions(model)
+    default = SENTENCE if encoder else LENGTH
     if options.length is None:
         return default if max_positions is None else min(default, max_positions)
     if max_positions is not None and options.length > max_positions:

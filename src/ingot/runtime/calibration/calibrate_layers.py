@@ -50,7 +50,9 @@ class LayerwiseModel:
 
     def __init__(self, skeleton: MetaModel, settings: Settings) -> None:
         self.torch = require("torch", "torch")
-        self.skeleton, self.settings, model = skeleton, settings, skeleton.model
+        self.skeleton = skeleton
+        self.settings = settings
+        model = skeleton.model
         lists = [name for name, module in model.named_modules() if isinstance(module, self.torch.nn.ModuleList)]
         outside = skeleton.outside(lists)
         ends = [model.get_input_embeddings(), model.get_output_embeddings()]
@@ -105,7 +107,8 @@ class LayerwiseModel:
 
     def shapes(self, layer: Layer) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
         """Return rows and columns of a layer's matrices: of matrices that all tokens use, and of experts."""
-        dense, routed = [], []
+        dense = []
+        routed = []
         for tensor in {site.tensor.name: site.tensor for site in layer.sites}.values():
             if len(tensor.shape) == 2:
                 dense.append((tensor.shape[0], tensor.shape[1]))

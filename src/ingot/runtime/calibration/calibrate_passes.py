@@ -102,7 +102,8 @@ class Passes:
             yield first, self.tokens[first : first + self.batch]
 
     def _read(self, name: str, first: int, windows: int) -> Any:
-        length, width = int(self.tokens.shape[1]), self._hidden
+        length = int(self.tokens.shape[1])
+        width = self._hidden
         values = self.work.read(name, 4 * first * length * width, (windows, length, width))
         return self.model.torch.from_numpy(values)
 
@@ -113,7 +114,9 @@ class Passes:
         return int(record["width"])
 
     def _enter(self) -> None:
-        model, out, width = self.model, self.work.writer(_inputs(0)), 0
+        model = self.model
+        out = self.work.writer(_inputs(0))
+        width = 0
         written = self._statistics("enter")
         with model.torch.no_grad(), model.listening_to([] if self.fisher else model.before, fisher=False) as sums:
             for _, tokens in self._batches():
@@ -124,7 +127,8 @@ class Passes:
         self._finish("enter", written, [out], [], width=width)
 
     def _forward(self, index: int) -> None:
-        layer, out = self.model.layers[index], self.work.writer(_inputs(index + 1))
+        layer = self.model.layers[index]
+        out = self.work.writer(_inputs(index + 1))
         with self.model.torch.no_grad(), self.model.skeleton.loaded(layer):
             matrices = self.model.skeleton.matrices(layer)
             groups = [{}] if self.fisher else group_by_size(self.model.moment_specs(layer), self.moment_bytes(layer))
@@ -146,10 +150,13 @@ class Passes:
 
     def _leave(self) -> None:
         """Run the modules after the layers; with gradients, draw labels and start the backward pass."""
-        torch, model, count = self.model.torch, self.model, len(self.model.layers)
+        torch = self.model.torch
+        model = self.model
+        count = len(self.model.layers)
         torch.manual_seed(model.settings.seed)
         out = self.work.writer(_gradients(count)) if self.fisher else None
-        written, head = self._statistics("leave"), model.head_spec()
+        written = self._statistics("leave")
+        head = model.head_spec()
         with ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(self.fisher))
             sums = stack.enter_context(model.listening_to(model.after, fisher=self.fisher))
@@ -166,7 +173,8 @@ class Passes:
 
     def _ends(self, hidden: Any) -> Any:
         """Return the gradients at the last layer's output for some windows."""
-        torch, model = self.model.torch, self.model
+        torch = self.model.torch
+        model = self.model
         if model.head is None:
             return _encoder_gradients(torch, model, hidden, fisher=self.fisher)
         flat = hidden.flatten(0, 1)
@@ -184,7 +192,8 @@ class Passes:
         return torch.cat(gradients).view_as(hidden) if self.fisher else None
 
     def _backward(self, index: int) -> None:
-        layer, out = self.model.layers[index], self.work.writer(_gradients(index))
+        layer = self.model.layers[index]
+        out = self.work.writer(_gradients(index))
         with self.model.torch.enable_grad(), self.model.skeleton.loaded(layer):
             matrices = self.model.skeleton.matrices(layer)
             groups = group_by_size(self.model.moment_specs(layer), self.moment_bytes(layer))
@@ -206,7 +215,8 @@ class Passes:
 
     def _begin(self) -> None:
         """Backpropagate through modules before the layers, if they contain matrices."""
-        model, written = self.model, self._statistics("begin")
+        model = self.model
+        written = self._statistics("begin")
         if model.before:
             with model.torch.enable_grad(), model.listening_to(model.before, fisher=True) as sums:
                 for first, tokens in self._batches():
@@ -239,7 +249,8 @@ class Passes:
                     written.add(array, f"{name}:{key}")
 
     def _finish(self, step: str, written: Writer, files: Sequence[Writer], drop: Sequence[str], **more: Any) -> None:
-        same, self._leaders = self._leaders, {}
+        same = self._leaders
+        self._leaders = {}
         self.work.finish(step, [written, *files], drop, index=written.index, same=same, **more)
 
 

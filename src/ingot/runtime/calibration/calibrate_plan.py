@@ -109,7 +109,8 @@ def plan_memory(
 
 def estimate(model: LayerwiseModel, memory_plan: MemoryPlan) -> CalibratePlan:
     """Return estimates for a calibration, from short measurements of reading and computing."""
-    skeleton, fisher = model.skeleton, model.settings.fisher
+    skeleton = model.skeleton
+    fisher = model.settings.fisher
     layer = model.layers[0]
     started = time.perf_counter()
     with skeleton.loaded(layer):
@@ -123,7 +124,8 @@ def estimate(model: LayerwiseModel, memory_plan: MemoryPlan) -> CalibratePlan:
     operations = memory_plan.tokens * (2 * products + halves)
     reads = (memory_plan.length - 1 if memory_plan.sampling else 0) + 1 + int(fisher)
     seconds = operations / _speed(model.torch) + (0 if memory_plan.in_memory else reads * all_weights * loading)
-    count, hidden = len(model.layers), 4 * memory_plan.tokens * model.width
+    count = len(model.layers)
+    hidden = 4 * memory_plan.tokens * model.width
     activations = ((count + 1) if fisher else 2) * hidden + (2 * hidden if fisher else 0)
     cache = _cached(model, min(memory_plan.windows, BATCH), memory_plan.length) if memory_plan.spilled else 0
     size = memory_plan.sums
@@ -176,7 +178,8 @@ def _cached(model: LayerwiseModel, windows: int, length: int) -> int:
     """Return the bytes of keys and values of all layers."""
     text = model.skeleton.model.config.get_text_config()
     heads = _heads(model)
-    key_heads, width = getattr(text, "num_key_value_heads", None), getattr(text, "head_dim", None)
+    key_heads = getattr(text, "num_key_value_heads", None)
+    width = getattr(text, "head_dim", None)
     key_heads = key_heads if isinstance(key_heads, int) else heads
     width = width if isinstance(width, int) else model.width // max(heads, 1)
     return 8 * windows * length * len(model.layers) * key_heads * width

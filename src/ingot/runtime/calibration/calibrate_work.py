@@ -37,13 +37,17 @@ class Work:
     """
 
     def __init__(self, files: str, journal: Journal | None = None, *, resume: bool = False) -> None:
-        self._files, self._target, self._journal = files, LocalTarget(files), journal
+        self._files = files
+        self._target = LocalTarget(files)
+        self._journal = journal
         self._live: dict[str, tuple[int, str]] = {}
         self._done: dict[str, Mapping[str, Any]] = {}
         if journal is not None:
             records = journal.earlier() if resume else []
             if not self._restore(records):
-                records, self._live, self._done = [], {}, {}
+                records = []
+                self._live = {}
+                self._done = {}
             journal.start(records)
         self._truncate()
         self.resumed = len(self._done)
@@ -115,7 +119,9 @@ class Writer:
     """A file that is written sequentially."""
 
     def __init__(self, target: LocalTarget, name: str) -> None:
-        self._name, self._sink, self._size = name, target.create(name), 0
+        self._name = name
+        self._sink = target.create(name)
+        self._size = 0
         self._sink.truncate(0)
         self._digest = checksums.hasher("crc32c")
         self.index: list[tuple[str, str, list[int], int]] = []

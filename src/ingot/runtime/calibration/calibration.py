@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from ingot.core.runtime.progress import ProgressCallback
     from ingot.runtime.evaluation.special_tokens import SpecialToken
 
-SAMPLES, LENGTH, SENTENCE = 96, 256, 64
+SAMPLES = 96
+LENGTH = 256
+SENTENCE = 64
 BUILT_IN = "default"
 _SHOWN = 4
 

@@ -81,7 +81,8 @@ class Inputs:
     """Sums over the inputs of a matrix, or of several matrices that multiply the same inputs."""
 
     def __init__(self, torch: Any, cols: int, moment: Moment | None) -> None:
-        self._torch, self.moment = torch, moment
+        self._torch = torch
+        self.moment = moment
         self.squares, self.sums = (torch.zeros(cols, dtype=torch.float64) for _ in range(2))
         self.absmax = torch.zeros(cols)
         self.count = 0
@@ -122,7 +123,9 @@ class Sums:
     """
 
     def __init__(self, torch: Any, spec: MomentSpec, *, fisher: bool) -> None:
-        self._torch, self.spec, self._fisher = torch, spec, fisher
+        self._torch = torch
+        self.spec = spec
+        self._fisher = fisher
         self.leader: Sums | None = None
         self._inputs: Inputs | None = None
         self._moments: dict[str, Moment] = {}
@@ -179,7 +182,8 @@ class Sums:
     def arrays(self, tokens: int) -> dict[str, Array]:
         """Return the means by field; G's is over all ``tokens`` of the run. Raises ``calibrate.value``."""
         shared = self._shared or Inputs(self._torch, self.spec.cols, None)
-        count, moments = max(shared.count, 1), dict(self._moments)
+        count = max(shared.count, 1)
+        moments = dict(self._moments)
         arrays = {
             SQUARES: (shared.squared() / count).float().numpy(),
             ABSMAX: shared.absmax.numpy(),

@@ -69,7 +69,9 @@ class MetaModel:
 
     def __init__(self, source: ModelSource) -> None:
         self._torch = require("torch", EXTRA)
-        self.checkpoint, self._source, self.keeps_layers = source.checkpoint, source, False
+        self.checkpoint = source.checkpoint
+        self._source = source
+        self.keeps_layers = False
         self._config = read_config(source.folder, len(self.checkpoint), self.checkpoint.format)
         self._model_cls = model_class(self._config, source.folder.location)
         self._merging = merged_names(self._config, self.checkpoint)

@@ -55,11 +55,13 @@ class Divergence:
         self, source: AnyPath, text: AnyPath | None, sequences: int | None, *, progress: ProgressCallback | None = None
     ) -> None:
         torch = require("torch", EXTRA)
-        self._source, self._progress = Location.parse(source), progress
+        self._source = Location.parse(source)
+        self._progress = progress
         self._reference = LoadOptions(self._source, dtype="f32", keep_packed=False, cache=False)
         model = load_model(self._reference)
         require_room(model, 1, 0)
-        max_positions, count = positions(model), sequences or SAMPLES
+        max_positions = positions(model)
+        count = sequences or SAMPLES
         window = LENGTH if max_positions is None else min(LENGTH, max_positions)
         if text is None:
             prefix = sample_prefix(self._source)

@@ -243,7 +243,8 @@ def _rows(result: Evaluation) -> list[tuple[str, str, str]]:
         share = f"{use.bytes_per_token:.0f} of {use.full_bytes_per_token:.0f}"
         rows.append((f"KV cache {use.kind}, bytes per token", share, ""))
     for name, label, show in _FIGURES:
-        value, interval = getattr(result, name), result.intervals.get(name)
+        value = getattr(result, name)
+        interval = result.intervals.get(name)
         if value is not None:
             interval_text = "" if interval is None else f"{show(interval[0])} to {show(interval[1])}"
             rows.append((label, show(value), interval_text))

@@ -87,8 +87,11 @@ def evaluate(
         The errors of ``load_model``; ``model.tokenizer``, ``model.vocabulary``; ``generate.no-head``.
     """
     torch = require("torch", EXTRA)
-    protocol, loading, measures = protocol or Protocol(), loading or Loading(), measures or Measures()
-    location, content = Location.parse(path), Location.parse(text)
+    protocol = protocol or Protocol()
+    loading = loading or Loading()
+    measures = measures or Measures()
+    location = Location.parse(path)
+    content = Location.parse(text)
     compared = None if reference is None else Location.parse(reference)
     terms = _terms(measures, compared=reference is not None)
     if measures.receipt:
@@ -172,7 +175,8 @@ def _terms(measures: Measures, *, compared: bool) -> list[Term]:
         )
     if measures.gate is None:
         return []
-    terms, measured = parse_gate(measures.gate), {"perplexity", "kl", "agreement"}
+    terms = parse_gate(measures.gate)
+    measured = {"perplexity", "kl", "agreement"}
     if measures.kl:
         measured |= {"kl_median", "kl_p99", "kl_max"}
     if measures.top_k is not None:

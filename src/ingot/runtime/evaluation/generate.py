@@ -122,7 +122,9 @@ def generate(source: AnyPath | LoadOptions, prompt: str, max_tokens: int = 32, d
     if draft is None:
         caches: list[Any] = []
         new_tokens, seconds = greedy(model, tokens, max_tokens, lambda new: new[-1] in ends, caches.append)
-        first_seconds, rest_seconds, drafted = seconds[0], sum(seconds[1:]), None
+        first_seconds = seconds[0]
+        rest_seconds = sum(seconds[1:])
+        drafted = None
         use = None if load_options.kv_cache is None else caches[0].use()
     else:
         head = draft_head(load_options.path if draft.head is None else draft.head, model)

@@ -59,7 +59,8 @@ class LayerErrors:
                 f"first difference: {next(iter(set(reference_modules) ^ set(modules)), 'their order')!r:.80}",
                 rule="eval.layers",
             )
-        self._model, self._reference = modules, reference_modules
+        self._model = modules
+        self._reference = reference_modules
         self._outputs: dict[str, list[Any]] = {}
         self._sums = {name: [0.0, 0.0] for name in modules}
         self._tokens = dict.fromkeys(modules, 0)
@@ -99,7 +100,8 @@ class LayerErrors:
                 where=name,
             )
         y, r = (values.flatten(0, -2).float() for values in (output.to(reference.device), reference))
-        length, error = torch.linalg.vector_norm(r, dim=-1), torch.linalg.vector_norm(y - r, dim=-1)
+        length = torch.linalg.vector_norm(r, dim=-1)
+        error = torch.linalg.vector_norm(y - r, dim=-1)
         same = (error == 0).double()  # also if both are zero vectors, whose cosine is undefined
         cosine = torch.where(error == 0, same, torch.nn.functional.cosine_similarity(y, r, dim=-1, eps=1e-30).double())
         relative = torch.where(error == 0, 1 - same, error.double() / length.double())
@@ -132,7 +134,8 @@ def first_departing(layers: Sequence[LayerError], threshold: float) -> str | Non
 
 def worst_of_layers(layers: Sequence[LayerError]) -> dict[str, float]:
     """Return the worst figures of all layers by their names in gates; NaN is the worst."""
-    errors, cosines = [layer.error for layer in layers], [layer.cosine for layer in layers]
+    errors = [layer.error for layer in layers]
+    cosines = [layer.cosine for layer in layers]
     if not layers:
         return {}
     return {

@@ -73,7 +73,8 @@ class IngotLM(TemplateLM):  # type: ignore[misc, unused-ignore]
         self.path = path or options.pop("pretrained", None)
         if not self.path:
             raise UsageError("expected --model_args path=FOLDER", rule="lm-eval.path")
-        max_count, self._max_length = options.pop("max_batch_size", None), options.pop("max_length", None)
+        max_count = options.pop("max_batch_size", None)
+        self._max_length = options.pop("max_length", None)
         self._add_bos: bool | None = options.pop("add_bos_token", None)
         self.batch_size = _batch_size(batch_size, max_count)
         if str(device).startswith("cuda") and not torch.cuda.is_available():

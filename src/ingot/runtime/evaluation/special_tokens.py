@@ -71,7 +71,8 @@ def prompt_tokens(tokenizer: Any, prompt: str) -> list[int]:
 
     A prompt that already begins with the added tokens, for example from a chat template, gets them once.
     """
-    before, text_ids = list(surrounding_tokens(tokenizer).before), text_tokens(tokenizer, prompt)
+    before = list(surrounding_tokens(tokenizer).before)
+    text_ids = text_tokens(tokenizer, prompt)
     return text_ids if before and text_ids[: len(before)] == before else before + text_ids
 
 

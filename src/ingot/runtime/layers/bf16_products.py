@@ -20,7 +20,8 @@ def bf16_product(torch: Any) -> Product | None:
     """
     if not _has_bf16_products(torch):
         return None
-    linear, is_exact = torch.nn.functional.linear, dict[tuple[int, int], bool]()
+    linear = torch.nn.functional.linear
+    is_exact = dict[tuple[int, int], bool]()
 
     def product(inputs: Any, weight: Any, bias: Any) -> Any:
         key = weight.data_ptr(), weight.numel()

@@ -41,7 +41,8 @@ class PreallocatedCache:
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         self.used = int(keys.shape[2])
-        self.keys, self.values = _preallocate(keys), _preallocate(values)
+        self.keys = _preallocate(keys)
+        self.values = _preallocate(values)
 
     def can_append(self, layer: Any, count: int) -> bool:
         """Return whether the layer's tokens are the valid ones and ``count`` more fit."""
@@ -124,7 +125,9 @@ MAX_SINGLE_QUERIES: Final = 16
 """Maximum number of queries of a sequence that are computed one by one, each over the keys up to its position."""
 
 _NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
-_address, _forward, _epsilon = torch.Tensor.data_ptr, attrgetter("forward"), attrgetter("variance_epsilon")
+_address = torch.Tensor.data_ptr
+_forward = attrgetter("forward")
+_epsilon = attrgetter("variance_epsilon")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -301,13 +304,15 @@ class InNativeCalls:
         layer: Any = self
         sequences, tokens, hidden = x.shape
         rows, threads, attention = sequences * tokens, torch.get_num_threads(), layer.self_attn
-        flat, out = x.reshape(rows, hidden), x.new_empty(sequences, tokens, hidden)
+        flat = x.reshape(rows, hidden)
+        out = x.new_empty(sequences, tokens, hidden)
         cosines, sines = (_bits(angle.expand(sequences, tokens, -1).reshape(rows, -1)) for angle in position_embeddings)
         if tokens == 1 and attention_mask is None and built.steps and _uses_sdpa(attention):
             cache_layer = layer_of(past_key_values, attention.layer_idx)
             preallocated = preallocated_cache(cache_layer, (sequences, built.shared, 1, attention.head_dim), x.dtype)
             if preallocated is not None:
-                cached, result = (_bits(preallocated.keys), _bits(preallocated.values)), _bits(out.view(rows, hidden))
+                cached = (_bits(preallocated.keys), _bits(preallocated.values))
+                result = _bits(out.view(rows, hidden))
                 built.step(_bits(flat), (cosines, sines), cached, preallocated.used, attention.scaling, result, threads)
                 preallocated.extend(cache_layer, 1)
                 return out
@@ -345,9 +350,12 @@ def attend_each(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sca
     [sequences, queries, heads, width]; the result of a query does not depend on the other queries.
     """
     sequences, heads, queries, width = query.shape
-    shared, tokens = key.shape[1], key.shape[2]
-    name, threads = _NAMES[query.dtype], torch.get_num_threads()
-    keys, values = _heads(key), _heads(value)
+    shared = key.shape[1]
+    tokens = key.shape[2]
+    name = _NAMES[query.dtype]
+    threads = torch.get_num_threads()
+    keys = _heads(key)
+    values = _heads(value)
     out = query.new_empty(queries, sequences * shared, heads // shared, width)
     if queries == 1:
         query_bits = _bits(query.reshape(sequences * shared, heads // shared, width))
@@ -424,7 +432,8 @@ def _rounds(linear: Any) -> bool:
 
 
 def _build(layer: Any, linears: list[Any], norms: list[Any]) -> DecoderLayer | None:
-    attention, dtype = layer.self_attn, layer.input_layernorm.weight.dtype
+    attention = layer.self_attn
+    dtype = layer.input_layernorm.weight.dtype
     if not all(map(_rounds, linears)):
         return None
     vectors = [linear.bias for linear in linears] + [norm.weight for norm in norms]
@@ -450,7 +459,8 @@ def _agrees(layer: Any) -> bool:
 
     The tokens are small, so that the layer's contribution to the residual stream is visible.
     """
-    width, norm = layer.self_attn.head_dim, layer.input_layernorm.weight
+    width = layer.self_attn.head_dim
+    norm = layer.input_layernorm.weight
     generator = torch.Generator().manual_seed(0)
     x = (torch.randn(1, 3, norm.numel(), generator=generator, device="cpu") / 64).to(norm.dtype)
     angles = torch.randn(1, 3, width // 2, generator=generator, device="cpu").repeat(1, 1, 2)

@@ -166,7 +166,9 @@ class _CachedMatrix:
 
     def __init__(self, buffers: Mapping[str, Any], matrix: Packed) -> None:
         self.matrix = matrix
-        self._packed, self._scales, self._zeros = buffers["packed"], buffers["scales"], buffers["zeros"]
+        self._packed = buffers["packed"]
+        self._scales = buffers["scales"]
+        self._zeros = buffers["zeros"]
         self._buffer_addresses = self._addresses()
 
     def matches(self, buffers: Mapping[str, Any]) -> bool:
@@ -199,7 +201,8 @@ class PackedWeight(torch.nn.Module):
     def __init__(self, matrix: Packed, dtype: torch.dtype) -> None:
         super().__init__()
         share_team()
-        self.matrix_cls, self.params = type(matrix), matrix.params
+        self.matrix_cls = type(matrix)
+        self.params = matrix.params
         self.shape = matrix.shape
         self.dtype = dtype
         scales = from_numpy(matrix.scales)

@@ -52,7 +52,8 @@ class Meter:
     """A timer and memory meter for one load. It starts at construction; imports are subtracted and reset the memory."""
 
     def __init__(self) -> None:
-        self._began, self._imports = time.perf_counter(), 0.0
+        self._began = time.perf_counter()
+        self._imports = 0.0
         self._resident = self._anonymous = 0
         self._read()
 

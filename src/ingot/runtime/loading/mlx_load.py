@@ -227,7 +227,8 @@ def _arrays(tensor: Tensor, repack: Repacked | None) -> dict[str, Any]:
     reader = repack.reader()
     parts = reader.read(repack.rows)
     reader.finish()
-    stem, lead = tensor.name.removesuffix(WEIGHT), tensor.shape[:-1]
+    stem = tensor.name.removesuffix(WEIGHT)
+    lead = tensor.shape[:-1]
     words = parts["packed_weight"].reshape(-1).view(np.uint32).reshape(*lead, -1)
     return {
         tensor.name: from_numpy(words),
@@ -246,7 +247,8 @@ def packed_layout(tensor: Tensor) -> Repacked | None:
         if not isinstance(layout, AffineLayout):
             continue
         loaded = replace(layout, dtype=layout.scales)  # MLX computes in the dtype of the scales
-        parts, params = layout.part_specs(tensor.shape), loaded.attributes()
+        parts = layout.part_specs(tensor.shape)
+        params = loaded.attributes()
         spec = TensorSpec(tensor.name, tensor.shape, loaded.dtype, layout.codec, parts, params)
         if mlx_layers.why_integers_unsupported(spec) is None and (repacked := codec.repack(tensor, layout)).exact:
             return repacked

@@ -85,7 +85,8 @@ def resolve(
         opened = open_checkpoint(prepared.location, verify=verify)
         prepared_at = Location.parse(prepared.location)
         return ModelSource(opened, prepared_at, folder, folder.location, prepared.tier, prepared.why)
-    checkpoint, why = open_there(store, name, verify=verify), f"{location} is the only form there is"
+    checkpoint = open_there(store, name, verify=verify)
+    why = f"{location} is the only form there is"
     adapter = adapter_in(checkpoint, location)
     if adapter is not None:
         checkpoint.close()

@@ -153,9 +153,11 @@ def _run(
     source: ModelSource, options: LoadOptions, meter: Meter, overrides: ModelOverrides
 ) -> tuple[Any, dict[str, Any]]:
     """Return a model for the first stack that can run, and its fields of the report."""
-    checkpoint, choice = source.checkpoint, None
+    checkpoint = source.checkpoint
+    choice = None
     if checkpoint.features is not None and checkpoint.format in STACK_SELECTORS:
-        selector, request = STACK_SELECTORS[checkpoint.format], _stack_request(options)
+        selector = STACK_SELECTORS[checkpoint.format]
+        request = _stack_request(options)
         choice = selector.select(checkpoint.features, request)
         if choice.stack == Flags.ANE_COREML.name:
             try:

@@ -121,7 +121,8 @@ def _with_check(model_cls: Any, check: Callable[[Any, Any], None]) -> Any:
 def _quiet() -> Iterator[None]:
     """Silence the progress bar and the load report of transformers in this context: Ingot reports errors itself."""
     logs = require("transformers.utils.logging", EXTRA)
-    bar, level = logs.is_progress_bar_enabled(), logs.get_verbosity()
+    bar = logs.is_progress_bar_enabled()
+    level = logs.get_verbosity()
     logs.disable_progress_bar()
     logs.set_verbosity(max(level, logging.ERROR))
     try:

@@ -104,7 +104,10 @@ class IngotConfig(QuantizationConfigMixin):  # type: ignore[misc, unused-ignore]
                 rule="model.option",
             )
         self.quant_method: Any = METHOD
-        self.keep_packed, self.strict, self.verify, self.max_ram = keep_packed, strict, verify, max_ram
+        self.keep_packed = keep_packed
+        self.strict = strict
+        self.verify = verify
+        self.max_ram = max_ram
 
 
 class IngotQuantizer(HfQuantizer):  # type: ignore[misc, unused-ignore]
@@ -226,7 +229,8 @@ def _transformers_cannot_load(location: Location, config: Mapping[str, Any]) -> 
 def _load(model_cls: Any, location: Location, options: dict[str, Any]) -> Any:
     quantization = options.pop("quantization_config", None) or IngotConfig()
     _require_no_revision(location, options.pop("revision", None))
-    dtype, old = options.pop("dtype", None), options.pop("torch_dtype", None)
+    dtype = options.pop("dtype", None)
+    old = options.pop("torch_dtype", None)
     device = _device(options.pop("device_map", None))
     config = options.pop("config", None)
     forwarded = {key: options.pop(key) for key in _FORWARDED & set(options)}
@@ -259,7 +263,8 @@ def _load(model_cls: Any, location: Location, options: dict[str, Any]) -> Any:
     )
     model = load(load_options, ModelOverrides(model_cls, config, forwarded))
     if any(isinstance(module, PackedWeight) for module in model.modules()):
-        model.is_quantized, model.quantization_method = True, METHOD
+        model.is_quantized = True
+        model.quantization_method = METHOD
         model.hf_quantizer = IngotQuantizer(quantization)
     _allow_saving(model)
     return model

@@ -63,7 +63,8 @@ class Stream:
     """
 
     def __init__(self, placeholders: Sequence[Placeholder], device: Any, check: Callable[[], None]) -> None:
-        self._device, self._check = device, check
+        self._device = device
+        self._check = check
         groups: dict[str, list[_Slot]] = {}
         for placeholder in placeholders:
             groups.setdefault(layer_path(placeholder.path) or placeholder.path, []).append(self._slot(placeholder))
@@ -100,7 +101,8 @@ class Stream:
         )
 
     def _slot(self, placeholder: Placeholder) -> _Slot:
-        tensor, dtype = placeholder.tensor, placeholder.parameter.dtype
+        tensor = placeholder.tensor
+        dtype = placeholder.parameter.dtype
         between = DecodedOnUse(tensor.shape, dtype, self._device, partial(self._decode, tensor, dtype))
         return _Slot(placeholder.module, placeholder.attribute, tensor, between)
 

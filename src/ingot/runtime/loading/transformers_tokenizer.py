@@ -21,9 +21,12 @@ from ingot.stores.temporary import on_disk
 from ingot.translate import sentencepiece
 from ingot.translate.demo_vocabulary import FORMAT, expanded
 
-_FILE, _SETTINGS, _SENTENCEPIECE = "tokenizer.json", "tokenizer_config.json", "tokenizer.model"
+_FILE = "tokenizer.json"
+_SETTINGS = "tokenizer_config.json"
+_SENTENCEPIECE = "tokenizer.model"
 # Beginnings and ends of the names of tokenizer files.
-_STARTS, _ENDS = ("tokenizer", "vocab", "merges", "tekken", "spiece", "sentencepiece"), (".tiktoken", ".model")
+_STARTS = ("tokenizer", "vocab", "merges", "tekken", "spiece", "sentencepiece")
+_ENDS = (".tiktoken", ".model")
 # Text on which tokenizers differ: digits, contractions, spaces, lines, combining marks, wide and joined characters.
 _PROBE = (
     "It's 1234567 o'clock,  DON'T\tstop...\r\n\n  def f_1(x): return x**2  # e\u0301t\u00e9 \u212b \ufb01 \uff11\u00bd"

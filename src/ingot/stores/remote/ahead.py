@@ -47,8 +47,11 @@ class _Window:
     """
 
     def __init__(self, owner: Ahead) -> None:
-        self.owner, self.lengths, self.nbytes = owner, dict[int, int](), 0
-        self.begun, self.done = False, threading.Event()
+        self.owner = owner
+        self.lengths = dict[int, int]()
+        self.nbytes = 0
+        self.begun = False
+        self.done = threading.Event()
         self.data: dict[int, memoryview] = {}
 
     def add(self, start: int, length: int) -> None:
@@ -64,7 +67,8 @@ class _Window:
 
     def clear(self) -> None:
         """Let all ranges go."""
-        self.lengths, self.nbytes = {}, 0
+        self.lengths = {}
+        self.nbytes = 0
 
     def fill(self, read: Read, gap: int, halt: Halt) -> None:
         """Read what is wanted; what goes wrong is left to those who take it, and to their own reading."""
@@ -88,7 +92,8 @@ class _Given:
     """Which bytes of a range were given: pieces that do not touch each other, in order."""
 
     def __init__(self, length: int) -> None:
-        self._length, self.left = length, length
+        self._length = length
+        self.left = length
         self._pieces: list[Range] = []
 
     def claim(self, start: int, length: int) -> bool:
@@ -103,11 +108,16 @@ class _Given:
         after = self._pieces[at] if at < len(self._pieces) else (self._length, 0)
         if sum(before) > start or start + length > after[0]:
             return False
-        first, stop, low, high = start, start + length, at, at
+        first = start
+        stop = start + length
+        low = at
+        high = at
         if at and sum(before) == start:
-            first, low = before[0], at - 1
+            first = before[0]
+            low = at - 1
         if after[1] and after[0] == stop:
-            stop, high = sum(after), at + 1
+            stop = sum(after)
+            high = at + 1
         self._pieces[low:high] = [(first, stop - first)]
         return True
 
@@ -123,7 +133,9 @@ class Ahead:
     """
 
     def __init__(self, read: Read, gap: int) -> None:
-        self.read, self.gap, self.halt = read, gap, Halt()
+        self.read = read
+        self.gap = gap
+        self.halt = Halt()
         self._lock = threading.Lock()
         self._starts: list[int] = []
         self._windows: dict[int, _Window] = {}
@@ -189,7 +201,9 @@ class Ahead:
         if self._windows and is_usable():
             with self._lock:
                 windows = {*self._windows.values()}
-                self._windows, self._given, self._starts = {}, {}, []
+                self._windows = {}
+                self._given = {}
+                self._starts = []
             _LINE.drop(windows)
 
 

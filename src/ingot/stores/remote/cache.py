@@ -25,10 +25,13 @@ from ingot.core.runtime.memory import parse_size
 from ingot.errors import UsageError
 from ingot.model.bytesource import Stamp
 
-FOLDER, SIZE = "INGOT_REMOTE_CACHE", "INGOT_REMOTE_CACHE_SIZE"
+FOLDER = "INGOT_REMOTE_CACHE"
+SIZE = "INGOT_REMOTE_CACHE_SIZE"
 DEFAULT_SIZE = "20GiB"
 OFF = "off"
-_FILE, _FOLDER, _OTHERS = 0o600, 0o700, 0o077
+_FILE = 0o600
+_FOLDER = 0o700
+_OTHERS = 0o077
 _SLACK = 16  # the cache is looked through each time that this part of its size was added
 
 
@@ -49,7 +52,8 @@ class RangeCache:
     """
 
     def __init__(self, folder: Path, most: int) -> None:
-        self._folder, self._most = folder, most
+        self._folder = folder
+        self._most = most
         self._lock = threading.Lock()
         _require_private(folder)
         self._added = most  # by others, perhaps: the first addition looks
@@ -101,12 +105,14 @@ class RangeCache:
                 with contextlib.suppress(OSError):
                     state = path.stat()
                     blobs.append((state.st_mtime_ns, state.st_size, path))
-            total, gone = sum(size for _, size, _ in blobs), False
+            total = sum(size for _, size, _ in blobs)
+            gone = False
             for _, size, path in sorted(blobs):
                 if total <= self._most:
                     break
                 path.unlink(missing_ok=True)
-                total, gone = total - size, True
+                total = total - size
+                gone = True
             if gone:
                 there = {path.name for path in (self._folder / "blobs").glob("*/*")}
                 for ref in (self._folder / "ranges").glob("*/*"):

@@ -96,7 +96,8 @@ class RangeClient(ABC):
     """What a request may raise besides ``IngotError``; ``explain`` turns it into one."""
 
     def __init__(self, location: str, *, immutable: bool = False) -> None:
-        self.location, self.immutable = location, immutable
+        self.location = location
+        self.immutable = immutable
 
     def open(self, key: str, size: int) -> Opened:
         """Return a file's first ``size`` bytes or all that it has, and its state.
@@ -267,7 +268,9 @@ class Client(RangeClient):
             yield data
 
     def explain(self, error: Exception, key: str) -> IngotError:
-        exceptions, location, text = self._api.exceptions, self._where(key), str(error)
+        exceptions = self._api.exceptions
+        location = self._where(key)
+        text = str(error)
         # obstore has kinds of its own for some statuses, but not for those of listings.
         status = 0 if SERVICES.search(text) else status_of(text)
         if isinstance(error, FileNotFoundError | exceptions.NotFoundError) or status in (404, 410):

@@ -50,7 +50,8 @@ class _PacedReader(io.RawIOBase):
     """A socket's reader that counts what arrives, headers included."""
 
     def __init__(self, raw: Any, pace: Pace) -> None:
-        self._raw, self._pace = raw, pace
+        self._raw = raw
+        self._pace = pace
 
     def readable(self) -> bool:
         return True
@@ -77,7 +78,10 @@ class Answer:
     """A response whose body is still to be read; a context manager, which lets go of the connection."""
 
     def __init__(self, connections: Connections, key: Origin, connection: HTTPConnection, response: Any) -> None:
-        self._connections, self._key, self._connection, self._response = connections, key, connection, response
+        self._connections = connections
+        self._key = key
+        self._connection = connection
+        self._response = response
         self.status: int = response.status
         self.headers: Mapping[str, str] = response.headers
 
@@ -159,7 +163,9 @@ class Connections:
 
     def _send(self, method: str, url: str, headers: Mapping[str, str], timeout: float) -> Answer:
         parts = urlsplit(url)
-        key, proxy, pace = origin_of(url), _proxy_of(parts), Pace(timeout)
+        key = origin_of(url)
+        proxy = _proxy_of(parts)
+        pace = Pace(timeout)
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         sent = {"User-Agent": "ingot", "Accept": "*/*", "Accept-Encoding": "identity", **headers}
         if proxy is not None and key.scheme == "http":

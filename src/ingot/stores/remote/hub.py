@@ -77,7 +77,9 @@ class HubStore(RemoteStore):
     def __init__(self, address: HubAddress, commit: str, names: Sequence[str], client: WebClient, scheme: HubScheme):
         org, _, name = address.model.partition("/")
         super().__init__(Address("hf", org, name), client, scheme)
-        self._at, self._commit, self._names = address, commit, names
+        self._at = address
+        self._commit = commit
+        self._names = names
         self.location = address.within(address.path)
         self.url = address.within(address.path, commit)
         self._start = f"{address.path}/" if address.path else ""

@@ -48,7 +48,8 @@ class Pace:
     """
 
     def __init__(self, window: float) -> None:
-        self.window, self._rate = window, minimum_rate()
+        self.window = window
+        self._rate = minimum_rate()
         self._start = 0.0
         self._bytes = 0
 
@@ -62,4 +63,5 @@ class Pace:
         if seconds >= self.window:
             if self._bytes < self._rate * seconds:
                 raise TooSlowError
-            self._start, self._bytes = now, 0
+            self._start = now
+            self._bytes = 0

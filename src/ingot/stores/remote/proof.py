@@ -30,7 +30,9 @@ class Proven:
     """
 
     def __init__(self, seal: Seal, fetch: Fetch, name: str) -> None:
-        self._seal, self._fetch, self._name = seal, fetch, name
+        self._seal = seal
+        self._fetch = fetch
+        self._name = name
         self._lock = threading.Lock()
         self._held: OrderedDict[int, memoryview] = OrderedDict()
 
@@ -46,7 +48,8 @@ class Proven:
         edges: dict[int, memoryview] = {}
         copies: list[tuple[int, int, memoryview]] = []
         for start, out in tasks:
-            first, last = -(-start // size), (start + out.nbytes) // size
+            first = -(-start // size)
+            last = (start + out.nbytes) // size
             if start + out.nbytes == self._seal.size:
                 last = -(-self._seal.size // size)
             if first < last:
@@ -60,7 +63,8 @@ class Proven:
         new = {index: buffer for index, buffer in edges.items() if index not in self._held}
         transfer(self._checked, [*wanted, *((index * size, buffer) for index, buffer in new.items())], self._name)
         for index, start, out in copies:
-            begin, stop = max(start, index * size), min(start + out.nbytes, (index + 1) * size)
+            begin = max(start, index * size)
+            stop = min(start + out.nbytes, (index + 1) * size)
             out[begin - start : stop - start] = edges[index][begin - index * size : stop - index * size]
         with self._lock:
             self._held.update(new)
@@ -77,7 +81,8 @@ class Proven:
         size = self._seal.chunks.size
         self._fetch(start, out)
         for at in range(0, out.nbytes, size):
-            index, piece = (start + at) // size, out[at : at + size]
+            index = (start + at) // size
+            piece = out[at : at + size]
             try:
                 self._seal.check(index, piece, self._name)
             except IntegrityError:

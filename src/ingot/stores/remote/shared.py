@@ -35,7 +35,8 @@ from ingot.stores.shared import LEASES, WAIT, Adding, SharedFolder, Use, busy
 RENEWED, STALE = 60.0, 600.0
 """Seconds between two renewals of a lease, and after which one that was not renewed counts for nothing."""
 
-_SHARED, _ALONE = ".use", ".alone"
+_SHARED = ".use"
+_ALONE = ".alone"
 _POLL = 1.0
 _PUTTING = 8
 _BESIDE = "library-"
@@ -173,7 +174,8 @@ def _locked(path: Path) -> int:
 
 class _RemoteAdding(Adding):
     def __init__(self, folder: RemoteShared, beside: Path) -> None:
-        self._folder, self._beside = folder, beside
+        self._folder = folder
+        self._beside = beside
         self.files = LocalTarget(beside)
 
     def publish(self, names: Sequence[str]) -> None:
@@ -181,7 +183,8 @@ class _RemoteAdding(Adding):
             pass
 
     def _put(self, name: str) -> None:
-        path, key = self._beside / name, self._folder.key(name)
+        path = self._beside / name
+        key = self._folder.key(name)
         size = path.stat().st_size
         self._folder.client.put(key, path)
         now = self._folder.client.state(key)
@@ -196,7 +199,8 @@ class _RemoteAdding(Adding):
 
 class _Lease(Use):
     def __init__(self, folder: RemoteShared, kind: str) -> None:
-        self._folder, self._kind = folder, kind
+        self._folder = folder
+        self._kind = kind
         self._name = f"{LEASES}/{secrets.token_hex(8)}{kind}"
         self._lost = False
         self._guard = threading.Lock()

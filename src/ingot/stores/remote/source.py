@@ -62,9 +62,14 @@ class RemoteSource(StampedSource, Ranged):
         seal: Callable[[], Seal | None] = lambda: None,
     ) -> None:
         self._client: RangeClient | None = client
-        self._key, self._head, self._again = key, memoryview(opened.head), again
-        self.name, self.stamp, self.size = name, opened.stamp, opened.stamp.size
-        self._seal, self._lock = seal, threading.Lock()
+        self._key = key
+        self._head = memoryview(opened.head)
+        self._again = again
+        self.name = name
+        self.stamp = opened.stamp
+        self.size = opened.stamp.size
+        self._seal = seal
+        self._lock = threading.Lock()
         self._proven: Proven | None = None
         self._asked = False
         self._taken: set[str] = set()
@@ -123,7 +128,9 @@ class RemoteSource(StampedSource, Ranged):
         self._client, self._head = None, memoryview(b"")
 
     def _read(self, tasks: Sequence[tuple[int, memoryview]]) -> None:
-        client, head, missing = self._client, self._head, []
+        client = self._client
+        head = self._head
+        missing = []
         if client is None:
             raise UsageError("this file was closed", rule="store.closed", where=self.name)
         if any(start + out.nbytes > len(head) for start, out in tasks):

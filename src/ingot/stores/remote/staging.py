@@ -151,7 +151,9 @@ class RemoteStaging(Staging):
 
     def _put(self, name: str, done: dict[str, Any]) -> None:
         """Put one file, unless an earlier run has and it is still there."""
-        path, key, taken = self.files / name, self._key(name), self._taken.get(name)
+        path = self.files / name
+        key = self._key(name)
+        taken = self._taken.get(name)
         state = [path.stat().st_size, _digest(path) if taken is None else taken]
         if name in done and done[name][:2] == state:
             try:
@@ -179,7 +181,8 @@ class RemoteStaging(Staging):
 
     def _require_free(self) -> None:
         """Refuse what cannot be replaced, before hours of work and not after."""
-        where, listing = self._address.public, self._target.list()
+        where = self._address.public
+        listing = self._target.list()
         try:
             there = bool(self._address.last) and self._client.state(self._address.path) is not None
         except IngotError as error:

@@ -38,7 +38,9 @@ class RemoteStore(Store):
     """
 
     def __init__(self, address: Address, client: RangeClient, scheme: RemoteScheme) -> None:
-        self.address, self._client, self._scheme = address, client, scheme
+        self.address = address
+        self._client = client
+        self._scheme = scheme
         self.location = self.url = address.public
         self._lock = threading.Lock()
         self._unsealed = False

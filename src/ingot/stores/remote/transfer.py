@@ -37,7 +37,8 @@ class _Pool:
     def after_fork(self) -> None:
         """obstore's threads are gone in the child: a request would wait forever."""
         self.forked = self.forked or self.used
-        self._lock, self._threads = threading.Lock(), None
+        self._lock = threading.Lock()
+        self._threads = None
 
 
 _POOL = _Pool()

@@ -37,7 +37,8 @@ class _StatusError(Exception):
 
     def __init__(self, status: int, body: bytes = b"") -> None:
         super().__init__(status)
-        self.status, self.body = status, body
+        self.status = status
+        self.body = body
 
 
 class WebClient(RangeClient):
@@ -59,7 +60,8 @@ class WebClient(RangeClient):
 
     def __init__(self, base: str, headers: Mapping[str, str], *, query: str = "", immutable: bool = False) -> None:
         super().__init__(base, immutable=immutable)
-        self._query, self._headers = query, dict(headers)
+        self._query = query
+        self._headers = dict(headers)
         self._connections = Connections()
 
     def state(self, key: str) -> Stamp:

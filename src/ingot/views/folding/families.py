@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-RESIDUAL, HEAD, VALUE = "residual", "head", "value"
+RESIDUAL = "residual"
+HEAD = "head"
+VALUE = "value"
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,7 +129,8 @@ def _is_touched(site: Site | None, touches: Callable[[str], bool]) -> bool:
 
 
 def _tensor(tensor: Tensor, site: Site, folding: Folding, dtype: str) -> Tensor:
-    row, size = DTYPES[dtype], tensor.size * DTYPES[dtype].bits // 8
+    row = DTYPES[dtype]
+    size = tensor.size * DTYPES[dtype].bits // 8
     shape = tensor.shape
     origin = _Folded(tensor, site, folding, dtype)
     source = Pieces(site.name, [origin], np.array([[0], [0], [size]], np.int64))
@@ -146,7 +147,10 @@ class _Folded:
     """
 
     def __init__(self, tensor: Tensor, site: Site, folding: Folding, dtype: str) -> None:
-        self._tensor, self._site, self._folding, self._dtype = tensor, site, folding, dtype
+        self._tensor = tensor
+        self._site = site
+        self._folding = folding
+        self._dtype = dtype
         self._lock = threading.Lock()
         self._held: memoryview | None = None
         self._rows = ValueBytes(tensor, scattered=False)
@@ -180,9 +184,11 @@ class _Folded:
         self._rows.release()
 
     def _read_rows(self, start: int, out: memoryview) -> None:
-        dtype, cols = numpy_dtype(self._tensor.dtype), self._tensor.shape[-1]
+        dtype = numpy_dtype(self._tensor.dtype)
+        cols = self._tensor.shape[-1]
         width = cols * DTYPES[self._dtype].bits // 8
-        first, last = start // width, -(-(start + out.nbytes) // width)
+        first = start // width
+        last = -(-(start + out.nbytes) // width)
         stored = np.empty((last - first, cols), dtype)
         self._rows.readinto(first * cols * dtype.itemsize, stored.reshape(-1).view(np.uint8).data)
         rows = self._bytes(self._turned(cast(stored, "f32")))
@@ -217,7 +223,8 @@ class _Folded:
         return (found[0] if len(found) == 1 else np.stack(found)).reshape(values.shape)
 
     def _matrix(self, values: Array, ends: Ends) -> Array:
-        inputs, outputs = reading(self._folding, ends), writing(self._folding, ends)
+        inputs = reading(self._folding, ends)
+        outputs = writing(self._folding, ends)
         if inputs is not None:
             values = inputs.back(values)
         if outputs is not None:

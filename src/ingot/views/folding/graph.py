@@ -18,7 +18,8 @@ _CONFIG = "fold.config"
 _MOST = 1 << 20
 _NUMBER = "0|[1-9][0-9]{0,5}"
 _FLOATS = ("f32", "f16", "bf16")
-WEIGHT, BIAS = ".weight", ".bias"
+WEIGHT = ".weight"
+BIAS = ".bias"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +176,8 @@ def _pattern(module: Module) -> str:
 
 
 def _place(graph: Graph, checkpoint: Checkpoint, name: str, named: _Named) -> None:
-    shape, wiring = checkpoint[name].shape, graph.wiring
+    shape = checkpoint[name].shape
+    wiring = graph.wiring
     if name == graph.embedding:
         _add(graph, checkpoint, Site(name, "table", (Ends(RESIDUAL, ()),)), shape)
     elif name == wiring.norm + WEIGHT:

@@ -80,7 +80,8 @@ class ScaleFolding:
     def _search(self, stream: str) -> Array | None:
         """Return the scales of least error; None where nothing is known, or none are better than none."""
         readers = [(site, number) for site, number in self.graph.readers[stream] if site.name in self.grids]
-        size, squares = self.graph.sizes[stream], []
+        size = self.graph.sizes[stream]
+        squares = []
         for site, number in readers:
             of = self.known().for_matrix(_known_as(site, number))
             if of is not None and of.count:
@@ -103,7 +104,8 @@ class ScaleFolding:
         return tried[best] if best else None
 
     def _reader(self, site: Site, number: int, most: int) -> Reader | None:
-        of, ends = self.known().for_matrix(_known_as(site, number)), site.ends[number]
+        of = self.known().for_matrix(_known_as(site, number))
+        ends = site.ends[number]
         if of is None or not of.count:
             return None
         tensor = self.checkpoint[site.name]
@@ -128,10 +130,12 @@ class ScaleFolding:
         if stream not in self.graph.norms:
             return Scale(1 / by, by), None
         one = np.float32(1 if self.graph.wiring.shifted else 0)
-        weight, dtype = self._norm(stream), self.dtypes.get(self.graph.norms[stream], "f32")
+        weight = self._norm(stream)
+        dtype = self.dtypes.get(self.graph.norms[stream], "f32")
         stored = cast(cast(weight / by - one, dtype), "f32") + one
         same = (weight == 0) | (stored == 0) | ~np.isfinite(stored)
-        stored, weight = np.where(same, weight, stored), np.where(same, 1, weight)
+        stored = np.where(same, weight, stored)
+        weight = np.where(same, 1, weight)
         base = np.where(same, 1, stored)
         return Scale(base / weight, weight / base), stored
 
@@ -140,7 +144,8 @@ class _Once:
     """One stream's scales: searched once, whoever asks first."""
 
     def __init__(self) -> None:
-        self.lock, self.done = threading.Lock(), False
+        self.lock = threading.Lock()
+        self.done = False
         self.scale: Scale | None = None
         self.weight: Array | None = None
 

@@ -24,7 +24,8 @@ class FoldedStatistics:
 
     def for_matrix(self, name: str) -> MatrixStatistics | None:
         """As ``Statistics.for_matrix``."""
-        of, ends = self.known.for_matrix(name), self._ends(name)
+        of = self.known.for_matrix(name)
+        ends = self._ends(name)
         if of is None or ends is None:
             return of
         return folded(of, ends, self.folding)

@@ -21,13 +21,20 @@ from ingot.errors import FormatError, UsageError
 Array = np.ndarray[Any, np.dtype[Any]]
 Function = Callable[[Array], Array]
 
-ENTRIES, KNOTS, SEGMENTS = 43, 33, 32
-_SAMPLES, _BATCH = (512, 8192), 32  # inputs of the first and the second look at a domain
-_REFINEMENTS, _BEST = 6, 6  # how often grids are halved, and around how many of the best domains
+ENTRIES = 43
+KNOTS = 33
+SEGMENTS = 32
+# inputs of the first and the second look at a domain
+_SAMPLES = (512, 8192)
+_BATCH = 32
+# how often grids are halved, and around how many of the best domains
+_REFINEMENTS = 6
+_BEST = 6
 _LARGEST = float(np.finfo(np.float16).max)
 _REACH = 8  # of u: the knots stand from -8 to 8
 _MODE_WORD = 1
-CLAMP, LINE = "clamp", "line"
+CLAMP = "clamp"
+LINE = "line"
 OUTSIDE: Mapping[str, tuple[str, ...]] = {CLAMP: (CLAMP,), LINE: (LINE,), "best": (CLAMP, LINE)}
 """What may hold beyond the knots, by the name that ``fit_lut`` takes: the end knots, lines, or whichever errs less."""
 
@@ -98,7 +105,8 @@ def _evaluate(records: Sequence[ActivationLut], x: Array) -> Array:
     They share shift and scale. Sum, difference and product of two float16 in float32, rounded to float16, are those
     that float16 arithmetic gives: float32 has more than twice the digits.
     """
-    wide, first = x.astype(np.float32), records[0]
+    wide = x.astype(np.float32)
+    first = records[0]
     values = np.empty((len(records), len(x)), np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
         mapped = _half(_half(np.clip(wide, -_LARGEST, _LARGEST) * np.float32(first.scale)) + np.float32(first.shift))
@@ -211,7 +219,8 @@ def _resolve(function: str | Function, interval: tuple[float, float] | None) -> 
             raise UsageError(f"expected a function ({', '.join(FUNCTIONS)}), found {function!r}", rule="ane.function")
         call, usual = FUNCTIONS[function]
     else:
-        call, usual = function, None
+        call = function
+        usual = None
     pair = interval or usual
     if pair is None or not (-_LARGEST <= pair[0] < pair[1] <= _LARGEST):
         raise UsageError(f"expected an interval of float16 numbers, found {pair}", rule="ane.function")
@@ -235,8 +244,11 @@ class _Domains:
     def __init__(
         self, call: Function, interval: tuple[float, float], modes: tuple[str, ...], inputs: Array, wanted: Array
     ) -> None:
-        self._call, self._interval, self._modes = call, interval, modes
-        self._inputs, self._wanted = inputs, wanted
+        self._call = call
+        self._interval = interval
+        self._modes = modes
+        self._inputs = inputs
+        self._wanted = wanted
         # Even over the interval: most float16 lie around 0, and errors do not.
         self._few, self._more = (
             np.unique(
@@ -276,7 +288,8 @@ class _Domains:
 
     def best(self) -> ActivationLut | None:
         """Return the record with the least largest error over all inputs, of every domain that was tried."""
-        least, chosen = math.inf, None
+        least = math.inf
+        chosen = None
         first = sorted((bound, pair) for pair, bound in self._bounds.items() if bound < math.inf)
         for start in range(0, len(first), _BATCH):  # so that few get a second look for nothing
             batch = [pair for bound, pair in first[start : start + _BATCH] if bound < least]
@@ -284,7 +297,8 @@ class _Domains:
             for bound, pair in second:
                 error, record = self._least(self._made(pair), None) if bound < least else (math.inf, None)
                 if error < least:
-                    least, chosen = error, record
+                    least = error
+                    chosen = record
         return chosen
 
     def _made(self, pair: tuple[float, float]) -> list[ActivationLut]:

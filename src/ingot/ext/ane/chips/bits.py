@@ -26,7 +26,8 @@ def unpack_lsb(data: Array, bits: int, count: int) -> Array:
 def e4m3_numbers(data: Array) -> Array:
     """Return the float32 of E4M3 bytes: bias 7, at most 448, all ones NaN, no infinity (B36)."""
     code = np.arange(256)
-    exponent, mantissa = code >> 3 & 15, code & 7
+    exponent = code >> 3 & 15
+    mantissa = code & 7
     size = np.where(exponent == 0, mantissa / 512, (8 + mantissa) / 8 * 2.0 ** (exponent - 7))
     table = np.where(code & 0x80, -size, size).astype(np.float32)
     table[[0x7F, 0xFF]] = np.nan

@@ -12,7 +12,9 @@ from ingot.ext.ane.chips.gates import Conditions, Decision, decide
 from ingot.model.layouts.sparse import CooLayout, CsrLayout
 
 _WIDTHS = (1, 2, 3, 4, 6, 8)
-_GROUP, _BLOCK = 16, 32  # channels per codebook, and columns per scale, that coremltools's users take most
+# channels per codebook, and columns per scale, that coremltools's users take most
+_GROUP = 16
+_BLOCK = 32
 _CSR = (CsrLayout.codec, CooLayout.codec)
 
 

@@ -145,17 +145,23 @@ def _require_kind(key: str, value: Any) -> None:
     if key.startswith("palette_width"):
         narrow = key[-1] in "123"
         words = ("legal", "refused", "as 4 bits") if narrow else ("legal", "refused")
-        fits, expected = value in words, f"{', '.join(words[:-1])} or {words[-1]}"
+        fits = value in words
+        expected = f"{', '.join(words[:-1])} or {words[-1]}"
     elif key.startswith("gate_"):
-        fits, expected = value in (0, 1), "0 or 1"
+        fits = value in (0, 1)
+        expected = "0 or 1"
     elif key == "floor":
-        fits, expected = number and 0 <= value < 1e9, "milliseconds of at least 0"
+        fits = number and 0 <= value < 1e9
+        expected = "milliseconds of at least 0"
     elif key.startswith("bandwidth") or key in ("palette_rate", "mac_rate"):
-        fits, expected = number and 0 < value < 1e9, "a rate above 0"
+        fits = number and 0 < value < 1e9
+        expected = "a rate above 0"
     elif isinstance(value, bool) or key in _SWITCHES:
-        fits, expected = isinstance(value, bool) and key in _SWITCHES, "true or false, of a switch"
+        fits = isinstance(value, bool) and key in _SWITCHES
+        expected = "true or false, of a switch"
     else:
-        fits, expected = number and 1 <= value <= 2**40 and value == int(value), "a positive integer"
+        fits = number and 1 <= value <= 2**40 and value == int(value)
+        expected = "a positive integer"
     if not fits:
         raise UsageError(f"expected {expected} for {key}, found {value!r}", rule="ane.assume")
 

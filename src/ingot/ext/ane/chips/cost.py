@@ -77,11 +77,13 @@ def rate(form: Form, decision: Decision, chip: Chip) -> Cell | None:
 
 def predict(form: Form, decision: Decision, chip: Chip, conditions: Conditions = ORDINARY) -> Time | None:
     """Return the predicted time of a layer; None where refused or no bandwidth is known."""
-    bandwidth, floor = rate(form, decision, chip), chip.known("floor")
+    bandwidth = rate(form, decision, chip)
+    floor = chip.known("floor")
     if bandwidth is None or decision.outcome == "refused":
         return None
     cells = [bandwidth] if floor is None else [bandwidth, floor]
-    share, bound = moved_bytes(form, decision) / (float(bandwidth.value) * 1e6), "bytes"
+    share = moved_bytes(form, decision) / (float(bandwidth.value) * 1e6)
+    bound = "bytes"
     decoder = chip.known("palette_rate") if form.kind == PALETTE and decision.streams else None
     if decoder is not None and form.elements / (float(decoder.value) * 1e6) > share:
         share, cells = form.elements / (float(decoder.value) * 1e6), [decoder, *cells[1:]]

@@ -51,7 +51,8 @@ def streams() -> Mapping[str, Stream]:
     by_name = {}
     for name, row in rows.items():
         enable, base, relocation = row["registers"]
-        evidence, source = row["evidence"], row["source"]
+        evidence = row["evidence"]
+        source = row["source"]
         by_name[row["section"]] = Stream(name, row["section"], enable, base, relocation, row["later"], evidence, source)
     return by_name
 

@@ -16,15 +16,13 @@ from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.palette import PaletteLayout
 from ingot.model.layouts.sparse import MaskLayout
 
-DENSE, FP8, INTEGER, BLOCKWISE, PALETTE, SPARSE, FOREIGN = (
-    "dense",
-    "fp8",
-    "int",
-    "blockwise",
-    "palette",
-    "sparse",
-    "foreign",
-)
+DENSE = "dense"
+FP8 = "fp8"
+INTEGER = "int"
+BLOCKWISE = "blockwise"
+PALETTE = "palette"
+SPARSE = "sparse"
+FOREIGN = "foreign"
 _Parts = Mapping[str, str]
 _HALF = 2  # bytes of an fp16, the type of values, scales and most codebooks
 _ENTRY_BYTES = {"half": 2, "int8": 1, "uint8": 1, "e4m3": 1}
@@ -150,7 +148,8 @@ def _dense(shape: tuple[int, ...], dtype: str, params: Mapping[str, Any], parts:
 
 
 def _affine(shape: tuple[int, ...], dtype: str, params: Mapping[str, Any], parts: _Parts) -> Form | None:
-    size, bits = prod(shape), _within(params["bits"], 1, 8)
+    size = prod(shape)
+    bits = _within(params["bits"], 1, 8)
     scales, fine = _scales(shape, params)
     zeros = "zeros" in parts or bool(params.get("zeros")) or _shifted(params, bits)
     misfit = "offsets are no zero points" if params.get("zero_kind") == "offset" else ""
@@ -201,7 +200,8 @@ def _scales(shape: tuple[int, ...], params: Mapping[str, Any]) -> tuple[int, boo
 
 
 def _palette(shape: tuple[int, ...], dtype: str, params: Mapping[str, Any], parts: _Parts) -> Form | None:
-    bits, vector = _within(params["bits"], 1, 8), _within(params.get("vector_size", 1), 1, 64)
+    bits = _within(params["bits"], 1, 8)
+    vector = _within(params.get("vector_size", 1), 1, 64)
     count = prod(_within(part, 1, 2**62) for part in params.get("groups", (1,)))
     entry = _ENTRIES[parts.get("codebook", "f16")]
     scales = count if "codebook_scales" in parts else 0

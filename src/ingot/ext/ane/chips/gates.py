@@ -184,7 +184,8 @@ def _seen(form: Form, chip: Chip) -> Decision | None:
     A gate that the user assumes is asked instead.
     """
     label = f"{BLOCKWISE}8" if form.kind == BLOCKWISE else form.label  # nobody told widths apart
-    cell, gate = chip.outcomes.get(label), _GATES.get(form.kind)
+    cell = chip.outcomes.get(label)
+    gate = _GATES.get(form.kind)
     if cell is None or (gate is not None and chip.cell(gate).evidence == ASSUMED):
         return None
     if form.kind in (INTEGER, BLOCKWISE) and _not_int8(form, chip) is not None:
@@ -202,7 +203,8 @@ def _outcome(form: Form, chip: Chip, cell: Cell) -> Decision:
     reason = {"streams": "moves in its stored bytes", "folds": "becomes dense fp16 before it moves"}
     # What was seen were single codebooks of single elements: that the width is legal there needs no other evidence.
     cells = [cell, *_beyond_plain(form, chip)] if cell.value == "streams" and cell.evidence != ASSUMED else [cell]
-    outcome, said = str(cell.value), ASSUMED if cell.evidence == ASSUMED else "seen"
+    outcome = str(cell.value)
+    said = ASSUMED if cell.evidence == ASSUMED else "seen"
     gate = f"{said}: {form.label if said == ASSUMED or form.kind != BLOCKWISE else f'{BLOCKWISE}8'}"
     return _decision(outcome, gate, reason.get(outcome, "is refused"), cells, _stored_bits(form, chip))
 

@@ -11,10 +11,16 @@ from dataclasses import dataclass
 from ingot.errors import UnsupportedError, UsageError
 from ingot.ext.ane.chips.descriptor import type_numbers
 
-INT8, UINT8, INT16, FP16, E4M3, FP32 = 1, 2, 3, 4, 5, 6
+INT8 = 1
+UINT8 = 2
+INT16 = 3
+FP16 = 4
+E4M3 = 5
+FP32 = 6
 PALETTES = range(7, 28)
 UNITIES = range(28, 31)
-INT4, E2M1 = 31, 41
+INT4 = 31
+E2M1 = 41
 ENTRY_TYPES = ("int8", "uint8", "half", "e4m3")
 """Types of a palette's entries, in the order of the codes of one width."""
 

@@ -11,9 +11,15 @@ from ingot.ext.ane.chips.activation import Fitted, Function
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_WIDTH, _HEIGHT, _BELOW = 72, 18, 7
-_FONT, _BOX = 'font-family="sans-serif" font-size="12"', 'fill="none" stroke="#dadce0"'
-_SVG_WIDTH, _SVG_TOP, _SVG_BELOW, _MARGIN = 720, 360, 160, 48
+_WIDTH = 72
+_HEIGHT = 18
+_BELOW = 7
+_FONT = 'font-family="sans-serif" font-size="12"'
+_BOX = 'fill="none" stroke="#dadce0"'
+_SVG_WIDTH = 720
+_SVG_TOP = 360
+_SVG_BELOW = 160
+_MARGIN = 48
 
 
 def text_plot(fitted: Fitted, function: Function) -> str:
@@ -68,7 +74,8 @@ def _curves(fitted: Fitted, function: Function, count: int) -> tuple[Array, Arra
 
 
 def _grid(values: Array, height: int, mark: str) -> list[str]:
-    low, high = float(values.min()), float(values.max())
+    low = float(values.min())
+    high = float(values.max())
     span = high - low or 1.0
     rows = [[" "] * len(values) for _ in range(height)]
     for column, value in enumerate(values):
@@ -81,7 +88,10 @@ class _Frame:
     """A rectangle of the drawing with scales of its own."""
 
     def __init__(self, across: tuple[float, float], up: tuple[float, float], top: float, height: float) -> None:
-        self._across, self._up, self._top, self._height = across, up, top, height
+        self._across = across
+        self._up = up
+        self._top = top
+        self._height = height
 
     def x(self, value: float) -> float:
         low, high = self._across

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from ingot.errors import FormatError
 
-MAGIC, CPU = 0xBEEFFACE, 0x80
+MAGIC = 0xBEEFFACE
+CPU = 0x80
 HEAD = struct.pack("<2I", MAGIC, CPU)
 GENERATIONS = {1: "H11", 3: "H12", 4: "H13", 5: "H14", 6: "H15", 7: "H16", 9: "H17", 10: "H18", 11: "H19"}
 """Generation by the header's subtype (FT)."""
@@ -22,9 +23,14 @@ _COMMAND = struct.Struct("<2I")
 _SEGMENT = struct.Struct("<16s4Q4I")
 _SECTION = struct.Struct("<16s16s2Q8I")
 _SYMBOL = struct.Struct("<IBBHQ")
-_SEGMENT_COMMAND, _SYMBOLS_COMMAND, _NOTE_COMMAND = 0x19, 0x02, 0x08
-_MOST_COMMANDS, _MOST_SECTIONS, _MOST_SYMBOLS = 4096, 4096, 1 << 20
-_LONGEST_NAME, _STAB = 4096, 0xE0
+_SEGMENT_COMMAND = 0x19
+_SYMBOLS_COMMAND = 0x02
+_NOTE_COMMAND = 0x08
+_MOST_COMMANDS = 4096
+_MOST_SECTIONS = 4096
+_MOST_SYMBOLS = 1 << 20
+_LONGEST_NAME = 4096
+_STAB = 0xE0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +123,8 @@ def read_program(data: bytes | memoryview, where: str) -> Program:
 
 
 def _commands(view: memoryview, count: int, size: int, where: str) -> Iterator[tuple[int, int, int]]:
-    end, at = _HEADER.size + size, _HEADER.size
+    end = _HEADER.size + size
+    at = _HEADER.size
     if end > len(view) or count > _MOST_COMMANDS:
         raise FormatError("hwx.commands", f"expected commands within {len(view)} bytes, found {count}", where=where)
     for _ in range(count):

@@ -22,7 +22,9 @@ from ingot.ext.ane.chips.program import Program
 Array = np.ndarray[Any, np.dtype[Any]]
 
 TILES = 16
-_BYPASS, _TABLE = 4, 2  # of MACCfg.OpMode and NonlinearMode
+# of MACCfg.OpMode and NonlinearMode
+_BYPASS = 4
+_TABLE = 2
 _TYPES = {0: "u1", 1: "i1", 2: "<f2"}  # of KernelCfg.KernelFmt
 _MOST_TASKS = 1 << 16
 
@@ -40,7 +42,8 @@ class Task:
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """Of the kernel: output channels, input channels, height, width."""
-        outputs, inputs = self["Common.Cout.Cout"], self["Common.Cin.Cin"]
+        outputs = self["Common.Cout.Cout"]
+        inputs = self["Common.Cin.Cin"]
         return outputs, inputs, self["Common.ConvCfg.Kh"], self["Common.ConvCfg.Kw"]
 
     @property
@@ -106,7 +109,8 @@ def tasks_of(program: Program, where: str) -> tuple[Task, ...]:
 
 
 def _tasks(text: memoryview, size: int, where: str) -> Iterator[Task]:
-    offset, link = 0, register_map()["Header[7].NextPointer"][0]
+    offset = 0
+    link = register_map()["Header[7].NextPointer"][0]
     for _ in range(_MOST_TASKS):
         if offset + size > len(text) or offset % 4:
             raise FormatError("hwx.tasks", f"expected a descriptor at {offset} of {len(text)} bytes", where=where)
@@ -138,7 +142,8 @@ def kernel_of(program: Program, task: Task, where: str) -> Array:
     FormatError
         ``hwx.kernel-bounds``: coefficients outside ``__const``, or fewer than the shape asks for.
     """
-    fmt, grouping = task["NE.KernelCfg.KernelFmt"], "Common.GroupConvCfg."
+    fmt = task["NE.KernelCfg.KernelFmt"]
+    grouping = "Common.GroupConvCfg."
     for holds, what in (
         (task.multiplies, "a task with a kernel"),
         (fmt in _TYPES, "uint8, int8 or fp16"),
@@ -148,18 +153,24 @@ def kernel_of(program: Program, task: Task, where: str) -> Array:
     ):
         if not holds:
             raise UnsupportedError(f"expected {what}", rule="hwx.kernel", where=where)
-    shape, ocg, dtype = task.shape, task.channels_per_group, np.dtype(_TYPES[fmt])
-    per_channel, const = shape[1] * shape[2] * shape[3], program.section("__TEXT", "__const")
+    shape = task.shape
+    ocg = task.channels_per_group
+    dtype = np.dtype(_TYPES[fmt])
+    per_channel = shape[1] * shape[2] * shape[3]
+    const = program.section("__TEXT", "__const")
     if shape[0] * per_channel * dtype.itemsize > len(const) or not per_channel:
         raise _outside(f"{shape} weights within {len(const)} bytes", where)
     out = np.zeros((shape[0], per_channel), dtype)
-    tiles, used = task.tiles, [0] * TILES
+    tiles = task.tiles
+    used = [0] * TILES
     for group, first in enumerate(range(0, shape[0], ocg)):
-        tile, count = group % task.engines, min(ocg, shape[0] - first)
+        tile = group % task.engines
+        count = min(ocg, shape[0] - first)
         if tile >= len(tiles):
             raise _outside(f"a coefficient channel {tile}", where)
         need = count * per_channel * dtype.itemsize
-        start, end = tiles[tile][0] + used[tile], tiles[tile][0] + tiles[tile][1]
+        start = tiles[tile][0] + used[tile]
+        end = tiles[tile][0] + tiles[tile][1]
         if start + need > min(end, len(const)):
             raise _outside(f"{need} bytes at {start}", where)
         out[first : first + count] = np.frombuffer(const[start : start + need], dtype).reshape(count, per_channel)

@@ -51,7 +51,8 @@ def winograd(
     enabled = chip.cell("winograd")
     integer = form.kind in ("int", "blockwise")
     height, width = kernel
-    floor, work = int(winograd_cell("floor_integer" if integer else "floor_float").value), ocg * height * width * 2
+    floor = int(winograd_cell("floor_integer" if integer else "floor_float").value)
+    work = ocg * height * width * 2
     tiles = tuple((int(output), int(size)) for output, size in winograd_cell("tiles").value)
     for holds, reason in (
         (bool(chip.value("winograd")), "the chip has no Winograd"),

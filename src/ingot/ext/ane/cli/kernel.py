@@ -41,7 +41,8 @@ def _whole(options: KernelOptions, json: bool) -> None:
 
     if (options.bias, options.activation, options.domain, options.outside) != (None, None, None, None):
         raise UsageError("expected --bias and --activation with a tensor and a file", rule="ane.layout")
-    folder, chip = options.name, options.chip
+    folder = options.name
+    chip = options.chip
     report = pack_model(options.path, folder, chip, assume=options.assume, overwrite=options.overwrite)
     render(report.report(), json=json)
     if report.refused:

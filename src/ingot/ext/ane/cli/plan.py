@@ -81,7 +81,8 @@ def _data(plan: ChipPlan) -> dict[str, Any]:
 def _print_chip(plan: ChipPlan, every: bool, list_tensors: bool) -> None:
     counts = ", ".join(f"{count} {outcome}" for outcome, count in plan.outcomes.items()) or "no kernels"
     line(f"{plan.product} ({plan.chip}, target {plan.target}): {counts}")
-    totals, time = plan.totals, plan.time
+    totals = plan.totals
+    time = plan.time
     line(
         f"  kernels {size_text(totals['stored'])} stored, {size_text(totals['moved'])} moved per dispatch, "
         f"{size_text(totals['dense'])} as dense fp16"
@@ -163,7 +164,8 @@ def _rows(plan: ChipPlan, every: bool) -> list[tuple[str, ...]]:
 
 
 def _cells(weight: WeightPlan) -> tuple[str, ...]:
-    decision, room = weight.decision, weight.room
+    decision = weight.decision
+    room = weight.room
     assert decision is not None
     assert room is not None
     better = ""

@@ -17,10 +17,13 @@ from ingot.errors import FormatError, IntegrityError
 from ingot.model.bytesource import Buffer, ByteSource
 from ingot.model.part import CHUNK
 
-MAGIC, VERSION = b"ANEKUNIT", 2
-HEADER, TILE = 256, 64
+MAGIC = b"ANEKUNIT"
+VERSION = 2
+HEADER = 256
+TILE = 64
 SECTIONS = ("lut", "pal", "ocgs", "scale", "bias", "weights")
-RECORD_WORDS, UNRELOCATED = 14, 0xFFFFFFFF
+RECORD_WORDS = 14
+UNRELOCATED = 0xFFFFFFFF
 RECORD = 4 * RECORD_WORDS
 SPARSE, ASYMMETRIC, BLOCKS = 1, 2, 4
 """Flags of a header.
@@ -37,7 +40,10 @@ _FIXED = struct.Struct("<8s11I")
 _LONG = struct.Struct("<QI")
 _SECTION = struct.Struct("<QQIHH")
 _DIGEST = struct.Struct("<I")
-_DIMS, _SECTIONS_AT, _TARGET_AT, _DIGEST_AT = 8, 96, 240, 252
+_DIMS = 8
+_SECTIONS_AT = 96
+_TARGET_AT = 240
+_DIGEST_AT = 252
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +146,8 @@ def groups(header: Header) -> Iterator[tuple[int, int, int]]:
 
 def seal(data: bytearray) -> None:
     """Store the CRC-32C of a unit in its header."""
-    hasher, view = checksums.hasher("crc32c"), memoryview(data)
+    hasher = checksums.hasher("crc32c")
+    view = memoryview(data)
     hasher.update(view[:_DIGEST_AT])
     hasher.update(view[HEADER:])
     _DIGEST.pack_into(data, _DIGEST_AT, int(hasher.text().rpartition(":")[2], 16))
@@ -162,7 +169,8 @@ def require_digest(source: ByteSource, location: str) -> None:
     Raises ``IntegrityError`` ``anek.digest`` if it differs from that in the header.
     """
     hasher = checksums.hasher("crc32c")
-    head, buffer = memoryview(bytearray(HEADER)), memoryview(bytearray(CHUNK))
+    head = memoryview(bytearray(HEADER))
+    buffer = memoryview(bytearray(CHUNK))
     source.readinto(0, head)
     hasher.update(head[:_DIGEST_AT])
     for start in range(HEADER, source.size, CHUNK):

@@ -59,15 +59,19 @@ def unit_format(header: Header, location: str) -> UnitFormat:
 
 
 def _decode_format(header: Header, refuse: Callable[..., FormatError]) -> UnitFormat:
-    code, unity = header.kernel_format, formats.is_unity(header.kernel_format)
+    code = header.kernel_format
+    unity = formats.is_unity(header.kernel_format)
     try:
         entry, palette = formats.underlying_type(code), formats.is_palette(code)
         bits = 16 if unity and entry == "half" else 8 if unity else formats.bit_depth(code)
     except IngotError:
-        bits, entry, palette = 0, "", False
+        bits = 0
+        entry = ""
+        palette = False
     if not (palette and entry in NUMPY) and code not in PLAIN and not unity:
         raise refuse("anek.kind", "fp16, int8, e4m3, an identity or a palette of these types", f"kernel format {code}")
-    plain, flags = not palette, header.flags & (ASYMMETRIC | BLOCKS)
+    plain = not palette
+    flags = header.flags & (ASYMMETRIC | BLOCKS)
     if (flags and (code != formats.INT8 or flags == ASYMMETRIC | BLOCKS)) or (unity and header.flags):
         raise refuse(
             "anek.kind", "zero points or blocks for int8 only, not both, and no flags for an identity", header.flags
@@ -83,7 +87,8 @@ def _decode_format(header: Header, refuse: Callable[..., FormatError]) -> UnitFo
 
 def _word_fits(header: Header, unit_format: UnitFormat) -> bool:
     """Return whether the kernel word matches the kernel format; its bit for the detection of zeros is ignored."""
-    sparse, zero = bool(header.flags & SPARSE), bool(header.flags & ASYMMETRIC)
+    sparse = bool(header.flags & SPARSE)
+    zero = bool(header.flags & ASYMMETRIC)
     kernel_format = KernelKind(
         unit_format.entry, unit_format.bits if unit_format.palette else None, sparse, zero, header.vector
     )

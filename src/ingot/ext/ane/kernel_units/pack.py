@@ -121,11 +121,15 @@ def pack_unit(weight: KernelWeight, chip: Chip) -> bytes:
     """
     _check(weight)
     header = _geometry(weight, chip)
-    chunks, records, cursor, tile = [], [], 0, 0
+    chunks = []
+    records = []
+    cursor = 0
+    tile = 0
     for of_tile, first, count in groups(header):
         if of_tile != tile:
             chunks.append(bytes(align(cursor) - cursor))
-            cursor, tile = align(cursor), of_tile
+            cursor = align(cursor)
+            tile = of_tile
         group = _group_bytes(weight, first, count)
         records.append(struct.pack(f"<{RECORD_WORDS}I", cursor, count, *[UNRELOCATED] * 10, 0, 0))
         chunks.append(group)
@@ -151,7 +155,8 @@ def pack_unit(weight: KernelWeight, chip: Chip) -> bytes:
 
 
 def _check(weight: KernelWeight) -> None:
-    channels, per_channel = weight.shape[0], prod(weight.shape[1:])
+    channels = weight.shape[0]
+    per_channel = prod(weight.shape[1:])
     vector = weight.vector
     rows = channels // vector if channels % vector == 0 else -1
     dtypes = {16: ("float16",), 8: ("int8", "uint8")} if weight.codebooks is None else {}
@@ -206,7 +211,8 @@ def _check(weight: KernelWeight) -> None:
 
 
 def _check_budget(lut: int, pal: int, chip: Chip) -> None:
-    activation, tables = chip.known("activation_lut_budget"), chip.known("palette_lut_budget")
+    activation = chip.known("activation_lut_budget")
+    tables = chip.known("palette_lut_budget")
     if activation is not None and lut > int(activation.value):
         raise UsageError(
             f"expected an activation table of at most {activation.value} bytes, found {lut}", rule="ane.budget"
@@ -266,7 +272,8 @@ def _group_bytes(weight: KernelWeight, first: int, count: int) -> bytes:
     head = b""
     if weight.mask is not None:
         selected = weight.mask.reshape(-1, prod(weight.shape[1:]))[rows]
-        head, values = np.packbits(selected.reshape(-1), bitorder="little").tobytes(), values[selected]
+        head = np.packbits(selected.reshape(-1), bitorder="little").tobytes()
+        values = values[selected]
     if weight.codebooks is not None:
         return head + pack_lsb(values, weight.bits).tobytes()
     return head + values.astype(values.dtype.newbyteorder("<")).tobytes()
@@ -277,7 +284,8 @@ def _floats(values: Array | None) -> bytes:
 
 
 def _assemble(weight: KernelWeight, header: Header, contents: dict[str, bytes]) -> bytes:
-    sections, cursor = {}, HEADER
+    sections = {}
+    cursor = HEADER
     fields = _section_fields(weight, len(contents["ocgs"]) // RECORD)
     table_bytes = align(len(contents["lut"])) + align(len(contents["pal"]))
     for name in SECTIONS:
@@ -299,7 +307,8 @@ def _assemble(weight: KernelWeight, header: Header, contents: dict[str, bytes]) 
 
 def _section_fields(weight: KernelWeight, records: int) -> dict[str, tuple[int, int, int]]:
     """Return count, type number and bits of each section; claim B25 lists these fields of the descriptor."""
-    channels, code = weight.shape[0], weight.kernel_format
+    channels = weight.shape[0]
+    code = weight.kernel_format
     palette = weight.codebooks is not None
     half = formats.typeno(formats.FP16)
     single = weight.scale is not None and weight.scale.dtype.name == "float32"

@@ -39,7 +39,9 @@ from ingot.model.tensor import Tensor
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_BIAS, _ACTIVATION, _WEIGHT = ".bias", ".activation", ".weight"
+_BIAS = ".bias"
+_ACTIVATION = ".activation"
+_WEIGHT = ".weight"
 _ENTRY_DTYPES = {"half": "f16", "int8": "i8", "uint8": "u8"}
 
 
@@ -47,7 +49,10 @@ class UnitSource(DerivedSource):
     """Byte source of a unit's file that compares the unit's CRC-32C once, before it returns any bytes."""
 
     def __init__(self, source: ByteSource, *, verify: bool) -> None:
-        self.source, self.name, self.size, self.mapped = source, source.name, source.size, source.mapped
+        self.source = source
+        self.name = source.name
+        self.size = source.size
+        self.mapped = source.mapped
         self._is_checked = not verify
 
     def prove(self) -> None:
@@ -101,7 +106,9 @@ class _Values(MemorySource):
 
     def __init__(self, source: UnitSource, size: int, decoded: DecodedCache) -> None:
         super().__init__(b"", source.name)
-        self.size, self._source, self._decoded = size, source, decoded
+        self.size = size
+        self._source = source
+        self._decoded = decoded
 
     def view(self, offset: int, length: int) -> memoryview:
         self._data = self._decoded.values(self._source)
@@ -126,7 +133,9 @@ class _BitRuns:
     mapped = False
 
     def __init__(self, source: UnitSource, runs: Array) -> None:
-        self.name, self._source, self._runs = source.name, source, runs
+        self.name = source.name
+        self._source = source
+        self._runs = runs
         self._ends = np.cumsum(runs[1])
         self.size = -(-int(self._ends[-1]) // 8)
 
@@ -137,7 +146,8 @@ class _BitRuns:
 
     def readinto(self, offset: int, out: memoryview) -> None:
         bits = np.zeros(8 * out.nbytes, np.uint8)
-        begin, end = 8 * offset, min(8 * (offset + out.nbytes), int(self._ends[-1]))
+        begin = 8 * offset
+        end = min(8 * (offset + out.nbytes), int(self._ends[-1]))
         index = int(np.searchsorted(self._ends, begin, "right"))
         while begin < end:
             start, count = (int(value) for value in self._runs[:, index])
@@ -216,7 +226,9 @@ class _WeightReader:
     """Reader of a unit's weight in its stored encoding: it finds the layout and the bytes of all groups."""
 
     def __init__(self, unit: Unit) -> None:
-        self._unit, self._header, self._format = unit, unit.header, unit.unit_format
+        self._unit = unit
+        self._header = unit.header
+        self._format = unit.unit_format
 
     def tensor(self) -> Tensor | None:
         """Return the weight in its stored encoding; None if no layout describes it."""
@@ -231,21 +243,26 @@ class _WeightReader:
         dtype = layout.dtype if isinstance(layout, DenseLayout) else "f16"
         stored_dtype = dtype if isinstance(layout, DenseLayout) else "u8"  # element type of the values' part
         if header.flags & SPARSE:
-            layout, role = MaskLayout(dtype, value_count, layout), NONZEROS
+            layout = MaskLayout(dtype, value_count, layout)
+            role = NONZEROS
             parts = {MASK: self._part(MASK, "u8", masks), **parts}
         parts = {role: self._part(role, stored_dtype, values), **parts}
         return Tensor(self._unit.name, header.shape, dtype, layout.codec, parts, layout.attributes())
 
     def _runs(self) -> tuple[Array, Array, int]:
         """Return the runs of masks and of values of all groups, ordered by channel, and the number of stored values."""
-        header, stream = self._header, self._header.sections["weights"]
-        per_channel, bits = header.per_channel, self._format.bits
+        header = self._header
+        stream = self._header.sections["weights"]
+        per_channel = header.per_channel
+        bits = self._format.bits
         runs_by_channel: dict[int, tuple[int, int, int, int]] = {}
         cursor = tile = total = 0
         for of_tile, first, channels in groups(header):
-            cursor, tile = cursor if of_tile == tile else align(cursor), of_tile
+            cursor = cursor if of_tile == tile else align(cursor)
+            tile = of_tile
             count = channels // header.vector * per_channel
-            value_count, mask = count, 0
+            value_count = count
+            mask = 0
             if header.flags & SPARSE:
                 mask = -(-count // 8)
                 value_count = (
@@ -275,7 +292,9 @@ class _WeightReader:
     def _layout(self) -> tuple[Layout | None, dict[str, Part], str]:
         """Return the layout (None if none fits), the other parts, and the role of the main part: values, codes or
         indices."""
-        header, unit_format, unit = self._header, self._format, self._unit
+        header = self._header
+        unit_format = self._format
+        unit = self._unit
         scaled = header.sections["scale"].length > 0
         if unit_format.palette:
             return self._palette(scaled)

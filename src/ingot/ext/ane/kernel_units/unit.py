@@ -48,7 +48,8 @@ class KernelUnit:
 
     def _values(self) -> Array:
         """Return the weights as float32 [channels, weights per channel]."""
-        weight, channels = self.weight, self.header.channels
+        weight = self.weight
+        channels = self.header.channels
         if weight.unity:
             values = np.eye(channels, dtype=np.float32)
         elif weight.codebooks is None:
@@ -89,9 +90,13 @@ def read_unit(data: bytes | memoryview, location: str = "kernel unit") -> Kernel
 
 class _Reader:
     def __init__(self, header: Header, data: Array, location: str) -> None:
-        self._header, self._data, self._location = header, data, location
+        self._header = header
+        self._data = data
+        self._location = location
         decoded = unit_format(header, location)
-        self._bits, self._entry, self._palette = decoded.bits, decoded.entry, decoded.palette
+        self._bits = decoded.bits
+        self._entry = decoded.entry
+        self._palette = decoded.palette
         self.records = self._records()
 
     def _refuse(self, rule: str, expected: str, actual: object = None) -> FormatError:
@@ -104,7 +109,8 @@ class _Reader:
         zero."""
         entry = self._header.sections[name]
         copies = self._header.copies if name in ("lut", "pal", "scale", "bias") else 1
-        stride, size = self._header.stride(name), entry.length
+        stride = self._header.stride(name)
+        size = entry.length
         first = self._data[entry.offset : entry.offset + size]
         for copy in range(copies if size else 0):
             offset = entry.offset + copy * stride
@@ -143,7 +149,8 @@ class _Reader:
         return replace(weight, lut=read_lut(lut.view("<f2").astype(np.float16))) if lut.size else weight
 
     def _codebooks(self) -> Array | None:
-        pal, header = self.section("pal"), self._header
+        pal = self.section("pal")
+        header = self._header
         shape = (header.codebooks, 1 << self._bits, header.vector)
         if not self._palette:
             return None
@@ -154,7 +161,8 @@ class _Reader:
         """Return the scales, [channels] or [channels, blocks], and the zero points that follow them (None without
         the flag)."""
         header = self._header
-        raw, dtype = self.section("scale"), numpy_dtype(header.scale_dtype)
+        raw = self.section("scale")
+        dtype = numpy_dtype(header.scale_dtype)
         if not raw.size:
             return None, None
         size = dtype.itemsize * header.channels * header.scales
@@ -169,8 +177,10 @@ class _Reader:
 
     def _groups(self) -> tuple[Array, Array | None]:
         """Return values and mask of all groups; check that each group begins where the one before it ends."""
-        header, stream = self._header, self.section("weights")
-        per, vector = header.per_channel, header.vector
+        header = self._header
+        stream = self.section("weights")
+        per = header.per_channel
+        vector = header.vector
         rows = header.channels // vector
         if formats.is_unity(header.kernel_format):
             if stream.size or self.records[:, 0].any():
@@ -197,14 +207,16 @@ class _Reader:
 
     def _group(self, stream: Array, offset: int, out: Array, mask: Array | None) -> int:
         """Read one group into ``out`` and ``mask``; return the offset of its end."""
-        count, selected = out.size, None
+        count = out.size
+        selected = None
         if mask is not None:
             raw = self._take(stream, offset, -(-count // 8))
             selected = np.unpackbits(raw, count=count, bitorder="little").astype(np.bool_)
             if count % 8 and raw[-1] >> count % 8:
                 raise self._refuse("anek.padding", "zeros after a mask")
             mask[...] = selected.reshape(mask.shape)
-            offset, count = offset + raw.size, int(np.count_nonzero(selected))
+            offset = offset + raw.size
+            count = int(np.count_nonzero(selected))
         raw = self._take(stream, offset, -(-count * self._bits // 8))
         if self._palette:
             codes = unpack_lsb(raw, self._bits, count)

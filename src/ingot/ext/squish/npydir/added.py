@@ -36,7 +36,10 @@ class AddedForms(NpydirFormat):
     """
 
     def __init__(self, keys: Mapping[str, str], sidecar: Sidecar | None, manifest: bytes, directory: Store) -> None:
-        self.keys, self.sidecar, self.manifest, self.directory = keys, sidecar, manifest, directory
+        self.keys = keys
+        self.sidecar = sidecar
+        self.manifest = manifest
+        self.directory = directory
 
     def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
         """Read the directory as if the arrays in ``store`` were already in it; return the tensors named in ``keys``.

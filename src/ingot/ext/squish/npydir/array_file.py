@@ -29,10 +29,13 @@ class ArrayFile:
     """
 
     def __init__(self, sink: Sink, path: str, dtype: str, shape: Sequence[int]) -> None:
-        self.path, self._sink = path, sink
+        self.path = path
+        self._sink = sink
         head = npy.encode(dtype, shape)
-        self._start, self._length = len(head), prod(shape) * DTYPES[dtype].bits // 8
-        self._written, self._crc = 0, checksums.hasher("crc32c")
+        self._start = len(head)
+        self._length = prod(shape) * DTYPES[dtype].bits // 8
+        self._written = 0
+        self._crc = checksums.hasher("crc32c")
         sink.write_at(0, head)
 
     def write(self, data: Buffer) -> None:

@@ -20,7 +20,8 @@ class _CompressedReader:
     """Reader of the compressed bytes of a file, with the ``read`` method that a decompressor calls."""
 
     def __init__(self, file: ByteSource) -> None:
-        self._file, self._position = file, 0
+        self._file = file
+        self._position = 0
 
     def read(self, size: int = -1, /) -> bytes:
         remaining = self._file.size - self._position

@@ -97,7 +97,9 @@ class NpyFormat(Format):
                 "expected files in this folder, found a link that points out of it: copy the folder with `cp -rL`",
                 where=links[0],
             )
-        tensors, headers, sources = {}, {}, []
+        tensors = {}
+        headers = {}
+        sources = []
         try:
             for key, file in zip(_tensor_names(files), (f"{folder}/{file}".lstrip("/") for file in files), strict=True):
                 array = open_array(store, file)
@@ -152,7 +154,8 @@ class NpyWriter(FormatWriter):
     """Writer of one ``.npy`` file per tensor."""
 
     def __init__(self, target: Target, specs: Sequence[TensorSpec]) -> None:
-        self._target, self._order = target, Order(specs)
+        self._target = target
+        self._order = Order(specs)
         self._done: list[str] = []
         self._open: ArrayFile | None = None
 
@@ -172,7 +175,8 @@ class NpyWriter(FormatWriter):
         """Close the tensor's file; return its record with ``name`` and ``blobs``."""
         name = self._order.end().name
         assert self._open is not None
-        blob, self._open = self._open.close(), None
+        blob = self._open.close()
+        self._open = None
         self._done.append(blob[0])
         return {"name": name, "blobs": [blob]}
 

@@ -67,7 +67,9 @@ class NarrowedSource:
     mapped = False
 
     def __init__(self, source: ByteSource, offset: int, count: int, types: tuple[str, str], location: str) -> None:
-        self._source, self._offset, self._location = source, offset, location
+        self._source = source
+        self._offset = offset
+        self._location = location
         self._stored, self._dtype = types
         self._wide, self._item = numpy_dtype(self._stored).itemsize, numpy_dtype(self._dtype).itemsize
         self.name, self.size = source.name, count * self._item
@@ -221,7 +223,8 @@ def _part(
 
 
 def _passthrough(name: str, array: Array, entry: Entry | None, verify: bool) -> Tensor:
-    stored, shape = array.header.dtype, array.header.shape
+    stored = array.header.dtype
+    shape = array.header.shape
     dtype = stored if entry is None else entry.dtype
     row = DTYPES[dtype]
     type = None if row.is_storage else dtype
@@ -376,7 +379,8 @@ def _int3(arrays: Arrays, declared_shape: Shape | None, location: str, dtype: st
             where=location,
         )
     shape = declared_shape or ()
-    size, runs = prod(shape), prod(arrays["s3"].header.shape)
+    size = prod(shape)
+    runs = prod(arrays["s3"].header.shape)
     run = _run_length(size, runs)
     if run is None:
         raise FormatError(

@@ -178,7 +178,8 @@ def _element_type(dtype: np.dtype[Any], text: bytes) -> str:
             "npydir.npy-object",
             "expected numbers, found Python objects, which are a pickle that can run code: Ingot never opens them",
         )
-    order, code = dtype.str[0], dtype.str[1:]
+    order = dtype.str[0]
+    code = dtype.str[1:]
     if dtype.fields is not None or dtype.subdtype is not None:
         raise UnsupportedError("expected one element type, found a structured one", rule="npydir.npy-dtype")
     if order == ">" and code in _NAME_OF:

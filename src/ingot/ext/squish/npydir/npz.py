@@ -96,7 +96,8 @@ class _Members(Store):
     """Store that presents an archive and its manifest as a Squish directory."""
 
     def __init__(self, store: Store, source: ByteSource, manifest: str) -> None:
-        self._store, self._manifest = store, manifest
+        self._store = store
+        self._manifest = manifest
         self.location = store.location
         self._archive = Archive(source.readinto, source.size)
         self._entries = {entry.name: entry for entry in self._archive.entries() if not entry.is_folder}

@@ -33,7 +33,8 @@ from ingot.model.store import Listed, Store
 from ingot.model.tensor import Tensor
 
 # Size in bytes of a manifest that is always parsed, and the size that each tensor may add to it.
-_SMALL, _PER_TENSOR = 1 << 20, 4096
+_SMALL = 1 << 20
+_PER_TENSOR = 4096
 _MAX_PROGRESS = 16 << 20
 
 
@@ -107,7 +108,8 @@ def _require_finished(store: Store) -> None:
         return
     raw = store.read(PROGRESS, _MAX_PROGRESS, "npydir.progress")
     progress = strict_json(raw, "npydir.progress", "npydir.progress", PROGRESS)
-    done, total = progress.get("completed_shards"), progress.get("total_shards")
+    done = progress.get("completed_shards")
+    total = progress.get("total_shards")
     if not isinstance(done, list) or not isinstance(total, int) or isinstance(total, bool):
         raise FormatError("npydir.progress", "expected completed_shards and total_shards, found others", where=PROGRESS)
     if len(done) < total:

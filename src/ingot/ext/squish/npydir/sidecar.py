@@ -90,7 +90,8 @@ def parse(data: bytes) -> Sidecar:
             rule="npydir.sidecar-version",
             where=SIDECAR,
         )
-    metadata, tensors = root.get("metadata"), root.get("tensors")
+    metadata = root.get("metadata")
+    tensors = root.get("tensors")
     digest = root.pop(manifest_digest.KEY, None)
     if not isinstance(digest, str | None):
         raise refuse(f"text for {manifest_digest.KEY}", digest)

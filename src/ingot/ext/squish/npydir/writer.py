@@ -40,7 +40,9 @@ class _ValueHasher:
     """Hasher of values in the tensor's element type while they are written in a wider type."""
 
     def __init__(self, digest: str, stored: str, dtype: str) -> None:
-        self._hasher, self._stored, self._dtype = checksums.hasher(digest), stored, dtype
+        self._hasher = checksums.hasher(digest)
+        self._stored = stored
+        self._dtype = dtype
         self._pending = b""
 
     def update(self, data: Buffer, /) -> None:
@@ -81,7 +83,9 @@ class NpydirWriter(FormatWriter):
     def __init__(
         self, target: Target, specs: Sequence[TensorSpec], metadata: Mapping[str, Any], options: WriteOptions
     ) -> None:
-        self._target, self._metadata, self._digest = target, dict(metadata), options.digest
+        self._target = target
+        self._metadata = dict(metadata)
+        self._digest = options.digest
         self._arrays = arrays_by_tensor(specs)
         self._order = Order(specs)
         self._dtypes = {spec.name: spec.dtype for spec in specs}
@@ -97,7 +101,8 @@ class NpydirWriter(FormatWriter):
     def begin(self, spec: TensorSpec) -> None:
         """Start the next tensor of the specs; create its files."""
         self._order.begin(spec)
-        key, dtype = self._key(spec.name), self._dtypes[spec.name]
+        key = self._key(spec.name)
+        dtype = self._dtypes[spec.name]
         for array in self._arrays[spec.name]:
             path = file_of(key, array.suffix)
             file = ArrayFile(self._target.create(path), path, array.dtype, array.shape)
@@ -238,7 +243,8 @@ def directory_size(specs: Sequence[TensorSpec], metadata: Mapping[str, Any], dig
     """Return the exact total size of all files in bytes."""
     arrays = arrays_by_tensor(specs)
     text = None if digest is None else checksums.digest(digest, b"")
-    total, entries = 0, {}
+    total = 0
+    entries = {}
     for spec in specs:
         array_specs = arrays[spec.name]
         digests = {array.suffix: text for array in array_specs}

@@ -97,7 +97,9 @@ def build(options: BuildOptions) -> BuildReport:
     ResourceError
         ``tier.locked``; ``tier.link``: a link in the tier's place; those of ``convert``: disk full, read-only, ...
     """
-    started, tier, gate = time.perf_counter(), tier_of(options.tier), options.gate
+    started = time.perf_counter()
+    tier = tier_of(options.tier)
+    gate = options.gate
     directory = _buildable(Location.parse(options.path), tier)
     if gate is not None and tier.bits is None:
         raise UsageError(f"tier {tier.name} is not quantized: there is nothing to gate", rule="tier.no-gate")
@@ -108,7 +110,8 @@ def build(options: BuildOptions) -> BuildReport:
             _require_gate(tier, options)
             taken = _build(directory, tier, options)
             current = status_of(directory, tier)
-    seconds, counts = time.perf_counter() - started, (len(taken.names), len(taken.again))
+    seconds = time.perf_counter() - started
+    counts = (len(taken.names), len(taken.again))
     return BuildReport(tier.name, current.path, needed, current.nbytes, seconds, current.raised, current.gate, *counts)
 
 
@@ -155,7 +158,8 @@ def _unmark(directory: Directory, tier: Tier) -> None:
 def _build(directory: Directory, tier: Tier, options: BuildOptions) -> Kept:
     """Make the weights and mark them; return what was kept of arrays of few bits."""
     gate = options.gate
-    source, target = Location.in_store(directory), Location.in_store(directory, tier.path)
+    source = Location.in_store(directory)
+    target = Location.in_store(directory, tier.path)
     before = _stamps(directory)
     _require_own(directory, tier)
     assert tier.recipe is not None

@@ -93,7 +93,11 @@ class Search:
     def __init__(
         self, source: Location, recipe: Recipe, make: Callable[[Recipe], object], tier: Location, gate: Gate
     ) -> None:
-        self._source, self._recipe, self._make, self._tier, self._gate = source, recipe, make, tier, gate
+        self._source = source
+        self._recipe = recipe
+        self._make = make
+        self._tier = tier
+        self._gate = gate
         self._reference = gate.reference()
         self._made = 0
 
@@ -118,14 +122,17 @@ class Search:
 
     def _halve(self, ratios: list[float], ratio: float) -> float:
         """Find fewer tensors that are enough; return the perplexity of the tier that is left in place."""
-        fail, enough, made = 0, len(ratios), len(ratios)
+        fail = 0
+        enough = len(ratios)
+        made = len(ratios)
         for _ in range(ROUNDS):
             made = (fail + enough) // 2
             if made == fail:
                 break
             tried = self._attempt(with_threshold(self._recipe, ratios[made]))
             if self._passes(tried):
-                enough, ratio = made, tried
+                enough = made
+                ratio = tried
             else:
                 fail = made
         if made != enough:

@@ -183,7 +183,9 @@ def _plan(source: Source, options: Int4Options) -> _Planned:
             rule="int4.not-npydir",
             where=source.location,
         )
-    steps, kept, every = [], [], {}
+    steps = []
+    kept = []
+    every = {}
     for tensor in source.catalog.tensors.values():
         if tensor.codec != AffineLayout.codec:
             continue
@@ -208,7 +210,8 @@ def _plan(source: Source, options: Int4Options) -> _Planned:
     keys = {name: key for name, key in every.items() if name in added or four_bit_files.get(name)}
     int8 = [file_of(key, suffix) for key in keys.values() for suffix in _INT8]
     int4 = [file_of(key, suffix) for name, key in keys.items() if name not in added for suffix in four_bit_files[name]]
-    int8_size, int4_size = _size(source.store, int8), _size(source.store, int4) + plan.size
+    int8_size = _size(source.store, int8)
+    int4_size = _size(source.store, int4) + plan.size
     return _Planned(plan, keys, added, kept, int8_size, int4_size)
 
 

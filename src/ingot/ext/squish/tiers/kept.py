@@ -61,7 +61,8 @@ def kept(location: Location, tier: Tier) -> Kept:
             return Kept()
         # Arrays of more bits than the tier's name says stay where others have as few as it says: a mixture.
         most = _FEW if min(few.values()) <= tier.bits else tier.bits
-        names, again = [], []
+        names = []
+        again = []
         for name, tensor in checkpoint.items():
             if name not in few or (few[name] <= most and as_stored(tensor, FORMATS[tier.format], LABEL) is not None):
                 names.append(name)

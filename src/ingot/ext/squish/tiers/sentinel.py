@@ -60,7 +60,8 @@ def read(store: Store, name: str) -> Sentinel | None:
         return None
     if not isinstance(root, dict) or "ingot_tier" not in root:
         return None
-    source, files = snapshot.from_json(root.get("source")), snapshot.from_json(root.get("files"))
+    source = snapshot.from_json(root.get("source"))
+    files = snapshot.from_json(root.get("files"))
     if root["ingot_tier"] != VERSION or not isinstance(root.get("tier"), str) or source is None or files is None:
         return UNREADABLE
     listed = root.get("raised")

@@ -37,7 +37,8 @@ Snapshot = Mapping[str, FileState]
 
 def files_under(store: Store, roots: Iterable[str]) -> list[str]:
     """Return the files at or under ``roots``, names in a store, sorted; hidden ones, as writers stage in, left out."""
-    top, names = store.list(), list[str]()
+    top = store.list()
+    names = list[str]()
     for root in roots:
         if root in top.files:
             names.append(root)

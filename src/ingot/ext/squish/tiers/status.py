@@ -19,7 +19,11 @@ from ingot.stores.location import AnyPath, Location
 SOURCE = (MANIFEST, FOLDER, SIDECAR)
 """What the tiers are made from, relative to the directory."""
 
-COMPLETE, MISSING, INCOMPLETE, DAMAGED, STALE = "complete", "missing", "incomplete", "damaged", "stale"
+COMPLETE = "complete"
+MISSING = "missing"
+INCOMPLETE = "incomplete"
+DAMAGED = "damaged"
+STALE = "stale"
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +208,8 @@ def _tensors(store: Store) -> tuple[str, str]:
 
 
 def _built(store: Store, tier: Tier) -> tuple[str, str]:
-    mark, files = mark_of(tier, store), tier_files(store, tier)
+    mark = mark_of(tier, store)
+    files = tier_files(store, tier)
     if mark is None:
         return (INCOMPLETE, "no sentinel: a run was interrupted") if files else (MISSING, "not built")
     if not files:

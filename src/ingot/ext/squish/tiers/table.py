@@ -47,7 +47,8 @@ class Tier:
     @property
     def marks(self) -> tuple[str, ...]:
         """Where sentinels of the tier are looked for: its own, then others."""
-        own, other = self.sentinel, OTHER_MARKS.get(self.name)
+        own = self.sentinel
+        other = OTHER_MARKS.get(self.name)
         return (*((own,) if own else ()), *((other,) if other else ()))
 
 
