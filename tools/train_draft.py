@@ -195,7 +195,7 @@ def measure(path: Path, prefix: list[int], out: Path, count: int) -> None:
         plain = sum(seconds[1:])
         print(
             f"{count} tokens: {accepted:.2f} of {Draft().tokens} accepted a pass, {plain:.2f} s alone, "
-            f"{done.rest:.2f} s with the head: {plain / done.rest:.2f} times as fast {done.dropped}"
+            f"{done.rest_seconds:.2f} s with the head: {plain / done.rest_seconds:.2f} times as fast {done.dropped}"
         )
 
 
