@@ -85,16 +85,16 @@ class Inline:
     def submit(self, task_type: str, body: Any, check: Callable[[Any], None]) -> Future[Any]:
         future: Future[Any] = Future()
         started = time.process_time()
-        distribute.CONVERT.opened(body.job)
+        planfile.TASKS.opened(body.job)
         opened = time.process_time()
-        result = distribute.CONVERT.run(body)
+        result = planfile.TASKS.run(body)
         self.opening, self.working = self.opening + opened - started, self.working + time.process_time() - opened
         check(result)
         future.set_result(result)
         return future
 
     def close(self) -> None:
-        distribute.CONVERT.close()
+        planfile.TASKS.close()
 
 
 def run(folder: Path, count: int, kind: str, shape: tuple[int, int]) -> tuple[float, float, float, float]:
