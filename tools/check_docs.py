@@ -236,7 +236,7 @@ def rules_raised(root: Path) -> tuple[set[str], set[str]]:
 
 
 def _modules(call: ast.Call) -> set[str]:
-    """Return the name of the optional package's module that ``core.extras.require`` is asked for."""
+    """Return the name of the optional package's module that ``core.border.require`` is asked for."""
     if not isinstance(call.func, ast.Name) or call.func.id != "require" or not call.args:
         return set()
     return {call.args[0].value} if isinstance(call.args[0], ast.Constant) else set()

@@ -182,10 +182,11 @@ def _destination(location: Location, format: str | None) -> Destination:
 
 
 def stage(target: Destination, *, overwrite: bool, resume: bool = False, names: Container[str] = ()) -> Staging:
-    """Return a place to write what will appear at ``target``.
+    """Return the staging folder of a result, which is published at ``target`` when it is complete.
 
-    What is there is replaced with ``overwrite`` only, and of folders only those that hold a checkpoint, files called
-    ``names`` and nothing else (``ops.replaceable``). Errors as ``core.atomic.Staging`` and ``require_ours``.
+    An existing target is replaced only with ``overwrite``. A folder is replaced only if it contains nothing but a
+    checkpoint and files called ``names`` (``artifacts.replaceable``). Raises the errors of
+    ``core.files.atomic.Staging`` and ``require_ours``.
     """
     ours = partial(require_ours, also=names)
     return target.location.stage(Replaced(overwrite, ours), directory=target.directory, resume=resume)

@@ -80,7 +80,7 @@ class Source(CheckpointSource):
             self._whole = True
 
     def require_decompressed(self, asked: int | str | None = None) -> None:
-        """Refuse compressed parts that would become larger than ``asked``; see ``model.limits``."""
+        """Refuse compressed parts that would become larger than ``asked``; see ``model.reading.limits``."""
         draft = self.catalog.attachments.draft or {}
         require_decompressed(chain(self.catalog.tensors.values(), draft.values()), asked, self.location)
 

@@ -54,7 +54,7 @@ def execute(options: ExecuteOptions) -> ConvertReport:
 
 
 def _prepared(data: PlanData, out: Location | None) -> Prepared:
-    """Open what a plan reads and make its steps again; errors as ``execute``."""
+    """Open the source of a plan and restore its steps. Raises the errors of ``execute``."""
     opened = open_plan(data, out)
     try:
         plan = opened.plan(range(len(data.steps)))

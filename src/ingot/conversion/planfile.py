@@ -234,7 +234,7 @@ class OpenedPlan:
 
     @property
     def names(self) -> Sequence[str]:
-        """As ``ops.cluster.distribute.Shared.names``."""
+        """As ``cluster.driver.distribute.Shared.names``."""
         return [str(step.spec.get("name")) for step in self.data.steps]
 
     def hashed(self, numbers: range) -> Sequence[Sequence[int]]:

@@ -145,7 +145,7 @@ def counted(found: Iterable[Texts | None]) -> Counts:
 
 
 def said(count: int, grades: Counts) -> str:
-    """Return the counts in words, of so many repacked tensors."""
+    """Return a sentence with the number of repacked tensors of each grade; ``count`` is their total."""
     return f"of {count} repacked: " + ", ".join(f"{_SAID[grade]} of {number}" for grade, number in grades.items())
 
 

@@ -339,7 +339,9 @@ def _allocate(measured: Sequence[Measured], budget: float) -> dict[str, Storage]
 
 
 def target_bytes(size: float | str, whole: int) -> int:
-    """Return the bytes that a target stands for: a size as ``core.memory.parse_size``, or a share of ``whole`` up to 1.
+    """Return a target in bytes.
+
+    ``size`` is text for ``core.runtime.memory.parse_size``, or a share of ``whole`` up to 1.
 
     Raises ``UsageError`` ``delta.target`` or ``size.syntax``.
     """

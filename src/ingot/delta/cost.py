@@ -59,7 +59,7 @@ def delta_cost(
     FormatError
         ``part.max-decompressed``: a compressed part of one of the three states more.
     UsageError
-        ``cluster.engine``; with workers errors as ``ops.cluster.spread.ask``.
+        ``cluster.engine``; with workers errors as ``cluster.driver.spread.ask``.
     """
     by_workers = is_elsewhere(engine, address)
     locations = {"base": Location.parse(base), "delta": Location.parse(delta), "finetuned": Location.parse(finetuned)}

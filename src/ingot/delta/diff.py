@@ -76,7 +76,7 @@ from ingot.delta.strategy import choices
 STRATEGIES = ("exact", "int8", "int4", "int3", "int2", "int1")
 """Strategies of a ``.zt`` that are proposed, the nearest to the fine-tune first."""
 _SPARE, _PER_TENSOR = 4096, 64
-"""Bytes that a delta may take beyond the fine-tune's: chunk sizes and scales count in tiny tensors, and hurt nobody."""
+"""Bytes by which a delta may exceed the fine-tune, in total and per tensor: overhead of tiny tensors."""
 
 
 def require_smaller(
@@ -137,7 +137,7 @@ def diff(options: DiffOptions) -> DiffReport:
 
     Layout, container and lossless codecs of the two do not matter; either may be a state dict: arrays, torch tensors or
     ``Tensor`` objects by name, an open checkpoint. The strategy ``exact`` gives the fine-tune back bit
-    for bit, others are smaller (``ops.delta.strategy``). New, reshaped and retyped tensors are stored whole; equal ones
+    for bit, others are smaller (``delta.strategy``). New, reshaped and retyped tensors are stored whole; equal ones
     are not stored. A ``.wdelta`` knows the strategies of that format, ``.safetensors`` a sparse patch. With ``resume``
     the output is byte for byte that of an uninterrupted run. It is the same whoever the ``engine`` has do the work.
 

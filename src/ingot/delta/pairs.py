@@ -116,7 +116,7 @@ class Asking(Protocol):
     def each(self, of: Callable[..., R], names: Sequence[str], told: Sequence[tuple[Any, ...]] = ()) -> Iterable[R]:
         """Return ``of(pair, *told)`` for every name, in order.
 
-        Workers know the functions of ``ops.delta.questions.pair_question``. ``told`` is nothing, or has as many items
+        Workers know the functions of ``delta.questions.pair_question``. ``told`` is nothing, or has as many items
         as there are names.
         """
         ...

@@ -97,7 +97,7 @@ class OpenedDeltaPlan:
 
     @property
     def names(self) -> Sequence[str]:
-        """As ``ops.cluster.distribute.Shared.names``."""
+        """As ``cluster.driver.distribute.Shared.names``."""
         return [str(step.spec.get("name")) for step in self.data.steps]
 
     def plan(self, numbers: range) -> Plan:

@@ -99,7 +99,7 @@ def _tensor_diff(base: Tensor | None, tensor: Tensor, op: str, exact: bool, done
 class DiffReport(Shown):
     """A finished delta. Sizes in bytes: ``size`` of the file, ``tuned_nbytes`` of the fine-tune's stored tensors.
 
-    ``base_id`` and ``result_id`` are content ids (``ops.identity``), None where the container has other ones:
+    ``base_id`` and ``result_id`` are content ids (``artifacts.identity``), None where the container has other ones:
     ``parent_hash`` is a ``.wdelta``'s. ``resumed`` tensors are from an earlier run. ``rounded`` is what quantizers did
     to each matrix, ``notes`` tell of it. ``dropped`` are tensors that were not read, and whose loss was accepted.
     """

@@ -22,7 +22,7 @@ SMALL = 1 << 14
 class Storage:
     """How one tensor's difference is stored: codec id (``codecs.delta.base.delta_codec``), options, parts' encoding.
 
-    ``quantizer``: numbers are chosen by what the matrix multiplies (``quantizers.encode.encoder_under``).
+    ``quantizer``: numbers are chosen by what the matrix multiplies (``quantization.encode.encoder_under``).
     """
 
     codec: str
@@ -156,7 +156,7 @@ class DiffPlan:
 
 
 def expected(rounded: Sequence[tuple[int, Storage]], workers: int) -> DiffPlan:
-    """Return what tensors of so many weights will take on some threads; no sooner than the largest of them."""
+    """Return the estimated time for tensors on ``workers`` threads; at least the time of the largest tensor."""
     each = [size * (_TRELLIS if way.codec == TrellisLayout.codec else _OTHERS) for size, way in rounded]
     seconds = max(sum(each) / max(min(workers, len(each)), 1), max(each, default=0.0))
     return DiffPlan(len(each), sum(size for size, _ in rounded), seconds)

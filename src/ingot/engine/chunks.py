@@ -69,7 +69,7 @@ def chunks(tensor: Tensor, matrix: tuple[int, int], chunk_rows: int, *, checked:
 
     They are fresh, or of memory that the pipeline which runs used before and nobody holds any more.
 
-    ``checked``: whoever asks knows the tensor to be in proportion (``model.limits``).
+    ``checked``: whoever asks knows the tensor to be in proportion (``model.reading.limits``).
 
     Raises ``UnsupportedError`` where there is no decoder, ``ResourceError`` ``decoded.limit``, and whatever decoding
     raises.

@@ -167,8 +167,8 @@ def bound_steps(
 
     ``routes`` are those of a patch, whose sources are a base and its deltas; those of a diff are base and fine-tune.
 
-    What a step writes is worked out anew from the tensor and the step's options, and compared: the data of another
-    model, or data that somebody wrote by hand, never become bytes that are silently wrong.
+    The spec of each step is computed again from the tensor and the step's options, and compared with the data. Data of
+    another model, or edited data, is therefore refused and never written.
 
     Raises
     ------

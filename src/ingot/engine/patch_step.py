@@ -238,9 +238,9 @@ class Chunk:
 
 
 class _Sequencer:
-    """Lets the chunks of one tensor, worked on by several threads, pass one point in order.
+    """A lock that several threads acquire in the order of their chunks of one tensor.
 
-    A pool begins its work in order, so whoever waits knows the one before it running or done.
+    The thread pool starts chunks in order. When a thread waits, the thread of the preceding chunk is running or done.
     """
 
     def __init__(self) -> None:

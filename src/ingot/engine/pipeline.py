@@ -398,10 +398,10 @@ def drive(
     finished: Callable[[End, dict[str, Any], ErrorStats], None],
     advance: Callable[[int, str], None],
 ) -> None:
-    """Take the pipeline's events in order and write.
+    """Write the chunks of a pipeline in order.
 
-    ``opened`` returns the sink of the tensor that begins, ``finished`` gets its end, its record and the sum of its
-    errors; ``advance`` is told the bytes that were read. Raises what went wrong in any of the pipeline's threads.
+    ``opened`` returns the sink of the next tensor. ``finished`` receives the end of a tensor, its record and the sum of
+    its errors. ``advance`` receives the number of bytes that were read. Raises the errors of the pipeline's threads.
     """
     sink: Sink | None = None
     error = ErrorStats()

@@ -52,8 +52,8 @@ def by_rows(matrix: tuple[int, int], per_row: float, fixed: int, budget: ChunkBu
     ----------
     matrix : rows and columns
     per_row : bytes that a row of a chunk takes
-    fixed : bytes that the step takes beside
-    step : chunks begin at multiples of so many rows; None for all rows in one
+    fixed : further bytes of the step, independent of the chunk
+    step : number of rows at whose multiples chunks begin; None for all rows in one chunk
     """
     rows, cols = matrix
     count = max(rows, 1)

@@ -1,6 +1,6 @@
 """Detection of the format of a file or folder, by its first bytes, then by its name.
 
-For known formats that Ingot does not read, the error names the format (``formats.foreign``).
+For known formats that Ingot does not read, the error names the format (``formats.shared.foreign``).
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ def compare(options: CompareOptions) -> CompareReport:
     UsageError
         ``cluster.engine``.
     IngotError
-        What opening and decoding raise, and with workers ``ops.cluster.spread.ask``.
+        What opening and decoding raise, and with workers ``cluster.driver.spread.ask``.
     """
     is_elsewhere(options.engine, options.address)  # refused before anything is read
     a, b = Location.parse(options.a), Location.parse(options.b)

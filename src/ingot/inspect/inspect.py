@@ -101,7 +101,7 @@ def inspect(path: AnyPath) -> Inspection:
 
 
 def inspect_found(store: Store, name: str) -> Inspection:
-    """Open what ``ops.open.find`` has found, and describe it; see ``inspect``."""
+    """Open and describe a file or folder of a store; see ``inspect``."""
     source = open_found(store, name)
     try:
         checkpoint = source.view()

@@ -47,7 +47,7 @@ _PARTS = {
 def describe(options: InspectOptions, store: Store, name: str) -> Report:
     """Return what ``ingot inspect`` tells of a checkpoint: all that headers tell, one tensor, or the content id.
 
-    ``store`` and ``name`` are what ``ops.open.find`` has found at ``options.path``.
+    ``store`` and ``name`` are what ``artifacts.open.find`` has found at ``options.path``.
 
     Raises
     ------

@@ -57,10 +57,10 @@ def verify(options: VerifyOptions) -> list[Finding]:
     Raises
     ------
     UsageError
-        ``verify.repair``: ``repair`` without ``origin``; what ``ops.check.seal.repair`` raises; no such path,
+        ``verify.repair``: ``repair`` without ``origin``; what ``inspect.seal.repair`` raises; no such path,
         or nothing there that looks like a checkpoint; ``cluster.engine``.
     IntegrityError, ResourceError, MissingExtraError
-        Of workers, as ``ops.cluster.spread.ask``.
+        Of workers, as ``cluster.driver.spread.ask``.
     """
     is_elsewhere(options.engine, options.address)  # refused before anything is fetched
     if options.repair != (options.origin is not None):

@@ -44,7 +44,7 @@ TO_NUMPY: Registry[Callable[[Any], Array]] = Registry("framework", (("pt", "ingo
 
 
 class Decoder(ABC):
-    """The part of a codec that tensors use. Every codec derives from it; ``ops.open`` sets it.
+    """The part of a codec that tensors use. Every codec derives from it; ``artifacts.open`` sets it.
 
     If ``elementwise`` is set, a tensor may be read in any runs of elements, not only in whole rows: its matrix may be
     taken as ``size x 1``.
@@ -125,7 +125,7 @@ class Tensor:
     name : str
     shape : tuple of int
     dtype : str
-        Logical element type: canonical name from ``core.dtypes``, or an unknown logical type as the file spells it.
+        Logical element type: canonical name from ``core.numeric.dtypes``, or an unknown type as the file spells it.
     codec : str
         Codec id (zTensor's object ``format``).
     parts : mapping of role to Part

@@ -1,7 +1,7 @@
-"""The one reader of ``config.json`` and of the other JSON files that travel with a model.
+"""Reader of ``config.json`` and of the other JSON files of a model folder.
 
-They are written and read by many programs, most of them with Python's ``json``: NaN and infinities, repeated keys (the
-last one counts), a byte order mark and -0 are all in use. Ingot's own manifests are read by ``core.strictjson``.
+Many programs write these files, most of them with Python's ``json``. NaN, infinities, repeated keys (the last one
+counts), a byte order mark and -0 occur. ``core.parsing.strictjson`` reads Ingot's own manifests.
 """
 
 from __future__ import annotations
@@ -151,5 +151,5 @@ class _Reads(Protocol):
 
 
 def stored_config(store: _Reads, rule: str) -> dict[str, Any]:
-    """Read and parse the ``config.json`` of a store; errors as ``parse_config`` and the store's ``read``."""
+    """Read and parse the ``config.json`` of a store. Raises the errors of ``parse_config`` and ``read``."""
     return parse_config(store.read(CONFIG, MAX_CONFIG, rule), rule, CONFIG)

@@ -31,7 +31,7 @@ class Choice:
     """How a tensor is stored: a codec id, the codec's options, and the encoding of every part.
 
     With a ``quantizer`` numbers are chosen by what the matrix multiplies, and the codec only says how they are stored
-    (``quantizers.choice`` says what options there are then).
+    (``quantization.choice`` says what options there are then).
 
     Raises
     ------

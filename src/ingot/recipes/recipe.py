@@ -102,7 +102,7 @@ class Rule:
         Patterns over the whole tensor name: globs (``*`` crosses dots), or regular expressions behind ``re:``, which
         must match from the first character on, as llm-compressor's do. One of ``match`` must fit, none of ``exclude``.
     roles : tuple of str
-        Roles of ``core.names``.
+        Roles of ``naming.names``.
     layers : str
         Layer numbers and ranges, both ends included, negative ones from the end: ``"0-3,-1"``.
     dtypes : tuple of str

@@ -153,7 +153,7 @@ def kind_of(annotation: Any) -> Kind:
 
 
 class Measured(Protocol):
-    """A tensor of a report; ``error`` is what ``core.stats.ErrorStats.summary`` gave, None where nothing was lost."""
+    """A tensor of a report; ``error`` is the result of ``ErrorStats.summary``, None if no value changed."""
 
     @property
     def name(self) -> str: ...

@@ -40,7 +40,7 @@ class LocalFolder(LocalStore):
         return Joining(self.local_path(), resume=resume)
 
     def write(self, name: str, data: bytes) -> None:
-        """Put a small file in place, flushed to disk; see ``core.atomic.atomic_write`` for what it raises."""
+        """Put a small file in place, flushed to disk; see ``core.files.atomic.atomic_write`` for what it raises."""
         atomic_write(self.local_path(name), data)
 
     def mend(self, name: str, pieces: Iterable[tuple[int, bytes]], size: int) -> None:

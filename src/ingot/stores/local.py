@@ -52,7 +52,7 @@ def path_of(text: str) -> Path:
 
 
 def path_text(rest: str, text: str, *, windows: bool) -> str:
-    """Return the path in what follows ``file:`` in an address; errors as ``path_of``, with ``text`` in the message."""
+    """Return the path of a ``file:`` address, given the text after the colon; ``text`` is the address in messages."""
     address = urlsplit(rest, scheme="file")
     path = unquote(address.path, errors="surrogateescape")
     host = "" if address.netloc == "localhost" else address.netloc

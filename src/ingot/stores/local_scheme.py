@@ -68,7 +68,7 @@ class LocalScheme(WritableScheme):
             raise write_error(error, text) from error
 
     def write(self, text: str, data: bytes, *, overwrite: bool) -> None:
-        """Put a small file at the path; errors as ``core.atomic.atomic_write``."""
+        """Put a small file at the path; errors as ``core.files.atomic.atomic_write``."""
         atomic_write(path_of(text), data, overwrite=overwrite)
 
     def share(self, text: str, *, create: bool) -> SharedFolder:

@@ -320,7 +320,7 @@ class StepsType(TaskType[StepsBody, TaskResult]):
         return self._open.opened(job)
 
     def _run_or_close(self, body: StepsBody) -> TaskResult:
-        """Run a task; errors as ``engine.cluster.run_task.run_task`` and of opening the plan."""
+        """Run a task; errors as ``cluster.run_task.run_task`` and of opening the plan."""
         try:
             return self._run(body)
         except BaseException:

@@ -212,7 +212,7 @@ class AffineCodec(Codec):
         """Return the values in f32, f16 or bf16, rounded once from f32, or in f64, which holds the f32 values.
 
         Raw codes in a mapped file are decoded without a copy, if each row begins at a byte. Large tensors use several
-        threads (``core.parallel.default_workers``).
+        threads (``core.runtime.parallel.default_workers``).
         """
         params = _checked(tensor)
         if dtype not in FLOATS:

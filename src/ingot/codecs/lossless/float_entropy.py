@@ -157,7 +157,7 @@ class EntropyCodec(Codec):
         """Return the values in the tensor's own dtype, bit for bit, or cast by the rules of ``codecs.cast``.
 
         Raw parts of a mapped file are decoded without a copy. Large tensors use several threads
-        (``core.parallel.default_workers``).
+        (``core.runtime.parallel.default_workers``).
         """
         params = _checked(tensor)
         require_cast(params.dtype, dtype, tensor.name)

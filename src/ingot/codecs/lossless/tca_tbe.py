@@ -244,7 +244,7 @@ class TcaCodec(Codec):
         """Return the values in bf16, exactly, or cast by the rules of ``codecs.cast``.
 
         Raw parts of a mapped file are decoded without a copy. Large tensors use several threads
-        (``core.parallel.default_workers``). Rule ``tca_tbe.counts`` for counts that do not fit.
+        (``core.runtime.parallel.default_workers``). Rule ``tca_tbe.counts`` for counts that do not fit.
         """
         start = _checked(tensor)
         require_cast("bf16", dtype, tensor.name)

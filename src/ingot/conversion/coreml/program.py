@@ -76,7 +76,7 @@ class Opened:
 
 @contextmanager
 def opened(path: AnyPath, out: AnyPath) -> Iterator[Opened]:
-    """Open a checkpoint to make the package ``out`` of it; errors as ``ingot.open`` and ``ops.destination``."""
+    """Open a checkpoint to make the package ``out`` of it; errors as ``ingot.open`` and ``artifacts.destination``."""
     place = destination(Location.parse(out), CoremlFormat.name)
     source = open_source(Location.parse(path), io="pread")
     with weights_of(source) as checkpoint:

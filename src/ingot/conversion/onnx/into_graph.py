@@ -332,13 +332,14 @@ class _Kind:
 
 
 class Facing:
-    """Which way round each tensor lies that takes a place of a graph.
+    """The orientation of each tensor that replaces a constant of a graph.
 
-    The shape of a matrix tells, unless it is square. Of a square one the graph's operators tell how they take it, and
-    how the checkpoint has it is told by its name, if only graphs have such, or by others that are not square: those
-    of the same stack of layers, or all, where all are [outputs, inputs]. None of them is a head or an embedding: these
-    are so where other matrices are [inputs, outputs] as well (GPT-2). Nor are arrays of modules (``q_proj.weight``)
-    and others (``text_projection``) taken for one another.
+    If a matrix is not square, its shape decides. For a square matrix, the graph's operator states the orientation that
+    it expects. The orientation in the checkpoint follows from the tensor's name if only graphs use names of this kind.
+    Otherwise it follows from matrices that are not square: those of the same stack of layers, or all matrices if all
+    of them are [outputs, inputs]. Heads and embeddings are not compared: they are [outputs, inputs] even if all other
+    matrices are [inputs, outputs] (GPT-2). Arrays of modules (``q_proj.weight``) are not compared with other arrays
+    (``text_projection``).
     """
 
     def __init__(self, checkpoint: Checkpoint, graph: Checkpoint, format: OnnxFormat, pairs: Sequence[Pair]) -> None:

@@ -1,8 +1,8 @@
 """Digests of stored bytes, in zTensor 1.2's spelling ``algorithm:hex`` (section 1, component ``digest``).
 
 ``crc32c`` is written as ``crc32c:0x%08X`` because that is what the package ``ztensor`` writes; both spellings are read.
-``blake3`` names contents (``ops.identity``); no container stores it per part. ``xxh3`` is what zTensor's container
-version 2 stores.
+``blake3`` is used for content ids (``artifacts.identity``); no container stores it per part. zTensor's container
+version 2 stores ``xxh3``.
 """
 
 from __future__ import annotations

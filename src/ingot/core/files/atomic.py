@@ -114,7 +114,7 @@ class Staging:
         ``target.no-parent``, ``target.name``, ``target.exists``, ``target.not-a-file``, ``target.not-a-folder``.
     ResourceError
         ``store.locked`` if another process is writing to the same ``dst``; ``store.link``; those of
-        ``core.oserrors.write_error``.
+        ``core.files.system.write_error``.
     """
 
     takes_over: ClassVar[bool] = False

@@ -58,9 +58,9 @@ _RENAME_SWAP = 2
 
 
 def exchange(first: Path, other: Path) -> bool:
-    """Let two files or folders of one file system change names, in one step that nobody can see half of.
+    """Exchange the names of two files or folders of one file system atomically.
 
-    False where the system or the file system cannot do that, or refused: nothing has changed then.
+    Returns False, with nothing changed, if the system or the file system does not support the exchange or refuses it.
     """
     if sys.platform not in ("linux", "darwin"):  # Windows loads no library without a name either
         return False

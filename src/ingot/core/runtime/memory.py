@@ -131,7 +131,7 @@ def peak_rss() -> int:
     """Return the highest resident set of this process so far in bytes, mapped files included.
 
     Linux: ``VmHWM`` (``ru_maxrss`` would be inherited from the parent across fork and exec, and psutil does not tell).
-    Else what the system's own call says (``core.system``).
+    Else what the system's own call says (``core.files.system``).
     """
     high_water = _high_water()
     if high_water is not None:

@@ -3,7 +3,7 @@
 The computation is that of the published code (``SafeAILab/EAGLE``, ``model/cnets.py``) and of vLLM's
 ``llama_eagle3.py``; ``spec/attachments.md`` has it in formulas.
 
-Importing this module needs torch (``core.extras.require`` names the extra); no module imports it at its top.
+Importing this module needs torch (``core.border.require`` names the extra); no module imports it at its top.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Attention over packed blocks of keys and values, as a function for transformers (``spec/kv-cache.md``).
 
-Importing this module needs torch and transformers (``core.extras.require`` names the extra).
+Importing this module needs torch and transformers (``core.border.require`` names the extra).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """KV caches of transformers with packed keys and values, and their installation in models (``spec/kv-cache.md``).
 
-Importing this module needs torch and transformers (``core.extras.require`` names the extra).
+Importing this module needs torch and transformers (``core.border.require`` names the extra).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A layer of a transformers cache that stores keys and values in packed blocks (``spec/kv-cache.md``).
 
-Importing this module needs torch and transformers (``core.extras.require`` names the extra).
+Importing this module needs torch and transformers (``core.border.require`` names the extra).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ that another token can win if two are nearly equally likely. Here each row gets 
 own (``RowByRow``). Operations that this machine computes differently for several rows are computed row by row. The
 first pass over several tokens is compared with single passes, bit by bit.
 
-Importing this module needs torch (``core.extras.require`` names the extra); no module imports it at its top.
+Importing this module needs torch (``core.border.require`` names the extra); no module imports it at its top.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class Component(msgspec.Struct, frozen=True, gc=False):
     """The manifest's entry for a part. ``length`` counts stored bytes; lengths and offsets fit 63 bits, like file
     offsets.
 
-    ``ingot_chunks`` is an extension of Ingot: the digests of chunks of the stored bytes (``core.chunk_digests``).
+    ``ingot_chunks`` is an extension of Ingot: the digests of chunks of the stored bytes (``core.bytes.chunk_digests``).
     """
 
     dtype: str
@@ -90,7 +90,7 @@ class Object(msgspec.Struct, frozen=True, gc=False):
 class Manifest(msgspec.Struct, frozen=True, gc=False):
     """The root of the manifest.
 
-    ``ingot_digest`` is an extension of Ingot: the digest of the manifest (``core.manifest_digest``).
+    ``ingot_digest`` is an extension of Ingot: the digest of the manifest (``core.parsing.manifest_digest``).
     """
 
     version: str

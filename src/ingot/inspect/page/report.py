@@ -22,14 +22,15 @@ def report(options: ReportOptions) -> ShownReport:
     Returns
     -------
     ShownReport
-        All that the page shows, as figures and tables.
+        The figures and tables of the page.
 
     Raises
     ------
     UsageError
-        ``report.page``: a name that does not end in .html; ``target.exists``: it is there, without ``overwrite``.
+        ``report.page``: a name that does not end in .html; ``target.exists``: a file with this name, without
+        ``overwrite``.
     FormatError
-        As ``look``; other errors as ``ingot.open`` and ``ingot.compare``.
+        The errors of ``look``, ``ingot.open`` and ``ingot.compare``.
     """
     if options.out is None:
         return _report_of(look(options))

@@ -1,6 +1,6 @@
 """A torch tensor that is decoded when its values are used; reading its dtype, shape or device does not decode it.
 
-Importing this module needs torch (``core.extras.require`` names the extra); no module imports it at its top.
+Importing this module needs torch (``core.border.require`` names the extra); no module imports it at its top.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Decoder layers of transformers models that compute in native code, one or two calls per layer, if their packed layers
 multiply x in 8 bits (``spec/loading.md``, "Layers in native calls").
 
-Importing this module needs torch and transformers (``core.extras.require`` names the extra).
+Importing this module needs torch and transformers (``core.border.require`` names the extra).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Torch layers that compute from packed weights: INT4, INT8, palettes and trellises stay packed in memory.
 
-Importing this module needs torch (``core.extras.require`` names the extra); no module imports it at its top.
+Importing this module needs torch (``core.border.require`` names the extra); no module imports it at its top.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Each parameter that needs decoding is a tensor that decodes itself on use (``Dec
 Hooks make passes faster: a layer gets ordinary parameters when its forward begins and returns them at its end. In the
 meantime a thread decodes the next layer.
 
-Importing this module needs torch (``core.extras.require`` names the extra); no module imports it at its top.
+Importing this module needs torch (``core.border.require`` names the extra); no module imports it at its top.
 """
 
 from __future__ import annotations

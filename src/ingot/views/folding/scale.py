@@ -1,4 +1,4 @@
-"""Scales of channels (``quantizers.awq``) folded into what comes before: norms, and rows of other matrices."""
+"""Scales of channels (``quantization.awq``) folded into what comes before: norms, and rows of other matrices."""
 
 from __future__ import annotations
 

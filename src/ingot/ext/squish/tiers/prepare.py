@@ -88,7 +88,7 @@ class TierPreparer:
         return holds_tiers(store)
 
     def prepare(self, location: Location, request: LoadRequest) -> PreparedModel:
-        """Choose a tier. Raises the errors of ``ops.squish.prepare.prepare``."""
+        """Choose a tier. Raises the errors of ``ext.squish.tiers.prepare.prepare``."""
         from ingot.ext.squish.tiers.prepare import prepare  # imports conversions, which other loads do not need
 
         dtype = request.dtype
