@@ -14,8 +14,9 @@ MODELS ?= ../shared/models
 WIDE ?= wide
 
 # The tests of what optional packages do with Ingot, and it with them.
-OPTIONAL := tests/unit/adapters tests/unit/codecs/texture/test_astc.py tests/interop/test_lm_eval_package.py \
-	tests/interop/test_mlx_lm.py tests/interop/test_transformers_package.py tests/unit/cli/test_installation.py
+OPTIONAL := tests/unit/runtime tests/unit/ext/serving tests/unit/ext/squish/test_mlx_tiers.py \
+	tests/unit/codecs/texture/test_astc.py tests/unit/cli/test_installation.py tests/interop/test_lm_eval_package.py \
+	tests/interop/test_mlx_lm.py tests/interop/test_transformers_package.py
 
 NATIVE := CMakeLists.txt pyproject.toml $(shell find native -type f)
 

@@ -2,7 +2,7 @@
 # Builds the native module for arm64 and runs tests under qemu-user: `make arm64`. Needs from Debian: mmdebstrap,
 # g++-aarch64-linux-gnu, and two archives that mmdebstrap reads (bookworm has Python 3.11, trixie a QEMU that forks
 # processes with threads); from the package index: wheels for arm64 and Python 3.11. Child processes of tests run there too.
-# TESTS says which tests, `make arm64 TESTS=tests/unit/ops/delta`; if nothing is said, those of native code and of what stands
+# TESTS says which tests, `make arm64 TESTS=tests/unit/delta`; if nothing is said, those of native code and of what stands
 # on it, and of operations a few. Of a test's cases it takes the first and one in four (ONE_IN=1 for all), of examples of
 # property tests four, slow tests are left out. torch, transformers, MLX, coremltools and obstore are not there: their tests
 # are skipped. spec/instruction_sets.md says more.
@@ -50,9 +50,9 @@ END
 chmod +x "$home/python"
 # A processor with dot products and without SVE, of which OpenBLAS' kernels leave marks of divisions by zero under QEMU.
 export QEMU_CPU="${QEMU_CPU:-neoverse-n1}"
-default="tests/unit/native tests/unit/codecs tests/unit/quantizers tests/unit/core tests/unit/model tests/unit/stores tests/unit/formats"
-default+=" tests/unit/ops/test_small_values.py tests/unit/ops/test_open_save.py tests/unit/ops/convert/test_convert.py"
-default+=" tests/unit/ops/convert/test_repack.py tests/unit/ops/folding"
+default="tests/unit/native tests/unit/codecs tests/unit/quantization tests/unit/core tests/unit/model tests/unit/stores tests/unit/formats"
+default+=" tests/unit/conversion/test_small_values.py tests/unit/artifacts/test_open_save.py tests/unit/conversion/test_convert.py"
+default+=" tests/unit/conversion/test_repack.py tests/unit/views"
 # shellcheck disable=SC2086
 PYTHONHOME=/usr PYTHONPATH="$home/package:$home/site" OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" \
     "$home/python" -m pytest -q ${PARALLEL:-} -p no:cacheprovider --timeout=1800 --hypothesis-profile=few --durations=10 \

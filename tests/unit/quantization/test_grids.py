@@ -22,7 +22,7 @@ from ingot.quantization.factors import feedback_factor, no_factors
 from ingot.quantization.grid import GRIDS, OFFSETS, POINTS, Grid, Rounded
 from ingot.quantization.rounding import QUANTIZERS, descend, error_under, round_matrix, values_of
 from ingot.quantization.tensor import parts_of
-from tests.unit.quantizers.test_rounding import factors, matrix
+from tests.unit.quantization.test_rounding import factors, matrix
 
 NESTED = tuple(kind for kind, grid in GRIDS.items() if grid.nested is not None)
 ZEROS = (POINTS, OFFSETS)

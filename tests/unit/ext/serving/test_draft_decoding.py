@@ -31,7 +31,7 @@ from ingot.testing.codecs import encode_tensor
 from tests.support.drafts import draft_head as random_head
 from tests.support.models import make, make_tokenizer
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 MODELS = ROOT.parent / "shared" / "models"
 COUNT = 24
 PROMPT = torch.tensor([[5, 9, 33, 60, 2, 17]])
