@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import isqrt
-from typing import Any
+from typing import Any, NoReturn
+
+import numpy as np
 
 from ingot.codecs.base import Encoder
 from ingot.codecs.dense.repack import holder_of
 from ingot.codecs.range_probe import AUTO
+from ingot.codecs.repacked_encoder import REPACKED_FROM, RepackedEncoder, repacked
 from ingot.codecs.resolve_range import RULE as UNDERFLOW
 from ingot.codecs.resolve_range import describe_types, merge_options, resolve_range
 from ingot.codecs.table import CODECS, stored_exactly
@@ -21,10 +25,11 @@ from ingot.core.registry import did_you_mean
 from ingot.engine.steps import DECODED, ENCODED, Encode, Move, Repack
 from ingot.engine.work import Step, encoded_spec, same_storage
 from ingot.errors import UnsupportedError, UsageError
-from ingot.formats.base import Format, encoding_in, layout_variants, with_layout
+from ingot.formats.base import RAW, Format, encoding_in, layout_variants, with_layout
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.alternatives import alternatives
+from ingot.model.layouts.base import Storable
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.ggml import GgmlBlocksLayout
 from ingot.model.layouts.palette import PaletteLayout
@@ -38,6 +43,8 @@ from ingot.views.regrouped import even_group
 
 # So many rules are named one by one.
 _NAMED = 8
+# Rows of a sample that is repacked on trial: packed words hold up to 32 rows.
+_SAMPLE_ROWS = 64
 
 
 def without_effect(
@@ -212,11 +219,10 @@ def as_chosen(tensor: Tensor, format: Format, rule: str, choice: Choice, asked: 
         others = _instead(choice, inner, settings, format, _stored_columns(tensor, pruning, format))
         taken = _first_taken(others, lambda inner: format.why_unsupported(specified(made(around(inner)))) is None)
         if taken is None:
-            reason = _in_two_steps(format, spec) or nearest_refusal(format, spec) or reason
-            raise UnsupportedError(
-                f"{format.name} cannot carry what rule {rule!r} asks for: {reason}{made_for(format.name, choice)}",
-                rule="convert.unsupported",
-            )
+            others = _instead(choice, inner, settings, format, tensor.matrix_shape[1])
+            ways = chain([(inner, "")], others) if pruning is None else ()
+            step = _encode_repacked(tensor, format, rule, choice, ways, asked)
+            return step or _refuse(format, spec, rule, choice)
         options = around(taken[0])
         encoder = made(options)
         spec = specified(encoder)
@@ -239,14 +245,74 @@ def as_chosen(tensor: Tensor, format: Format, rule: str, choice: Choice, asked: 
     )
 
 
-def _in_two_steps(format: Format, spec: TensorSpec) -> str:
-    """Return how numbers that a recipe makes get into a format that has them in a layout of its own; empty if not."""
-    if next(layout_variants(format, spec), None) is None:
-        return ""
-    return (
-        f"its layers hold such numbers, but recipes make them in another layout: convert to a .zt by this recipe, and "
-        f"that to {format.name} without one"
+def _refuse(format: Format, spec: TensorSpec, rule: str, choice: Choice) -> NoReturn:
+    reason = nearest_refusal(format, spec) or format.why_unsupported(spec)
+    raise UnsupportedError(
+        f"{format.name} cannot carry what rule {rule!r} asks for: {reason}{made_for(format.name, choice)}",
+        rule="convert.unsupported",
     )
+
+
+def _encode_repacked(
+    tensor: Tensor,
+    format: Format,
+    rule: str,
+    choice: Choice,
+    ways: Iterable[tuple[Mapping[str, Any], str]],
+    request: Asked,
+) -> Step | None:
+    """Return how a tensor is encoded as chosen and repacked into a layout of the format; None if no layout is exact.
+
+    ``ways`` are options of the codec, each with a label for the report.
+    """
+    codec = CODECS[choice.codec]
+
+    def prepare(options: Mapping[str, Any]) -> Encoder:
+        return codec.encoder(tensor.shape, tensor.dtype, options)
+
+    def variants(encoder: Encoder) -> Iterator[tuple[Storable, TensorSpec]]:
+        return layout_variants(format, encoded_spec(tensor.name, tensor, encoder, RAW))
+
+    for options, label in ways:
+        encoder = prepare(options)
+        if "dtype" not in encoder.params or next(variants(encoder), None) is None:
+            continue
+        encoder, wider = resolve_range(
+            encoder, prepare, options, first_values(tensor), lambda wide: next(variants(wide), None) is not None
+        )
+        text = f" ({describe_types(wider)}: small values)" if wider else ""
+        chosen = merge_options(options, wider)
+        if same_storage(tensor, encoded_spec(tensor.name, tensor, encoder, RAW)):
+            return keep(tensor, format, rule)
+        if encoder.lossless:
+            continue
+        for layout, spec in variants(encoder):
+            if not _repacks_sample(tensor, choice.codec, chosen, layout):
+                continue
+            _refuse_requantizing(tensor, rule, request)
+            return Encode(
+                tensor,
+                spec,
+                ENCODED,
+                rule + label + text,
+                exact=False,
+                encoder=RepackedEncoder(encoder, tensor.name, tensor.shape, layout),
+                options={REPACKED_FROM: {"codec": choice.codec, "options": chosen}},
+                keeps_weights=False,
+            )
+    return None
+
+
+def _repacks_sample(tensor: Tensor, codec: str, options: Mapping[str, Any], layout: Storable) -> bool:
+    """Return whether the tensor's first rows, encoded, have an exact form in ``layout``."""
+    first = next((values for _, values in first_values(tensor)), None)
+    if first is None:
+        return False
+    rows = np.resize(first, (_SAMPLE_ROWS, first.shape[1]))
+    encoder = CODECS[codec].encoder(rows.shape, tensor.dtype, options)
+    for _ in range(encoder.fit_passes):
+        encoder.fit_pass(rows)
+    return repacked(encoder, encoder.encode(rows), tensor.name, rows.shape, layout).exact
 
 
 def _as_asked(tensor: Tensor, spec: TensorSpec, rule: str) -> Step | None:
