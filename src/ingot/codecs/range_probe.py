@@ -16,6 +16,8 @@ from ingot.core.runtime import native
 from ingot.model.tensor import Array
 
 AUTO = "auto"
+HALF = "half"
+"""The value of option ``scales`` for programs that keep scales in 16 bits: bf16 for weights in bf16, else f16."""
 
 
 class RangeProbe:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ingot.codecs.base import Encoder
 from ingot.codecs.dense.repack import holder_of
-from ingot.codecs.range_probe import AUTO
+from ingot.codecs.range_probe import AUTO, HALF
 from ingot.codecs.repacked_encoder import REPACKED_FROM, RepackedEncoder, repacked
 from ingot.codecs.resolve_range import RULE as UNDERFLOW
 from ingot.codecs.resolve_range import describe_types, merge_options, resolve_range
@@ -190,7 +190,7 @@ def as_chosen(tensor: Tensor, format: Format, rule: str, choice: Choice, asked: 
         ``convert.requantize``: it is quantized already.
     """
     pruning = asked.prune.get(tensor.name)
-    codec, inner = choice.codec, _options(tensor, choice, asked)
+    codec, inner = choice.codec, _options(tensor, choice, asked, format)
     settings = CODECS.get_or_refuse(codec).encoder(tensor.shape, tensor.dtype, inner)
     keeps = settings.lossless
     exact = keeps
@@ -406,7 +406,13 @@ def _refuse_requantizing(tensor: Tensor, rule: str, asked: Asked) -> None:
         )
 
 
-def _options(tensor: Tensor, choice: Choice, asked: Asked) -> Mapping[str, Any]:
-    """Return a choice's options, with what the errors of this tensor's columns weigh where that is known."""
+def _options(tensor: Tensor, choice: Choice, asked: Asked, format: Format) -> Mapping[str, Any]:
+    """Return a choice's options, with the weights of errors of this tensor's columns if they are given.
+
+    Scales of 16 bits are f16 if the format has no others.
+    """
+    options = choice.options
+    if format.traits.f16_scales and options.get("scales") == HALF:
+        options = {**options, "scales": AUTO}
     weighed = tensor.name in asked.importance and weighs(choice)
-    return {**choice.options, "importance": asked.importance[tensor.name]} if weighed else choice.options
+    return {**options, "importance": asked.importance[tensor.name]} if weighed else options

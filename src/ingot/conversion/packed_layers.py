@@ -9,16 +9,25 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import isfinite
 
+import numpy as np
+
+from ingot.codecs.repacked_encoder import REPACKED_FROM
+from ingot.codecs.scaled_codebook.options import AMAX
+from ingot.codecs.table import CODECS
 from ingot.conversion.placement import KEEP, decoded, keep, obstacle
+from ingot.core.numeric.dtypes import cast
+from ingot.engine.chunks import pieces
 from ingot.engine.steps import DECODED, Encode
 from ingot.engine.work import Step
 from ingot.errors import UnsupportedError
 from ingot.formats.base import Format
 from ingot.model.layouts.dense import DenseLayout
-from ingot.model.layouts.scaled_codebook import ScaledCodebookLayout, Tiles
+from ingot.model.layouts.scaled_codebook import SECOND, ScaledCodebookLayout, Tiles
 from ingot.model.spec import TensorSpec
+from ingot.model.tensor import Tensor
 from ingot.recipes.choice import Choice
 from ingot.recipes.recipe import Decision
 
@@ -29,6 +38,7 @@ MERGED = re.compile(
 _EXPERT = re.compile(r"\.experts\.[0-9]+\.")
 _SCHEME = ("bits", "group_size", "granularity", "group", "values", "scales", "second")
 _MOST_REASONS = 3
+_MOST_NAMES = 4
 _MERGES = (
     "vLLM multiplies by q_proj, k_proj and v_proj, by gate_proj and up_proj, and by all experts of a layer, as one"
 )
@@ -65,12 +75,15 @@ def settle(steps: Sequence[Step], format: Format, decisions: Mapping[str, Decisi
     matrix: then a note says that vLLM refuses it.
     """
     if not format.traits.packed_codecs:
-        return PackedLayers(steps)
+        return _share_second_scales(steps)
     notes = [*_smaller_groups(steps, format, decisions), *_decoded_layers(steps, format)]
     if not format.traits.merges:
         return PackedLayers(steps, notes)
     merged = _share_scheme(steps, format, general=general)
-    return PackedLayers(merged.steps, [*notes, *merged.notes, *_unlike_scales(merged.steps)])
+    even = _without_uneven_blocks(merged.steps, format) if general else PackedLayers(merged.steps)
+    shared = _share_second_scales(even.steps)
+    notes += [*merged.notes, *even.notes, *shared.notes, *_unlike_scales(shared.steps)]
+    return PackedLayers(shared.steps, notes)
 
 
 def repeated_scales(steps: Sequence[Step], groups: Mapping[str, int]) -> str:
@@ -125,6 +138,78 @@ def _share_scheme(steps: Sequence[Step], format: Format, *, general: bool) -> Pa
     if differ:
         notes.append(f"vLLM refuses {differ} merged matrices, whose parts are packed in different ways: {_MERGES}")
     return PackedLayers(shared, notes)
+
+
+def _without_uneven_blocks(steps: Sequence[Step], format: Format) -> PackedLayers:
+    """Return the steps with merged matrices in their own type if blocks do not divide the rows of all their parts."""
+    changed = list(steps)
+    names = []
+    size = 0
+    for indices in _merged(steps).values():
+        rows = _uneven_rows([steps[index].spec for index in indices])
+        if len(indices) < 2 or not rows or not all(isinstance(steps[index], Encode) for index in indices):
+            continue
+        size = max(size, *rows)
+        for index in indices:
+            changed[index] = _as_dense(steps[index], format)
+            names.append(steps[index].spec.name)
+    if not names:
+        return PackedLayers(steps)
+    note = (
+        f"{len(names)} layers stay dense: blocks of {size} rows do not divide all parts of a matrix that vLLM merges, "
+        f"so that it would read other values: {', '.join(names[:_MOST_NAMES])}{', ...' * (len(names) > _MOST_NAMES)}"
+    )
+    return PackedLayers(changed, [note])
+
+
+def _uneven_rows(specs: Sequence[TensorSpec]) -> list[int]:
+    """Return the rows of blocks for each matrix whose own rows these do not divide."""
+    layouts = [(spec, ScaledCodebookLayout.of(spec)) for spec in specs if spec.codec == ScaledCodebookLayout.codec]
+    grids = [(spec, layout.grid) for spec, layout in layouts]
+    return [grid.rows for spec, grid in grids if isinstance(grid, Tiles) and spec.shape[-2] % grid.rows]
+
+
+def _share_second_scales(steps: Sequence[Step]) -> PackedLayers:
+    """Return the steps with one second scale for all parts of a merged matrix; reads these parts."""
+    changed = list(steps)
+    count = 0
+    for indices in _merged(steps).values():
+        parts = [index for index in indices if _has_new_second(steps[index])]
+        if len(parts) < 2:
+            continue
+        amax = max(_amax(steps[index].tensor) for index in parts)
+        count += 1
+        for index in parts:
+            changed[index] = _with_amax(steps[index], amax)
+    notes = [f"{count} matrices that vLLM merges have one second scale for all their parts"] if count else []
+    return PackedLayers(changed, notes)
+
+
+def _second(step: Step) -> float | str:
+    """Return what decides the second scale of a part: the largest magnitude of a new one, or the stored number."""
+    if isinstance(step, Encode):
+        return f"of {step.options[AMAX]}" if AMAX in step.options else step.tensor.name
+    return float(step.tensor.parts[SECOND].array()[0])
+
+
+def _has_new_second(step: Step) -> bool:
+    """Return whether a step computes a second scale."""
+    if not isinstance(step, Encode) or step.spec.codec != ScaledCodebookLayout.codec or REPACKED_FROM in step.options:
+        return False
+    return ScaledCodebookLayout.of(step.spec).second is not None and AMAX not in step.options
+
+
+def _with_amax(step: Step, amax: float) -> Step:
+    assert isinstance(step, Encode)
+    options = {**step.options, AMAX: amax}
+    encoder = CODECS[step.spec.codec].encoder(step.tensor.shape, step.tensor.dtype, options)
+    return replace(step, encoder=encoder, options=options)
+
+
+def _amax(tensor: Tensor) -> float:
+    """Return the largest magnitude of a tensor; 0 if values are not finite, which the encoder refuses."""
+    amax = max((float(np.abs(cast(rows, "f32")).max(initial=0)) for _, (rows,) in pieces(tensor)), default=0.0)
+    return amax if isfinite(amax) else 0.0
 
 
 def _merged(steps: Sequence[Step]) -> Mapping[str, list[int]]:
@@ -186,7 +271,7 @@ def _decoded_layers(steps: Sequence[Step], format: Format) -> Iterator[str]:
 
 def _unlike_scales(steps: Sequence[Step]) -> Iterator[str]:
     """Say how many merged matrices have scales that vLLM does not keep apart: blocks that begin within one part and end
-    in the next, and second scales of NVFP4, of which each encoded part has its own."""
+    in the next, and second scales of NVFP4 that differ between parts."""
     blocks = 0
     size = 0
     second = 0
@@ -195,14 +280,9 @@ def _unlike_scales(steps: Sequence[Step]) -> Iterator[str]:
         layouts = [ScaledCodebookLayout.of(step.spec) for step in parts]
         if len(parts) < 2:
             continue
-        uneven = [
-            layout.grid.rows
-            for step, layout in zip(parts, layouts, strict=True)
-            if isinstance(layout.grid, Tiles) and step.spec.shape[-2] % layout.grid.rows
-        ]
+        uneven = _uneven_rows([step.spec for step in parts])
         blocks, size = blocks + bool(uneven), max([size, *uneven])
-        encoded = [layout for step, layout in zip(parts, layouts, strict=True) if isinstance(step, Encode)]
-        second += sum(layout.second is not None for layout in encoded) > 1
+        second += len({_second(step) for step, layout in zip(parts, layouts, strict=True) if layout.second}) > 1
     if blocks:
         yield (
             f"{blocks} matrices that vLLM merges have rows that blocks of {size} do not divide: vLLM refuses them, or "
@@ -210,6 +290,6 @@ def _unlike_scales(steps: Sequence[Step]) -> Iterator[str]:
         )
     if second:
         yield (
-            f"{second} merged matrices have a second scale for each part; vLLM takes one for all parts, and reads "
-            "other values"
+            f"{second} merged matrices have different second scales in their parts; vLLM takes one for all parts, and "
+            "reads other values"
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import gcd
 
 from ingot.codecs.table import CODECS
 from ingot.conversion.candidates import Candidate, pick
@@ -23,11 +24,11 @@ from ingot.conversion.encoding import (
     without_effect,
 )
 from ingot.conversion.packed_layers import settle
-from ingot.conversion.placement import KEEP, as_stored, keep, located
+from ingot.conversion.placement import KEEP, as_stored, keep, located, obstacle
 from ingot.core.numeric.dtypes import DTYPES
 from ingot.core.runtime.memory import gc_paused
 from ingot.core.runtime.parallel import ordered
-from ingot.engine.steps import Encode
+from ingot.engine.steps import DECODED, Encode
 from ingot.engine.work import Plan, Step
 from ingot.errors import IngotError, UnsupportedError
 from ingot.formats.base import (
@@ -35,12 +36,14 @@ from ingot.formats.base import (
     WriteOptions,
 )
 from ingot.model.checkpoint import Checkpoint
+from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.sparse import BlocksLayout
 from ingot.model.tensor import Tensor
 from ingot.naming.names import count_layers
 from ingot.recipes.choice import SMALLEST, Choice, Measured
 from ingot.recipes.recipe import Decision, Recipe, resolve
+from ingot.views.regrouped import even_group
 
 _KEEP = Decision(None, KEEP, None)
 
@@ -94,9 +97,12 @@ def plan_conversion(source: Checkpoint, format: Format, request: PlanRequest) ->
         # Without a recipe all are kept; those are asked for that something else goes by.
         every = source if request.recipe is not None else [name for name in source.importance if name in source]
         decisions = {name: decide(source, name, request.recipe, layer_count) for name in every}
+        general = request.recipe is not None and request.recipe.general
+        one_group = format.traits.one_group or (general and format.traits.one_group_preferred)
+        adjusted = _with_one_group(decisions, source, format) if one_group else decisions
         planned = [
             # Errors are measured against the tensor as it was before views changed its values.
-            _step_or_where(source[name].origin or source[name], format, asked, decisions.get(name, _KEEP))
+            _step_or_where(source[name].origin or source[name], format, asked, adjusted.get(name, _KEEP))
             for name in source
         ]
     open_steps = [item for item in planned if isinstance(item, _Open)]
@@ -127,8 +133,6 @@ def _settled(
     steps: list[Step], format: Format, recipe: Recipe | None, decisions: Mapping[str, Decision]
 ) -> tuple[list[Step], Sequence[str]]:
     """Return the steps as the programs take them that read a folder of packed layers, and notes for the report."""
-    if not format.traits.packed_codecs:
-        return steps, ()
     layers = settle(steps, format, decisions, general=recipe is None or recipe.general)
     return list(layers.steps), layers.notes
 
@@ -201,12 +205,59 @@ def _step(tensor: Tensor, format: Format, asked: Asked, decision: Decision) -> S
                 "source, and hits this one under its name in the result alone; name both, or no names",
                 rule="quantizer.matrix",
             )
-        return keep(tensor, format, rule)  # a view has rounded it (ops.convert.rounding)
+        return _keep_rounded(tensor, format, rule)  # a view has rounded it (conversion.rounding_view)
     pruning = asked.prune.get(tensor.name)
     resized = pruning is not None and full_size(format) and as_stored(tensor, format, rule) is None
     if choice is None and (pruning is None or pruning.stored) and not resized:
         return keep(tensor, format, rule)
     return encode(tensor, format, rule, choice or DENSE, asked)
+
+
+def _keep_rounded(tensor: Tensor, format: Format, rule: str) -> Step:
+    """Return how a rounded matrix is stored; formats with packed layers refuse to store its values in 16 bits.
+
+    Raises ``UnsupportedError`` ``convert.unsupported``.
+    """
+    step = keep(tensor, format, rule)
+    if step.action == DECODED and (format.traits.packed_codecs or format.traits.f16_scales):
+        raise UnsupportedError(
+            f"{format.name} cannot hold what rule {rule!r} makes ({tensor.codec}): {obstacle(tensor, format)}. "
+            "`ingot recipes` lists the presets by the programs that run them; for the values in 16 bits convert to .zt "
+            f"first, and that to {format.name}",
+            rule="convert.unsupported",
+        )
+    return step
+
+
+def _with_one_group(decisions: Mapping[str, Decision], source: Checkpoint, format: Format) -> Mapping[str, Decision]:
+    """Return the decisions with groups of one size, if one of the format's sizes divides all."""
+    sizes = format.traits.group_sizes or ()
+    groups = {name: group for name, item in decisions.items() if (group := _new_group(item, source[name], sizes))}
+    common = gcd(*groups.values()) if groups else 0
+    if len(set(groups.values())) < 2 or common not in sizes:
+        return decisions
+    return {**decisions, **{name: _with_group(decisions[name], common, format) for name in groups}}
+
+
+def _new_group(decision: Decision, tensor: Tensor, sizes: Sequence[int]) -> int | None:
+    """Return the columns of a group that an encoder would give a tensor; None if no encoder makes groups."""
+    choice = decision.choice
+    if not isinstance(choice, Choice) or choice.codec != AffineLayout.codec or choice.quantizer is not None:
+        return None
+    group = choice.options.get("group")
+    cols = tensor.matrix_shape[1]
+    if not isinstance(group, int) or not group:
+        return None
+    return even_group(group, cols, sizes) if cols % group else group
+
+
+def _with_group(decision: Decision, group: int, format: Format) -> Decision:
+    choice = decision.choice
+    assert isinstance(choice, Choice)
+    if choice.options["group"] == group:
+        return decision
+    label = f"{decision.rule_label} (groups of {group}: {format.name} has groups of one size)"
+    return replace(decision, rule_label=label, choice=replace(choice, options={**choice.options, "group": group}))
 
 
 def _is_exempt(tensor: Tensor, format: Format) -> bool:

@@ -17,7 +17,7 @@ from ingot.cluster.driver.distribute import StepsType
 from ingot.conversion.options import ConvertOptions
 from ingot.conversion.plan import ConvertPlan
 from ingot.conversion.prepare_source import prepare_source
-from ingot.conversion.prepared import Prepared, for_source, refuse_same
+from ingot.conversion.prepared import Prepared, for_source, refuse_same, with_activations
 from ingot.core.parsing.strictjson import strict_json, warm
 from ingot.engine.data import StepData, bound_steps, specs_of, step_data
 from ingot.errors import INGOT_VERSION, FormatError, IntegrityError, UnsupportedError, UsageError
@@ -29,7 +29,7 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.model.reading.view import View
 from ingot.stores.location import AnyPath, Location
 
-VERSION = 6
+VERSION = 7
 """Of the fields and of what they mean; another one is refused, never guessed at."""
 RULE = "plan.json"
 _LARGEST = 1 << 30
@@ -59,6 +59,7 @@ class TargetData(Struct, frozen=True, forbid_unknown_fields=True):
     digest: str | None
     max_shard: int | None
     compact: bool
+    activations: str | None
 
 
 @warm
@@ -140,6 +141,7 @@ def plan_json(prepared: Prepared, options: ConvertOptions) -> bytes:
             "digest": plan.options.digest,
             "max_shard": plan.options.max_shard,
             "compact": plan.options.compact,
+            "activations": prepared.recipe.activations if prepared.recipe is not None else None,
         },
         "view": {
             "prune": options.prune,
@@ -275,7 +277,7 @@ def open_plan(data: PlanData, out: Location | None = None) -> OpenedPlan:
     close = source.close
     try:
         refuse_same(source, place)
-        place = for_source(place, source)
+        place = with_activations(for_source(place, source), data.target.activations)
         named = {name: getattr(data.view, name) for name in (*_VIEWED, *_ADDRESSES)}
         options = ConvertOptions(data.source.url, place.location, **named)
         planned = [str(step.spec.get("name")) for step in data.steps]

@@ -233,10 +233,14 @@ def view_for_target(
     return view.with_notes(*(f"{format.name} holds weights alone, not the {KINDS[kind]}" for kind in lost))
 
 
-def groups_for(checkpoint: Checkpoint, format: Format) -> Mapping[str, int]:
-    """Return the tensors that need smaller groups of columns in a format, and the columns of a group there."""
+def groups_for(checkpoint: Checkpoint, format: Format, *, one_group: bool = False) -> Mapping[str, int]:
+    """Return the tensors that need smaller groups of columns in a format, and the columns of a group there.
+
+    ``one_group``: a preset rounded the matrices, which then have groups of one size if programs prefer that.
+    """
     sizes = format.traits.group_sizes
-    return {} if sizes is None else smaller_groups(checkpoint, sizes, one=format.traits.one_group)
+    uniform = format.traits.one_group or (one_group and format.traits.one_group_preferred)
+    return {} if sizes is None else smaller_groups(checkpoint, sizes, one=uniform)
 
 
 def _attachments(options: ConvertOptions) -> dict[str, Any]:

@@ -82,6 +82,14 @@ def for_source(target: Destination, source: Source) -> Destination:
     return replace(target, format=target.format.for_source(source.config()))
 
 
+def with_activations(target: Destination, scheme: str | None) -> Destination:
+    """Return the destination with the format that declares how layers quantize their inputs.
+
+    Raises ``UnsupportedError`` ``recipe.activations``.
+    """
+    return target if scheme is None else replace(target, format=target.format.for_activations(scheme))
+
+
 def with_config(
     plan: ConvertPlan, source: Source, checkpoint: Checkpoint, place: Destination, *, untie: bool
 ) -> ConvertPlan:

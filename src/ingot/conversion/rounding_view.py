@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from ingot.codecs.range_probe import HALF
 from ingot.codecs.table import stored_exactly
 from ingot.conversion.options import ConvertOptions
 from ingot.conversion.plan import decide, layers_of
@@ -87,11 +88,12 @@ class _Known:
 
 
 def round_weights(
-    checkpoint: Checkpoint, recipe: Recipe | None, options: ConvertOptions
+    checkpoint: Checkpoint, recipe: Recipe | None, options: ConvertOptions, *, f16_scales: bool = False
 ) -> tuple[View, Rounding | None]:
     """Return the model with the matrices rounded whose rules name a quantizer, and the rounding.
 
     The recipe's rotations and scales are folded in first. Without matrices to round there is no rounding.
+    ``f16_scales``: the target stores scales as f16, also if a rule has ``scales = "half"`` and weights are bf16.
 
     Raises
     ------
@@ -102,7 +104,7 @@ def round_weights(
         ``fold.*``.
     """
     view = rotate_by_recipe(checkpoint, recipe)
-    choices = dict(_choices(view.checkpoint, recipe, options)) if recipe is not None else {}
+    choices = dict(_choices(view.checkpoint, recipe, options, f16_scales=f16_scales)) if recipe is not None else {}
     calibration = options.calibration
     if recipe is None or not choices:
         if calibration is not None:
@@ -126,7 +128,9 @@ def round_weights(
     return View(round_to(folded, rounding), notes), rounding
 
 
-def _choices(view: Checkpoint, recipe: Recipe, options: ConvertOptions) -> Sequence[tuple[str, QuantizerSpec]]:
+def _choices(
+    view: Checkpoint, recipe: Recipe, options: ConvertOptions, *, f16_scales: bool
+) -> Sequence[tuple[str, QuantizerSpec]]:
     layer_count = layers_of(view)
     found = []
     for name, tensor in view.items():
@@ -146,7 +150,10 @@ def _choices(view: Checkpoint, recipe: Recipe, options: ConvertOptions) -> Seque
                 rule="convert.requantize",
                 where=name,
             )
-        wanted = parse_quantizer(choice.quantizer, choice.codec, choice.options)
+        quantizer_options = choice.options
+        if quantizer_options.get("scales") == HALF and tensor.dtype == "bf16" and not f16_scales:
+            quantizer_options = {**quantizer_options, "scales": "bf16"}
+        wanted = parse_quantizer(choice.quantizer, choice.codec, quantizer_options)
         wanted.require(tensor.shape, name)
         found.append((name, wanted))
     return found

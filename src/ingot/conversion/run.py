@@ -31,7 +31,7 @@ from ingot.conversion.prepare_source import (
     within,
     write_options,
 )
-from ingot.conversion.prepared import Prepared, config_change, for_source, refuse_same, with_config
+from ingot.conversion.prepared import Prepared, config_change, for_source, refuse_same, with_activations, with_config
 from ingot.conversion.report import ConvertReport, SourceFacts, commands_for, equality, tensor_reports, unsaid
 from ingot.conversion.rounding_view import outcomes_of, round_weights, told, with_rotate_option
 from ingot.conversion.tensor_parallel import (
@@ -62,6 +62,7 @@ from ingot.stores.location import Location
 from ingot.translate.completeness import require_complete
 from ingot.translate.parallel import Rank
 from ingot.views.regrouped import regroup
+from ingot.views.rounded_view import Rounding
 
 if TYPE_CHECKING:
     from ingot.cluster.driver.distribute import Cluster
@@ -174,16 +175,18 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
         )
         close = source.close
         refuse_same(source, target)
-        target = for_source(target, source)
+        target = with_activations(for_source(target, source), None if recipe is None else recipe.activations)
         checkpoint = source.view()
         _require_weights(source, target, recipe, options)
         require_complete(source, checkpoint, Patterns(tuple(options.drop)))
         opened, tied = checkpoint, _tied(source, checkpoint, target)
         without = {**dropped(opened, options.drop), **tied.without}
         weights = view_weights(checkpoint, target, options, without)
-        rounded, rounding = round_weights(weights.checkpoint, recipe, options)
+        rounded, rounding = round_weights(
+            weights.checkpoint, recipe, options, f16_scales=target.format.traits.f16_scales
+        )
         view = weights.then(lambda _: rounded).then(partial(view_for_target, target=target, options=options))
-        groups = groups_for(view.checkpoint, target.format)
+        groups = groups_for(view.checkpoint, target.format, one_group=_is_rounded_by_preset(rounding, recipe))
         view = view.then(partial(regroup, groups=groups))
         checkpoint, close = view.checkpoint, view.checkpoint.close
         checkpoint = checkpoint if rank is None else slice_for(checkpoint, rank)
@@ -226,6 +229,10 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
     except BaseException:
         close()
         raise
+
+
+def _is_rounded_by_preset(rounding: Rounding | None, recipe: Recipe | None) -> bool:
+    return rounding is not None and recipe is not None and recipe.general
 
 
 def _read_narrower(plan: ConvertPlan) -> str:

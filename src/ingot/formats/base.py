@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from ingot.core.bytes.checksums import HASHERS
 from ingot.core.bytes.encodings import ENCODED
-from ingot.errors import IngotError, UsageError
+from ingot.errors import IngotError, UnsupportedError, UsageError
 from ingot.model.artifact import NOTHING, Artifact, Attachments
 from ingot.model.bytesource import Buffer, ByteSource, Target
 from ingot.model.features import Flags
@@ -192,11 +192,15 @@ class FormatTraits:
         if groups need not divide the columns.
     one_group : bool
         All layers of a folder have the same group size.
+    one_group_preferred : bool
+        Some programs read only folders in which all layers have the same group size; presets keep to one.
     one_head : bool
         Loaders refuse a head if the embeddings are tied to it.
     fixed_scales : bool
         Operators need scales of the type of the values, and perhaps unsigned codes. If a recipe leaves the type of the
         scales open, it becomes the type of the values, and symmetric codes get their zero point in the middle.
+    f16_scales : bool
+        Scales are always f16, so that a recipe with ``scales = "half"`` gets f16 for weights in bf16 too.
     full_size : bool
         Readers need pruned matrices in their full size (``Format.compacted``).
     rounds_steps : bool
@@ -227,8 +231,10 @@ class FormatTraits:
     how_to_quantize: str = ""
     group_sizes: tuple[int, ...] | None = None
     one_group: bool = False
+    one_group_preferred: bool = False
     one_head: bool = False
     fixed_scales: bool = False
+    f16_scales: bool = False
     full_size: bool = False
     rounds_steps: bool = False
 
@@ -321,6 +327,17 @@ class Format(ABC):
         """Return the format for weights of a folder with this ``config.json``, which may restrict the layouts that
         fit."""
         return self
+
+    def for_activations(self, scheme: str) -> Format:
+        """Return the format for a recipe whose layers quantize their inputs by this scheme (``Recipe.activations``).
+
+        Raises ``UnsupportedError`` ``recipe.activations`` if a result of this format cannot declare it.
+        """
+        raise UnsupportedError(
+            f"the recipe quantizes activations ({scheme}), which {self.name} cannot declare; use "
+            "--format compressed-tensors, or a recipe for weights alone such as w8a16",
+            rule="recipe.activations",
+        )
 
     def compacted(self) -> Format:
         """Return the format that stores pruned matrices without the removed rows or columns."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ingot.codecs.palette.encode import codebooks_for
+from ingot.codecs.range_probe import HALF
 from ingot.codecs.scaled_codebook.options import layout_of as scaled_layout
 from ingot.codecs.trellis.streams import band_for
 from ingot.errors import UnsupportedError, UsageError
@@ -222,6 +223,7 @@ def _groups(options: Mapping[str, Any], *, learnt: bool, zeros: str) -> Grid:
     bits = options.get("bits", 4)
     group = options.get("group", 64)
     scales = options.get("scales", "f16")
+    scales = "f16" if scales == HALF else scales
     group = A_ROW if group == "row" and not learnt else group
     allowed = _TABLE_BITS if learnt else tuple(range(1 if zeros == NONE else 2, 9))
     if not isinstance(bits, int) or isinstance(bits, bool) or bits not in allowed:

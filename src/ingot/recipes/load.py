@@ -27,12 +27,15 @@ PRESETS = (
     "f16",
     "int8-fine",
     "int8",
+    "trellis4-calibrated",
     "int4-calibrated",
     "table4-calibrated",
     "int4",
+    "trellis3-calibrated",
     "int3-calibrated",
     "table3-calibrated",
     "int3",
+    "trellis2-calibrated",
     "int2-calibrated",
     "table2-calibrated",
     "int2",
@@ -46,7 +49,27 @@ PRESETS = (
     "ane-m1",
     "ane-m4",
     "ane-m5",
+    "w8a16",
+    "w8a8",
+    "w4a16-calibrated",
+    "w4a16",
+    "fp8",
+    "fp8-block",
+    "nvfp4",
+    "mxfp4",
+    "nf4",
+    "mlx-8bit-calibrated",
+    "mlx-8bit",
+    "mlx-6bit-calibrated",
+    "mlx-6bit",
+    "mlx-mixed-4-6-calibrated",
+    "mlx-mixed-4-6",
+    "mlx-4bit-calibrated",
     "mlx-4bit",
+    "mlx-mxfp4-calibrated",
+    "mlx-mxfp4",
+    "mlx-nvfp4",
+    "mlx-3bit-calibrated",
     "mlx-3bit",
     "squish-int8",
     "squish-int4",
@@ -69,12 +92,12 @@ PRESETS = (
 # Presets by container, for those that have forms of their own: bits of the matrices to name.
 _MADE_FOR = {
     "npydir": {8: "squish-int8", 4: "squish-int4", 3: "squish-int3"},
-    "mlx": {4: "mlx-4bit", 3: "mlx-3bit"},
+    "mlx": {8: "mlx-8bit", 6: "mlx-6bit", 4: "mlx-4bit", 3: "mlx-3bit"},
 }
 
 _LARGEST_FILE = 1 << 20
 _DEEPEST_OPTIONS = 4  # a codec in a codec, with a list among its options, is 2
-_ROOT_KEYS = ("name", "description", "rotate", "rules")
+_ROOT_KEYS = ("name", "description", "rotate", "activations", "runs_in", "rules")
 _CODEC_KEYS = ("codec", "options", "encoding", "quantizer")
 _MEASURED_KEYS = ("pick", "min_snr_db", "candidates")
 _CHOICE_KEYS = ("keep", *_CODEC_KEYS, *_MEASURED_KEYS)
@@ -179,6 +202,8 @@ def parse_recipe(data: bytes | str, *, where: str, name: str = "recipe") -> Reci
         description=_text(root.get("description", ""), f"{where}: description").strip(),
         rules=tuple(_rule(rule, index, f"{where}: rules[{index}]") for index, rule in enumerate(rules)),
         rotate=_rotate(root["rotate"], f"{where}: rotate") if "rotate" in root else None,
+        activations=_text(root["activations"], f"{where}: activations") if "activations" in root else None,
+        runs_in=_texts(root["runs_in"], f"{where}: runs_in") if "runs_in" in root else (),
     )
 
 

@@ -226,12 +226,17 @@ class Rotate:
         return cls("r1" in names, "r2" in names)
 
 
+ACTIVATIONS = ("int8", "fp8")
+"""Schemes of inputs that layers quantize while the model runs, with one dynamic scale for each token."""
+
+
 @dataclass(frozen=True)
 class Recipe:
     """Named, ordered rules. A tensor that no rule hits is kept as it is.
 
     ``general`` rules were written for all models, as the presets are: one that hits nothing in a model is no mistake.
-    ``rotate`` turns the model before any rule applies.
+    ``rotate`` turns the model before any rule applies. ``activations``: layers quantize their inputs while the model
+    runs, to 8-bit integers or FP8 with one scale for each token. ``runs_in``: the programs that run the result.
     """
 
     name: str
@@ -239,11 +244,21 @@ class Recipe:
     description: str = ""
     general: bool = False
     rotate: Rotate | None = None
+    activations: str | None = None
+    runs_in: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.activations is not None and self.activations not in ACTIVATIONS:
+            raise UsageError(
+                f"expected activations {' or '.join(ACTIVATIONS)}, found {self.activations!r:.80}",
+                rule="recipe.activations",
+            )
 
     def fingerprint(self) -> str:
         """Return a SHA-256 over everything that decides an output: rules and their order, not names or descriptions."""
         content: list[Any] = [_content(rule) for rule in self.rules]
         content += [] if self.rotate is None else [asdict(self.rotate)]
+        content += [] if self.activations is None else [self.activations]
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(b"ingot-recipe-1\n" + text.encode()).hexdigest()
 

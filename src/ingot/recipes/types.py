@@ -24,8 +24,10 @@ CALIBRATED = "-calibrated"
 _LEAST_SIZE = 4096
 _GRID = "grid"  # integers, as servers of models take them: of layers alone
 _TRELLIS_BITS = (2, 3, 4)
-_INTEGER_BITS = (5, 6, 8)
+_INTEGER_BITS = (2, 3, 4, 5, 6, 8)
+_LARGE_INTEGER_BITS = (5, 6, 8)  # more than a trellis has
 _GRID_BITS = (2, 3, 4, 8)
+_TRELLIS = "trellis"
 
 # ggml's types that take 256 columns at a time, and what stands in where 256 does not divide them, as in llama.cpp.
 _LARGE_BLOCKS = {
@@ -41,7 +43,8 @@ _INTEGERS = ("int2", "int3", "int4", "int5", "int6", "int8")
 
 NAMES = (
     *_INTEGERS,
-    *(f"int{bits}{CALIBRATED}" for bits in (*_TRELLIS_BITS, *_INTEGER_BITS)),
+    *(f"{_TRELLIS}{bits}{CALIBRATED}" for bits in _TRELLIS_BITS),
+    *(f"int{bits}{CALIBRATED}" for bits in _INTEGER_BITS),
     *(f"{_GRID}{bits}{CALIBRATED}" for bits in _GRID_BITS),
     *_LARGE_BLOCKS,
     *_BLOCKS,
@@ -56,7 +59,13 @@ _DEFAULTS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
     **dict.fromkeys(("awq", "compressed-tensors", "gptq"), (_SERVED, _SERVED)),
     "npydir": (("squish-int3", "squish-int4", "squish-int8"),) * 2,
 }
-_OTHERS = _INTEGERS, tuple(f"int{bits}{CALIBRATED}" for bits in (*_TRELLIS_BITS, *_INTEGER_BITS))
+_OTHERS = (
+    _INTEGERS,
+    (
+        *(f"{_TRELLIS}{bits}{CALIBRATED}" for bits in _TRELLIS_BITS),
+        *(f"int{bits}{CALIBRATED}" for bits in _LARGE_INTEGER_BITS),
+    ),
+)
 
 
 def default_types(format: str, *, calibrated: bool) -> Sequence[str]:
@@ -119,17 +128,18 @@ def _rules(name: str) -> list[Rule] | None:
     if plain.startswith(_GRID):
         bits = int(plain.removeprefix(_GRID))
         return [_rule(LAYERS, _calibrated(AffineLayout.codec, bits, group, TWO_SIDED), group) for group in (64, 96, 32)]
-    bits = int(plain.removeprefix("int"))
+    is_trellis = plain.startswith(_TRELLIS)
+    bits = int(plain.removeprefix(_TRELLIS).removeprefix("int"))
     integers = _rule(MATRICES, Choice(AffineLayout.codec, _integers(bits)), min_cols=32)
     if name == plain:
         return [integers]
-    codec = TrellisLayout.codec if bits in _TRELLIS_BITS else AffineLayout.codec
+    codec = TrellisLayout.codec if is_trellis else AffineLayout.codec
     # Whole heads under both factors would take as long as all layers: their scales are searched alone.
     searched = ((LAYERS, TWO_SIDED), (HEAD, IMPORTANCE))
     known = [
         _rule(roles, _calibrated(codec, bits, group, quantizer), group)
         for roles, quantizer in searched
-        for group in (64, 96, 32)
+        for group in ((64, 96, 32) if is_trellis or bits in _LARGE_INTEGER_BITS else (64, 32))
     ]
     return [*known, integers]
 

@@ -219,7 +219,7 @@ def statistics(heavy: str, *, factors: bool = True) -> dict[str, np.ndarray]:
 
 def test_what_matters_more_gets_more_bits(model: Path, tmp_path: Path) -> None:
     ingot.save(tmp_path / "s.safetensors", statistics(UP), {"ingot.statistics": "1"})
-    types = "int3-calibrated,int4-calibrated,int6-calibrated"
+    types = "trellis3-calibrated,trellis4-calibrated,int6-calibrated"
     out = tmp_path / "out.zt"
     report = ingot.convert(model, out, target_bpw=4.6, types=types, calibration=tmp_path / "s.safetensors")
     assert report.budget is not None
@@ -295,7 +295,7 @@ def test_a_model_without_statistics_is_calibrated_once(
 
     for module in ("budget.search", "rounding_view"):
         monkeypatch.setattr(f"ingot.conversion.{module}._CALIBRATE", {"model": take})
-    types = "int3-calibrated,int4-calibrated,int6-calibrated"
+    types = "trellis3-calibrated,trellis4-calibrated,int6-calibrated"
     report = ingot.convert(model, tmp_path / "out.zt", target_bpw=4.6, types=types)
     assert report.budget is not None
     assert types_of(report.budget)[UP] == "int6-calibrated"

@@ -220,4 +220,4 @@ def test_a_model_without_statistics_is_calibrated_under_the_same_progress(
 
     monkeypatch.setattr(calibrate, "_collect", take)
     with pytest.raises(TakenError):
-        ingot.convert(model, tmp_path / "out.zt", target_bpw=6, types="int4-calibrated", progress=print)
+        ingot.convert(model, tmp_path / "out.zt", target_bpw=6, types="trellis4-calibrated", progress=print)

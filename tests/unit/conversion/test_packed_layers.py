@@ -90,7 +90,10 @@ def test_a_recipe_gets_smaller_groups_that_divide_the_columns(tmp_path: Path) ->
     source = folder(tmp_path / "in", {**ATTENTION, "mlp.down_proj": (96, 128)})
     report = ingot.convert(source, tmp_path / "out", "int4", format="compressed-tensors")
     assert "4 layers are quantized in groups of 32: groups of 64 do not divide 96 columns" in report.notes
-    assert {group["weights"]["group_size"] for group in stated(tmp_path / "out")["config_groups"].values()} == {32, 64}
+    assert [group["weights"]["group_size"] for group in stated(tmp_path / "out")["config_groups"].values()] == [32]
+    own = recipe(tmp_path / "r.toml", INT4 % (64, "f16"))
+    ingot.convert(source, tmp_path / "own", own, format="compressed-tensors")
+    assert {group["weights"]["group_size"] for group in stated(tmp_path / "own")["config_groups"].values()} == {32, 64}
 
 
 def test_a_plan_in_a_file_makes_the_same_folder(tmp_path: Path) -> None:
@@ -168,15 +171,44 @@ FP8 = FLOATS % 'table = "f8_e4m3fn", group = [128, 128]'
 NVFP4 = FLOATS % 'table = "f4_e2m1fn", group = 16, scales = "f8_e4m3fn", second = "multiply"'
 
 
-@pytest.mark.parametrize(
-    ("format", "rule", "note"),
-    [("fp8", FP8, "rows that blocks of 128 do not divide"), ("modelopt", NVFP4, "a second scale for each part")],
-)
-def test_scales_that_vllm_does_not_keep_apart(tmp_path: Path, format: str, rule: str, note: str) -> None:
-    report = ingot.convert(
-        folder(tmp_path / "in", ATTENTION), tmp_path / "out", recipe(tmp_path / "r.toml", rule), format
-    )
-    assert [text for text in report.notes if note in text]
+def test_blocks_across_parts_of_a_merged_matrix_are_reported(tmp_path: Path) -> None:
+    source = folder(tmp_path / "in", ATTENTION)
+    report = ingot.convert(source, tmp_path / "out", recipe(tmp_path / "r.toml", FP8), "fp8")
+    assert [text for text in report.notes if "rows that blocks of 128 do not divide" in text]
+
+
+def test_parts_of_a_merged_matrix_share_their_second_scale(tmp_path: Path) -> None:
+    """The scale of the part with the largest weight; matrices that vLLM does not merge keep their own."""
+    source = folder(tmp_path / "in", ATTENTION)
+    ingot.convert(source, tmp_path / "out", recipe(tmp_path / "r.toml", NVFP4), "modelopt")
+    largest = {name: np.abs(array).max() for name, array in values(source).items()}
+    second = {}
+    with ingot.open(tmp_path / "out") as checkpoint:
+        for part in "qkvo":
+            name = f"{LAYER}self_attn.{part}_proj.weight"
+            second[part] = float(checkpoint[name].parts["second_scale"].array()[0])
+    merged = max(largest[f"{LAYER}self_attn.{part}_proj.weight"] for part in "qkv")
+    assert [second[part] for part in "qkv"] == [np.float32(merged / (6 * 448))] * 3
+    assert second["o"] == np.float32(largest[f"{LAYER}self_attn.o_proj.weight"] / (6 * 448))
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_second_scales_that_differ_are_reported(tmp_path: Path, shared: bool) -> None:
+    """Parts that were encoded together share one, in .zt too; those of another program may not."""
+    source = folder(tmp_path / "in", ATTENTION)
+    options = 'codec = "scaled_codebook"\noptions = { table = "f4_e2m1fn", group = 16, scales = "f8_e4m3fn", '
+    options += 'second = "multiply"%s }'
+    text = recipe(tmp_path / "r.toml", options % "").read_text()
+    if not shared:
+        rules = (options % f", amax = {size}" for size in (4.0, 6.0, 5.0))
+        text = 'name = "own"\n' + "".join(
+            f'[[rules]]\nmatch = "*{part}_proj*"\n{rule}\n' for part, rule in zip("qkv", rules, strict=True)
+        )
+    (tmp_path / "r.toml").write_text(text)
+    ingot.convert(source, tmp_path / "zt", tmp_path / "r.toml", format="zt")
+    report = ingot.convert(tmp_path / "zt", tmp_path / "out", format="modelopt")
+    assert [note for note in report.notes if "different second scales" in note] == [] if shared else report.notes[-1:]
+    assert shared or "1 merged matrices have different second scales" in report.notes[-1]
 
 
 INT8 = 'codec = "affine"\noptions = { bits = 8, group = "row", symmetric = %s, scales = "f32" }'

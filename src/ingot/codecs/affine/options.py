@@ -10,7 +10,7 @@ from typing import Any
 
 from ingot.codecs.affine.sign import SIGNS
 from ingot.codecs.base import option_error, require_known
-from ingot.codecs.range_probe import AUTO
+from ingot.codecs.range_probe import AUTO, HALF
 from ingot.errors import UnsupportedError
 from ingot.model.layouts.affine import (
     FLAT_LSB,
@@ -83,8 +83,10 @@ def parse(options: Mapping[str, Any], shape: tuple[int, ...], source: str) -> Pa
     if not isinstance(signed, bool) or (symmetric and signed != (zero_point is None)):
         raise _option_error("signed true or false, and true where symmetric without zero_point", signed)
     scale_dtype = _choice(
-        options, "scales", (*SCALE_DTYPES, "source", AUTO), AUTO if isinstance(grid, Group) else "f32"
+        options, "scales", (*SCALE_DTYPES, "source", HALF, AUTO), AUTO if isinstance(grid, Group) else "f32"
     )
+    if scale_dtype == HALF:
+        scale_dtype = "bf16" if source == "bf16" else AUTO
     auto = scale_dtype == AUTO
     if auto:
         scale_dtype = "f16"

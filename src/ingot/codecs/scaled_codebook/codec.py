@@ -11,7 +11,7 @@ from ingot.codecs.blocks.codebooks import to_blocks
 from ingot.codecs.palette.rows import require_padding
 from ingot.codecs.scaled_codebook.decode import ArrayWindow, ScaledReader, TransposedReader, Window, decoder_of
 from ingot.codecs.scaled_codebook.encode import ScaledEncoder
-from ingot.codecs.scaled_codebook.options import layout_of
+from ingot.codecs.scaled_codebook.options import amax_of, layout_of
 from ingot.codecs.scaled_codebook.repack import repack
 from ingot.codecs.scaled_codebook.tables import TABLES
 from ingot.core.numeric.dtypes import DTYPES
@@ -135,13 +135,13 @@ class ScaledCodebookCodec(Codec):
         ``table`` nf4, fp4 or iq4_nl, or a type of small numbers: f4_e2m1fn, f6_e2m3fn, f6_e3m2fn, f8_e4m3fn, f8_e5m2,
         i8 (nf4); ``group`` columns that share a scale, a divisor of a row's, ``"row"``, ``"tensor"`` or [rows, columns]
         of blocks (64); ``flat`` groups of elements regardless of rows (false); ``scales`` f32, f16, bf16, f8_e8m0fnu,
-        f8_e4m3fn or f8_e5m2 (f32); ``second`` multiply or divide: another scale for the tensor (none); ``order``
-        low_first or high_first (low_first); ``transposed``: the last two dimensions are stored in the opposite order
-        (false).
+        f8_e4m3fn or f8_e5m2 (f32); ``second`` multiply or divide: another scale for the tensor (none); ``amax``
+        the largest magnitude of all matrices that share the second scale (the tensor's own); ``order`` low_first or
+        high_first (low_first); ``transposed``: the last two dimensions are stored in the opposite order (false).
         """
         source = source_dtype(ID, dtype, DTYPES_OF_VALUES)
         name, layout = layout_of(shape, source, options)
-        return ScaledEncoder(shape, layout, name)
+        return ScaledEncoder(shape, layout, name, amax_of(options))
 
 
 def _checked(tensor: Tensor) -> ScaledCodebookLayout:

@@ -50,7 +50,7 @@ class ScaledEncoder(Encoder):
     single_chunk: bool = False
     lossless: bool = False
 
-    def __init__(self, shape: Shape, layout: ScaledCodebookLayout, name: str) -> None:
+    def __init__(self, shape: Shape, layout: ScaledCodebookLayout, name: str, amax: float | None = None) -> None:
         self._layout = layout
         self._shape = layout.stored_shape(shape)
         self._codebook = numbers(name)
@@ -60,8 +60,8 @@ class ScaledEncoder(Encoder):
         self._reach = RangeProbe("scales", reach, (), float(self._top), layout.dtype)
         self._inner = self._shape[-2] if len(shape) > 1 else 1
         self._per_tensor = isinstance(layout.grid, Whole)
-        self.fit_passes = int(self._per_tensor or layout.second is not None)
-        self._amax = np.float32(0)
+        self.fit_passes = int(self._per_tensor or (layout.second is not None and amax is None))
+        self._amax = np.float32(amax or 0)
         self.params: Mapping[str, Any] = layout.attributes()
         self.parts: tuple[PartSpec, ...] = layout.part_specs(shape)
         self.step = _step(layout, self._shape)

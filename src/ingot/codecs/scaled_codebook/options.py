@@ -28,7 +28,8 @@ from ingot.model.layouts.scaled_codebook import (
 )
 
 ID = ScaledCodebookLayout.codec
-OPTIONS = ("table", "group", "scales", "second", "flat", "order", "transposed")
+AMAX = "amax"
+OPTIONS = ("table", "group", "scales", "second", "flat", "order", "transposed", AMAX)
 GROUP = 64
 _LIMIT = 2**31
 _option_error = partial(option_error, ID)
@@ -57,6 +58,8 @@ def layout_of(shape: Shape, dtype: str, options: Mapping[str, Any]) -> tuple[str
         raise _option_error(f"second {MULTIPLY} or {DIVIDE}", second)
     if second and scales == "f8_e8m0fnu":
         raise _option_error("scales other than powers of two together with second", scales)
+    if AMAX in options and second is None:
+        raise _option_error(f"second together with {AMAX}", second)
     bits = VALUES[name]
     if order not in ORDERS or (order != LOW_FIRST and bits != 4):
         raise _option_error(f"order {' or '.join(ORDERS)}, the second at 4 bits", order)
@@ -76,6 +79,19 @@ def layout_of(shape: Shape, dtype: str, options: Mapping[str, Any]) -> tuple[str
             rule=f"{ID}.group",
         )
     return name, layout
+
+
+def amax_of(options: Mapping[str, Any]) -> float | None:
+    """Return option ``amax``, the largest magnitude of the matrices that share a second scale; None without it.
+
+    Raises ``UsageError`` ``scaled_codebook.option``.
+    """
+    amax = options.get(AMAX)
+    if amax is None:
+        return None
+    if not isinstance(amax, int | float) or isinstance(amax, bool) or not 0 <= amax < float("inf"):
+        raise _option_error(f"{AMAX} a finite number from 0", amax)
+    return float(amax)
 
 
 def _grid(group: object, flat: object) -> Grid:

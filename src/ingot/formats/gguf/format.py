@@ -29,6 +29,7 @@ class GgufFormat(Format):
     traits = FormatTraits(
         shards=True,
         shards_on_request=True,
+        f16_scales=True,
     )
 
     def claims(self, name: str, head: bytes) -> bool:

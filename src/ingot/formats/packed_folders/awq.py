@@ -45,6 +45,7 @@ class AwqFormat(ColumnPackedFormat):
         merges=True,
         dense_key="modules_to_not_convert",
         how_to_quantize="ingot convert MODEL x.zt --recipe int4, then ingot convert x.zt OUT --format awq",
+        f16_scales=True,
         group_sizes=(128, 64, 32),
         one_group=True,
     )

@@ -17,6 +17,25 @@ KV_CACHE = "kv_cache_scheme"
 ActivationSettings = Mapping[str, Any]
 """The values under ``KEYS`` that are present and not null."""
 
+DYNAMIC_INPUTS: Mapping[str, ActivationSettings] = {
+    scheme: {
+        KEYS[0]: {
+            "num_bits": 8,
+            "type": number_type,
+            "symmetric": True,
+            "strategy": "token",
+            "group_size": None,
+            "block_structure": None,
+            "dynamic": True,
+            "actorder": None,
+            "observer": None,
+            "observer_kwargs": {},
+        }
+    }
+    for scheme, number_type in (("int8", "int"), ("fp8", "float"))
+}
+"""The settings of ``Recipe.activations``: 8 bits with one scale for each token, computed while the model runs."""
+
 
 class Settings:
     """The settings of activations in the groups of a ``quantization_config``; the argument may be any JSON value.

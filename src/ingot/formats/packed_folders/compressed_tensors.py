@@ -36,6 +36,7 @@ from ingot.formats.packed_folders.compressed_integers import (
 )
 from ingot.formats.packed_folders.compressed_keys import KEYS as CONFIG_KEYS
 from ingot.formats.packed_folders.compressed_settings import (
+    DYNAMIC_INPUTS,
     KEYS,
     KV_CACHE,
     ActivationSettings,
@@ -101,13 +102,18 @@ class CompressedTensorsFormat(WritablePackedFolderFormat):
         dense_key="ignore",
         how_to_quantize="--recipe int4 or --recipe int8",
         group_sizes=(128, 64, 32),
+        one_group_preferred=True,  # transformers applies the settings of one group to all dense layers
     )
     keys = CONFIG_KEYS
     companions = (SCALE, ZERO_POINT, G_IDX, SHAPE, ".weight_global_scale", MARLIN_SCALE)
 
-    def __init__(self, settings: Settings | None = None) -> None:
-        """Create the format; ``settings`` are the source's settings of activations if it is a folder of this format."""
+    def __init__(self, settings: Settings | None = None, activations: str | None = None) -> None:
+        """Create the format; ``settings`` are the source's settings of activations if it is a folder of this format.
+
+        ``activations``: the scheme of layers that have no settings from the source (``Recipe.activations``).
+        """
         self._settings = settings
+        self._activations = activations
 
     def for_source(self, config: Config) -> CompressedTensorsFormat:
         """Return the format for weights of a folder with this ``config.json``.
@@ -115,6 +121,32 @@ class CompressedTensorsFormat(WritablePackedFolderFormat):
         Integers of 8 bits stay bytes only in layers whose inputs are quantized.
         """
         return CompressedTensorsFormat(Settings(self.quantization(config)) if self.claims_config(config) else None)
+
+    def for_activations(self, scheme: str) -> CompressedTensorsFormat:
+        """Return the format whose new layers have this scheme of inputs."""
+        return CompressedTensorsFormat(self._settings, scheme)
+
+    def for_artifact(self, artifact: Artifact) -> CompressedTensorsFormat:
+        """Return the format itself.
+
+        Raises ``UnsupportedError`` ``recipe.activations``: no layer has weights that the recipe's scheme fits.
+        """
+        packed = [spec for spec in artifact.tensors if spec.codec in self.traits.packed_codecs]
+        if self._activations is not None and not any(self._inputs(_layer_group(layout_of(spec))) for spec in packed):
+            raise UnsupportedError(
+                f"no layer fits the recipe's activations ({self._activations}); these need weights of the same type "
+                "in 8 bits, with one scale for each row or for the matrix",
+                rule="recipe.activations",
+            )
+        return self
+
+    def _inputs(self, group: LayerGroup) -> ActivationSettings:
+        """Return the settings of inputs for new layers with these settings of weights; empty without a scheme."""
+        fits = group.bits == 8 and group.strategy in ("channel", "tensor")
+        formats = {"int8": "int-quantized", "fp8": "float-quantized"}
+        if self._activations is None or not fits or group.format != formats[self._activations]:
+            return {}
+        return DYNAMIC_INPUTS[self._activations]
 
     def claims_config(self, config: Config) -> bool:
         """Return whether ``quantization_config`` names compressed-tensors and only formats that Ingot reads."""
@@ -171,6 +203,8 @@ class CompressedTensorsFormat(WritablePackedFolderFormat):
         return reason
 
     def _quantizes_inputs(self, spec: TensorSpec, layout: AffineLayout | WordsLayout) -> bool:
+        if self._inputs(_layer_group(layout)):
+            return True
         settings = (
             None
             if self._settings is None
@@ -217,7 +251,8 @@ class CompressedTensorsFormat(WritablePackedFolderFormat):
         for spec in artifact.tensors:
             name = spec.name.removesuffix(WEIGHT)
             if spec.codec in self.traits.packed_codecs:
-                group, layer_settings = _layer_group(layout_of(spec)), settings.get(spec.name) or {}
+                group = _layer_group(layout_of(spec))
+                layer_settings = settings.get(spec.name) or self._inputs(group)
                 groups.setdefault((group, id(layer_settings) if layer_settings else 0), (layer_settings, []))[1].append(
                     name
                 )

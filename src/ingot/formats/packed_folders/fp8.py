@@ -8,6 +8,7 @@ from typing import Any
 
 from ingot.core.numeric.dtypes import DTYPES
 from ingot.errors import FormatError, UnsupportedError
+from ingot.formats.base import Format
 from ingot.formats.packed_folders.base import HUGGING_FACE, WEIGHT, Config, Entries, Layer, WritablePackedFolderFormat
 from ingot.formats.packed_folders.compressed_keys import ACTIVATIONS
 from ingot.formats.packed_folders.compressed_settings import summarize
@@ -109,6 +110,10 @@ class Fp8Format(WritablePackedFolderFormat):
         """Return whether ``quant_method`` is fp8 or fbgemm_fp8."""
         quantization = config.get(HUGGING_FACE)
         return isinstance(quantization, Mapping) and quantization.get("quant_method") in _METHODS
+
+    def for_activations(self, scheme: str) -> Format:
+        """Return the format itself: its layers quantize their inputs to FP8 while the model runs."""
+        return self if scheme == "fp8" else super().for_activations(scheme)
 
     def layers(self, entries: Entries, config: Config) -> Sequence[Layer]:
         """Return the layers.

@@ -58,6 +58,7 @@ class GptqFormat(ColumnPackedFormat):
         merges=True,
         dense_key="dynamic",
         how_to_quantize="ingot convert MODEL x.zt --recipe int4, then ingot convert x.zt OUT --format gptq",
+        f16_scales=True,
         group_sizes=(128, 64, 32),
     )
     method = "gptq"

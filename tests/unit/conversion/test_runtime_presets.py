@@ -1,0 +1,187 @@
+"""Presets for vLLM and transformers: one step into the container, and the config.json that the program needs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import ingot
+from ingot.cli.main import run
+from ingot.errors import IngotError, UnsupportedError
+from ingot.recipes.load import load_recipe, parse_recipe
+from tests.support import model_folder
+
+DYNAMIC = {"num_bits": 8, "symmetric": True, "strategy": "token", "dynamic": True}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A model whose every dimension 64 divides, in bf16."""
+    return written(tmp_path / "source", ml_dtypes.bfloat16)
+
+
+HIDDEN, INNER, KV = 128, 256, 64
+CONFIG = {
+    **model_folder.CONFIG,
+    "hidden_size": HIDDEN,
+    "intermediate_size": INNER,
+    "head_dim": 32,
+    "torch_dtype": "bfloat16",
+}
+SHAPES = {
+    "self_attn.q_proj": (HIDDEN, HIDDEN),
+    "self_attn.k_proj": (KV, HIDDEN),
+    "self_attn.v_proj": (KV, HIDDEN),
+    "self_attn.o_proj": (HIDDEN, HIDDEN),
+    "mlp.gate_proj": (INNER, HIDDEN),
+    "mlp.up_proj": (INNER, HIDDEN),
+    "mlp.down_proj": (HIDDEN, INNER),
+    "input_layernorm": (HIDDEN,),
+    "post_attention_layernorm": (HIDDEN,),
+}
+
+
+def written(path: Path, dtype: Any) -> Path:
+    rng = np.random.default_rng(5)
+    shapes = {f"model.layers.0.{name}.weight": shape for name, shape in SHAPES.items()}
+    shapes |= {"model.embed_tokens.weight": (model_folder.ROWS, HIDDEN), "lm_head.weight": (model_folder.ROWS, HIDDEN)}
+    shapes |= {"model.norm.weight": (HIDDEN,)}
+    weights = {name: (0.05 * rng.standard_normal(shape)).astype(dtype) for name, shape in shapes.items()}
+    return model_folder.write(path, CONFIG, weights)
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())["quantization_config"]
+    return config
+
+
+def packed(folder: Path) -> dict[str, str]:
+    with ingot.open(folder) as checkpoint:
+        return {name: checkpoint[name].codec for name in checkpoint if checkpoint[name].codec != "dense"}
+
+
+def scale_dtypes(folder: Path) -> set[str]:
+    with ingot.open(folder) as checkpoint:
+        return {checkpoint[name].parts["scales"].dtype for name in packed(folder)}
+
+
+@pytest.mark.parametrize(
+    ("preset", "format", "keys"),
+    [
+        ("w4a16", "compressed-tensors", {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 64}),
+        ("w8a16", "compressed-tensors", {"num_bits": 8, "type": "int", "strategy": "channel"}),
+        ("w8a8", "compressed-tensors", {"num_bits": 8, "type": "int", "strategy": "channel"}),
+        ("fp8", "compressed-tensors", {"num_bits": 8, "type": "float", "strategy": "channel"}),
+        ("nvfp4", "compressed-tensors", {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}),
+        ("mxfp4", "compressed-tensors", {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}),
+    ],
+)
+def test_settings_of_compressed_tensors(
+    source: Path, tmp_path: Path, preset: str, format: str, keys: dict[str, Any]
+) -> None:
+    report = ingot.convert(source, tmp_path / "out", preset, format=format)
+    assert set(report.actions) == {"moved", "encoded"}
+    assert len(packed(tmp_path / "out")) == 7
+    config = config_of(tmp_path / "out")
+    formats = {"w8a8": "int-quantized", "fp8": "float-quantized", "nvfp4": "nvfp4-pack-quantized"}
+    assert config["format"] == formats.get(
+        preset, f"{preset}-pack-quantized" if preset == "mxfp4" else "pack-quantized"
+    )
+    group = config["config_groups"]["group_0"]
+    assert keys.items() <= group["weights"].items()
+    inputs = {"w8a8": {**DYNAMIC, "type": "int"}, "fp8": {**DYNAMIC, "type": "float"}}.get(preset)
+    assert (
+        group["input_activations"] is None if inputs is None else inputs.items() <= group["input_activations"].items()
+    )
+    assert config["ignore"] == ["lm_head"]
+
+
+@pytest.mark.parametrize(
+    ("preset", "format", "keys"),
+    [
+        ("w4a16", "gptq", {"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": True}),
+        ("w4a16", "awq", {"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm"}),
+        ("w8a16", "gptq", {"quant_method": "gptq", "bits": 8, "group_size": -1, "sym": True}),
+        ("nf4", "bitsandbytes", {"quant_method": "bitsandbytes", "bnb_4bit_quant_type": "nf4", "load_in_4bit": True}),
+    ],
+)
+def test_other_containers(source: Path, tmp_path: Path, preset: str, format: str, keys: dict[str, Any]) -> None:
+    report = ingot.convert(source, tmp_path / "out", preset, format=format)
+    assert set(report.actions) == {"moved", "encoded"}
+    assert len(packed(tmp_path / "out")) == 7
+    assert keys.items() <= config_of(tmp_path / "out").items()
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16, np.float32])
+def test_scales_have_the_type_in_which_the_program_computes(tmp_path: Path, dtype: Any) -> None:
+    """vLLM rounds scales to the model's type; GPTQ and AWQ have f16 only."""
+    source = written(tmp_path / "in", dtype)
+    ingot.convert(source, tmp_path / "ct", "w4a16", format="compressed-tensors")
+    ingot.convert(source, tmp_path / "gptq", "w4a16", format="gptq")
+    assert scale_dtypes(tmp_path / "ct") == ({"bf16"} if dtype is ml_dtypes.bfloat16 else {"f16"})
+    assert scale_dtypes(tmp_path / "gptq") == {"f16"}
+
+
+def test_blocks_of_fp8_where_they_divide_merged_rows(tmp_path: Path) -> None:
+    """k and v have 64 rows here: q, k and v stay dense; gate and up, which have 256, are packed."""
+    source = written(tmp_path / "in", ml_dtypes.bfloat16)
+    report = ingot.convert(source, tmp_path / "out", "fp8-block", format="fp8")
+    config = config_of(tmp_path / "out")
+    assert (config["quant_method"], config["weight_block_size"]) == ("fp8", [128, 128])
+    names = {name.removesuffix(".weight").rpartition(".")[2] for name in packed(tmp_path / "out")}
+    assert names == {"o_proj", "gate_proj", "up_proj", "down_proj"}
+    dense = {name.rpartition(".")[2] for name in config["modules_to_not_convert"]}
+    assert {"q_proj", "k_proj", "v_proj"} <= dense
+    note = next(note for note in report.notes if "blocks of 128 rows do not divide" in note)
+    assert note.startswith("3 layers stay dense")
+
+
+@pytest.mark.parametrize("format", ["gptq", "mlx", "safetensors", "zt", "gguf"])
+def test_activations_that_a_container_cannot_declare_are_refused(source: Path, tmp_path: Path, format: str) -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        ingot.convert(source, tmp_path / "out", "w8a8", format=format)
+    assert caught.value.rule == "recipe.activations"
+    assert not (tmp_path / "out").exists()
+
+
+def test_activations_without_layers_that_fit_are_refused(source: Path, tmp_path: Path) -> None:
+    text = 'activations = "int8"\n[[rules]]\nroles = ["mlp"]\ncodec = "affine"\noptions = { bits = 4, group = 32 }\n'
+    (tmp_path / "r.toml").write_text(text)
+    with pytest.raises(UnsupportedError) as caught:
+        ingot.convert(source, tmp_path / "out", tmp_path / "r.toml", format="compressed-tensors")
+    assert caught.value.rule == "recipe.activations"
+
+
+@pytest.mark.parametrize("text", ['activations = "int4"', "activations = 8", 'runs_in = ["vLLM", 1]'])
+def test_recipe_keys_are_checked(text: str) -> None:
+    with pytest.raises(IngotError) as caught:
+        parse_recipe(text, where="r.toml")
+    assert caught.value.rule in ("recipe.activations", "recipe.type")
+
+
+def test_a_plan_in_a_file_declares_activations(source: Path, tmp_path: Path) -> None:
+    command = ["convert", str(source), str(tmp_path / "out"), "--recipe", "w8a8", "--format", "compressed-tensors"]
+    assert run([*command, "--plan-out", str(tmp_path / "plan.json"), "-q"]) == 0
+    assert run(["run-plan", str(tmp_path / "plan.json"), "-q"]) == 0
+    ingot.convert(source, tmp_path / "direct", "w8a8", format="compressed-tensors")
+    for name in ("config.json", "model.safetensors"):
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "direct" / name).read_bytes()
+
+
+def test_a_folder_with_activations_is_read_and_kept(source: Path, tmp_path: Path) -> None:
+    ingot.convert(source, tmp_path / "one", "w8a8", format="compressed-tensors")
+    report = ingot.convert(tmp_path / "one", tmp_path / "two", format="compressed-tensors")
+    assert set(report.actions) == {"moved"}
+    assert config_of(tmp_path / "one") == config_of(tmp_path / "two")
+
+
+def test_a_fingerprint_contains_the_activations() -> None:
+    rule = '[[rules]]\ncodec = "dense"\n'
+    plain, other = (parse_recipe(text + rule, where="r") for text in ("", 'activations = "int8"\n'))
+    assert plain.fingerprint() != other.fingerprint()
+    assert load_recipe("w8a16").fingerprint() != load_recipe("w8a8").fingerprint()
