@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import gcd
+from math import gcd, inf
 
 from ingot.codecs.table import CODECS
 from ingot.conversion.candidates import Candidate, pick
@@ -40,7 +40,7 @@ from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.sparse import BlocksLayout
 from ingot.model.tensor import Tensor
-from ingot.naming.names import count_layers
+from ingot.naming.names import count_layers, role_of
 from ingot.recipes.choice import SMALLEST, Choice, Measured
 from ingot.recipes.recipe import Decision, Recipe, resolve
 from ingot.views.regrouped import even_group
@@ -176,7 +176,13 @@ def decide(source: Checkpoint, name: str, recipe: Recipe | None, layer_count: in
         return _KEEP
     tensor = source[name]
     shape = tensor.shape[::-1] if turned else tensor.shape
-    return resolve(recipe, source.aliases.get(name, name), shape, tensor.dtype, layer_count)
+    alias = source.aliases.get(name, name)
+    decision = resolve(recipe, alias, shape, tensor.dtype, layer_count)
+    if alias == name or role_of(alias) == "other" or role_of(alias) != role_of(name):
+        return decision
+    # A view renamed it: rules for the target's names apply too, such as MLX's "*.weight" for stacks of experts.
+    renamed = resolve(recipe, name, shape, tensor.dtype, layer_count)
+    return min(decision, renamed, key=lambda item: inf if item.rule_index is None else item.rule_index)
 
 
 def _step_or_where(tensor: Tensor, format: Format, asked: Asked, decision: Decision) -> Step | _Open:

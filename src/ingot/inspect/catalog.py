@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import getdoc
+from math import prod
 from typing import Any
 
 from ingot.codecs.delta.base import DELTAS
@@ -17,7 +18,10 @@ from ingot.model.layouts.packed_words import FORMS, WordsLayout
 from ingot.model.layouts.scaled_codebook import MULTIPLY, ScaledCodebookLayout
 from ingot.model.layouts.sparse import WORD, BlocksLayout, MaskLayout
 from ingot.model.spec import TensorSpec
+from ingot.quantization.choice import parse_quantizer
+from ingot.recipes.choice import Choice, Measured
 from ingot.recipes.load import PRESETS, load_recipe
+from ingot.recipes.recipe import Recipe, resolve
 from ingot.reporting.report import Report, Texts, table_of
 
 
@@ -43,10 +47,12 @@ class CodecInfo:
 
 @dataclass(frozen=True, slots=True)
 class RecipeInfo:
-    """A preset recipe."""
+    """A preset recipe: bits per weight of its matrices, programs that run the result, and if it takes statistics."""
 
     name: str
-    description: str
+    bits: str
+    runs_in: Texts
+    calibrated: bool
 
 
 # A codec of many layouts is carried where one of these is: the default, offsets, a byte per weight (signed or around
@@ -140,7 +146,61 @@ def codecs_report() -> Report:
     return Report(tables=[table_of("", codecs(), CodecInfo, heads)])
 
 
+_LAYERS = 32
+_MATRIX = (4096, 4096)
+_MATRICES = (
+    *(f"self_attn.{name}_proj" for name in ("q", "k", "v", "o")),
+    *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
+)
+
+
+def recipes() -> list[RecipeInfo]:
+    """Return every preset."""
+    return [_recipe_info(load_recipe(name)) for name in PRESETS]
+
+
 def recipes_report() -> Report:
     """Return every preset as a row."""
-    rows = [RecipeInfo(preset, " ".join(load_recipe(preset).description.split())) for preset in PRESETS]
-    return Report(tables=[table_of("", rows, RecipeInfo, {"name": "recipe", "description": "what it does"})])
+    heads = {"name": "recipe", "bits": "bits", "runs_in": "runs in", "calibrated": "calibrated"}
+    return Report(tables=[table_of("", recipes(), RecipeInfo, heads)])
+
+
+def _recipe_info(recipe: Recipe) -> RecipeInfo:
+    choices = {repr(choice): choice for choice in _choices(recipe)}
+    sizes = [_bits(choice) for choice in choices.values()]
+    bits = _range([size for size in sizes if size is not None]) if None not in sizes else ""
+    is_ggml = any(choice.codec == GgmlBlocksLayout.codec for choice in choices.values())
+    programs = recipe.runs_in or (("llama.cpp",) if is_ggml else ())
+    return RecipeInfo(recipe.name, bits, programs, any(choice.quantizer for choice in choices.values()))
+
+
+def _range(sizes: Sequence[float]) -> str:
+    if not sizes:
+        return ""
+    low, high = f"{min(sizes):.2f}", f"{max(sizes):.2f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def _choices(recipe: Recipe) -> Iterator[Choice]:
+    """Yield the choices for the matrices of a Llama model with columns that every group and block divides."""
+    names = [f"model.layers.{layer}.{matrix}.weight" for layer in range(_LAYERS) for matrix in _MATRICES]
+    for name in names:
+        choice = resolve(recipe, name, _MATRIX, "bf16", _LAYERS).choice
+        yield from choice.candidates if isinstance(choice, Measured) else () if choice is None else (choice,)
+
+
+def _bits(choice: Choice) -> float | None:
+    """Return the stored bits per weight; None if they depend on the values, or if the codec does not take bf16."""
+    if choice.quantizer is not None:
+        parts = (
+            parse_quantizer(choice.quantizer, choice.codec, choice.options).layout(_MATRIX, "bf16").part_specs(_MATRIX)
+        )
+    else:
+        try:
+            parts = CODECS[choice.codec].encoder(_MATRIX, "bf16", choice.options).parts
+        except UnsupportedError:
+            return None
+    lengths = [part.length for part in parts]
+    if choice.encoding != "raw" or None in lengths:
+        return None
+    return 8 * sum(length or 0 for length in lengths) / prod(_MATRIX)

@@ -14,7 +14,7 @@ import ingot
 from ingot.cli.main import run
 from ingot.errors import IngotError, UnsupportedError
 from ingot.recipes.load import load_recipe, parse_recipe
-from tests.support import model_folder
+from tests.support.preset_model import statistics, written
 
 DYNAMIC = {"num_bits": 8, "symmetric": True, "strategy": "token", "dynamic": True}
 
@@ -23,36 +23,6 @@ DYNAMIC = {"num_bits": 8, "symmetric": True, "strategy": "token", "dynamic": Tru
 def source(tmp_path: Path) -> Path:
     """A model whose every dimension 64 divides, in bf16."""
     return written(tmp_path / "source", ml_dtypes.bfloat16)
-
-
-HIDDEN, INNER, KV = 128, 256, 64
-CONFIG = {
-    **model_folder.CONFIG,
-    "hidden_size": HIDDEN,
-    "intermediate_size": INNER,
-    "head_dim": 32,
-    "torch_dtype": "bfloat16",
-}
-SHAPES = {
-    "self_attn.q_proj": (HIDDEN, HIDDEN),
-    "self_attn.k_proj": (KV, HIDDEN),
-    "self_attn.v_proj": (KV, HIDDEN),
-    "self_attn.o_proj": (HIDDEN, HIDDEN),
-    "mlp.gate_proj": (INNER, HIDDEN),
-    "mlp.up_proj": (INNER, HIDDEN),
-    "mlp.down_proj": (HIDDEN, INNER),
-    "input_layernorm": (HIDDEN,),
-    "post_attention_layernorm": (HIDDEN,),
-}
-
-
-def written(path: Path, dtype: Any) -> Path:
-    rng = np.random.default_rng(5)
-    shapes = {f"model.layers.0.{name}.weight": shape for name, shape in SHAPES.items()}
-    shapes |= {"model.embed_tokens.weight": (model_folder.ROWS, HIDDEN), "lm_head.weight": (model_folder.ROWS, HIDDEN)}
-    shapes |= {"model.norm.weight": (HIDDEN,)}
-    weights = {name: (0.05 * rng.standard_normal(shape)).astype(dtype) for name, shape in shapes.items()}
-    return model_folder.write(path, CONFIG, weights)
 
 
 def config_of(folder: Path) -> dict[str, Any]:
@@ -185,3 +155,64 @@ def test_a_fingerprint_contains_the_activations() -> None:
     plain, other = (parse_recipe(text + rule, where="r") for text in ("", 'activations = "int8"\n'))
     assert plain.fingerprint() != other.fingerprint()
     assert load_recipe("w8a16").fingerprint() != load_recipe("w8a8").fingerprint()
+
+
+@pytest.mark.parametrize("preset", ["w4a16-calibrated", "int4-calibrated"])
+@pytest.mark.parametrize("format", ["compressed-tensors", "gptq", "awq", "mlx", "gguf"])
+def test_calibrated_integers_go_into_every_container(source: Path, tmp_path: Path, preset: str, format: str) -> None:
+    """The integers and scales of a .zt, exactly; the values of bf16 scales are exact in f16."""
+    ingot.convert(source, tmp_path / "zt", preset, format="zt", calibration=statistics())
+    target = tmp_path / ("out.gguf" if format == "gguf" else "out")
+    known = {"format": format, "calibration": statistics(), "keep_names": format == "gguf"}
+    report = ingot.convert(source, target, preset, **known)
+    assert "decoded" not in report.actions
+    with ingot.open(tmp_path / "zt") as expected, ingot.open(target) as checkpoint:
+        names = [name for name in expected if expected[name].codec != "dense"]
+        assert len(names) == 7
+        same_scales = preset == "int4-calibrated" or format in ("compressed-tensors", "mlx")
+        for name in names if same_scales else ():
+            assert np.array_equal(checkpoint[name].numpy("f32"), expected[name].numpy("f32")), name
+
+
+def test_calibration_lessens_the_error_under_the_inputs(source: Path, tmp_path: Path) -> None:
+    known = statistics()
+    for preset in ("w4a16", "w4a16-calibrated"):
+        calibration = known if preset.endswith("calibrated") else None
+        ingot.convert(source, tmp_path / preset, preset, format="compressed-tensors", calibration=calibration)
+    with ingot.open(source) as weights:
+        for name in packed(tmp_path / "w4a16"):
+            matrix = known.for_matrix(name)
+            assert matrix is not None
+            errors = []
+            for preset in ("w4a16", "w4a16-calibrated"):
+                with ingot.open(tmp_path / preset) as checkpoint:
+                    change = checkpoint[name].numpy("f32") - weights[name].numpy("f32")
+                errors.append(float(np.vdot(change, change @ matrix.inputs)))
+            assert errors[1] < 0.8 * errors[0], name
+
+
+@pytest.mark.parametrize("format", ["compressed-tensors", "gptq", "awq", "mlx", "gguf"])
+@pytest.mark.parametrize("preset", ["trellis4-calibrated", "table3-calibrated"])
+def test_what_only_ingot_reads_is_refused_elsewhere(source: Path, tmp_path: Path, preset: str, format: str) -> None:
+    target = tmp_path / ("out.gguf" if format == "gguf" else "out")
+    with pytest.raises(UnsupportedError) as caught:
+        ingot.convert(source, target, preset, format=format, calibration=statistics(), keep_names=True)
+    assert caught.value.rule == "convert.unsupported"
+    assert "ingot recipes" in caught.value.message
+    assert not target.exists()
+
+
+def test_awq_has_groups_of_one_size(tmp_path: Path) -> None:
+    """Rows of 96 columns want groups of 32, so all layers get them."""
+    shapes = {"self_attn.o_proj": (128, 96), "mlp.down_proj": (128, 256)}
+    rng = np.random.default_rng(7)
+    weights = {
+        f"model.layers.0.{name}.weight": rng.standard_normal(shape, np.float32) for name, shape in shapes.items()
+    }
+    (tmp_path / "in").mkdir()
+    ingot.save(tmp_path / "in" / "model.safetensors", weights)
+    (tmp_path / "in" / "config.json").write_text('{"model_type": "llama"}')
+    report = ingot.convert(tmp_path / "in", tmp_path / "out", "w4a16", format="awq")
+    assert config_of(tmp_path / "out")["group_size"] == 32
+    assert len(packed(tmp_path / "out")) == 2
+    assert any("awq has groups of one size" in tensor.rule for tensor in report.tensors)
