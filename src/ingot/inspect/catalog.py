@@ -177,7 +177,8 @@ def _recipe_info(recipe: Recipe) -> RecipeInfo:
 def _range(sizes: Sequence[float]) -> str:
     if not sizes:
         return ""
-    low, high = f"{min(sizes):.2f}", f"{max(sizes):.2f}"
+    low = f"{min(sizes):.2f}"
+    high = f"{max(sizes):.2f}"
     return low if low == high else f"{low} to {high}"
 
 

@@ -1,0 +1,54 @@
+"""The table of presets: bits per weight, the programs that run the result, and whether it takes statistics."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ingot.cli.main import run
+from ingot.inspect.catalog import RecipeInfo, recipes
+from ingot.recipes.load import PRESETS, load_recipe
+
+INFO = {item.name: item for item in recipes()}
+
+
+def test_every_preset_has_a_row() -> None:
+    assert tuple(INFO) == PRESETS
+    assert all(item.runs_in for item in INFO.values())
+    assert {name for name, item in INFO.items() if item.calibrated} == {
+        name for name in PRESETS if name.endswith("-calibrated")
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "bits", "programs"),
+    [
+        ("int4", "4.25", ("vLLM", "transformers", "MLX", "llama.cpp")),
+        ("w4a16-calibrated", "4.25", ("vLLM", "transformers")),
+        ("trellis4-calibrated", "4.25", ("Ingot",)),
+        ("mlx-4bit", "4.50", ("MLX",)),
+        ("q4_k", "4.50", ("llama.cpp",)),
+        ("q2_k-calibrated", "2.62", ("llama.cpp",)),
+        ("int2", "2.50 to 4.25", ("Ingot",)),
+        ("lossless", "", ("Ingot",)),
+        ("keep", "", ("any program",)),
+    ],
+)
+def test_rows(name: str, bits: str, programs: tuple[str, ...]) -> None:
+    assert INFO[name] == RecipeInfo(name, bits, programs, name.endswith("-calibrated"))
+
+
+def test_what_only_ingot_reads_says_so_first() -> None:
+    for name in PRESETS:
+        if name.startswith(("trellis", "table")):
+            assert load_recipe(name).description.startswith("Only Ingot reads it"), name
+
+
+def test_prose_comes_with_a_name_only(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["recipes", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert "description" not in json.dumps(rows)
+    assert "w4a16-calibrated" in json.dumps(rows)
+    assert run(["recipes", "w4a16"]) == 0
+    assert "chosen by least squared error" in capsys.readouterr().out
