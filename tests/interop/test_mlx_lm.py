@@ -50,7 +50,7 @@ def test_packing_is_that_of_mlx(bits: int, group: int) -> None:
 
 @pytest.mark.models
 def test_mlx_lm_loads_what_is_written(tmp_path: Path) -> None:
-    """In f32, logits are those of the decoded weights up to rounding; in bf16, the packed bytes are the file's."""
+    """Logits are those of the decoded weights up to rounding: MLX decodes the embeddings in f16, their scales' type."""
     wide, folder = tmp_path / "wide", tmp_path / "mlx"
     wide.mkdir()
     with ingot.open(BASE) as checkpoint:
@@ -68,7 +68,7 @@ def test_mlx_lm_loads_what_is_written(tmp_path: Path) -> None:
     plain, _ = mlx_lm.utils.load_model(wide, lazy=True)
     plain.load_weights([(name, mx.array(value)) for name, value in values.items()])
     found, wanted = as_numpy(model(IDS)), as_numpy(plain(IDS))
-    assert np.abs(found - wanted).max() <= 1e-4 * np.abs(wanted).max()
+    assert np.abs(found - wanted).max() <= 1e-3 * np.abs(wanted).max()
 
 
 @pytest.mark.models

@@ -9,6 +9,7 @@ from typing import Any
 from ingot.core.registry import did_you_mean
 from ingot.errors import UsageError
 from ingot.model.layouts.affine import AffineLayout
+from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.ggml import GgmlBlocksLayout
 from ingot.model.layouts.trellis import TrellisLayout
 from ingot.quantization.rounding import IMPORTANCE, TWO_SIDED
@@ -27,7 +28,7 @@ _TRELLIS_BITS = (2, 3, 4)
 _INTEGER_BITS = (2, 3, 4, 5, 6, 8)
 _LARGE_INTEGER_BITS = (5, 6, 8)  # more than a trellis has
 _GRID_BITS = (2, 3, 4, 8)
-_TRELLIS = "trellis"
+_TRELLIS = TrellisLayout.codec  # a type is named after its codec
 
 # ggml's types that take 256 columns at a time, and what stands in where 256 does not divide them, as in llama.cpp.
 _LARGE_BLOCKS = {
@@ -99,6 +100,7 @@ def type_named(name: str) -> list[tuple[str, Recipe]]:
             f"expected types that tensors can have one by one, found {name!r}, which turns a model as a whole",
             rule="recipe.rotate",
         )
+    recipe = replace(recipe, rules=tuple(rule for rule in recipe.rules if not _is_cast(rule)))
     count = max((len(rule.choice.candidates) for rule in recipe.rules if isinstance(rule.choice, Measured)), default=1)
     if count == 1 and not any(isinstance(rule.choice, Measured) for rule in recipe.rules):
         return [(name, recipe)]
@@ -106,6 +108,12 @@ def type_named(name: str) -> list[tuple[str, Recipe]]:
         (f"{name}, candidate {number + 1}", replace(recipe, rules=tuple(_fixed(rule, number) for rule in recipe.rules)))
         for number in range(count)
     ]
+
+
+def _is_cast(rule: Rule) -> bool:
+    """Return whether a rule only chooses among element types, as MLX's presets do for tensors that are no matrices."""
+    choice = rule.choice
+    return isinstance(choice, Measured) and all(item.codec == DenseLayout.codec for item in choice.candidates)
 
 
 def _fixed(rule: Rule, number: int) -> Rule:

@@ -44,7 +44,7 @@ class AwqFormat(ColumnPackedFormat):
         word_forms=(AWQ,),
         merges=True,
         dense_key="modules_to_not_convert",
-        how_to_quantize="ingot convert MODEL x.zt --recipe int4, then ingot convert x.zt OUT --format awq",
+        how_to_quantize="--recipe w4a16, or w4a16-calibrated",
         f16_scales=True,
         group_sizes=(128, 64, 32),
         one_group=True,

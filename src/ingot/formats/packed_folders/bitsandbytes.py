@@ -78,10 +78,7 @@ class BitsandbytesFormat(WritablePackedFolderFormat):
         WritablePackedFolderFormat.traits,
         packed_codecs=(ScaledCodebookLayout.codec,),
         dense_key="llm_int8_skip_modules",
-        how_to_quantize=(
-            'a recipe with codec = "scaled_codebook" and options = { table = "nf4", group = 64, flat = true, order = '
-            '"high_first" }'
-        ),
+        how_to_quantize="--recipe nf4",
     )
     keys = KEYS
     companions = (

@@ -100,7 +100,7 @@ class CompressedTensorsFormat(WritablePackedFolderFormat):
         packed_codecs=(AffineLayout.codec, WordsLayout.codec, ScaledCodebookLayout.codec),
         merges=True,
         dense_key="ignore",
-        how_to_quantize="--recipe int4 or --recipe int8",
+        how_to_quantize="--recipe w4a16, w8a8 or fp8",
         group_sizes=(128, 64, 32),
         one_group_preferred=True,  # transformers applies the settings of one group to all dense layers
     )

@@ -94,9 +94,7 @@ class Fp8Format(WritablePackedFolderFormat):
         packed_codecs=(ScaledCodebookLayout.codec,),
         merges=True,
         dense_key="modules_to_not_convert",
-        how_to_quantize=(
-            'a recipe with codec = "scaled_codebook" and options = { table = "f8_e4m3fn", group = [128, 128] }'
-        ),
+        how_to_quantize="--recipe fp8-block",
     )
     keys = KEYS
     companions = (_INVERSE, WEIGHT + _SCALE)

@@ -57,7 +57,7 @@ class GptqFormat(ColumnPackedFormat):
         word_forms=(GPTQ, GPTQ_V1),
         merges=True,
         dense_key="dynamic",
-        how_to_quantize="ingot convert MODEL x.zt --recipe int4, then ingot convert x.zt OUT --format gptq",
+        how_to_quantize="--recipe w4a16, or w4a16-calibrated",
         f16_scales=True,
         group_sizes=(128, 64, 32),
     )
