@@ -33,6 +33,7 @@ from ingot.model.layouts.base import Storable
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.ggml import GgmlBlocksLayout
 from ingot.model.layouts.palette import PaletteLayout
+from ingot.model.layouts.scaled_codebook import DIVIDE, MULTIPLY, ScaledCodebookLayout
 from ingot.model.layouts.sparse import BlocksLayout, CsrLayout
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Array, Tensor
@@ -129,6 +130,7 @@ def weighs(choice: Choice) -> bool:
 
 
 DENSE = Choice(DenseLayout.codec)
+_OTHER_SECOND = {MULTIPLY: DIVIDE, DIVIDE: MULTIPLY}
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,6 +343,8 @@ def _instead(
         holder = holder_of(encoder)
         if holder is not None:
             yield {**options, "holder": holder}, ""
+    if choice.codec == ScaledCodebookLayout.codec and options.get("second") in _OTHER_SECOND:
+        yield {**options, "second": _OTHER_SECOND[options["second"]]}, ""
     if choice.codec == CsrLayout.codec:
         yield {**options, "ascending": True}, ""
     if choice.codec != AffineLayout.codec or options.get("cut", "rows") != "rows":

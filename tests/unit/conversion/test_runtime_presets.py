@@ -119,6 +119,20 @@ def test_activations_that_a_container_cannot_declare_are_refused(source: Path, t
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("format", ["compressed-tensors", "modelopt"])
+def test_nvfp4_has_one_second_scale_for_merged_matrices(source: Path, tmp_path: Path, format: str) -> None:
+    """compressed-tensors divides by it, ModelOpt multiplies: both are encoded in one step, with equal codes."""
+    report = ingot.convert(source, tmp_path / "out", "nvfp4", format=format)
+    assert not [note for note in report.notes if "different second scales" in note]
+    second = {}
+    with ingot.open(tmp_path / "out") as checkpoint:
+        for name in packed(tmp_path / "out"):
+            second[name.split(".")[-2]] = float(checkpoint[name].parts["second_scale"].array()[0])
+    assert second["q_proj"] == second["k_proj"] == second["v_proj"]
+    assert second["gate_proj"] == second["up_proj"]
+    assert second["down_proj"] != second["o_proj"] != second["q_proj"]
+
+
 def test_activations_without_layers_that_fit_are_refused(source: Path, tmp_path: Path) -> None:
     text = 'activations = "int8"\n[[rules]]\nroles = ["mlp"]\ncodec = "affine"\noptions = { bits = 4, group = 32 }\n'
     (tmp_path / "r.toml").write_text(text)

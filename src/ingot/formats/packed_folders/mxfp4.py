@@ -89,7 +89,10 @@ class Mxfp4Format(WritablePackedFolderFormat):
         if isinstance(layout, str):
             return layout
         if layout != _layout(layout.dtype):
-            return "its packed tensors are MXFP4 (f4_e2m1fn with a scale f8_e8m0fnu for 32), stored transposed"
+            return (
+                "its packed tensors are MXFP4 (f4_e2m1fn with a scale f8_e8m0fnu for 32), stored transposed, as gpt-oss "
+                "has them; for other models use --format compressed-tensors --recipe mxfp4"
+            )
         if not spec.size or spec.shape[-2] % 32:
             return f"its groups divide the inputs, found 32 of {spec.shape[-2]}"
         return None
