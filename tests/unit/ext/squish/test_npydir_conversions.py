@@ -305,5 +305,5 @@ def test_a_form_that_is_not_squishs_names_the_preset_that_makes_one(tmp_path):
     values = np.ones((64, 64), np.float32)
     ingot.save(tmp_path / "a.safetensors", {"model.layers.0.mlp.up_proj.weight": values})
     with pytest.raises(UnsupportedError, match="squish-int4") as caught:
-        ingot.convert(tmp_path / "a.safetensors", tmp_path / "out", "int4", format="npydir")
+        ingot.convert(tmp_path / "a.safetensors", tmp_path / "out", "palette4", format="npydir")
     assert caught.value.rule == "convert.unsupported"
