@@ -90,8 +90,8 @@ class Mxfp4Format(WritablePackedFolderFormat):
             return layout
         if layout != _layout(layout.dtype):
             return (
-                "its packed tensors are MXFP4 (f4_e2m1fn with a scale f8_e8m0fnu for 32), stored transposed, as gpt-oss "
-                "has them; for other models use --format compressed-tensors --recipe mxfp4"
+                "its packed tensors are MXFP4 (f4_e2m1fn with a scale f8_e8m0fnu for 32), stored transposed, as in "
+                "gpt-oss; for other models use --format compressed-tensors --recipe mxfp4"
             )
         if not spec.size or spec.shape[-2] % 32:
             return f"its groups divide the inputs, found 32 of {spec.shape[-2]}"
