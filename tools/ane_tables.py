@@ -71,7 +71,7 @@ def disputes() -> str:
         [f"`{item.key}`", item.about, "; ".join(item.sides), item.taken, ", ".join(f"`{key}`" for key in item.keys)]
         for item in contradictions().values()
     ]
-    return table(["key", "about", "who says what", "taken", "`--assume`"], rows)
+    return table(["key", "about", "claims", "taken", "`--assume`"], rows)
 
 
 def times() -> str:
