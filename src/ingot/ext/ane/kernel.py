@@ -119,13 +119,13 @@ class ModelReport(Shown):
             Figure("refused", self.refused, "data"),
             Figure("count", len(self.kernels), "count", data=False),
             Figure("size", sum(item.nbytes for item in self.kernels), "bytes", data=False),
-            Figure("told", [f"{name}: {reason}" for name, reason in self.refused.items()], "texts", data=False),
+            Figure("reasons", [f"{name}: {reason}" for name, reason in self.refused.items()], "texts", data=False),
         ]
         tables = [
             table_of("kernels", self.kernels, KernelReport),
             Table("", columns, [(*group, count) for group, count in counts.items()], data=False),
         ]
-        closing = [Line("{item}", "refused", each="told")]
+        closing = [Line("{item}", "refused", each="reasons")]
         return Report(figures, [Line("{path}: {count} kernel units for {chip}, {size}")], tables, closing)
 
 
@@ -320,7 +320,8 @@ def inspect_kernel(path: AnyPath) -> UnitReport:
     location = Location.parse(path)
     data = location.read()
     unit = read_unit(data, location.display)
-    header, mask = unit.header, unit.weight.mask
+    header = unit.header
+    mask = unit.weight.mask
     ends = {name: header.sections[name] for name in SECTIONS}
     starts: dict[int, int] = {}
     for index, (tile, _, _) in enumerate(groups(header)):

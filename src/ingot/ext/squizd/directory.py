@@ -110,7 +110,8 @@ class EntryColumns:
     def entry(self, row: int) -> Entry:
         """Return the entry of a row."""
         params, chunks, zeros = (column.span(row) for column in (self.params, self.chunks, self.zeros))
-        roles, texts = self.digests, self.digests.inner[0]
+        roles = self.digests
+        texts = self.digests.inner[0]
         return Entry(
             self.shape.sizes(row),
             self.dtype.text(row) or "",

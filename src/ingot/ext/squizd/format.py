@@ -20,7 +20,16 @@ from ingot.ext.squizd.directory import (
     with_mask,
 )
 from ingot.ext.squizd.layout import COREML_HEADER, DRAFT_HEADER, HEADER, INDEX_ENTRY, MAGIC, align, split_metadata
-from ingot.ext.squizd.place import PlacedTensor, Placement, Tables, entry_of, lay_out, layers_of, order, place_tensors
+from ingot.ext.squizd.placement import (
+    PlacedTensor,
+    Placement,
+    Tables,
+    entry_of,
+    lay_out,
+    layers_of,
+    order,
+    place_tensors,
+)
 from ingot.ext.squizd.reader import read_catalog
 from ingot.ext.squizd.writer import SquizdWriter
 from ingot.formats.base import Catalog, FormatTraits, WriteOptions

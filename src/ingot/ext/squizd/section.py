@@ -16,7 +16,7 @@ from ingot.ext.squizd.blocks import with_lengths
 from ingot.ext.squizd.carry import SCALE_ROLES
 from ingot.ext.squizd.directory import EncodedEntries
 from ingot.ext.squizd.layout import SCALE_ENTRY
-from ingot.ext.squizd.place import Cursor, PlacedTensor, Placement, entry_of
+from ingot.ext.squizd.placement import Cursor, PlacedTensor, Placement, entry_of
 from ingot.ext.squizd.scales import ENTRY, table_header
 from ingot.formats.shared.order import Order
 from ingot.formats.shared.spool import Spool

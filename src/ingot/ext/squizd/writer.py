@@ -23,7 +23,7 @@ from ingot.ext.squizd.layout import (
     sparsity_crc,
     split_metadata,
 )
-from ingot.ext.squizd.place import PlacedTensor, flags_of, lay_out, layers_in_order, place_tensors
+from ingot.ext.squizd.placement import PlacedTensor, flags_of, lay_out, layers_in_order, place_tensors
 from ingot.ext.squizd.section import Section, TensorWriter
 from ingot.formats.base import FormatWriter, WriteOptions
 from ingot.model.artifact import Artifact

@@ -285,7 +285,7 @@ def test_the_tables_knots_lie_where_asked(model: Path, tmp_path: Path) -> None:
     pack_kernel(model, "conv.weight", out, activation="tanh", domain=(-3.0, 3.0), outside="line")
     lut = load_kernel(out).weight.lut
     assert lut is not None
-    assert (lut.places[0], lut.outside) == (pytest.approx(-3, abs=0.01), "line")
+    assert (lut.knot_inputs[0], lut.outside) == (pytest.approx(-3, abs=0.01), "line")
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ from ingot.ext.ane.kernel_units.header import (
     require_digest,
     stored_digest,
 )
-from ingot.ext.ane.kernel_units.kind import UnitFormat, unit_format
 from ingot.ext.ane.kernel_units.unit import read_unit
+from ingot.ext.ane.kernel_units.unit_format import UnitFormat, unit_format
 from ingot.model.bytesource import ByteSource, DerivedSource, MemorySource
 from ingot.model.layouts.affine import CODES, NO_ZERO, POINTS, ROW, ROWS_LSB, SCALES, WHOLE, ZEROS, AffineLayout, Group
 from ingot.model.layouts.base import Layout, matrix_shape
@@ -315,7 +315,9 @@ class _WeightReader:
         return AffineLayout(8, grid, ROWS_LSB, True, zero, "f16", dtype, matrix), parts, CODES
 
     def _palette(self, scaled: bool) -> tuple[Layout | None, dict[str, Part], str]:
-        header, unit_format, unit = self._header, self._format, self._unit
+        header = self._header
+        unit_format = self._format
+        unit = self._unit
         entries = _ENTRY_DTYPES[unit_format.entry]
         parts = {CODEBOOK: unit.section("pal", CODEBOOK, entries)}
         if scaled:

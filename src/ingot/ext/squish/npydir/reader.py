@@ -12,7 +12,6 @@ from ingot.core.parsing.strictjson import strict_json
 from ingot.core.runtime.memory import gc_paused
 from ingot.errors import FormatError
 from ingot.ext.squish.npydir.arrays import Array, Group, extra_file, foreign_form_error, list_arrays, open_arrays
-from ingot.ext.squish.npydir.forms import STORAGE_FORMS, StorageForm, choose, tensor_of
 from ingot.ext.squish.npydir.names import (
     FOLDER,
     INT4_READY,
@@ -26,6 +25,7 @@ from ingot.ext.squish.npydir.names import (
 )
 from ingot.ext.squish.npydir.sidecar import Entry, Sidecar
 from ingot.ext.squish.npydir.sidecar import parse as parse_sidecar
+from ingot.ext.squish.npydir.storage_forms import STORAGE_FORMS, StorageForm, choose, tensor_of
 from ingot.formats.base import Catalog
 from ingot.model.bytesource import ByteSource
 from ingot.model.layouts.affine import AffineLayout

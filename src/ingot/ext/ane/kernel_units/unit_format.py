@@ -62,7 +62,8 @@ def _decode_format(header: Header, refuse: Callable[..., FormatError]) -> UnitFo
     code = header.kernel_format
     unity = formats.is_unity(header.kernel_format)
     try:
-        entry, palette = formats.underlying_type(code), formats.is_palette(code)
+        entry = formats.underlying_type(code)
+        palette = formats.is_palette(code)
         bits = 16 if unity and entry == "half" else 8 if unity else formats.bit_depth(code)
     except IngotError:
         bits = 0

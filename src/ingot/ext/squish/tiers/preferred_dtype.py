@@ -1,4 +1,4 @@
-"""The element type that a model's weights are wanted in, which decides what tiers of another type would round."""
+"""Determine the element type of a model's weights; a tier of another type may round them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from ingot.naming.config import stored_config
 from ingot.stores.location import Location
 
 
-def wanted_dtype(location: Location, asked: Any = None) -> str | None:
-    """Return the canonical name: as asked, as config.json says, that of the first floating-point tensor.
+def preferred_dtype(location: Location, requested: Any = None) -> str | None:
+    """Return the canonical name of the requested type, else of the type in config.json, else of the first float tensor.
 
-    None where nothing says it. What is wrong with a type or a file is told by those who need it.
+    Return None if there is none of these, or if one is invalid; the code that uses the type or the file raises the
+    error.
     """
     config = config_of(location)
-    for value in (asked, config.get("dtype"), config.get("torch_dtype")):
+    for value in (requested, config.get("dtype"), config.get("torch_dtype")):
         if value is not None:
             try:
                 return resolve_dtype(value).name
@@ -27,13 +28,13 @@ def wanted_dtype(location: Location, asked: Any = None) -> str | None:
     try:
         with open_checkpoint(location, verify=False) as checkpoint:
             rows = [DTYPES.get(tensor.dtype) for tensor in checkpoint.values()]
-    except IngotError:  # only built tiers are here
+    except IngotError:  # the directory has only built tiers
         return None
     return next((row.name for row in rows if row is not None and row.is_float and row.bits >= 16), None)
 
 
 def config_of(location: Location) -> dict[str, Any]:
-    """Return the ``config.json`` of a directory; empty if there is none, which whoever loads the model says."""
+    """Return the ``config.json`` of a directory; empty if it is missing or invalid, which is an error on loading."""
     try:
         return stored_config(location.store(), "model.config")
     except IngotError:

@@ -1,6 +1,6 @@
-"""The form in which a weight would reach the engine, told from its codec id and parameters: what gates and sizes need.
+"""The storage form of a weight in the engine's terms, derived from its codec id and parameters.
 
-Sizes are formulas over the shape (``spec/ane.md``); no weight is read.
+The gates decide on a form, and its sizes are formulas over the shape (``spec/ane.md``). No weight is read.
 """
 
 from __future__ import annotations
@@ -30,37 +30,39 @@ _ENTRIES = {"f16": "half", "bf16": "half", "f32": "half", "i8": "int8", "u8": "u
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """How a weight is stored, in the terms of the engine.
+class StorageForm:
+    """The storage of a weight, in the terms of the engine.
 
     Parameters
     ----------
-    kind : str
+    category : str
         ``dense`` (moved as fp16), ``fp8``, ``int`` (one scale per tensor or output channel), ``blockwise`` (finer
-        scales), ``palette``, ``sparse`` (mask and kept values), ``foreign`` (no form of the engine: decoded first).
+        scales), ``palette``, ``sparse`` (a mask, and the values that it selects), ``foreign`` (the engine has no
+        equivalent form, so the weight is decoded first).
     elements : int
-        Of the tensor.
+        Number of elements of the tensor.
     bits : int
-        Of one stored value, code or index; of the kept ones where ``sparse``.
+        Bits of one stored value, code or index; for ``sparse``, of a selected value.
     entry : str
-        Of a palette: ``half``, ``int8``, ``uint8`` or ``e4m3``. Of ``fp8``: ``e4m3`` or ``e5m2``.
+        Type of the codebook entries of a palette: ``half``, ``int8``, ``uint8`` or ``e4m3``; type of the values of
+        ``fp8``: ``e4m3`` or ``e5m2``.
     zero_point : bool
-        Integers have zero points, or offsets, other than none.
+        Whether the integers have zero points or offsets.
     codebooks, vector : int
-        Of a palette: how many codebooks, and elements per index.
+        Number of codebooks of a palette, and number of elements per index.
     scales : int
-        Number of fp16 scales that are stored beside.
+        Number of fp16 scales stored with the weight.
     nonzeros : int or None
-        Of ``sparse``: kept elements.
-    inner : Form or None
-        Of ``sparse``: the form of the kept ones; None where they are plain fp16.
+        Number of selected elements of a ``sparse`` weight.
+    inner : StorageForm or None
+        Form of the selected elements of a ``sparse`` weight; None if they are plain fp16.
     codec : str
         The codec id, for messages.
     misfit : str
-        Why the engine has no such layout, so that it is decoded first; empty where it has.
+        Reason why the engine has no such layout, so that the weight is decoded first; empty if it has one.
     """
 
-    kind: str
+    category: str
     elements: int
     bits: int = 16
     entry: str = "half"
@@ -69,85 +71,86 @@ class Form:
     vector: int = 1
     scales: int = 0
     nonzeros: int | None = None
-    inner: Form | None = None
+    inner: StorageForm | None = None
     codec: str = ""
     misfit: str = ""
 
     @property
     def label(self) -> str:
         """Short name: ``dense``, ``int8``, ``blockwise4``, ``palette4``, ``sparse``, ``sparse+palette4``."""
-        if self.kind == SPARSE:
+        if self.category == SPARSE:
             return SPARSE if self.inner is None else f"{SPARSE}+{self.inner.label}"
-        if self.kind in (INTEGER, BLOCKWISE, PALETTE):
-            return f"{self.kind}{self.bits}"
-        return self.entry if self.kind == FP8 else self.kind
+        if self.category in (INTEGER, BLOCKWISE, PALETTE):
+            return f"{self.category}{self.bits}"
+        return self.entry if self.category == FP8 else self.category
 
     @property
     def dense_bytes(self) -> int:
-        """Bytes of the weight as plain fp16: what moves when it folds."""
+        """Bytes of the weight as plain fp16, which move if it folds."""
         return _HALF * self.elements
 
     @property
     def table_bytes(self) -> int:
         """Bytes of the codebooks."""
-        inner = self.inner if self.kind == SPARSE and self.inner is not None else self
-        if inner.kind != PALETTE:
+        inner = self.inner if self.category == SPARSE and self.inner is not None else self
+        if inner.category != PALETTE:
             return 0
         return inner.codebooks * (1 << inner.bits) * inner.vector * _ENTRY_BYTES[inner.entry]
 
     @property
     def streamed_bytes(self) -> int:
-        """Bytes that move when it streams: ``n * bits / 8`` of codes or indices, mask ``n / 8``, tables and scales."""
+        """Bytes that move if the weight streams: ``n * bits / 8`` of codes or indices, ``n / 8`` of a mask, tables,
+        scales."""
         scales = _HALF * self.scales
-        if self.kind == SPARSE:
-            kept = self.elements if self.nonzeros is None else self.nonzeros
+        if self.category == SPARSE:
+            nonzero_count = self.elements if self.nonzeros is None else self.nonzeros
             bits = 16 if self.inner is None else self.inner.bits
-            return -(-self.elements // 8) + -(-kept * bits // 8) + self.table_bytes + scales
-        if self.kind == PALETTE:
+            return -(-self.elements // 8) + -(-nonzero_count * bits // 8) + self.table_bytes + scales
+        if self.category == PALETTE:
             return -(-self.elements // self.vector * self.bits // 8) + self.table_bytes + scales
-        if self.kind in (INTEGER, BLOCKWISE):
+        if self.category in (INTEGER, BLOCKWISE):
             zeros = self.scales if self.zero_point else 0
             return -(-self.elements * self.bits // 8) + scales + zeros
-        return self.elements if self.kind == FP8 else self.dense_bytes
+        return self.elements if self.category == FP8 else self.dense_bytes
 
     @property
     def density(self) -> float:
-        """Share of elements that are kept; 1 unless sparse."""
+        """Share of the elements that the mask selects; 1 unless sparse."""
         return 1.0 if self.nonzeros is None or not self.elements else self.nonzeros / self.elements
 
 
 def form_of(
     codec: str, shape: tuple[int, ...], dtype: str, params: Mapping[str, Any], parts: Mapping[str, str] | None = None
-) -> Form:
-    """Return the form of a stored tensor.
+) -> StorageForm:
+    """Return the storage form of a tensor.
 
     Parameters
     ----------
     codec : str
-        An id of ``ingot.codecs``, as text; what is not known here is ``foreign``.
+        An id of ``ingot.codecs``, as text; the form of any other codec is ``foreign``.
     shape, dtype, params :
-        Of the tensor; parameters are those that the codec's spec page lists. They are trusted no further than their
-        types: a parameter that is missing or odd makes the form ``foreign``.
+        Shape, dtype and codec parameters of the tensor, as the codec's spec page lists them. If a parameter is missing
+        or invalid, the form is ``foreign``.
     parts : mapping, optional
-        Storage type of each part by its role; without it codebooks are f16 without scales.
+        Storage type of each part, by role; without it, codebooks count as f16 without scales.
     """
     size = prod(shape)
     make = _MAKERS.get(codec)
     try:
-        form = make(shape, dtype, params, parts or {}) if make is not None else None
+        storage_form = make(shape, dtype, params, parts or {}) if make is not None else None
     except (KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError):
-        form = None  # a file's own words; the codec tells what is wrong when it is asked to decode
-    return Form(FOREIGN, size, codec=codec) if form is None else form
+        storage_form = None  # the parameters come from a file; the codec raises the precise error when it decodes
+    return StorageForm(FOREIGN, size, codec=codec) if storage_form is None else storage_form
 
 
-def _dense(shape: tuple[int, ...], dtype: str, params: Mapping[str, Any], parts: _Parts) -> Form | None:
+def _dense(shape: tuple[int, ...], dtype: str, params: Mapping[str, Any], parts: _Parts) -> StorageForm | None:
     size = prod(shape)
     if dtype in ("f8_e4m3fn", "f8_e5m2"):
-        return Form(FP8, size, 8, "e4m3" if dtype == "f8_e4m3fn" else "e5m2", codec=DenseLayout.codec)
-    return Form(DENSE, size, codec=DenseLayout.codec) if dtype in ("f16", "bf16", "f32", "f64") else None
+        return StorageForm(FP8, size, 8, "e4m3" if dtype == "f8_e4m3fn" else "e5m2", codec=DenseLayout.codec)
+    return StorageForm(DENSE, size, codec=DenseLayout.codec) if dtype in ("f16", "bf16", "f32", "f64") else None
 
 
-def _affine(shape: tuple[int, ...], dtype: str, params: Mapping[str, Any], parts: _Parts) -> Form | None:
+def _affine(shape: tuple[int, ...], dtype: str, params: Mapping[str, Any], parts: _Parts) -> StorageForm | None:
     size = prod(shape)
     bits = _within(params["bits"], 1, 8)
     scales, fine = _scales(shape, params)
@@ -155,20 +158,20 @@ def _affine(shape: tuple[int, ...], dtype: str, params: Mapping[str, Any], parts
     misfit = "offsets are no zero points" if params.get("zero_kind") == "offset" else ""
     if fine and run_of(shape, params) is None:
         misfit = "blocks are runs of one output channel's weights"
-    kind = BLOCKWISE if fine else INTEGER
-    return Form(kind, size, bits, zero_point=zeros, scales=scales, codec=AffineLayout.codec, misfit=misfit)
+    category = BLOCKWISE if fine else INTEGER
+    return StorageForm(category, size, bits, zero_point=zeros, scales=scales, codec=AffineLayout.codec, misfit=misfit)
 
 
 def _shifted(params: Mapping[str, Any], bits: int) -> bool:
-    """Whether one zero point of every code is more than another spelling of signed codes."""
+    """Return whether the zero point is other than the middle of the range, which only makes the codes signed."""
     point = params.get("zero_point")
     return bool(point) and (params.get("signed") is True or point != 1 << (bits - 1))
 
 
 def run_of(shape: tuple[int, ...], params: Mapping[str, Any]) -> int | None:
-    """Return how many weights of an output channel in a row share a scale; None where what shares one is no run.
+    """Return the number of consecutive weights of an output channel that share a scale; None if they are not in a run.
 
-    ``params`` are those of ``affine`` with scales finer than an output channel's.
+    ``params`` are the parameters of ``affine`` with more than one scale per output channel.
     """
     granularity = params.get("granularity", "group")
     if granularity == "blocks":
@@ -199,7 +202,7 @@ def _scales(shape: tuple[int, ...], params: Mapping[str, Any]) -> tuple[int, boo
     return rows * groups, rows * groups not in (1, channels) or groups != 1
 
 
-def _palette(shape: tuple[int, ...], dtype: str, params: Mapping[str, Any], parts: _Parts) -> Form | None:
+def _palette(shape: tuple[int, ...], dtype: str, params: Mapping[str, Any], parts: _Parts) -> StorageForm | None:
     bits = _within(params["bits"], 1, 8)
     vector = _within(params.get("vector_size", 1), 1, 64)
     count = prod(_within(part, 1, 2**62) for part in params.get("groups", (1,)))
@@ -209,7 +212,7 @@ def _palette(shape: tuple[int, ...], dtype: str, params: Mapping[str, Any], part
     misfit = "vectors lie along the output channels" if across else ""
     if any(part != 1 for part in tuple(params.get("groups", (1,)))[1:]):
         misfit = "codebooks serve runs of output channels"
-    return Form(
+    return StorageForm(
         PALETTE,
         prod(shape),
         bits,
@@ -222,14 +225,14 @@ def _palette(shape: tuple[int, ...], dtype: str, params: Mapping[str, Any], part
     )
 
 
-def _sparse(shape: tuple[int, ...], dtype: str, params: Mapping[str, Any], parts: _Parts) -> Form | None:
+def _sparse(shape: tuple[int, ...], dtype: str, params: Mapping[str, Any], parts: _Parts) -> StorageForm | None:
     size = prod(shape)
     nonzeros = _within(params["nnz"], 0, size)
     inner = form_of(codec_of(params["inner"]["codec"]), shape, dtype, params["inner"].get("params", {}), parts)
-    if inner.kind in (FOREIGN, FP8, SPARSE):
+    if inner.category in (FOREIGN, FP8, SPARSE):
         return None
-    kept = None if inner.kind == DENSE else inner
-    return Form(SPARSE, size, scales=inner.scales, nonzeros=nonzeros, inner=kept, codec=MaskLayout.codec)
+    nonzero_form = None if inner.category == DENSE else inner
+    return StorageForm(SPARSE, size, scales=inner.scales, nonzeros=nonzeros, inner=nonzero_form, codec=MaskLayout.codec)
 
 
 def _within(value: Any, low: int, high: int) -> int:

@@ -71,8 +71,10 @@ class NarrowedSource:
         self._offset = offset
         self._location = location
         self._stored, self._dtype = types
-        self._wide, self._item = numpy_dtype(self._stored).itemsize, numpy_dtype(self._dtype).itemsize
-        self.name, self.size = source.name, count * self._item
+        self._wide = numpy_dtype(self._stored).itemsize
+        self._item = numpy_dtype(self._dtype).itemsize
+        self.name = source.name
+        self.size = count * self._item
 
     def view(self, offset: int, length: int) -> memoryview:
         """Return a copy of the bytes."""

@@ -84,10 +84,8 @@ class LocatedTensors(Mapping[str, Located]):
         begins = np.full(counts.size, -1, np.int64)
         sizes = np.zeros(counts.size, np.int64)
         has_digest = np.flatnonzero(counts == 1)
-        begins[has_digest], sizes[has_digest] = (
-            numbers(texts.first)[first[has_digest]],
-            numbers(texts.second)[first[has_digest]],
-        )
+        begins[has_digest] = numbers(texts.first)[first[has_digest]]
+        sizes[has_digest] = numbers(texts.second)[first[has_digest]]
         offsets = np.zeros(counts.size, np.int64)
         lengths = np.zeros(counts.size, np.int64)
         heads = _FIXED + 4 * np.diff(numbers(columns.shape.second))[plain.rows]
@@ -174,7 +172,9 @@ def _has_header(source: HeaderSource, columns: EntryColumns, rows: Array, rank: 
     codes = chosen(columns.dtype, DTYPE_CODES)[rows]
     sizes = numbers(columns.shape.first)[numbers(columns.shape.second)[rows, None] + np.arange(rank)]
     heads = np.empty((rows.size, 3 + rank), "<u4")
-    heads[:, 0], heads[:, 1], heads[:, 2] = int.from_bytes(NPCL, "little"), codes, rank
+    heads[:, 0] = int.from_bytes(NPCL, "little")
+    heads[:, 1] = codes
+    heads[:, 2] = rank
     heads[:, 3:] = sizes
     offsets = numbers(columns.offset.first)[rows]
     order = np.argsort(offsets, kind="stable")

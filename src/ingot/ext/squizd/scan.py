@@ -173,7 +173,7 @@ _OUTSIDE = ("model.embed_tokens.weight", "tok_embeddings.weight", "lm_head.weigh
 
 
 @dataclass(frozen=True, slots=True)
-class Walked:
+class ScannedBlock:
     """A block in the scan: its layer, its index there, its offset."""
 
     layer: int
@@ -182,12 +182,14 @@ class Walked:
     block: Block
 
 
-def walk(source: ByteSource, layers: Sequence[Span], location: str, stops: tuple[bytes, ...] = ()) -> list[Walked]:
+def scan_blocks(
+    source: ByteSource, layers: Sequence[Span], location: str, stops: tuple[bytes, ...] = ()
+) -> list[ScannedBlock]:
     """Return all blocks of all layers. Up to 63 zero bytes may precede a block and follow the last block.
 
     Raises ``FormatError``: the rules of blocks and of bitmaps (``Bitmaps``), and ``squizd.too-many-blocks``.
     """
-    walked: list[Walked] = []
+    scanned: list[ScannedBlock] = []
     read = partial(read_bytes, source)
     bitmaps = Bitmaps(source, stops)
     for layer, (start, end) in enumerate(layers):
@@ -201,36 +203,36 @@ def walk(source: ByteSource, layers: Sequence[Span], location: str, stops: tuple
             block = (
                 bitmaps.block(offset, end, layer_location) if magic == TCA else parse(read, offset, end, layer_location)
             )
-            walked.append(Walked(layer, number, offset, block))
+            scanned.append(ScannedBlock(layer, number, offset, block))
             offset = offset + (block.length or 0)
             number = number + 1
-            if len(walked) > MAX_BLOCKS:
+            if len(scanned) > MAX_BLOCKS:
                 raise FormatError(
                     "squizd.too-many-blocks",
                     f"expected at most {MAX_BLOCKS} blocks without a directory",
                     where=location,
                 )
-    return walked
+    return scanned
 
 
-def end_of(blocks: Sequence[Walked], start: int) -> int:
+def end_of(blocks: Sequence[ScannedBlock], start: int) -> int:
     """Return the end of the last block."""
-    return max((walked.offset + (walked.block.length or 0) for walked in blocks), default=start)
+    return max((scanned.offset + (scanned.block.length or 0) for scanned in blocks), default=start)
 
 
-def matrices_of(blocks: Sequence[Walked]) -> defaultdict[int, dict[int, tuple[int, int]]]:
+def matrices_of(blocks: Sequence[ScannedBlock]) -> defaultdict[int, dict[int, tuple[int, int]]]:
     """Return rows and columns of the two-dimensional blocks, by layer and index."""
     matrices: defaultdict[int, dict[int, tuple[int, int]]] = defaultdict(dict)
-    for walked in blocks:
-        if len(walked.block.shape) == 2:
-            rows, cols = walked.block.shape
-            matrices[walked.layer][walked.number] = rows, cols
+    for scanned in blocks:
+        if len(scanned.block.shape) == 2:
+            rows, cols = scanned.block.shape
+            matrices[scanned.layer][scanned.number] = rows, cols
     return matrices
 
 
 def name_blocks(
     source: ByteSource,
-    blocks: Sequence[Walked],
+    blocks: Sequence[ScannedBlock],
     tables: TableRanges,
     location: str,
     stem: str = "layers",
@@ -247,17 +249,17 @@ def name_blocks(
         ``squizd.scale-missing``, ``squizd.scale-count``, ``squizd.scale-id``, ``squizd.scale-rounds``,
         ``squizd.sub-blocks``.
     """
-    scaled = [walked for walked in blocks if walked.block.magic in SCALED]
+    scaled = [scanned for scanned in blocks if scanned.block.magic in SCALED]
     firsts, seconds = rounds_of(source, tables, other_entries[0] + len(scaled) + other_entries[1], location)
     firsts = firsts[other_entries[0] : other_entries[0] + len(scaled)]
-    entries = assign_entries(firsts, [walked.layer for walked in scaled], _usual_names, location)
-    by_offset = {walked.offset: entry for walked, entry in zip(scaled, entries, strict=True)}
+    entries = assign_entries(firsts, [scanned.layer for scanned in scaled], _usual_names, location)
+    by_offset = {scanned.offset: entry for scanned, entry in zip(scaled, entries, strict=True)}
     names: dict[str, Located] = {}
-    for walked in blocks:
-        first, usual = by_offset.get(walked.offset, (None, None))
-        name = usual if usual is not None and usual not in names else f"{stem}.{walked.layer}.{walked.number}"
+    for scanned in blocks:
+        first, usual = by_offset.get(scanned.offset, (None, None))
+        name = usual if usual is not None and usual not in names else f"{stem}.{scanned.layer}.{scanned.number}"
         second = None if first is None else seconds.get(base_id(first))
-        names[name] = _located(source, name, walked, first, second, location)
+        names[name] = _located(source, name, scanned, first, second, location)
     return names
 
 
@@ -268,10 +270,10 @@ def _usual_names(layer: int) -> dict[int, str]:
 
 
 def _located(
-    source: ByteSource, name: str, walked: Walked, first: Run | None, second: Run | None, location: str
+    source: ByteSource, name: str, scanned: ScannedBlock, first: Run | None, second: Run | None, location: str
 ) -> Located:
     """Return the tensor of a block; an ambiguity of the document is an error, not a guess."""
-    block = walked.block
+    block = scanned.block
     parts = [PartSpec(part.role, part.dtype, part.length, part.type) for part in block.parts]
     run = second or first
     if run is not None:
@@ -284,7 +286,7 @@ def _located(
     else:
         layout = _layout(block)
     spec = TensorSpec(name, block.shape, block.dtype or _SCALE, layout.codec, tuple(parts), layout.attributes())
-    return Located(spec, storage_form(spec), walked.offset, run)
+    return Located(spec, storage_form(spec), scanned.offset, run)
 
 
 def with_mask(located: Located, placed: PlacedMask) -> Located:

@@ -265,7 +265,8 @@ def entry_of(
     chunks: dict[str, StatedChunks],
 ) -> Entry:
     """Return the directory's entry for a tensor without its mask, which is added later."""
-    spec, storage = placed.spec, placed.storage
+    spec = placed.spec
+    storage = placed.storage
     return Entry(
         shape=spec.shape,
         dtype=spec.dtype,
