@@ -32,7 +32,7 @@ from ingot.model.layouts.sparse import BlocksLayout, CsrLayout
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Array, Tensor
 from ingot.recipes.choice import Choice, Measured
-from ingot.recipes.load import made_for
+from ingot.recipes.load import preset_hint
 from ingot.recipes.recipe import Decision, Recipe, Rule
 from ingot.views.regrouped import even_group
 
@@ -214,7 +214,7 @@ def as_chosen(tensor: Tensor, format: Format, rule: str, choice: Choice, asked: 
         if taken is None:
             reason = _in_two_steps(format, spec) or nearest_refusal(format, spec) or reason
             raise UnsupportedError(
-                f"{format.name} cannot carry what rule {rule!r} asks for: {reason}{made_for(format.name, choice)}",
+                f"{format.name} cannot carry what rule {rule!r} asks for: {reason}{preset_hint(format.name, choice)}",
                 rule="convert.unsupported",
             )
         options = around(taken[0])

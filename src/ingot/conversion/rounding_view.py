@@ -163,7 +163,7 @@ def with_rotate_option(recipe: Recipe | None, rotate: str | None) -> Recipe | No
         raise UsageError(
             f"expected one of --rotate and the table [rotate], found both in {recipe.name}", rule="recipe.rotate"
         )
-    return replace(recipe or Recipe("rotate", ()), rotate=Rotate.of(rotate))
+    return replace(recipe or Recipe("rotate", ()), rotate=Rotate.parse(rotate))
 
 
 def rotate_by_recipe(checkpoint: Checkpoint, recipe: Recipe | None) -> View:

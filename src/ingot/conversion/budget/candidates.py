@@ -220,7 +220,7 @@ class Maker:
                 rule["match"] += [text for text in dict.fromkeys(map(_pattern, names)) if text not in rule["match"]]
         about = "One rule for each type, with the tensors that have it; move names between rules to change it."
         text = tomli_w.dumps({"name": self.name, "description": about, "rules": list(rules.values())})
-        return replace(parse_recipe(text, where="the budget's recipe"), general=False), text
+        return replace(parse_recipe(text, location="the budget's recipe"), general=False), text
 
 
 def _pattern(name: str) -> str:

@@ -46,7 +46,7 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.model.statistics import Statistics
 from ingot.recipes.choice import Choice
 from ingot.recipes.recipe import Recipe
-from ingot.recipes.types import default_types, type_named
+from ingot.recipes.types import default_types, recipes_of_type
 from ingot.stores.location import Location
 
 RULE = "convert.budget"
@@ -274,7 +274,7 @@ class _Budget:
         refused = None
         calibrated = self._options.calibration is not None
         for name in asked or default_types(kept.plan.format.name, calibrated=calibrated):
-            for label, recipe in type_named(name):
+            for label, recipe in recipes_of_type(name):
                 try:
                     with self._planned(recipe) as planned:
                         found.append(survey(label, recipe, planned, origins, kept.plan))
