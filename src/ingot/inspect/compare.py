@@ -16,7 +16,7 @@ from ingot.artifacts.companions import holds_a_model
 from ingot.artifacts.destination import is_elsewhere
 from ingot.artifacts.open import address_of
 from ingot.artifacts.open import open as open_checkpoint
-from ingot.conversion.onnx.graphs import facing
+from ingot.conversion.onnx.graphs import align_orientation
 from ingot.core.numeric.dtypes import FLOATS
 from ingot.core.numeric.stats import ErrorStats, measure
 from ingot.core.options import takes
@@ -198,7 +198,7 @@ def sides(options: CompareOptions, *, whole: bool = True) -> Iterator[tuple[Chec
                 checkpoint.require_whole()
         with ExitStack() as stack:
             one, other = _as_models(first, second, stack)
-            yield facing(one, other), facing(other, one)
+            yield align_orientation(one, other), align_orientation(other, one)
 
 
 def compared(

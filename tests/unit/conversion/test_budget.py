@@ -269,8 +269,8 @@ def test_the_estimate_is_the_divergence_to_second_order(tmp_path: Path) -> None:
     ingot.save(tmp_path / "m.safetensors", {name: matrix})
     with ingot.open(tmp_path / "m.safetensors") as checkpoint:
         tensor = checkpoint[name]
-        (found,) = losses([tensor], matrix.size, Statistics.in_memory(arrays), [choice]).ways
-        (plain,) = losses([tensor], matrix.size, None, [choice]).ways
+        (found,) = losses([tensor], matrix.size, Statistics.in_memory(arrays), [choice]).by_choice
+        (plain,) = losses([tensor], matrix.size, None, [choice]).by_choice
         error = stored_rows(tensor, choice, matrix) - matrix
     damped = [each + 0.01 * each.diagonal().mean() * np.eye(len(each)) for each in (a, g)]
     assert found is not None
