@@ -42,7 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ingot.save(tmp_path / "tuned.safetensors", tuned)
     ingot.save(tmp_path / "base.safetensors", {**base, "gone": base["norm"]})
     ingot.save(tmp_path / "more.safetensors", {**tuned, "new": rng.standard_normal((200, 128)).astype(np.float32)})
-    monkeypatch.setattr(tasks, "LEAST", 1 << 15)
+    monkeypatch.setattr(tasks, "MIN_TASK_BYTES", 1 << 15)
     return tmp_path
 
 
@@ -95,7 +95,7 @@ def test_a_large_tensor_is_done_in_slices(
     tmp_path: Path, out: str, more: dict[str, Any], hire: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their digests, which a delta states, are those of the whole tensor."""
-    monkeypatch.setattr(tasks, "LEAST", 1 << 18)
+    monkeypatch.setattr(tasks, "MIN_TASK_BYTES", 1 << 18)
     rng = np.random.default_rng(7)
     base = {"small": rng.standard_normal((8, 8)).astype(np.float32)}
     base["large"] = rng.standard_normal((3000, 512)).astype(ml_dtypes.bfloat16)

@@ -81,7 +81,7 @@ def test_what_has_no_place_is_lost(name: str, target: str, format: str | None, t
         ingot.convert(source, tmp_path / target, format=format)
     assert caught.value.rule == "account.lost"
     assert name in caught.value.message
-    ways = matrix(source, to=["mlx" if format else "gguf"]).ways
+    ways = matrix(source, to=["mlx" if format else "gguf"]).tensors
     assert [way.name for way in ways if way.action == "refused"] == [name]
     report = ingot.convert(source, tmp_path / target, format=format, drop=[name])
     assert set(report.dropped) == {name}
