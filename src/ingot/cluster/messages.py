@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 
 from ingot import errors
 from ingot.core.numeric.stats import ErrorStats
-from ingot.core.parsing.strictjson import warm
+from ingot.core.parsing.strictjson import preload
 from ingot.errors import IngotError, MissingExtraError
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ class WorkerLostError(Exception):
     """
 
 
-@warm
+@preload
 class Task(Struct, frozen=True, forbid_unknown_fields=True):
     """Consecutive steps of a plan, from ``start`` to before ``stop``, which read ``nbytes``.
 
@@ -72,7 +72,7 @@ class Task(Struct, frozen=True, forbid_unknown_fields=True):
         return f"{self.start:06}-{self.stop:06}{rows}"
 
 
-@warm
+@preload
 class StepResult(Struct, frozen=True, forbid_unknown_fields=True):
     """The result of a step, or of some of its rows.
 
@@ -98,7 +98,7 @@ class StepResult(Struct, frozen=True, forbid_unknown_fields=True):
         return sum(count for _, count in self.runs)
 
 
-@warm
+@preload
 class TaskResult(Struct, frozen=True, forbid_unknown_fields=True):
     """A finished task: the worker's name, seconds, and a result for each step.
 
@@ -115,7 +115,7 @@ class TaskResult(Struct, frozen=True, forbid_unknown_fields=True):
     states: list[str] = []
 
 
-@warm
+@preload
 class ErrorData(Struct, frozen=True, forbid_unknown_fields=True):
     """An error on its way to the driver: the name of its class, and the fields of its text."""
 
@@ -127,7 +127,7 @@ class ErrorData(Struct, frozen=True, forbid_unknown_fields=True):
     errno: int | None = None
 
 
-@warm
+@preload
 class Request(Struct, frozen=True, forbid_unknown_fields=True):
     """A task for a worker: its number, the driver's version of Ingot, the type, and the fields of that type."""
 
@@ -137,7 +137,7 @@ class Request(Struct, frozen=True, forbid_unknown_fields=True):
     body: dict[str, Any]
 
 
-@warm
+@preload
 class Answer(Struct, frozen=True, forbid_unknown_fields=True):
     """The answer to a request: a result or an error. ``id`` is None if the request has no id that can be read."""
 
@@ -146,7 +146,7 @@ class Answer(Struct, frozen=True, forbid_unknown_fields=True):
     error: ErrorData | None = None
 
 
-@warm
+@preload
 class Beat(Struct, frozen=True, forbid_unknown_fields=True):
     """A worker's heartbeat: the seconds of processor time that its tasks have used so far."""
 

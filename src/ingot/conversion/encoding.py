@@ -300,7 +300,7 @@ def _instead(
 def _stored_columns(tensor: Tensor, pruning: Pruned | None, format: Format) -> int:
     """Return the columns of the matrix that the format stores: without those that are dropped where it wants that."""
     compacts = pruning is not None and pruning.axis == 1 and not full_size(format)
-    return pruning.blocks.kept if pruning is not None and compacts else tensor.matrix_shape[1]
+    return pruning.blocks.kept_channels if pruning is not None and compacts else tensor.matrix_shape[1]
 
 
 def _first_taken(

@@ -24,7 +24,7 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.tensor import Tensor
 from ingot.reporting.report import Bytes, Column, Count, Counts, Figure, Line, Report, Table, Texts, table_of
-from ingot.reporting.shown import Shown
+from ingot.reporting.reportable import Reportable
 from ingot.stores.location import Location
 
 REFUSED = "refused"
@@ -70,7 +70,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Matrix(Shown):
+class Matrix(Reportable):
     """A checkpoint, and what becomes of it in each format."""
 
     path: str
@@ -87,7 +87,7 @@ class Matrix(Shown):
             figures,
             [Line("{path} ({format}): tensors, and bytes as stored now, by what becomes of them")],
             [told, _shown(self.targets), table_of("tensors", self.ways, Way)],
-            [Line("{item}", each="obstacles")],
+            [Line("{item}", items="obstacles")],
         )
 
 

@@ -18,7 +18,7 @@ from ingot.conversion.options import ConvertOptions
 from ingot.conversion.plan import ConvertPlan
 from ingot.conversion.prepare_source import prepare_source
 from ingot.conversion.prepared import Prepared, for_source, refuse_same
-from ingot.core.parsing.strictjson import strict_json, warm
+from ingot.core.parsing.strictjson import preload, strict_json
 from ingot.engine.data import StepData, bound_steps, specs_of, step_data
 from ingot.errors import INGOT_VERSION, FormatError, IntegrityError, UnsupportedError, UsageError
 from ingot.formats.base import Format, FormatWriter, WriteOptions
@@ -38,7 +38,7 @@ P = TypeVar("P", bound=Struct)
 _ADDRESSES = ("activations", "importance", "draft", "coreml", "program", "graph")
 
 
-@warm
+@preload
 class SourceData(Struct, frozen=True, forbid_unknown_fields=True):
     """What a plan reads: where it is, how it is read, and what tells it from another."""
 
@@ -50,7 +50,7 @@ class SourceData(Struct, frozen=True, forbid_unknown_fields=True):
     trust_index: bool = False
 
 
-@warm
+@preload
 class TargetData(Struct, frozen=True, forbid_unknown_fields=True):
     """What a plan writes: path, format, and the options of its writer."""
 
@@ -61,7 +61,7 @@ class TargetData(Struct, frozen=True, forbid_unknown_fields=True):
     compact: bool
 
 
-@warm
+@preload
 class ViewData(Struct, frozen=True, forbid_unknown_fields=True):
     """How the source is viewed: the options of the conversion that say so, and tensors that are left out."""
 
@@ -79,7 +79,7 @@ class ViewData(Struct, frozen=True, forbid_unknown_fields=True):
     no_tokenizer: bool
 
 
-@warm
+@preload
 class PlanData(Struct, frozen=True, forbid_unknown_fields=True):
     """The plan of a conversion."""
 

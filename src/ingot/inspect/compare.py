@@ -43,7 +43,7 @@ from ingot.model.reading.lazy import Many
 from ingot.model.reading.limits import require_in_proportion
 from ingot.model.tensor import Array, Tensor
 from ingot.reporting.report import Column, Figure, Line, Report, Table, Texts
-from ingot.reporting.shown import Shown
+from ingot.reporting.reportable import Reportable
 from ingot.stores.location import Location
 
 _CHUNK = 1 << 20
@@ -55,7 +55,7 @@ ByPair = Callable[[Sequence[Pair], Progress], Iterable[TensorComparison]]
 
 
 @dataclass(frozen=True, slots=True)
-class CompareReport(Shown):
+class CompareReport(Reportable):
     """All comparisons, worst first: what is missing or misshapen, then by rising signal-to-noise ratio, then the
     equal.
 
@@ -109,7 +109,7 @@ class CompareReport(Shown):
             Figure("cosine", total.cosine, "cosine", data=False),
             Figure("more", len(found.tensors) - len(shown), "count", data=False),
         ]
-        lines = [Line("{item}", "note", each="notes"), Line("{item}", "not compared", each="unread")]
+        lines = [Line("{item}", "note", items="notes"), Line("{item}", "not compared", items="unread")]
         lines.append(Line("{counts}" if counts else "no tensors"))
         if found.scored:  # equal tensors beside what could not be compared are no score
             scope = "over all" if found.compared == len(found.tensors) else "over the {compared} compared"

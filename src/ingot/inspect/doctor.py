@@ -11,9 +11,9 @@ import numpy as np
 
 from ingot.core.bytes import checksums
 from ingot.core.isolation import PACKAGE_FILE
-from ingot.core.runtime.isa import available_isas
-from ingot.core.runtime.isa import isa as current_isa
 from ingot.core.runtime.memory import available_ram, format_size
+from ingot.core.runtime.native import available_isas
+from ingot.core.runtime.native import isa as current_isa
 from ingot.core.runtime.parallel import default_workers
 from ingot.errors import INGOT_VERSION, install_hint
 from ingot.reporting.report import Figure, Line, Report, table_of
@@ -51,7 +51,7 @@ def checks_report(checks: Sequence[Check]) -> Report:
     """Return the checks as a table, and as lines what to do."""
     heads = {"name": "check", "state": "state", "found": "found"}
     advice = [f"{item.name}: {item.advice}" for item in checks if item.advice]
-    closing = [Line("{item}", each="advice")]
+    closing = [Line("{item}", items="advice")]
     tables = [table_of("", checks, Check, heads)]
     return Report([Figure("advice", advice, "texts", data=False)], (), tables, closing)
 

@@ -93,13 +93,13 @@ def overview(found: Inspection, by: str = "layer", *, tensors: bool = True, ever
     lines = [
         Line("{path}: {format}, {count} tensors, {elements} elements"),
         Line("  {file_size} in {parted} file(s), {bits} bits per element, read by {io}"),
-        Line("  {item}", each="delta"),
-        Line("  {item}", each="described"),
+        Line("  {item}", items="delta"),
+        Line("  {item}", items="described"),
     ]
     if found.companions:
         lines.append(Line("  companions: {companions}"))
-    lines.append(Line("  receipt: {item}", each="measured"))
-    lines.append(Line("  note: {item}", each="notes"))
+    lines.append(Line("  receipt: {item}", items="measured"))
+    lines.append(Line("  note: {item}", items="notes"))
     shown = [_totals(found, key) for key in dict.fromkeys((by, "codec"))] + list(found.details)
     shown += [_tensors(found.tensors, every)] if tensors else []
     tables = [table_of("tensors", found.tensors, TensorInfo), *(_people(item) for item in shown)]
@@ -114,7 +114,7 @@ def one_tensor(found: Inspection, name: str) -> Report:
     params = [f"{key}: {value}" for key, value in item.params.items()]
     figures = [figure for figure in figures_of(item) if figure.name != "parts"]
     figures += [Figure("called", _codec(item), data=False), Figure("told", params, "texts", data=False)]
-    lines = [Line("{name}: {shape} {dtype}, {called}, {nbytes} stored"), Line("  {item}", each="told")]
+    lines = [Line("{name}: {shape} {dtype}, {called}, {nbytes} stored"), Line("  {item}", items="told")]
     columns = list(_PARTS.values())
     rows = [[getattr(part, column.name) for column in columns] for part in item.parts]
     digest = list(_PARTS).index("digest")

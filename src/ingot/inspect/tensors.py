@@ -93,7 +93,7 @@ def _part(part: Part, where: str, spare: int) -> list[Finding]:
         return [_no_digest(where)]
     if digest.startswith("crc32c:"):  # which reading it has proven
         return []
-    if checksums.known(digest, "part.digest", where) is None:
+    if checksums.algorithm_of(digest, "part.digest", where) is None:
         told = f"digest {digest[:40]!r} is of an algorithm not known here"
         return [Finding("note", "part.unknown-digest", where, told)]
     return []

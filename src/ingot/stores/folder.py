@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from ingot.core.files.atomic import atomic_write
-from ingot.core.files.joining import Joining
+from ingot.core.files.joining import MergeStaging
 from ingot.core.files.system import flush, remove, remove_tree, write_error
 from ingot.errors import ResourceError
 from ingot.stores.local import LocalStore, LocalTarget
@@ -36,9 +36,9 @@ class LocalFolder(LocalStore):
         finally:
             lock.release()
 
-    def join(self, *, resume: bool) -> Joining:
+    def join(self, *, resume: bool) -> MergeStaging:
         """Return a staging folder, whose files will be added to this folder."""
-        return Joining(self.local_path(), resume=resume)
+        return MergeStaging(self.local_path(), resume=resume)
 
     def write(self, name: str, data: bytes) -> None:
         """Write a small file, flushed to disk; raise the errors of ``core.files.atomic.atomic_write``."""

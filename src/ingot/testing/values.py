@@ -15,7 +15,7 @@ def random_bits(rng: np.random.Generator, shape: tuple[int, ...], dtype: str, ze
     """Return an array of random bit patterns, a third of them edge values, a share of ``zeros`` all-zero bits."""
     values = numpy_dtype(dtype)
     count = int(np.prod(shape, dtype=object))
-    if DTYPES[dtype].kind == "b":
+    if DTYPES[dtype].category == "b":
         out = rng.integers(0, 2, count).astype(np.bool_)
     else:
         out = np.frombuffer(rng.bytes(count * values.itemsize), values).copy()
@@ -29,10 +29,10 @@ def edge_values(dtype: str) -> Array:
     """Return the edges of an element type by bits: zeros, smallest, largest, and (for floats) NaNs and infinities."""
     values = numpy_dtype(dtype)
     row = DTYPES[dtype]
-    component = values.itemsize // 2 if row.kind == "c" else values.itemsize
+    component = values.itemsize // 2 if row.category == "c" else values.itemsize
     bits = component * 8
     patterns = {0, 1, 2, (1 << bits) - 1, 1 << (bits - 1), (1 << (bits - 1)) - 1, (1 << (bits - 1)) + 1}
-    if row.kind in "fc" and component > 1:
+    if row.category in "fc" and component > 1:
         storage = DTYPES[row.storage]
         exponent = {"f64": 11, "f32": 8, "f16": 5, "bf16": 8}[storage.name]
         infinity = ((1 << exponent) - 1) << (bits - 1 - exponent)

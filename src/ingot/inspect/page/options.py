@@ -37,7 +37,7 @@ class ReportOptions:
         metadata=about("Chips whose Neural Engine runs it, such as m1,m4: what each takes as it is.", metavar="CHIPS"),
     )
     histograms: int = field(
-        default=24, metadata=about("Tensors whose values are drawn, of samples.", metavar="N", least=0)
+        default=24, metadata=about("Tensors whose values are drawn, of samples.", metavar="N", minimum=0)
     )
     overwrite: bool = field(default=False, metadata=OVERWRITE)
     max_decompressed: int | str | None = field(default=None, metadata=MAX_DECOMPRESSED)

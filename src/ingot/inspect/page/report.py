@@ -9,19 +9,19 @@ from ingot.inspect.page.options import ReportOptions
 from ingot.inspect.page.page import page
 from ingot.inspect.page.sample import Histogram
 from ingot.reporting.report import Figure, Line, table_of
-from ingot.reporting.shown import ShownReport
+from ingot.reporting.reportable import ReportResult
 from ingot.stores.location import Location
 
 
 @takes(ReportOptions, "report")
-def report(options: ReportOptions) -> ShownReport:
+def report(options: ReportOptions) -> ReportResult:
     """Show what a checkpoint is made of, B where there is one, and how far it is from A, on one page.
 
     Without ``out`` nothing is written.
 
     Returns
     -------
-    ShownReport
+    ReportResult
         The figures and tables of the page.
 
     Raises
@@ -42,7 +42,7 @@ def report(options: ReportOptions) -> ShownReport:
     return _report_of(contents, out.display)
 
 
-def _report_of(contents: Look, page: str | None = None) -> ShownReport:
+def _report_of(contents: Look, page: str | None = None) -> ReportResult:
     """Return all figures and tables of a page; terminals print its path and the totals."""
     figures = [
         Figure("path", contents.path),
@@ -57,10 +57,10 @@ def _report_of(contents: Look, page: str | None = None) -> ShownReport:
         Figure("receipts", [list(pair) for pair in contents.receipts], "data"),
     ]
     lines = [Line("{path}: {format}, {count} tensors, {nbytes}, {bits} bits per element")]
-    lines.append(Line("note: {item}", each="unread"))
+    lines.append(Line("note: {item}", items="unread"))
     if page is not None:
         lines.append(Line("page: {page}"))
-    return ShownReport(
+    return ReportResult(
         figures,
         lines,
         [

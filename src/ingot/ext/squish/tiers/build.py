@@ -34,13 +34,13 @@ from ingot.model.store import Store
 from ingot.recipes.load import load_recipe
 from ingot.recipes.recipe import Recipe
 from ingot.reporting.report import Bytes, Figure, Line, Report, Seconds, figures_of
-from ingot.reporting.shown import Shown
+from ingot.reporting.reportable import Reportable
 from ingot.stores.location import AnyPath, Location
 from ingot.translate.mlx_families import is_opened
 
 
 @dataclass(frozen=True, slots=True)
-class BuildReport(Shown):
+class BuildReport(Reportable):
     """A tier that is there now: ``built`` is False where it was complete before. Bytes of its files, wall seconds.
 
     ``raised`` are the tensors that have more bits than its name says, ``gate`` is what its gate found. ``kept`` tensors
@@ -66,7 +66,7 @@ class BuildReport(Shown):
         elif self.kept:
             lines.append("the values are those of the arrays")
         figures = [*figures_of(self), Figure("quality", lines, "texts", data=False)]
-        return Report(figures, [Line(f"{{path}}: tier {{tier}}, {{nbytes}}, {what}"), Line("{item}", each="quality")])
+        return Report(figures, [Line(f"{{path}}: tier {{tier}}, {{nbytes}}, {what}"), Line("{item}", items="quality")])
 
 
 @takes(BuildOptions, "tier")

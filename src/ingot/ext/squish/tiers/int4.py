@@ -13,7 +13,7 @@ from ingot.codecs.resolve_range import RULE as UNDERFLOW
 from ingot.codecs.resolve_range import resolve_range
 from ingot.codecs.table import CODECS
 from ingot.conversion.candidates import first_values
-from ingot.core.files.joining import Joining
+from ingot.core.files.joining import MergeStaging
 from ingot.core.options import takes
 from ingot.core.runtime.progress import Progress
 from ingot.engine.execute import Target, execute
@@ -33,7 +33,7 @@ from ingot.model.layouts.affine import CODES, AffineLayout, Constant
 from ingot.model.store import Store
 from ingot.model.tensor import Tensor
 from ingot.reporting.report import Bytes, Figure, Line, Report, Seconds, figures_of
-from ingot.reporting.shown import Shown
+from ingot.reporting.reportable import Reportable
 from ingot.stores.location import Location
 
 GROUP, LEAST_GROUP, MOST_GROUP = 32, 4, 1024
@@ -50,7 +50,7 @@ _INT8 = ("q", "s")
 
 
 @dataclass(frozen=True, slots=True)
-class Int4Report(Shown):
+class Int4Report(Reportable):
     """What was done.
 
     ``converted`` tensors got a four-bit form now, ``kept`` ones stay at eight bits (columns that no group divides).
@@ -151,7 +151,7 @@ def add_int4(options: Int4Options) -> Int4Report:
     )
 
 
-def _add(staging: Joining, location: Location, options: Int4Options) -> tuple[_Planned, int]:
+def _add(staging: MergeStaging, location: Location, options: Int4Options) -> tuple[_Planned, int]:
     """Write the forms of all tensors that have none; return the plan, and how many were taken over."""
     with staging:
         source = open_source(location, io="pread")

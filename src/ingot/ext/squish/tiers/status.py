@@ -102,7 +102,7 @@ def status_report(path: AnyPath, tiers: Sequence[TierStatus], loads: Mapping[str
         for item in tiers
     ]
     tables = [table_of("tiers", tiers, TierStatus), Table("", _TIERS, rows, data=False)]
-    return Report(figures, (), tables, [Line("{item}", each="told")])
+    return Report(figures, (), tables, [Line("{item}", items="told")])
 
 
 def dropped_report(path: AnyPath, dropped: Sequence[TierStatus]) -> Report:
