@@ -32,7 +32,7 @@ def command(
     delta: Annotated[
         str | None, About("A delta from A: show its size per tensor, and how far A + delta is from B.")
     ] = None,
-    top: Annotated[int, About("Rows to print, worst first; 0 for all.", metavar="N", least=0)] = 20,
+    top: Annotated[int, About("Rows to print, worst first; 0 for all.", metavar="N", minimum=0)] = 20,
     quiet: Annotated[bool, About("No progress bar; exit code only.", ("--quiet", "-q"))] = False,
     json: Json = False,
 ) -> None:

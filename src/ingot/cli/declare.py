@@ -168,8 +168,8 @@ def _accepted(members: Sequence[Any], origins: Sequence[Any], about: About) -> t
     types = {bool: click.BOOL, int: click.INT, float: click.FLOAT}
     if members[0] not in types:
         raise TypeError(f"the command line has no values of type {members[0]!r}")
-    if members[0] is int and about.least is not None:
-        return _AtLeast(min=about.least), _unchanged
+    if members[0] is int and about.minimum is not None:
+        return _AtLeast(min=about.minimum), _unchanged
     return types[members[0]], _unchanged
 
 

@@ -31,7 +31,7 @@ def command(
     *,
     load: LoadOptions,
     prompt: Annotated[str, About("Text to continue.", argument=True)],
-    max_tokens: Annotated[int, About("Limit of new tokens.", metavar="N", least=1)] = 32,
+    max_tokens: Annotated[int, About("Limit of new tokens.", metavar="N", minimum=1)] = 32,
     draft: Annotated[bool, About("Decode speculatively with the EAGLE-3 head that the model carries.")] = False,
     drafting: Draft,
     json: Json = False,

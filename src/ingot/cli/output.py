@@ -22,7 +22,7 @@ from ingot.core.options import About
 from ingot.core.runtime.memory import format_size
 from ingot.core.runtime.progress import ProgressCallback, ProgressEvent
 from ingot.errors import printable
-from ingot.reporting.report import LEFT, Figure, Line, Report, Table, cell, told
+from ingot.reporting.report import LEFT_ALIGNED, Figure, Line, Report, Table, cell, format_lines
 
 _GAP = 2
 _NARROWEST = 20  # columns; a narrower terminal is treated as one of this width
@@ -352,15 +352,15 @@ def print_text(report: Report) -> None:
 
 def print_lines(lines: Sequence[Line], figures: Mapping[str, Figure]) -> None:
     """Print lines with their figures filled in."""
-    for item, text in told(lines, figures):
-        line((f"  {item.label:<8} " if item.label else "") + text, wrap=not item.whole)
+    for item, text in format_lines(lines, figures):
+        line((f"  {item.label:<8} " if item.label else "") + text, wrap=not item.copyable)
 
 
 def print_table(item: Table) -> None:
     """Print a table's columns that have a heading."""
     shown = [(index, column) for index, column in enumerate(item.columns) if column.head]
     columns = [column for _, column in shown]
-    text_columns = next((i for i, column in enumerate(columns) if column.kind not in LEFT), len(columns))
+    text_columns = next((i for i, column in enumerate(columns) if column.unit not in LEFT_ALIGNED), len(columns))
     droppable = sorted((column for column in columns if column.drop), key=lambda column: column.drop)
     rows = [[cell(row[index], column) for index, column in shown] for row in item.rows]
     if item.title:

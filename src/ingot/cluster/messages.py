@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 
 from ingot import errors
 from ingot.core.numeric.stats import ErrorStats
-from ingot.core.parsing.strictjson import warm
+from ingot.core.parsing.strictjson import preload
 from ingot.errors import IngotError, MissingExtraError
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ class WorkerLostError(Exception):
     """
 
 
-@warm
+@preload
 class Task(Struct, frozen=True, forbid_unknown_fields=True):
     """Consecutive steps of a plan, ``start`` (inclusive) to ``stop`` (exclusive), which read ``nbytes``.
 
@@ -73,7 +73,7 @@ class Task(Struct, frozen=True, forbid_unknown_fields=True):
         return f"{self.start:06}-{self.stop:06}{rows}"
 
 
-@warm
+@preload
 class StepResult(Struct, frozen=True, forbid_unknown_fields=True):
     """The result of a step, or of a range of its rows.
 
@@ -99,7 +99,7 @@ class StepResult(Struct, frozen=True, forbid_unknown_fields=True):
         return sum(count for _, count in self.runs)
 
 
-@warm
+@preload
 class TaskResult(Struct, frozen=True, forbid_unknown_fields=True):
     """A finished task: the worker's name, the seconds that it took, and a result for each step.
 
@@ -116,7 +116,7 @@ class TaskResult(Struct, frozen=True, forbid_unknown_fields=True):
     states: list[str] = []
 
 
-@warm
+@preload
 class ErrorData(Struct, frozen=True, forbid_unknown_fields=True):
     """An error of a worker as data: the name of its class and the fields of its text."""
 
@@ -128,7 +128,7 @@ class ErrorData(Struct, frozen=True, forbid_unknown_fields=True):
     errno: int | None = None
 
 
-@warm
+@preload
 class Request(Struct, frozen=True, forbid_unknown_fields=True):
     """A task for a worker: its id, the driver's version of Ingot, the task type, and the fields of that type."""
 
@@ -138,7 +138,7 @@ class Request(Struct, frozen=True, forbid_unknown_fields=True):
     body: dict[str, Any]
 
 
-@warm
+@preload
 class Answer(Struct, frozen=True, forbid_unknown_fields=True):
     """The answer to a request: a result or an error. ``id`` is None if the request has no readable id."""
 
@@ -147,7 +147,7 @@ class Answer(Struct, frozen=True, forbid_unknown_fields=True):
     error: ErrorData | None = None
 
 
-@warm
+@preload
 class Beat(Struct, frozen=True, forbid_unknown_fields=True):
     """A worker's heartbeat with the seconds of processor time that its tasks have used so far."""
 

@@ -75,7 +75,7 @@ def dry_run(
             "{bits} bits per weight; nothing was written"
         ),
         *([Line("equal, {equal}")] if repacked else []),
-        Line("note: {item}", each="notes"),
+        Line("note: {item}", items="notes"),
     ]
     report = Report(figures, lines, [_tensors(plan.steps, equal), _groups(plan.steps)])
     return report if budget is None else budget.around(report)

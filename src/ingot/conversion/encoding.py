@@ -374,7 +374,7 @@ def _option_variants(
 def _stored_columns(tensor: Tensor, pruning: Pruned | None, format: Format) -> int:
     """Return the number of columns that the format stores, without pruned columns if the format omits them."""
     compacts = pruning is not None and pruning.axis == 1 and not full_size(format)
-    return pruning.blocks.kept if pruning is not None and compacts else tensor.matrix_shape[1]
+    return pruning.blocks.kept_channels if pruning is not None and compacts else tensor.matrix_shape[1]
 
 
 def _first_accepted(

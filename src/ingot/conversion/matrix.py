@@ -24,7 +24,7 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.tensor import Tensor
 from ingot.reporting.report import Bytes, Column, Count, Counts, Figure, Line, Report, Table, Texts, table_of
-from ingot.reporting.shown import Shown
+from ingot.reporting.reportable import Reportable
 from ingot.stores.location import Location
 
 REFUSED = "refused"
@@ -70,7 +70,7 @@ class FormatTotals:
 
 
 @dataclass(frozen=True, slots=True)
-class Matrix(Shown):
+class Matrix(Reportable):
     """The outcome of converting a checkpoint to each format: totals by format, and the outcome of every tensor."""
 
     path: str
@@ -90,7 +90,7 @@ class Matrix(Shown):
                 _totals_table(self.targets),
                 table_of("tensors", self.tensors, TensorOutcome),
             ],
-            [Line("{item}", each="obstacles")],
+            [Line("{item}", items="obstacles")],
         )
 
 

@@ -187,7 +187,7 @@ class ConvertOptions:
     sequences: int | None = field(
         default=None,
         metadata=about(
-            "Windows, of 256 tokens, that the KL is measured on; default 96.", metavar="N", least=1, panel=_BUDGET
+            "Windows, of 256 tokens, that the KL is measured on; default 96.", metavar="N", minimum=1, panel=_BUDGET
         ),
     )
     types: str | Sequence[str] = field(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ingot.codecs.table import CODECS
 from ingot.core.numeric.dtypes import DTYPES
-from ingot.core.numeric.retype import HOLDERS
+from ingot.core.numeric.retype import EXACT_WIDER_DTYPES
 from ingot.engine.steps import DECODED, Encode, Move, Repack, recode
 from ingot.engine.work import Step, encoded_spec
 from ingot.errors import IngotError, UnsupportedError
@@ -76,7 +76,7 @@ def plan_decoded(tensor: Tensor, format: Format, rule: str) -> Step:
     if tensor.decoder is None or tensor.dtype not in DTYPES:
         raise UnsupportedError(f"{format.name} cannot carry this tensor: {reason}", rule="convert.unsupported")
     declared = format.declared_dtype(tensor.name) or tensor.dtype
-    for dtype in dict.fromkeys((tensor.dtype, *(("f32",) if tensor.dtype in HOLDERS else ()), declared)):
+    for dtype in dict.fromkeys((tensor.dtype, *(("f32",) if tensor.dtype in EXACT_WIDER_DTYPES else ()), declared)):
         dense = _decoded(tensor, rule, dtype)
         reason = format.why_unsupported(dense.spec)
         if reason is None:

@@ -18,7 +18,7 @@ from ingot.conversion.options import ConvertOptions
 from ingot.conversion.plan import ConvertPlan
 from ingot.conversion.prepare_source import prepare_source
 from ingot.conversion.prepared import Prepared, for_source, refuse_same
-from ingot.core.parsing.strictjson import strict_json, warm
+from ingot.core.parsing.strictjson import preload, strict_json
 from ingot.engine.data import StepData, bound_steps, specs_of, step_data
 from ingot.errors import INGOT_VERSION, FormatError, IntegrityError, UnsupportedError, UsageError
 from ingot.formats.base import Format, FormatWriter, WriteOptions
@@ -38,7 +38,7 @@ P = TypeVar("P", bound=Struct)
 _ADDRESSES = ("activations", "importance", "draft", "coreml", "program", "graph")
 
 
-@warm
+@preload
 class SourceData(Struct, frozen=True, forbid_unknown_fields=True):
     """The source of a plan: its address, how it is read, and its identity."""
 
@@ -50,7 +50,7 @@ class SourceData(Struct, frozen=True, forbid_unknown_fields=True):
     trust_index: bool = False
 
 
-@warm
+@preload
 class TargetData(Struct, frozen=True, forbid_unknown_fields=True):
     """The target of a plan: path, format, and the options of the writer."""
 
@@ -61,7 +61,7 @@ class TargetData(Struct, frozen=True, forbid_unknown_fields=True):
     compact: bool
 
 
-@warm
+@preload
 class ViewData(Struct, frozen=True, forbid_unknown_fields=True):
     """The views of the source: the options of the conversion that define them, and the omitted tensors."""
 
@@ -79,7 +79,7 @@ class ViewData(Struct, frozen=True, forbid_unknown_fields=True):
     no_tokenizer: bool
 
 
-@warm
+@preload
 class PlanData(Struct, frozen=True, forbid_unknown_fields=True):
     """The plan of a conversion as its JSON file contains it."""
 

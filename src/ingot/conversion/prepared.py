@@ -20,12 +20,12 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.naming.config import parse_config
 from ingot.recipes.recipe import Recipe
 from ingot.reporting.report import Report
-from ingot.reporting.shown import Shown
+from ingot.reporting.reportable import Reportable
 from ingot.views.rounded_view import Rounding
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared(Shown):
+class Prepared(Reportable):
     """A planned conversion that has not started: the opened source, its view, the plan and the destination.
 
     Attributes

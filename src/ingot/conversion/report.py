@@ -41,7 +41,7 @@ from ingot.reporting.report import (
     table_of,
     worst_of,
 )
-from ingot.reporting.shown import Shown
+from ingot.reporting.reportable import Reportable
 
 
 def dropped_settings_note(source: Source, plan: ConvertPlan) -> str:
@@ -179,7 +179,7 @@ class TensorReport:
 
 
 @dataclass(frozen=True, slots=True)
-class ConvertReport(Shown):
+class ConvertReport(Reportable):
     """A finished conversion.
 
     Attributes
@@ -294,9 +294,9 @@ class ConvertReport(Shown):
         loss_figures, loss_lines = loss(self.tensors, _EXACT_TEXTS[REPACKED in self.actions] if self.exact else None)
         figures += loss_figures
         lines += loss_lines
-        lines.append(Line("{item}", "note", each="notes"))
+        lines.append(Line("{item}", "note", items="notes"))
         if self.commands:
-            lines += [Line("next:"), Line("  {item}", each="commands", whole=True)]
+            lines += [Line("next:"), Line("  {item}", items="commands", copyable=True)]
         report = Report(figures, lines, [table_of("tensors", self.tensors, TensorReport)])
         return report if self.budget is None else self.budget.around(report)
 

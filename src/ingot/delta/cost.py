@@ -19,7 +19,7 @@ from ingot.cluster.driver.spread import Opened, Query, ask, files_of
 from ingot.cluster.pool import pool_of
 from ingot.core.numeric.dtypes import FLOATS, file_bytes
 from ingot.core.numeric.stats import ErrorStats, measure
-from ingot.core.parsing.strictjson import warm
+from ingot.core.parsing.strictjson import preload
 from ingot.core.runtime.parallel import default_workers, ordered
 from ingot.core.runtime.progress import Progress, ProgressCallback
 from ingot.delta.chain import link_of, stages
@@ -79,7 +79,7 @@ def delta_cost(
         return costs
 
 
-@warm
+@preload
 class DeltaFiles(Struct, frozen=True, forbid_unknown_fields=True):
     """A base, a delta and a fine-tune, as a worker opens them."""
 

@@ -15,7 +15,7 @@ from ingot.artifacts.identity import tensor_digest
 from ingot.artifacts.open import open_source, weights_of
 from ingot.cluster.driver.spread import Opened
 from ingot.codecs.table import CODECS
-from ingot.core.parsing.strictjson import warm
+from ingot.core.parsing.strictjson import preload
 from ingot.core.runtime.parallel import ordered
 from ingot.engine.fit import why_incomparable
 from ingot.model.checkpoint import many_of
@@ -135,7 +135,7 @@ class Here:
         return ordered(lambda item: of(self._pairs[item[0]], *item[1]), asked, self._workers)
 
 
-@warm
+@preload
 class PairFiles(Struct, frozen=True, forbid_unknown_fields=True):
     """A base and a fine-tune, as a worker opens them."""
 

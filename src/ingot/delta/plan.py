@@ -14,7 +14,7 @@ from ingot.codecs.delta.base import AdditiveEncoder, DeltaEncoder, delta_codec, 
 from ingot.codecs.resolve_range import merge_options, resolve_range
 from ingot.codecs.table import CODECS, FLOAT_ENTROPY
 from ingot.conversion.candidates import sample_of
-from ingot.core.parsing.strictjson import warm
+from ingot.core.parsing.strictjson import preload
 from ingot.delta.auto import SAMPLE, exact_bytes
 from ingot.delta.pairs import Both
 from ingot.delta.strategy import (
@@ -261,7 +261,7 @@ class DraftedData:
     digest: str | None
 
 
-@warm
+@preload
 class DraftData(Struct, frozen=True, forbid_unknown_fields=True):
     """A draft without statistics, whose steps are returned as data; called with the arguments of ``Draft.drafted``."""
 

@@ -14,7 +14,7 @@ from ingot.artifacts.destination import Destination
 from ingot.artifacts.open import open_delta, open_source, weights_of
 from ingot.cluster.driver.distribute import StepsType
 from ingot.conversion.planfile import RULE, VERSION, SourceData, TargetData, read_plan, require_same
-from ingot.core.parsing.strictjson import warm
+from ingot.core.parsing.strictjson import preload
 from ingot.delta.chain import link_of, stages
 from ingot.engine.data import StepData, bound_steps, plain, specs_of, step_data, unplain
 from ingot.engine.patch_step import Route
@@ -30,7 +30,7 @@ from ingot.stores.location import Location
 Kind = Literal["diff", "patch"]
 
 
-@warm
+@preload
 class DeltaPlanData(Struct, frozen=True, forbid_unknown_fields=True):
     """The plan of a diff, of a base and a fine-tune, or of a patch, of a base and deltas."""
 

@@ -13,7 +13,7 @@ from ingot.artifacts.open import Source, weights_of
 from ingot.cluster.driver.spread import Opened, Query, Question, ask, files_of
 from ingot.cluster.messages import Digest
 from ingot.cluster.pool import Pool
-from ingot.core.parsing.strictjson import warm
+from ingot.core.parsing.strictjson import preload
 from ingot.core.runtime.progress import Progress
 from ingot.delta.auto import Measured, measure_both
 from ingot.delta.compare_inputs import changed, common_digest, is_cast
@@ -26,7 +26,7 @@ from ingot.delta.strategy import Storage
 R = TypeVar("R")
 
 
-@warm
+@preload
 class DraftFiles(Struct, frozen=True, forbid_unknown_fields=True):
     """A base and a fine-tune, and how their difference is to be stored."""
 

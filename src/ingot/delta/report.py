@@ -29,7 +29,7 @@ from ingot.reporting.report import (
     table_of,
     worst_of,
 )
-from ingot.reporting.shown import Shown
+from ingot.reporting.reportable import Reportable
 
 HALF = 0.5
 SAME = "same"
@@ -96,7 +96,7 @@ def _tensor_diff(base: Tensor | None, tensor: Tensor, op: str, exact: bool, done
 
 
 @dataclass(frozen=True, slots=True)
-class DiffReport(Shown):
+class DiffReport(Reportable):
     """A finished delta. Sizes in bytes: ``size`` of the file, ``tuned_nbytes`` of the fine-tune's stored tensors.
 
     ``base_id`` and ``result_id`` are content ids (``artifacts.identity``), None where the container has other ones:
@@ -181,13 +181,13 @@ class DiffReport(Shown):
             ]
             words = "{lost} tensors keep less than half of their difference, worst {most}: {left} left"
             lines.append(Line(f"{words}; take a finer strategy", "lost"))
-        lines.append(Line("{item}", "note", each="notes"))
+        lines.append(Line("{item}", "note", items="notes"))
         shown = [tensors_table(self.tensors)] if tensors else []
         return Report(figures, lines, [table_of("tensors", self.tensors, TensorDiff), *shown])
 
 
 @dataclass(frozen=True, slots=True)
-class PatchReport(Shown):
+class PatchReport(Reportable):
     """A finished patch. ``verified_base`` and ``verified`` tell what was proven: the base, the result.
 
     ``result_id`` is the content id of the result in the fine-tune's element types, where it was computed. ``resumed``
@@ -225,7 +225,7 @@ class PatchReport(Shown):
         if self.verified:
             before = ", before floats were rounded to {cast}" if self.cast else ""
             lines.append(Line(f"{{result_id}}, as the delta promises{before}", "result"))
-        lines.append(Line("{item}", "note", each="notes"))
+        lines.append(Line("{item}", "note", items="notes"))
         return Report([*figures_of(self), Figure("chain", " + ".join(self.deltas), data=False)], lines)
 
 

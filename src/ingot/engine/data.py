@@ -15,7 +15,7 @@ from msgspec import Struct
 from ingot.codecs.delta.base import delta_codec
 from ingot.codecs.repacked_encoder import prepare_encoder
 from ingot.codecs.table import CODECS
-from ingot.core.parsing.strictjson import warm
+from ingot.core.parsing.strictjson import preload
 from ingot.engine.diff_step import Diff
 from ingot.engine.fit import why_incomparable
 from ingot.engine.patch_step import Patch, Route, at_end
@@ -140,7 +140,7 @@ def _array(content: Any) -> Any:
 RULE = "plan.step"
 
 
-@warm
+@preload
 class StepData(Struct, frozen=True, forbid_unknown_fields=True):
     """A step as ``data.step_data`` writes it.
 

@@ -43,7 +43,7 @@ from ingot.model.reading.lazy import Many
 from ingot.model.reading.limits import require_in_proportion
 from ingot.model.tensor import Array, Tensor
 from ingot.reporting.report import Column, Figure, Line, Report, Table, Texts
-from ingot.reporting.shown import Shown
+from ingot.reporting.reportable import Reportable
 from ingot.stores.location import Location
 
 _CHUNK = 1 << 20
@@ -55,7 +55,7 @@ ComparePairs = Callable[[Sequence[Pair], Progress], Iterable[TensorComparison]]
 
 
 @dataclass(frozen=True, slots=True)
-class CompareReport(Shown):
+class CompareReport(Reportable):
     """All comparisons, worst first: missing or misshapen tensors, differing ones by rising signal-to-noise ratio, equal
     ones.
 
@@ -109,7 +109,7 @@ class CompareReport(Shown):
             Figure("cosine", total.cosine, "cosine", data=False),
             Figure("more", len(built.tensors) - len(shown), "count", data=False),
         ]
-        lines = [Line("{item}", "note", each="notes"), Line("{item}", "not compared", each="unread")]
+        lines = [Line("{item}", "note", items="notes"), Line("{item}", "not compared", items="unread")]
         lines.append(Line("{counts}" if counts else "no tensors"))
         if built.scored:
             scope = "over all" if built.compared == len(built.tensors) else "over the {compared} compared"

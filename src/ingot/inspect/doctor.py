@@ -11,9 +11,9 @@ import numpy as np
 
 from ingot.core.bytes import checksums
 from ingot.core.isolation import PACKAGE_FILE
-from ingot.core.runtime.isa import available_isas
-from ingot.core.runtime.isa import isa as current_isa
 from ingot.core.runtime.memory import available_ram, format_size
+from ingot.core.runtime.native import available_isas
+from ingot.core.runtime.native import isa as current_isa
 from ingot.core.runtime.parallel import default_workers
 from ingot.errors import INGOT_VERSION, install_hint
 from ingot.reporting.report import Column, Figure, Line, Report, Table
@@ -54,7 +54,7 @@ def checks_report(checks: Sequence[Check]) -> Report:
     """Return a report with the checks as a table, and the advice as lines."""
     columns = [Column("name", head="check"), Column("state", head="state"), Column("found", head="found")]
     advice = [f"{item.name}: {item.advice}" for item in checks if item.advice]
-    closing = [Line("{item}", each="advice")]
+    closing = [Line("{item}", items="advice")]
     rows = [(item.name, item.state, item.result, item.advice) for item in checks]
     tables = [Table("", [*columns, Column("advice")], rows)]
     return Report([Figure("advice", advice, "texts", data=False)], (), tables, closing)

@@ -36,7 +36,7 @@ def verify_report(path: AnyPath, findings: Sequence[Finding]) -> Report:
     ]
     notes = ", {notes} note(s)" if len(findings) > errors else ""
     verdict = "{errors} error(s)" if errors else "ok"
-    lines = [Line("{item}", each="texts"), Line(f"{{path}}: {verdict}{notes}")]
+    lines = [Line("{item}", items="texts"), Line(f"{{path}}: {verdict}{notes}")]
     return Report(figures, lines, [table_of("findings", findings, Finding)])
 
 

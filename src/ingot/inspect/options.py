@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from ingot.artifacts.destination import ADDRESS, IO, MAX_DECOMPRESSED, PROGRESS, about_engine
 from ingot.core.options import about
-from ingot.core.parsing.strictjson import warm
+from ingot.core.parsing.strictjson import preload
 from ingot.stores.location import AnyPath
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class InspectOptions:
     progress: ProgressCallback | None = field(default=None, metadata=PROGRESS)
 
 
-@warm
+@preload
 class CheckedFile(Struct, frozen=True, forbid_unknown_fields=True):
     """A file or folder that workers open for ``verify``."""
 
@@ -93,7 +93,7 @@ class CheckedFile(Struct, frozen=True, forbid_unknown_fields=True):
     max_decompressed: int | str | None
 
 
-@warm
+@preload
 class ComparedFiles(Struct, frozen=True, forbid_unknown_fields=True):
     """Two artifacts that workers open for ``compare``."""
 

@@ -96,13 +96,13 @@ def overview(inspection: Inspection, by: str = "layer", *, tensors: bool = True,
     lines = [
         Line("{path}: {format}, {count} tensors, {elements} elements"),
         Line("  {file_size} in {parted} file(s), {bits} bits per element, read by {io}"),
-        Line("  {item}", each="delta"),
-        Line("  {item}", each="described"),
+        Line("  {item}", items="delta"),
+        Line("  {item}", items="described"),
     ]
     if inspection.companions:
         lines.append(Line("  companions: {companions}"))
-    lines.append(Line("  receipt: {item}", each="measured"))
-    lines.append(Line("  note: {item}", each="notes"))
+    lines.append(Line("  receipt: {item}", items="measured"))
+    lines.append(Line("  note: {item}", items="notes"))
     shown = [_totals(inspection, key) for key in dict.fromkeys((by, "codec"))] + list(inspection.details)
     shown += [_tensors(inspection.tensors, every)] if tensors else []
     tables = [table_of("tensors", inspection.tensors, TensorInfo), *(_without_data(item) for item in shown)]
@@ -117,7 +117,7 @@ def tensor_report(inspection: Inspection, name: str) -> Report:
     params = [f"{key}: {value}" for key, value in item.params.items()]
     figures = [figure for figure in figures_of(item) if figure.name != "parts"]
     figures += [Figure("codec_label", _codec(item), data=False), Figure("param_texts", params, "texts", data=False)]
-    lines = [Line("{name}: {shape} {dtype}, {codec_label}, {nbytes} stored"), Line("  {item}", each="param_texts")]
+    lines = [Line("{name}: {shape} {dtype}, {codec_label}, {nbytes} stored"), Line("  {item}", items="param_texts")]
     columns = list(_PARTS.values())
     rows = [[getattr(part, column.name) for column in columns] for part in item.parts]
     digest = list(_PARTS).index("digest")

@@ -89,7 +89,7 @@ def _check_part(part: Part, location: str, spare: int) -> list[Finding]:
         return [Finding("note", NO_DIGEST, location, "no digest: damage inside this part cannot be seen")]
     if digest.startswith("crc32c:"):  # reading has checked it
         return []
-    if checksums.known(digest, "part.digest", location) is None:
+    if checksums.algorithm_of(digest, "part.digest", location) is None:
         message = f"the algorithm of the digest {digest[:40]!r} is not known here"
         return [Finding("note", "part.unknown-digest", location, message)]
     return []

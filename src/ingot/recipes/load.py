@@ -93,8 +93,8 @@ def load_recipe(source: AnyPath) -> Recipe:
         No such preset or file (``recipe.unknown``), or a file that breaks a rule ``recipe.*`` of ``spec/recipes.md``.
     """
     location = Location.parse(source)
-    if location.given in PRESETS:
-        return _preset(location.given)
+    if location.user_text in PRESETS:
+        return _preset(location.user_text)
     text = location.display
     try:
         data = location.head(_MAX_FILE_BYTES + 1)

@@ -93,7 +93,7 @@ def read(data: bytes, where: str) -> SentencePieces | None:
     if not data.startswith(_FIRST):
         return None
     root = Node.root(data, where, _RULES)
-    fields = root.known((_TRAINER, _NORMALIZER), (_PIECES,))
+    fields = root.select((_TRAINER, _NORMALIZER), (_PIECES,))
     trainer = _numbers(root, fields[_TRAINER], (_KIND, _SUFFIX, _BYTES, *(number for number, _ in _SPECIAL.values())))
     kind = trainer.get(_KIND, _UNIGRAM)
     if kind not in (_UNIGRAM, _BPE):
@@ -143,8 +143,8 @@ def _piece(node: Node) -> tuple[str, float, int]:
 
 
 def _float(node: Node, field: Field) -> float:
-    if field.kind != FIXED32:
-        raise node.refuse("a score as a number of 32 bits", f"wire type {field.kind}")
+    if field.wire_type != FIXED32:
+        raise node.refuse("a score as a number of 32 bits", f"wire type {field.wire_type}")
     found: float = unpack("<f", node.data[field.start : field.end])[0]
     return found
 
@@ -154,14 +154,14 @@ def _numbers(root: Node, found: list[Field], wanted: tuple[int, ...]) -> dict[in
     if not found:
         return {}
     node = root.child(found[0])
-    return {number: node.number(fields[0]) for number, fields in node.known(wanted).items() if fields}
+    return {number: node.number(fields[0]) for number, fields in node.select(wanted).items() if fields}
 
 
 def _table(root: Node, found: list[Field]) -> tuple[str, bytes]:
     if not found:
         return "", b""
     node = root.child(found[0])
-    fields = node.known((_NAME, _TABLE))
+    fields = node.select((_NAME, _TABLE))
     name = node.text(fields[_NAME][0]) if fields[_NAME] else ""
     return name, node.child(fields[_TABLE][0]).payload() if fields[_TABLE] else b""
 

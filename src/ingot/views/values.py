@@ -50,7 +50,7 @@ def prune(checkpoint: Checkpoint, prunings: Mapping[str, Pruning]) -> Checkpoint
         shape = checkpoint[name].shape
         axis = pruning.axis
         channels = pruning.blocks.channels
-        if len(shape) != 2 or axis not in (0, 1) or shape[axis] != channels or pruning.blocks.spare:
+        if len(shape) != 2 or axis not in (0, 1) or shape[axis] != channels or pruning.blocks.has_spare_bits:
             raise UsageError(
                 f"expected a matrix and blocks of all its channels along axis 0 or 1, found shape {list(shape)}, axis "
                 f"{axis} and {channels} channels",
@@ -103,9 +103,9 @@ def _pruned(tensor: Tensor, pruning: Pruning) -> Tensor:
     if pruning.axis == 0:
         counts = (spans[:, 1] - spans[:, 0]) * cols
         kept = Rows([tensor], np.stack([np.zeros_like(counts), spans[:, 0] * cols, counts]))
-        inner = assemble(tensor.name, (pruning.blocks.kept, cols), kept, CODECS[DenseLayout.codec])
+        inner = assemble(tensor.name, (pruning.blocks.kept_channels, cols), kept, CODECS[DenseLayout.codec])
     else:
-        left = (rows, pruning.blocks.kept)
+        left = (rows, pruning.blocks.kept_channels)
         columns = [(int(start), int(stop)) for start, stop in spans]
         inner = decoded(
             tensor.name, left, [tensor], np.array([[0], [0], [prod(left)]]), CODECS[DenseLayout.codec], columns

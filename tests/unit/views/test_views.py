@@ -191,17 +191,19 @@ def test_importance_stays_with_the_columns_that_it_is_of() -> None:
 def test_a_pruned_matrix_takes_the_bytes_of_what_is_left_and_remembers_what_it_was() -> None:
     source = checkpoint(w=encoded("affine", bits=4, group=32))
     kept = [number % 2 == 0 for number in range(20)]
-    rows = views.prune(source, {"w": views.Pruning(0, Blocks.of(ROWS, 100, kept))})["w"]
+    rows = views.prune(source, {"w": views.Pruning(0, Blocks.from_flags(ROWS, 100, kept))})["w"]
     assert (rows.codec, rows.params["inner"]) == ("sparse_blocks", "quantized_group")
     assert rows.nbytes < 0.51 * source["w"].nbytes
     assert rows.origin is source["w"]
-    back = views.rename(views.prune(source, {"w": views.Pruning(1, Blocks.of(COLS, 48, [False, True]))}), {"w": "x"})
+    back = views.rename(
+        views.prune(source, {"w": views.Pruning(1, Blocks.from_flags(COLS, 48, [False, True]))}), {"w": "x"}
+    )
     assert back["x"].origin is not None
     assert back["x"].origin.name == "x"
     np.testing.assert_array_equal(back["x"].numpy()[:, 48:], source["w"].numpy()[:, 48:])
 
 
-MASK = Blocks.of(4, 2, [True, False])
+MASK = Blocks.from_flags(4, 2, [True, False])
 Wrong = Callable[[Checkpoint], Any]
 
 

@@ -30,7 +30,7 @@ from ingot.cluster.run_task import (
 from ingot.cluster.task_runner import TaskRunner
 from ingot.cluster.tasks import TaskType, split_tasks
 from ingot.cluster.worker import worker_name
-from ingot.core.parsing.strictjson import warm
+from ingot.core.parsing.strictjson import preload
 from ingot.core.runtime.progress import Progress
 from ingot.engine.execute import OBLIVIOUS, Executed, Input, Observer, Target, execute
 from ingot.engine.resources import Resources
@@ -94,7 +94,7 @@ class Shared(Protocol):
         ...
 
 
-@warm
+@preload
 class Job(Struct, frozen=True, forbid_unknown_fields=True):
     """The common part of all tasks of a plan.
 
@@ -110,7 +110,7 @@ class Job(Struct, frozen=True, forbid_unknown_fields=True):
     threads: int
 
 
-@warm
+@preload
 class StepsBody(Struct, frozen=True, forbid_unknown_fields=True):
     """A task of consecutive steps. The names of its files contain the token of the attempt, so that they are unique."""
 

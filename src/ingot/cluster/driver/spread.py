@@ -20,7 +20,7 @@ from ingot.cluster.run_task import OpenJob
 from ingot.cluster.scheduler import WorkerStats, run_tasks
 from ingot.cluster.tasks import TASK_TYPES, TaskType, split_tasks
 from ingot.cluster.worker import worker_name
-from ingot.core.parsing.strictjson import warm
+from ingot.core.parsing.strictjson import preload
 from ingot.core.runtime.progress import Progress
 from ingot.errors import FormatError, IntegrityError
 
@@ -38,7 +38,7 @@ class Opened(Generic[Item]):
     identity: Sequence[Any]
 
 
-@warm
+@preload
 class Files(Struct, Generic[Options], frozen=True, forbid_unknown_fields=True):
     """The files that contain the items.
 
@@ -51,7 +51,7 @@ class Files(Struct, Generic[Options], frozen=True, forbid_unknown_fields=True):
     identity: list[Any]
 
 
-@warm
+@preload
 class ItemsBody(Struct, Generic[Options, Arguments], frozen=True, forbid_unknown_fields=True):
     """A task of several items: the index of each, and the question's arguments for it."""
 
@@ -60,7 +60,7 @@ class ItemsBody(Struct, Generic[Options, Arguments], frozen=True, forbid_unknown
     items: list[tuple[Annotated[int, Meta(ge=0)], Arguments]]
 
 
-@warm
+@preload
 class ItemsResult(Struct, Generic[Result], frozen=True, forbid_unknown_fields=True):
     """The results of a task, one per item."""
 
@@ -104,7 +104,7 @@ class Question(TaskType[Any, Any]):
         answer: Any = ItemsResult
         super().__init__(body[options, arguments], answer[result], self._answer)
         for cls in (self.body, self.result):
-            msgspec.json.Decoder(cls)  # concurrent first use can crash, see ``core.structs``
+            msgspec.json.Decoder(cls)  # concurrent first use can crash, see ``preload``
         self._open = OpenJob[Files[Options], Opened[Item]](lambda files: _open_same(open_items, files))
         self._function = function
 

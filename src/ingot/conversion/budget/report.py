@@ -129,7 +129,7 @@ class BudgetReport:
         figures = [item for item in figures_of(self) if item.name not in _TABLES]
         data = {item.name: item.value for item in figures}
         rows: dict[str, object] = {name: [data_of(item) for item in getattr(self, name)] for name in _TABLES}
-        shown = [Figure(f"budget_{item.name}", item.value, item.kind, data=False) for item in figures]
+        shown = [Figure(f"budget_{item.name}", item.value, item.unit, data=False) for item in figures]
         target = "" if self.target is None else " of {budget_target}"
         limit = "" if self.max_kl is None else " of at most {budget_max_kl}"
         unit = " nats a token" if self.absolute else ""

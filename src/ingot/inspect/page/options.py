@@ -37,7 +37,7 @@ class ReportOptions:
         metadata=about("Chips, such as m1,m4: shows which tensors their Neural Engines support.", metavar="CHIPS"),
     )
     histograms: int = field(
-        default=24, metadata=about("Number of tensors with a histogram of sampled values.", metavar="N", least=0)
+        default=24, metadata=about("Number of tensors with a histogram of sampled values.", metavar="N", minimum=0)
     )
     overwrite: bool = field(default=False, metadata=OVERWRITE)
     max_decompressed: int | str | None = field(default=None, metadata=MAX_DECOMPRESSED)

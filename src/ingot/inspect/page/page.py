@@ -15,7 +15,7 @@ from ingot.inspect.page.look import Cell, PageData, Row, Score
 from ingot.inspect.page.svg import Segment
 from ingot.naming.names import ROLES
 from ingot.reporting.html import percent, table_html, text_of
-from ingot.reporting.report import Column, Kind, Table, table_of
+from ingot.reporting.report import Column, Table, Unit, table_of
 
 _COLOURS = 10
 _ERROR = 6  # the colour of errors
@@ -45,7 +45,7 @@ _SCORE_HEADS = {
     "agreement": "top-1 agreement",
     "tokens_per_second": "tokens/s",
 }
-_CODEC_HEADS: tuple[tuple[Kind, str], ...] = (
+_CODEC_HEADS: tuple[tuple[Unit, str], ...] = (
     ("text", "codec"),
     ("count", "tensors"),
     ("bytes", "bytes"),

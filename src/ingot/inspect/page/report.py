@@ -9,19 +9,19 @@ from ingot.inspect.page.options import ReportOptions
 from ingot.inspect.page.page import page
 from ingot.inspect.page.sample import Histogram
 from ingot.reporting.report import Figure, Line, table_of
-from ingot.reporting.shown import ShownReport
+from ingot.reporting.reportable import ReportResult
 from ingot.stores.location import Location
 
 
 @takes(ReportOptions, "report")
-def report(options: ReportOptions) -> ShownReport:
+def report(options: ReportOptions) -> ReportResult:
     """Write an HTML page that shows the contents of a checkpoint, and with B the errors of B against A.
 
     Without ``out`` nothing is written.
 
     Returns
     -------
-    ShownReport
+    ReportResult
         The figures and tables of the page.
 
     Raises
@@ -41,7 +41,7 @@ def report(options: ReportOptions) -> ShownReport:
     return _report_of(contents, out.display)
 
 
-def _report_of(contents: PageData, page: str | None = None) -> ShownReport:
+def _report_of(contents: PageData, page: str | None = None) -> ReportResult:
     """Return a report with all figures and tables of a page; as text it shows only the path and the totals."""
     figures = [
         Figure("path", contents.path),
@@ -56,10 +56,10 @@ def _report_of(contents: PageData, page: str | None = None) -> ShownReport:
         Figure("receipts", [list(pair) for pair in contents.receipts], "data"),
     ]
     lines = [Line("{path}: {format}, {count} tensors, {nbytes}, {bits} bits per element")]
-    lines.append(Line("note: {item}", each="unread"))
+    lines.append(Line("note: {item}", items="unread"))
     if page is not None:
         lines.append(Line("page: {page}"))
-    return ShownReport(
+    return ReportResult(
         figures,
         lines,
         [

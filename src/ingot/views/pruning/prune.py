@@ -284,7 +284,7 @@ def choose(score: Array, options: PruneOptions) -> Blocks:
     dropped = min(int(options.fraction * count + 0.5), count - 1)
     kept = np.ones(count, bool)
     kept[np.argsort(means, kind="stable")[: max(dropped, 0)]] = False
-    return Blocks.of(channels, options.block, [bool(flag) for flag in kept])
+    return Blocks.from_flags(channels, options.block, [bool(flag) for flag in kept])
 
 
 def channel_norms(tensor: Tensor, axis: int) -> Array:
