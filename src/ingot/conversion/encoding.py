@@ -34,7 +34,7 @@ from ingot.model.tensor import Array, Tensor
 from ingot.recipes.choice import Choice, Measured
 from ingot.recipes.load import made_for
 from ingot.recipes.recipe import Decision, Recipe, Rule
-from ingot.views.regrouped import even_group
+from ingot.views.regroup import even_group
 
 # So many rules are named one by one.
 _NAMED = 8

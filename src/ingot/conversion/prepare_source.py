@@ -38,7 +38,7 @@ from ingot.translate.view import is_translated, to_gguf, to_model
 from ingot.views.attach import attach, describe, detach
 from ingot.views.names import omit
 from ingot.views.pruning.prune import BLOCK, PruneOptions, choose_pruning
-from ingot.views.regrouped import regroup, smaller_groups
+from ingot.views.regroup import regroup, smaller_groups
 from ingot.views.values import prune, weigh
 
 DEFAULT_SHARD = 5_000_000_000
@@ -236,7 +236,7 @@ def view_for_target(
 def groups_for(checkpoint: Checkpoint, format: Format) -> Mapping[str, int]:
     """Return the tensors that need smaller groups of columns in a format, and the columns of a group there."""
     sizes = format.traits.group_sizes
-    return {} if sizes is None else smaller_groups(checkpoint, sizes, one=format.traits.one_group)
+    return {} if sizes is None else smaller_groups(checkpoint, sizes, common_size=format.traits.one_group)
 
 
 def _attachments(options: ConvertOptions) -> dict[str, Any]:

@@ -273,7 +273,7 @@ def merge_configs(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the original ``config.json`` updated to what the file contains now, and the keys that changed.
 
-    ``read`` is what ``to_config`` returns. Rotary parameters have two spellings: if the config_numbers are equal, the
+    ``read`` is what ``to_config`` returns. Rotary parameters have two spellings: if the numbers are equal, the
     original spelling is kept.
     """
     result = dict(original)

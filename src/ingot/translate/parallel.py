@@ -28,8 +28,8 @@ from ingot.model.reading.view import Rows, assemble
 from ingot.model.tensor import Tensor
 from ingot.naming.config import CONFIG
 from ingot.translate import companions, config_numbers
-from ingot.views.common import Make, view_of
-from ingot.views.strided import Strided, Units, strided_tensor
+from ingot.views.common import BuildTensor, view_of
+from ingot.views.units import Units, UnitSelection, select_units
 
 KEY = "ingot.tensor_parallel"
 """Metadata key of a slice: its rank, the number of ranks, and the vocabulary's rows before padding."""
@@ -90,7 +90,7 @@ def slice_for_rank(checkpoint: Checkpoint, rank: Rank) -> Checkpoint:
     sizes = _attention_sizes(config, rank.size)
     cuts = {name: _cut(name, checkpoint[name], sizes, rank) for name in checkpoint}
 
-    def make(name: str) -> Make:
+    def make(name: str) -> BuildTensor:
         return lambda: _sliced_tensor(checkpoint[name], cuts[name], rank)
 
     entries = [(name, None if cuts[name] is None else make(name), name) for name in checkpoint]
@@ -198,7 +198,7 @@ def _sliced_tensor(tensor: Tensor, cut: _Cut | None, rank: Rank) -> Tensor:
     if not cut.rows:
         rows, cols = stored.shape
         units = Units(rows, rank.size, rank.rank, 1)
-        sliced = strided_tensor(stored, tensor.name, Strided((rows, cols // rank.size), units))
+        sliced = select_units(stored, tensor.name, UnitSelection((rows, cols // rank.size), units))
         return _require_packed(sliced, tensor, rank)
     if cut.zeros and stored.codec != DenseLayout.codec:
         raise UnsupportedError(
@@ -252,7 +252,9 @@ def _is_packed_slice(tensor: Tensor, size: int) -> bool:
     if cols % size:
         return False
     units = Units(rows, size, 0, 1)
-    return strided_tensor(_as_row_layout(tensor), "", Strided((rows, cols // size), units)).codec != DenseLayout.codec
+    return (
+        select_units(_as_row_layout(tensor), "", UnitSelection((rows, cols // size), units)).codec != DenseLayout.codec
+    )
 
 
 def _zeros(tensor: Tensor, rows: int) -> Tensor:

@@ -19,8 +19,8 @@ from ingot.translate import companions, hyper
 from ingot.translate.families import FAMILIES, Family
 from ingot.views.names import rename
 from ingot.views.rows import stack, unstack
-from ingot.views.strided import Strided, Units, strided, woven
-from ingot.views.turn import turn
+from ingot.views.transpose import transpose
+from ingot.views.units import Units, UnitSelection, interleave, split_units
 
 _GATE_UP = ".mlp.experts.gate_up_proj"
 _DOWN = ".mlp.experts.down_proj"
@@ -70,7 +70,7 @@ def split_experts(checkpoint: Checkpoint) -> Checkpoint:
     """Return the checkpoint with experts as ``gate_proj``, ``up_proj``, ``down_proj``, [experts, outputs, inputs]."""
     names = dict[str, str]()
     biases = dict[str, str]()
-    slices: dict[str, dict[str, Strided]] = {}
+    slices: dict[str, dict[str, UnitSelection]] = {}
     for name, tensor in checkpoint.items():
         if name.endswith((_GATE_UP, _DOWN)):
             _require(name, tensor.shape, 3, even=-1 if name.endswith(_GATE_UP) else None)
@@ -78,21 +78,21 @@ def split_experts(checkpoint: Checkpoint) -> Checkpoint:
         elif name.endswith((_GATE_UP + _BIAS, _DOWN + _BIAS)):
             _require(name, tensor.shape, 2, even=-1 if name.endswith(_GATE_UP + _BIAS) else None)
             biases[name] = f"{name.removesuffix(_BIAS)}.bias"
-    view = turn(checkpoint, names) if names else checkpoint
+    view = transpose(checkpoint, names) if names else checkpoint
     down_biases = {name: new for name, new in biases.items() if name.endswith(_DOWN + _BIAS)}
     view = rename(view, down_biases) if down_biases else view
     slices |= {name: _halves(new, checkpoint[name].shape) for name, new in biases.items() if name not in down_biases}
     for new in names.values():
         if new.endswith(f"{_GATE_UP}.weight"):
             slices[new] = _halves(new, view[new].shape)
-    return strided(view, slices) if slices else view
+    return split_units(view, slices) if slices else view
 
 
-def _halves(name: str, shape: tuple[int, ...]) -> dict[str, Strided]:
+def _halves(name: str, shape: tuple[int, ...]) -> dict[str, UnitSelection]:
     count, rows = shape[:2]
     half = (count, rows // 2, *shape[2:])
     ends = (name.replace(_GATE_UP, part) for part in (_GATE, _UP))
-    return {new: Strided(half, Units(count, rows, start, rows // 2, 2)) for start, new in enumerate(ends)}
+    return {new: UnitSelection(half, Units(count, rows, start, rows // 2, 2)) for start, new in enumerate(ends)}
 
 
 def join_experts(checkpoint: Checkpoint) -> Checkpoint:
@@ -119,8 +119,8 @@ def join_experts(checkpoint: Checkpoint) -> Checkpoint:
         names[joined_name] = joined_name.removesuffix(ending) + (_BIAS if ending == ".bias" else "")
     weights = {name: new for name, new in names.items() if name.endswith(".weight")}
     biases = {name: new for name, new in names.items() if name not in weights}
-    view = woven(checkpoint, joined) if joined else checkpoint
-    view = turn(view, weights) if weights else view
+    view = interleave(checkpoint, joined) if joined else checkpoint
+    view = transpose(view, weights) if weights else view
     return rename(view, biases) if biases else view
 
 
@@ -202,11 +202,11 @@ def _split_latent(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Checkpoi
         start = name.removesuffix(_KV)
         cols = tensor.shape[1]
         slices[name] = {
-            f"{start}{_K}{_UNTRANSPOSED}": Strided((heads, key, cols), Units(heads, key + value, 0, key)),
-            f"{start}{_V}": Strided((heads, value, cols), Units(heads, key + value, key, value)),
+            f"{start}{_K}{_UNTRANSPOSED}": UnitSelection((heads, key, cols), Units(heads, key + value, 0, key)),
+            f"{start}{_V}": UnitSelection((heads, value, cols), Units(heads, key + value, key, value)),
         }
         transposed[f"{start}{_K}{_UNTRANSPOSED}"] = f"{start}{_K}"
-    return turn(strided(checkpoint, slices), transposed) if slices else checkpoint
+    return transpose(split_units(checkpoint, slices), transposed) if slices else checkpoint
 
 
 def _join_latent(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Checkpoint:
@@ -232,7 +232,7 @@ def _join_latent(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Checkpoin
             value_name: Units(heads, key + value, key, value),
         }
         joined[name.removesuffix(_K) + _KV] = ((heads * (key + value), latent), members)
-    return woven(turn(checkpoint, transposed), joined) if joined else checkpoint
+    return interleave(transpose(checkpoint, transposed), joined) if joined else checkpoint
 
 
 def _require(name: str, shape: tuple[int, ...], rank: int, even: int | None = None) -> None:

@@ -44,8 +44,8 @@ from ingot.translate.tensor_plan import (
 )
 from ingot.translate.unsupported_families import require_family, unknown_architecture
 from ingot.views.dense import Change, add, change
+from ingot.views.nvfp4_scales import join_second_scales, rounded_second_scales, split_second_scales
 from ingot.views.rows import take
-from ingot.views.second import join_seconds, part_seconds, rounded_seconds
 
 _FLOATS = ("f32", "f16", "bf16")
 _ROWS = "architecture.rows"
@@ -84,7 +84,7 @@ def to_gguf(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = "
     family = require_family(config if CONFIG in files else None, checkpoint.location)
     original = checkpoint
     can_split = can_split_latent(checkpoint)
-    checkpoint = split_tensors(part_seconds(checkpoint), config, family, parted=can_split)
+    checkpoint = split_tensors(split_second_scales(checkpoint), config, family, parted=can_split)
     plan = plan_to_gguf(checkpoint, config, family)
     rows, notes = _require_rows(checkpoint, plan, config)
     typed, dropped = hyper.to_metadata(config, family, list(original), parted=can_split)
@@ -105,7 +105,7 @@ def to_gguf(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = "
     if factors := {} if family.rope is None else rotary.tensors(config, family):
         view = add(view, factors)
     changes = _widening_changes(view, family)
-    inverted = rounded_seconds(original)
+    inverted = rounded_second_scales(original)
     dropped += _describe_rounding(view, changes, inverted)
     view = change(view, changes)
     view = _with_label(view, {"metadata": metadata, "companions": None}, unread={**view.unread, **pooled.missing})
@@ -218,14 +218,14 @@ def to_model(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = 
     plan = plan_to_model(checkpoint, metadata, family, base=family.base if has_head else "")
     notes = list[str]()
     omitted = {name: checkpoint[name] for name in plan.omissions}
-    view = join_seconds(apply_to_model(checkpoint, plan))
+    view = join_second_scales(apply_to_model(checkpoint, plan))
     changes = _narrowing_changes(view, family, plan)
     position = plan.names.get(POSITIONS)
     if family.padded and position is not None and len(view[position].shape) == 2:
         rows = hyper.positions_before_tokens(
             original or {"pad_token_id": metadata.get("tokenizer.ggml.padding_token_id")}
         )
-        changes[position] = replace(changes.get(position, Change(view[position].dtype)), above=rows)
+        changes[position] = replace(changes.get(position, Change(view[position].dtype)), zero_rows=rows)
     view = change(view, changes)
     factors = {
         name: tensor.numpy("f32")

@@ -19,7 +19,7 @@ from ingot.model.layouts.dense import DenseLayout
 from ingot.recipes.choice import Choice
 from ingot.recipes.recipe import Recipe
 from ingot.views.names import rename
-from ingot.views.turn import turn, turned_codes
+from ingot.views.transpose import transpose, transpose_codes
 
 _WEIGHT = ".weight"
 _BITS = 4  # what the affine family's encoder takes where a recipe states none
@@ -45,7 +45,7 @@ def as_graph(
         return view
     format = place.format.for_attachments(view.attachments)
     names = _planned(view, format, planned) if planned else _wanted(view, format, recipe, requantize=requantize)
-    return turn(view, names) if names else view
+    return transpose(view, names) if names else view
 
 
 def _planned(view: Checkpoint, format: OnnxFormat, planned: Collection[str]) -> Mapping[str, str]:
@@ -92,13 +92,13 @@ def as_weights(view: Checkpoint, place: Destination) -> Checkpoint:
     if view.format != OnnxFormat.name or not _goes_by_names(place.format):
         return view
     format = OnnxFormat().for_attachments(view.attachments)
-    coded = {name for name in view if format.turned_name(name, _BITS) and turned_codes(view[name]) is not None}
+    coded = {name for name in view if format.turned_name(name, _BITS) and transpose_codes(view[name]) is not None}
     packed = [name for name in view if format.is_turned(name) or name in coded]
     wanted = {name: _weight(format.original_name(name), view.aliases.get(name)) for name in packed}
     counts = Counter(wanted.values())
     names = {name: new for name, new in wanted.items() if (new == name or new not in view) and counts[new] == 1}
     turned = {name: new for name, new in names.items() if name in coded and not format.is_turned(name)}
-    view = turn(view, turned) if turned else view
+    view = transpose(view, turned) if turned else view
     names = {name: new for name, new in names.items() if name not in turned and new != name}
     return rename(view, names) if names else view
 
@@ -128,4 +128,4 @@ def facing(view: Checkpoint, other: Checkpoint) -> Checkpoint:
         for name, dense in found.items()
         if dense is not None and dense in other and other[dense].shape == view[name].shape[::-1]
     }
-    return turn(view, names) if names else view
+    return transpose(view, names) if names else view

@@ -30,8 +30,8 @@ from ingot.model.reading.view import View, derived, renamed
 from ingot.model.tensor import Tensor
 from ingot.naming.names import layer_path, role_of
 from ingot.stores.location import AnyPath, Location
-from ingot.views.turn import turned_matrix
-from ingot.views.turn_bytes import turned_bytes
+from ingot.views.transpose import transpose_matrix
+from ingot.views.transpose_fp8 import transpose_fp8
 
 _BITS = 4
 _SHOWN = 20
@@ -238,8 +238,8 @@ class _Matched:
         """As the graph takes it where it lies the other way round: FP8 with its blocks, all else decoded."""
 
         def make() -> Tensor:
-            found = turned_bytes(tensor)
-            return self._fitting(found and _small_floats(found, name, dtype)) or turned_matrix(tensor, name)
+            found = transpose_fp8(tensor)
+            return self._fitting(found and _small_floats(found, name, dtype)) or transpose_matrix(tensor, name)
 
         return make
 
