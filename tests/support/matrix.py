@@ -41,7 +41,7 @@ from ingot.naming.config import CONFIG
 from ingot.reporting.report import Texts
 from ingot.stores.location import Location
 from ingot.testing.encoding import repacked
-from ingot.views.second import rounded_seconds
+from ingot.views.nvfp4_scales import rounded_second_scales
 from tests.support.onnx import Graph, numbers
 
 NAME = "model.layers.0.mlp.up_proj.weight"
@@ -168,7 +168,7 @@ def _in_model(source: Tensor, target: str, config: Path) -> tuple[bool, bool]:
     ).checkpoint as view:
         packed = all(tensor.codec != DenseLayout.codec or tensor.size == 1 for tensor in view.values())
         known = packed and all(plan_exact(tensor, format, "") is not None for tensor in view.values())
-    return known and bool(rounded_seconds(held)) and target == GgufFormat.name, known
+    return known and bool(rounded_second_scales(held)) and target == GgufFormat.name, known
 
 
 def _alone(source: Tensor, companions: Mapping[str, str] | None = None) -> Checkpoint:

@@ -39,7 +39,7 @@ from ingot.model.tensor import Array, Tensor
 from ingot.recipes.choice import Choice, Measured
 from ingot.recipes.load import preset_hint
 from ingot.recipes.recipe import Decision, Recipe, Rule
-from ingot.views.regrouped import even_group
+from ingot.views.regroup import even_group
 
 # The largest number of rules or tensors that a note lists by name.
 _MAX_LISTED = 8

@@ -29,16 +29,16 @@ from ingot.model.tensor import Tensor
 from ingot.naming.names import role_of
 from ingot.recipes.recipe import Recipe
 from ingot.stores.location import Location
-from ingot.translate.apart import experts_for
 from ingot.translate.companions import RULE
+from ingot.translate.families import UNSUPPORTED
 from ingot.translate.mlx_families import for_mlx, is_opened
-from ingot.translate.unknown import RULE as UNKNOWN
-from ingot.translate.unknown import kept_note
+from ingot.translate.split_tensors import experts_for_format
+from ingot.translate.unsupported_families import keep_names_note
 from ingot.translate.view import is_translated, to_gguf, to_model
 from ingot.views.attach import attach, describe, detach
 from ingot.views.names import omit
 from ingot.views.pruning.prune import BLOCK, PruneOptions, choose_pruning
-from ingot.views.regrouped import regroup, smaller_groups
+from ingot.views.regroup import regroup, smaller_groups
 from ingot.views.values import prune, weigh
 
 DEFAULT_SHARD = 5_000_000_000
@@ -243,7 +243,7 @@ def view_for_target(
 def groups_for(checkpoint: Checkpoint, format: Format) -> Mapping[str, int]:
     """Return the group size in columns of each tensor whose groups must become smaller for a format."""
     sizes = format.traits.group_sizes
-    return {} if sizes is None else smaller_groups(checkpoint, sizes, one=format.traits.one_group)
+    return {} if sizes is None else smaller_groups(checkpoint, sizes, common_size=format.traits.one_group)
 
 
 def _attachments(options: ConvertOptions) -> dict[str, Any]:
@@ -257,11 +257,11 @@ def _as_model(view: Checkpoint, target: Destination, options: ConvertOptions) ->
     if not holds_a_model(view.format) or holds_a_model(target.format.name) or not names:
         return View(view)
     if options.keep_names:
-        return View(view, [kept_note(target.format.name)] if target.directory else [])
+        return View(view, [keep_names_note(target.format.name)] if target.directory else [])
     try:
         return to_model(view, no_tokenizer=options.no_tokenizer, hint=_HINT)
     except UnsupportedError as error:
-        if target.directory or error.rule != UNKNOWN:
+        if target.directory or error.rule != UNSUPPORTED:
             raise
         return View(view)  # tensors go into a graph by name, and unknown names raise an error later
 
@@ -270,7 +270,7 @@ def _with_experts(view: Checkpoint, target: Destination) -> View:
     """Return the checkpoint with experts stored as the target's runtimes expect; GGUF files are translated later."""
     if holds_a_model(view.format) or not (target.directory or holds_a_model(target.format.name)):
         return View(view)
-    return experts_for(view, target.format.name, hint=_HINT)
+    return experts_for_format(view, target.format.name, hint=_HINT)
 
 
 def _for_mlx(view: Checkpoint, target: Destination, options: ConvertOptions) -> View:
@@ -280,7 +280,7 @@ def _for_mlx(view: Checkpoint, target: Destination, options: ConvertOptions) -> 
     config = companion_config(view.companions, RULE)
     if not options.keep_names:
         return View(for_mlx(view, config))
-    return View(view, [] if is_opened(config) else [kept_note(MlxFormat.name)])
+    return View(view, [] if is_opened(config) else [keep_names_note(MlxFormat.name)])
 
 
 def _as_gguf(view: Checkpoint, target: Destination, options: ConvertOptions) -> View:
@@ -288,7 +288,7 @@ def _as_gguf(view: Checkpoint, target: Destination, options: ConvertOptions) -> 
     if not holds_a_model(target.format.name) or is_translated(view):
         return View(view)
     if options.keep_names:
-        return View(view, [kept_note(target.format.name)])
+        return View(view, [keep_names_note(target.format.name)])
     return to_gguf(view, no_tokenizer=options.no_tokenizer, hint=_HINT)
 
 

@@ -24,10 +24,10 @@ from ingot.recipes.recipe import Recipe, Rotate
 from ingot.stores.location import Location
 from ingot.views.folding.fold import Folding, changed_names
 from ingot.views.folding.graph import Graph, graph_of
-from ingot.views.folding.rotate import rotated
-from ingot.views.folding.scale import ScaleFolding, Searched, scaled, scales
+from ingot.views.folding.rotate import fold_rotations
+from ingot.views.folding.scale import ScaleFolding, ScaleSearch, fold_scales, has_scales
 from ingot.views.folding.statistics import FoldedStatistics
-from ingot.views.rounded_view import Known, Rounding, round_to
+from ingot.views.rounded_view import LoadStatistics, Rounding, round_to
 
 # ``ingot.runtime`` imports this package, so that it is imported by name on first use.
 _CALIBRATE: Registry[Any] = Registry("calibration", (("model", "ingot.runtime.calibration.calibrate:statistics_of"),))
@@ -42,8 +42,8 @@ def rounding_notes(rounding: Rounding | None) -> list[str]:
     outcomes = outcomes_of(rounding)
     if rounding is None or not outcomes:
         return []
-    more = [] if rounding.more is None else rounding.more()
-    return [*outcome_lines(outcomes, rounding.said), *_bias_lines(rounding.corrected), *more]
+    more = [] if rounding.extra_notes is None else rounding.extra_notes()
+    return [*outcome_lines(outcomes, rounding.statistics_id), *_bias_lines(rounding.bias_changes), *more]
 
 
 def _bias_lines(corrected: Mapping[str, float | None]) -> list[str]:
@@ -120,7 +120,7 @@ def round_weights(
         source = "samples of the model"
     else:
         source = Location.parse(calibration).display
-    rounding = Rounding(choices, statistics, source, statistics.close, at_hand=calibration is not None)
+    rounding = Rounding(choices, statistics, source, statistics.close, statistics_ready=calibration is not None)
     folded, rounding = fold_model(checkpoint, recipe, rounding)
     return View(round_to(folded, rounding), notes), rounding
 
@@ -171,7 +171,7 @@ def rotate_by_recipe(checkpoint: Checkpoint, recipe: Recipe | None) -> View:
     if recipe is None or recipe.rotate is None:
         return View(checkpoint)
     graph = graph_of(checkpoint)
-    return rotated(checkpoint, graph, _options(recipe.rotate), _dtypes_of(checkpoint, graph))[0]
+    return fold_rotations(checkpoint, graph, _options(recipe.rotate), _dtypes_of(checkpoint, graph))[0]
 
 
 def fold_model(checkpoint: Checkpoint, recipe: Recipe, rounding: Rounding) -> tuple[Checkpoint, Rounding]:
@@ -198,22 +198,24 @@ def fold_model(checkpoint: Checkpoint, recipe: Recipe, rounding: Rounding) -> tu
     rounding = replace(rounding, dtypes=stored)
     if recipe.rotate is not None:
         # Tensors that scales are folded into later stay f32 until then, so that they are rounded only once.
-        scaled_names = set(changed_names(graph, lambda stream: scales(graph, grids, stream)))
+        scaled_names = set(changed_names(graph, lambda stream: has_scales(graph, grids, stream)))
         exact = {name: "f32" if name in scaled_names else dtype for name, dtype in dtypes.items()}
-        view, rotations = rotated(checkpoint, graph, _options(recipe.rotate), exact)
+        view, rotations = fold_rotations(checkpoint, graph, _options(recipe.rotate), exact)
         checkpoint = view.checkpoint
-        rounding = replace(rounding, known=_folded_statistics(rounding.known, rotations))
+        rounding = replace(rounding, load_statistics=_folded_statistics(rounding.load_statistics, rotations))
     if not grids:
         return checkpoint, rounding
-    folding = ScaleFolding(checkpoint, graph, grids, rounding.known, dtypes)
+    folding = ScaleFolding(checkpoint, graph, grids, rounding.load_statistics, dtypes)
     rounding = replace(
-        rounding, known=_folded_statistics(rounding.known, folding), more=partial(_scale_notes, folding.searched)
+        rounding,
+        load_statistics=_folded_statistics(rounding.load_statistics, folding),
+        extra_notes=partial(_scale_notes, folding.search),
     )
-    return scaled(folding, rounding.said), rounding
+    return fold_scales(folding, rounding.statistics_id), rounding
 
 
-def _scale_notes(searched: Searched) -> Sequence[str]:
-    gains = list(searched.gains.values())
+def _scale_notes(search: ScaleSearch) -> Sequence[str]:
+    gains = list(search.gains.values())
     if not gains:
         return []
     changed = sum(gain < 1 for gain in gains)
@@ -226,7 +228,7 @@ def _options(rotate: Rotate) -> tuple[bool, bool, int]:
     return rotate.r1, rotate.r2, rotate.seed
 
 
-def _folded_statistics(statistics: Known, folding: Folding) -> Known:
+def _folded_statistics(statistics: LoadStatistics, folding: Folding) -> LoadStatistics:
     return lambda: FoldedStatistics(statistics(), folding)
 
 

@@ -68,7 +68,7 @@ from ingot.recipes.recipe import Patterns, Recipe
 from ingot.stores.location import Location
 from ingot.translate.completeness import require_complete
 from ingot.translate.parallel import Rank
-from ingot.views.regrouped import regroup
+from ingot.views.regroup import regroup
 
 if TYPE_CHECKING:
     from ingot.cluster.driver.distribute import Cluster

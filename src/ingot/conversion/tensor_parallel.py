@@ -24,7 +24,7 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.model.tensor import Tensor
 from ingot.recipes.recipe import Recipe
 from ingot.stores.location import Location
-from ingot.translate.parallel import KEY, MOST, Rank, sliced
+from ingot.translate.parallel import KEY, MAX_RANKS, Rank, slice_for_rank
 
 _RANK = re.compile(r"rank([0-9]{1,6})")
 
@@ -33,8 +33,8 @@ def ranks_of(options: ConvertOptions) -> Sequence[Rank | None]:
     """Return the ranks of the option ``tp``; one None if it is not set. Raises ``UsageError`` ``parallel.size``."""
     if options.tp is None:
         return [None]
-    if type(options.tp) is not int or not 1 <= options.tp <= MOST:
-        raise UsageError(f"expected 1 to {MOST} ranks (tp), found {options.tp!r}", rule="parallel.size")
+    if type(options.tp) is not int or not 1 <= options.tp <= MAX_RANKS:
+        raise UsageError(f"expected 1 to {MAX_RANKS} ranks (tp), found {options.tp!r}", rule="parallel.size")
     target = destination(Location.parse(options.dst), options.format, options.container)
     if not target.directory or holds_a_model(target.format.name):
         raise UsageError(
@@ -71,9 +71,9 @@ def require_folder(dst: Location, size: int) -> None:
 def slice_for(checkpoint: Checkpoint, rank: Rank) -> Checkpoint:
     """Return a rank's slice of a checkpoint, and build every tensor so that errors come before anything is written.
 
-    Raises the errors of ``sliced``.
+    Raises the errors of ``slice_for_rank``.
     """
-    view = sliced(checkpoint, rank)
+    view = slice_for_rank(checkpoint, rank)
     for name in view:
         view[name]
     return view

@@ -29,8 +29,8 @@ from ingot.model.reading.limits import require_in_proportion
 from ingot.model.tensor import Tensor
 from ingot.stores.location import Location
 from ingot.translate.completeness import defects_of
-from ingot.translate.unknown import RULE as UNKNOWN
-from ingot.translate.unopened import unopened_note
+from ingot.translate.families import UNSUPPORTED
+from ingot.translate.unsupported_families import unopened_note
 
 OPTIONAL = ("part.no-digest", "part.unknown-digest", "draft.nameless")
 """Rules of notes on optional contents of a format, which a strict check does not turn into errors."""
@@ -131,7 +131,7 @@ def examine(
         findings = [item if item.rule in OPTIONAL else replace(item, level="error") for item in findings]
     shown = remarks(source)
     unopened = unopened_note(source)
-    shown += [(UNKNOWN, unopened)] if unopened else []
+    shown += [(UNSUPPORTED, unopened)] if unopened else []
     findings += [
         Finding("note", rule, path, text) for rule, text in source.catalog.remarks if (rule, text) not in shown
     ]

@@ -1,4 +1,4 @@
-"""The tensors, with their shapes, that a model's ``config.json`` implies: known without loading the model.
+"""The tensors, with their shapes, that a model's ``config.json`` implies, without loading the model.
 
 Names and shapes are those of transformers' classes (``modeling_*.py``, 5.23), as ``save_pretrained`` writes them.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Shapes = Mapping[str, str]
-"""Tensor name to its dimensions, separated by spaces; each is a sum of sizes such as ``Q+2K`` (see ``_sizes``)."""
+"""Tensor name to dimensions separated by spaces. A dimension is a sum of sizes such as ``Q+2K`` (see ``_sizes``)."""
 
 _TERM = re.compile(r"([0-9]*)([A-Za-z]+)")
 _MAX_COUNT = 1 << 16
@@ -34,11 +34,11 @@ class ModelShapes:
     conditional : mapping of config key to Shapes
         Tensors of a layer that exist if the key is true.
     architecture : str
-        The class that saves these tensors; a model of another class is not known.
+        The class that saves these tensors; models of other classes are unsupported.
     block : str
-        What a layer's index follows.
+        The name before a layer's index.
     tied : bool or None
-        Whether the head is tied to the embedding unless ``tie_word_embeddings`` says otherwise; None if there is none.
+        Whether the head is tied to the embedding if ``tie_word_embeddings`` is not set; None if there is no head.
     """
 
     architecture: str
@@ -55,7 +55,7 @@ class ModelShapes:
 def expected_tensors(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]] | None:
     """Return the shape of every tensor that a model with this ``config.json`` has.
 
-    None if the family or the saved class is not known here, or if the config leaves out a size that shapes depend on.
+    None if the family or the saved class is unsupported, or if the config lacks a size that shapes depend on.
     """
     shapes = _FAMILIES.get(str(config.get("model_type")))
     if shapes is None or config.get("architectures", [shapes.architecture]) != [shapes.architecture]:
@@ -102,7 +102,7 @@ def _is_sparse(shapes: ModelShapes, config: Mapping[str, Any], layer: int) -> bo
 
 
 def _shape(text: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """Return a shape from its text; raises ``KeyError`` for a size that the config does not state."""
+    """Return the shape that a text describes; raises ``KeyError`` for a size that the config lacks."""
     return tuple(
         sum(int(factor or 1) * sizes[name] for factor, name in _TERM.findall(dimension)) for dimension in text.split()
     )
@@ -116,7 +116,7 @@ def _count(config: Mapping[str, Any], key: str) -> int:
 
 
 class _Sizes(dict[str, int]):
-    """Sizes by their letter, each computed on first use; ``KeyError`` if the config lacks what it depends on."""
+    """Sizes by their letter, each computed on first use; raises ``KeyError`` if the config lacks an input."""
 
     def __init__(self, compute: Mapping[str, Callable[[], int]]) -> None:
         super().__init__()
@@ -128,12 +128,12 @@ class _Sizes(dict[str, int]):
 
 
 def _sizes(config: Mapping[str, Any]) -> Mapping[str, int]:
-    """Return the sizes that shapes are written in.
+    """Return the sizes by the letters that shapes are written in.
 
     V vocabulary, H hidden, I intermediate, N heads, D head, Q all query heads, K all key heads, E experts,
-    M intermediate of an expert, S of shared experts, P positions, T token types, One. Of latent attention:
-    R rank of keys and values, L rank of queries, Y rotary part of a head, Z query heads, X keys and values of all
-    heads, W values of all heads.
+    M intermediate of an expert, S intermediate of the shared experts, P positions, T token types, One 1.
+    For latent attention: R rank of keys and values, L rank of queries, Y rotary part of a head, Z all query heads,
+    X keys and values of all heads, W values of all heads.
     """
 
     def number(key: str) -> int:
@@ -371,4 +371,4 @@ _FAMILIES: Mapping[str, ModelShapes] = {
     "roberta": _encoder("RobertaModel"),
     "xlm-roberta": _encoder("XLMRobertaModel"),
 }
-"""By ``model_type``. Tensors that some checkpoints of a family lack (a pooler, rotary frequencies) are not listed."""
+"""By ``model_type``. Tensors that some checkpoints of a family lack (pooler, rotary frequencies) are left out."""

@@ -120,7 +120,7 @@ def test_what_is_stored_computes_the_same(
 ) -> None:
     report = ingot.convert(model, tmp_path / "out", recipe(quantizer, rotate), calibration=statistics)
     assert any("scales for their channels" in note for note in report.notes) is quantizer.startswith("awq")
-    assert any("residual stream turned: Hadamard 64" in note for note in report.notes) is bool(rotate)
+    assert any("residual stream rotated: Hadamard 64" in note for note in report.notes) is bool(rotate)
     found, wanted = products(tmp_path / "out"), products(model)
     for name, values in wanted.items():
         assert np.abs(found[name] - values).max() < 0.03 * np.abs(values).max(), name

@@ -19,7 +19,7 @@ from ingot.model.layouts.dense import DenseLayout
 from ingot.recipes.choice import Choice
 from ingot.recipes.recipe import Recipe
 from ingot.views.names import rename
-from ingot.views.turn import turn, turned_codes
+from ingot.views.transpose import transpose, transpose_codes
 
 _WEIGHT = ".weight"
 _BITS = 4  # the default of the affine codecs if a recipe declares no bits
@@ -49,7 +49,7 @@ def transpose_for_graph(
         names = _names_by_plan(view, format, planned)
     else:
         names = _names_by_recipe(view, format, recipe, requantize=requantize)
-    return turn(view, names) if names else view
+    return transpose(view, names) if names else view
 
 
 def _names_by_plan(view: Checkpoint, format: OnnxFormat, planned: Collection[str]) -> Mapping[str, str]:
@@ -101,13 +101,13 @@ def with_weight_names(view: Checkpoint, target: Destination) -> Checkpoint:
     if view.format != OnnxFormat.name or not _selects_by_names(target.format):
         return view
     format = OnnxFormat().for_attachments(view.attachments)
-    coded = {name for name in view if format.turned_name(name, _BITS) and turned_codes(view[name]) is not None}
+    coded = {name for name in view if format.turned_name(name, _BITS) and transpose_codes(view[name]) is not None}
     packed = [name for name in view if format.is_turned(name) or name in coded]
     new_names = {name: _weight_name(format.original_name(name), view.aliases.get(name)) for name in packed}
     counts = Counter(new_names.values())
     names = {name: new for name, new in new_names.items() if (new == name or new not in view) and counts[new] == 1}
     transposed = {name: new for name, new in names.items() if name in coded and not format.is_turned(name)}
-    view = turn(view, transposed) if transposed else view
+    view = transpose(view, transposed) if transposed else view
     names = {name: new for name, new in names.items() if name not in transposed and new != name}
     return rename(view, names) if names else view
 
@@ -140,4 +140,4 @@ def align_orientation(view: Checkpoint, other: Checkpoint) -> Checkpoint:
         for name, dense in dense_names.items()
         if dense is not None and dense in other and other[dense].shape == view[name].shape[::-1]
     }
-    return turn(view, names) if names else view
+    return transpose(view, names) if names else view

@@ -30,8 +30,8 @@ from ingot.model.reading.view import View, derived, renamed
 from ingot.model.tensor import Tensor
 from ingot.naming.names import layer_path, role_of
 from ingot.stores.location import AnyPath, Location
-from ingot.views.turn import turned_matrix
-from ingot.views.turn_bytes import turned_bytes
+from ingot.views.transpose import transpose_matrix
+from ingot.views.transpose_fp8 import transpose_fp8
 
 _BITS = 4
 _MAX_LISTED = 20  # names or faults in a message
@@ -249,9 +249,9 @@ class _MatchedGraph:
         """Return a function that builds the transpose of a tensor: FP8 with its blocks, others decoded."""
 
         def build() -> Tensor:
-            transposed = turned_bytes(tensor)
+            transposed = transpose_fp8(tensor)
             accepted = self._if_accepted(transposed and _small_floats(transposed, name, dtype))
-            return accepted or turned_matrix(tensor, name)
+            return accepted or transpose_matrix(tensor, name)
 
         return build
 
