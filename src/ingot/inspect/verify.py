@@ -71,7 +71,7 @@ def verify(options: VerifyOptions) -> list[Finding]:
     repaired = []
     if options.repair and options.origin is not None:
         for item in repair(location, Location.parse(options.origin)):
-            message = f"{item.chunks} chunks that differed from the seal were replaced"
+            message = f"replaced {item.chunks} of its chunks, which differed from the seal"
             repaired.append(Finding("note", "seal.repaired", item.file, message))
     try:
         source = open_source(location, io=options.io, max_decompressed=options.max_decompressed)
@@ -242,5 +242,5 @@ def _check_seals(source: Source) -> Iterator[Finding | None]:
             yield None
             continue
         first = damaged[0] * seal.chunks.size
-        message = f"{len(damaged)} chunks differ from the seal, the first at byte {first}"
+        message = f"{len(damaged)} of its chunks differ from the seal, the first at byte {first}"
         yield Finding("error", "seal.digest-mismatch", location, message)
