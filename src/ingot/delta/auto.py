@@ -41,8 +41,8 @@ OVERHEAD = 640
 """Bytes per tensor in a container in addition to its parts: names, attributes, digests, padding."""
 
 
-def _grid(bits: int, group: int | str, **more: Any) -> Storage:
-    return Storage(AffineLayout.codec, {"bits": bits, "group": group, **more})
+def _grid(bits: int, group: int | str, **extra: Any) -> Storage:
+    return Storage(AffineLayout.codec, {"bits": bits, "group": group, **extra})
 
 
 _FIT = {"quantizer": "mse", "unbiased": True}
@@ -170,14 +170,14 @@ def measure(base: Tensor, tuned: Tensor) -> Measured:
     if not is_matrix(tuned.shape, tuned.dtype):
         return Measured(tuned.name, 1.0, (exact,))
     old = sample_of(base, SAMPLE)
-    other = sample_of(tuned, SAMPLE)
-    if old.shape != other.shape:  # one file was sampled by runs, the other by rows
+    new = sample_of(tuned, SAMPLE)
+    if old.shape != new.shape:  # one file was sampled by runs, the other by rows
         return Measured(tuned.name, 1.0, (exact,))
-    delta = difference(old, other)
+    delta = difference(old, new)
     energy = float(np.square(delta.astype(np.float64)).sum())
     if not np.isfinite(energy):
         return Measured(tuned.name, 1.0, (exact,))
-    trials = [_exact(old, other, tuned)]
+    trials = [_exact(old, new, tuned)]
     trials += [
         trial
         for storage in CANDIDATES
@@ -195,25 +195,25 @@ def estimate(base: Tensor, tuned: Tensor, storage: Storage) -> float:
     The result is ``inf`` if the codec refuses the values.
     """
     old = sample_of(base, SAMPLE)
-    other = sample_of(tuned, SAMPLE)
-    if old.shape != other.shape:  # see ``measure``
+    new = sample_of(tuned, SAMPLE)
+    if old.shape != new.shape:  # see ``measure``
         return float(tuned.nbytes)
     if storage == EXACT:
-        return _exact(old, other, tuned).size
-    delta = difference(old, other)
+        return _exact(old, new, tuned).size
+    delta = difference(old, new)
     trial = _trial(storage, delta, float(np.square(delta.astype(np.float64)).sum()), tuned)
     return inf if trial is None else trial.size
 
 
-def exact_bytes(old: Array, other: Array, dtype: str) -> int:
+def exact_bytes(old: Array, new: Array, dtype: str) -> int:
     """Return the bytes of the exact difference of two arrays of one element type."""
     encoder = delta_codec(EXACT.codec).encoder(old.shape, dtype, EXACT.options)
-    return sum(part.nbytes for part in encoder.encode(old, other).values())
+    return sum(part.nbytes for part in encoder.encode(old, new).values())
 
 
-def _exact(old: Array, other: Array, tuned: Tensor) -> Trial:
-    stored = exact_bytes(fitted(old, len(old), tuned.dtype), other, tuned.dtype)
-    coarse = narrowed(other, element_type(old.dtype).name) if old.dtype != other.dtype else None
+def _exact(old: Array, new: Array, tuned: Tensor) -> Trial:
+    stored = exact_bytes(fitted(old, len(old), tuned.dtype), new, tuned.dtype)
+    coarse = narrowed(new, element_type(old.dtype).name) if old.dtype != new.dtype else None
     if coarse is not None:
         stored = min(stored, exact_bytes(old, coarse, element_type(old.dtype).name))
     return Trial(EXACT, stored * tuned.size / max(old.size, 1), 0.0, 0.0)
@@ -322,8 +322,8 @@ def _hull(trials: Sequence[Trial]) -> list[Trial]:
     return hull
 
 
-def _slope(first: Trial, other: Trial) -> float:
-    return (first.weighted_error - other.weighted_error) / max(other.size - first.size, 1e-9)
+def _slope(first: Trial, second: Trial) -> float:
+    return (first.weighted_error - second.weighted_error) / max(second.size - first.size, 1e-9)
 
 
 def _allocate(measured: Sequence[Measured], budget: float) -> dict[str, Storage]:
@@ -337,13 +337,13 @@ def _allocate(measured: Sequence[Measured], budget: float) -> dict[str, Storage]
         for index, (item, hull) in enumerate(zip(measured, hulls, strict=True))
         for step in range(len(hull) - 1)
     )
-    taken = [0] * len(hulls)
+    steps_taken = [0] * len(hulls)
     for _, index, step in steps:
         cost = hulls[index][step + 1].size - hulls[index][step].size
-        if taken[index] == step and cost <= remaining:
-            taken[index] = step + 1
+        if steps_taken[index] == step and cost <= remaining:
+            steps_taken[index] = step + 1
             remaining -= cost
-    return {item.name: hull[step].storage for item, hull, step in zip(measured, hulls, taken, strict=True)}
+    return {item.name: hull[step].storage for item, hull, step in zip(measured, hulls, steps_taken, strict=True)}
 
 
 def target_bytes(size: float | str, full_size: int) -> int:
@@ -355,9 +355,9 @@ def target_bytes(size: float | str, full_size: int) -> int:
     Raises ``UsageError`` ``delta.target`` or ``size.syntax``.
     """
     try:
-        number = float(size)
+        value = float(size)
     except ValueError:
         return parse_size(str(size))
-    if not 0 < number < inf:
+    if not 0 < value < inf:
         raise UsageError(f"expected a target size above 0, found {size}", rule="delta.target")
-    return int(number * full_size) if number <= 1 else int(number)
+    return int(value * full_size) if value <= 1 else int(value)

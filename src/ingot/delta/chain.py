@@ -92,12 +92,12 @@ def stages(base: Checkpoint, links: Sequence[Link]) -> list[Routes]:
             where=base.location,
         )
     routes = [base_routes(base)]
-    for number, link in enumerate(links, 1):
-        routes.append(next_stage(routes[-1], link, number))
+    for stage, link in enumerate(links, 1):
+        routes.append(next_stage(routes[-1], link, stage))
     return routes
 
 
-def next_stage(before: Mapping[str, Route], link: Link, number: int) -> Routes:
+def next_stage(before: Mapping[str, Route], link: Link, stage: int) -> Routes:
     """Return the tensors after one delta, from those ``before``; raises the errors of ``stages``."""
     info = link.info
     routes = as_many(before)
@@ -114,7 +114,7 @@ def next_stage(before: Mapping[str, Route], link: Link, number: int) -> Routes:
         if change is None:
             assert route is not None
             return route
-        return _route(route, link, number, name, change)
+        return _route(route, link, stage, name, change)
 
     for name in info.tensors:
         try:
@@ -136,7 +136,7 @@ def _op(info: DeltaInfo, name: str) -> str | None:
     return None if change is None else change.op
 
 
-def _route(before: Route | None, link: Link, number: int, name: str, change: Change) -> Route:
+def _route(before: Route | None, link: Link, stage: int, name: str, change: Change) -> Route:
     op = change.op
     dtype = change.dtype
     if op == "replace":
@@ -144,7 +144,7 @@ def _route(before: Route | None, link: Link, number: int, name: str, change: Cha
         _require_decoder(tensor, name)
         if tensor.dtype != dtype:
             raise FormatError("delta.dtype", f"expected {dtype[:40]!r} as listed, found {tensor.dtype[:40]!r}")
-        return Route(tensor, number)
+        return Route(tensor, stage)
     if before is None:
         raise _base_error("this tensor in the base", "none")
     if op == "same":
@@ -159,7 +159,7 @@ def _route(before: Route | None, link: Link, number: int, name: str, change: Cha
     if change.base_shape is not None:
         _require_rows(before, tensor, change.base_shape)
     _require_fit(before, tensor, change, shape)
-    return replace(before, layers=(*before.layers, Layer(number, tensor, dtype, shape)))
+    return replace(before, layers=(*before.layers, Layer(stage, tensor, dtype, shape)))
 
 
 def _require_codec(tensor: Tensor) -> None:

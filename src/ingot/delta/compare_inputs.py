@@ -66,10 +66,10 @@ def changed_elements(pairs: Mapping[str, TensorPair], same: Container[str], exec
 
 def count_changed(pair: TensorPair) -> int:
     """Return how many elements of two tensors differ in any bit."""
-    first, other = pair.tensors
-    matrix = matrix_of(first, other.codec)
+    first, tuned = pair.tensors
+    matrix = matrix_of(first, tuned.codec)
     step = max(1, COMPARED_AT_ONCE // max(matrix[1], 1))
-    pairs = zip(chunks(first, matrix, step), chunks(other, matrix, step), strict=True)
+    pairs = zip(chunks(first, matrix, step), chunks(tuned, matrix, step), strict=True)
     return sum(int(np.count_nonzero(as_unsigned(old) != as_unsigned(new))) for old, new in pairs)
 
 

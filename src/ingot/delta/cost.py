@@ -69,7 +69,7 @@ def delta_cost(
         if is_distributed:
             addresses = {name: address_of(item) for name, item in locations.items()}
             files = files_of(opened, addresses, items.identity)
-            queries = [Query(number, item.route.name, item.tuned.nbytes) for number, item in enumerate(items.items)]
+            queries = [Query(index, item.route.name, item.tuned.nbytes) for index, item in enumerate(items.items)]
             with closing(pool_of(engine, address)) as pool:
                 return ask("delta-cost", files, queries, pool, state)
         costs = []

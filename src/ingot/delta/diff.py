@@ -287,7 +287,7 @@ class _Diff:
         self._counts: Mapping[str, int] = {}
         self._account = Account()
         self._same: dict[str, str] = {}
-        self._moved: dict[str, str] = {}
+        self._copied: dict[str, str] = {}
 
     def run(self) -> DiffReport:
         check_inputs(self._base, self._tuned)
@@ -306,7 +306,7 @@ class _Diff:
                 self._base,
                 self._tuned,
                 planned.info,
-                digests=self._same | self._moved,
+                digests=self._same | self._copied,
                 same=self._same,
                 metadata=self._metadata,
                 compute_digests=self._digests,
@@ -350,7 +350,7 @@ class _Diff:
         self._storages = {**by_measure, **self._exact_casts(), **self._options.storages}
         names = sorted(self._tuned) if self._wdelta else list(self._tuned)
         planned = self._plan_tensors(names)
-        self._moved = {name: item.digest for name, item in planned.items() if item.digest is not None}
+        self._copied = {name: item.digest for name, item in planned.items() if item.digest is not None}
         unordered = [item.step for item in planned.values()]
         steps = [unordered[index] for index in self._destination.format.order([step.spec for step in unordered])]
         changes = {
@@ -416,8 +416,8 @@ class _Diff:
         """Measure calibrated storages too, if base and fine-tune have one shape."""
         from ingot.delta.calibrated_auto import measure_calibrated
 
-        first, other = self._pairs[tuned.name].tensors
-        if first.shape != other.shape:
+        full_base, full_tuned = self._pairs[tuned.name].tensors
+        if full_base.shape != full_tuned.shape:
             return measure(base, tuned)
         assert self._statistics is not None
         return measure_calibrated(base, tuned, self._statistics)

@@ -45,26 +45,26 @@ class TensorPair:
     @property
     def is_same_type(self) -> bool:
         """Whether both tensors exist and have one shape and element type."""
-        first = self.base
-        other = self.tuned
-        return first is not None and other is not None and (first.shape, first.dtype) == (other.shape, other.dtype)
+        base = self.base
+        tuned = self.tuned
+        return base is not None and tuned is not None and (base.shape, base.dtype) == (tuned.shape, tuned.dtype)
 
     @property
     def is_comparable(self) -> bool:
         """Whether both tensors exist and differ in shape or element type, but a difference can be computed."""
-        first = self.base
-        other = self.tuned
-        if first is None or other is None or self.is_same_type:
+        base = self.base
+        tuned = self.tuned
+        if base is None or tuned is None or self.is_same_type:
             return False
-        return why_incomparable(first, other) is None
+        return why_incomparable(base, tuned) is None
 
     def shared(self) -> tuple[Tensor, Tensor]:
         """Return the rows that comparable tensors share; the tensors themselves if their shapes are equal."""
-        first, other = self.tensors
-        if first.shape == other.shape:
-            return first, other
-        count = min(first.shape[0], other.shape[0])
-        return first_rows(first, count), first_rows(other, count)
+        base, tuned = self.tensors
+        if base.shape == tuned.shape:
+            return base, tuned
+        count = min(base.shape[0], tuned.shape[0])
+        return first_rows(base, count), first_rows(tuned, count)
 
     @property
     def added_nbytes(self) -> int:

@@ -262,8 +262,8 @@ def _over_rows(storage: Storage, base: tuple[int, ...], tuned: tuple[int, ...]) 
 def _differences(base: Tensor, tensor: Tensor) -> Iterator[tuple[int, Array]]:
     """Yield differences of the rows that both tensors have, each with the index of its first row."""
     shrinks = tensor.size < base.size
-    for start, (first, other) in pieces(tensor, base) if shrinks else pieces(base, tensor):
-        yield start, difference(other, first) if shrinks else difference(first, other)
+    for start, (smaller, larger) in pieces(tensor, base) if shrinks else pieces(base, tensor):
+        yield start, difference(larger, smaller) if shrinks else difference(smaller, larger)
 
 
 def container_error(container: str, reason: str) -> UnsupportedError:

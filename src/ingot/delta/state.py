@@ -102,9 +102,10 @@ def same_stored(first: Tensor, second: Tensor) -> bool:
     return all(bytes(part.view()) == bytes(second.parts[role].view()) for role, part in first.parts.items())
 
 
-def _shared(name: str, other: str) -> FormatError:
+def _shared(name: str, other_name: str) -> FormatError:
     return FormatError(
         "delta.shared",
-        f"this tensor shares memory with {other[:200]!r}, but has another difference; give each tensor its own memory",
+        f"this tensor shares memory with {other_name[:200]!r}, but has another difference; give each tensor its own "
+        "memory",
         where=name,
     )

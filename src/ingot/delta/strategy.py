@@ -34,8 +34,8 @@ class Storage:
 EXACT = Storage(DELTA_EXACT)
 
 
-def _grid(bits: int, group: int | str, **more: Any) -> Storage:
-    return Storage(AffineLayout.codec, {"bits": bits, "group": group, **more})
+def _grid(bits: int, group: int | str, **extra: Any) -> Storage:
+    return Storage(AffineLayout.codec, {"bits": bits, "group": group, **extra})
 
 
 STRATEGIES: Mapping[str, Storage] = {
@@ -54,9 +54,9 @@ GROUPS = (64, 96, 32)
 """Group sizes of a trellis: the first that divides the columns is used."""
 
 
-def rounded(codec: str, bits: int, group: int | str, encoding: str = "raw", **more: Any) -> Storage:
+def rounded(codec: str, bits: int, group: int | str, encoding: str = "raw", **extra: Any) -> Storage:
     """Return the storage of a difference that is rounded with both factors (second moments of inputs and outputs)."""
-    return Storage(codec, {"bits": bits, "group": group, **more}, encoding, TWO_SIDED)
+    return Storage(codec, {"bits": bits, "group": group, **extra}, encoding, TWO_SIDED)
 
 
 def trellis_storages(bits: int) -> tuple[Storage, ...]:

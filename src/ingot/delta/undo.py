@@ -53,8 +53,8 @@ class SparseLog:
     def put_back(self, start: Array, out: Array) -> None:
         if start is not out:
             out[...] = start
-        words = _as_unsigned(out)
-        words[np.cumsum(self.gaps, dtype=np.int64) - 1] += self.steps.astype(f"i{words.itemsize}").view(words.dtype)
+        bits = _as_unsigned(out)
+        bits[np.cumsum(self.gaps, dtype=np.int64) - 1] += self.steps.astype(f"i{bits.itemsize}").view(bits.dtype)
 
 
 @dataclass(frozen=True, slots=True)
