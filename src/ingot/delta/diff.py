@@ -264,7 +264,7 @@ class _Diff:
         identity = "" if statistics is None else f"{statistics.location} {sorted(statistics.metadata.items())}"
         is_default = options.strategy is None
         self._planner = DiffPlanner(container, strategy, is_default, options.options, statistics, identity)
-        self._planner.matrix_storage  # noqa: B018  # raises UsageError for an unknown strategy
+        self._planner.matrix_storage()  # raises UsageError for an unknown strategy
         self._base, self._tuned = (weights_of(source) for source in sources)
         self._pairs = PairMap(self._base, self._tuned)
         self._wdelta = container == PARENT

@@ -118,9 +118,11 @@ class DiffPlanner:
         """Whether ``auto`` measures storages; tensors without a measured storage are stored exactly."""
         return self.strategy == AUTO and self.container == "zt"
 
-    @property
     def matrix_storage(self) -> Storage:
-        """The strategy's storage of matrices, to which ``options`` apply; raises ``UsageError`` ``delta.strategy``."""
+        """Return the strategy's storage of matrices, to which ``options`` apply.
+
+        Raises ``UsageError`` ``delta.strategy``: an unknown strategy.
+        """
         return EXACT if self.auto else choices(self.strategy, "", (SMALL, SMALL), "f32", self.container)
 
     def plan(self, pair: TensorPair, storage: Storage | None = None, count: int | None = None) -> PlannedDiff:
@@ -180,7 +182,7 @@ class DiffPlanner:
             return self._checked(_replaced(tensor), Move(tensor, tensor.spec(), source=1), tensor_digest(tensor))
         if base is None or not (self.container == "wdelta" or why_incomparable(base, tensor) is None):
             return self._full_tensor(tensor)
-        is_strategy = storage == self.matrix_storage or storage in CALIBRATED.get(self.strategy, ())
+        is_strategy = storage == self.matrix_storage() or storage in CALIBRATED.get(self.strategy, ())
         extra = self.options if is_strategy else {}
         storage = replace(storage, options={**storage.options, **extra})
         if base.shape != tensor.shape and not delta_codec(storage.codec).exact:
