@@ -12,7 +12,7 @@ from ingot.core.options import About
 from ingot.delta.options import DiffOptions, PatchOptions
 
 if TYPE_CHECKING:
-    from ingot.delta.strategy import DiffPlan
+    from ingot.delta.strategy import RoundingEstimate
 
 EPILOG = (
     "Examples:\n\n"
@@ -36,9 +36,9 @@ def command(
     """
     from ingot.delta.diff import diff
 
-    def print_plan(plan: DiffPlan) -> None:
+    def print_plan(plan: RoundingEstimate) -> None:
         if not quiet:
-            line(plan.told(), stream=sys.stderr)
+            line(plan.describe(), stream=sys.stderr)
 
     with progress_bar("comparing", quiet=quiet or json) as progress:
         report = diff(replace(options, progress=progress, plan=print_plan))

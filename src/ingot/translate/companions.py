@@ -97,7 +97,7 @@ def tokenizer_metadata(files: Mapping[str, str], rows: int) -> tuple[keys.Typed,
         added_around = sentencepiece.begins_and_ends(trained, settings)
     texts: list[str] = converted.typed[keys.TOKENS][1]
     by_text = {**converted.outside, **dict(enumerate(texts))}
-    ids_by_text = {text: number for number, text in sorted(by_text.items(), reverse=True)}
+    ids_by_text = {text: token_id for token_id, text in sorted(by_text.items(), reverse=True)}
     configs = (parse_file(files, CONFIG), parse_file(files, GENERATION))
     special = special_tokens.find(parsed_tokenizer, settings, configs, ids_by_text, len(texts))
     vocabulary.require_rows(special.outside, len(texts))
@@ -140,7 +140,7 @@ def _special_token_metadata(
 ) -> keys.Typed:
     """Return GGUF metadata of special tokens, and whether each is added to a text, unless by default."""
     count = len(typed[keys.TOKENS][1])
-    ids = {role: number for role, number in {**trained, **special.ids}.items() if number < count}
+    ids = {role: token_id for role, token_id in {**trained, **special.ids}.items() if token_id < count}
     model, pre = (str(typed[key][1]) for key in (keys.MODEL, keys.PRE))
     added = dict(special.added)
     default = special_tokens.default_added(model, pre)
@@ -173,9 +173,9 @@ def _describe_assumed_tokens(typed: keys.Typed) -> list[str]:
     added = special_tokens.default_added(model, typed[keys.PRE][1])
     adds_bos = typed.get(keys.ADD["bos"], ("bool", added["bos"]))[1]
     return [
-        f"no {role} token is named, and llama.cpp assumes token {number} ({texts[number]!r:.40})"
-        for role, number in defaults.items()
-        if keys.ID.format(role) not in typed and number < len(texts) and (role == "eos" or adds_bos)
+        f"no {role} token is named, and llama.cpp assumes token {token_id} ({texts[token_id]!r:.40})"
+        for role, token_id in defaults.items()
+        if keys.ID.format(role) not in typed and token_id < len(texts) and (role == "eos" or adds_bos)
     ]
 
 
@@ -266,7 +266,7 @@ def special_ids(metadata: Mapping[str, Any], files: Mapping[str, str]) -> dict[s
     """Return the ids of special tokens that stored files name, by role, as a conversion to GGUF finds them."""
     texts = metadata.get(keys.TOKENS)
     texts = texts if isinstance(texts, list) else []
-    ids = {text: number for number, text in reversed([*enumerate(texts)]) if isinstance(text, str)}
+    ids = {text: token_id for token_id, text in reversed([*enumerate(texts)]) if isinstance(text, str)}
     configs = (parse_file(files, CONFIG), parse_file(files, GENERATION))
     return special_tokens.find(parse_file(files, TOKENIZER), parse_file(files, SETTINGS), configs, ids, len(texts)).ids
 
@@ -280,9 +280,9 @@ def _updated_settings(metadata: Mapping[str, Any], files: Mapping[str, str]) -> 
         return {}
     changed = {}
     for role, name in keys.IDS.items():
-        number = metadata.get(keys.ID.format(name))
-        if role in ids and type(number) is int and number != ids[role] and 0 <= number < len(texts):
-            changed[f"{role}_token"] = texts[number]
+        token_id = metadata.get(keys.ID.format(name))
+        if role in ids and type(token_id) is int and token_id != ids[role] and 0 <= token_id < len(texts):
+            changed[f"{role}_token"] = texts[token_id]
     return {SETTINGS: json.dumps({**settings, **changed}, indent=2, ensure_ascii=False) + "\n"} if changed else {}
 
 

@@ -61,5 +61,5 @@ def byte_characters() -> list[str]:
     Radford et al., "Language Models are Unsupervised Multitask Learners", 2019; their encoder.py.
     """
     plain = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(0x100, 0x200))
-    return [chr(byte) if byte in plain else chr(next(others)) for byte in range(256)]
+    replacements = iter(range(0x100, 0x200))
+    return [chr(byte) if byte in plain else chr(next(replacements)) for byte in range(256)]

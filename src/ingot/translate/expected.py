@@ -76,9 +76,9 @@ def _expand(
         tensors["lm_head.weight"] = _shape("V H", sizes)
     for layer in range(layers):
         group = dict(shapes.layer)
-        for key, more in shapes.conditional.items():
+        for key, extra in shapes.conditional.items():
             if config.get(key) is True:
-                group |= more
+                group |= extra
         if _is_sparse(shapes, config, layer):
             group |= shapes.sparse
             experts = range(sizes["E"]) if shapes.expert else ()
@@ -136,20 +136,20 @@ def _sizes(config: Mapping[str, Any]) -> Mapping[str, int]:
     X keys and values of all heads, W values of all heads.
     """
 
-    def number(key: str) -> int:
+    def read_size(key: str) -> int:
         value = config[key]
         if type(value) is not int or value <= 0:
             raise KeyError(key)
         return value
 
     def heads() -> int:
-        return number("num_attention_heads")
+        return read_size("num_attention_heads")
 
     def key_heads() -> int:
-        return heads() if config.get("num_key_value_heads") is None else number("num_key_value_heads")
+        return heads() if config.get("num_key_value_heads") is None else read_size("num_key_value_heads")
 
     def head() -> int:
-        return number("hidden_size") // heads() if config.get("head_dim") is None else number("head_dim")
+        return read_size("hidden_size") // heads() if config.get("head_dim") is None else read_size("head_dim")
 
     def experts() -> int:
         keys = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -157,30 +157,30 @@ def _sizes(config: Mapping[str, Any]) -> Mapping[str, int]:
 
     def shared() -> int:
         if config.get("n_shared_experts") is not None:
-            return number("moe_intermediate_size") * number("n_shared_experts")
-        return number("shared_expert_intermediate_size")
+            return read_size("moe_intermediate_size") * read_size("n_shared_experts")
+        return read_size("shared_expert_intermediate_size")
 
     return _Sizes(
         {
-            "V": lambda: number("vocab_size"),
-            "H": lambda: number("hidden_size"),
-            "I": lambda: number("intermediate_size"),
+            "V": lambda: read_size("vocab_size"),
+            "H": lambda: read_size("hidden_size"),
+            "I": lambda: read_size("intermediate_size"),
             "N": heads,
             "D": head,
             "Q": lambda: heads() * head(),
             "K": lambda: key_heads() * head(),
             "E": experts,
-            "M": lambda: number("moe_intermediate_size"),
+            "M": lambda: read_size("moe_intermediate_size"),
             "S": shared,
-            "P": lambda: number("max_position_embeddings"),
-            "T": lambda: number("type_vocab_size"),
+            "P": lambda: read_size("max_position_embeddings"),
+            "T": lambda: read_size("type_vocab_size"),
             "One": lambda: 1,
-            "R": lambda: number("kv_lora_rank"),
-            "L": lambda: number("q_lora_rank"),
-            "Y": lambda: number("qk_rope_head_dim"),
-            "Z": lambda: heads() * (number("qk_nope_head_dim") + number("qk_rope_head_dim")),
-            "X": lambda: heads() * (number("qk_nope_head_dim") + number("v_head_dim")),
-            "W": lambda: heads() * number("v_head_dim"),
+            "R": lambda: read_size("kv_lora_rank"),
+            "L": lambda: read_size("q_lora_rank"),
+            "Y": lambda: read_size("qk_rope_head_dim"),
+            "Z": lambda: heads() * (read_size("qk_nope_head_dim") + read_size("qk_rope_head_dim")),
+            "X": lambda: heads() * (read_size("qk_nope_head_dim") + read_size("v_head_dim")),
+            "W": lambda: heads() * read_size("v_head_dim"),
         }
     )
 

@@ -153,7 +153,9 @@ _BERT_ENDS = tuple(
 )
 
 
-def _deepseek(version: int, gating: int, layer: tuple[str, ...] = (), more: Mapping[str, object] = {}) -> Family:
+def _deepseek(
+    version: int, gating: int, layer: tuple[str, ...] = (), extra_defaults: Mapping[str, object] = {}
+) -> Family:
     return Family(
         f"deepseek_v{version}",
         f"DeepseekV{version}ForCausalLM",
@@ -166,7 +168,7 @@ def _deepseek(version: int, gating: int, layer: tuple[str, ...] = (), more: Mapp
         expert_count="n_routed_experts",
         keys=_LATENT_KEYS,
         fixed={"expert_gating_func": ("u32", gating)},
-        defaults={**_SILU, "q_lora_rank": None, "attention_bias": False, "moe_layer_freq": 1, **more},
+        defaults={**_SILU, "q_lora_rank": None, "attention_bias": False, "moe_layer_freq": 1, **extra_defaults},
     )
 
 
@@ -288,7 +290,7 @@ FAMILIES: Mapping[str, Family] = {
             window=2,
         ),
         _deepseek(3, _SIGMOID, ("mlp.gate.e_score_correction",), {"rope_interleave": True}),
-        _deepseek(2, _SOFTMAX, more={"topk_method": None}),
+        _deepseek(2, _SOFTMAX, extra_defaults={"topk_method": None}),
         _encoder("roberta", "RobertaModel", _ROBERTA_HEADS, tokenizer_model="gpt2"),
         _encoder("xlm-roberta", "XLMRobertaModel", _ROBERTA_HEADS, tokenizer_model="t5"),
         _encoder("bert", "BertModel", ("classifier",), _BERT_CLASSIFIER),

@@ -45,7 +45,7 @@ class Pooling:
 
     Attributes
     ----------
-    number : int or None
+    pooling_type : int or None
         llama.cpp's pooling type; None if no file states the pooling.
     missing : dict
         Modules after pooling that llama.cpp does not have, by their folders: they change the vector.
@@ -53,7 +53,7 @@ class Pooling:
     """
 
     def __init__(self, files: Mapping[str, str]) -> None:
-        self.number: int | None = None
+        self.pooling_type: int | None = None
         self.missing: dict[str, str] = {}
         self.notes: list[str] = []
         modules = _modules(files)
@@ -62,7 +62,7 @@ class Pooling:
             folder = DEFAULT_FOLDER
         if folder is None:
             return
-        self.number = _pooling_type(_parse_object(files, f"{folder}/{CONFIG}"), f"{folder}/{CONFIG}")
+        self.pooling_type = _pooling_type(_parse_object(files, f"{folder}/{CONFIG}"), f"{folder}/{CONFIG}")
         extra_modules = [(path, name) for path, name in modules if name not in (_TRANSFORMER, _POOLING, _NORMALIZE)]
         self.missing = {
             path or name: f"modules.json has the module {name} here, llama.cpp does not" for path, name in extra_modules
@@ -75,12 +75,12 @@ class Pooling:
 
 def to_metadata(pooling: Pooling, family: Family, labels: list[str] | None) -> tuple[Typed, list[str]]:
     """Return GGUF metadata of a model's pooling, and notes; ``labels`` are a classifier's labels, None without one."""
-    number = RANK if labels is not None and pooling.number is None else pooling.number
-    typed: Typed = {} if number is None else {f"{family.arch}.{KEY}": ("u32", number)}
+    pooling_type = RANK if labels is not None and pooling.pooling_type is None else pooling.pooling_type
+    typed: Typed = {} if pooling_type is None else {f"{family.arch}.{KEY}": ("u32", pooling_type)}
     if labels is not None:
         typed[f"{family.arch}.{LABELS}"] = ("array:string", labels)
     notes = list(pooling.notes)
-    if number is None and family.rope is None:
+    if pooling_type is None and family.rope is None:
         notes.append(
             "no pooling type: there are no modules.json and 1_Pooling/config.json; llama.cpp's programs need --pooling"
         )

@@ -95,7 +95,7 @@ def read(data: bytes, location: str) -> SentencePieces | None:
     root = Node.root(data, location, _RULES)
     fields = root.select((_TRAINER, _NORMALIZER), (_PIECE_FIELD,))
     trainer = _integer_fields(
-        root, fields[_TRAINER], (_MODEL_TYPE, _SUFFIX, _BYTES, *(number for number, _ in _SPECIAL.values()))
+        root, fields[_TRAINER], (_MODEL_TYPE, _SUFFIX, _BYTES, *(field_number for field_number, _ in _SPECIAL.values()))
     )
     model_type = trainer.get(_MODEL_TYPE, _UNIGRAM)
     if model_type not in (_UNIGRAM, _BPE):
@@ -106,7 +106,7 @@ def read(data: bytes, location: str) -> SentencePieces | None:
         raise root.refuse("pieces that differ", "one of them twice")
     rules = _integer_fields(root, fields[_NORMALIZER], (_DUMMY, _EXTRA))
     name, charsmap = _table(root, fields[_NORMALIZER])
-    ids = {key: _signed(trainer.get(number, default)) for key, (number, default) in _SPECIAL.items()}
+    ids = {key: _signed(trainer.get(field_number, default)) for key, (field_number, default) in _SPECIAL.items()}
     squeezes_spaces = rules.get(_EXTRA, 1) != 0
     dropped = list[str]()
     dropped += ["spaces behind words"] if trainer.get(_SUFFIX, 0) else []
@@ -125,7 +125,7 @@ def read(data: bytes, location: str) -> SentencePieces | None:
         rules.get(_DUMMY, 1) != 0,
         squeezes_spaces,
         charsmap,
-        {key: number for key, number in ids.items() if 0 <= number < len(texts)},
+        {key: field_number for key, field_number in ids.items() if 0 <= field_number < len(texts)},
         dropped,
     )
 
@@ -160,7 +160,9 @@ def _integer_fields(root: Node, messages: list[Field], field_numbers: tuple[int,
     if not messages:
         return {}
     node = root.child(messages[0])
-    return {number: node.number(fields[0]) for number, fields in node.select(field_numbers).items() if fields}
+    return {
+        field_number: node.number(fields[0]) for field_number, fields in node.select(field_numbers).items() if fields
+    }
 
 
 def _table(root: Node, messages: list[Field]) -> tuple[str, bytes]:
@@ -172,9 +174,9 @@ def _table(root: Node, messages: list[Field]) -> tuple[str, bytes]:
     return name, node.child(fields[_TABLE][0]).payload() if fields[_TABLE] else b""
 
 
-def _signed(number: int) -> int:
+def _signed(value: int) -> int:
     """Return an unsigned 64-bit integer as a signed one: protobuf extends negative int32 values to 64 bits."""
-    return number - (1 << 64) if number >> 63 else number
+    return value - (1 << 64) if value >> 63 else value
 
 
 def with_fairseq_ids(model: SentencePieces) -> SentencePieces:

@@ -97,7 +97,7 @@ def _halves(name: str, shape: tuple[int, ...]) -> dict[str, UnitSelection]:
 
 def join_experts(checkpoint: Checkpoint) -> Checkpoint:
     """Undo ``split_experts``."""
-    joined: dict[str, tuple[tuple[int, ...], dict[str, Units]]] = {}
+    interleaved: dict[str, tuple[tuple[int, ...], dict[str, Units]]] = {}
     names = {}
     for name, tensor in checkpoint.items():
         ending = next((end for end in (".weight", ".bias") if name.endswith(end)), "")
@@ -115,11 +115,11 @@ def join_experts(checkpoint: Checkpoint) -> Checkpoint:
             raise UnsupportedError(f"expected {up_name} of shape {list(shape)} next to it", rule=RULE, where=name)
         units = [Units(shape[0], rows, first, shape[1], 2) for first in range(2)]
         joined_name = name.replace(_GATE, _GATE_UP)
-        joined[joined_name] = ((shape[0], rows, *shape[2:]), dict(zip((name, up_name), units, strict=True)))
+        interleaved[joined_name] = ((shape[0], rows, *shape[2:]), dict(zip((name, up_name), units, strict=True)))
         names[joined_name] = joined_name.removesuffix(ending) + (_BIAS if ending == ".bias" else "")
     weights = {name: new for name, new in names.items() if name.endswith(".weight")}
     biases = {name: new for name, new in names.items() if name not in weights}
-    view = interleave(checkpoint, joined) if joined else checkpoint
+    view = interleave(checkpoint, interleaved) if interleaved else checkpoint
     view = transpose(view, weights) if weights else view
     return rename(view, biases) if biases else view
 
@@ -212,7 +212,7 @@ def _split_latent(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Checkpoi
 def _join_latent(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Checkpoint:
     heads, key, value = hyper.latent_sizes(config)
     transposed = {}
-    joined = {}
+    interleaved = {}
     for name, tensor in checkpoint.items():
         if not name.endswith(_K):
             continue
@@ -231,8 +231,8 @@ def _join_latent(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Checkpoin
             name + _UNTRANSPOSED: Units(heads, key + value, 0, key),
             value_name: Units(heads, key + value, key, value),
         }
-        joined[name.removesuffix(_K) + _KV] = ((heads * (key + value), latent), members)
-    return interleave(transpose(checkpoint, transposed), joined) if joined else checkpoint
+        interleaved[name.removesuffix(_K) + _KV] = ((heads * (key + value), latent), members)
+    return interleave(transpose(checkpoint, transposed), interleaved) if interleaved else checkpoint
 
 
 def _require(name: str, shape: tuple[int, ...], rank: int, even: int | None = None) -> None:

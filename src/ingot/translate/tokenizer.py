@@ -101,7 +101,7 @@ def ids_by_convention(tokenizer: Mapping[str, Any]) -> dict[str, int]:
         return {}
     texts = {"bos": "[CLS]", "sep": "[SEP]", "unk": "[UNK]", "pad": "[PAD]", "mask": "[MASK]"}
     ids = {role: model["vocab"].get(text) for role, text in texts.items()}
-    return {role: number for role, number in ids.items() if type(number) is int and 0 <= number < MAX_TOKENS}
+    return {role: token_id for role, token_id in ids.items() if type(token_id) is int and 0 <= token_id < MAX_TOKENS}
 
 
 def unsupported(reason: str, name: str = "tokenizer.json") -> UnsupportedError:
@@ -122,8 +122,8 @@ def _bpe_metadata(tokenizer: Mapping[str, Any], texts: Sequence[str], types: Seq
         return {MODEL: ("string", SPM), PRE: ("string", "default"), SCORES: scores, PREFIX: prefix}, []
     ignore_merges = model.get("ignore_merges") is True
     pre = pretokenizers.name_of(tokenizer.get("pre_tokenizer"), ignore_merges=ignore_merges)
-    joined = ("array:string", [" ".join(part.replace(" ", _SPACE) for part in pair) for pair in merges])
-    metadata: Typed = {MODEL: ("string", BPE), PRE: ("string", pre or "default"), MERGES: joined}
+    merge_texts = ("array:string", [" ".join(part.replace(" ", _SPACE) for part in pair) for pair in merges])
+    metadata: Typed = {MODEL: ("string", BPE), PRE: ("string", pre or "default"), MERGES: merge_texts}
     if _is_wrapping(tokenizer.get("post_processor")) and pre == "gpt-2":
         metadata[PRE] = ("string", pretokenizers.ROBERTA)
     if pre is None:
@@ -397,10 +397,10 @@ def _merges(vocab: Mapping[str, int], scores: Sequence[float]) -> list[list[str]
     return [[first, second] for *_, first, second in sorted(ranked, key=lambda item: item[0])]
 
 
-def _bpe_model(vocab: Mapping[str, int], merges: list[list[str]], more: Mapping[str, Any]) -> dict[str, Any]:
+def _bpe_model(vocab: Mapping[str, int], merges: list[list[str]], changes: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-        "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False, **more,
+        "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False, **changes,
         "vocab": dict(vocab), "merges": merges,
     }  # fmt: skip
 
@@ -417,8 +417,8 @@ def _roberta_processor(bos: tuple[str, int] | None, eos: tuple[str, int] | None)
 
 def _template_processor(bos: tuple[str, int] | None, eos: tuple[str, int] | None) -> dict[str, Any]:
     """Return the template that adds a token before each text, and one after it."""
-    first, second = ({"Sequence": {"id": name, "type_id": number}} for number, name in enumerate("AB"))
-    ids = {text: {"id": text, "ids": [number], "tokens": [text]} for text, number in filter(None, (bos, eos))}
+    first, second = ({"Sequence": {"id": name, "type_id": token_id}} for token_id, name in enumerate("AB"))
+    ids = {text: {"id": text, "ids": [token_id], "tokens": [text]} for text, token_id in filter(None, (bos, eos))}
     start, end, last = (
         [{"SpecialToken": {"id": token[0], "type_id": type_id}}] if token else []
         for token, type_id in ((bos, 0), (eos, 0), (eos, 1))

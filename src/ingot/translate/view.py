@@ -90,11 +90,11 @@ def to_gguf(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = "
     typed, dropped = hyper.to_metadata(config, family, list(original), parted=can_split)
     if rows:
         typed[f"{family.arch}.vocab_size"] = ("u32", rows)
-    tokenizer_metadata, more = _tokenizer_metadata(files, rows, no_tokenizer=no_tokenizer)
+    tokenizer_metadata, tokenizer_notes = _tokenizer_metadata(files, rows, no_tokenizer=no_tokenizer)
     pooled = pooling.Pooling(files)
     labels = pooling.labels_of(config, _classes(checkpoint, plan)) if has_classifier(family, original) else None
     pooling_metadata, pooling_notes = pooling.to_metadata(pooled, family, labels)
-    notes += [*more, *pooling_notes]
+    notes += [*tokenizer_notes, *pooling_notes]
     original_metadata = {key: value for key, value in checkpoint.metadata.items() if key not in ("format", ABOUT)}
     converted = {**typed, **tokenizer_metadata, **pooling_metadata, **companions.to_metadata(files)}
     metadata = with_values(to_gguf_metadata(original_metadata), converted)

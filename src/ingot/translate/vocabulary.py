@@ -66,14 +66,14 @@ def lay_out(tokens: Mapping[int, str], rows: int) -> tuple[list[str], dict[int, 
     rows = rows or 1 + max(tokens, default=-1)
     if rows > MAX_TOKENS:
         raise UnsupportedError(f"expected an embedding of at most {MAX_TOKENS} rows, found {rows}", rule=RULE)
-    taken = set(tokens.values())
-    texts = [tokens[token_id] if token_id in tokens else _pad(token_id, taken) for token_id in range(rows)]
+    used_texts = set(tokens.values())
+    texts = [tokens[token_id] if token_id in tokens else _pad(token_id, used_texts) for token_id in range(rows)]
     return texts, {token_id: text for token_id, text in sorted(tokens.items()) if token_id >= rows}
 
 
-def _pad(token_id: int, taken: Container[str]) -> str:
+def _pad(token_id: int, used_texts: Container[str]) -> str:
     text = f"[PAD{token_id}]"
-    while text in taken:
+    while text in used_texts:
         text = f"[{text}]"
     return text
 
@@ -90,9 +90,9 @@ def require_rows(special: Mapping[str, int], rows: int) -> None:
 
 
 def _require_distinct(tokens: list[str]) -> None:
-    seen: dict[str, int] = {}
+    first_ids: dict[str, int] = {}
     for token_id, text in enumerate(tokens):
-        first_id = seen.setdefault(text, token_id)
+        first_id = first_ids.setdefault(text, token_id)
         if first_id != token_id:
             raise UnsupportedError(
                 f"tokens {first_id} and {token_id} are both {text[:80]!r} in GGUF, and llama.cpp aborts on that; "
@@ -103,8 +103,8 @@ def _require_distinct(tokens: list[str]) -> None:
 
 def _note(outside: Mapping[int, str], rows: int) -> str:
     shown = ", ".join(f"{token_id} {text[:40]!r}" for token_id, text in [*outside.items()][:_SHOWN])
-    more = f" and {len(outside) - _SHOWN} more" if len(outside) > _SHOWN else ""
+    unlisted = f" and {len(outside) - _SHOWN} more" if len(outside) > _SHOWN else ""
     return (
         f"{len(outside)} tokens without a row of the embedding ({rows} rows) are left out, because the model cannot "
-        f"use them: {shown}{more}"
+        f"use them: {shown}{unlisted}"
     )

@@ -65,7 +65,7 @@ def join_second_scales(checkpoint: Checkpoint, _: object = None) -> Checkpoint:
     The view reads the blocks. Blocks whose scales the joined layout cannot represent are unchanged. The checkpoint
     itself is returned if it has no such tensors.
     """
-    joined: dict[str, Tensor] = {}
+    joined_tensors: dict[str, Tensor] = {}
     for name, tensor in checkpoint.items():
         scale = checkpoint.get(name.removesuffix(WEIGHT) + SCALE) if name.endswith(WEIGHT) else None
         if scale is None or scale.codec != DenseLayout.codec or (scale.dtype, scale.size) != ("f32", 1):
@@ -74,15 +74,15 @@ def join_second_scales(checkpoint: Checkpoint, _: object = None) -> Checkpoint:
             unpacked = unpack_blocks(tensor)
             if unpacked is not None:
                 parts = {**unpacked.parts, SECOND: scale.parts[DATA]}
-                joined[name] = Tensor.from_parts(_NVFP4, parts, tensor.shape, name)
-    removed = {name.removesuffix(WEIGHT) + SCALE for name in joined}
+                joined_tensors[name] = Tensor.from_parts(_NVFP4, parts, tensor.shape, name)
+    removed = {name.removesuffix(WEIGHT) + SCALE for name in joined_tensors}
     entries = [
-        (name, _build_constant(joined[name]) if name in joined else None, name)
+        (name, _build_constant(joined_tensors[name]) if name in joined_tensors else None, name)
         for name in checkpoint
         if name not in removed
     ]
-    origins = {name: (name, name.removesuffix(WEIGHT) + SCALE) for name in joined}
-    return view_of(checkpoint, entries, join_second_scales, None, {}, origins) if joined else checkpoint
+    origins = {name: (name, name.removesuffix(WEIGHT) + SCALE) for name in joined_tensors}
+    return view_of(checkpoint, entries, join_second_scales, None, {}, origins) if joined_tensors else checkpoint
 
 
 def _weight(tensor: Tensor, layout: ScaledCodebookLayout) -> BuildTensor:
