@@ -22,7 +22,7 @@ from ingot.formats.base import Format
 from ingot.model.part import Part
 from ingot.model.store import Store
 from ingot.stores.cache import cached, default_cache, scratch_folder
-from ingot.stores.files import unnamed
+from ingot.stores.files import temporary_source
 from ingot.stores.local import LocalStore
 from ingot.stores.location import AnyPath, Location
 
@@ -60,7 +60,7 @@ def pack_package(location: Location) -> Part:
     """
     store = _package_at(location)
     require_package(store)
-    source = unnamed(partial(pack, store.require_path("", "packing a Core ML package")))
+    source = temporary_source(partial(pack, store.require_path("", "packing a Core ML package")))
     part = Part("u8", source.size, source, where=f"{location} (packed)")
     part.digest = f"sha256:{package_digest(part)}"
     return part

@@ -340,7 +340,7 @@ class MmapSource(PreadSource, PrivateMapping):
             ) from error
 
 
-class UnnamedSource(PreadSource):
+class TemporarySource(PreadSource):
     """A file without a path, such as a temporary one: it stays open, and cannot be copied."""
 
     def __init__(self, descriptor: int, name: str) -> None:
@@ -366,7 +366,7 @@ class UnnamedSource(PreadSource):
         raise UsageError("a temporary file cannot be copied", rule="store.closed", where=self.name)
 
 
-def unnamed(fill: Callable[[BinaryIO], object]) -> UnnamedSource:
+def temporary_source(fill: Callable[[BinaryIO], object]) -> TemporarySource:
     """Return an unnamed temporary file in ``$TMPDIR`` with the bytes that ``fill`` writes; closing it removes it.
 
     Raises ``ResourceError`` if the disk is full or not writable.
@@ -376,7 +376,7 @@ def unnamed(fill: Callable[[BinaryIO], object]) -> UnnamedSource:
         with tempfile.TemporaryFile(prefix="ingot-", dir=folder) as out:
             fill(cast(BinaryIO, out))
             out.flush()
-            return UnnamedSource(os.dup(out.fileno()), f"a temporary file in {folder}")
+            return TemporarySource(os.dup(out.fileno()), f"a temporary file in {folder}")
     except OSError as error:
         raise write_error(error, folder) from error
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from ingot.core.files.atomic import atomic_write
-from ingot.core.files.joining import MergeStaging
+from ingot.core.files.merge_staging import MergeStaging
 from ingot.core.files.system import flush, remove, remove_tree, write_error
 from ingot.errors import ResourceError
 from ingot.stores.local import LocalStore, LocalTarget

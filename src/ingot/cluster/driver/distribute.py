@@ -340,7 +340,7 @@ class StepsType(TaskType[StepsBody, TaskResult]):
         hashed = opened.plan.hashed(numbers)
         _require_rows(task, plan, hashed)
         folder, name = Location.parse(job.parts).share(), f"{job.key}/{task.name}.{body.attempt}"
-        with folder.adding() as adding:
+        with folder.stage() as adding:
             parts = PartsFile(adding.files, f"{name}.bin")
             in_full = opened.in_full(PrefixedTarget(adding.files, f"{name}.")) if task.files else None
             steps = run_task(plan, task, parts, in_full or opened.placed(task.start), resources, hashed)

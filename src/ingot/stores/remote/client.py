@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ingot.core.border import require
-from ingot.core.runtime.parallel import go_on
+from ingot.core.runtime.parallel import check_cancelled
 from ingot.errors import FormatError, IngotError, UsageError
 from ingot.model.bytesource import Stamp
 from ingot.stores.remote.failures import (
@@ -141,7 +141,7 @@ class RangeClient(ABC):
         """Return the result of a request; retry it after errors that may be temporary."""
         require_usable(self._locate(key))
         for attempt in count(1):
-            go_on()
+            check_cancelled()
             try:
                 return request()
             except IngotError as error:
@@ -204,7 +204,7 @@ class Client(RangeClient):
         def read() -> dict[str, Stamp]:
             stamps = {}
             for page in self._api.list(self._store, f"{prefix}/" if prefix else None):
-                go_on()
+                check_cancelled()
                 stamps.update({str(item["path"]): stamp_of(item) for item in page})
             return stamps
 
@@ -266,7 +266,7 @@ class Client(RangeClient):
         """Yield the bytes of an answer as they arrive; raise ``TooSlowError``."""
         pace = Pace(STALL)
         for chunk in answer.stream(min_chunk_size=1):
-            go_on()
+            check_cancelled()
             data = memoryview(chunk)
             pace.count(data.nbytes)
             yield data

@@ -12,7 +12,7 @@ from typing import Any
 from ingot.core.bytes.checksums import Blake3
 from ingot.core.files.atomic import LONGEST_NAME, SUFFIX, Staging, atomic_write, partial_name
 from ingot.core.files.system import write_error
-from ingot.core.runtime.parallel import go_on, ordered
+from ingot.core.runtime.parallel import check_cancelled, ordered
 from ingot.errors import IngotError, IntegrityError, UsageError
 from ingot.model.store import Listing, Replaced, Store
 from ingot.stores.cache import default_cache
@@ -226,6 +226,6 @@ def _digest(path: Path) -> str:
     running = Blake3()
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
-            go_on()
+            check_cancelled()
             running.update(block)
     return running.text()
