@@ -68,7 +68,7 @@ class ReadAhead:
         self._data = data
 
     def give(self, offset: int, out: memoryview) -> bool:
-        """Fill ``out``; return False if the buffer lacks some of its bytes, or served some before."""
+        """Fill ``out`` from the buffer; return False if bytes are outside the buffer or were served before."""
         start = offset - self._begin
         stop = start + out.nbytes
         if start < self._next or stop > self._data.nbytes:
@@ -141,15 +141,15 @@ class OpenFiles:
     def drop(self, key: int) -> None:
         """Remove a source's handle."""
         with self._lock:
-            gone = self._handles.pop(key, None)
-        del gone
+            removed = self._handles.pop(key, None)
+        del removed
 
     def clear(self) -> None:
         """Remove all handles."""
         with self._lock:
-            gone = list(self._handles.values())
+            removed = list(self._handles.values())
             self._handles.clear()
-        del gone
+        del removed
 
 
 _OPEN = OpenFiles()

@@ -65,12 +65,12 @@ def exchange(first: Path, second: Path) -> bool:
         return False
     library: Any = ctypes.CDLL(None, use_errno=True)
     paths = os.fsencode(first), os.fsencode(second)
-    done: int | None = None
+    status: int | None = None
     if sys.platform == "linux" and hasattr(library, "renameat2"):
-        done = library.renameat2(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], ctypes.c_uint(_RENAME_EXCHANGE))
+        status = library.renameat2(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], ctypes.c_uint(_RENAME_EXCHANGE))
     elif sys.platform == "darwin" and hasattr(library, "renamex_np"):
-        done = library.renamex_np(*paths, ctypes.c_uint(_RENAME_SWAP))
-    return done == 0
+        status = library.renamex_np(*paths, ctypes.c_uint(_RENAME_SWAP))
+    return status == 0
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:

@@ -51,7 +51,7 @@ class _Window:
         self.lengths = dict[int, int]()
         self.nbytes = 0
         self.started = False
-        self.done = threading.Event()
+        self.finished = threading.Event()
         self.data: dict[int, memoryview] = {}
 
     def add(self, start: int, length: int) -> None:
@@ -170,15 +170,15 @@ class Prefetcher:
         window, start, claims = claimed
         data = None
         if _QUEUE.is_coming(window, start):
-            while not window.done.wait(0.5):
+            while not window.finished.wait(0.5):
                 check_cancelled()
             data = window.data.get(start)
         with self._lock:
             claims.remaining -= length
-            done = data is None or not claims.remaining
-            if done and self._claims.get(start) is claims:
+            is_complete = data is None or not claims.remaining
+            if is_complete and self._claims.get(start) is claims:
                 del self._windows[start], self._claims[start]
-        if done:
+        if is_complete:
             _QUEUE.release(window, start)
         return None if data is None else data[offset - start :][:length]
 
@@ -272,7 +272,7 @@ class _Queue:
 
     def _fill(self, window: _Window) -> None:
         window.fill(window.owner.read, window.owner.gap, window.owner.halt)
-        window.done.set()
+        window.finished.set()
         with self._lock:
             self._running -= 1
         self._start_windows()

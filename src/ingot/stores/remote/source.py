@@ -42,7 +42,7 @@ class RemoteSource(StampedSource, Ranged):
     opened : Opened
     name : str
         The file in messages.
-    again : callable
+    reopen : callable
         Reopens the file; copies call it.
     seal : callable, optional
         Returns the seal of the file, or None; called before the first read past the head.
@@ -58,13 +58,13 @@ class RemoteSource(StampedSource, Ranged):
         key: str,
         opened: Opened,
         name: str,
-        again: Callable[[], ByteSource] | None = None,
+        reopen: Callable[[], ByteSource] | None = None,
         seal: Callable[[], Seal | None] = lambda: None,
     ) -> None:
         self._client: RangeClient | None = client
         self._key = key
         self._head = memoryview(opened.head)
-        self._again = again
+        self._reopen = reopen
         self.name = name
         self.stamp = opened.stamp
         self.size = opened.stamp.size
@@ -186,14 +186,14 @@ class RemoteSource(StampedSource, Ranged):
             raise ResourceError(f"no memory for {length} bytes", rule="store.no-memory", where=self.name) from error
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self._client is None or self._again is None:
+        if self._client is None or self._reopen is None:
             raise UsageError("a file that was closed cannot be copied", rule="store.closed", where=self.name)
-        return _reopen, (self._again, self.stamp)
+        return _restore, (self._reopen, self.stamp)
 
 
-def _reopen(again: Callable[[], ByteSource], stamp: Stamp) -> ByteSource:
+def _restore(reopen: Callable[[], ByteSource], stamp: Stamp) -> ByteSource:
     """Return a copied or unpickled source; raise ``IntegrityError`` ``store.changed`` if the file differs."""
-    source = again()
+    source = reopen()
     if not isinstance(source, StampedSource) or source.stamp != stamp:
         raise changed(source.name)
     return source
