@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ingot.core.files.atomic import SUFFIX, atomic_write
 from ingot.core.files.locks import lock
-from ingot.core.files.system import flush, open_flags, read_error, remove, remove_tree, replace, write_error
+from ingot.core.files.system import flush, open_flags, read_error, remove_all, replace, write_error
 from ingot.core.runtime.parallel import check_cancelled, ordered
 from ingot.errors import ResourceError
 from ingot.model.store import Store
@@ -140,18 +140,8 @@ class LocalShared(SharedFolder):
         atomic_write(self._create_parents(name), data)
 
     def remove(self, names: Iterable[str]) -> None:
-        folders = dict[Path, None]()
         try:
-            for name in names:
-                path = self.store.local_path(name)
-                folders[path.parent] = None
-                if path.is_dir() and not path.is_symlink():
-                    remove_tree(path)
-                else:
-                    remove(path)
-            for folder in folders:
-                if folder.is_dir():
-                    flush(folder)
+            remove_all(map(self.store.local_path, names))
         except OSError as error:
             raise write_error(error, self.location) from error
 

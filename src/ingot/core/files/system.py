@@ -15,7 +15,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +177,23 @@ def remove(path: Path) -> None:
 def remove_tree(folder: Path) -> None:
     """Remove a folder with its content."""
     _patiently(lambda: shutil.rmtree(folder))
+
+
+def remove_all(paths: Iterable[Path]) -> None:
+    """Remove files, links (not their targets) and folders with their content; flush the folders that contained them.
+
+    Missing paths are ignored.
+    """
+    parents = dict[Path, None]()
+    for path in paths:
+        parents[path.parent] = None
+        if path.is_dir() and not path.is_symlink():
+            remove_tree(path)
+        else:
+            remove(path)
+    for folder in parents:
+        if folder.is_dir():
+            flush(folder)
 
 
 def is_in_use(error: OSError) -> bool:
