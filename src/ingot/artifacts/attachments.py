@@ -21,10 +21,11 @@ from ingot.errors import FormatError, IngotError, UnsupportedError, UsageError
 from ingot.formats.base import Format
 from ingot.model.part import Part
 from ingot.model.store import Store
-from ingot.stores.cache import cached, default_cache, scratch_folder
-from ingot.stores.files import unnamed
+from ingot.stores.cache import cached, default_cache
+from ingot.stores.files import temporary_source
 from ingot.stores.local import LocalStore
 from ingot.stores.location import AnyPath, Location
+from ingot.stores.temporary import temporary_folder
 
 KINDS = {"draft": "draft head", "coreml": "Core ML package", "program": "Core ML program", "graph": "ONNX graph"}
 WITH_WEIGHTS = ("draft", "coreml")
@@ -60,7 +61,7 @@ def pack_package(location: Location) -> Part:
     """
     store = _package_at(location)
     require_package(store)
-    source = unnamed(partial(pack, store.require_path("", "packing a Core ML package")))
+    source = temporary_source(partial(pack, store.require_path("", "packing a Core ML package")))
     part = Part("u8", source.size, source, where=f"{location} (packed)")
     part.digest = f"sha256:{package_digest(part)}"
     return part
@@ -162,7 +163,8 @@ def check_package(part: Part) -> None:
 
     Raises as ``extract_package``.
     """
-    with scratch_folder() as store:
+    with temporary_folder() as folder:
+        store = LocalStore(folder)
         package_digest(part)
         unpack(_reading(part), part.nbytes, store.local_path(), part.where, keep=_is_manifest)
         _package_in(store)

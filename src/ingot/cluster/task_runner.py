@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from ingot.cluster.messages import StepResult, Task, TaskResult
 from ingot.cluster.pool import Pool
 from ingot.cluster.scheduler import WorkerStats, run_tasks
-from ingot.core.runtime.parallel import go_on
+from ingot.core.runtime.parallel import check_cancelled
 from ingot.core.runtime.progress import Progress
 
 _WAIT = 0.25
@@ -99,7 +99,7 @@ class TaskRunner:
                 if self._missing.get(index, 0) == 0 and index in self._results:
                     return _in_order(self._results.pop(index))
                 self._changed.wait(_WAIT)
-            go_on()
+            check_cancelled()
 
     def _run(self) -> None:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ingot.codecs.table import CODECS
 from ingot.core.numeric.dtypes import DTYPES
-from ingot.core.numeric.retype import EXACT_WIDER_DTYPES
+from ingot.core.numeric.exact_cast import EXACT_WIDER_DTYPES
 from ingot.engine.steps import DECODED, Encode, Move, Repack, recode
 from ingot.engine.work import Step, encoded_spec
 from ingot.errors import IngotError, UnsupportedError

@@ -57,9 +57,9 @@ class About:
     argument: bool = False
 
 
-def about(help: str, *flags: str, **more: Any) -> Mapping[str, About]:
+def about(help: str, *flags: str, **settings: Any) -> Mapping[str, About]:
     """Return an ``About`` in the form that ``dataclasses.field`` accepts as ``metadata``."""
-    return {_KEY: About(help, flags, **more)}
+    return {_KEY: About(help, flags, **settings)}
 
 
 def about_of(item: Field[Any]) -> About:

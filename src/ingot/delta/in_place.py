@@ -17,7 +17,7 @@ from ingot.codecs.table import CODECS
 from ingot.core.bytes.checksums import Blake3, hex_of
 from ingot.core.numeric.buffers import recycling, scratch
 from ingot.core.numeric.dtypes import file_bytes
-from ingot.core.runtime.parallel import go_on, ordered
+from ingot.core.runtime.parallel import check_cancelled, ordered
 from ingot.delta.chain import Link, next_stage
 from ingot.delta.parent import matching_order
 from ingot.delta.state import address, as_framework, element_type, same_stored, shared_array, tied_names
@@ -227,7 +227,7 @@ class Application:
         rows = len(matrix)
         applier = layer.codec.applier(layer.tensor, route.origin.dtype)
         for start in range(0, rows, undo.step):
-            go_on()
+            check_cancelled()
             chunk = matrix[start : start + undo.step]
             if keep:
                 result = scratch(chunk.shape, chunk.dtype)
@@ -259,7 +259,7 @@ def _compute(route: Route) -> Array:
 def _add(matrix: Array, tensor: Tensor, undo: TensorUndo, running: Blake3 | None) -> None:
     reader = CODECS[tensor.codec].reader(tensor)
     for start in range(0, len(matrix), undo.step):
-        go_on()
+        check_cancelled()
         chunk = matrix[start : start + undo.step]
         undo.change(chunk, reader)
         if running is not None:

@@ -9,7 +9,7 @@ from ingot.codecs.base import empty
 from ingot.codecs.table import CODECS
 from ingot.core.numeric.buffers import scratch
 from ingot.core.numeric.dtypes import DTYPES, numpy_dtype
-from ingot.core.runtime.parallel import HEAVY, go_on
+from ingot.core.runtime.parallel import HEAVY, check_cancelled
 from ingot.errors import UnsupportedError
 from ingot.model.reading.limits import require_in_proportion
 from ingot.model.reading.ranges import is_distant
@@ -83,7 +83,7 @@ def chunks(tensor: Tensor, matrix: tuple[int, int], chunk_rows: int, *, checked:
     rows, cols = matrix
     reader = CODECS[tensor.codec].reader(tensor)
     for start in range(0, rows, chunk_rows):
-        go_on()
+        check_cancelled()
         shape = (min(chunk_rows, rows - start), cols)
         large = prod(shape) > _LARGE
         out = empty(shape, tensor.dtype, tensor.name) if large else scratch(shape, numpy_dtype(tensor.dtype))

@@ -15,7 +15,7 @@ from ingot.codecs.delta.base import Applier, DeltaCodec, delta_codec
 from ingot.codecs.table import CODECS
 from ingot.core.numeric.buffers import scratch
 from ingot.core.numeric.dtypes import DTYPES, numpy_dtype
-from ingot.core.runtime.parallel import go_on
+from ingot.core.runtime.parallel import check_cancelled
 from ingot.engine import resources as cost
 from ingot.engine.fit import fitted, is_opaque, rows_of, window
 from ingot.engine.steps import DECODED
@@ -109,7 +109,7 @@ class Route:
         reader = CODECS[self.origin.codec].reader(self.origin)
         appliers = self.appliers()
         for start in range(0, rows, step):
-            go_on()
+            check_cancelled()
             stop = min(start + step, rows)
             values = empty((window(start, stop, first), cols), self.origin.dtype, self.name)
             reader.read_into(values)

@@ -20,7 +20,7 @@ from ingot.core.bytes import encodings
 from ingot.core.numeric.buffers import recycling
 from ingot.core.numeric.dtypes import file_bytes
 from ingot.core.numeric.stats import ErrorStats
-from ingot.core.runtime.parallel import Halt, Workers, adopt
+from ingot.core.runtime.parallel import CancelToken, Workers, inherit_token
 from ingot.engine.watch import Watches
 from ingot.engine.work import ChunkPlan, ChunkTask, EncodedChunk, Step, StepRun
 from ingot.model.bytesource import Buffer
@@ -294,7 +294,7 @@ class Pipeline:
         self._queue: Queue[Batch | BaseException | None] = Queue(maxsize=4 * workers + 8)
         self._batch = Batch()
         self.pool = Workers(workers, "ingot-encode")
-        self._halt = Halt()
+        self._halt = CancelToken()
         self._reader = threading.Thread(target=self._read, name="ingot-read", daemon=True)
 
     def __enter__(self) -> Pipeline:
@@ -354,7 +354,7 @@ class Pipeline:
         return self._budget.take_now(cost) or (self._flush() and self._budget.take(cost))
 
     def _read(self) -> None:
-        adopt(self._halt)
+        inherit_token(self._halt)
         try:
             for step, chunk_plan in zip(self._steps, self._chunk_plans, strict=True):
                 if not self._read_step(step, chunk_plan):

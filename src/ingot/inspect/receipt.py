@@ -13,7 +13,7 @@ from typing import Any
 
 from ingot.artifacts.identity import content_id
 from ingot.artifacts.open import Source, open_source
-from ingot.core.runtime.parallel import go_on
+from ingot.core.runtime.parallel import check_cancelled
 from ingot.core.runtime.progress import ProgressCallback
 from ingot.errors import IngotError
 from ingot.formats.base import Format
@@ -126,7 +126,7 @@ def _rewrite(source: Source, format: Format, text: str) -> str:
         staging.require_room(unchanged_bytes + len(ending), source.location)
         with closing(LocalTarget(staging.files).create("file")) as sink:
             for start in range(0, unchanged_bytes, _CHUNK):
-                go_on()
+                check_cancelled()
                 sink.write_at(start, read_bytes(file, start, min(_CHUNK, unchanged_bytes - start)))
             sink.write_at(unchanged_bytes, ending)
         source.require_unchanged()

@@ -10,7 +10,7 @@ from ingot.artifacts.adapter_files import adapter_of
 from ingot.artifacts.open import open_found
 from ingot.core.bytes.checksums import Blake3
 from ingot.core.options import takes
-from ingot.core.runtime.parallel import go_on
+from ingot.core.runtime.parallel import check_cancelled
 from ingot.core.runtime.progress import Progress
 from ingot.errors import IngotError, IntegrityError, ResourceError, UsageError
 from ingot.formats.detect import detect_file, detect_folder, listing
@@ -27,7 +27,7 @@ from ingot.model.store import Store
 from ingot.reporting.report import Bytes, Count, Line, Report, Texts, figures_of
 from ingot.reporting.reportable import Reportable
 from ingot.stores.location import Location
-from ingot.stores.shared import Adding, Use
+from ingot.stores.shared import FolderLock, SharedStaging
 
 NONE = "none"
 _MAX_TRIED = 8
@@ -200,7 +200,7 @@ def add(options: AddOptions) -> Added:
             where=location.display,
         )
     library = OpenLibrary(location, create=True)
-    with library.folder.using() as use, library.folder.adding() as adding:
+    with library.folder.shared_lock() as use, library.folder.stage() as adding:
         addition = _Addition(library, adding, store, options)
         manifest = addition.run(name, single)
         _publish_manifest(library, manifest, use)
@@ -230,7 +230,7 @@ def _notes_on(store: Store, single: str) -> list[str]:
 
 
 class _Addition:
-    def __init__(self, library: OpenLibrary, adding: Adding, store: Store, options: AddOptions) -> None:
+    def __init__(self, library: OpenLibrary, adding: SharedStaging, store: Store, options: AddOptions) -> None:
         self._library = library
         self._adding = adding
         self._store = store
@@ -307,7 +307,7 @@ class _Addition:
                 raise _changed(source.name)
             chunks = []
             for segment in covered(parts, source.size):
-                go_on()
+                check_cancelled()
                 data = _read(source, segment)
                 hasher.update(data)
                 chunks.append(self._chunk(segment, data))
@@ -413,7 +413,7 @@ class _Addition:
             return ""
 
 
-def _publish_manifest(library: OpenLibrary, manifest: Manifest, use: Use) -> None:
+def _publish_manifest(library: OpenLibrary, manifest: Manifest, use: FolderLock) -> None:
     """Write the manifest, which makes the artifact visible and its objects needed.
 
     If our lease expired and a collector ran, objects may be missing: then the manifest is deleted again.

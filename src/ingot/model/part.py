@@ -14,7 +14,7 @@ import numpy as np
 from ingot.core.bytes import checksums, encodings
 from ingot.core.bytes.chunk_digests import ChunkDigests, ChunkedHasher, single_chunk
 from ingot.core.numeric.dtypes import STORAGE_DTYPES, from_file, little_endian, native_order
-from ingot.core.runtime.parallel import go_on
+from ingot.core.runtime.parallel import check_cancelled
 from ingot.errors import FormatError, IntegrityError
 from ingot.model.bytesource import ByteSource, DerivedSource, MemorySource, PrivateSource
 from ingot.model.reading.ranges import is_distant
@@ -163,7 +163,7 @@ class Part:
         """
         if self.encoding != "raw" or self.chunks is not None or self.length > CHUNK or is_distant(self.source):
             return False
-        go_on()
+        check_cancelled()
         self.source.readinto(self.offset, out)
         return self.digest is None or not self.verify or checksums.proves(self.digest, out)
 
@@ -252,7 +252,7 @@ class StoredReader:
         if distant:  # which has its own threads and pieces
             part.source.readinto(part.offset + self._position, out)
         for start in range(0, out.nbytes, CHUNK):
-            go_on()
+            check_cancelled()
             piece = out[start : start + CHUNK]
             if not distant:
                 part.source.readinto(part.offset + self._position, piece)
@@ -301,7 +301,7 @@ class ChunkReader(StoredReader):
         """Fill ``out`` with the next stored bytes."""
         self._require(out.nbytes)
         while out.nbytes:
-            go_on()
+            check_cancelled()
             index, within = divmod(self._position, self._chunks.size)
             _, length = self._chunks.span(index)
             piece = out[: length - within]
@@ -373,7 +373,7 @@ class PartReader:
 
     def readinto(self, out: memoryview) -> None:
         """Fill ``out`` with the next decoded bytes."""
-        go_on()
+        check_cancelled()
         (self._decoder or self._stored).readinto(out)
         if self._hasher:
             self._hasher.update(out)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ingot.core.bytes import checksums
 from ingot.core.bytes.chunk_digests import CHUNK, ChunkDigests, ChunkedHasher
 from ingot.core.parsing.strictjson import strict_json
-from ingot.core.runtime.parallel import go_on
+from ingot.core.runtime.parallel import check_cancelled
 from ingot.errors import FormatError, IntegrityError
 from ingot.model.bytesource import ByteSource
 from ingot.model.reading.ranges import read_bytes
@@ -61,7 +61,7 @@ class Seal:
         """Return the chunks that are not in a file as they were; those behind its end are not."""
         found = []
         for index in range(-(-self.size // self.chunks.size)):
-            go_on()
+            check_cancelled()
             start, length = self.chunks.span(index)
             data = read_bytes(source, start, length) if start + length <= source.size else b""
             try:
@@ -89,7 +89,7 @@ def seal_of(source: ByteSource, content_id: str = "") -> Seal:
     """Return the seal of a file; reads all of it once."""
     hasher = ChunkedHasher(_ALGORITHM)
     for start in range(0, source.size, CHUNK):
-        go_on()
+        check_cancelled()
         hasher.update(read_bytes(source, start, min(CHUNK, source.size - start)))
     head = checksums.digest(_ALGORITHM, read_bytes(source, 0, min(HEAD, source.size)))
     chunks = ChunkDigests(_ALGORITHM, CHUNK, hasher.digests(), source.size)

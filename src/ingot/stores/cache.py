@@ -1,12 +1,11 @@
-"""Local folders for data that can be recreated: a cache that processes share, and scratch folders."""
+"""The local cache of data that can be recreated, which processes share."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 from platformdirs import user_cache_path
@@ -63,13 +62,6 @@ def cached(
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     return LocalStore(final)
-
-
-@contextmanager
-def scratch_folder() -> Iterator[LocalStore]:
-    """Create an empty folder in ``$TMPDIR``; remove it with its content at the end of the context."""
-    with tempfile.TemporaryDirectory(prefix="ingot-") as folder:
-        yield LocalStore(folder)
 
 
 def _publish(temporary: Path, final: Path) -> None:

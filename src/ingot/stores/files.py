@@ -68,7 +68,7 @@ class ReadAhead:
         self._data = data
 
     def give(self, offset: int, out: memoryview) -> bool:
-        """Fill ``out``; return False if the buffer lacks some of its bytes, or served some before."""
+        """Fill ``out`` from the buffer; return False if bytes are outside the buffer or were served before."""
         start = offset - self._begin
         stop = start + out.nbytes
         if start < self._next or stop > self._data.nbytes:
@@ -141,15 +141,15 @@ class OpenFiles:
     def drop(self, key: int) -> None:
         """Remove a source's handle."""
         with self._lock:
-            gone = self._handles.pop(key, None)
-        del gone
+            removed = self._handles.pop(key, None)
+        del removed
 
     def clear(self) -> None:
         """Remove all handles."""
         with self._lock:
-            gone = list(self._handles.values())
+            removed = list(self._handles.values())
             self._handles.clear()
-        del gone
+        del removed
 
 
 _OPEN = OpenFiles()
@@ -340,7 +340,7 @@ class MmapSource(PreadSource, PrivateMapping):
             ) from error
 
 
-class UnnamedSource(PreadSource):
+class TemporarySource(PreadSource):
     """A file without a path, such as a temporary one: it stays open, and cannot be copied."""
 
     def __init__(self, descriptor: int, name: str) -> None:
@@ -366,7 +366,7 @@ class UnnamedSource(PreadSource):
         raise UsageError("a temporary file cannot be copied", rule="store.closed", where=self.name)
 
 
-def unnamed(fill: Callable[[BinaryIO], object]) -> UnnamedSource:
+def temporary_source(fill: Callable[[BinaryIO], object]) -> TemporarySource:
     """Return an unnamed temporary file in ``$TMPDIR`` with the bytes that ``fill`` writes; closing it removes it.
 
     Raises ``ResourceError`` if the disk is full or not writable.
@@ -376,7 +376,7 @@ def unnamed(fill: Callable[[BinaryIO], object]) -> UnnamedSource:
         with tempfile.TemporaryFile(prefix="ingot-", dir=folder) as out:
             fill(cast(BinaryIO, out))
             out.flush()
-            return UnnamedSource(os.dup(out.fileno()), f"a temporary file in {folder}")
+            return TemporarySource(os.dup(out.fileno()), f"a temporary file in {folder}")
     except OSError as error:
         raise write_error(error, folder) from error
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from ingot.core.files.atomic import atomic_write
-from ingot.core.files.joining import MergeStaging
-from ingot.core.files.system import flush, remove, remove_tree, write_error
+from ingot.core.files.merge_staging import MergeStaging
+from ingot.core.files.system import flush, remove_all, write_error
 from ingot.errors import ResourceError
 from ingot.stores.local import LocalStore, LocalTarget
 
@@ -62,16 +62,8 @@ class LocalFolder(LocalStore):
 
     def remove(self, *names: str) -> None:
         """Remove files, folders with their content, or links (not their targets); missing names are ignored."""
-        paths = [self.local_path(name) for name in names]
         try:
-            for path in paths:
-                if path.is_dir() and not path.is_symlink():
-                    remove_tree(path)
-                else:
-                    remove(path)
-            for folder in dict.fromkeys(path.parent for path in paths):
-                if folder.is_dir():
-                    flush(folder)
+            remove_all([self.local_path(name) for name in names])
         except OSError as error:
             raise write_error(error, self.location) from error
 

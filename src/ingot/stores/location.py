@@ -42,7 +42,7 @@ class Location:
     text : str
         The address, or the path without redundant parts. ``parse`` accepts it again.
     scheme : str
-        The name of the address's scheme in ``STORES``; ``file`` for a path, empty if no store has such addresses.
+        The name of the address's scheme in ``STORES``; ``file`` for a path, empty for an unknown scheme.
     may_be_hub_id : bool
         Whether the text has the form ``org/name``. A path-like object is never the id of a Hub model.
     """
@@ -142,7 +142,7 @@ class Location:
     def siblings(self) -> list[str] | None:
         """Return the names of all files and folders in the parent folder.
 
-        None if there is no such folder, or if it is on another machine: this function sends no request.
+        None if the parent folder does not exist or is remote; this function sends no request.
         """
         if self.scheme != _PATHS and "://" in self.text:
             return None
@@ -163,7 +163,7 @@ class Location:
         Raises
         ------
         UsageError
-            ``store.scheme``: no store has such addresses; ``store.url``: a malformed address; ``store.missing``;
+            ``store.scheme``: an unknown scheme; ``store.url``: a malformed address; ``store.missing``;
             ``store.not-a-folder``.
         """
         return self._scheme().store(self.text, io)
@@ -176,7 +176,7 @@ class Location:
         return self._scheme().locate(self.text, io)
 
     def find_model(self, io: str = "auto") -> tuple[Store, str]:
-        """Return the result of ``find``; text such as ``org/name`` that is no local path may name a model of the Hub.
+        """Return the result of ``find``; if no local path ``org/name`` exists, it may name a model of the Hub.
 
         Raises the errors of ``find``, and ``ResourceError`` ``hub.offline``.
         """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 from urllib.parse import quote, unquote
@@ -15,6 +15,13 @@ from ingot.model.bytesource import Buffer, MemorySource
 from ingot.model.store import Listing, Replaced, Store, checked_name
 from ingot.stores.files import flat
 from ingot.stores.scheme import WritableScheme
+
+
+def listing_of(names: Iterable[str], prefix: str) -> Listing:
+    """Return the files and folders directly below a prefix, given the names of all files at any depth."""
+    inside = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+    files = sorted(name for name in inside if "/" not in name)
+    return Listing(tuple(files), tuple(sorted({name.split("/")[0] for name in inside if "/" in name})))
 
 
 class MemoryStore(Store):
@@ -41,10 +48,7 @@ class MemoryStore(Store):
 
     def list(self, folder: str = "") -> Listing:
         """Return the names directly in the store, or in ``folder``; there are no links."""
-        start = f"{self._start}{folder}/" if folder else self._start
-        inside = [name.removeprefix(start) for name in self._files if name.startswith(start)]
-        files = sorted(name for name in inside if "/" not in name)
-        return Listing(tuple(files), tuple(sorted({name.split("/")[0] for name in inside if "/" in name})))
+        return listing_of(self._files, f"{self._start}{folder}/" if folder else self._start)
 
     def open(self, name: str) -> MemorySource:
         """Return the buffer as a source.

@@ -1,9 +1,9 @@
 """Folders to which several processes add files at once, and from which one process at a time removes files.
 
-A file appears in one step, and changes only by being replaced in one step. So processes that read or add files need no
-lock against each other: each holds a shared lock (``using``). A process that removes files needs the exclusive lock
-(``alone``). On a local disk both are locks of the system on a file, which the system releases if a process is killed.
-Object stores have no locks; there processes write leases (``stores.remote.shared``).
+A file appears in one step, and changes only by being replaced in one step. So processes that read or add files only
+need a shared lock (``SharedFolder.shared_lock``). A process that removes files needs the exclusive lock. On a local
+disk both are locks of the system on a file, which the system releases if a process is killed. Object stores have no
+locks; there processes write leases (``stores.remote.shared``).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pathlib import Path
 
 from ingot.core.files.atomic import SUFFIX, atomic_write
 from ingot.core.files.locks import lock
-from ingot.core.files.system import flush, open_flags, read_error, remove, remove_tree, replace, write_error
-from ingot.core.runtime.parallel import go_on, ordered
+from ingot.core.files.system import flush, open_flags, read_error, remove_all, replace, write_error
+from ingot.core.runtime.parallel import check_cancelled, ordered
 from ingot.errors import ResourceError
 from ingot.model.store import Store
 from ingot.stores.local import LocalStore, LocalTarget, file_name
@@ -39,7 +39,7 @@ _POLL = 0.05
 _FLUSHING = 16
 
 
-class Use:
+class FolderLock:
     """A shared or exclusive lock that this process holds on a folder."""
 
     def is_held(self) -> bool:
@@ -47,7 +47,7 @@ class Use:
         return True
 
 
-class Adding(ABC):
+class SharedStaging(ABC):
     """A staging area for files before they appear in a shared folder.
 
     ``files`` is the target to write them to, under their final names.
@@ -99,18 +99,18 @@ class SharedFolder(ABC):
         return 0
 
     @abstractmethod
-    def using(self, seconds: float = WAIT) -> AbstractContextManager[Use]:
+    def shared_lock(self, seconds: float = WAIT) -> AbstractContextManager[FolderLock]:
         """Hold the shared lock; a folder that is not writable needs no lock.
 
         Raises ``ResourceError`` ``library.busy`` if another process holds the exclusive lock for ``seconds``.
         """
 
     @abstractmethod
-    def alone(self, seconds: float) -> AbstractContextManager[Use]:
+    def exclusive_lock(self, seconds: float) -> AbstractContextManager[FolderLock]:
         """Hold the exclusive lock; raise ``ResourceError`` ``library.busy`` if other processes use the folder."""
 
     @abstractmethod
-    def adding(self) -> AbstractContextManager[Adding]:
+    def stage(self) -> AbstractContextManager[SharedStaging]:
         """Create a staging area; at the end of the context remove it with the files that were not published."""
 
 
@@ -140,18 +140,8 @@ class LocalShared(SharedFolder):
         atomic_write(self._create_parents(name), data)
 
     def remove(self, names: Iterable[str]) -> None:
-        folders = dict[Path, None]()
         try:
-            for name in names:
-                path = self.store.local_path(name)
-                folders[path.parent] = None
-                if path.is_dir() and not path.is_symlink():
-                    remove_tree(path)
-                else:
-                    remove(path)
-            for folder in folders:
-                if folder.is_dir():
-                    flush(folder)
+            remove_all(map(self.store.local_path, names))
         except OSError as error:
             raise write_error(error, self.location) from error
 
@@ -162,24 +152,24 @@ class LocalShared(SharedFolder):
         return [*staged, *partial]
 
     @contextmanager
-    def using(self, seconds: float = WAIT) -> Iterator[Use]:
+    def shared_lock(self, seconds: float = WAIT) -> Iterator[FolderLock]:
         with _locked(self._root / _LOCK, False, seconds, self.location):
-            yield Use()
+            yield FolderLock()
 
     @contextmanager
-    def alone(self, seconds: float) -> Iterator[Use]:
+    def exclusive_lock(self, seconds: float) -> Iterator[FolderLock]:
         with _locked(self._root / _LOCK, True, seconds, self.location):
-            yield Use()
+            yield FolderLock()
 
     @contextmanager
-    def adding(self) -> Iterator[Adding]:
+    def stage(self) -> Iterator[SharedStaging]:
         staging = self._root / SCRATCH / f"{secrets.token_hex(8)}{SUFFIX}"
         try:
             staging.mkdir(parents=True)
         except OSError as error:
             raise write_error(error, str(staging)) from error
         try:
-            yield _LocalAdding(self, staging)
+            yield _LocalSharedStaging(self, staging)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
 
@@ -196,7 +186,7 @@ class LocalShared(SharedFolder):
         return path
 
 
-class _LocalAdding(Adding):
+class _LocalSharedStaging(SharedStaging):
     def __init__(self, folder: LocalShared, staging: Path) -> None:
         self._folder = folder
         self._staging = staging
@@ -250,7 +240,7 @@ def _wait(descriptor: int, exclusive: bool, seconds: float, location: str) -> No
             return
         if time.monotonic() >= end:
             raise busy(location)
-        go_on()
+        check_cancelled()
         time.sleep(_POLL)
 
 

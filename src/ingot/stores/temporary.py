@@ -38,11 +38,9 @@ class TemporaryFolder:
         self._remove()
 
 
-@contextmanager
-def temporary_folder() -> Iterator[str]:
-    """Create an empty folder in ``$TMPDIR``; remove it with its content at the end of the context."""
-    with tempfile.TemporaryDirectory(prefix="ingot-") as folder:
-        yield folder
+def temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    """Return a context that creates an empty folder in ``$TMPDIR``, and removes it with its content at its end."""
+    return tempfile.TemporaryDirectory(prefix="ingot-")
 
 
 @contextmanager

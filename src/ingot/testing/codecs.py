@@ -167,8 +167,8 @@ class CodecSuite:
         tensor = self.tensor(case)
         params = json.loads(json.dumps(tensor.params, allow_nan=False))
         assert params == dict(tensor.params)
-        again = replace(tensor, params=params)
-        assert bits(again.numpy()) == bits(tensor.numpy())
+        restored = replace(tensor, params=params)
+        assert bits(restored.numpy()) == bits(tensor.numpy())
 
     def subtest_bytes_do_not_depend_on_chunks(self, case: Case) -> None:
         rows = case.matrix[0]
@@ -185,8 +185,8 @@ class CodecSuite:
         encoder = self.encoder(case)
         first = {role: bits(part) for role, part in encode_parts(self.codec, encoder, source).items()}
         matrix = source.reshape(case.matrix)
-        again = encoder.encode(matrix)
-        assert {role: bits(part) for role, part in again.items()} == first
+        repeated = encoder.encode(matrix)
+        assert {role: bits(part) for role, part in repeated.items()} == first
         assert bits(source) == before
 
     def subtest_encoder_decodes_what_it_encoded(self, case: Case) -> None:

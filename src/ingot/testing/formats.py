@@ -193,14 +193,14 @@ class FormatSuite:
     def test_pieces_do_not_matter(self) -> None:
         items = self.ordered(self.sample())
         target, _ = self.write(items)
-        other = MemoryTarget()
+        chunked = MemoryTarget()
         writer = self.format.writer(
-            other, self.file, Artifact([item.spec for item in items], self.described(items)), self.options
+            chunked, self.file, Artifact([item.spec for item in items], self.described(items)), self.options
         )
         for item in items:
             feed(writer, item, step=1)
         writer.finish()
-        assert other.files == target.files
+        assert chunked.files == target.files
 
     def test_records_tell_where_the_bytes_are(self) -> None:
         items = self.ordered(self.sample())
@@ -217,24 +217,24 @@ class FormatSuite:
                 assert stored == data
                 assert checksums.same(digest, checksums.digest("crc32c", stored))
 
-    @pytest.mark.parametrize("done", [0, 1, 3, 4])
-    def test_a_resumed_run_gives_the_same_bytes(self, done: int) -> None:
+    @pytest.mark.parametrize("finished", [0, 1, 3, 4])
+    def test_a_resumed_run_gives_the_same_bytes(self, finished: int) -> None:
         items = self.ordered(self.sample())
         specs = [item.spec for item in items]
         uninterrupted, _ = self.write(items, METADATA)
         target = MemoryTarget()
         metadata = self.described(items, METADATA)
         first = self.format.writer(target, self.file, Artifact(specs, metadata), self.options)
-        records = [feed(first, item) for item in items[:done]]
-        if done < len(items):  # killed in the middle of a tensor
-            first.begin(specs[done])
-            role, data = next(iter(items[done].parts.items()))
+        records = [feed(first, item) for item in items[:finished]]
+        if finished < len(items):  # killed in the middle of a tensor
+            first.begin(specs[finished])
+            role, data = next(iter(items[finished].parts.items()))
             first.write(role, data[:1])
         first.abort()
         second = self.format.writer(target, self.file, Artifact(specs, metadata), self.options)
         for record in records:
             second.restore(record)
-        for item in items[done:]:
+        for item in items[finished:]:
             feed(second, item)
         second.finish()
         assert target.files == uninterrupted.files

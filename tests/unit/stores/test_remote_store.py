@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ingot.core.runtime.parallel import Stopped, Workers
+from ingot.core.runtime.parallel import Cancelled, Workers
 from ingot.errors import IngotError
 from ingot.model.store import Listing, Replaced
 from ingot.stores.location import Location
@@ -250,7 +250,7 @@ def test_what_is_interrupted_ends_with_the_next_bytes(server: WebServer, monkeyp
     for _ in range(2):
         begun.acquire()
     pool.shutdown(wait=True, cancel_futures=True)  # as Ctrl-C does
-    with pytest.raises(Stopped):
+    with pytest.raises(Cancelled):
         future.result()
 
 

@@ -356,7 +356,7 @@ class StepsType(TaskType[StepsBody, TaskResult]):
         _require_rows(task, plan, hashed)
         folder = Location.parse(job.parts).share()
         name = f"{job.key}/{task.name}.{body.attempt}"
-        with folder.adding() as adding:
+        with folder.stage() as adding:
             parts = PartsFile(adding.files, f"{name}.bin")
             if task.files:
                 writer: SharedWriter | None = opened.full_file_writer(PrefixedTarget(adding.files, f"{name}."))

@@ -10,7 +10,7 @@ import numpy as np
 
 from ingot.codecs.base import Encoder, Repacked, cannot
 from ingot.core.numeric.dtypes import DTYPES, from_file, numpy_dtype
-from ingot.core.numeric.retype import EXACT_WIDER_DTYPES, is_always_exact, narrow, widen
+from ingot.core.numeric.exact_cast import EXACT_WIDER_DTYPES, is_always_exact, narrow, widen
 from ingot.errors import IntegrityError, UsageError
 from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.part import CHUNK

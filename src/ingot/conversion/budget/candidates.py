@@ -14,7 +14,7 @@ from ingot.conversion.budget.report import GroupReport, PointReport, TypeReport
 from ingot.conversion.packed_layers import MERGED, without_expert
 from ingot.conversion.plan import ConvertPlan, decide, layers_of
 from ingot.conversion.prepare_source import resolve_tied_head
-from ingot.core.files.allocation import Allocation, frontier
+from ingot.core.numeric.knapsack import Allocation, frontier
 from ingot.engine.work import Step
 from ingot.formats.base import Format
 from ingot.model.checkpoint import Checkpoint

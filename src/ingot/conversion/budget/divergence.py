@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from ingot.artifacts.companions import holds_a_model
 from ingot.artifacts.destination import destination
 from ingot.conversion.options import ConvertOptions
-from ingot.core.files.allocation import Allocation, allocate
+from ingot.core.numeric.knapsack import Allocation, allocate
 from ingot.core.registry import Registry
 from ingot.core.runtime.bootstrap import Interval
 from ingot.stores.location import Location

@@ -36,7 +36,7 @@ from ingot.conversion.budget.divergence import Kl, Step, Trial, search, smallest
 from ingot.conversion.budget.report import BudgetReport, StepReport
 from ingot.conversion.budget.sensitivity import Losses, Measure, losses, measure_of
 from ingot.conversion.options import ConvertOptions
-from ingot.core.files.allocation import Allocation, allocate
+from ingot.core.numeric.knapsack import Allocation, allocate
 from ingot.core.registry import Registry
 from ingot.core.runtime.memory import parse_size
 from ingot.core.runtime.parallel import ordered

@@ -151,7 +151,7 @@ class ChunkedHasher:
         self._chunk = checksums.hasher(algorithm)
         self._filled = 0
         self._total = 0
-        self._done = bytearray()
+        self._chunk_digests = bytearray()
 
     def update(self, data: Buffer, /) -> None:
         view = memoryview(data)
@@ -163,14 +163,14 @@ class ChunkedHasher:
             self._filled += part.nbytes
             self._total += part.nbytes
             if self._filled == self._size:
-                self._done += checksums.raw(self._chunk.text())
+                self._chunk_digests += checksums.raw(self._chunk.text())
                 self._chunk = checksums.hasher(self._algorithm)
                 self._filled = 0
             view = view[part.nbytes :]
 
     def digests(self) -> bytes:
         """Return the concatenated digests of all chunks."""
-        return bytes(self._done) + (checksums.raw(self._chunk.text()) if self._filled else b"")
+        return bytes(self._chunk_digests) + (checksums.raw(self._chunk.text()) if self._filled else b"")
 
     def text(self) -> str:
         """Return the digest of all bytes in the syntax of files."""

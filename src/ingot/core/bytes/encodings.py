@@ -121,17 +121,17 @@ class SeekableReader:
             raise self._refuse(f"expected a seek table of at least {SEEKABLE_LEAST} bytes, found {length}")
         count, descriptor, magic = unpack("<IBI", self._read(length - 9, 9))
         if magic != _SEEKABLE or descriptor & ~_WITH_CHECKSUMS:
-            raise self._refuse("expected the end of a seek table, found other bytes")
+            raise self._refuse("the stream does not end with a seek table")
         width = 12 if descriptor & _WITH_CHECKSUMS else 8
         start = length - SEEKABLE_LEAST - count * width
         if start < 0 or unpack("<II", self._read(start, 8)) != (_SKIPPABLE, count * width + 9):
-            raise self._refuse(f"expected a seek table of {count} frames, found other bytes where it begins")
+            raise self._refuse(f"the seek table of {count} frames has no valid header")
         columns = np.frombuffer(self._read(start + 8, count * width), "<u4").reshape(count, width // 4)
         sizes = columns[:, :2].astype(np.int64)
         if int(sizes[:, 0].sum()) != start or int(sizes[:, 1].sum()) != expected:
-            raise self._refuse(f"expected frames of {start} bytes that hold {expected}, found others in the seek table")
+            raise self._refuse(f"the sizes in the seek table do not add up to {start} bytes with {expected} decoded")
         if count and (int(sizes[:, 1].max()) > MAX_FRAME or bool((sizes[:-1, 1] != sizes[0, 1]).any())):
-            raise self._refuse(f"expected frames of equal content, of at most {MAX_FRAME} bytes; found others")
+            raise self._refuse(f"expected frames with equal content sizes of at most {MAX_FRAME} bytes")
         if count > 1 and not 0 < int(sizes[-1, 1]) <= int(sizes[0, 1]):
             raise self._refuse("expected a last frame that is not empty, and not larger than the others")
         return sizes
@@ -166,7 +166,7 @@ class SeekableReader:
         try:
             declared = zstd.get_frame_info(data).decompressed_size
             if not data[4] & _FRAME_HAS_CHECKSUM or declared not in (size, None):
-                raise self._refuse(f"expected a frame of {size} bytes with a checksum, found another")
+                raise self._refuse(f"expected a frame of {size} bytes with a checksum")
             decoder = _decoder()
             content = decoder.decompress(data, size + 1)  # a byte more than expected shows a frame that is too long
         except zstd.ZstdError as error:
@@ -296,7 +296,7 @@ class ZstdReader:
         if self._produced != self._expected or self._next(1):
             raise FormatError(
                 self._rule,
-                f"expected exactly {self._expected} decompressed bytes, found another number",
+                f"expected {self._expected} decompressed bytes, found a different number",
                 where=self._location,
             )
         if not self._frames.is_complete:

@@ -103,10 +103,10 @@ def pack(folder: str | os.PathLike[str], out: BinaryIO) -> None:
     IntegrityError
         ``store.changed``: a file's size changed while it was packed.
     """
-    seen = NameChecker()
+    names = NameChecker()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
         for path, name in _walk(Path(folder), ""):
-            seen.add(name)
+            names.add(name)
             info = zipfile.ZipInfo(name, _EPOCH)
             info.create_system = _UNIX
             mode = stat.S_IFDIR | 0o755 if name.endswith("/") else stat.S_IFREG | 0o644
@@ -357,7 +357,7 @@ class Archive:
             yield from _inflated(inflate, data, entry.name) if inflate else (data,)
         if inflate and (not inflate.eof or inflate.unused_data):
             raise FormatError(
-                "archive.deflate", "expected one complete deflate stream, found another", where=entry.name
+                "archive.deflate", "the deflate stream is incomplete, or bytes follow it", where=entry.name
             )
 
     def _end(self) -> tuple[int, int, int, int]:

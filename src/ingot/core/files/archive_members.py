@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 
 from ingot.core.files.archive import DEFLATED, Archive, Entry, local_size
-from ingot.core.files.forward import SequentialSource
+from ingot.core.files.sequential import SequentialSource
 from ingot.errors import FormatError, IntegrityError
 
 _CHUNK = 1 << 16

@@ -269,7 +269,7 @@ class Staging:
         return self.dst.parent
 
     def _flush(self, names: Sequence[str]) -> None:
-        """Remove all files without a name in ``names``, and flush the others to disk."""
+        """Remove all files that are not in ``names``, and flush the others to disk."""
         self._keep_only(names)
         threads = min(max(len(names) - 1, 0), _FLUSHING)
         for _ in ordered(lambda name: flush(self.files / name), names, threads):

@@ -15,7 +15,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +65,12 @@ def exchange(first: Path, second: Path) -> bool:
         return False
     library: Any = ctypes.CDLL(None, use_errno=True)
     paths = os.fsencode(first), os.fsencode(second)
-    done: int | None = None
+    status: int | None = None
     if sys.platform == "linux" and hasattr(library, "renameat2"):
-        done = library.renameat2(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], ctypes.c_uint(_RENAME_EXCHANGE))
+        status = library.renameat2(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], ctypes.c_uint(_RENAME_EXCHANGE))
     elif sys.platform == "darwin" and hasattr(library, "renamex_np"):
-        done = library.renamex_np(*paths, ctypes.c_uint(_RENAME_SWAP))
-    return done == 0
+        status = library.renamex_np(*paths, ctypes.c_uint(_RENAME_SWAP))
+    return status == 0
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
@@ -177,6 +177,23 @@ def remove(path: Path) -> None:
 def remove_tree(folder: Path) -> None:
     """Remove a folder with its content."""
     _patiently(lambda: shutil.rmtree(folder))
+
+
+def remove_all(paths: Iterable[Path]) -> None:
+    """Remove files, links (not their targets) and folders with their content; flush the folders that contained them.
+
+    Missing paths are ignored.
+    """
+    parents = dict[Path, None]()
+    for path in paths:
+        parents[path.parent] = None
+        if path.is_dir() and not path.is_symlink():
+            remove_tree(path)
+        else:
+            remove(path)
+    for folder in parents:
+        if folder.is_dir():
+            flush(folder)
 
 
 def is_in_use(error: OSError) -> bool:

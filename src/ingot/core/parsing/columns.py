@@ -38,8 +38,6 @@ T = TypeVar("T")
 Array = NDArray[np.int64]
 Schema = tuple[str, bool, str, tuple[Any, ...]]
 
-ABSENT = -1
-
 
 class DigestSyntax(NamedTuple):
     """The syntax of digests: pairs of a prefix and its number of digits, and the valid digits."""

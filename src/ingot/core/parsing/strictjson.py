@@ -40,8 +40,8 @@ def strict_json(data: bytes | bytearray, rule: str, duplicate_rule: str, locatio
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(pairs)
         if len(result) != len(pairs):
-            twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
-            raise FormatError(duplicate_rule, f"expected each key once, found {twice[:200]!r} again", where=location)
+            repeated = Counter(name for name, _ in pairs).most_common(1)[0][0]
+            raise FormatError(duplicate_rule, f"expected each key once, found {repeated[:200]!r} again", where=location)
         return result
 
     def refuse(constant: str) -> Any:

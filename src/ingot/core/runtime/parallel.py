@@ -24,7 +24,7 @@ from ingot.errors import UsageError
 
 
 @cache
-def share_team() -> bool:
+def share_openmp() -> bool:
     """Make the native kernels use the threads of the OpenMP library that this process has loaded, if there is one.
 
     OpenMP's threads wait actively for some milliseconds after each task, and would compete with separate threads of the
@@ -49,11 +49,11 @@ _LIGHT = 1 << 15  # items of fewer bytes are processed in batches
 _BATCH = 64  # items
 
 
-class Stopped(BaseException):
-    """Raised by ``go_on`` in a thread whose work was cancelled; it never reaches the caller."""
+class Cancelled(BaseException):
+    """Raised by ``check_cancelled`` in a thread whose work was cancelled; it never reaches the caller."""
 
 
-class Halt:
+class CancelToken:
     """A token that cancels the work of the threads that adopted it.
 
     A token that is created in a thread with a token is set as soon as that one is set.
@@ -61,7 +61,7 @@ class Halt:
 
     def __init__(self) -> None:
         self._set = False
-        self._parent: Halt | None = getattr(_THREAD, "halt", None)
+        self._parent: CancelToken | None = getattr(_THREAD, "token", None)
 
     def set(self) -> None:
         self._set = True
@@ -74,20 +74,20 @@ class Halt:
 _THREAD = threading.local()
 
 
-def adopt(halt: Halt) -> None:
-    """Set the token that ``go_on`` checks in this thread, and in threads of pools that this thread creates."""
-    _THREAD.halt = halt
+def inherit_token(token: CancelToken) -> None:
+    """Set the token that ``check_cancelled`` checks in this thread and in threads of pools that it creates."""
+    _THREAD.token = token
 
 
-def go_on() -> None:
-    """Raise ``Stopped`` if the work of this thread was cancelled.
+def check_cancelled() -> None:
+    """Raise ``Cancelled`` if the work of this thread was cancelled.
 
     All long tasks call this between chunks, so that Ctrl-C ends an operation within a tensor. In threads without a
     token, such as the main thread, it does nothing.
     """
-    halt: Halt | None = getattr(_THREAD, "halt", None)
-    if halt is not None and halt.is_set:
-        raise Stopped
+    token: CancelToken | None = getattr(_THREAD, "token", None)
+    if token is not None and token.is_set:
+        raise Cancelled
 
 
 class Workers(ThreadPoolExecutor):
@@ -97,13 +97,13 @@ class Workers(ThreadPoolExecutor):
     """
 
     def __init__(self, workers: int, name: str = "ingot") -> None:
-        self._halt = Halt()
-        super().__init__(workers, thread_name_prefix=name, initializer=adopt, initargs=(self._halt,))
+        self._token = CancelToken()
+        super().__init__(workers, thread_name_prefix=name, initializer=inherit_token, initargs=(self._token,))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Wait for the threads; with ``cancel_futures`` drop waiting tasks and stop running ones at ``go_on``."""
+        """Wait for the threads; with ``cancel_futures`` drop waiting tasks and cancel running ones."""
         if cancel_futures:
-            self._halt.set()
+            self._token.set()
         super().shutdown(wait=wait, cancel_futures=cancel_futures)
 
     def __exit__(
@@ -148,7 +148,7 @@ def ordered(
     Notes
     -----
     If ``fn`` or ``items`` raises an error, if the caller stops iterating, or on Ctrl-C, waiting items are dropped and
-    running ones stop at their next ``go_on``. All threads have ended before the error is raised.
+    running ones stop at their next ``check_cancelled``. All threads have ended before the error is raised.
     """
     workers = default_workers() if workers is None else workers
     if workers < 0 or (window is not None and window < 1):
@@ -157,7 +157,7 @@ def ordered(
         )
     if workers == 0:
         for item in items:
-            go_on()
+            check_cancelled()
             yield fn(item)
         return
     feed = iter(items)
@@ -165,7 +165,7 @@ def ordered(
     pool = Workers(workers)
 
     def run(item: Item) -> Result:
-        go_on()
+        check_cancelled()
         return fn(item)
 
     try:
@@ -194,7 +194,7 @@ def ordered_together(
     def run(batch: list[Item]) -> list[Result]:
         results: list[Result] = []
         for item in batch:
-            go_on()
+            check_cancelled()
             results.append(fn(item))
         return results
 

@@ -8,7 +8,7 @@ from itertools import product
 from math import gcd
 
 from ingot.core.numeric.dtypes import DTYPES, FLOATS
-from ingot.core.numeric.retype import EXACT_WIDER_DTYPES
+from ingot.core.numeric.exact_cast import EXACT_WIDER_DTYPES
 from ingot.model.layouts.affine import (
     FLAT_LSB,
     NO_ZERO,

@@ -31,7 +31,7 @@ DEFAULT_SIZE = "20GiB"
 OFF = "off"
 _FILE = 0o600
 _FOLDER = 0o700
-_OTHERS = 0o077
+_OTHER_USERS = 0o077
 _SLACK = 16  # the cache is scanned each time a sixteenth of its size was added
 
 
@@ -192,7 +192,7 @@ def _require_private(folder: Path) -> None:
     try:
         state = folder.stat()
         private = state.st_uid == user
-        if private and stat.S_IMODE(state.st_mode) & _OTHERS:
+        if private and stat.S_IMODE(state.st_mode) & _OTHER_USERS:
             for path in folder.rglob("*"):
                 _make_private(path, user)
             folder.chmod(_FOLDER)  # last: after an interruption the next run starts over

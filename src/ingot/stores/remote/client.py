@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ingot.core.border import require
-from ingot.core.runtime.parallel import go_on
+from ingot.core.runtime.parallel import check_cancelled
 from ingot.errors import FormatError, IngotError, UsageError
 from ingot.model.bytesource import Stamp
 from ingot.stores.remote.failures import (
@@ -105,7 +105,7 @@ class RangeClient(ABC):
         Raises ``UsageError`` ``store.missing``; ``ResourceError`` ``store.denied``, ``remote.failed``,
         ``remote.stalled``, ``remote.slow``, ``remote.redirect``; ``UnsupportedError`` ``remote.no-ranges``.
         """
-        return self._again(key, lambda: self._open(key, size))
+        return self._with_retries(key, lambda: self._open(key, size))
 
     def fetch(self, key: str, start: int, out: memoryview, stamp: Stamp) -> None:
         """Fill ``out`` from byte ``start`` of a file that has the state ``stamp``.
@@ -113,10 +113,10 @@ class RangeClient(ABC):
         If a body ends early, the remaining bytes are requested again. Raises the errors of ``open``, and
         ``IntegrityError`` ``store.changed`` if the file has another state.
         """
-        done = [0]
+        filled = [0]
         buffer = np.asarray(out)
         if out.nbytes:
-            self._again(key, lambda: self._fetch(key, start, buffer, stamp, done))
+            self._with_retries(key, lambda: self._fetch(key, start, buffer, stamp, filled))
 
     @abstractmethod
     def state(self, key: str) -> Stamp:
@@ -130,18 +130,18 @@ class RangeClient(ABC):
     def _open(self, key: str, size: int) -> Opened: ...
 
     @abstractmethod
-    def _fetch(self, key: str, start: int, out: Any, stamp: Stamp, done: list[int]) -> None:
-        """Fill ``out`` from index ``done[0]`` on, and add the bytes that arrive to ``done[0]``."""
+    def _fetch(self, key: str, start: int, out: Any, stamp: Stamp, filled: list[int]) -> None:
+        """Fill ``out`` from index ``filled[0]`` on, and add the bytes that arrive to ``filled[0]``."""
 
     def _tries(self, error: Exception) -> int:
         """Return how often to make a request that fails with this error, without counting obstore's retries."""
         return TRIES if isinstance(error, IngotError) and error.rule in _RETRIED_RULES else 1
 
-    def _again(self, key: str, request: Callable[[], R]) -> R:
+    def _with_retries(self, key: str, request: Callable[[], R]) -> R:
         """Return the result of a request; retry it after errors that may be temporary."""
         require_usable(self._locate(key))
         for attempt in count(1):
-            go_on()
+            check_cancelled()
             try:
                 return request()
             except IngotError as error:
@@ -184,7 +184,7 @@ class Client(RangeClient):
         self.errors = (self._api.exceptions.BaseError, OSError, ValueError)
 
     def state(self, key: str) -> Stamp:
-        return self._again(key, lambda: stamp_of(self._api.head(self._store, key)))
+        return self._with_retries(key, lambda: stamp_of(self._api.head(self._store, key)))
 
     def list(self, prefix: str) -> tuple[list[str], list[str]]:
         """Return the keys of objects, and of folders, directly below a prefix.
@@ -196,7 +196,7 @@ class Client(RangeClient):
             listing = self._api.list_with_delimiter(self._store, prefix or None)
             return [item["path"] for item in listing["objects"]], list(listing["common_prefixes"])
 
-        return self._again(prefix, read)
+        return self._with_retries(prefix, read)
 
     def stamps(self, prefix: str) -> dict[str, Stamp]:
         """Return the states of all objects below a prefix, at any depth, by key."""
@@ -204,30 +204,30 @@ class Client(RangeClient):
         def read() -> dict[str, Stamp]:
             stamps = {}
             for page in self._api.list(self._store, f"{prefix}/" if prefix else None):
-                go_on()
+                check_cancelled()
                 stamps.update({str(item["path"]): stamp_of(item) for item in page})
             return stamps
 
-        return self._again(prefix, read)
+        return self._with_retries(prefix, read)
 
     def put_bytes(self, key: str, data: bytes) -> None:
         """Upload a small object."""
-        self._again(key, lambda: self._api.put(self._store, key, data))
+        self._with_retries(key, lambda: self._api.put(self._store, key, data))
 
     def put(self, key: str, path: Path) -> None:
         """Upload a file, in parts if it is large; the object appears after the last part."""
-        self._again(
+        self._with_retries(
             key, lambda: self._api.put(self._store, key, path, chunk_size=_part(path), max_concurrency=_PUTTING)
         )
 
     def copy(self, key: str, to: str) -> None:
         """Have the store copy an object to another key; S3 copies up to 5 GiB."""
-        self._again(key, lambda: self._api.copy(self._store, key, to))
+        self._with_retries(key, lambda: self._api.copy(self._store, key, to))
 
     def delete(self, key: str) -> None:
         """Remove an object; ignore a missing one."""
         try:
-            self._again(key, lambda: self._api.delete(self._store, key))
+            self._with_retries(key, lambda: self._api.delete(self._store, key))
         except UsageError as error:
             if error.rule != "store.missing":
                 raise
@@ -248,25 +248,25 @@ class Client(RangeClient):
             raise wrong_length(min(size, stamp.size), self._locate(key))
         return Opened(bytes(head), stamp)
 
-    def _fetch(self, key: str, start: int, out: Any, stamp: Stamp, done: builtins.list[int]) -> None:
-        request: dict[str, Any] = {"range": (start + done[0], start + out.nbytes)}
+    def _fetch(self, key: str, start: int, out: Any, stamp: Stamp, filled: builtins.list[int]) -> None:
+        request: dict[str, Any] = {"range": (start + filled[0], start + out.nbytes)}
         if stamp.is_strong:
             request["if_match"] = stamp.etag
         answer = self._api.get(self._store, key, options=request)
         self._require_same(key, stamp_of(answer.meta), stamp)
         for chunk in self._chunks(answer):
-            if chunk.nbytes > out.nbytes - done[0]:
+            if chunk.nbytes > out.nbytes - filled[0]:
                 raise wrong_length(out.nbytes, self._locate(key))
-            np.copyto(out[done[0] : done[0] + chunk.nbytes], np.asarray(chunk))  # without the GIL
-            done[0] += chunk.nbytes
-        if done[0] < out.nbytes:
+            np.copyto(out[filled[0] : filled[0] + chunk.nbytes], np.asarray(chunk))  # without the GIL
+            filled[0] += chunk.nbytes
+        if filled[0] < out.nbytes:
             raise wrong_length(out.nbytes, self._locate(key))
 
     def _chunks(self, answer: Any) -> Iterator[memoryview]:
         """Yield the bytes of an answer as they arrive; raise ``TooSlowError``."""
         pace = Pace(STALL)
         for chunk in answer.stream(min_chunk_size=1):
-            go_on()
+            check_cancelled()
             data = memoryview(chunk)
             pace.count(data.nbytes)
             yield data

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from ingot.core.runtime.parallel import go_on
+from ingot.core.runtime.parallel import check_cancelled
 from ingot.stores.remote.pace import Pace
 
 MAX_REDIRECTS = 10
@@ -57,7 +57,7 @@ class _PacedReader(io.RawIOBase):
         return True
 
     def readinto(self, out: Any) -> int | None:
-        go_on()
+        check_cancelled()
         count: int | None = self._raw.readinto(out)
         self._pace.count(count or 0)
         return count

@@ -20,7 +20,9 @@ from ingot.errors import FormatError, IngotError, ResourceError, UsageError
 from ingot.model.bytesource import ByteSource
 from ingot.model.store import Listing, Store, checked_name
 from ingot.stores.local import LocalStore
+from ingot.stores.memory import listing_of
 from ingot.stores.remote.address import Address, without_secrets
+from ingot.stores.remote.failures import missing
 from ingot.stores.remote.store import RemoteScheme, RemoteStore, WebScheme
 from ingot.stores.remote.web import WebClient
 
@@ -88,16 +90,15 @@ class HubStore(RemoteStore):
     def list(self, folder: str = "") -> Listing:
         """Return the files and folders directly in the folder at this commit."""
         start = f"{self._start}{checked_name(folder, self.location)}/" if folder else self._start
-        inside = [name.removeprefix(start) for name in self._names if name.startswith(start)]
-        for name in inside:
-            checked_name(name, self.location)
-        files = sorted(name for name in inside if "/" not in name)
-        return Listing(tuple(files), tuple(sorted({name.split("/")[0] for name in inside if "/" in name})))
+        for name in self._names:
+            if name.startswith(start):
+                checked_name(name.removeprefix(start), self.location)
+        return listing_of(self._names, start)
 
     def open(self, name: str) -> ByteSource:
         """Open a file; raise ``UsageError`` ``store.missing`` without a request if the commit lacks it."""
         if self._start + checked_name(name, self.location) not in self._names:
-            raise UsageError("this file does not exist", rule="store.missing", where=self.location_of(name))
+            raise missing(self.location_of(name))
         return super().open(name)
 
     def location_of(self, name: str = "") -> str:

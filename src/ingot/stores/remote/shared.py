@@ -6,7 +6,7 @@ At least the later of two processes sees the other's lease. If the leases confli
 
 A process renews its lease every minute. A lease that was not renewed for ten minutes belongs to a process that died or
 lost its connection. Its age is measured by the store's clock: the difference to the time of a lease just written. A
-process that lost its connection for so long finds its lease removed (``Use.is_held``).
+process that lost its connection for so long finds its lease removed (``FolderLock.is_held``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tempfile import mkdtemp
 
 from ingot.core.files import locks
 from ingot.core.files.system import open_flags, write_error
-from ingot.core.runtime.parallel import go_on, ordered
+from ingot.core.runtime.parallel import check_cancelled, ordered
 from ingot.errors import IngotError, IntegrityError
 from ingot.model.bytesource import Stamp
 from ingot.model.store import Store
@@ -31,7 +31,7 @@ from ingot.stores.cache import default_cache
 from ingot.stores.local import LocalTarget
 from ingot.stores.remote.address import Address
 from ingot.stores.remote.client import Client
-from ingot.stores.shared import LEASES, WAIT, Adding, SharedFolder, Use, busy
+from ingot.stores.shared import LEASES, WAIT, FolderLock, SharedFolder, SharedStaging, busy
 
 RENEWED, STALE = 60.0, 600.0
 """Seconds between two renewals of a lease, and the age in seconds at which a lease is ignored."""
@@ -92,27 +92,27 @@ class RemoteShared(SharedFolder):
         return []
 
     @contextmanager
-    def using(self, seconds: float = WAIT) -> Iterator[Use]:
+    def shared_lock(self, seconds: float = WAIT) -> Iterator[FolderLock]:
         lease = _Lease(self, _SHARED)
         try:
             lease.write()
         except IngotError as error:
             if error.rule != "store.denied":
                 raise
-            yield Use()  # a process without write permission
+            yield FolderLock()  # a process without write permission
             return
         with lease.hold(seconds, (_ALONE,)):
             yield lease
 
     @contextmanager
-    def alone(self, seconds: float) -> Iterator[Use]:
+    def exclusive_lock(self, seconds: float) -> Iterator[FolderLock]:
         lease = _Lease(self, _ALONE)
         lease.write()
         with lease.hold(seconds, (_ALONE, _SHARED)):
             yield lease
 
     @contextmanager
-    def adding(self) -> Iterator[Adding]:
+    def stage(self) -> Iterator[SharedStaging]:
         around = Path(default_cache("uploads"))
         try:
             around.mkdir(parents=True, exist_ok=True)
@@ -120,7 +120,7 @@ class RemoteShared(SharedFolder):
         except OSError as error:
             raise write_error(error, str(around)) from error
         try:
-            yield _RemoteAdding(self, path)
+            yield _RemoteSharedStaging(self, path)
         finally:
             shutil.rmtree(path, ignore_errors=True)
             if lock is not None:
@@ -176,7 +176,7 @@ def _locked(path: Path) -> int:
     return descriptor
 
 
-class _RemoteAdding(Adding):
+class _RemoteSharedStaging(SharedStaging):
     def __init__(self, folder: RemoteShared, staging: Path) -> None:
         self._folder = folder
         self._staging = staging
@@ -201,7 +201,7 @@ class _RemoteAdding(Adding):
         path.unlink()
 
 
-class _Lease(Use):
+class _Lease(FolderLock):
     def __init__(self, folder: RemoteShared, suffix: str) -> None:
         self._folder = folder
         self._suffix = suffix
@@ -250,7 +250,7 @@ class _Lease(Use):
             self._folder.remove([self._name])
             if time.monotonic() >= end:
                 raise busy(self._folder.location)
-            go_on()
+            check_cancelled()
             time.sleep(min(_POLL, max(0.0, end - time.monotonic())) * (0.5 + secrets.randbelow(100) / 100))
             self.write()
 

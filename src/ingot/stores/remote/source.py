@@ -15,11 +15,11 @@ from ingot.model.bytesource import ByteSource, Range, Ranged, Stamp, StampedSour
 from ingot.model.reading.ranges import coalesced, pieces_of
 from ingot.model.seal import Seal
 from ingot.stores.files import flat
-from ingot.stores.remote.ahead import Ahead
 from ingot.stores.remote.cache import name_of, range_cache
 from ingot.stores.remote.client import Opened, RangeClient, same_version
 from ingot.stores.remote.failures import changed
-from ingot.stores.remote.proof import Proven
+from ingot.stores.remote.prefetch import Prefetcher
+from ingot.stores.remote.sealed_reader import SealedReader
 from ingot.stores.remote.transfer import transfer
 
 HEAD = 1 << 16
@@ -42,7 +42,7 @@ class RemoteSource(StampedSource, Ranged):
     opened : Opened
     name : str
         The file in messages.
-    again : callable
+    reopen : callable
         Reopens the file; copies call it.
     seal : callable, optional
         Returns the seal of the file, or None; called before the first read past the head.
@@ -58,22 +58,22 @@ class RemoteSource(StampedSource, Ranged):
         key: str,
         opened: Opened,
         name: str,
-        again: Callable[[], ByteSource] | None = None,
+        reopen: Callable[[], ByteSource] | None = None,
         seal: Callable[[], Seal | None] = lambda: None,
     ) -> None:
         self._client: RangeClient | None = client
         self._key = key
         self._head = memoryview(opened.head)
-        self._again = again
+        self._reopen = reopen
         self.name = name
         self.stamp = opened.stamp
         self.size = opened.stamp.size
         self._seal = seal
         self._lock = threading.Lock()
-        self._proven: Proven | None = None
+        self._proven: SealedReader | None = None
         self._seal_loaded = False
         self._fetched: set[str] = set()
-        self._ahead = Ahead(self._read, self.gap)
+        self._ahead = Prefetcher(self._read, self.gap)
 
     def expect(self, ranges: Sequence[Range]) -> None:
         """Begin to read ranges that the caller is going to request; see ``Ranged.expect``."""
@@ -153,14 +153,14 @@ class RemoteSource(StampedSource, Ranged):
                 missing.append((start + head_bytes, out[head_bytes:]))
         transfer(partial(self._fetch, client), missing, self.name)
 
-    def _sealed(self, client: RangeClient) -> Proven | None:
+    def _sealed(self, client: RangeClient) -> SealedReader | None:
         """Return the reader that checks bytes against the seal, loaded once; None for a file without a seal."""
         with self._lock:
             if not self._seal_loaded:
                 seal = self._seal()
                 if seal is not None:
                     seal.require_size(self.size, self.name)
-                    self._proven = Proven(seal, partial(self._fetch, client), self.name)
+                    self._proven = SealedReader(seal, partial(self._fetch, client), self.name)
                     self._proven.check_head(self._head)
                 self._seal_loaded = True
         return self._proven
@@ -186,14 +186,14 @@ class RemoteSource(StampedSource, Ranged):
             raise ResourceError(f"no memory for {length} bytes", rule="store.no-memory", where=self.name) from error
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self._client is None or self._again is None:
+        if self._client is None or self._reopen is None:
             raise UsageError("a file that was closed cannot be copied", rule="store.closed", where=self.name)
-        return _reopen, (self._again, self.stamp)
+        return _restore, (self._reopen, self.stamp)
 
 
-def _reopen(again: Callable[[], ByteSource], stamp: Stamp) -> ByteSource:
+def _restore(reopen: Callable[[], ByteSource], stamp: Stamp) -> ByteSource:
     """Return a copied or unpickled source; raise ``IntegrityError`` ``store.changed`` if the file differs."""
-    source = again()
+    source = reopen()
     if not isinstance(source, StampedSource) or source.stamp != stamp:
         raise changed(source.name)
     return source

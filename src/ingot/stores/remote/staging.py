@@ -12,7 +12,7 @@ from typing import Any
 from ingot.core.bytes.checksums import Blake3
 from ingot.core.files.atomic import LONGEST_NAME, SUFFIX, Staging, atomic_write, partial_name
 from ingot.core.files.system import write_error
-from ingot.core.runtime.parallel import go_on, ordered
+from ingot.core.runtime.parallel import check_cancelled, ordered
 from ingot.errors import IngotError, IntegrityError, UsageError
 from ingot.model.store import Listing, Replaced, Store
 from ingot.stores.cache import default_cache
@@ -20,7 +20,7 @@ from ingot.stores.remote.address import Address
 from ingot.stores.remote.client import Client
 
 _DECIDING = (".index.json", "manifest.json")
-_DONE = "uploaded.json"
+_UPLOADED = "uploaded.json"
 _BLOCK = 8 << 20
 _DELETING = 8
 _COPYING = 32  # copies at once, which the store makes
@@ -110,22 +110,22 @@ class RemoteStaging(Staging):
             )
         self._require_free()
         self._keep_only(names)
-        done = _earlier(self.folder)
+        uploaded = _earlier(self.folder)
         if self._is_folder:
             old = {name for name in self._target.tree() if not name.endswith("/")}
             ranks = {name: _rank(name) for name in sorted(old - self._uploaded)}
             self._delete(name for name in ranks if ranks[name] == max(ranks.values()))
             taken = [name for name in names if name in self._taken]  # neither companions nor index: any order is safe
-            for _ in ordered(lambda name: self._put(name, done), taken, min(len(taken), _COPYING)):
+            for _ in ordered(lambda name: self._put(name, uploaded), taken, min(len(taken), _COPYING)):
                 pass
             staged = sorted((name for name in names if name not in self._taken), key=_rank)
             for name in staged[:-1]:
-                self._put(name, done)
+                self._put(name, uploaded)
             self._delete(sorted(old.difference(names)))
             for name in staged[-1:]:  # the file that completes the artifact, after all steps that can fail
-                self._put(name, done)
+                self._put(name, uploaded)
         else:
-            self._put(names[0], done)
+            self._put(names[0], uploaded)
         self._committed()
         return self.dst
 
@@ -145,21 +145,21 @@ class RemoteStaging(Staging):
 
     def _empty(self) -> None:
         super()._empty()
-        (self.folder / _DONE).unlink(missing_ok=True)
+        (self.folder / _UPLOADED).unlink(missing_ok=True)
 
     def _key(self, name: str) -> str:
         return self._address.within(name).path if self._is_folder else self._address.path
 
-    def _put(self, name: str, done: dict[str, Any]) -> None:
+    def _put(self, name: str, uploaded: dict[str, Any]) -> None:
         """Upload one file, unless an earlier run did and the object is unchanged."""
         path = self.files / name
         key = self._key(name)
         taken = self._taken.get(name)
         state = [path.stat().st_size, _digest(path) if taken is None else taken]
-        if name in done and done[name][:2] == state:
+        if name in uploaded and uploaded[name][:2] == state:
             try:
                 now = self._client.state(key)
-                if now.is_strong and now.etag == done[name][2] and now.size == state[0]:
+                if now.is_strong and now.etag == uploaded[name][2] and now.size == state[0]:
                     return
             except UsageError:  # gone
                 pass
@@ -173,8 +173,8 @@ class RemoteStaging(Staging):
                 "remote.length", f"expected {state[0]} bytes in the bucket, found {now.size}", where=self.location
             )
         with self._guard:
-            done[name] = [*state, now.etag]
-            atomic_write(self.folder / _DONE, json.dumps(done).encode())
+            uploaded[name] = [*state, now.etag]
+            atomic_write(self.folder / _UPLOADED, json.dumps(uploaded).encode())
 
     def _delete(self, names: Any) -> None:
         for name in names:
@@ -211,10 +211,10 @@ class RemoteStaging(Staging):
 def _earlier(folder: Path) -> dict[str, Any]:
     """Return the files that an interrupted run uploaded: names to size, digest and ETag."""
     try:
-        done = json.loads((folder / _DONE).read_bytes())
+        uploaded = json.loads((folder / _UPLOADED).read_bytes())
     except (OSError, ValueError):
         return {}
-    return done if isinstance(done, dict) else {}
+    return uploaded if isinstance(uploaded, dict) else {}
 
 
 def _rank(name: str) -> int:
@@ -226,6 +226,6 @@ def _digest(path: Path) -> str:
     running = Blake3()
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
-            go_on()
+            check_cancelled()
             running.update(block)
     return running.text()

@@ -63,9 +63,9 @@ class RemoteStore(Store):
                 opened = self._opened.setdefault(name, opened)
                 while len(self._opened) > _MAX_OPENED:
                     self._opened.popitem(last=False)
-        again = partial(self._scheme.reopen, self.url_of(name))
+        reopen = partial(self._scheme.reopen, self.url_of(name))
         seal = partial(self._seal, name)
-        return RemoteSource(self._client, self._key(name), opened, self.location_of(name), again, seal)
+        return RemoteSource(self._client, self._key(name), opened, self.location_of(name), reopen, seal)
 
     def _seal(self, name: str) -> Seal | None:
         """Return the seal of a file, or None; after the first file without a seal, request no more seals."""
@@ -200,7 +200,7 @@ class RemoteScheme(Scheme):
 
 
 class FolderScheme(RemoteScheme):
-    """A scheme of addresses of files, or of folders that files lie below."""
+    """A scheme whose addresses do not show whether they lead to a file or to a folder."""
 
     def store(self, text: str, io: str) -> Store:
         """Return the folder at an address; ``io`` has no effect."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
 from ingot.core.files.system import after_fork
-from ingot.core.runtime.parallel import Halt, adopt, go_on
+from ingot.core.runtime.parallel import CancelToken, check_cancelled, inherit_token
 from ingot.errors import ResourceError
 
 PARALLEL = 16
@@ -80,10 +80,10 @@ def transfer(read: Callable[[int, memoryview], None], tasks: Sequence[Task], loc
         for start, out in requests:
             read(start, out)
         return
-    halt = Halt()  # if the caller is interrupted, requests in flight stop at their next bytes
+    halt = CancelToken()  # if the caller is interrupted, requests in flight stop at their next bytes
 
     def run(start: int, out: memoryview) -> None:
-        adopt(halt)
+        inherit_token(halt)
         read(start, out)
 
     futures = [_POOL.get().submit(run, start, out) for start, out in requests]
@@ -93,7 +93,7 @@ def transfer(read: Callable[[int, memoryview], None], tasks: Sequence[Task], loc
             finished, waiting = wait(waiting, timeout=0.5, return_when=FIRST_EXCEPTION)
             for future in finished:
                 future.result()
-            go_on()
+            check_cancelled()
     finally:
         halt.set()
         for future in futures:

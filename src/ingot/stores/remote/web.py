@@ -66,7 +66,7 @@ class WebClient(RangeClient):
 
     def state(self, key: str) -> Stamp:
         """Implement ``RangeClient.state`` by requesting one byte: an address that is signed for GET refuses HEAD."""
-        return self._again(key, lambda: self._open(key, 1).stamp)
+        return self._with_retries(key, lambda: self._open(key, 1).stamp)
 
     def page(self, key: str, limit: int) -> tuple[str, bytes]:
         """Return the media type and the first ``limit`` bytes of a folder's page; raise the errors of ``open``."""
@@ -78,7 +78,7 @@ class WebClient(RangeClient):
                 media_type = answer.headers.get("Content-Type") or ""
                 return media_type, answer.read(limit)
 
-        return self._again(key, read)
+        return self._with_retries(key, read)
 
     def _open(self, key: str, size: int) -> Opened:
         with self._request(key, _range(0, size)) as answer:
@@ -90,18 +90,18 @@ class WebClient(RangeClient):
                 raise wrong_length(len(head), self._locate(key))
             return Opened(bytes(head), stamp)
 
-    def _fetch(self, key: str, start: int, out: Any, stamp: Stamp, done: list[int]) -> None:
-        headers = _range(start + done[0], start + out.nbytes)
+    def _fetch(self, key: str, start: int, out: Any, stamp: Stamp, filled: list[int]) -> None:
+        headers = _range(start + filled[0], start + out.nbytes)
         if stamp.is_strong and not self.immutable:
             headers["If-Match"] = stamp.etag
         with self._request(key, headers) as answer:
             if answer.status in (412, 416):
                 raise changed(self._locate(key))
-            self._require_same(key, self._answered(key, answer, start + done[0], start + out.nbytes), stamp)
+            self._require_same(key, self._answered(key, answer, start + filled[0], start + out.nbytes), stamp)
             buffer = memoryview(out)
-            while done[0] < out.nbytes:
-                count = answer.readinto(buffer[done[0] : done[0] + _STREAMED])
-                done[0] += count
+            while filled[0] < out.nbytes:
+                count = answer.readinto(buffer[filled[0] : filled[0] + _STREAMED])
+                filled[0] += count
                 if not count:
                     raise wrong_length(out.nbytes, self._locate(key))
 
@@ -153,13 +153,13 @@ def _range(start: int, stop: int) -> dict[str, str]:
 
 
 def _fill(answer: Answer, out: memoryview) -> int:
-    done = 0
-    while done < out.nbytes:
-        count = answer.readinto(out[done:])
+    filled = 0
+    while filled < out.nbytes:
+        count = answer.readinto(out[filled:])
         if not count:
             break
-        done += count
-    return done
+        filled += count
+    return filled
 
 
 def _stamp(answer: Answer, size: int) -> Stamp:

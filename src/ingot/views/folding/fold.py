@@ -11,7 +11,7 @@ import numpy as np
 
 from ingot.codecs.table import CODECS
 from ingot.core.numeric.dtypes import DTYPES, cast, numpy_dtype
-from ingot.core.runtime.parallel import go_on
+from ingot.core.runtime.parallel import check_cancelled
 from ingot.errors import CodecError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.dense import DATA, DenseLayout
@@ -205,7 +205,7 @@ class _FoldedOrigin:
         return values
 
     def _compute_all(self) -> Array:
-        go_on()
+        check_cancelled()
         with np.errstate(all="ignore"):  # _require_finite refuses the result
             return self._compute()
 

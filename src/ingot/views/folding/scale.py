@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ingot.core.numeric.dtypes import cast
-from ingot.core.runtime.parallel import go_on
+from ingot.core.runtime.parallel import check_cancelled
 from ingot.errors import CodecError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.tensor import Array
@@ -95,7 +95,7 @@ class ScaleFolding:
         total = np.zeros(len(tried))
         max_rows = max(16, min(MAX_ROWS, 16 * MAX_ROWS // len(readers)))
         for site, index in readers:
-            go_on()
+            check_cancelled()
             reader = self._reader(site, index, max_rows)
             if reader is not None:
                 total += losses(reader, tried)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.core.numeric.retype import EXACT_WIDER_DTYPES, narrow, widen
+from ingot.core.numeric.exact_cast import EXACT_WIDER_DTYPES, narrow, widen
 from ingot.core.runtime.progress import ProgressEvent
 from ingot.errors import IntegrityError, UnsupportedError, UsageError
 from tests.support.paths import DEMO_DATA as DEMO

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ingot.core.bytes import encodings
-from ingot.core.files.forward import SequentialSource
+from ingot.core.files.sequential import SequentialSource
 from ingot.errors import FormatError, UnsupportedError
 from ingot.ext.squish.npydir import npy
 from ingot.ext.squish.npydir.names import COMPRESSIONS, FOLDER, READ_SUFFIXES, file_of, foreign_form

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import prod
 
 from ingot.core.numeric.dtypes import DTYPES, FLOATS, MAX_RANK
-from ingot.core.numeric.retype import EXACT_WIDER_DTYPES
+from ingot.core.numeric.exact_cast import EXACT_WIDER_DTYPES
 from ingot.errors import CodecError, UnsupportedError
 from ingot.ext.squish.npydir import npy
 from ingot.ext.squish.npydir.names import why_name_unsupported

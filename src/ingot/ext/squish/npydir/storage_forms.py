@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 
 from ingot.core.numeric.dtypes import DTYPES, FLOATS, MAX_RANK, element_count, from_file, numpy_dtype
-from ingot.core.numeric.retype import EXACT_WIDER_DTYPES, narrow
+from ingot.core.numeric.exact_cast import EXACT_WIDER_DTYPES, narrow
 from ingot.errors import FormatError, UnsupportedError
 from ingot.ext.squish.npydir.arrays import Array
 from ingot.ext.squish.npydir.arrays import Group as Arrayed

@@ -13,7 +13,7 @@ from ingot.codecs.resolve_range import RULE as UNDERFLOW
 from ingot.codecs.resolve_range import resolve_range
 from ingot.codecs.table import CODECS
 from ingot.conversion.candidates import first_values
-from ingot.core.files.joining import MergeStaging
+from ingot.core.files.merge_staging import MergeStaging
 from ingot.core.options import takes
 from ingot.core.runtime.progress import Progress
 from ingot.engine.execute import Target, execute

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.core.files.allocation import allocate, frontier
+from ingot.core.numeric.knapsack import allocate, frontier
 
 Ways = list[list[tuple[int, int]]]
 WAYS = st.lists(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), min_size=1, max_size=4), max_size=5)

@@ -37,9 +37,9 @@ def widen(values: Array, source: str, wider: str) -> Array | None:
     if (source, wider) == ("f8_e5m2", "f16"):
         return (values.view(np.uint8).astype(np.uint16) << 8).view(np.float16)
     with np.errstate(all="ignore"):  # narrow detects overflow
-        wide = values.astype(np.float32).astype(numpy_dtype(wider))
-    back = narrow(wide, source)
-    return wide if back is not None and np.array_equal(_bits(back), _bits(values)) else None
+        widened = values.astype(np.float32).astype(numpy_dtype(wider))
+    back = narrow(widened, source)
+    return widened if back is not None and np.array_equal(_bits(back), _bits(values)) else None
 
 
 def narrow(values: Array, source: str) -> Array | None:

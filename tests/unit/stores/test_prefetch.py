@@ -11,8 +11,8 @@ import pytest
 
 import ingot
 from ingot.errors import IngotError
-from ingot.stores.remote import ahead, client
-from ingot.stores.remote.ahead import Ahead
+from ingot.stores.remote import client, prefetch
+from ingot.stores.remote.prefetch import Prefetcher
 from ingot.stores.remote.source import RemoteSource
 from tests.support.stores import rule_of
 from tests.support.web import Fault, WebServer
@@ -24,8 +24,8 @@ DATA = np.random.default_rng(3).bytes(210_000)
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "WINDOW", 1 << 14)
-    monkeypatch.setattr(ahead, "MAX_AHEAD", 1 << 16)
+    monkeypatch.setattr(prefetch, "WINDOW", 1 << 14)
+    monkeypatch.setattr(prefetch, "MAX_AHEAD", 1 << 16)
     monkeypatch.setattr(client, "_PAUSE", 0.001)
 
 
@@ -35,7 +35,7 @@ class Reader:
     def __init__(self) -> None:
         self.fails = False
         self.outs: list[memoryview] = []
-        self.ahead = Ahead(self, gap=64)
+        self.ahead = Prefetcher(self, gap=64)
 
     def __call__(self, tasks) -> None:
         for start, out in tasks:
@@ -58,8 +58,8 @@ def reader() -> Iterator[Reader]:
     made = Reader()
     yield made
     made.ahead.stop()
-    assert ahead._QUEUE._held_bytes == 0
-    assert not ahead._QUEUE._waiting
+    assert prefetch._QUEUE._held_bytes == 0
+    assert not prefetch._QUEUE._waiting
 
 
 @pytest.mark.parametrize("step", [1, -1, 37])
@@ -96,7 +96,7 @@ def test_ranges_travel_in_the_order_in_which_they_are_expected(reader: Reader) -
 
 def test_a_large_range_is_read_into_its_own_memory(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a copy, whatever is read beside it; a small one is copied, and keeps no neighbour in memory."""
-    monkeypatch.setattr(ahead, "LARGE", 5000)
+    monkeypatch.setattr(prefetch, "LARGE", 5000)
     ranges = [(0, 100), (100, 5000), (5100, 6000), (11_100, 100), (11_200, 100)]
     reader.ahead.expect(ranges)
     for start, length in ranges:
@@ -118,7 +118,7 @@ def test_several_threads_take_pieces_of_one_range(reader: Reader) -> None:
 def test_no_more_waits_to_be_taken_than_is_allowed(reader: Reader) -> None:
     reader.ahead.expect(RANGES)
     for _ in range(100):
-        assert ahead._QUEUE._held_bytes <= 1 << 16
+        assert prefetch._QUEUE._held_bytes <= 1 << 16
     reader.ahead.stop()
     assert reader.read <= 1 << 16
     assert reader.value(*RANGES[0]) == b""
@@ -139,8 +139,8 @@ def model(tmp_path: Path) -> Path:
 
 
 def test_a_checkpoint_is_read_once_and_in_few_requests(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "WINDOW", 1 << 20)
-    monkeypatch.setattr(ahead, "MAX_AHEAD", 1 << 24)
+    monkeypatch.setattr(prefetch, "WINDOW", 1 << 20)
+    monkeypatch.setattr(prefetch, "MAX_AHEAD", 1 << 24)
     data = (model / "m.zt").read_bytes()
     with WebServer({"m.zt": data}) as server, ingot.open(f"{server.url}/m.zt") as file:
         found = file.state_dict()

@@ -1,8 +1,8 @@
 """Prefetching of ranges of remote files, for example while a runtime is imported or other weights are decoded.
 
-A caller announces the ranges that it is going to read (``Ahead.expect``). Threads read them in that order, a window of
-neighbours at a time, while the process holds at most ``MAX_AHEAD`` bytes that were not taken yet. Prefetching is only a
-hint: ranges whose window did not start, ranges that failed and ranges that are read twice are requested as usual.
+A caller announces the ranges that it is going to read (``Prefetcher.expect``). Threads read them in that order, a
+window of neighbours at a time, while the process holds at most ``MAX_AHEAD`` bytes that were not taken yet. Prefetching
+is only a hint: ranges whose window did not start, that failed or that are read twice are requested as usual.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from operator import itemgetter
 import numpy as np
 
 from ingot.core.runtime.memory import available_ram
-from ingot.core.runtime.parallel import Halt, Stopped, Workers, adopt, go_on
+from ingot.core.runtime.parallel import Cancelled, CancelToken, Workers, check_cancelled, inherit_token
 from ingot.model.bytesource import Range
 from ingot.model.reading.ranges import coalesced, pieces_of
 from ingot.stores.remote.transfer import Task, is_usable
@@ -46,12 +46,12 @@ class _Window:
     ``nbytes`` is the sum of the lengths, which is updated because there may be a hundred thousand ranges.
     """
 
-    def __init__(self, owner: Ahead) -> None:
+    def __init__(self, owner: Prefetcher) -> None:
         self.owner = owner
         self.lengths = dict[int, int]()
         self.nbytes = 0
         self.started = False
-        self.done = threading.Event()
+        self.finished = threading.Event()
         self.data: dict[int, memoryview] = {}
 
     def add(self, start: int, length: int) -> None:
@@ -70,9 +70,9 @@ class _Window:
         self.lengths = {}
         self.nbytes = 0
 
-    def fill(self, read: Read, gap: int, halt: Halt) -> None:
+    def fill(self, read: Read, gap: int, halt: CancelToken) -> None:
         """Read the ranges. After an error no data is stored: callers then read the ranges by themselves."""
-        adopt(halt)
+        inherit_token(halt)
         ranges = [*self.lengths.items()]
         try:
             small = [item for item in ranges if item[1] < LARGE]
@@ -84,7 +84,7 @@ class _Window:
             is_separate = len(joined) == len(small)
             for (start, _), view in zip(small, pieces_of(small, dict(joined)), strict=True):
                 self.data[start] = view if is_separate else np.frombuffer(view, np.uint8).copy().data
-        except (Exception, Stopped):
+        except (Exception, Cancelled):
             self.data = {}
 
 
@@ -122,7 +122,7 @@ class _Claims:
         return True
 
 
-class Ahead:
+class Prefetcher:
     """The prefetched ranges of one file. Thread-safe.
 
     Parameters
@@ -136,7 +136,7 @@ class Ahead:
     def __init__(self, read: Read, gap: int) -> None:
         self.read = read
         self.gap = gap
-        self.halt = Halt()
+        self.halt = CancelToken()
         self._lock = threading.Lock()
         self._starts: list[int] = []
         self._windows: dict[int, _Window] = {}
@@ -170,15 +170,15 @@ class Ahead:
         window, start, claims = claimed
         data = None
         if _QUEUE.is_coming(window, start):
-            while not window.done.wait(0.5):
-                go_on()
+            while not window.finished.wait(0.5):
+                check_cancelled()
             data = window.data.get(start)
         with self._lock:
             claims.remaining -= length
-            done = data is None or not claims.remaining
-            if done and self._claims.get(start) is claims:
+            is_complete = data is None or not claims.remaining
+            if is_complete and self._claims.get(start) is claims:
                 del self._windows[start], self._claims[start]
-        if done:
+        if is_complete:
             _QUEUE.release(window, start)
         return None if data is None else data[offset - start :][:length]
 
@@ -272,7 +272,7 @@ class _Queue:
 
     def _fill(self, window: _Window) -> None:
         window.fill(window.owner.read, window.owner.gap, window.owner.halt)
-        window.done.set()
+        window.finished.set()
         with self._lock:
             self._running -= 1
         self._start_windows()

@@ -17,7 +17,7 @@ _MAX_CACHED_CHUNKS = 8  # chunks that were read for a part of their bytes
 Fetch = Callable[[int, memoryview], None]
 
 
-class Proven:
+class SealedReader:
     """Reads one sealed file, and checks its bytes against the seal. Thread-safe.
 
     Parameters
