@@ -34,7 +34,7 @@ from ingot.codecs.trellis.codec import TrellisCodec
 from ingot.core.bytes import checksums
 from ingot.core.numeric.dtypes import as_bits, cast, cast_into, numpy_dtype
 from ingot.core.numeric.stats import measure
-from ingot.core.runtime import isa, native
+from ingot.core.runtime import native
 from ingot.model.layouts.affine import AffineLayout
 from ingot.testing.codecs import encode_tensor
 
@@ -258,11 +258,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rows", type=int, default=8192, help="rows of 4096 columns (default %(default)s)")
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--isa", choices=isa.available_isas(), default=isa.isa())
+    parser.add_argument("--isa", choices=native.available_isas(), default=native.isa())
     parser.add_argument("--only", choices=[part.__name__ for part in PARTS])
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    isa.set_isa(arguments.isa)
+    native.set_isa(arguments.isa)
     shape = (arguments.rows, 4096)
     weights = cast(np.random.default_rng(0).standard_normal(shape, np.float32) * np.float32(0.05), "bf16")
     rows = []

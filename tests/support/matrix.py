@@ -19,9 +19,9 @@ from ingot.codecs.base import IN_F32
 from ingot.codecs.table import CODECS
 from ingot.conversion.onnx.into_graph import into_graph
 from ingot.conversion.options import ConvertOptions
-from ingot.conversion.placement import as_stored
+from ingot.conversion.placement import plan_exact
 from ingot.conversion.prepare_source import prepare_source
-from ingot.conversion.report import equality
+from ingot.conversion.report import exactness
 from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.engine.steps import Repack
 from ingot.engine.work import Step
@@ -41,7 +41,7 @@ from ingot.naming.config import CONFIG
 from ingot.reporting.report import Texts
 from ingot.stores.location import Location
 from ingot.testing.encoding import repacked
-from ingot.views.second import rounded_seconds
+from ingot.views.nvfp4_scales import rounded_second_scales
 from tests.support.onnx import Graph, numbers
 
 NAME = "model.layers.0.mlp.up_proj.weight"
@@ -127,14 +127,14 @@ def _way(source: Tensor, target: str, folder: Path) -> tuple[Tensor | None, bool
 
 def _taken(source: Tensor, target: str) -> tuple[Tensor | None, Texts]:
     format = FORMATS[target]
-    return _made(source, as_stored(source, format, ""), format)
+    return _made(source, plan_exact(source, format, ""), format)
 
 
 def _made(source: Tensor, step: Step | None, format: Format) -> tuple[Tensor | None, Texts]:
     if not isinstance(step, Repack):
         return (None if step is None else source), ()
     made = repacked(step.repack, source)
-    return replace(made, dtype=step.spec.dtype, decoder=CODECS[made.codec]), equality(step, format, ()) or ()
+    return replace(made, dtype=step.spec.dtype, decoder=CODECS[made.codec]), exactness(step, format, ()) or ()
 
 
 def _in_graph(source: Tensor, target: str, folder: Path) -> tuple[Tensor | None, Texts]:
@@ -152,7 +152,7 @@ def _in_graph(source: Tensor, target: str, folder: Path) -> tuple[Tensor | None,
         if placed.codec == DenseLayout.codec:
             return None, ()
         format = OnnxFormat().for_attachments(view.attachments)
-        return _made(placed, as_stored(placed, format, ""), format)
+        return _made(placed, plan_exact(placed, format, ""), format)
 
 
 def _in_model(source: Tensor, target: str, config: Path) -> tuple[bool, bool]:
@@ -167,8 +167,8 @@ def _in_model(source: Tensor, target: str, config: Path) -> tuple[bool, bool]:
         {},
     ).checkpoint as view:
         packed = all(tensor.codec != DenseLayout.codec or tensor.size == 1 for tensor in view.values())
-        known = packed and all(as_stored(tensor, format, "") is not None for tensor in view.values())
-    return known and bool(rounded_seconds(held)) and target == GgufFormat.name, known
+        known = packed and all(plan_exact(tensor, format, "") is not None for tensor in view.values())
+    return known and bool(rounded_second_scales(held)) and target == GgufFormat.name, known
 
 
 def _alone(source: Tensor, companions: Mapping[str, str] | None = None) -> Checkpoint:

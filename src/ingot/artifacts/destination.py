@@ -34,7 +34,7 @@ MAX_DECOMPRESSED = about(
     metavar="SIZE",
     panel=LIMITS,
 )
-THREADS = about("Threads; default: all processors.", metavar="N", least=1, panel=LIMITS)
+THREADS = about("Threads; default: all processors.", metavar="N", minimum=1, panel=LIMITS)
 OVERWRITE = about("Replace a file, or a folder that holds a checkpoint and nothing else.")
 PROGRESS = about(
     "Called with a ProgressEvent: bytes done, bytes in all, what is being worked on.",

@@ -28,7 +28,7 @@ from ingot.model.store import Listed, Store, Without
 from ingot.model.tensor import Tensor
 from ingot.naming.config import CONFIG
 from ingot.stores.location import AnyPath, Location
-from ingot.stores.table import STORES
+from ingot.stores.scheme import STORES
 
 STORES.add("library", "ingot.library.place:LibraryScheme")  # what it reads takes formats and codecs: it lies here
 
@@ -272,7 +272,7 @@ def find(location: Location, io: str = "auto") -> tuple[Store, str]:
     """
     if io not in ("auto", "mmap", "pread"):
         raise UsageError(f"expected io 'auto', 'mmap' or 'pread', found {io!r}", rule="open.io")
-    if not location.given:  # an unset variable of a shell; it would be the current folder
+    if not location.user_text:  # an unset variable of a shell; it would be the current folder
         raise missing_error(location)
     try:
         return location.find_model(io)
@@ -417,7 +417,7 @@ def missing_error(location: Location, error: IngotError | None = None) -> UsageE
         message = "there is no file or folder at this address" if error is None else error.message
         return UsageError(message, rule="open.missing", where=location.display)
     hint = ""
-    names = location.siblings() if location.given else None
+    names = location.siblings() if location.user_text else None
     if location.may_be_hub_id and names is None:
         hint = f"; to read a model of the Hugging Face Hub by its name: {install_hint('hub')}"
     elif names:

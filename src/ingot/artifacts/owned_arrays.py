@@ -10,7 +10,7 @@ import numpy as np
 from ingot.codecs.base import empty
 from ingot.codecs.dense.codec import DenseReader
 from ingot.codecs.table import CODECS
-from ingot.core.numeric.buffers import is_own
+from ingot.core.numeric.buffers import owns_memory
 from ingot.core.numeric.dtypes import DTYPES, little_endian
 from ingot.core.runtime.memory import gc_paused
 from ingot.core.runtime.parallel import default_workers, ordered
@@ -124,4 +124,4 @@ def _read(tensor: Tensor, out: Array) -> None:
 
 def _decode(tensor: Tensor, arrays: dict[str, Array]) -> None:
     values = tensor.numpy()
-    arrays[tensor.name] = values if is_own(values) else values.copy()
+    arrays[tensor.name] = values if owns_memory(values) else values.copy()

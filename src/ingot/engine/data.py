@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import isfinite
 from types import MappingProxyType
 from typing import Any, Literal
@@ -12,8 +13,9 @@ import numpy as np
 from msgspec import Struct
 
 from ingot.codecs.delta.base import delta_codec
+from ingot.codecs.repacked_encoder import prepare_encoder
 from ingot.codecs.table import CODECS
-from ingot.core.parsing.strictjson import warm
+from ingot.core.parsing.strictjson import preload
 from ingot.engine.diff_step import Diff
 from ingot.engine.fit import why_incomparable
 from ingot.engine.patch_step import Patch, Route, at_end
@@ -138,7 +140,7 @@ def _array(content: Any) -> Any:
 RULE = "plan.step"
 
 
-@warm
+@preload
 class StepData(Struct, frozen=True, forbid_unknown_fields=True):
     """A step as ``data.step_data`` writes it.
 
@@ -228,7 +230,7 @@ def _encode(data: StepData, tensor: Tensor) -> Encode:
     if tensor.decoder is None or data.action not in (DECODED, ENCODED):
         raise ValueError("expected a tensor that can be decoded, and one of the known actions")
     options = unplain(data.options)
-    encoder = CODECS.get_or_refuse(_codec(data.spec)).encoder(tensor.shape, tensor.dtype, options)
+    encoder = prepare_encoder(replace(spec_of(data.spec), shape=tensor.shape), tensor.dtype, options)
     spec: TensorSpec = encoded_spec(tensor.name, tensor, encoder, _encoding(data.spec))
     exact = encoder.lossless  # never as the data says: what is not exact is measured, and told
     action = data.action if exact else ENCODED

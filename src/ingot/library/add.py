@@ -25,7 +25,7 @@ from ingot.library.remake import contents
 from ingot.model.bytesource import ByteSource, Stamp
 from ingot.model.store import Store
 from ingot.reporting.report import Bytes, Count, Line, Report, Texts, figures_of
-from ingot.reporting.shown import Shown
+from ingot.reporting.reportable import Reportable
 from ingot.stores.location import Location
 from ingot.stores.shared import Adding, Use
 
@@ -140,7 +140,7 @@ _BATCH_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Added(Shown):
+class Added(Reportable):
     """The result of an addition.
 
     ``size`` are the bytes of the files, ``stored`` the growth of the library in bytes. ``known`` objects existed
@@ -164,7 +164,7 @@ class Added(Shown):
             "{name}: {files} files of {size} added in {stored}; objects: {known} known, {deltas} deltas, {whole} whole"
         )
         base = [Line("{base}", "base")] if self.base else []
-        return Report(figures_of(self), [Line(words), *base, Line("{item}", "note", each="notes")])
+        return Report(figures_of(self), [Line(words), *base, Line("{item}", "note", items="notes")])
 
 
 @takes(AddOptions, "store")

@@ -16,13 +16,13 @@ from ingot.library.place import OpenLibrary, using
 from ingot.library.remake import write_file
 from ingot.model.store import Replaced
 from ingot.reporting.report import Bytes, Count, Line, Report, Texts, figures_of
-from ingot.reporting.shown import Shown
+from ingot.reporting.reportable import Reportable
 from ingot.stores.local import LocalTarget
 from ingot.stores.location import Location
 
 
 @dataclass(frozen=True, slots=True)
-class Got(Shown):
+class Got(Reportable):
     """The written files: destination, number, bytes; ``notes`` are those of a conversion."""
 
     name: str
@@ -35,7 +35,7 @@ class Got(Shown):
         """Return the figures and notes."""
         return Report(
             figures_of(self),
-            [Line("{name}: {files} files of {size} written to {destination}"), Line("note: {item}", each="notes")],
+            [Line("{name}: {files} files of {size} written to {destination}"), Line("note: {item}", items="notes")],
         )
 
 

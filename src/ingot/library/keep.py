@@ -15,7 +15,7 @@ from ingot.library.objects import Objects, StorageForm, require_known
 from ingot.library.options import CheckOptions, CollectOptions, ListOptions, RemoveOptions
 from ingot.library.place import OpenLibrary, using
 from ingot.reporting.report import Bytes, Count, Line, Report, figures_of, table_of
-from ingot.reporting.shown import Shown
+from ingot.reporting.reportable import Reportable
 from ingot.stores.location import Location
 from ingot.stores.shared import Use
 
@@ -42,7 +42,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Holdings(Shown):
+class Holdings(Reportable):
     """The content of a library: artifacts, bytes of their files, of all objects, and of unneeded objects."""
 
     location: str
@@ -121,7 +121,7 @@ def rm(options: RemoveOptions) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Collected(Shown):
+class Collected(Reportable):
     """The deleted objects, or with ``dry_run`` those to delete, their bytes, and files of interrupted additions."""
 
     location: str

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ingot.core.parsing.strictjson import warm
+from ingot.core.parsing.strictjson import preload
 from ingot.errors import FormatError
 
 KEY = "delta"
@@ -20,7 +20,7 @@ VERSION, FITTED = 1, 2
 know these refuse it."""
 
 
-@warm
+@preload
 class Change(msgspec.Struct, frozen=True, omit_defaults=True):
     """One tensor of the fine-tune.
 
@@ -48,7 +48,7 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.base_dtype is not None or self.base_shape is not None
 
 
-@warm
+@preload
 class Identity(msgspec.Struct, frozen=True, omit_defaults=True):
     """How a set of tensors is recognised.
 
@@ -60,7 +60,7 @@ class Identity(msgspec.Struct, frozen=True, omit_defaults=True):
     hashes: dict[str, str] = {}
 
 
-@warm
+@preload
 class DeltaInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """The delta as a whole. ``tensors`` are those of the fine-tune in its order; ``removed`` are the base's others."""
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ingot.core.bytes import checksums, encodings
-from ingot.core.bytes.chunk_digests import ChunkDigests, ChunkedHasher, whole_as_chunk
+from ingot.core.bytes.chunk_digests import ChunkDigests, ChunkedHasher, single_chunk
 from ingot.core.numeric.dtypes import STORAGE_DTYPES, from_file, little_endian, native_order
 from ingot.core.runtime.parallel import go_on
 from ingot.errors import FormatError, IntegrityError
@@ -179,7 +179,7 @@ class Part:
         digest = self.stored_digest
         if not self.verify or digest is None:
             return None
-        return self.chunks or whole_as_chunk(digest, self.length)
+        return self.chunks or single_chunk(digest, self.length)
 
     def by_ranges(self) -> Part:
         """Return this part with ``by_chunks`` set, for reads of ranges. A chunk that one of both has checked is not
@@ -219,7 +219,7 @@ class Part:
         verified = self._checks is not None and self._checks.verified
         if verified and self.source.mapped and not self.source.changed():
             return
-        algorithm = checksums.known(digest, "part.digest", self.where)
+        algorithm = checksums.algorithm_of(digest, "part.digest", self.where)
         if algorithm is not None:
             checksums.check(digest, checksums.digest(algorithm, data), "part.digest-mismatch", self.where)
         self._shared_checks().verified = True
@@ -238,7 +238,9 @@ class StoredReader:
         self._part = part
         self._position = 0
         self._digest = part.stored_digest
-        algorithm = checksums.known(self._digest, "part.digest", part.where) if self._digest and part.verify else None
+        algorithm = (
+            checksums.algorithm_of(self._digest, "part.digest", part.where) if self._digest and part.verify else None
+        )
         self._chunked = ChunkedHasher(algorithm, part.chunks.size) if chunks and part.chunks and algorithm else None
         self._hasher = self._chunked or (checksums.hasher(algorithm) if algorithm else None)
 
@@ -366,7 +368,7 @@ class PartReader:
             encodings.require(part.encoding, part.where)
             self._decoder = encodings.ZstdReader(self._stored, part.nbytes, "part.zstd", part.where)
         self._digest = part.decoded_digest if part.verify else None
-        algorithm = checksums.known(self._digest, "part.digest", part.where) if self._digest else None
+        algorithm = checksums.algorithm_of(self._digest, "part.digest", part.where) if self._digest else None
         self._hasher = checksums.hasher(algorithm) if algorithm else None
 
     def readinto(self, out: memoryview) -> None:
@@ -395,7 +397,7 @@ class PartReader:
             self._decoder.finish()
         if self._hasher and self._digest:
             checksums.check(
-                self._digest, self._hasher.text(), "part.digest-mismatch", self._part.where, what="the decoded bytes"
+                self._digest, self._hasher.text(), "part.digest-mismatch", self._part.where, subject="the decoded bytes"
             )
         if not isinstance(self._decoder, encodings.SeekableReader):  # that one reads what it needs, checked by frames
             self._stored.finish()

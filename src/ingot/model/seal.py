@@ -51,7 +51,7 @@ class Seal:
     def check_head(self, head: bytes | memoryview, where: str) -> None:
         """Compare a file's first bytes; ``IntegrityError`` ``seal.digest-mismatch``."""
         found = checksums.digest(_ALGORITHM, head[:HEAD])
-        checksums.check(self.head, found, _RULE, where, what="the first bytes")
+        checksums.check(self.head, found, _RULE, where, subject="the first bytes")
 
     def check(self, index: int, data: memoryview, where: str) -> None:
         """Compare a chunk; ``IntegrityError`` ``seal.digest-mismatch``."""
@@ -113,7 +113,10 @@ def parse_seal(raw: bytes, where: str) -> Seal:
         and _LEAST <= chunk <= _MOST
         and chunk & (chunk - 1) == 0
         and len(digests) == 32 * -(-size // chunk)
-        and all(checksums.known(str(stated.get(key)), "seal.fields", where) == _ALGORITHM for key in ("digest", "head"))
+        and all(
+            checksums.algorithm_of(str(stated.get(key)), "seal.fields", where) == _ALGORITHM
+            for key in ("digest", "head")
+        )
     )
     if not sound:
         raise FormatError(

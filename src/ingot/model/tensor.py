@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ingot.core.border import bordered
-from ingot.core.numeric.buffers import is_own
+from ingot.core.numeric.buffers import owns_memory
 from ingot.core.numeric.dtypes import dtype as resolve_dtype
 from ingot.core.registry import Registry
 from ingot.errors import UnsupportedError, UsageError
@@ -282,7 +282,7 @@ class Tensor:
         require_in_proportion([self], self.name)
         if out is None:
             values = self.decoder.decode(self, self.dtype if dtype is None else resolve_dtype(dtype).name)
-            return values.copy() if copy and not is_own(values) else values
+            return values.copy() if copy and not owns_memory(values) else values
         name = resolve_dtype(out.dtype if dtype is None else dtype).name
         require_output(out, self.shape, name, self.name)
         self.decoder.decode(self, name, out)

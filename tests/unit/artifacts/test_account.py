@@ -68,7 +68,7 @@ def test_dry_runs_and_the_matrix_say_the_same(unread: Path, tmp_path: Path) -> N
     from ingot.conversion.run import prepare
 
     assert refusal(lambda: prepare(unread, tmp_path / "b.zt")) == "account.lost"
-    refused = [way for way in matrix(unread, to=["zt"]).ways if way.action == "refused"]
+    refused = [way for way in matrix(unread, to=["zt"]).tensors if way.action == "refused"]
     assert [(way.name, way.why) for way in refused] == [*UNREAD.items()]
 
 

@@ -422,7 +422,7 @@ def test_a_rule_that_knows_names_of_the_result_alone_is_refused(tmp_path: Path) 
 def test_candidates_have_no_quantizer() -> None:
     text = '[[rules]]\npick = "smallest"\ncandidates = [{ codec = "affine", quantizer = "gptq" }]'
     with pytest.raises(UsageError) as refused:
-        parse_recipe(text, where="r.toml")
+        parse_recipe(text, location="r.toml")
     assert refused.value.rule == "recipe.pick"
 
 

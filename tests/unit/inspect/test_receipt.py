@@ -13,7 +13,7 @@ import ingot
 from ingot.cli.main import run
 from ingot.errors import IngotError
 from ingot.inspect.inspect import inspect
-from ingot.inspect.receipt import add_receipt, require_place
+from ingot.inspect.receipt import add_receipt, require_writable
 from ingot.model.receipt import KEY, MAX_RECEIPT, MOST, SUFFIX, Receipt, extended, parse_receipt
 from ingot.stores.local import LocalTarget
 from tests.support.web import WebServer
@@ -152,5 +152,5 @@ def test_a_disk_that_fails_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch
 def test_where_nothing_can_be_written_is_known_before_it_is_measured(tmp_path: Path) -> None:
     data = saved(tmp_path / "model.safetensors").read_bytes()
     with WebServer({"model.safetensors": data}) as server, pytest.raises(IngotError) as caught:
-        require_place(f"{server.url}/model.safetensors")
+        require_writable(f"{server.url}/model.safetensors")
     assert caught.value.rule == "store.not-writable"

@@ -25,7 +25,7 @@ DATA = np.random.default_rng(3).bytes(210_000)
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ahead, "WINDOW", 1 << 14)
-    monkeypatch.setattr(ahead, "MOST", 1 << 16)
+    monkeypatch.setattr(ahead, "MAX_AHEAD", 1 << 16)
     monkeypatch.setattr(client, "_PAUSE", 0.001)
 
 
@@ -58,8 +58,8 @@ def reader() -> Iterator[Reader]:
     made = Reader()
     yield made
     made.ahead.stop()
-    assert ahead._LINE._held == 0
-    assert not ahead._LINE._waiting
+    assert ahead._QUEUE._held_bytes == 0
+    assert not ahead._QUEUE._waiting
 
 
 @pytest.mark.parametrize("step", [1, -1, 37])
@@ -118,7 +118,7 @@ def test_several_threads_take_pieces_of_one_range(reader: Reader) -> None:
 def test_no_more_waits_to_be_taken_than_is_allowed(reader: Reader) -> None:
     reader.ahead.expect(RANGES)
     for _ in range(100):
-        assert ahead._LINE._held <= 1 << 16
+        assert ahead._QUEUE._held_bytes <= 1 << 16
     reader.ahead.stop()
     assert reader.read <= 1 << 16
     assert reader.value(*RANGES[0]) == b""
@@ -140,7 +140,7 @@ def model(tmp_path: Path) -> Path:
 
 def test_a_checkpoint_is_read_once_and_in_few_requests(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ahead, "WINDOW", 1 << 20)
-    monkeypatch.setattr(ahead, "MOST", 1 << 24)
+    monkeypatch.setattr(ahead, "MAX_AHEAD", 1 << 24)
     data = (model / "m.zt").read_bytes()
     with WebServer({"m.zt": data}) as server, ingot.open(f"{server.url}/m.zt") as file:
         found = file.state_dict()

@@ -11,8 +11,7 @@ from ingot.errors import UsageError
 from ingot.model.store import Replaced, Store
 from ingot.stores.location import Location
 from ingot.stores.memory import MemoryStore
-from ingot.stores.scheme import Scheme, WritableScheme
-from ingot.stores.table import STORES
+from ingot.stores.scheme import STORES, Scheme, WritableScheme
 
 WRITABLE = {"file", "memory", "s3", "gs", "az"}
 

@@ -10,7 +10,7 @@ import numpy as np
 from ingot.codecs.affine.repack import AffineRepack, difference, number_chunks, shift
 from ingot.codecs.affine.word_codes import pack_planes, pack_points, pack_words, unpack_codes
 from ingot.codecs.base import Repacked, RepackReader, cannot
-from ingot.core.numeric.buffers import scratch, turn_into
+from ingot.core.numeric.buffers import scratch, transpose_into
 from ingot.core.numeric.dtypes import as_bits, file_bytes, float_name, from_file, numpy_dtype
 from ingot.core.runtime import native
 from ingot.errors import IntegrityError
@@ -232,9 +232,9 @@ class TransposedReader:
             rows = slice(row, min(row + self._strip, height))
             codes, steps, points = source.read(rows.stop - row)
             self._transpose(codes, line, end, row, transposed)
-            turn_into(steps[:, groups], scales, row)
+            transpose_into(steps[:, groups], scales, row)
             if zeros is not None and points is not None:
-                turn_into(points[:, groups], zeros, row)
+                transpose_into(points[:, groups], zeros, row)
         source.finish()
         parts = {CODES: transposed, SCALES: scales}
         if zeros is not None and len(zeros):  # per-row parts go with the first columns

@@ -34,7 +34,7 @@ _NO_LIMIT = 2**63 - 1
 def is_patched(name: str) -> bool:
     """Return whether the codec supports this element type: full bytes, and no complex numbers."""
     row = DTYPES.get(name)
-    return row is not None and row.bits in (8, 16, 32, 64) and row.kind != "c"
+    return row is not None and row.bits in (8, 16, 32, 64) and row.category != "c"
 
 
 def as_unsigned(values: Array) -> Array:

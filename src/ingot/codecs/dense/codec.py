@@ -258,7 +258,7 @@ def _whole_bytes(row: DType, location: str | None) -> DType:
 
 def require_bool(values: Array, row: DType, location: str) -> None:
     """Raise ``CodecError`` ``dense.bool`` for a bool other than 0x00 and 0x01 (zTensor 1.2 section 2)."""
-    if row.kind == "b" and values.size and int(values.view(np.uint8).max()) > 1:
+    if row.category == "b" and values.size and int(values.view(np.uint8).max()) > 1:
         raise CodecError("dense.bool", "expected bytes 0x00 and 0x01 in a bool, found another", where=location)
 
 

@@ -1,8 +1,8 @@
-"""One of several ways for each of many things, at the least cost within a limit: the multiple-choice knapsack.
+"""The multiple-choice knapsack: one choice for each item, at minimum cost, with a limit of the total size.
 
-The linear relaxation is solved by its hull (Sinha and Zoltners, Operations Research 27, 1979). Its price of a unit of
-size tells of every way what it costs beyond the relaxation at least; ways that cost more than the best answer so far
-are left out, and the rest is solved by dynamic programming over states that no other dominates (Pisinger, European
+The linear relaxation is solved by the lower convex hulls of cost over size (Sinha and Zoltners, Operations Research 27,
+1979). Its price of a unit of size gives a lower bound for the cost of each choice. Choices whose bound exceeds the best
+solution are dropped. The remaining problem is solved by dynamic programming over undominated states (Pisinger, European
 Journal of Operational Research 83, 1995).
 """
 
@@ -18,16 +18,16 @@ from numpy.typing import NDArray
 Numbers = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-# A first run with few states finds an answer by which the second one leaves out nearly all ways.
+# A first run with few states finds a solution by which the second run can drop most choices.
 _STATES = (512, 1 << 15)
 _EPSILON = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """A way for each thing, what they cost and take together, and ``bound``: no allocation costs less.
+    """One choice (index) for each item, with the total cost and size; ``bound`` is a lower bound of the minimum cost.
 
-    ``bound`` is ``cost``, up to rounding, unless there were more states than are kept.
+    ``bound`` equals ``cost`` up to rounding, unless the number of states exceeded the limit.
     """
 
     picks: tuple[int, ...]
@@ -37,8 +37,8 @@ class Allocation:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ways:
-    """Ways of one thing that no other dominates, sizes rising and costs falling; ``index`` in what was given."""
+class _Choices:
+    """The undominated choices of one item, with rising sizes and falling costs; ``index`` is in the caller's lists."""
 
     index: Indices
     size: Numbers
@@ -47,9 +47,12 @@ class _Ways:
 
 @dataclass(frozen=True, slots=True)
 class _Increments:
-    """Steps along the lower hulls of all things, the most gain for their size first: thing, way before and after."""
+    """Steps along the lower hulls of all items, with the best ratio of gain and size first.
 
-    thing: Indices
+    Each step of an item leads from the choice ``before`` to the choice ``after``.
+    """
+
+    item: Indices
     before: Indices
     after: Indices
     size: Numbers
@@ -57,162 +60,167 @@ class _Increments:
 
 
 def allocate(costs: Sequence[Sequence[float]], sizes: Sequence[Sequence[float]], limit: float) -> Allocation | None:
-    """Return the least cost at which all sizes together are at most ``limit``; None where the smallest are more.
+    """Return the allocation of minimum cost whose total size is at most ``limit``; None if all are larger.
 
     Parameters
     ----------
-    costs, sizes : for each thing, for each of its ways
-        Finite; whole numbers below 2**53 are added exactly. At least one way each.
+    costs, sizes : sequence of sequence of float
+        The cost and size of each choice of each item, finite. Each item has at least one choice. Integers below 2**53
+        are added exactly.
     limit : float
     """
-    ways = [_undominated(one, two) for one, two in zip(costs, sizes, strict=True)]
-    if sum(each.size[0] for each in ways) > limit:
+    items = [_undominated(cost, size) for cost, size in zip(costs, sizes, strict=True)]
+    if sum(item.size[0] for item in items) > limit:
         return None
-    best, price = _relaxed(ways, _increments(ways), limit)
-    bound = _bound(ways, price, limit)
-    for most in _STATES:
-        best, whole = _improved(ways, best, (price, bound), limit, most)
-        if whole:
-            bound = _sum(ways, best)[0]
+    best, price = _relaxed(items, _increments(items), limit)
+    bound = _bound(items, price, limit)
+    for max_states in _STATES:
+        best, is_optimal = _improved(items, best, (price, bound), limit, max_states)
+        if is_optimal:
+            bound = _sum(items, best)[0]
             break
-    cost, size = _sum(ways, best)
-    picks = tuple(int(each.index[way]) for each, way in zip(ways, best, strict=True))
+    cost, size = _sum(items, best)
+    picks = tuple(int(item.index[pick]) for item, pick in zip(items, best, strict=True))
     return Allocation(picks, cost, size, min(bound, cost))
 
 
 def frontier(costs: Sequence[Sequence[float]], sizes: Sequence[Sequence[float]]) -> tuple[Numbers, Numbers]:
-    """Return sizes and costs of allocations than which none is both smaller and cheaper, from the smallest on."""
-    ways = [_undominated(one, two) for one, two in zip(costs, sizes, strict=True)]
-    steps = _increments(ways)
-    least = _sum(ways, [0] * len(ways))
+    """Return the sizes and costs of allocations on the lower hull of cost over size, in order of size."""
+    items = [_undominated(cost, size) for cost, size in zip(costs, sizes, strict=True)]
+    steps = _increments(items)
+    cost, size = _sum(items, [0] * len(items))
     return (
-        np.concatenate([[least[1]], least[1] + np.cumsum(steps.size)]),
-        np.concatenate([[least[0]], least[0] + np.cumsum(steps.cost)]),
+        np.concatenate([[size], size + np.cumsum(steps.size)]),
+        np.concatenate([[cost], cost + np.cumsum(steps.cost)]),
     )
 
 
-def _undominated(costs: Sequence[float], sizes: Sequence[float]) -> _Ways:
+def _undominated(costs: Sequence[float], sizes: Sequence[float]) -> _Choices:
     cost = np.array(costs, np.float64)
     size = np.array(sizes, np.float64)
     order = np.lexsort((cost, size))
-    least = np.minimum.accumulate(cost[order])
-    kept = order[np.concatenate([[True], cost[order][1:] < least[:-1]])]
-    return _Ways(kept, size[kept], cost[kept])
+    minimum = np.minimum.accumulate(cost[order])
+    index = order[np.concatenate([[True], cost[order][1:] < minimum[:-1]])]
+    return _Choices(index, size[index], cost[index])
 
 
-def _hull(ways: _Ways) -> list[int]:
-    """Return the ways on the lower hull of cost over size."""
-    found: list[int] = []
-    for way in range(len(ways.size)):
-        while len(found) > 1:
-            one, two = found[-2:]
-            rise = (ways.cost[two] - ways.cost[one]) * (ways.size[way] - ways.size[one])
-            if rise < (ways.cost[way] - ways.cost[one]) * (ways.size[two] - ways.size[one]):
+def _hull(choices: _Choices) -> list[int]:
+    """Return the choices on the lower hull of cost over size."""
+    hull: list[int] = []
+    for choice in range(len(choices.size)):
+        while len(hull) > 1:
+            first, second = hull[-2:]
+            rise = (choices.cost[second] - choices.cost[first]) * (choices.size[choice] - choices.size[first])
+            if rise < (choices.cost[choice] - choices.cost[first]) * (choices.size[second] - choices.size[first]):
                 break
-            found.pop()
-        found.append(way)
-    return found
+            hull.pop()
+        hull.append(choice)
+    return hull
 
 
-def _increments(ways: Sequence[_Ways]) -> _Increments:
-    rows = [(thing, one, two) for thing, each in enumerate(ways) for one, two in pairwise(_hull(each))]
-    thing, before, after = (np.array(column, np.int64) for column in (zip(*rows, strict=True) if rows else ((),) * 3))
-    size = np.array([ways[n].size[two] - ways[n].size[one] for n, one, two in rows], np.float64)
-    cost = np.array([ways[n].cost[two] - ways[n].cost[one] for n, one, two in rows], np.float64)
-    order = np.lexsort((after, cost / size)) if rows else thing
-    return _Increments(thing[order], before[order], after[order], size[order], cost[order])
+def _increments(items: Sequence[_Choices]) -> _Increments:
+    rows = [(n, before, after) for n, choices in enumerate(items) for before, after in pairwise(_hull(choices))]
+    item, before, after = (np.array(column, np.int64) for column in (zip(*rows, strict=True) if rows else ((),) * 3))
+    size = np.array([items[n].size[last] - items[n].size[first] for n, first, last in rows], np.float64)
+    cost = np.array([items[n].cost[last] - items[n].cost[first] for n, first, last in rows], np.float64)
+    order = np.lexsort((after, cost / size)) if rows else item
+    return _Increments(item[order], before[order], after[order], size[order], cost[order])
 
 
-def _relaxed(ways: Sequence[_Ways], steps: _Increments, limit: float) -> tuple[list[int], float]:
-    """Return a feasible answer near the relaxation's, and the relaxation's price of a unit of size."""
-    picks = [0] * len(ways)
+def _relaxed(items: Sequence[_Choices], steps: _Increments, limit: float) -> tuple[list[int], float]:
+    """Return a feasible solution near that of the relaxation, and the relaxation's price of a unit of size."""
+    picks = [0] * len(items)
     price = 0.0
-    room = limit - sum(float(each.size[0]) for each in ways)
-    for number in range(len(steps.size)):
-        thing = int(steps.thing[number])
-        size = float(steps.size[number])
+    room = limit - sum(float(item.size[0]) for item in items)
+    for index in range(len(steps.size)):
+        item = int(steps.item[index])
+        size = float(steps.size[index])
         if size > room:
-            price = price or -float(steps.cost[number]) / size
-        elif picks[thing] == steps.before[number]:
-            picks[thing] = int(steps.after[number])
+            price = price or -float(steps.cost[index]) / size
+        elif picks[item] == steps.before[index]:
+            picks[item] = int(steps.after[index])
             room -= size
     return picks, price
 
 
-def _bound(ways: Sequence[_Ways], price: float, limit: float) -> float:
-    return float(sum((each.cost + price * each.size).min() for each in ways)) - price * limit
+def _bound(items: Sequence[_Choices], price: float, limit: float) -> float:
+    return float(sum((item.cost + price * item.size).min() for item in items)) - price * limit
 
 
-def _sum(ways: Sequence[_Ways], picks: Sequence[int]) -> tuple[float, float]:
-    cost = sum(float(each.cost[way]) for each, way in zip(ways, picks, strict=True))
-    return cost, sum(float(each.size[way]) for each, way in zip(ways, picks, strict=True))
+def _sum(items: Sequence[_Choices], picks: Sequence[int]) -> tuple[float, float]:
+    cost = sum(float(item.cost[pick]) for item, pick in zip(items, picks, strict=True))
+    return cost, sum(float(item.size[pick]) for item, pick in zip(items, picks, strict=True))
 
 
 def _improved(
-    ways: Sequence[_Ways], best: list[int], relaxed: tuple[float, float], limit: float, most: int
+    items: Sequence[_Choices], best: list[int], relaxed: tuple[float, float], limit: float, max_states: int
 ) -> tuple[list[int], bool]:
-    """Return the best answer of at most ``most`` states after each thing, and whether none better can be."""
-    (price, bound), cost = relaxed, _sum(ways, best)[0]
+    """Return the best solution with at most ``max_states`` states per item, and whether it is optimal."""
+    price, bound = relaxed
+    cost = _sum(items, best)[0]
     gap = cost - bound
     if gap <= _EPSILON * max(abs(cost), abs(bound)):
         return best, True
-    # What each way costs beyond the relaxation; an answer that is better than the best has less than the gap of it.
-    over = [each.cost + price * each.size for each in ways]
-    over = [each - each.min() for each in over]
-    left = [np.flatnonzero(each < gap) for each in over]
+    # The cost of each choice beyond the relaxation. In a better solution all of them together are less than the gap.
+    over = [item.cost + price * item.size for item in items]
+    over = [excess - excess.min() for excess in over]
+    remaining = [np.flatnonzero(excess < gap) for excess in over]
     order = sorted(
-        (n for n in range(len(ways)) if len(left[n]) > 1), key=lambda n: -float(np.ptp(ways[n].size[left[n]]))
+        (n for n in range(len(items)) if len(remaining[n]) > 1),
+        key=lambda n: -float(np.ptp(items[n].size[remaining[n]])),
     )
-    fixed = {n: int(left[n][0]) for n in range(len(ways)) if len(left[n]) == 1}
-    room = limit - sum(float(ways[n].size[way]) for n, way in fixed.items())
-    least = np.array([ways[n].size[left[n]].min() for n in order])
-    more = np.array([ways[n].size[left[n]].max() for n in order])
-    least, more = (np.append(np.cumsum(each[::-1])[::-1], 0.0) for each in (least, more))
+    fixed = {n: int(remaining[n][0]) for n in range(len(items)) if len(remaining[n]) == 1}
+    room = limit - sum(float(items[n].size[pick]) for n, pick in fixed.items())
+    smallest = np.array([items[n].size[remaining[n]].min() for n in order])
+    largest = np.array([items[n].size[remaining[n]].max() for n in order])
+    # Total sizes of all items from a position on.
+    smallest, largest = (np.append(np.cumsum(sizes[::-1])[::-1], 0.0) for sizes in (smallest, largest))
     size = np.zeros(1)
     beyond = np.zeros(1)
-    whole = True
+    is_optimal = True
     trail: list[tuple[Indices, Indices]] = []
-    for place, n in enumerate(order):
-        came = np.tile(np.arange(len(size)), len(left[n]))
-        way = np.repeat(left[n], len(size))
-        size = (size + ways[n].size[left[n]][:, None]).reshape(-1)
-        beyond = (beyond + over[n][left[n]][:, None]).reshape(-1)
-        # Room that stays empty, however the rest is chosen, costs its price too.
-        empty = np.maximum(room - size - more[place + 1], 0.0)
-        can = (size + least[place + 1] <= room) & (beyond + price * empty < gap)
-        size = size[can]
-        beyond = beyond[can]
-        came = came[can]
-        way = way[can]
-        kept = _front(size, beyond - price * size)
-        if len(kept) > most:
-            kept = _thinned(kept, size, most)
-            whole = False
-        size = size[kept]
-        beyond = beyond[kept]
-        trail.append((came[kept], way[kept]))
+    for position, n in enumerate(order):
+        origin = np.tile(np.arange(len(size)), len(remaining[n]))
+        choice = np.repeat(remaining[n], len(size))
+        size = (size + items[n].size[remaining[n]][:, None]).reshape(-1)
+        beyond = (beyond + over[n][remaining[n]][:, None]).reshape(-1)
+        # Room that no choice of the later items can fill costs its price too.
+        empty = np.maximum(room - size - largest[position + 1], 0.0)
+        feasible = (size + smallest[position + 1] <= room) & (beyond + price * empty < gap)
+        size = size[feasible]
+        beyond = beyond[feasible]
+        origin = origin[feasible]
+        choice = choice[feasible]
+        states = _front(size, beyond - price * size)
+        if len(states) > max_states:
+            states = _thinned(states, size, max_states)
+            is_optimal = False
+        size = size[states]
+        beyond = beyond[states]
+        trail.append((origin[states], choice[states]))
     if not len(size):
-        return best, whole
-    found = int(np.argmin(beyond - price * size))
-    picks = [fixed.get(n, 0) for n in range(len(ways))]
-    for n, (came, way) in zip(reversed(order), reversed(trail), strict=True):
-        picks[n], found = int(way[found]), int(came[found])
-    return (picks if _sum(ways, picks)[0] < cost else best), whole
+        return best, is_optimal
+    state = int(np.argmin(beyond - price * size))
+    picks = [fixed.get(n, 0) for n in range(len(items))]
+    for n, (origin, choice) in zip(reversed(order), reversed(trail), strict=True):
+        picks[n] = int(choice[state])
+        state = int(origin[state])
+    return (picks if _sum(items, picks)[0] < cost else best), is_optimal
 
 
 def _front(size: Numbers, cost: Numbers) -> Indices:
-    """Return the states that no other dominates, by size."""
+    """Return the undominated states in order of size."""
     order: Indices = np.lexsort((cost, size))
     if not len(order):
         return order
     falling = cost[order]
-    kept: Indices = order[np.concatenate([[True], falling[1:] < np.minimum.accumulate(falling)[:-1]])]
-    return kept
+    states: Indices = order[np.concatenate([[True], falling[1:] < np.minimum.accumulate(falling)[:-1]])]
+    return states
 
 
-def _thinned(kept: Indices, size: Numbers, most: int) -> Indices:
-    """Return the cheapest state of each of ``most`` equal spans of size."""
-    sizes = size[kept]
-    spans = ((sizes - sizes[0]) * (most / (sizes[-1] - sizes[0]))).astype(np.int64)
-    found: Indices = kept[np.append(spans[1:] != spans[:-1], True)]
-    return found
+def _thinned(states: Indices, size: Numbers, max_states: int) -> Indices:
+    """Return the cheapest state of each of ``max_states`` equal ranges of size."""
+    sizes = size[states]
+    ranges = ((sizes - sizes[0]) * (max_states / (sizes[-1] - sizes[0]))).astype(np.int64)
+    cheapest: Indices = states[np.append(ranges[1:] != ranges[:-1], True)]
+    return cheapest

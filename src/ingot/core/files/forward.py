@@ -1,4 +1,4 @@
-"""Byte sources over what can only be read in order: going back means beginning anew."""
+"""Byte sources over streams that can only be read in order; to go back, the stream is read again from its start."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import numpy as np
 
 from ingot.core.numeric.dtypes import require_inside
 
-_PIECE = 1 << 20
+_CHUNK = 1 << 20
 
 
 class Sequential(Protocol):
-    """Bytes in order; ``finish`` checks what can be checked at the end."""
+    """A reader of bytes in order; ``finish`` makes the checks that need the end of the stream."""
 
     def readinto(self, out: memoryview) -> None: ...
 
     def finish(self) -> None: ...
 
 
-class Forward(ABC):
-    """A byte source of ``size`` bytes that are made by a sequential reader; never more than a piece of them is held.
+class SequentialSource(ABC):
+    """A byte source of ``size`` bytes from a sequential reader, of which at most one chunk is in memory.
 
-    A subclass sets what its ``start`` needs before it calls ``__init__``.
+    A subclass sets the attributes that ``start`` uses before it calls ``__init__``.
     """
 
     mapped = False
@@ -41,13 +41,13 @@ class Forward(ABC):
         """Return a reader at the first byte."""
 
     def view(self, offset: int, length: int) -> memoryview:
-        """Return the bytes in fresh memory."""
+        """Return the bytes in a new buffer."""
         out = np.empty(length, np.uint8).data
         self.readinto(offset, out)
         return out
 
     def readinto(self, offset: int, out: memoryview) -> None:
-        """Fill ``out``; errors as the reader's, ``IntegrityError`` ``store.short-read`` past the end."""
+        """Fill ``out``; raise the reader's errors, and ``IntegrityError`` ``store.short-read`` past the end."""
         require_inside(offset, out.nbytes, self.size, self.name)
         with self._lock:
             if offset < self._position:
@@ -61,9 +61,9 @@ class Forward(ABC):
                 self._reader.finish()
 
     def _skip(self, count: int) -> None:
-        scratch = memoryview(bytearray(min(count, _PIECE)))
+        scratch = memoryview(bytearray(min(count, _CHUNK)))
         while count:
-            piece = scratch[: min(count, len(scratch))]
-            self._reader.readinto(piece)
-            self._position += len(piece)
-            count -= len(piece)
+            chunk = scratch[: min(count, len(scratch))]
+            self._reader.readinto(chunk)
+            self._position += len(chunk)
+            count -= len(chunk)

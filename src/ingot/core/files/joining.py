@@ -1,4 +1,4 @@
-"""Publishing into a folder that stays: files join those that are there."""
+"""Staging of files that are added to an existing folder."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from ingot.core.files.system import flush, write_error
 from ingot.errors import UsageError
 
 
-class Joining(Staging):
-    """A place to write files that join those of an existing folder, where files of their names are replaced.
+class MergeStaging(Staging):
+    """A ``Staging`` whose files are added to an existing folder; files with the same names are replaced.
 
-    They appear one after the other, in the order in which they are named, each complete and all before it on disk. So
-    the last can be a sentinel that makes the others count: whoever is killed before leaves files that do not. The
-    staging folder lies in the folder itself, hidden.
+    ``publish`` moves the files in the given order. Each file is flushed to disk before the next one appears, so that
+    the last one can be a completion marker: if the process is killed before, readers ignore the other files. The
+    staging folder is a hidden subfolder of the target.
     """
 
     def __init__(self, dst: str | os.PathLike[str], *, resume: bool = False) -> None:
         super().__init__(dst, directory=True, overwrite=True, resume=resume)
 
     def publish(self, names: Sequence[str]) -> Path:
-        """Flush the named files, move them into their folders in this order, remove the staging folder."""
+        """Flush the named files, move them into the target in this order, and remove the staging folder."""
         self._require_open()
         try:
             self._flush(names)

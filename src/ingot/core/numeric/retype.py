@@ -1,7 +1,7 @@
-"""Floats kept exactly in a wider type, for containers that have no name for their own: there and back, bit for bit.
+"""Exact storage of floats in a wider type, for containers that lack the original type.
 
-bf16 is the upper half of f32 and f8_e5m2 the upper half of f16, so these need no arithmetic at all, and a NaN keeps its
-payload. Every other pair is proven value by value.
+bf16 is the upper half of f32 and f8_e5m2 the upper half of f16: these need no arithmetic, and a NaN keeps its payload.
+For all other pairs each value is checked.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ingot.core.numeric.dtypes import numpy_dtype
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-HOLDERS: dict[str, tuple[str, ...]] = {
+EXACT_WIDER_DTYPES: dict[str, tuple[str, ...]] = {
     "bf16": ("f16", "f32"),
     "f8_e4m3fn": ("f16",),
     "f8_e5m2": ("f16",),
@@ -22,28 +22,28 @@ HOLDERS: dict[str, tuple[str, ...]] = {
     "f8_e5m2fnuz": ("f16",),
     "f8_e8m0fnu": ("f32",),
 }
-"""Types that may hold a type's values, smallest first. Only bf16 in f16 depends on the values."""
+"""Types that can store a type's values, smallest first. Only for bf16 in f16 this depends on the values."""
 
 
-def always_held(source: str, holder: str) -> bool:
-    """Whether ``holder``, one of ``HOLDERS[source]``, holds every value of ``source``."""
-    return (source, holder) != ("bf16", "f16")
+def is_always_exact(source: str, wider: str) -> bool:
+    """Return whether ``wider``, one of ``EXACT_WIDER_DTYPES[source]``, can store all values of ``source``."""
+    return (source, wider) != ("bf16", "f16")
 
 
-def widen(values: Array, source: str, holder: str) -> Array | None:
-    """Return values of type ``source`` (1-D, native) in ``holder``; None unless each comes back bit for bit."""
-    if (source, holder) == ("bf16", "f32"):
+def widen(values: Array, source: str, wider: str) -> Array | None:
+    """Return values of type ``source`` (1-D, native) in type ``wider``; None if ``narrow`` cannot restore all bits."""
+    if (source, wider) == ("bf16", "f32"):
         return (values.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-    if (source, holder) == ("f8_e5m2", "f16"):
+    if (source, wider) == ("f8_e5m2", "f16"):
         return (values.view(np.uint8).astype(np.uint16) << 8).view(np.float16)
-    with np.errstate(all="ignore"):  # overflow is seen on the way back
-        wide = values.astype(np.float32).astype(numpy_dtype(holder))
+    with np.errstate(all="ignore"):  # narrow detects overflow
+        wide = values.astype(np.float32).astype(numpy_dtype(wider))
     back = narrow(wide, source)
     return wide if back is not None and np.array_equal(_bits(back), _bits(values)) else None
 
 
 def narrow(values: Array, source: str) -> Array | None:
-    """Undo ``widen``: return the values in type ``source``; None where one is no value of that type."""
+    """Return the values of ``widen`` in the original type ``source``; None if one is not a value of that type."""
     with np.errstate(all="ignore"):  # signalling NaN
         if source == "bf16":
             bits = values.astype(np.float32).view(np.uint32)

@@ -30,13 +30,13 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.model.store import Replaced, Store
 from ingot.model.tensor import Tensor
 from ingot.reporting.report import Bytes, Column, Figure, Line, Report, Shape, Table, figures_of, table_of
-from ingot.reporting.shown import Shown
+from ingot.reporting.reportable import Reportable
 from ingot.stores.local import LocalTarget
 from ingot.stores.location import AnyPath, Location
 
 
 @dataclass(frozen=True, slots=True)
-class KernelReport(Shown):
+class KernelReport(Reportable):
     """The packed kernel: the file, its bytes, its kernel format, and the reason for the format."""
 
     path: str
@@ -101,7 +101,7 @@ def _table(options: KernelOptions) -> ActivationLut | None:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelReport(Shown):
+class ModelReport(Reportable):
     """The packed kernels of a checkpoint: a unit per kernel, and the refused kernels with reasons."""
 
     path: str
@@ -125,7 +125,7 @@ class ModelReport(Shown):
             table_of("kernels", self.kernels, KernelReport),
             Table("", columns, [(*group, count) for group, count in counts.items()], data=False),
         ]
-        closing = [Line("{item}", "refused", each="reasons")]
+        closing = [Line("{item}", "refused", items="reasons")]
         return Report(figures, [Line("{path}: {count} kernel units for {chip}, {size}")], tables, closing)
 
 
@@ -241,7 +241,7 @@ def _unit(
 
 
 @dataclass(frozen=True, slots=True)
-class UnitReport(Shown):
+class UnitReport(Reportable):
     """The description of a kernel unit for ``ingot inspect``. Sizes are in bytes.
 
     ``tiles`` are padded sizes of the weight tiles. ``word`` is the KernelCfg register. ``streams`` are the coefficient

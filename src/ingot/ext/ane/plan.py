@@ -27,7 +27,7 @@ from ingot.model.layouts.dense import DenseLayout
 from ingot.model.tensor import Tensor
 from ingot.naming.names import role_of
 from ingot.reporting.report import Bytes, Counts, Figure, Line, Report, Texts, table_of
-from ingot.reporting.shown import Shown
+from ingot.reporting.reportable import Reportable
 
 KERNEL = "kernel"
 GATHER = "gather"
@@ -138,7 +138,7 @@ CHIP_SUM_HEADS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Plan(Shown):
+class Plan(Reportable):
     """The result of ``ingot.plan``; ``notes`` name unreadable tensors, which no figure includes."""
 
     path: str
@@ -169,7 +169,7 @@ class Plan(Shown):
     def report(self) -> Report:
         """Return a report with a line per chip."""
         table = table_of("chips", self.sums, ChipSum, CHIP_SUM_HEADS)
-        return Report([Figure("notes", self.notes, "texts")], [Line("note: {item}", each="notes")], [table])
+        return Report([Figure("notes", self.notes, "texts")], [Line("note: {item}", items="notes")], [table])
 
 
 @takes(PlanOptions, "plan")

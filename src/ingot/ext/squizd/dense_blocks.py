@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.core.numeric.dtypes import DTYPES
-from ingot.core.parsing.columns import Array, chosen, numbers, same, zeros
+from ingot.core.parsing.columns import Array, map_texts, numbers, same, zeros
 from ingot.ext.squizd.blocks import DTYPE_CODES, MAX_U32, NPCL, npcl
 from ingot.ext.squizd.carry import StorageForm
 from ingot.ext.squizd.directory import Entries, EntryColumns
@@ -129,7 +129,7 @@ def find_dense_blocks(source: HeaderSource, entries: Entries, layers: Array) -> 
     columns = entries.columns
     offsets = numbers(columns.offset.first)
     ranks = np.diff(numbers(columns.shape.second))
-    lengths = numbers(columns.shape.third) * chosen(columns.dtype, _WHOLE_BYTES, 0) + _FIXED + 4 * ranks
+    lengths = numbers(columns.shape.third) * map_texts(columns.dtype, _WHOLE_BYTES, 0) + _FIXED + 4 * ranks
     layer = numbers(columns.layer.first)
     bounds = np.append(layers, [(0, 0)], 0)  # the last row serves layers that do not exist
     first, end = bounds[np.minimum(layer, len(layers))].T
@@ -144,8 +144,8 @@ def find_dense_blocks(source: HeaderSource, entries: Entries, layers: Array) -> 
 
 def _simple(columns: EntryColumns) -> Flags:
     """Return which entries are dense tensors without properties that need a detailed check."""
-    is_simple: Flags = chosen(columns.codec, {DenseLayout.codec: 1}) == 1
-    is_simple &= chosen(columns.dtype, _WHOLE_BYTES, 0) > 0
+    is_simple: Flags = map_texts(columns.codec, {DenseLayout.codec: 1}) == 1
+    is_simple &= map_texts(columns.dtype, _WHOLE_BYTES, 0) > 0
     for absent in (columns.scales.first, columns.first.third, columns.second.third, columns.mask.third):
         is_simple &= numbers(absent) < 0
     for empty in (columns.params, columns.chunks):
@@ -169,7 +169,7 @@ def _foreign(texts: Sequence[str]) -> Flags:
 
 def _has_header(source: HeaderSource, columns: EntryColumns, rows: Array, rank: int) -> Flags:
     """Return which blocks of tensors with ``rank`` dimensions begin with the header that the directory implies."""
-    codes = chosen(columns.dtype, DTYPE_CODES)[rows]
+    codes = map_texts(columns.dtype, DTYPE_CODES)[rows]
     sizes = numbers(columns.shape.first)[numbers(columns.shape.second)[rows, None] + np.arange(rank)]
     heads = np.empty((rows.size, 3 + rank), "<u4")
     heads[:, 0] = int.from_bytes(NPCL, "little")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from ingot.core.runtime.isa import isa
+from ingot.core.runtime.native import isa
 from ingot.model.features import Flags
 from ingot.model.stacks import NOT_SET, Dispatch, Skipped, StackRequest
 from ingot.reporting.report import Column, Table

@@ -90,7 +90,7 @@ def _placeholder_entry(
     text = None if digest is None else checksums.digest(digest, b"")
     digests = {} if text is None else {part.role: text for part in placed.spec.parts}
     placeholders = ((part.role, chunk_digests.stand_in(digest, part.at_most)) for part in placed.spec.parts)
-    chunks = {role: chunk_digests.as_stated(sizes) for role, sizes in placeholders if sizes is not None}
+    chunks = {role: chunk_digests.declare_chunks(sizes) for role, sizes in placeholders if sizes is not None}
     return entry_of(placed, offset, tables, tables_start, digests, chunks)
 
 

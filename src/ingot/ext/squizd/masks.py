@@ -270,7 +270,7 @@ def _mean(masks: MasksByMatrix) -> float:
 
 
 def _all_kept(masks: MasksByMatrix) -> bool:
-    return all(mask.blocks.kept == mask.blocks.channels for mask in masks.values())
+    return all(mask.blocks.kept_channels == mask.blocks.channels for mask in masks.values())
 
 
 def _bits(mask: bytes) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import gt
 
-from ingot.core.bytes.chunk_digests import StatedChunks
+from ingot.core.bytes.chunk_digests import DeclaredChunks
 from ingot.errors import UnsupportedError, UsageError
 from ingot.ext.squizd.blocks import ASTC, FLAG_OF, INT2, INT4, MAX_U32, TCA, gap_to
 from ingot.ext.squizd.carry import StorageForm, storage_forms
@@ -262,7 +262,7 @@ def entry_of(
     tables: Tables,
     tables_start: int,
     digests: dict[str, str],
-    chunks: dict[str, StatedChunks],
+    chunks: dict[str, DeclaredChunks],
 ) -> Entry:
     """Return the directory's entry for a tensor without its mask, which is added later."""
     spec = placed.spec

@@ -356,7 +356,7 @@ def _draft(state: _State, directory: Directory | None, main: Sequence[tuple[int,
     note_gaps(source, _NOTHING, [(tail, end)], state.notes)
     digest = directory.draft_digest if directory is not None else None
     if digest is not None and state.verify:
-        algorithm = checksums.known(digest, "squizd.digest", location)
+        algorithm = checksums.algorithm_of(digest, "squizd.digest", location)
         if algorithm is not None:
             checksums.check(digest, checksums.digest(algorithm, raw), "squizd.draft-digest", location)
     if draft_directory is None:

@@ -301,7 +301,13 @@ def with_mask(located: Located, placed: PlacedMask) -> Located:
     shape = list(spec.shape)
     shape[placed.axis] = blocks.channels
     layout = BlocksLayout(
-        spec.dtype, placed.axis, blocks.block, blocks.channels, blocks.kept, layout_of(spec), placed.is_full_size
+        spec.dtype,
+        placed.axis,
+        blocks.block,
+        blocks.channels,
+        blocks.kept_channels,
+        layout_of(spec),
+        placed.is_full_size,
     )
     parts = (PartSpec(MASK, "u8", len(blocks.mask)), *spec.parts)
     spec = TensorSpec(spec.name, tuple(shape), spec.dtype, BlocksLayout.codec, parts, layout.attributes())

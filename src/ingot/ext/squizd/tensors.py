@@ -77,7 +77,7 @@ def from_entry(name: str, entry: Entry, block: Block, location: str) -> Located:
     for role, text in entry.digests.items():
         if all(role != part.role for part in spec.parts):
             raise FormatError("squizd.directory-conflict", f"expected no digest of part {role!r}", where=location)
-        checksums.known(text, "squizd.digest", location)
+        checksums.algorithm_of(text, "squizd.digest", location)
     chunks = _chunks_of(entry, spec, location)
     run = run_of(name, entry)
     return Located(spec, storage, entry.offset, run, entry.mask[0] if entry.mask else None, entry.digests, chunks)

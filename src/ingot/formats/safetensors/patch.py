@@ -15,7 +15,7 @@ import msgspec
 from ingot.core.bytes import checksums
 from ingot.core.numeric.dtypes import DTYPES, element_count
 from ingot.core.parsing import manifest_digest
-from ingot.core.parsing.strictjson import warm
+from ingot.core.parsing.strictjson import preload
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.base import Catalog
 from ingot.model.delta import KEY, Change, DeltaInfo, Identity
@@ -37,7 +37,7 @@ FIRST, SECOND = (".indices", ".values"), (".idx", ".val")
 ALGORITHM = "crc32c"
 
 
-@warm
+@preload
 class _IngotFields(msgspec.Struct, omit_defaults=True):
     """The JSON value of ``INGOT_KEY``."""
 
@@ -185,7 +185,7 @@ def _parse_ingot_fields(header_metadata: Mapping[str, str], location: str) -> _I
 def _set_digests(tensors: Mapping[str, Tensor], digests: Mapping[str, str], location: str, *, verify: bool) -> None:
     """Set the digest of every entry's part from the metadata."""
     for key, text in digests.items():
-        checksums.known(text, "part.digest", f"{location}: {key[:200]}")
+        checksums.algorithm_of(text, "part.digest", f"{location}: {key[:200]}")
         if key in tensors:
             part = tensors[key].parts["data"]
             part.digest = text

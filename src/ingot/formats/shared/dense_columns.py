@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ingot.core.bytes.checksums import Buffer
 from ingot.core.numeric.dtypes import DTYPES, DType
-from ingot.core.parsing.columns import Column, chosen, numbers
+from ingot.core.parsing.columns import Column, map_texts, numbers
 from ingot.formats.shared.manifests import label
 from ingot.model.bytesource import ByteSource
 from ingot.model.layouts.dense import DATA, DenseLayout
@@ -178,7 +178,7 @@ def plain_dense(codecs: Column, attributes: Column, starts: memoryview, *absent:
     for column in absent:
         present[:-1] |= numbers(column.first) >= 0
     simple: Flags = (np.diff(first) == 1) & ~present[first[:-1]]
-    simple &= (chosen(codecs, {DenseLayout.codec: 1}) == 1) & (numbers(attributes.first) < 0)
+    simple &= (map_texts(codecs, {DenseLayout.codec: 1}) == 1) & (numbers(attributes.first) < 0)
     return simple
 
 

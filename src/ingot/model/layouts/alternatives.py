@@ -8,7 +8,7 @@ from itertools import product
 from math import gcd
 
 from ingot.core.numeric.dtypes import DTYPES, FLOATS
-from ingot.core.numeric.retype import HOLDERS
+from ingot.core.numeric.retype import EXACT_WIDER_DTYPES
 from ingot.model.layouts.affine import (
     FLAT_LSB,
     NO_ZERO,
@@ -112,7 +112,7 @@ def family_alternatives(layout: Layout, tensor: Described) -> Iterator[Storable]
     """Yield the other layouts of the same family, the nearest to the stored layout first."""
     match layout:
         case DenseLayout():  # wider types that hold such values, smallest first
-            yield from (DenseLayout(tensor.dtype, holder) for holder in HOLDERS.get(tensor.dtype, ()))
+            yield from (DenseLayout(tensor.dtype, holder) for holder in EXACT_WIDER_DTYPES.get(tensor.dtype, ()))
         case AffineLayout():
             yield from _affine(layout, tensor)
         case WordsLayout():

@@ -116,7 +116,7 @@ def require_room(tensors: Iterable[StoredTensor], where: str, *, retyped: bool =
     sizes = require_in_proportion(chosen, where)
     needed = sum(size for size, tensor in zip(sizes, chosen, strict=True) if retyped or not _lies_ready(tensor))
     if needed > _SMALL:
-        require_ram(needed, "decoded tensors", "take them one by one, or a part of them by name", where=where)
+        require_ram(needed, "decoded tensors", "take them one by one, or a part of them by name", location=where)
 
 
 def decoded_bytes(tensor: StoredTensor) -> int:

@@ -19,7 +19,7 @@ from ingot.model.store import Store
 from ingot.naming.config import CONFIG
 from ingot.runtime.loading.preparers import LoadRequest, preparer_for
 from ingot.stores.location import AnyPath, Location
-from ingot.translate.unknown import RULE as UNKNOWN
+from ingot.translate.families import UNSUPPORTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ def _translated(checkpoint: Checkpoint) -> View | None:
     try:
         translated = to_model(checkpoint, no_tokenizer=True)
     except UnsupportedError as error:
-        if error.rule == UNKNOWN:
+        if error.rule == UNSUPPORTED:
             return None
         raise
     lost = lost_tensors(translated.checkpoint.omissions)

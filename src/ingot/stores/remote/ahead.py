@@ -1,8 +1,8 @@
-"""Ranges of files that travel before they are asked for: while a runtime is imported, or other weights are decoded.
+"""Prefetching of ranges of remote files, for example while a runtime is imported or other weights are decoded.
 
-Whoever is going to read ranges says so (``Ahead.expect``). They are read in that order, a window of neighbours at a
-time, as long as what nobody has taken stays below ``MOST`` bytes in the process. A hint, no more: what is not there yet
-and not on its way, what went wrong, and what is read a second time is asked for as always.
+A caller announces the ranges that it is going to read (``Ahead.expect``). Threads read them in that order, a window of
+neighbours at a time, while the process holds at most ``MAX_AHEAD`` bytes that were not taken yet. Prefetching is only a
+hint: ranges whose window did not start, ranges that failed and ranges that are read twice are requested as usual.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from ingot.model.bytesource import Range
 from ingot.model.reading.ranges import coalesced, pieces_of
 from ingot.stores.remote.transfer import Task, is_usable
 
-MOST = 1 << 30
-"""Bytes that are read ahead at most, and no more than an eighth of the memory that is free."""
+MAX_AHEAD = 1 << 30
+"""The limit of bytes that are read ahead; an eighth of the free memory if that is less."""
 
 WINDOW = 32 << 20
-"""Bytes that are read at a time, by several requests; a larger range is a window of its own."""
+"""Bytes of a window, which several requests read at once; a larger range is a separate window."""
 
 LARGE = 4 << 20
-"""Bytes of a range that is read into its own memory, by requests of its own; smaller neighbours are read together."""
+"""Minimum bytes of a range that is read into a separate buffer; smaller neighbours are read together."""
 
 _READERS = 4
 
 Read = Callable[[Sequence[Task]], None]
-"""Fills buffers from places of one file."""
+"""Fills buffers from offsets of one file."""
 
 
 def _memory(length: int) -> memoryview:
@@ -41,95 +41,96 @@ def _memory(length: int) -> memoryview:
 
 
 class _Window:
-    """Ranges that are read together: how long each is, and its bytes once they are there.
+    """Ranges that are read together: their lengths by start, and their bytes once they are read.
 
-    ``nbytes`` is the sum of the lengths: there may be a hundred thousand.
+    ``nbytes`` is the sum of the lengths, which is updated because there may be a hundred thousand ranges.
     """
 
     def __init__(self, owner: Ahead) -> None:
         self.owner = owner
         self.lengths = dict[int, int]()
         self.nbytes = 0
-        self.begun = False
+        self.started = False
         self.done = threading.Event()
         self.data: dict[int, memoryview] = {}
 
     def add(self, start: int, length: int) -> None:
-        """Want a range."""
+        """Add a range."""
         self.lengths[start] = length
         self.nbytes += length
 
     def remove(self, start: int) -> int:
-        """Let a range go; return its length, 0 where it went before."""
+        """Remove a range; return its length, or 0 if it was removed before."""
         length = self.lengths.pop(start, 0)
         self.nbytes -= length
         return length
 
     def clear(self) -> None:
-        """Let all ranges go."""
+        """Remove all ranges."""
         self.lengths = {}
         self.nbytes = 0
 
     def fill(self, read: Read, gap: int, halt: Halt) -> None:
-        """Read what is wanted; what goes wrong is left to those who take it, and to their own reading."""
+        """Read the ranges. After an error no data is stored: callers then read the ranges by themselves."""
         adopt(halt)
-        wanted = [*self.lengths.items()]
+        ranges = [*self.lengths.items()]
         try:
-            small = [item for item in wanted if item[1] < LARGE]
-            own = [(start, _memory(length)) for start, length in wanted if length >= LARGE]
+            small = [item for item in ranges if item[1] < LARGE]
+            large = [(start, _memory(length)) for start, length in ranges if length >= LARGE]
             joined = [(start, _memory(length)) for start, length in coalesced(small, gap, WINDOW)]
-            read(sorted((*own, *joined), key=itemgetter(0)))
-            self.data = dict(own)
-            # Of what was joined each piece is copied, so that none keeps its neighbours in memory.
-            alone = len(joined) == len(small)
-            for (start, _), piece in zip(small, pieces_of(small, dict(joined)), strict=True):
-                self.data[start] = piece if alone else np.frombuffer(piece, np.uint8).copy().data
+            read(sorted((*large, *joined), key=itemgetter(0)))
+            self.data = dict(large)
+            # Joined ranges are copied, so that none keeps its neighbours in memory.
+            is_separate = len(joined) == len(small)
+            for (start, _), view in zip(small, pieces_of(small, dict(joined)), strict=True):
+                self.data[start] = view if is_separate else np.frombuffer(view, np.uint8).copy().data
         except (Exception, Stopped):
             self.data = {}
 
 
-class _Given:
-    """Which bytes of a range were given: pieces that do not touch each other, in order."""
+class _Claims:
+    """The bytes of a range that callers claimed, as sorted parts (start, length) with gaps between them.
+
+    ``remaining`` counts the bytes that no caller has received yet; the code that hands them out decreases it.
+    """
 
     def __init__(self, length: int) -> None:
         self._length = length
-        self.left = length
-        self._pieces: list[Range] = []
+        self.remaining = length
+        self._claimed: list[Range] = []
 
     def claim(self, start: int, length: int) -> bool:
-        """Promise bytes; False, and nothing promised, where some are not in the range or were promised before.
-
-        ``left`` are those that nobody has in hand: whoever gets them takes them off.
-        """
+        """Claim bytes; return False and claim nothing if some are outside the range or were claimed before."""
         if start + length > self._length:
             return False
-        at = bisect_right(self._pieces, (start, self._length))
-        before = self._pieces[at - 1] if at else (0, 0)
-        after = self._pieces[at] if at < len(self._pieces) else (self._length, 0)
+        index = bisect_right(self._claimed, (start, self._length))
+        before = self._claimed[index - 1] if index else (0, 0)
+        after = self._claimed[index] if index < len(self._claimed) else (self._length, 0)
         if sum(before) > start or start + length > after[0]:
             return False
         first = start
         stop = start + length
-        low = at
-        high = at
-        if at and sum(before) == start:
+        low = index
+        high = index
+        if index and sum(before) == start:
             first = before[0]
-            low = at - 1
+            low = index - 1
         if after[1] and after[0] == stop:
             stop = sum(after)
-            high = at + 1
-        self._pieces[low:high] = [(first, stop - first)]
+            high = index + 1
+        self._claimed[low:high] = [(first, stop - first)]
         return True
 
 
 class Ahead:
-    """What is read ahead of one file. Thread-safe.
+    """The prefetched ranges of one file. Thread-safe.
 
     Parameters
     ----------
     read : callable
+        Fills buffers from offsets of the file.
     gap : int
-        Bytes between two ranges that are read rather than left out.
+        The largest gap between two ranges, in bytes, that is read together with them.
     """
 
     def __init__(self, read: Read, gap: int) -> None:
@@ -139,10 +140,10 @@ class Ahead:
         self._lock = threading.Lock()
         self._starts: list[int] = []
         self._windows: dict[int, _Window] = {}
-        self._given: dict[int, _Given] = {}
+        self._claims: dict[int, _Claims] = {}
 
     def expect(self, ranges: Iterable[Range]) -> None:
-        """Begin to read these ranges, in this order, after those that were expected before."""
+        """Begin to read these ranges, in this order, after the ranges of earlier calls."""
         windows: list[_Window] = []
         with self._lock:
             for start, length in ranges:
@@ -151,38 +152,41 @@ class Ahead:
                 if not windows or windows[-1].nbytes + length > WINDOW:
                     windows.append(_Window(self))
                 windows[-1].add(start, length)
-                self._windows[start], self._given[start] = windows[-1], _Given(length)
+                self._windows[start] = windows[-1]
+                self._claims[start] = _Claims(length)
             self._starts = []
-        _LINE.add(windows)
+        _QUEUE.add(windows)
 
     def take(self, offset: int, length: int) -> memoryview | None:
-        """Return bytes that were read ahead, waiting for those that are on their way; None for all others.
+        """Return prefetched bytes, waiting for a window that is being read; None if the bytes are not prefetched.
 
-        Each byte of a range is given once, in any order; all of them together without a copy.
+        Each byte of a range is returned once, in any order. The full range is returned without a copy.
         """
         if not (self._windows and length and is_usable()):
             return None
         claimed = self._claim(offset, length)
         if claimed is None:
             return None
-        window, start, given = claimed
+        window, start, claims = claimed
         data = None
-        if _LINE.is_coming(window, start):
+        if _QUEUE.is_coming(window, start):
             while not window.done.wait(0.5):
                 go_on()
             data = window.data.get(start)
         with self._lock:
-            given.left -= length
-            done = data is None or not given.left
-            if done and self._given.get(start) is given:
-                del self._windows[start], self._given[start]
+            claims.remaining -= length
+            done = data is None or not claims.remaining
+            if done and self._claims.get(start) is claims:
+                del self._windows[start], self._claims[start]
         if done:
-            _LINE.let_go(window, start)
+            _QUEUE.release(window, start)
         return None if data is None else data[offset - start :][:length]
 
-    def _claim(self, offset: int, length: int) -> tuple[_Window, int, _Given] | None:
-        """Find the range that these bytes are of, unless they were promised: its window, its beginning, and what of it
-        was given."""
+    def _claim(self, offset: int, length: int) -> tuple[_Window, int, _Claims] | None:
+        """Claim bytes; return the window, the start and the claims of their range.
+
+        None if no prefetched range contains all the bytes, or some were claimed before.
+        """
         with self._lock:
             self._starts = self._starts or sorted(self._windows)
             index = bisect_right(self._starts, offset) - 1
@@ -190,76 +194,78 @@ class Ahead:
             window = self._windows.get(start)
             if window is None:
                 return None
-            given = self._given[start]
-            if start not in window.lengths or not given.claim(offset - start, length):
+            claims = self._claims[start]
+            if start not in window.lengths or not claims.claim(offset - start, length):
                 return None
-            return window, start, given
+            return window, start, claims
 
     def stop(self) -> None:
-        """Forget all that was expected."""
+        """Stop reading, and drop all ranges."""
         self.halt.set()
         if self._windows and is_usable():
             with self._lock:
                 windows = {*self._windows.values()}
                 self._windows = {}
-                self._given = {}
+                self._claims = {}
                 self._starts = []
-            _LINE.drop(windows)
+            _QUEUE.drop(windows)
 
 
-class _Line:
-    """The windows of all files: those that wait their turn, and how many bytes wait to be taken."""
+class _Queue:
+    """The windows of all files that are not read yet, and the number of prefetched bytes in memory."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting: deque[_Window] = deque()
-        self._held = self._running = self._most = 0
+        self._held_bytes = 0
+        self._running = 0
+        self._max_bytes = 0
         self._pool: Workers | None = None
 
     def add(self, windows: Iterable[_Window]) -> None:
-        """Put windows at the end."""
+        """Append windows."""
         with self._lock:
             if not self._waiting:
-                self._most = min(MOST, available_ram() // 8)
+                self._max_bytes = min(MAX_AHEAD, available_ram() // 8)
             self._waiting.extend(windows)
-        self._go_on()
+        self._start_windows()
 
     def is_coming(self, window: _Window, start: int) -> bool:
-        """Whether a range is read ahead; one whose turn has not come is left out from now on."""
+        """Return whether a range is being read or was read; if its window is still waiting, remove the range."""
         with self._lock:
-            if window.begun:
+            if window.started:
                 return True
             if window.remove(start) and not window.lengths:
                 self._waiting.remove(window)
             return False
 
-    def let_go(self, window: _Window, start: int) -> None:
-        """Count a range as taken."""
+    def release(self, window: _Window, start: int) -> None:
+        """Remove a range that callers received, and start the next windows."""
         with self._lock:
             window.data.pop(start, None)
             length = window.remove(start)
-            self._held -= length if window.begun else 0
-        self._go_on()
+            self._held_bytes -= length if window.started else 0
+        self._start_windows()
 
     def drop(self, windows: Iterable[_Window]) -> None:
-        """Take windows out, with all that nobody took."""
+        """Remove windows with all their bytes."""
         with self._lock:
             for window in windows:
-                self._held -= window.nbytes if window.begun else 0
+                self._held_bytes -= window.nbytes if window.started else 0
                 window.clear()
             self._waiting = deque(window for window in self._waiting if window.lengths)
-        self._go_on()
+        self._start_windows()
 
-    def _go_on(self) -> None:
-        """Begin with the next windows, where there is room."""
+    def _start_windows(self) -> None:
+        """Start to read the next windows, within the limits of bytes and threads."""
         with self._lock:
             while self._waiting and self._running < _READERS:
                 window = self._waiting[0]
-                if self._held and self._held + window.nbytes > self._most:
+                if self._held_bytes and self._held_bytes + window.nbytes > self._max_bytes:
                     return
                 self._waiting.popleft()
-                window.begun = True
-                self._held += window.nbytes
+                window.started = True
+                self._held_bytes += window.nbytes
                 self._running += 1
                 self._pool = self._pool or Workers(_READERS, "ingot-ahead")
                 self._pool.submit(self._fill, window)
@@ -269,7 +275,7 @@ class _Line:
         window.done.set()
         with self._lock:
             self._running -= 1
-        self._go_on()
+        self._start_windows()
 
 
-_LINE = _Line()
+_QUEUE = _Queue()

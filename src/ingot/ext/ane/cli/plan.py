@@ -125,7 +125,7 @@ def _print_chip(plan: ChipPlan, every: bool, list_tensors: bool) -> None:
             "nearest better",
         )
         print()
-        table(columns, _rows(plan, every), left=6, optional=("evidence", "nearest better", "passes", "by gate"))
+        table(columns, _rows(plan, every), text_columns=6, optional=("evidence", "nearest better", "passes", "by gate"))
 
 
 def _tiles() -> str:

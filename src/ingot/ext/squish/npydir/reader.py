@@ -175,7 +175,7 @@ def _read_form(name: str, storage: StorageForm, group: Group, entry: Entry | Non
 
 def _check_header(array: Array, expected: str) -> None:
     """Check an array's header against its digest in ``ingot.json``."""
-    algorithm = checksums.known(expected, "npydir.head-digest", array.name)
+    algorithm = checksums.algorithm_of(expected, "npydir.head-digest", array.name)
     if algorithm is not None:
         checksums.check(expected, checksums.digest(algorithm, array.head), "npydir.head-digest", array.name)
 

@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 
 from ingot.core.numeric.dtypes import DTYPES, FLOATS, MAX_RANK, element_count, from_file, numpy_dtype
-from ingot.core.numeric.retype import HOLDERS, narrow
+from ingot.core.numeric.retype import EXACT_WIDER_DTYPES, narrow
 from ingot.errors import FormatError, UnsupportedError
 from ingot.ext.squish.npydir.arrays import Array
 from ingot.ext.squish.npydir.arrays import Group as Arrayed
@@ -233,7 +233,7 @@ def _passthrough(name: str, array: Array, entry: Entry | None, verify: bool) -> 
     if dtype == stored:
         part = _part(array, row.storage, _digest(entry, "pt"), verify, type)
         return Tensor(name, shape, dtype, DenseLayout.codec, {DATA: part})
-    if stored not in HOLDERS.get(dtype, ()):
+    if stored not in EXACT_WIDER_DTYPES.get(dtype, ()):
         raise FormatError(
             "npydir.sidecar-dtype",
             f"expected an element type that {stored} values can represent, found {dtype} in ingot.json",

@@ -34,13 +34,13 @@ from ingot.model.store import Store
 from ingot.recipes.load import load_recipe
 from ingot.recipes.recipe import Recipe
 from ingot.reporting.report import Bytes, Figure, Line, Report, Seconds, figures_of
-from ingot.reporting.shown import Shown
+from ingot.reporting.reportable import Reportable
 from ingot.stores.location import AnyPath, Location
 from ingot.translate.mlx_families import is_opened
 
 
 @dataclass(frozen=True, slots=True)
-class BuildReport(Shown):
+class BuildReport(Reportable):
     """The tier after a build; ``built`` is False if it was complete before. ``nbytes`` is the size of its files.
 
     ``raised`` are the tensors that have more bits than the tier's name states; ``gate`` is the result of its gate.
@@ -68,7 +68,7 @@ class BuildReport(Shown):
             lines.append("the values equal those of the arrays")
         figures = [*figures_of(self), Figure("quality", lines, "texts", data=False)]
         return Report(
-            figures, [Line(f"{{path}}: tier {{tier}}, {{nbytes}}, {outcome}"), Line("{item}", each="quality")]
+            figures, [Line(f"{{path}}: tier {{tier}}, {{nbytes}}, {outcome}"), Line("{item}", items="quality")]
         )
 
 

@@ -13,7 +13,7 @@ from ingot.codecs.resolve_range import RULE as UNDERFLOW
 from ingot.codecs.resolve_range import resolve_range
 from ingot.codecs.table import CODECS
 from ingot.conversion.candidates import first_values
-from ingot.core.files.joining import Joining
+from ingot.core.files.joining import MergeStaging
 from ingot.core.options import takes
 from ingot.core.runtime.progress import Progress
 from ingot.engine.execute import Target, execute
@@ -33,7 +33,7 @@ from ingot.model.layouts.affine import CODES, AffineLayout, Constant
 from ingot.model.store import Store
 from ingot.model.tensor import Tensor
 from ingot.reporting.report import Bytes, Figure, Line, Report, Seconds, figures_of
-from ingot.reporting.shown import Shown
+from ingot.reporting.reportable import Reportable
 from ingot.stores.location import Location
 
 GROUP, MIN_GROUP, MAX_GROUP = 32, 4, 1024
@@ -50,7 +50,7 @@ _INT8 = ("q", "s")
 
 
 @dataclass(frozen=True, slots=True)
-class Int4Report(Shown):
+class Int4Report(Reportable):
     """The result of ``add_int4``.
 
     ``converted`` are the tensors that got a four-bit form now; ``kept`` are those that stay at eight bits, because no
@@ -152,7 +152,7 @@ def add_int4(options: Int4Options) -> Int4Report:
     )
 
 
-def _add(staging: Joining, location: Location, options: Int4Options) -> tuple[_Planned, int]:
+def _add(staging: MergeStaging, location: Location, options: Int4Options) -> tuple[_Planned, int]:
     """Write the missing four-bit forms; return the plan, and the number of tensors that an earlier run had written."""
     with staging:
         source = open_source(location, io="pread")

@@ -32,7 +32,7 @@ class Int4Options:
             "Columns that share a scale, a power of two from 4 to 1024, default 32; if it does not divide a tensor's "
             "columns, the largest smaller power of two that does.",
             metavar="N",
-            least=4,
+            minimum=4,
         ),
     )
     scales: Literal["f32", "f16"] | None = field(

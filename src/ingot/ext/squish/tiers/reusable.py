@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from ingot.artifacts.open import open as open_checkpoint
 from ingot.codecs.table import CODECS
-from ingot.conversion.placement import as_stored
+from ingot.conversion.placement import plan_exact
 from ingot.errors import UsageError
 from ingot.ext.squish.tiers.table import Tier
 from ingot.formats.detect import FORMATS
@@ -66,7 +66,7 @@ def reusable_tensors(location: Location, tier: Tier) -> ReusableTensors:
         again = []
         for name, tensor in checkpoint.items():
             if name not in packed_bits or (
-                packed_bits[name] <= max_bits and as_stored(tensor, FORMATS[tier.format], LABEL) is not None
+                packed_bits[name] <= max_bits and plan_exact(tensor, FORMATS[tier.format], LABEL) is not None
             ):
                 names.append(name)
             else:

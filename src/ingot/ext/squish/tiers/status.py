@@ -106,7 +106,7 @@ def status_report(path: AnyPath, tiers: Sequence[TierStatus], loads: Mapping[str
         for item in tiers
     ]
     tables = [table_of("tiers", tiers, TierStatus), Table("", _TIERS, rows, data=False)]
-    return Report(figures, (), tables, [Line("{item}", each="loads_texts")])
+    return Report(figures, (), tables, [Line("{item}", items="loads_texts")])
 
 
 def dropped_report(path: AnyPath, dropped: Sequence[TierStatus]) -> Report:

@@ -1,4 +1,4 @@
-"""Matrices of FP8 with their rows and columns in each other's place: blocks turn with them, so any scale stays."""
+"""Transpose matrices of FP8 numbers without decoding; the blocks of scales are transposed too."""
 
 from __future__ import annotations
 
@@ -14,14 +14,19 @@ from ingot.model.layouts.scaled_codebook import INDICES, SCALES, Grid, Run, Scal
 from ingot.model.part import Part, memory_part
 from ingot.model.tensor import Array, Tensor
 
-HELD = 1 << 26  # bytes of columns that are read at a time: each column is a journey through the whole matrix
+COLUMN_BYTES = 1 << 26
+"""Bytes of columns to read at once: reading any column touches the whole matrix."""
 
 
-def turned_bytes(tensor: Tensor) -> Tensor | None:
-    """Return a matrix of FP8 turned, some columns at a time; None for others, and for those stored turned already."""
+def transpose_fp8(tensor: Tensor) -> Tensor | None:
+    """Return a matrix of FP8 numbers transposed, computed by groups of columns.
+
+    None for another codec, and for a layout that cannot be transposed without decoding or is stored transposed.
+    """
     if tensor.codec != ScaledCodebookLayout.codec or len(tensor.shape) != 2 or not tensor.size:
         return None
-    layout, (rows, cols) = ScaledCodebookLayout.of(tensor), tensor.shape
+    layout = ScaledCodebookLayout.of(tensor)
+    rows, cols = tensor.shape
     plain = layout.bits == 8 and not layout.nested and not layout.transposed and not isinstance(layout.grid, Run)
     if not plain or any(part.encoding != "raw" for part in tensor.parts.values()):
         return None
@@ -33,20 +38,20 @@ def turned_bytes(tensor: Tensor) -> Tensor | None:
 
     stored = tensor.parts[INDICES]
     scales = tensor.parts[SCALES]
-    source = ComputedRows(stored.source, cols, rows, columns, HELD)
+    source = ComputedRows(stored.source, cols, rows, columns, COLUMN_BYTES)
     parts = {**tensor.parts, INDICES: Part("u8", source.size, source, where=stored.where)}
-    grid = _turned(layout.grid, rows, cols)
+    grid = _transposed_grid(layout.grid, rows, cols)
     across = layout.groups(cols)
     if layout.scale_count(tensor.shape) > across > 1:
-        kind = np.dtype(f"u{DTYPES[layout.scales].bits // 8}")
-        held = np.frombuffer(scales.view(), kind).reshape(-1, across)
-        parts[SCALES] = memory_part(np.ascontiguousarray(held.T).view(np.uint8), scales.dtype, scales.type)
-    made = replace(layout, grid=grid)
-    return replace(tensor, shape=(cols, rows), parts=parts, params=made.attributes(), origin=None)
+        word = np.dtype(f"u{DTYPES[layout.scales].bits // 8}")
+        values = np.frombuffer(scales.view(), word).reshape(-1, across)
+        parts[SCALES] = memory_part(np.ascontiguousarray(values.T).view(np.uint8), scales.dtype, scales.type)
+    transposed_layout = replace(layout, grid=grid)
+    return replace(tensor, shape=(cols, rows), parts=parts, params=transposed_layout.attributes(), origin=None)
 
 
-def _turned(grid: Grid, rows: int, cols: int) -> Grid:
-    """Return what shares a scale in the turned matrix."""
+def _transposed_grid(grid: Grid, rows: int, cols: int) -> Grid:
+    """Return the grid of scales of the transposed matrix."""
     match grid:
         case Whole():
             return grid

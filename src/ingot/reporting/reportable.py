@@ -1,4 +1,7 @@
-"""Results of operations that notebooks show: each has a report, which is rendered as HTML."""
+"""Results of operations that have a report.
+
+This is a module of its own because ``reporting.html`` imports ``reporting.report``.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ from dataclasses import dataclass
 from ingot.reporting.report import Report
 
 
-class Shown(ABC):
-    """A result with a report of itself.
+class Reportable(ABC):
+    """A result of an operation that has a report.
 
     The command line prints the report as text or as JSON. A notebook shows it as HTML.
     """
@@ -27,8 +30,8 @@ class Shown(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class ShownReport(Report, Shown):
-    """A report that is the result itself."""
+class ReportResult(Report, Reportable):
+    """The result of an operation that returns only a report."""
 
     def report(self) -> Report:
         """Return this report."""
