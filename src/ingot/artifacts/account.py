@@ -38,7 +38,7 @@ def account_of_conversion(
     unread = {} if stays_in_program else view.unread
     attachments = {
         kind: f"{format.name} carries no {KINDS[kind]}"
-        for kind in source.attachments.kinds()
+        for kind in source.attachments.names()
         if kind in WITH_WEIGHTS and kind not in format.traits.attachments
     }
     return account + account_of_unread({**unread, **attachments}, drop)

@@ -16,7 +16,7 @@ from ingot.core.registry import did_you_mean
 from ingot.errors import ResourceError, UsageError
 from ingot.formats.base import Format
 from ingot.formats.detect import FORMATS
-from ingot.model.store import Replaced
+from ingot.model.store import OverwritePolicy
 from ingot.stores.location import Location
 
 Digest = Literal["crc32c", "sha256"]
@@ -189,7 +189,7 @@ def stage(target: Destination, *, overwrite: bool, resume: bool = False, names: 
     ``core.files.atomic.Staging`` and ``require_ours``.
     """
     ours = partial(require_ours, also=names)
-    return target.location.stage(Replaced(overwrite, ours), directory=target.directory, resume=resume)
+    return target.location.stage(OverwritePolicy(overwrite, ours), directory=target.directory, resume=resume)
 
 
 def _existing(location: Location) -> str | None:

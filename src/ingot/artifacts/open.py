@@ -22,9 +22,9 @@ from ingot.formats.shared.foreign import HEAD
 from ingot.model.bytesource import StampedSource
 from ingot.model.checkpoint import Checkpoint, CheckpointSource
 from ingot.model.delta import KEY
-from ingot.model.reading.lazy import Many, as_many
+from ingot.model.reading.lazy import TensorMap, as_tensor_map
 from ingot.model.reading.limits import require_decompressed
-from ingot.model.store import Listed, Store, Without
+from ingot.model.store import CachedStore, FilteredStore, Store
 from ingot.model.tensor import Tensor
 from ingot.naming.config import CONFIG
 from ingot.stores.location import AnyPath, Location
@@ -124,9 +124,9 @@ class Source(CheckpointSource):
         """Return the bytes of the artifact's own files."""
         return sum(self.store.stat(name).size for name in self.catalog.headers)
 
-    def is_lost(self, target: str, *, folder: bool) -> bool:
+    def would_overwrite(self, target: str, *, folder: bool) -> bool:
         """Whether a new file, or a new folder, at the address ``target`` would remove one of the artifact's files."""
-        return self.store.is_lost({self.name, *self.catalog.headers}, target, folder=folder)
+        return self.store.would_overwrite({self.name, *self.catalog.headers}, target, folder=folder)
 
     def companions(self) -> Companions:
         """Return what lies beside the artifact's own files in its folder; nothing where a single file was opened."""
@@ -169,17 +169,17 @@ def with_decoders(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     return _Decoding(tensors)
 
 
-class _Decoding(Many[Tensor]):
+class _Decoding(TensorMap[Tensor]):
     """Tensors that get their decoders when they are asked for: who keeps them is the mapping behind this one."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._tensors = as_many(tensors)
+        self._tensors = as_tensor_map(tensors)
 
     def __getitem__(self, name: str) -> Tensor:
         return _decoding(self._tensors[name])
 
-    def passing(self, name: str) -> Tensor:
-        return _decoding(self._tensors.passing(name))
+    def get_uncached(self, name: str) -> Tensor:
+        return _decoding(self._tensors.get_uncached(name))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
@@ -315,7 +315,7 @@ def open_source(
     ignored."""
     store, name = find(location, io)
     if trust_index and not name:
-        store = Without(store, unlisted_files(store))
+        store = FilteredStore(store, unlisted_files(store))
     return open_found(store, name, verify=verify, max_decompressed=max_decompressed, requested_io=requested_io)
 
 
@@ -328,7 +328,7 @@ def open_found(
     requested_io: str | None = None,
 ) -> Source:
     """Open and validate a file or folder of a store; see ``open`` and ``Source``."""
-    listed = Listed(store)
+    listed = CachedStore(store)
     location = store.location_of(name)
     try:
         format, entry = detect(listed, name)

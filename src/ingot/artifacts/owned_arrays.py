@@ -54,9 +54,9 @@ def load_owned(
     for name in chosen if names is not None else ():
         if name not in checkpoint:
             raise checkpoint.no_tensor(name)
-    many = checkpoint.many
+    many = checkpoint.tensor_map
     with gc_paused():  # many small objects, none of them garbage
-        tensors = [many.passing(name) for name in chosen]
+        tensors = [many.get_uncached(name) for name in chosen]
         require_room(tensors, checkpoint.location, retyped=True)
     if names is None or (len(chosen) >= len(checkpoint) and set(chosen) == set(checkpoint)):
         checkpoint.require_whole()

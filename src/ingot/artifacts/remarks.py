@@ -10,7 +10,7 @@ from ingot.artifacts.open import Source
 from ingot.artifacts.unread_dialects import RULE
 from ingot.model.account import describe_unread
 from ingot.model.layouts.dense import DenseLayout
-from ingot.model.reading.lazy import as_many
+from ingot.model.reading.lazy import as_tensor_map
 from ingot.model.tensor import Tensor
 
 UNREAD = "open.unread"
@@ -41,7 +41,7 @@ def remarks(source: Source) -> list[tuple[str, str]]:
     if shard:
         notes.append(("open.one-shard", shard))
     notes += [(rule, text) for rule, text in source.catalog.remarks if rule in _SHOWN]
-    unsaid = as_many(source.catalog.tensors).where(_is_unsaid)
+    unsaid = as_tensor_map(source.catalog.tensors).names_where(_is_unsaid)
     if unsaid:
         told = f"{len(unsaid)} quantized tensors do not say along which dimension they are packed: taken as the last"
         notes.append(("affine.axis-unsaid", f"{told}, GPTQ's own are packed along the first; {unsaid[0][:200]!r}"))
@@ -52,9 +52,9 @@ def _is_unsaid(tensor: Tensor) -> bool:
     if tensor.codec == DenseLayout.codec:  # most are, and need not know others
         return False
     from ingot.model.layouts.affine import AffineLayout
-    from ingot.model.layouts.orientation import says_no_axis
+    from ingot.model.layouts.orientation import lacks_axis
 
-    return tensor.codec == AffineLayout.codec and says_no_axis(tensor.params)
+    return tensor.codec == AffineLayout.codec and lacks_axis(tensor.params)
 
 
 def _shard(source: Source) -> str:

@@ -23,7 +23,7 @@ from ingot.model.layouts.sparse import CsrLayout
 from ingot.model.part import StoredReader
 from ingot.model.sparse import FROM_SPARSE, SparseArrays
 from ingot.model.spec import TensorSpec
-from ingot.model.tensor import TO_NUMPY, Tensor, part_of
+from ingot.model.tensor import TO_NUMPY, Tensor, array_part
 from ingot.stores.local import LocalTarget
 from ingot.stores.location import AnyPath, Location
 
@@ -210,7 +210,7 @@ def as_tensor(name: str, value: Any) -> Tensor:
             f"{row.name} arrays hold one element a byte and would have to be packed; move such tensors as parts",
             where=name,
         )
-    parts = {"data": part_of(array)}
+    parts = {"data": array_part(array)}
     return Tensor(name, array.shape, row.name, DenseLayout.codec, parts, decoder=CODECS[DenseLayout.codec])
 
 
@@ -226,12 +226,12 @@ def _sparse_arrays(value: Any) -> SparseArrays | None:
 def _sparse_tensor(name: str, arrays: SparseArrays) -> Tensor:
     """View sparse arrays as a tensor; raises the codec's rules where positions do not fit the shape."""
     layout = arrays.layout
-    values = part_of(arrays.values)
+    values = array_part(arrays.values)
     words = [np.ascontiguousarray(each).view(np.uint64) for each in arrays.positions]
     if isinstance(layout, CsrLayout):
-        parts = {"values": values, "indices": part_of(words[1]), "indptr": part_of(words[0])}
+        parts = {"values": values, "indices": array_part(words[1]), "indptr": array_part(words[0])}
     else:
-        parts = {"values": values, "coords": part_of(np.concatenate([np.empty(0, np.uint64), *words]))}
+        parts = {"values": values, "coords": array_part(np.concatenate([np.empty(0, np.uint64), *words]))}
     codec = CODECS[layout.codec]
     tensor = Tensor(name, arrays.shape, layout.dtype, layout.codec, parts, decoder=codec)
     codec.sparse(tensor, layout.dtype)

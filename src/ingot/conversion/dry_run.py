@@ -48,7 +48,7 @@ def dry_run(
 
     Of the tensors ``inexact`` the values are not all equal in f32.
     """
-    carried = [f"with the {KINDS[kind]}" for kind in plan.attachments.kinds()]
+    carried = [f"with the {KINDS[kind]}" for kind in plan.attachments.names()]
     elements = max(sum(step.tensor.size for step in plan.steps), 1)
     equal = [equality(step, plan.format, inexact) for step in plan.steps]
     grades = counted(equal)

@@ -144,7 +144,7 @@ def _ways(
             yield _refused(format, tensor, error)
         return
     account = account_of_conversion(checkpoint, view, view, format, options.drop)
-    for name, reason in account.lost.items():
+    for name, reason in account.missing.items():
         codec, nbytes = (checkpoint[name].codec, checkpoint[name].nbytes) if name in checkpoint else ("", 0)
         yield Way(format.name, name, codec, REFUSED, nbytes, 0, why=reason)
     yield from (_way(format, view[name], prepared.inexact) for name in view)

@@ -137,7 +137,9 @@ def _prunings(source: Checkpoint) -> Iterator[tuple[str, Pruned]]:
     """Yield what tensors lack, in their files already or by a view; reads masks alone."""
     from ingot.codecs.sparse.blocks import stored_mask
 
-    for name in source.many.where(lambda tensor: tensor.codec == BlocksLayout.codec and tensor.decoder is not None):
+    for name in source.tensor_map.names_where(
+        lambda tensor: tensor.codec == BlocksLayout.codec and tensor.decoder is not None
+    ):
         tensor = source[name]
         mask = stored_mask(tensor)  # checks the parameters
         yield name, Pruned(int(tensor.params["axis"]), mask, stored=tensor.origin is None)

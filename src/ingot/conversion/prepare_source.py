@@ -211,7 +211,7 @@ def view_for_target(
     if options.importance is not None:
         view = view.then(partial(weigh, importance=read_importance(options.importance, checkpoint)))
     attachments = view.checkpoint.attachments
-    dropped = [kind for kind in attachments.kinds() if kind not in format.traits.attachments]
+    dropped = [kind for kind in attachments.names() if kind not in format.traits.attachments]
     if dropped:
         view = view.then(partial(detach, kinds=dropped))
         attachments = view.checkpoint.attachments

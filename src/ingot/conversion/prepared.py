@@ -67,7 +67,7 @@ class Prepared(Shown):
 
 def refuse_same(source: Source, target: Destination) -> None:
     """Refuse a destination that is a file of the source, or a folder around one: publishing would remove it."""
-    if source.is_lost(target.url, folder=target.directory):
+    if source.would_overwrite(target.url, folder=target.directory):
         raise UsageError(
             "the destination is the source, or holds it and would replace it; choose another destination",
             rule="convert.same-path",

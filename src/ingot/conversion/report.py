@@ -21,7 +21,7 @@ from ingot.engine.steps import DECODED, ENCODED, MOVED, REPACKED, Repack
 from ingot.engine.work import Done, Step
 from ingot.formats.base import PROMPT, Format, WrittenArtifact, in_python
 from ingot.model.layouts.sparse import BlocksLayout
-from ingot.model.reading.lazy import as_many
+from ingot.model.reading.lazy import as_tensor_map
 from ingot.naming.config import CONFIG
 from ingot.quantization.tensor import Outcome
 from ingot.reporting.report import (
@@ -82,7 +82,7 @@ class SourceFacts:
         return cls(
             source.location,
             source.stored(),
-            sum(tensor.nbytes for tensor in as_many(source.catalog.tensors).uncached()),
+            sum(tensor.nbytes for tensor in as_tensor_map(source.catalog.tensors).uncached()),
             [str(name) for name in architectures] if isinstance(architectures, list) else (),
             frozenset(source.companions().files),
         )

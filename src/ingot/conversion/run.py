@@ -54,7 +54,7 @@ from ingot.formats.packed_folders.base import PACKING_FILES
 from ingot.model import bytesource
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import AffineLayout
-from ingot.model.layouts.packed_words import WordsLayout
+from ingot.model.layouts.packed_ints import PackedIntLayout
 from ingot.naming.config import CONFIG
 from ingot.recipes.load import load_recipe
 from ingot.recipes.recipe import Patterns, Recipe
@@ -235,7 +235,7 @@ def _read_narrower(plan: ConvertPlan) -> str:
     counts: Counter[tuple[str, str]] = Counter()
     for step in plan.steps:
         layout = step.repack.layout if isinstance(step, Repack) else None
-        if not isinstance(layout, AffineLayout | WordsLayout) or layout.scales not in ("f16", "bf16"):
+        if not isinstance(layout, AffineLayout | PackedIntLayout) or layout.scales not in ("f16", "bf16"):
             continue
         if layout.scales != step.spec.dtype:
             counts[step.spec.dtype, layout.scales] += 1

@@ -82,7 +82,7 @@ def _of(found: Statistics, model: Checkpoint) -> Statistics:
 
 def _fitting(found: Statistics, model: Checkpoint) -> Statistics:
     if found.model_id is None and not _any_of(found, model):
-        found = found.renamed(imatrix.names_of(model))
+        found = found.with_names(imatrix.names_of(model))
     if not _any_of(found, model):
         raise UsageError(
             "expected statistics of the model's matrices, found none under their names",

@@ -15,13 +15,13 @@ from ingot.core.numeric.dtypes import DTYPES, FLOATS
 from ingot.engine.fit import differ_in_rows, is_opaque
 from ingot.engine.patch_step import Layer, Route
 from ingot.errors import FormatError, IngotError, IntegrityError, UnsupportedError, UsageError
-from ingot.model.checkpoint import Checkpoint, many_of
+from ingot.model.checkpoint import Checkpoint, tensor_map_of
 from ingot.model.delta import KEY, Change, DeltaInfo, delta_of
-from ingot.model.reading.lazy import Made, Many, as_many
+from ingot.model.reading.lazy import ComputedMap, TensorMap, as_tensor_map
 from ingot.model.reading.limits import require_in_proportion
 from ingot.model.tensor import Tensor
 
-Routes = Many[Route]
+Routes = TensorMap[Route]
 """The tensors of a stage; each route is built on access and not cached."""
 
 
@@ -63,13 +63,13 @@ def base_routes(base: Mapping[str, Tensor]) -> Routes:
     Raises ``UnsupportedError`` ``codec.unknown`` where nothing here decodes a tensor.
     """
     require_decoders(base)
-    tensors = many_of(base)
-    return Made(tensors, lambda name: Route(tensors.passing(name), 0))
+    tensors = tensor_map_of(base)
+    return ComputedMap(tensors, lambda name: Route(tensors.get_uncached(name), 0))
 
 
 def require_decoders(tensors: Mapping[str, Tensor]) -> None:
     """Raise ``UnsupportedError`` ``codec.unknown`` where nothing here decodes a tensor; what its codec refuses, too."""
-    for tensor in many_of(tensors).uncached():
+    for tensor in tensor_map_of(tensors).uncached():
         _require_decoder(tensor, tensor.name)
 
 
@@ -99,7 +99,7 @@ def stages(base: Checkpoint, links: Sequence[Link]) -> list[Routes]:
 
 def next_stage(before: Mapping[str, Route], link: Link, number: int) -> Routes:
     """Return what one delta makes of the tensors ``before``; errors as ``stages``."""
-    info, routes = link.info, as_many(before)
+    info, routes = link.info, as_tensor_map(before)
     stray = next((name for name in link.checkpoint if _op(info, name) in (None, "same")), None)
     if stray is not None:
         raise FormatError(
@@ -109,7 +109,7 @@ def next_stage(before: Mapping[str, Route], link: Link, number: int) -> Routes:
 
     def make(name: str) -> Route:
         change = info.tensors.get(name)
-        route = routes.passing(name) if name in routes else None
+        route = routes.get_uncached(name) if name in routes else None
         if change is None:
             assert route is not None
             return route
@@ -123,11 +123,11 @@ def next_stage(before: Mapping[str, Route], link: Link, number: int) -> Routes:
     if info.base.content is None:  # other identities cover the delta's tensors only
         removed = set(info.removed)
         rest = [name for name in rest if name not in removed]
-        return Made(dict.fromkeys((*info.tensors, *rest)) if rest else info.tensors, make)
+        return ComputedMap(dict.fromkeys((*info.tensors, *rest)) if rest else info.tensors, make)
     wrong = set(rest) ^ set(info.removed)
     if wrong:
         raise _wrong_base("the same names", f"{min(wrong)[:200]!r} in only one of them").at(link.location)
-    return Made(info.tensors, make)
+    return ComputedMap(info.tensors, make)
 
 
 def _op(info: DeltaInfo, name: str) -> str | None:
@@ -204,7 +204,7 @@ def _require_fit(before: Route, tensor: Tensor, change: Change, shape: tuple[int
 def _stored(link: Link, name: str) -> Tensor:
     if name not in link.checkpoint:
         raise FormatError("delta.tensor", "expected this tensor in the delta, which lists it, found none")
-    return link.checkpoint.many.passing(name)
+    return link.checkpoint.tensor_map.get_uncached(name)
 
 
 def _require_decoder(tensor: Tensor, name: str) -> None:

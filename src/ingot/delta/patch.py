@@ -185,7 +185,7 @@ class _Patch:
         """Make every tensor, in the order in which what is proven is hashed best."""
         format = self._place.format
         names = dict.fromkeys([*(name for name in first if name in routes), *routes])
-        steps = [self._step(routes.passing(name)) for name in names]
+        steps = [self._step(routes.get_uncached(name)) for name in names]
         steps = [steps[index] for index in format.order([step.spec for step in steps])]
         require_layers(steps, format)
         own = self._links[-1].checkpoint.metadata

@@ -23,7 +23,7 @@ from ingot.engine.pipeline import Watching
 from ingot.engine.watch import ContentWatch, Lane, ParentWatch, Watch, Watches
 from ingot.engine.work import Done, Plan, Step
 from ingot.errors import CodecError, IntegrityError, UsageError
-from ingot.model.reading.lazy import Made, Many
+from ingot.model.reading.lazy import ComputedMap, TensorMap
 from ingot.model.tensor import Tensor
 
 
@@ -226,9 +226,9 @@ class Proof(Observer):
         )
 
 
-def _origins(routes: Routes) -> Many[Tensor]:
+def _origins(routes: Routes) -> TensorMap[Tensor]:
     """Return what routes begin with."""
-    return Made(routes, lambda name: routes[name].origin)
+    return ComputedMap(routes, lambda name: routes[name].origin)
 
 
 def _digest(route: Route) -> str:

@@ -12,7 +12,7 @@ from ingot.core.numeric.dtypes import DTYPES, numpy_dtype
 from ingot.core.runtime.parallel import HEAVY, go_on
 from ingot.errors import UnsupportedError
 from ingot.model.reading.limits import require_in_proportion
-from ingot.model.reading.ranges import is_distant
+from ingot.model.reading.ranges import is_remote
 from ingot.model.tensor import Array, Tensor
 
 
@@ -59,7 +59,7 @@ def weight(tensor: Tensor) -> int:
     """Return the bytes of work that reading a tensor's values is, as ``ordered_together`` weighs; ``HEAVY`` at least
     where they come from another machine."""
     for part in tensor.parts.values():
-        if is_distant(part.source):
+        if is_remote(part.source):
             return max(HEAVY, tensor.nbytes)
     return tensor.nbytes + tensor.size
 

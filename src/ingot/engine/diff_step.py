@@ -22,7 +22,7 @@ from ingot.engine.steps import skips_rows
 from ingot.engine.watch import BASE, RESULT, Watches
 from ingot.engine.work import AcquireBudget, ChunkBudget, ChunkPlan, ChunkTask, EncodedChunk, Step, StepRun
 from ingot.errors import IngotError, IntegrityError
-from ingot.model.reading.slices import Skipping
+from ingot.model.reading.slices import SkippingReader
 from ingot.model.tensor import Array, Tensor
 
 
@@ -123,7 +123,7 @@ class _Comparing(StepRun[Diff]):
         kinds, start = [numpy_dtype(tensor.dtype) for tensor in pair], plan.first
         counts = [rows_of(tensor.shape, plan.cols) for tensor in pair]
         for reader in readers if start else ():
-            assert isinstance(reader, Skipping)
+            assert isinstance(reader, SkippingReader)
             reader.skip(start * plan.cols)
         while start < plan.end or start == 0:
             if not acquire():

@@ -20,7 +20,7 @@ from ingot.errors import CodecError, IngotError, IntegrityError, UnsupportedErro
 from ingot.formats.base import Catalog, FormatWriter
 from ingot.model import bytesource
 from ingot.model.layouts.dense import DenseLayout
-from ingot.model.reading.lazy import as_many
+from ingot.model.reading.lazy import as_tensor_map
 from ingot.model.reading.limits import require_in_proportion
 from ingot.model.spec import TensorSpec
 from ingot.model.store import Store
@@ -69,11 +69,11 @@ def require_readable(plan: Plan, store: Store, name: str, files: Sequence[str], 
 
 def _compare(plan: Plan, catalog: Catalog, location: str) -> None:
     specs, format = plan.specs, plan.format
-    tensors = as_many(catalog.tensors)
+    tensors = as_tensor_map(catalog.tensors)
     for spec in specs:
         if spec.name not in tensors:
             raise _failure(location, f"the finished file lacks the tensor {spec.name!r:.200}")
-        difference = _difference(tensors.passing(spec.name), spec)
+        difference = _difference(tensors.get_uncached(spec.name), spec)
         if difference:
             raise _failure(location, f"the tensor {spec.name!r:.200} has {difference}")
     if len(tensors) == len(specs):

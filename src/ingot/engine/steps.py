@@ -22,7 +22,7 @@ from ingot.engine.watch import RESULT, Watches
 from ingot.engine.work import AcquireBudget, ChunkBudget, ChunkPlan, ChunkTask, EncodedChunk, Step, StepRun
 from ingot.errors import CodecError, IngotError
 from ingot.model.part import StoredReader
-from ingot.model.reading.slices import Skipping
+from ingot.model.reading.slices import SkippingReader
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Array, Tensor
 
@@ -152,7 +152,7 @@ def skips_rows(tensor: Tensor) -> bool:
     """Whether rows of a tensor can be read without those before, and no digest proves it only as a whole."""
     codec = CODECS[tensor.codec]
     stored = any(part.encoding != "raw" or part.digest is not None for part in tensor.parts.values())
-    return codec.streams and not stored and isinstance(codec.reader(tensor), Skipping)
+    return codec.streams and not stored and isinstance(codec.reader(tensor), SkippingReader)
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ class _Encoding(StepRun[Encode]):
         reader = CODECS[tensor.codec].reader(tensor)
         start = plan.first
         if start:
-            assert isinstance(reader, Skipping)
+            assert isinstance(reader, SkippingReader)
             reader.skip(start * plan.cols)
         while start < plan.end or start == 0:
             if not acquire():

@@ -14,7 +14,7 @@ from ingot.core.numeric.stats import ErrorStats
 from ingot.engine.watch import Feed, Watches
 from ingot.errors import CodecError
 from ingot.formats.base import Format, WriteOptions, knows_size
-from ingot.model.artifact import NOTHING, Artifact, Attachments
+from ingot.model.artifact import NO_ATTACHMENTS, Artifact, Attachments
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.model.tensor import Tensor
 
@@ -257,7 +257,7 @@ class Plan:
     metadata: Mapping[str, Any]
     options: WriteOptions
     measured: bool = True
-    attachments: Attachments = NOTHING
+    attachments: Attachments = NO_ATTACHMENTS
     config: bytes | None = None
 
     @cached_property

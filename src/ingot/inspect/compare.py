@@ -39,7 +39,7 @@ from ingot.inspect.comparisons import (
 from ingot.inspect.options import ComparedFiles, CompareOptions
 from ingot.model.account import describe_unread, lost_tensors
 from ingot.model.checkpoint import Checkpoint
-from ingot.model.reading.lazy import Many
+from ingot.model.reading.lazy import TensorMap
 from ingot.model.reading.limits import require_in_proportion
 from ingot.model.tensor import Array, Tensor
 from ingot.reporting.report import Column, Figure, Line, Report, Table, Texts
@@ -193,7 +193,7 @@ def sides(options: CompareOptions, *, whole: bool = True) -> Iterator[tuple[Chec
         open_checkpoint(options.b, io="pread", max_decompressed=limit) as second,
     ):
         for checkpoint in (first, second):
-            require_in_proportion(checkpoint.many.uncached(), checkpoint.location)
+            require_in_proportion(checkpoint.tensor_map.uncached(), checkpoint.location)
             if whole:
                 checkpoint.require_whole()
         with ExitStack() as stack:
@@ -267,7 +267,7 @@ def pairs_of(first: Checkpoint, second: Checkpoint) -> tuple[Sequence[Pair], Ite
     """Return the tensors that are compared, and what is said of the others."""
     others = renamed(first, second)
     names = [name for name in first if name in second]
-    return _Pairs(first.many, second.many, [*names, *others], others), _alone(first, second, others)
+    return _Pairs(first.tensor_map, second.tensor_map, [*names, *others], others), _alone(first, second, others)
 
 
 def _alone(first: Checkpoint, second: Checkpoint, others: Mapping[str, str]) -> Iterator[TensorComparison]:
@@ -287,7 +287,7 @@ class _Pairs(Sequence[Pair]):
     """
 
     def __init__(
-        self, first: Many[Tensor], second: Many[Tensor], names: Sequence[str], others: Mapping[str, str]
+        self, first: TensorMap[Tensor], second: TensorMap[Tensor], names: Sequence[str], others: Mapping[str, str]
     ) -> None:
         self._first = first
         self._second = second
@@ -307,7 +307,7 @@ class _Pairs(Sequence[Pair]):
         if isinstance(index, slice):
             return _Pairs(self._first, self._second, self._names[index], self._others)
         name = self._names[index]
-        return self._first.passing(name), self._second.passing(self._others.get(name, name))
+        return self._first.get_uncached(name), self._second.get_uncached(self._others.get(name, name))
 
 
 def renamed(first: Checkpoint, second: Checkpoint) -> dict[str, str]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ingot.core.numeric.stats import ErrorStats
-from ingot.model.reading.lazy import MadeSequence
+from ingot.model.reading.lazy import ComputedSequence
 
 IDENTICAL = "identical"
 EQUAL = "equal"
@@ -49,7 +49,7 @@ class TensorComparison:
         return self.status in (IDENTICAL, EQUAL)
 
 
-class Comparisons(MadeSequence[TensorComparison]):
+class Comparisons(ComputedSequence[TensorComparison]):
     """Comparisons, worst first; each is made when it is asked for, and not kept.
 
     First what is missing or misshapen, then what differs, then the equal; within each by rising signal-to-noise ratio

@@ -151,7 +151,7 @@ def _repaired(folder: LocalFolder, name: str, there: Store, other: str, known: S
     if folder.exists(name):
         file = folder.open(name)
         try:
-            bad, whole = known.bad(file), file.size == known.size
+            bad, whole = known.damaged_chunks(file), file.size == known.size
         finally:
             file.close()
         if not bad and whole:

@@ -20,14 +20,14 @@ from ingot.errors import CodecError, IngotError
 from ingot.inspect.findings import Finding, finding_of
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.part import Part
-from ingot.model.reading.lazy import Many
+from ingot.model.reading.lazy import TensorMap
 from ingot.model.tensor import Tensor
 
 _CHUNK = 4 << 20
 NO_DIGEST = "part.no-digest"
 
 
-def check_tensors(tensors: Many[Tensor], state: Progress) -> Iterator[list[Finding]]:
+def check_tensors(tensors: TensorMap[Tensor], state: Progress) -> Iterator[list[Finding]]:
     """Check tensors in this process."""
 
     def check(tensor: Tensor) -> tuple[str, int, list[Finding]]:
@@ -82,7 +82,7 @@ def _part(part: Part, where: str, spare: int) -> list[Finding]:
     """Read a part for its digest, and for bytes that are no values: in bools, and ``spare`` bits at the end."""
     buffer = memoryview(bytearray(min(_CHUNK, part.nbytes)))
     last = 0
-    if part.dtype != "bool" and part.length and part.read_whole(buffer):
+    if part.dtype != "bool" and part.length and part.read_small(buffer):
         last = buffer[-1]
     else:
         last = _read_part(part, where, buffer)

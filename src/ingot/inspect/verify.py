@@ -24,7 +24,7 @@ from ingot.inspect.receipt import receipt_of
 from ingot.inspect.seal import repair, seal_beside
 from ingot.inspect.tensors import NO_DIGEST, check_tensor, check_tensors
 from ingot.model.delta import delta_of
-from ingot.model.reading.lazy import Many
+from ingot.model.reading.lazy import TensorMap
 from ingot.model.reading.limits import require_in_proportion
 from ingot.model.tensor import Tensor
 from ingot.stores.location import Location
@@ -34,7 +34,7 @@ from ingot.translate.unopened import unopened_note
 
 OPTIONAL = ("part.no-digest", "part.unknown-digest", "draft.nameless")
 """Notes on what a format leaves to the writer: no errors however strict the check."""
-ByTensor = Callable[[Many[Tensor], Progress], Iterable[list[Finding]]]
+ByTensor = Callable[[TensorMap[Tensor], Progress], Iterable[list[Finding]]]
 """Checks tensors, and tells what each gave, in order; of a rule that nobody wants to know it may say nothing."""
 
 
@@ -86,13 +86,13 @@ def _by_tensor(options: VerifyOptions, location: Location, source: Source) -> By
     if not is_elsewhere(options.engine, options.address):
         return check_tensors
 
-    def by_workers(tensors: Many[Tensor], state: Progress) -> Iterable[list[Finding]]:
+    def by_workers(tensors: TensorMap[Tensor], state: Progress) -> Iterable[list[Finding]]:
         from ingot.cluster.driver.spread import Query, ask, files_of
         from ingot.cluster.pool import pool_of
 
         opened = CheckedFile(location.text, options.io, options.max_decompressed)
         files = files_of(opened, {"path": source.url}, source.identity())
-        queries = [Query(number, name, tensors.passing(name).nbytes) for number, name in enumerate(tensors)]
+        queries = [Query(number, name, tensors.get_uncached(name).nbytes) for number, name in enumerate(tensors)]
         with closing(pool_of(options.engine, options.address)) as pool:
             return ask("verify", files, queries, pool, state)
 
@@ -145,7 +145,7 @@ def examine(
 
 
 def _contents(source: Source, progress: ProgressCallback | None, by_tensor: ByTensor) -> Iterator[Finding]:
-    many = source.view().many
+    many = source.view().tensor_map
     try:
         require_in_proportion(_decoded(many.uncached()), source.location)
     except ResourceError as error:
@@ -226,7 +226,7 @@ def _sealed(source: Source) -> Iterator[Finding | None]:
             file = source.store.open(name)
             try:
                 seal.require_size(file.size, where)
-                bad = seal.bad(file)
+                bad = seal.damaged_chunks(file)
             finally:
                 file.close()
         except IngotError as error:

@@ -193,7 +193,7 @@ def add(options: AddOptions) -> Added:
     store, single = Location.parse(options.src).find_model(io="pread")
     name = options.name if options.name is not None else _name_of(store, single)
     file_of(name)
-    if not single and store.holds(location.url):
+    if not single and store.contains_address(location.url):
         raise UsageError(
             "expected a library outside the folder to add: choose another folder for it",
             rule="library.within",

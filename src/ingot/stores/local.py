@@ -265,8 +265,8 @@ class LocalStore(Store):
         """Return the path as it was given."""
         return str(self._folder / name)
 
-    def is_lost(self, names: Iterable[str], target: str, *, folder: bool) -> bool:
-        """As ``Store.is_lost``; the name in a folder counts, and where it leads to if it is a link."""
+    def would_overwrite(self, names: Iterable[str], target: str, *, folder: bool) -> bool:
+        """As ``Store.would_overwrite``; the name in a folder counts, and where it leads to if it is a link."""
         if not target.startswith("file:"):
             return False
         final = Path(os.path.realpath(path_of(target)))
@@ -276,8 +276,8 @@ class LocalStore(Store):
             files |= {Path(os.path.realpath(entry.parent)) / entry.name for entry in entries}
         return final in files or (folder and any(final in file.parents for file in files))
 
-    def holds(self, target: str) -> bool:
-        """As ``Store.holds``, wherever links and ``..`` lead."""
+    def contains_address(self, target: str) -> bool:
+        """As ``Store.contains_address``, wherever links and ``..`` lead."""
         own = Path(os.path.realpath(self._folder))
         return target.startswith("file:") and Path(os.path.realpath(path_of(target))).is_relative_to(own)
 

@@ -7,7 +7,7 @@ import stat
 from ingot.core.files.atomic import Staging, atomic_write
 from ingot.core.files.system import read_error, write_error
 from ingot.errors import UsageError
-from ingot.model.store import Replaced
+from ingot.model.store import OverwritePolicy
 from ingot.stores.local import LocalStore, path_of, url_of
 from ingot.stores.scheme import WritableScheme
 from ingot.stores.shared import LocalShared, SharedFolder
@@ -43,7 +43,7 @@ class LocalScheme(WritableScheme):
         except OSError:
             return None  # what is wrong is said where it is opened as a file
 
-    def stage(self, text: str, replaced: Replaced, *, directory: bool, resume: bool) -> Staging:
+    def stage(self, text: str, replaced: OverwritePolicy, *, directory: bool, resume: bool) -> Staging:
         """Stage beside the path."""
         refuse = replaced.require_ours
         ours = None if refuse is None else lambda folder: refuse(LocalStore(folder))

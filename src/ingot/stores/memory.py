@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote
 from ingot.core.files.atomic import Staging
 from ingot.errors import UsageError
 from ingot.model.bytesource import Buffer, MemorySource
-from ingot.model.store import Listing, Replaced, Store, checked_name
+from ingot.model.store import Listing, OverwritePolicy, Store, checked_name
 from ingot.stores.files import flat
 from ingot.stores.scheme import WritableScheme
 
@@ -80,7 +80,7 @@ class MemoryScheme(WritableScheme):
             raise UsageError("expected a file or folder in memory, found none", rule="store.missing", where=text[:200])
         return self.store(text, io), ""
 
-    def stage(self, text: str, replaced: Replaced, *, directory: bool, resume: bool) -> Staging:
+    def stage(self, text: str, replaced: OverwritePolicy, *, directory: bool, resume: bool) -> Staging:
         """Stage in a temporary folder, whose files go into memory when they are published."""
         return MemoryStaging(_name_of(text), replaced, directory=directory, resume=resume)
 
@@ -113,7 +113,7 @@ class MemoryStaging(Staging):
 
     _kept: ClassVar[dict[str, Path]] = {}  # folders with what a run has left, to go on with
 
-    def __init__(self, path: str, replaced: Replaced, *, directory: bool, resume: bool) -> None:
+    def __init__(self, path: str, replaced: OverwritePolicy, *, directory: bool, resume: bool) -> None:
         name, _, self._key = path.partition("/")
         self._shared = shared_files(name)
         self._path = path
@@ -149,7 +149,7 @@ class MemoryStaging(Staging):
         if not self._done and self._path not in self._kept:
             shutil.rmtree(self._around, ignore_errors=True)
 
-    def _require_free(self, replaced: Replaced, directory: bool) -> None:
+    def _require_free(self, replaced: OverwritePolicy, directory: bool) -> None:
         where = f"memory:{self._path}"
         under = f"{self._key}/" if self._key else ""
         inside = any(name.startswith(under) for name in self._shared)

@@ -10,7 +10,7 @@ from ingot.errors import UsageError
 
 if TYPE_CHECKING:
     from ingot.core.files.atomic import Staging
-    from ingot.model.store import Replaced, Store
+    from ingot.model.store import OverwritePolicy, Store
     from ingot.stores.shared import SharedFolder
 
 
@@ -63,7 +63,7 @@ class WritableScheme(Scheme):
     """Addresses of one kind, whose stores can be written to: an artifact is staged on a disk and appears whole."""
 
     @abstractmethod
-    def stage(self, text: str, replaced: Replaced, *, directory: bool, resume: bool) -> Staging:
+    def stage(self, text: str, replaced: OverwritePolicy, *, directory: bool, resume: bool) -> Staging:
         """Return a folder to write files in that will appear at this address; raises what ``Staging`` raises."""
 
     @abstractmethod
@@ -78,9 +78,9 @@ class WritableScheme(Scheme):
 
         Raises what ``stage`` raises; without ``overwrite`` ``UsageError`` ``target.exists`` if a file is there.
         """
-        from ingot.model.store import Replaced  # noqa: PLC0415 - imports NumPy, which options and --help do without
+        from ingot.model.store import OverwritePolicy  # noqa: PLC0415 - imports NumPy, which options and --help do without
 
-        with self.stage(text, Replaced(overwrite), directory=False, resume=False) as staging:
+        with self.stage(text, OverwritePolicy(overwrite), directory=False, resume=False) as staging:
             staged = staging.files / "file"
             try:
                 staged.write_bytes(data)

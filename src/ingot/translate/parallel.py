@@ -21,9 +21,9 @@ from ingot.errors import UnsupportedError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.dense import DATA, DenseLayout
-from ingot.model.layouts.packed_words import WordsLayout
+from ingot.model.layouts.packed_ints import PackedIntLayout
 from ingot.model.part import memory_part
-from ingot.model.reading.view import Rows, assemble
+from ingot.model.reading.view import ElementRuns, assemble
 from ingot.model.tensor import Tensor
 from ingot.naming.config import CONFIG
 from ingot.translate import companions, numbers
@@ -213,16 +213,16 @@ def _made(tensor: Tensor, cut: _Cut | None, rank: Rank) -> Tensor:
         origins.append(_zeros(stored, cut.zeros))
         runs.append((1, 0, cut.zeros * width))
     shape = (sum(count for _, count in cut.rows) + cut.zeros, *stored.shape[1:])
-    every = Rows(origins, np.array(runs, np.int64).T)
+    every = ElementRuns(origins, np.array(runs, np.int64).T)
     return _as_packed(assemble(tensor.name, shape, every, CODECS[DenseLayout.codec]), tensor, rank)
 
 
 def _in_rows(tensor: Tensor) -> Tensor:
     """Return integers in words as rows; raises ``UnsupportedError`` ``parallel.cut`` where columns have an order."""
-    if tensor.codec != WordsLayout.codec:
+    if tensor.codec != PackedIntLayout.codec:
         return tensor
     CODECS[tensor.codec].check(tensor)
-    layout = WordsLayout.of(tensor)
+    layout = PackedIntLayout.from_tensor(tensor)
     if layout.scattered:
         raise UnsupportedError(
             "expected groups of neighbouring columns, found an order or factors of columns (act-order, g_idx), whose "

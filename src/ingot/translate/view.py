@@ -21,8 +21,8 @@ from ingot.formats.gguf.metadata import ABOUT, to_gguf_metadata, with_values
 from ingot.model.account import Omission
 from ingot.model.checkpoint import Attributes, Checkpoint
 from ingot.model.layouts.dense import DenseLayout
-from ingot.model.reading.lazy import Lazy
-from ingot.model.reading.view import View, derived
+from ingot.model.reading.lazy import LazyMap
+from ingot.model.reading.view import View, derive_checkpoint
 from ingot.model.tensor import Tensor
 from ingot.naming.config import CONFIG
 from ingot.stores.temporary import TemporaryFolder
@@ -339,10 +339,12 @@ def _labelled(checkpoint: Checkpoint, label: Mapping[str, Any], **changes: Unpac
         if folder is not None:
             stack.callback(folder.close)
         said = {"metadata": sorted(label["metadata"]), "companions": sorted(label["companions"] or ())}
-        tensors = Lazy(checkpoint, checkpoint.__getitem__)
+        tensors = LazyMap(checkpoint, checkpoint.__getitem__)
         changes["metadata"] = label["metadata"]
         changes["companions"] = {**checkpoint.companions, **(folder.paths if folder is not None else {})}
-        return derived(checkpoint, tensors, _labelled, dict(label), said, also_close=stack.pop_all().close, **changes)
+        return derive_checkpoint(
+            checkpoint, tensors, _labelled, dict(label), said, also_close=stack.pop_all().close, **changes
+        )
 
 
 def _unread(metadata: Mapping[str, Any], family: Family) -> Iterator[str]:

@@ -9,8 +9,8 @@ from typing import Any
 from ingot.errors import UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.delta import KEY
-from ingot.model.reading.lazy import Lazy
-from ingot.model.reading.view import Verb, derived
+from ingot.model.reading.lazy import LazyMap
+from ingot.model.reading.view import Verb, derive_checkpoint
 from ingot.model.tensor import Array, Tensor
 
 Make = Callable[[], Tensor]
@@ -40,7 +40,7 @@ def view_of(
         for name in names
         if len(checkpoint.importance[name]) == tensors[name].matrix_shape[1]
     }
-    return derived(
+    return derive_checkpoint(
         checkpoint,
         tensors,
         verb,
@@ -67,7 +67,7 @@ def mapping(entries: Sequence[tuple[str, Make | None, str]], checkpoint: Checkpo
         make, old = makes[name]
         return checkpoint[old] if make is None else make()
 
-    return Lazy(makes, made)
+    return LazyMap(makes, made)
 
 
 def require_known(checkpoint: Checkpoint, names: Iterable[str]) -> None:

@@ -48,7 +48,7 @@ def smaller_groups(checkpoint: Checkpoint, sizes: Sequence[int], *, one: bool) -
 
     Groups divide the columns; with ``one`` they are of one size in all tensors, if there is a size that divides all.
     """
-    names = checkpoint.many.where(lambda tensor: _group(tensor) is not None)
+    names = checkpoint.tensor_map.names_where(lambda tensor: _group(tensor) is not None)
     groups = {name: group for name in names if (group := _group(checkpoint[name])) is not None}
     cols = {name: checkpoint[name].matrix_shape[1] for name in groups}
     even = {name: size for name, group in groups.items() if (size := even_group(group, cols[name], sizes)) is not None}
@@ -64,7 +64,7 @@ def _group(tensor: Tensor) -> int | None:
     if tensor.codec != AffineLayout.codec:
         return None
     try:
-        layout = AffineLayout.of(tensor)
+        layout = AffineLayout.from_tensor(tensor)
     except CodecError:  # reported when the tensor is read
         return None
     return layout.grid.columns if isinstance(layout.grid, Group) and layout.matrix is None else None

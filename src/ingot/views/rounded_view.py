@@ -18,7 +18,7 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import ZEROS
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.part import Part
-from ingot.model.reading.view import derived
+from ingot.model.reading.view import derive_checkpoint
 from ingot.model.tensor import Array, Tensor
 from ingot.quantization.choice import QuantizerSpec
 from ingot.quantization.rounding import multiply
@@ -82,7 +82,9 @@ def round_to(checkpoint: Checkpoint, rounding: Rounding) -> Checkpoint:
     entries = [(name, made(name), name) for name in checkpoint]
     text = {name: repr(asked) for name, asked in choices.items()}
     told = [rounding.said, text]
-    return derived(checkpoint, mapping(entries, checkpoint), round_to, rounding, told, also_close=rounding.close)
+    return derive_checkpoint(
+        checkpoint, mapping(entries, checkpoint), round_to, rounding, told, also_close=rounding.close
+    )
 
 
 class _Held:

@@ -18,8 +18,8 @@ from ingot.errors import UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.part import Part
-from ingot.model.reading.pieces import prove_whole
-from ingot.model.reading.view import common_layout, decoded
+from ingot.model.reading.concat_source import verify_part
+from ingot.model.reading.view import common_layout, decode_runs
 from ingot.model.tensor import Array, Tensor
 from ingot.views.common import Make, require_known, require_once, view_of
 
@@ -161,7 +161,7 @@ def strided_tensor(tensor: Tensor, name: str, wanted: Strided) -> Tensor:
     if widths is None:
         places = units.positions(0, units.outer * units.count)
         runs = np.stack([np.zeros_like(places), places * size, np.full_like(places, size)])
-        return decoded(name, wanted.shape, [tensor], runs, CODECS[DenseLayout.codec])
+        return decode_runs(name, wanted.shape, [tensor], runs, CODECS[DenseLayout.codec])
     parts = {}
     for role, part in tensor.parts.items():
         if not widths[role]:
@@ -198,7 +198,7 @@ def _woven_values(name: str, shape: tuple[int, ...], tensors: Sequence[Tensor], 
     within = np.concatenate([np.arange(own.outer * own.count) for own in units])
     order = np.argsort(places)
     runs = np.stack([which[order], within[order] * size, np.full_like(within, size)])
-    return decoded(name, shape, tensors, runs, CODECS[DenseLayout.codec])
+    return decode_runs(name, shape, tensors, runs, CODECS[DenseLayout.codec])
 
 
 def _widths(tensors: Sequence[Tensor], shape: tuple[int, ...], unit: int) -> Mapping[str, int] | None:
@@ -286,10 +286,10 @@ class _Source(ComputedRows):
         super().__init__(_Sources(name, parts), count, width, make)
         self._parts = parts
 
-    def prove(self) -> None:
+    def verify_sources(self) -> None:
         """Compare the digests of the parts, as far as reading units does not."""
         for part in self._parts:
-            prove_whole(part)
+            verify_part(part)
 
 
 def _made(where: str, parts: Sequence[Part], count: int, width: int, make: Callable[[int, int], Array]) -> Part:

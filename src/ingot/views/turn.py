@@ -16,17 +16,17 @@ from ingot.errors import UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import (
     CODES,
+    PER_TENSOR,
     ROW,
     ROWS_LSB,
     SCALES,
-    WHOLE,
     ZEROS,
     AffineLayout,
     Blocks,
     Grid,
     Group,
 )
-from ingot.model.layouts.alternatives import OWN
+from ingot.model.layouts.alternatives import UNPACKED
 from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.layouts.ggml import GgmlBlocksLayout
 from ingot.model.layouts.scaled_codebook import ScaledCodebookLayout
@@ -88,12 +88,12 @@ def _flipped(tensor: Tensor) -> Tensor | None:
     """Return the same codes as those of a matrix that is stored the other way round; None where nothing can say so."""
     apart: Tensor | None = tensor
     if tensor.codec == GgmlBlocksLayout.codec and isinstance(
-        OWN.get(GgmlBlocksLayout.of(tensor).type), ScaledCodebookLayout
+        UNPACKED.get(GgmlBlocksLayout.from_tensor(tensor).type), ScaledCodebookLayout
     ):
         apart = unpack_blocks(tensor)
     if apart is None or apart.codec != ScaledCodebookLayout.codec:
         return None
-    layout = ScaledCodebookLayout.of(apart)
+    layout = ScaledCodebookLayout.from_tensor(apart)
     return replace(apart, params=replace(layout, transposed=not layout.transposed).attributes())
 
 
@@ -111,7 +111,7 @@ def turned_integers(tensor: Tensor) -> Tensor | None:
     """
     if tensor.codec != AffineLayout.codec or len(tensor.shape) != 2 or not tensor.size:
         return None
-    layout, (rows, cols) = AffineLayout.of(tensor), tensor.shape
+    layout, (rows, cols) = AffineLayout.from_tensor(tensor), tensor.shape
     grid = _turned_grid(layout, rows, cols)
     whole = rows * layout.bits % 8 == 0 and cols * layout.bits % 8 == 0
     aligned = 8 % layout.bits == 0 and layout.is_flat(tensor.shape) and whole
@@ -161,7 +161,7 @@ def _turner(numbers: Windows, across: int, size: int) -> Callable[[int, int], Ar
 def _turned_grid(layout: AffineLayout, rows: int, cols: int) -> Grid | None:
     """Return what shares a scale in the turned matrix; None where that is no group of a row."""
     if layout.per_tensor:
-        return WHOLE
+        return PER_TENSOR
     if not isinstance(layout.grid, Blocks) or layout.grid.shape[1] != 1 or cols == 1:
         return None
     return ROW if layout.grid.shape[0] == rows else Group(layout.grid.shape[0])

@@ -9,7 +9,7 @@ import numpy as np
 from ingot.codecs.affine.windows import ComputedRows, Windows
 from ingot.codecs.table import CODECS
 from ingot.core.numeric.dtypes import DTYPES
-from ingot.model.layouts.affine import ROW, Group, Row, Whole
+from ingot.model.layouts.affine import ROW, Group, PerTensor, Row
 from ingot.model.layouts.scaled_codebook import INDICES, SCALES, Grid, Run, ScaledCodebookLayout, Tiles
 from ingot.model.part import Part, memory_part
 from ingot.model.tensor import Array, Tensor
@@ -21,7 +21,7 @@ def turned_bytes(tensor: Tensor) -> Tensor | None:
     """Return a matrix of FP8 turned, some columns at a time; None for others, and for those stored turned already."""
     if tensor.codec != ScaledCodebookLayout.codec or len(tensor.shape) != 2 or not tensor.size:
         return None
-    layout, (rows, cols) = ScaledCodebookLayout.of(tensor), tensor.shape
+    layout, (rows, cols) = ScaledCodebookLayout.from_tensor(tensor), tensor.shape
     plain = layout.bits == 8 and not layout.nested and not layout.transposed and not isinstance(layout.grid, Run)
     if not plain or any(part.encoding != "raw" for part in tensor.parts.values()):
         return None
@@ -48,7 +48,7 @@ def turned_bytes(tensor: Tensor) -> Tensor | None:
 def _turned(grid: Grid, rows: int, cols: int) -> Grid:
     """Return what shares a scale in the turned matrix."""
     match grid:
-        case Whole():
+        case PerTensor():
             return grid
         case Row():
             return Tiles(cols, 1)

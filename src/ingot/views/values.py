@@ -15,8 +15,8 @@ from ingot.core.numeric.blocks import Blocks
 from ingot.errors import UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.dense import DenseLayout
-from ingot.model.reading.lazy import Lazy
-from ingot.model.reading.view import Rows, assemble, decoded, derived
+from ingot.model.reading.lazy import LazyMap
+from ingot.model.reading.view import ElementRuns, assemble, decode_runs, derive_checkpoint
 from ingot.model.tensor import Array, Tensor
 from ingot.views.common import Make, require_known, view_of
 
@@ -93,8 +93,8 @@ def weigh(checkpoint: Checkpoint, importance: Mapping[str, Array]) -> Checkpoint
             )
     said = {name: checksums.digest("crc32c", values.view(np.uint8).data) for name, values in weights.items()}
     importance = {**checkpoint.importance, **weights}
-    tensors = Lazy(checkpoint, checkpoint.__getitem__)
-    return derived(checkpoint, tensors, weigh, weights, said, importance=importance)
+    tensors = LazyMap(checkpoint, checkpoint.__getitem__)
+    return derive_checkpoint(checkpoint, tensors, weigh, weights, said, importance=importance)
 
 
 def _pruned(tensor: Tensor, pruning: Pruning) -> Tensor:
@@ -102,12 +102,12 @@ def _pruned(tensor: Tensor, pruning: Pruning) -> Tensor:
     rows, cols = tensor.shape
     if pruning.axis == 0:
         counts = (spans[:, 1] - spans[:, 0]) * cols
-        kept = Rows([tensor], np.stack([np.zeros_like(counts), spans[:, 0] * cols, counts]))
+        kept = ElementRuns([tensor], np.stack([np.zeros_like(counts), spans[:, 0] * cols, counts]))
         inner = assemble(tensor.name, (pruning.blocks.kept, cols), kept, CODECS[DenseLayout.codec])
     else:
         left = (rows, pruning.blocks.kept)
         columns = [(int(start), int(stop)) for start, stop in spans]
-        inner = decoded(
+        inner = decode_runs(
             tensor.name, left, [tensor], np.array([[0], [0], [prod(left)]]), CODECS[DenseLayout.codec], columns
         )
     return replace(with_blocks_dropped(tensor, inner, pruning.axis, pruning.blocks), origin=tensor)

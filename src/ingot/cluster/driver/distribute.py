@@ -40,7 +40,7 @@ from ingot.formats.base import FormatWriter
 from ingot.formats.by_many import Skips, WholeFiles
 from ingot.model import bytesource
 from ingot.model.artifact import Artifact
-from ingot.model.store import Joined, Store
+from ingot.model.store import MergedStore, Store
 from ingot.stores.local import LocalTarget
 from ingot.stores.location import Location
 from ingot.stores.shared import SharedFolder
@@ -162,7 +162,7 @@ def distribute(
         quiet = replace(resources, progress=Progress(progress.total))  # the runner counts source bytes
 
         def reads(written: Store) -> Store:
-            return written if in_full is None else Joined(written, folder.store, runner.files)
+            return written if in_full is None else MergedStore(written, folder.store, runner.files)
 
         kept, scattered = _ends(earlier), in_full is not None
         shared = replace(target, beside=beside, kept=kept, scattered=scattered, reads=reads)

@@ -23,10 +23,10 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import ZEROS, AffineLayout, Points
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.ggml import GgmlBlocksLayout
-from ingot.model.layouts.packed_words import WordsLayout
+from ingot.model.layouts.packed_ints import PackedIntLayout
 from ingot.model.layouts.scaled_codebook import ScaledCodebookLayout
-from ingot.model.reading.lazy import Lazy
-from ingot.model.reading.view import View, derived, renamed
+from ingot.model.reading.lazy import LazyMap
+from ingot.model.reading.view import View, derive_checkpoint, with_name
 from ingot.model.tensor import Tensor
 from ingot.naming.names import layer_path, role_of
 from ingot.stores.location import AnyPath, Location
@@ -61,9 +61,9 @@ def place_in_graph(checkpoint: Checkpoint, path: AnyPath) -> View:
         graph = _opened(source, location)
         matched = _Matched(checkpoint, graph, OnnxFormat().for_attachments(graph.attachments))
         makes, said = matched.makes(), [location.text, *source.identity()]
-        tensors = Lazy(makes, lambda name: makes[name].build())
+        tensors = LazyMap(makes, lambda name: makes[name].build())
         origins = {name: make.origins for name, make in makes.items()}
-        view = derived(
+        view = derive_checkpoint(
             checkpoint,
             tensors,
             into_graph,
@@ -232,7 +232,7 @@ class _Matched:
 
     def _as_codes(self, tensor: Tensor, name: str, dtype: str) -> Callable[[], Tensor]:
         """As the graph takes it where it lies as it does there."""
-        return lambda: self._fitting(_codes(tensor, name, dtype)) or renamed(tensor, name)
+        return lambda: self._fitting(_codes(tensor, name, dtype)) or with_name(tensor, name)
 
     def _turned(self, tensor: Tensor, name: str, dtype: str) -> Callable[[], Tensor]:
         """As the graph takes it where it lies the other way round: FP8 with its blocks, all else decoded."""
@@ -260,7 +260,7 @@ class _Matched:
 def _affine(tensor: Tensor) -> AffineLayout | None:
     """Return the layout of a tensor's integers, row by row; None where they are none."""
     found = _integers(tensor, tensor.name, tensor.dtype)
-    return None if found is None else AffineLayout.of(found)
+    return None if found is None else AffineLayout.from_tensor(found)
 
 
 def _integers(tensor: Tensor, name: str, dtype: str) -> Tensor | None:
@@ -268,13 +268,13 @@ def _integers(tensor: Tensor, name: str, dtype: str) -> Tensor | None:
     found: Tensor | None = tensor if tensor.codec == AffineLayout.codec else None
     if tensor.codec in CODECS:
         CODECS[tensor.codec].check(tensor)
-    if tensor.codec == WordsLayout.codec and not WordsLayout.of(tensor).scattered:
-        found = rows_tensor(tensor, WordsLayout.of(tensor))
+    if tensor.codec == PackedIntLayout.codec and not PackedIntLayout.from_tensor(tensor).scattered:
+        found = rows_tensor(tensor, PackedIntLayout.from_tensor(tensor))
     elif tensor.codec == GgmlBlocksLayout.codec:
         found = unpack_blocks(tensor)
     if found is None or found.codec != AffineLayout.codec:
         return None
-    layout = AffineLayout.of(found)
+    layout = AffineLayout.from_tensor(found)
     if isinstance(layout.zero, Points) and not _whole(found, layout):
         return None
     params = replace(layout, dtype=dtype).attributes()
@@ -290,7 +290,7 @@ def _small_floats(tensor: Tensor, name: str, dtype: str) -> Tensor | None:
     if tensor.codec != ScaledCodebookLayout.codec:
         return None
     CODECS[tensor.codec].check(tensor)
-    layout = ScaledCodebookLayout.of(tensor)
+    layout = ScaledCodebookLayout.from_tensor(tensor)
     made = replace(layout, dtype=dtype) if dtype == "f32" else layout  # products are numbers of f32
     return replace(tensor, name=name, dtype=made.dtype, params=made.attributes(), origin=None)
 

@@ -12,7 +12,7 @@ from ingot.artifacts.companions import holds_a_model
 from ingot.artifacts.open import detect, find, open_there
 from ingot.artifacts.open import open as open_checkpoint
 from ingot.errors import IngotError, UnsupportedError
-from ingot.model.account import LOST, list_by_reason, lost_tensors
+from ingot.model.account import LOST_RULE, list_by_reason, lost_tensors
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.reading.view import View
 from ingot.model.store import Store
@@ -124,7 +124,7 @@ def _translated(checkpoint: Checkpoint) -> View | None:
     if lost:
         raise UnsupportedError(
             f"the loaded model would lack tensors of the file: {list_by_reason(lost)}",
-            rule=LOST,
+            rule=LOST_RULE,
             where=checkpoint.location,
         )
     return translated

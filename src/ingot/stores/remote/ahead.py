@@ -18,7 +18,7 @@ import numpy as np
 from ingot.core.runtime.memory import available_ram
 from ingot.core.runtime.parallel import Halt, Stopped, Workers, adopt, go_on
 from ingot.model.bytesource import Range
-from ingot.model.reading.ranges import coalesced, pieces_of
+from ingot.model.reading.ranges import coalesce, slice_ranges
 from ingot.stores.remote.transfer import Task, is_usable
 
 MOST = 1 << 30
@@ -77,12 +77,12 @@ class _Window:
         try:
             small = [item for item in wanted if item[1] < LARGE]
             own = [(start, _memory(length)) for start, length in wanted if length >= LARGE]
-            joined = [(start, _memory(length)) for start, length in coalesced(small, gap, WINDOW)]
+            joined = [(start, _memory(length)) for start, length in coalesce(small, gap, WINDOW)]
             read(sorted((*own, *joined), key=itemgetter(0)))
             self.data = dict(own)
             # Of what was joined each piece is copied, so that none keeps its neighbours in memory.
             alone = len(joined) == len(small)
-            for (start, _), piece in zip(small, pieces_of(small, dict(joined)), strict=True):
+            for (start, _), piece in zip(small, slice_ranges(small, dict(joined)), strict=True):
                 self.data[start] = piece if alone else np.frombuffer(piece, np.uint8).copy().data
         except (Exception, Stopped):
             self.data = {}

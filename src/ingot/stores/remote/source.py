@@ -11,8 +11,8 @@ import numpy as np
 
 from ingot.core.numeric.dtypes import require_inside
 from ingot.errors import ResourceError, UsageError
-from ingot.model.bytesource import ByteSource, Range, Ranged, Stamp, StampedSource
-from ingot.model.reading.ranges import coalesced, pieces_of
+from ingot.model.bytesource import ByteSource, Range, RangedSource, Stamp, StampedSource
+from ingot.model.reading.ranges import coalesce, slice_ranges
 from ingot.model.seal import Seal
 from ingot.stores.files import flat
 from ingot.stores.remote.ahead import Ahead
@@ -29,7 +29,7 @@ GAP = 1 << 14
 """Bytes between two ranges that are sooner read than asked for by another request."""
 
 
-class RemoteSource(StampedSource, Ranged):
+class RemoteSource(StampedSource, RangedSource):
     """One version of one file, read by ranges; what came with its opening is held and not asked for again.
 
     A copy (``copy``, ``pickle``) opens the file again by its address, and is refused with ``store.changed`` where that
@@ -76,7 +76,7 @@ class RemoteSource(StampedSource, Ranged):
         self._ahead = Ahead(self._read, self.gap)
 
     def expect(self, ranges: Sequence[Range]) -> None:
-        """Begin to read what will be asked for; see ``Ranged.expect``."""
+        """Begin to read what will be asked for; see ``RangedSource.expect``."""
         self._ahead.expect(ranges)
 
     def view(self, offset: int, length: int) -> memoryview:
@@ -106,9 +106,9 @@ class RemoteSource(StampedSource, Ranged):
         """Return the bytes of each range; those close to each other by one request. Errors as ``readinto``."""
         for offset, length in ranges:
             require_inside(offset, length, self.size, self.name)
-        joined = [(start, self._buffer(length)) for start, length in coalesced(ranges, self.gap)]
+        joined = [(start, self._buffer(length)) for start, length in coalesce(ranges, self.gap)]
         self._read(joined)
-        return pieces_of(ranges, dict(joined))
+        return slice_ranges(ranges, dict(joined))
 
     def changed(self) -> bool:
         """Whether the file is another version now, as far as its server tells."""

@@ -14,7 +14,7 @@ from ingot.core.files.atomic import LONGEST_NAME, SUFFIX, Staging, atomic_write,
 from ingot.core.files.system import write_error
 from ingot.core.runtime.parallel import go_on, ordered
 from ingot.errors import IngotError, IntegrityError, UsageError
-from ingot.model.store import Listing, Replaced, Store
+from ingot.model.store import Listing, OverwritePolicy, Store
 from ingot.stores.cache import default_cache
 from ingot.stores.remote.address import Address
 from ingot.stores.remote.client import Client
@@ -36,13 +36,20 @@ class RemoteStaging(Staging):
     are there as they were put are not put again.
 
     Raises ``UsageError`` ``target.name``, ``target.exists``, ``target.not-a-file``, ``target.not-a-folder``, what
-    ``Replaced.require_ours`` does, and as ``Client``.
+    ``OverwritePolicy.require_ours`` does, and as ``Client``.
     """
 
     takes_over = True
 
     def __init__(
-        self, store: Store, address: Address, client: Client, replaced: Replaced, *, directory: bool, resume: bool
+        self,
+        store: Store,
+        address: Address,
+        client: Client,
+        replaced: OverwritePolicy,
+        *,
+        directory: bool,
+        resume: bool,
     ) -> None:
         """Prepare to write ``address``; ``store`` is that address as a folder, also if a single file will be there."""
         self._target = store

@@ -16,8 +16,8 @@ from ingot.errors import CodecError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.part import Part, memory_part
-from ingot.model.reading.pieces import Pieces, ValueBytes, prove_whole
-from ingot.model.reading.view import Verb, derived
+from ingot.model.reading.concat_source import ConcatSource, DecodedRange, verify_part
+from ingot.model.reading.view import Verb, derive_checkpoint
 from ingot.model.tensor import Array, Tensor
 from ingot.quantization.maps import LinearMap, Parts, RepeatableMap
 from ingot.stores.temporary import TemporaryFolder
@@ -87,7 +87,7 @@ def fold(
     entries += [(name, made(name, source), name) for name, source in (more or {}).items()]
     origins = {name: (source,) for name, source in (more or {}).items()}
     changed = set(changed_names(graph, folding.touches))
-    return derived(
+    return derive_checkpoint(
         checkpoint,
         mapping(entries, checkpoint),
         told.verb,
@@ -133,7 +133,7 @@ def _tensor(tensor: Tensor, site: Site, folding: Folding, dtype: str) -> Tensor:
     size = tensor.size * DTYPES[dtype].bits // 8
     shape = tensor.shape
     origin = _Folded(tensor, site, folding, dtype)
-    source = Pieces(site.name, [origin], np.array([[0], [0], [size]], np.int64))
+    source = ConcatSource(site.name, [origin], np.array([[0], [0], [size]], np.int64))
     part = Part(row.storage, size, source, type=None if row.is_storage else row.name, where=f"{site.name}: data")
     codec = CODECS[DenseLayout.codec]
     return Tensor(site.name, shape, dtype, codec.id, {DATA: part}, {}, codec, source_bits=tensor.stored_bits)
@@ -153,7 +153,7 @@ class _Folded:
         self._dtype = dtype
         self._lock = threading.Lock()
         self._held: memoryview | None = None
-        self._rows = ValueBytes(tensor, scattered=False)
+        self._rows = DecodedRange(tensor, scattered=False)
         self._by_rows = site.kind == "table" or (
             site.kind == "matrix"
             and len(site.ends) == 1
@@ -174,9 +174,9 @@ class _Folded:
     def changed(self) -> bool:
         return self._rows.changed()
 
-    def prove(self) -> None:
+    def verify_sources(self) -> None:
         for part in self._tensor.parts.values():
-            prove_whole(part)
+            verify_part(part)
 
     def release(self) -> None:
         with self._lock:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ingot.model.statistics import ABSMAX, INPUTS, MEANS, OUTPUTS, SQUARES, Entry, MatrixStatistics
+from ingot.model.statistics import ABSMAX, INPUTS, MEANS, OUTPUTS, SQUARES, ArraySource, MatrixStatistics
 from ingot.model.tensor import Array
 from ingot.quantization.maps import LinearMap, RepeatableMap, Scale, both_backs, both_sides
 from ingot.quantization.tensor import StatisticsSource
@@ -48,7 +48,7 @@ def folded(of: MatrixStatistics, ends: Ends, folding: Folding) -> MatrixStatisti
     def inputs() -> RepeatableMap | None:
         return reading(folding, ends)
 
-    entries: dict[str, Entry] = {SQUARES: _Made((of.cols,), lambda: _squares(of, inputs()))}
+    entries: dict[str, ArraySource] = {SQUARES: _Made((of.cols,), lambda: _squares(of, inputs()))}
     if of.has_inputs:
         entries[INPUTS] = _Made((of.cols, of.cols), lambda: _moment(of.inputs, inputs(), both_sides))
     if of.rows is not None:
@@ -63,7 +63,7 @@ def folded(of: MatrixStatistics, ends: Ends, folding: Folding) -> MatrixStatisti
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """An ``Entry`` that is computed."""
+    """An ``ArraySource`` that is computed."""
 
     shape: tuple[int, ...]
     make: Callable[[], Array]

@@ -10,7 +10,7 @@ from itertools import product
 import pytest
 
 from ingot.ext.squizd.dispatch import FALLBACK, PLATFORMS, Platform, StackRequest, details, dispatch, here, own_dispatch
-from ingot.model.features import Flags
+from ingot.model.stacks import Flags
 
 # Highest first, as the document lists them.
 ORDER = ("ANE_COREML", "ASTC", "TCA_TBE", "INT2", "INT4", FALLBACK)

@@ -190,7 +190,7 @@ def _plan(source: Source, options: Int4Options) -> _Planned:
         if tensor.codec != AffineLayout.codec:
             continue
         every[tensor.name] = tensor.parts[CODES].where.removeprefix(f"{FOLDER}/").rpartition("__")[0]
-        layout = AffineLayout.of(tensor)
+        layout = AffineLayout.from_tensor(tensor)
         if layout.bits != 8:
             _require_asked(tensor, layout, options)
             continue
