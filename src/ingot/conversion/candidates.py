@@ -18,7 +18,7 @@ from ingot.codecs.table import CODECS
 from ingot.core.bytes import encodings
 from ingot.core.numeric.dtypes import DTYPES, FLOATS, from_file, numpy_dtype
 from ingot.core.numeric.stats import measure
-from ingot.engine.chunks import pieces
+from ingot.engine.chunks import leading_rows
 from ingot.errors import CodecError, IngotError, UnsupportedError
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.spec import PartSpec, TensorSpec
@@ -228,15 +228,15 @@ def sample_of(tensor: Tensor, most: int = SAMPLE) -> Array:
     if cols > _RUN and tensor.size > most and streams_runs:
         rows = tensor.size // _RUN
         cols = _RUN
-    pieces = _pieces(rows, cols, most)
-    out = empty((sum(count for _, count in pieces), cols), tensor.dtype, tensor.name)
+    ranges = _pieces(rows, cols, most)
+    out = empty((sum(count for _, count in ranges), cols), tensor.dtype, tensor.name)
     if not out.size:
         return out
     part = tensor.parts.get("data")
     if tensor.codec == DenseLayout.codec and part is not None and part.encoding == "raw":
-        _read_at(tensor, pieces, out)
+        _read_at(tensor, ranges, out)
     else:
-        _read_on(tensor, pieces, out, streams_runs)
+        _read_on(tensor, ranges, out, streams_runs)
     return out
 
 
@@ -257,13 +257,13 @@ def _pieces(rows: int, cols: int, most: int) -> list[tuple[int, int]]:
     return [(index * (rows - each) // max(count - 1, 1), each) for index in range(count)]
 
 
-def _read_at(tensor: Tensor, pieces: Sequence[tuple[int, int]], out: Array) -> None:
+def _read_at(tensor: Tensor, ranges: Sequence[tuple[int, int]], out: Array) -> None:
     # Unchecked: a sample only helps to choose, and whoever then encodes the tensor checks all of it.
     row = DTYPES[tensor.dtype]
     part = replace(tensor.parts["data"], verify=False)
     width = out.shape[1] * row.bits // 8
     done = 0
-    for start, count in pieces:
+    for start, count in ranges:
         raw = np.empty(count * width, np.uint8)
         part.readinto(start * width, raw.data)
         values = from_file(raw, row.storage).view(numpy_dtype(row.name))
@@ -271,7 +271,7 @@ def _read_at(tensor: Tensor, pieces: Sequence[tuple[int, int]], out: Array) -> N
         done += count
 
 
-def _read_on(tensor: Tensor, pieces: Sequence[tuple[int, int]], out: Array, runs: bool) -> None:
+def _read_on(tensor: Tensor, ranges: Sequence[tuple[int, int]], out: Array, runs: bool) -> None:
     cols = out.shape[1]
     reader = CODECS[tensor.codec].reader(tensor)
     skipped = empty((max(1, SAMPLE // _PIECES // cols), cols), tensor.dtype, tensor.name)
@@ -280,7 +280,7 @@ def _read_on(tensor: Tensor, pieces: Sequence[tuple[int, int]], out: Array, runs
     def read(rows: Array) -> None:
         reader.read_into(rows.reshape(-1, 1) if runs else rows)
 
-    for start, count in pieces:
+    for start, count in ranges:
         while position < start:
             step = min(len(skipped), start - position)
             read(skipped[:step])
@@ -295,7 +295,7 @@ def first_values(tensor: Tensor) -> Iterator[tuple[int, Array]]:
     if tensor.dtype not in FLOATS:
         return
     looked = False
-    for start, values in pieces(tensor):
+    for start, values in leading_rows(tensor):
         if start and not looked and not sample_of(tensor).any():
             return
         looked = start > 0

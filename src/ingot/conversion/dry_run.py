@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from ingot.artifacts.attachments import KINDS
+from ingot.artifacts.attachments import ATTACHMENT_TITLES
 from ingot.conversion.budget.report import BudgetReport
 from ingot.conversion.plan import ConvertPlan
 from ingot.conversion.report import action_of, counted, equality, exact, said, source_nbytes
@@ -48,7 +48,7 @@ def dry_run(
 
     Of the tensors ``inexact`` the values are not all equal in f32.
     """
-    carried = [f"with the {KINDS[kind]}" for kind in plan.attachments.names()]
+    carried = [f"with the {ATTACHMENT_TITLES[kind]}" for kind in plan.attachments.names()]
     elements = max(sum(step.tensor.size for step in plan.steps), 1)
     equal = [equality(step, plan.format, inexact) for step in plan.steps]
     grades = counted(equal)

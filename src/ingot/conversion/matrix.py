@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from ingot.artifacts.account import account_of_conversion, dropped
+from ingot.artifacts.account import account_of_conversion, dropped_omissions
 from ingot.artifacts.adapter_files import HOLDS_ANY, Adapter, adapter_of
 from ingot.artifacts.destination import STEM, Destination
-from ingot.artifacts.open import Source, open_found, open_source
+from ingot.artifacts.open import Source, open_source, open_source_in_store
 from ingot.conversion.model_folder import needs_family, with_model_folder
 from ingot.conversion.options import ConvertOptions, MatrixOptions
 from ingot.conversion.placement import kept, obstacle
@@ -113,9 +113,9 @@ def matrix(options: MatrixOptions) -> Matrix:
     source = open_source(Location.parse(options.src), io=options.io, verify=options.verify)
     with ExitStack() as stack:
         stack.callback(source.close)
-        dialect = source.dialect()
-        if dialect is not None:
-            raise dialect.refusal()
+        packer = source.packer()
+        if packer is not None:
+            raise packer.refusal()
         config, adapter = source.config(), adapter_of(source)
         formats = [format.for_source(config) for format in formats]
         found = {format.name: list(_ways(source, options, format, stack, adapter)) for format in formats}
@@ -135,7 +135,7 @@ def _ways(
         if adapter is not None and format.name not in HOLDS_ANY:
             raise adapter.refusal(source.location)
         checkpoint = checkpoint if keep_names else _with_folder(source, checkpoint, place, stack)
-        prepared = prepare_source(checkpoint, place, wanted, dropped(checkpoint, options.drop))
+        prepared = prepare_source(checkpoint, place, wanted, dropped_omissions(checkpoint, options.drop))
         view = prepared.checkpoint
         stack.callback(view.close)
         format = format.for_attachments(view.attachments)
@@ -154,7 +154,7 @@ def _with_folder(source: Source, checkpoint: Checkpoint, place: Destination, sta
     """Return the checkpoint with the files of its folder, as a conversion takes it (``with_model_folder``)."""
     if source.is_folder or not needs_family(place):
         return checkpoint
-    again = open_found(source.store, source.name, verify=source.verify)
+    again = open_source_in_store(source.store, source.name, verify=source.verify)
     stack.callback(again.close)
     opened, _ = with_model_folder(again, place, None)
     stack.callback(opened.close)

@@ -19,7 +19,7 @@ from ingot.conversion.plan import ConvertPlan
 from ingot.conversion.prepare_source import prepare_source
 from ingot.conversion.prepared import Prepared, for_source, refuse_same
 from ingot.core.parsing.strictjson import strict_json, warm
-from ingot.engine.data import StepData, bound_steps, specs_of, step_data
+from ingot.engine.data import StepData, bind_steps, parse_specs, step_data
 from ingot.errors import INGOT_VERSION, FormatError, IntegrityError, UnsupportedError, UsageError
 from ingot.formats.base import Format, FormatWriter, WriteOptions
 from ingot.model.account import Omission
@@ -220,7 +220,7 @@ class OpenedPlan:
 
     def plan(self, numbers: range) -> ConvertPlan:
         """Return the plan of some of its steps; raises ``FormatError`` ``plan.step``."""
-        steps = list(bound_steps(self.data.steps[numbers.start : numbers.stop], [self.checkpoint], self.format))
+        steps = list(bind_steps(self.data.steps[numbers.start : numbers.stop], [self.checkpoint], self.format))
         return ConvertPlan(
             steps=steps,
             format=self.format,
@@ -244,7 +244,7 @@ class OpenedPlan:
     def writer(self, target: Target) -> FormatWriter:
         """As ``Shared.writer``."""
         plan = self.plan(range(0))
-        artifact = Artifact(specs_of(self.data.steps), plan.metadata, plan.attachments)
+        artifact = Artifact(parse_specs(self.data.steps), plan.metadata, plan.attachments)
         return self.format.writer(target, self.place.name, artifact, self.writing)
 
     def require_unchanged(self) -> None:

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from ingot.artifacts.attachments import KINDS, WITH_WEIGHTS, located, require_carried
-from ingot.artifacts.companions import companion_config, holds_a_model
+from ingot.artifacts.attachments import ATTACHMENT_TITLES, WITH_WEIGHTS, located, require_carried
+from ingot.artifacts.companions import companion_config, has_model_metadata
 from ingot.artifacts.destination import Destination
-from ingot.artifacts.draft_head import check_head
-from ingot.artifacts.equal_tensors import alike, equal_values
+from ingot.artifacts.draft_head import check_head_or_none
+from ingot.artifacts.identity import equal_values, same_type
 from ingot.conversion.importance import read_importance
 from ingot.conversion.onnx.graphs import as_graph, as_weights
 from ingot.conversion.onnx.into_graph import place_in_graph
@@ -129,7 +129,7 @@ def untangle(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Tied:
     head = next((name for name in tensors if name == _HEAD or name.endswith(f".{_HEAD}")), None)
     if head is None:
         return Tied()
-    embeddings = [name for name in tensors if role_of(name) == "embedding" and alike(tensors[name], tensors[head])]
+    embeddings = [name for name in tensors if role_of(name) == "embedding" and same_type(tensors[name], tensors[head])]
     same = next((name for name in embeddings if equal_values(tensors[name], tensors[head])), None)
     if same is not None:
         reason = f"the values of {same}, to which config.json ties it: {_KEY}"
@@ -217,7 +217,7 @@ def view_for_target(
         attachments = view.checkpoint.attachments
     if attachments.draft is not None and "draft" not in paths:
         with located("draft head"):
-            check_head(attachments.draft)
+            check_head_or_none(attachments.draft)
     graph = paths.pop("graph", None)
     if paths:
         view = view.then(partial(attach, **paths))
@@ -230,7 +230,7 @@ def view_for_target(
     view = view.then(partial(as_graph, place=target, recipe=recipe, planned=planned, requantize=requantize))
     view = view.then(partial(_as_gguf, target=target, options=options))
     lost = [kind for kind in dropped if kind not in WITH_WEIGHTS]
-    return view.with_notes(*(f"{format.name} holds weights alone, not the {KINDS[kind]}" for kind in lost))
+    return view.with_notes(*(f"{format.name} holds weights alone, not the {ATTACHMENT_TITLES[kind]}" for kind in lost))
 
 
 def groups_for(checkpoint: Checkpoint, format: Format) -> Mapping[str, int]:
@@ -240,13 +240,13 @@ def groups_for(checkpoint: Checkpoint, format: Format) -> Mapping[str, int]:
 
 
 def _attachments(options: ConvertOptions) -> dict[str, Any]:
-    return {kind: path for kind in KINDS if (path := getattr(options, kind, None)) is not None}
+    return {kind: path for kind in ATTACHMENT_TITLES if (path := getattr(options, kind, None)) is not None}
 
 
 def _as_model(view: Checkpoint, target: Destination, options: ConvertOptions) -> View:
     """Return the checkpoint of a GGUF file with the names and files of a model folder, if the target needs them."""
     names = target.directory or options.graph is not None
-    if not holds_a_model(view.format) or holds_a_model(target.format.name) or not names:
+    if not has_model_metadata(view.format) or has_model_metadata(target.format.name) or not names:
         return View(view)
     if options.keep_names:
         return View(view, [kept_note(target.format.name)] if target.directory else [])
@@ -260,7 +260,7 @@ def _as_model(view: Checkpoint, target: Destination, options: ConvertOptions) ->
 
 def _with_experts(view: Checkpoint, target: Destination) -> View:
     """Return the checkpoint with experts as the programs store them that read such folders; GGUF has its own names."""
-    if holds_a_model(view.format) or not (target.directory or holds_a_model(target.format.name)):
+    if has_model_metadata(view.format) or not (target.directory or has_model_metadata(target.format.name)):
         return View(view)
     return experts_for(view, target.format.name, hint=_HINT)
 
@@ -277,7 +277,7 @@ def _for_mlx(view: Checkpoint, target: Destination, options: ConvertOptions) -> 
 
 def _as_gguf(view: Checkpoint, target: Destination, options: ConvertOptions) -> View:
     """Return the checkpoint of a model folder as llama.cpp reads it; the checkpoint itself for other formats."""
-    if not holds_a_model(target.format.name) or is_translated(view):
+    if not has_model_metadata(target.format.name) or is_translated(view):
         return View(view)
     if options.keep_names:
         return View(view, [kept_note(target.format.name)])

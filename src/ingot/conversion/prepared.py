@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from ingot.artifacts.companions import ConfigChange, changed_config
+from ingot.artifacts.companions import ConfigChange, updated_config
 from ingot.artifacts.destination import Destination
 from ingot.artifacts.open import Source
 from ingot.conversion.budget.report import BudgetReport
@@ -88,7 +88,7 @@ def with_config(
     """Return the plan with the ``config.json`` that is true of the result, for formats that write into it."""
     if not (place.format.traits.config_keys and place.directory):
         return plan
-    config = changed_config(checkpoint.companions, config_change(source, plan, untie=untie))
+    config = updated_config(checkpoint.companions, config_change(source, plan, untie=untie))
     return replace(plan, config=_completed(config, source))
 
 

@@ -18,7 +18,7 @@ from ingot.core.numeric.dtypes import FLOATS
 from ingot.core.numeric.stats import ErrorStats
 from ingot.engine.execute import Executed
 from ingot.engine.steps import DECODED, ENCODED, MOVED, REPACKED, Repack
-from ingot.engine.work import Done, Step
+from ingot.engine.work import CompletedStep, Step
 from ingot.formats.base import PROMPT, Format, WrittenArtifact, in_python
 from ingot.model.layouts.sparse import BlocksLayout
 from ingot.model.reading.lazy import as_tensor_map
@@ -314,7 +314,7 @@ def source_nbytes(step: Step) -> int:
     return round(tensor.size * tensor.source_bits / 8) or step.in_bytes
 
 
-def tensor_reports(done: Sequence[Done], equal: Callable[[Step], Texts | None]) -> list[TensorReport]:
+def tensor_reports(done: Sequence[CompletedStep], equal: Callable[[Step], Texts | None]) -> list[TensorReport]:
     """Describe finished steps; ``equal`` returns the grades in which one that was repacked is equal."""
     return [tensor_report(item.step, item.nbytes, item.error, equal(item.step)) for item in done]
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ingot.artifacts.account import account_of_conversion, dropped, unused_patterns
+from ingot.artifacts.account import account_of_conversion, dropped_omissions, unused_patterns
 from ingot.artifacts.adapter_files import HOLDS_ANY, note_on_config, refuse_adapter
 from ingot.artifacts.companions import copy_companions
-from ingot.artifacts.destination import Destination, destination, is_elsewhere, stage
+from ingot.artifacts.destination import Destination, destination, is_distributed, stage
 from ingot.artifacts.open import Source, open_source
 from ingot.artifacts.remarks import UNREAD, remarks
 from ingot.conversion.budget.search import budgeted
@@ -85,7 +85,7 @@ def convert(options: ConvertOptions) -> ConvertReport:
         Nothing is left under the final name; with ``tp`` folders of ranks that are complete are.
     """
     started = time.perf_counter()
-    is_elsewhere(options.engine, options.address)  # refused before anything is read
+    is_distributed(options.engine, options.address)  # refused before anything is read
     options, budget = budgeted(options, _planned, convert, publish=True)
     ranks = ranks_of(options)
     reports = [_convert(options, rank) for rank in ranks]
@@ -116,7 +116,7 @@ def _for_rank(options: ConvertOptions, rank: Rank | None) -> ConvertOptions:
 
 def _cluster(prepared: Prepared, options: ConvertOptions) -> Cluster | None:
     """Return the workers of the steps; None if this process does them. Errors as ``plan_json``."""
-    if not is_elsewhere(options.engine, options.address):
+    if not is_distributed(options.engine, options.address):
         return None
     from ingot.cluster.driver.distribute import Cluster
     from ingot.cluster.pool import pool_of
@@ -179,7 +179,7 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
         _require_weights(source, target, recipe, options)
         require_complete(source, checkpoint, Patterns(tuple(options.drop)))
         opened, tied = checkpoint, _tied(source, checkpoint, target)
-        without = {**dropped(opened, options.drop), **tied.without}
+        without = {**dropped_omissions(opened, options.drop), **tied.without}
         weights = view_weights(checkpoint, target, options, without)
         rounded, rounding = round_weights(weights.checkpoint, recipe, options)
         view = weights.then(lambda _: rounded).then(partial(view_for_target, target=target, options=options))
@@ -260,11 +260,11 @@ def _require_weights(source: Source, target: Destination, recipe: Recipe | None,
     """
     if target.format.name not in HOLDS_ANY:
         refuse_adapter(source)
-    dialect = source.dialect()
+    packer = source.packer()
     as_stored = (recipe is None or all(rule.choice is None for rule in recipe.rules)) and options.prune is None
     travels = target.directory and source.is_folder and not target.format.traits.config_keys
-    if dialect is not None and not (as_stored and travels):
-        raise dialect.refusal()
+    if packer is not None and not (as_stored and travels):
+        raise packer.refusal()
 
 
 def run(

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ingot.artifacts.companions import holds_a_model
+from ingot.artifacts.companions import has_model_metadata
 from ingot.artifacts.destination import Destination, destination
 from ingot.artifacts.open import open_source
 from ingot.conversion.options import ConvertOptions
@@ -18,7 +18,7 @@ from ingot.conversion.report import ConvertReport
 from ingot.core.numeric.stats import ErrorStats
 from ingot.engine.execute import Executed
 from ingot.engine.steps import DECODED
-from ingot.engine.work import Done
+from ingot.engine.work import CompletedStep
 from ingot.errors import UnsupportedError, UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.tensor import Tensor
@@ -36,7 +36,7 @@ def ranks_of(options: ConvertOptions) -> Sequence[Rank | None]:
     if type(options.tp) is not int or not 1 <= options.tp <= MOST:
         raise UsageError(f"expected 1 to {MOST} ranks (tp), found {options.tp!r}", rule="parallel.size")
     place = destination(Location.parse(options.dst), options.format, options.container)
-    if not place.directory or holds_a_model(place.format.name):
+    if not place.directory or has_model_metadata(place.format.name):
         raise UsageError(
             f"expected a folder of model folders to write slices for several ranks (tp) to, found a destination of "
             f"format {place.format.name}; leave out the suffix, or take --format safetensors",
@@ -113,7 +113,7 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 
 def as_executed(plan: ConvertPlan, place: Destination) -> Executed:
     """Return what a rank's folder that is there already would have been told of."""
-    done = [Done(step, step.out_bytes, ErrorStats(), {}) for step in plan.steps]
+    done = [CompletedStep(step, step.out_bytes, ErrorStats(), {}) for step in plan.steps]
     return Executed(done, [place.name], [], plan.size, len(done))
 
 

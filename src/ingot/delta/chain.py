@@ -13,7 +13,7 @@ from ingot.codecs.delta.rows import added_dtype
 from ingot.codecs.table import CODECS, DELTA_ROWS
 from ingot.core.numeric.dtypes import DTYPES, FLOATS
 from ingot.engine.fit import differ_in_rows, is_opaque
-from ingot.engine.patch_step import Layer, Route
+from ingot.engine.patch_step import Layer, PatchChain
 from ingot.errors import FormatError, IngotError, IntegrityError, UnsupportedError, UsageError
 from ingot.model.checkpoint import Checkpoint, tensor_map_of
 from ingot.model.delta import KEY, Change, DeltaInfo, delta_of
@@ -21,7 +21,7 @@ from ingot.model.reading.lazy import ComputedMap, TensorMap, as_tensor_map
 from ingot.model.reading.limits import require_in_proportion
 from ingot.model.tensor import Tensor
 
-Routes = TensorMap[Route]
+Routes = TensorMap[PatchChain]
 """The tensors of a stage; each route is built on access and not cached."""
 
 
@@ -64,7 +64,7 @@ def base_routes(base: Mapping[str, Tensor]) -> Routes:
     """
     require_decoders(base)
     tensors = tensor_map_of(base)
-    return ComputedMap(tensors, lambda name: Route(tensors.get_uncached(name), 0))
+    return ComputedMap(tensors, lambda name: PatchChain(tensors.get_uncached(name), 0))
 
 
 def require_decoders(tensors: Mapping[str, Tensor]) -> None:
@@ -97,7 +97,7 @@ def stages(base: Checkpoint, links: Sequence[Link]) -> list[Routes]:
     return routes
 
 
-def next_stage(before: Mapping[str, Route], link: Link, number: int) -> Routes:
+def next_stage(before: Mapping[str, PatchChain], link: Link, number: int) -> Routes:
     """Return what one delta makes of the tensors ``before``; errors as ``stages``."""
     info, routes = link.info, as_tensor_map(before)
     stray = next((name for name in link.checkpoint if _op(info, name) in (None, "same")), None)
@@ -107,7 +107,7 @@ def next_stage(before: Mapping[str, Route], link: Link, number: int) -> Routes:
         )
     rest = [name for name in before if name not in info.tensors]
 
-    def make(name: str) -> Route:
+    def make(name: str) -> PatchChain:
         change = info.tensors.get(name)
         route = routes.get_uncached(name) if name in routes else None
         if change is None:
@@ -135,7 +135,7 @@ def _op(info: DeltaInfo, name: str) -> str | None:
     return None if change is None else change.op
 
 
-def _route(before: Route | None, link: Link, number: int, name: str, change: Change) -> Route:
+def _route(before: PatchChain | None, link: Link, number: int, name: str, change: Change) -> PatchChain:
     op = change.op
     dtype = change.dtype
     if op == "replace":
@@ -143,7 +143,7 @@ def _route(before: Route | None, link: Link, number: int, name: str, change: Cha
         _require_decoder(tensor, name)
         if tensor.dtype != dtype:
             raise FormatError("delta.dtype", f"expected {dtype[:40]!r} as listed, found {tensor.dtype[:40]!r}")
-        return Route(tensor, number)
+        return PatchChain(tensor, number)
     if before is None:
         raise _wrong_base("this tensor in the base", "none")
     if op == "same":
@@ -166,7 +166,7 @@ def _require_codec(tensor: Tensor) -> None:
         raise UnsupportedError(f"no codec {tensor.codec[:80]!r} here; a newer Ingot may have it", rule="codec.unknown")
 
 
-def _require_rows(before: Route, tensor: Tensor, stated: tuple[int, ...]) -> None:
+def _require_rows(before: PatchChain, tensor: Tensor, stated: tuple[int, ...]) -> None:
     """Refuse a change of shape that is none of the number of rows, or that stands for too much from too little."""
     if before.shape != stated:
         raise _wrong_base(f"shape {list(stated)[:8]}", str(list(before.shape)))
@@ -184,7 +184,7 @@ def _require_rows(before: Route, tensor: Tensor, stated: tuple[int, ...]) -> Non
     require_in_proportion([tensor], tensor.name)
 
 
-def _require_fit(before: Route, tensor: Tensor, change: Change, shape: tuple[int, ...]) -> None:
+def _require_fit(before: PatchChain, tensor: Tensor, change: Change, shape: tuple[int, ...]) -> None:
     dtype = change.dtype
     codec = delta_codec(tensor.codec)
     if not codec.fits(tensor, shape):

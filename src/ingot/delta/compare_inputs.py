@@ -6,8 +6,8 @@ from collections.abc import Container, Mapping
 
 import numpy as np
 
-from ingot.artifacts import equal_tensors
-from ingot.artifacts.equal_tensors import COMPARED_AT_ONCE
+from ingot.artifacts import identity
+from ingot.artifacts.identity import COMPARED_AT_ONCE
 from ingot.codecs.delta.sparse_patch import as_unsigned
 from ingot.core.runtime.progress import Progress
 from ingot.delta.chain import require_decoders
@@ -87,7 +87,7 @@ def check_inputs(*checkpoints: Checkpoint) -> None:
 
 def common_digest(both: Both) -> str | None:
     """Return the digest of two tensors of one shape and dtype with the same values, bit for bit, else None."""
-    return equal_tensors.common_digest(*both.pair)
+    return identity.common_digest(*both.pair)
 
 
 def is_cast(both: Both) -> bool:

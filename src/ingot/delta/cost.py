@@ -11,7 +11,7 @@ from math import inf
 import numpy as np
 from msgspec import Struct
 
-from ingot.artifacts.destination import is_elsewhere
+from ingot.artifacts.destination import is_distributed
 from ingot.artifacts.identity import tensor_digest
 from ingot.artifacts.open import address_of
 from ingot.artifacts.open import open as open_checkpoint
@@ -25,7 +25,7 @@ from ingot.core.runtime.progress import Progress, ProgressCallback
 from ingot.delta.chain import link_of, stages
 from ingot.delta.report import TensorDiff, tensors_table
 from ingot.engine.chunks import chunks
-from ingot.engine.patch_step import Route
+from ingot.engine.patch_step import PatchChain
 from ingot.errors import IntegrityError
 from ingot.model.tensor import Array, Tensor
 from ingot.reporting.report import Figure, Line, Report, table_of
@@ -61,7 +61,7 @@ def delta_cost(
     UsageError
         ``cluster.engine``; with workers errors as ``cluster.driver.spread.ask``.
     """
-    by_workers = is_elsewhere(engine, address)
+    by_workers = is_distributed(engine, address)
     locations = {"base": Location.parse(base), "delta": Location.parse(delta), "finetuned": Location.parse(finetuned)}
     opened = DeltaFiles(**{name: item.text for name, item in locations.items()}, max_decompressed=max_decompressed)
     with open_items(opened) as items:
@@ -93,7 +93,7 @@ class DeltaFiles(Struct, frozen=True, forbid_unknown_fields=True):
 class _Item:
     """A tensor of the fine-tune, how it comes about by the delta, and what that stores for it."""
 
-    route: Route
+    route: PatchChain
     tuned: Tensor
     op: str
     stored: Tensor | None
@@ -167,7 +167,7 @@ def cost_of(item: _Item) -> TensorDiff:
     )
 
 
-def _values(route: Route, tuned: Tensor) -> tuple[bool, ErrorStats]:
+def _values(route: PatchChain, tuned: Tensor) -> tuple[bool, ErrorStats]:
     if route.opaque:
         return tensor_digest(route.origin) == tensor_digest(tuned), ErrorStats()
     same = True
@@ -179,7 +179,7 @@ def _values(route: Route, tuned: Tensor) -> tuple[bool, ErrorStats]:
     return same, error
 
 
-def _pairs(route: Route, tuned: Tensor) -> Iterator[tuple[Array, Array]]:
+def _pairs(route: PatchChain, tuned: Tensor) -> Iterator[tuple[Array, Array]]:
     """Yield both in chunks of whole rows, which any codec takes."""
     if route.resized and len(route.shape) < 2:  # one row, of another length before
         yield np.concatenate([*route.chunks()]).reshape(1, -1), tuned.numpy().reshape(1, -1)

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from ingot.artifacts.account import account_of_reading
 from ingot.artifacts.adapter_files import refuse_adapter
 from ingot.artifacts.companions import copy_companions
-from ingot.artifacts.destination import Destination, destination, is_elsewhere, stage
+from ingot.artifacts.destination import Destination, destination, is_distributed, stage
 from ingot.artifacts.open import Source, weights_of
-from ingot.artifacts.state_dict import opened
+from ingot.artifacts.state_dict import open_weights
 from ingot.conversion.prepared import refuse_same
 from ingot.conversion.statistics_files import statistics_of_one
 from ingot.core.options import takes
@@ -44,7 +44,7 @@ from ingot.delta.parent import parent_orders
 from ingot.delta.plan import Draft, Drafted
 from ingot.delta.report import DiffReport, tensor_diffs
 from ingot.delta.strategy import AUTO, BY_CONTAINER, CALIBRATED, DEFAULTS, EVERY, EXACT, Storage, expected, is_matrix
-from ingot.engine.data import bound_steps
+from ingot.engine.data import bind_steps
 from ingot.engine.execute import Executed, Target, execute
 from ingot.engine.fit import is_opaque
 from ingot.engine.resources import RESERVE, Resources
@@ -165,12 +165,14 @@ def diff(options: DiffOptions) -> DiffReport:
             rule="delta.container",
             where=target.display,
         )
-    elsewhere = is_elsewhere(options.engine, options.address)
+    elsewhere = is_distributed(options.engine, options.address)
     with ExitStack() as stack:
         sources = []
         for weights in (options.base, options.finetuned):
             _require_file(weights, options, elsewhere=elsewhere)
-            source = opened(weights, io=options.io, verify=options.verify, max_decompressed=options.max_decompressed)
+            source = open_weights(
+                weights, io=options.io, verify=options.verify, max_decompressed=options.max_decompressed
+            )
             stack.callback(source.close)
             refuse_adapter(source)
             refuse_same(source, target)
@@ -421,7 +423,7 @@ class _Diff:
             from ingot.delta.plan import DraftData
 
             items = list(self._asking.each(DraftData.from_draft(self._draft), changed, requests))
-            steps = bound_steps([item.step for item in items], [self._base, self._tuned], self._place.format)
+            steps = bind_steps([item.step for item in items], [self._base, self._tuned], self._place.format)
             drafted = [Drafted(item.change, step, item.digest) for item, step in zip(items, steps, strict=True)]
         rounded = [(item.step.tensor.size, item.rounded) for item in drafted if item.rounded is not None]
         if rounded and self._options.plan is not None:

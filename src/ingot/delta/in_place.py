@@ -22,7 +22,7 @@ from ingot.delta.chain import Link, next_stage
 from ingot.delta.parent import matching_order
 from ingot.delta.state import address, element_type, like, same_stored, shared_array, tied_names
 from ingot.delta.undo import TensorUndo
-from ingot.engine.patch_step import Route
+from ingot.engine.patch_step import PatchChain
 from ingot.errors import IngotError, IntegrityError, UsageError
 from ingot.model.part import CHUNK
 from ingot.model.tensor import Array, Tensor
@@ -70,14 +70,14 @@ class Application:
         self._promised: str | None = None
         self._digests: dict[str, str] = {}
 
-    def _before(self) -> dict[str, Route]:
+    def _before(self) -> dict[str, PatchChain]:
         """Return the state dict as stage 0. A name that only repeats another's tensor counts where the delta has it."""
         named = {**self._link.info.tensors, **dict.fromkeys(self._link.info.removed)}
         known = {address(array) for name, array in self._arrays.items() if name in named}
         routes = {}
         for name, array in self._arrays.items():
             if name in named or address(array) not in known or self._link.info.base.content is None:
-                routes[name] = Route(as_tensor(name, array), 0)
+                routes[name] = PatchChain(as_tensor(name, array), 0)
         return routes
 
     def require_base(self) -> None:
@@ -111,7 +111,7 @@ class Application:
     def _stays(self, name: str) -> bool:
         """Whether a tensor of the base is one of the result as it is."""
         route = self.routes.get(name)
-        return route is not None and not route.layers and not route.born
+        return route is not None and not route.layers and not route.first_stage
 
     def prove_result(self, wanted: bool, *, asked: bool) -> None:
         """Say before ``run`` whether the result is to be compared with what the delta states, as far as that can be.
@@ -175,7 +175,7 @@ class Application:
         """Return new objects for tensors that are new or of another element type or shape; tied ones stay tied."""
         objects: dict[str, Any] = {}
         first: dict[tuple[Any, ...], str] = {}
-        for name in (*self._fitted, *(name for name, route in self.routes.items() if route.born)):
+        for name in (*self._fitted, *(name for name, route in self.routes.items() if route.first_stage)):
             route, array = self.routes[name], self._arrays.get(name)
             location = name if array is None else address(array)
             other = first.setdefault((location, route.dtype, route.shape), name)
@@ -187,9 +187,9 @@ class Application:
                 objects[name] = self._owned(route)
         return objects
 
-    def _owned(self, route: Route) -> Any:
+    def _owned(self, route: PatchChain) -> Any:
         """Return a new tensor as what the state dict holds."""
-        array = route.origin.numpy() if route.born else _made(route)
+        array = route.origin.numpy() if route.first_stage else _made(route)
         if self._promised is not None:
             running = Blake3()
             running.update(file_bytes(np.ascontiguousarray(array)))
@@ -202,7 +202,7 @@ class Application:
         for name, value in new.items():
             self._state[name] = value
 
-    def _change(self, route: Route, undo: TensorUndo, keep: bool) -> None:
+    def _change(self, route: PatchChain, undo: TensorUndo, keep: bool) -> None:
         layer = route.layers[0]
         rows, cols = undo.matrix
         matrix = self._arrays[route.name].reshape(rows, cols)
@@ -217,7 +217,7 @@ class Application:
         if running is not None:
             self._digests[route.name] = hex_of(running)
 
-    def _apply(self, route: Route, matrix: Array, undo: TensorUndo, keep: bool, running: Blake3 | None) -> None:
+    def _apply(self, route: PatchChain, matrix: Array, undo: TensorUndo, keep: bool, running: Blake3 | None) -> None:
         layer = route.layers[0]
         rows = len(matrix)
         applier = layer.codec.applier(layer.tensor, route.origin.dtype)
@@ -235,12 +235,12 @@ class Application:
         applier.finish()
 
 
-def _stored(route: Route) -> Tensor:
+def _stored(route: PatchChain) -> Tensor:
     """Return the delta's tensor that a route ends with."""
     return route.layers[-1].tensor if route.layers else route.origin
 
 
-def _made(route: Route) -> Array:
+def _made(route: PatchChain) -> Array:
     """Return all values of a route."""
     out = empty(route.shape, route.dtype, route.name)
     flat = out.reshape(-1)
@@ -262,7 +262,7 @@ def _add(matrix: Array, tensor: Tensor, undo: TensorUndo, running: Blake3 | None
     reader.finish()
 
 
-def _undo_of(route: Route, array: Array) -> TensorUndo:
+def _undo_of(route: PatchChain, array: Array) -> TensorUndo:
     rows, cols = route.matrix()
     return TensorUndo(
         route.layers[0].tensor, array.shape, (rows, cols), max(1, UNDO_CHUNK // max(cols, 1)), array.dtype

@@ -16,10 +16,10 @@ from ingot.core.runtime.progress import Progress
 from ingot.delta.parent import parent_hash
 from ingot.engine.diff_step import Diff
 from ingot.engine.execute import Observer
-from ingot.engine.pipeline import Watching
+from ingot.engine.hashing import BASE, RESULT, HashFactories, HashFactory, HashThread, ParentHash, TensorHashes
+from ingot.engine.pipeline import HashSelector
 from ingot.engine.steps import Encode
-from ingot.engine.watch import BASE, RESULT, ContentWatch, Lane, ParentWatch, Watch, Watches
-from ingot.engine.work import Done, Plan, Step
+from ingot.engine.work import CompletedStep, Plan, Step
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.delta import DeltaInfo, Identity
 
@@ -74,29 +74,29 @@ class Identify(Observer):
         return ()
 
     @contextmanager
-    def watching(self, plan: Plan, resumed: int) -> Iterator[Watching]:
-        with Lane("base") as base, Lane("tuned") as tuned, Workers(1, "ingot-parent") as pool:
-            watches: dict[int, Watch] = {BASE: ContentWatch(base), RESULT: ContentWatch(tuned)}
-            parent: ParentWatch | None = None
+    def hash_selector(self, plan: Plan, resumed: int) -> Iterator[HashSelector]:
+        with HashThread("base") as base, HashThread("tuned") as tuned, Workers(1, "ingot-parent") as pool:
+            hash_factories: dict[int, HashFactory] = {BASE: TensorHashes(base), RESULT: TensorHashes(tuned)}
+            parent: ParentHash | None = None
             here = not resumed and all(step.planned is step for step in plan.steps)
             if self.wdelta and self.shards is None and here:
-                parent = ParentWatch(base)
+                parent = ParentHash(base)
                 self._parent = lambda: parent.hex
             elif self.wdelta:  # not in the order of steps, not from the first one on, or not here
                 order = self.shards if self.shards is not None else sorted(self.tuned)
                 beside: Future[str] = pool.submit(parent_hash, self.base, order)
                 self._parent = beside.result
 
-            def of_step(step: Step) -> Watches:
+            def of_step(step: Step) -> HashFactories:
                 if step.planned is not step:  # the worker hashes the values
                     return {}
                 if parent is not None and isinstance(step, Diff):
                     return {BASE: parent}
-                return {point: watches[point] for point in self.points(step)}
+                return {point: hash_factories[point] for point in self.points(step)}
 
             yield of_step
 
-    def conclude(self, done: Sequence[Done]) -> Mapping[str, Any]:
+    def conclude(self, done: Sequence[CompletedStep]) -> Mapping[str, Any]:
         self.require(sum(item.nbytes for item in done))
         if self.wdelta:
             content = self._base_content(done) if self.shards is not None else None
@@ -107,7 +107,7 @@ class Identify(Observer):
             self.info = structs.replace(self.info, base=base, result=result)
         return self.metadata(self.info)
 
-    def _base_content(self, done: Sequence[Done]) -> str:
+    def _base_content(self, done: Sequence[CompletedStep]) -> str:
         digests = {item.step.spec.name: item.digest(BASE) for item in done} | dict(self.same)
         found = {
             name: TensorId(self.base[name].dtype, self.base[name].shape, digest)
@@ -121,7 +121,7 @@ class Identify(Observer):
             self.progress.advance(tensor.nbytes, tensor.name)
         return content_of(found)
 
-    def _result_content(self, done: Sequence[Done]) -> str:
+    def _result_content(self, done: Sequence[CompletedStep]) -> str:
         passed = {item.step.spec.name: item.digest(RESULT) for item in done}
         digests = {name: digest for name, digest in passed.items() if digest is not None} | dict(self.known)
         # Of what was done in pieces, which gives the fine-tune's values bit for bit (``Diff.pieces``).

@@ -13,7 +13,7 @@ from os import PathLike
 from ingot.artifacts.account import account_of_reading
 from ingot.artifacts.adapter_files import refuse_adapter
 from ingot.artifacts.companions import ConfigChange, copy_companions
-from ingot.artifacts.destination import Destination, destination, is_elsewhere, stage
+from ingot.artifacts.destination import Destination, destination, is_distributed, stage
 from ingot.artifacts.open import Source, open_delta, open_source, weights_of
 from ingot.codecs.table import CODECS
 from ingot.conversion.packed_layers import require_layers
@@ -28,7 +28,7 @@ from ingot.delta.options import PatchOptions
 from ingot.delta.proof import Proof
 from ingot.delta.report import PatchReport
 from ingot.engine.execute import Executed, Target, execute
-from ingot.engine.patch_step import Patch, Route, at_end
+from ingot.engine.patch_step import Patch, PatchChain, result_tensor
 from ingot.engine.resources import Resources
 from ingot.engine.steps import Move
 from ingot.engine.work import Plan, Step, encoded_spec
@@ -68,7 +68,7 @@ def patch(options: PatchOptions) -> PatchReport:
         As ``ingot.convert``.
     """
     started = time.perf_counter()
-    elsewhere = is_elsewhere(options.engine, options.address)
+    elsewhere = is_distributed(options.engine, options.address)
     chain = [options.deltas] if isinstance(options.deltas, str | PathLike | Location) else list(options.deltas)
     if not chain:
         raise UsageError("expected at least one delta, found none", rule="patch.option")
@@ -194,10 +194,10 @@ class _Patch:
         options = WriteOptions(digest=self._options.digest, max_shard=shard)
         return Plan(steps, format, format.metadata(own), options, measured=False)
 
-    def _step(self, route: Route) -> Step:
+    def _step(self, route: PatchChain) -> Step:
         if route.opaque:
-            return self._checked(Move(route.origin, route.origin.spec(), source=route.born))
-        tensor = at_end(route)
+            return self._checked(Move(route.origin, route.origin.spec(), source=route.first_stage))
+        tensor = result_tensor(route)
         wanted = self._options.dtype
         options = {}
         if wanted is not None and DTYPES[route.dtype].is_float:
@@ -217,7 +217,7 @@ class _Patch:
         return step
 
 
-def _largest(route: Route) -> Tensor:
+def _largest(route: PatchChain) -> Tensor:
     """Return what stands for most values on a route: its origin, or a difference that adds rows."""
     resized = [layer.tensor for layer in route.layers if layer.shape != route.origin.shape]
     return max(route.origin, *resized, key=lambda tensor: tensor.size) if resized else route.origin

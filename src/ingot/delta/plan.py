@@ -28,10 +28,10 @@ from ingot.delta.strategy import (
     choices,
     over_added_rows,
 )
-from ingot.engine.chunks import chunks, matrix_of, pieces
-from ingot.engine.data import StepData, plain, step_data, unplain
+from ingot.engine.chunks import chunks, leading_rows, matrix_of
+from ingot.engine.data import StepData, from_json_value, step_data, to_json_value
 from ingot.engine.diff_step import Diff
-from ingot.engine.fit import fitted, is_opaque, narrowed, why_incomparable
+from ingot.engine.fit import cast_exactly, fit_rows, is_opaque, why_incomparable
 from ingot.engine.steps import ENCODED, Encode, Move
 from ingot.engine.work import Step, difference_spec, encoded_spec
 from ingot.errors import IngotError, UnsupportedError
@@ -59,8 +59,8 @@ def exact_dtype(both: Both) -> str | None:
     new = sample_of(tuned, SAMPLE)
     if old.shape != new.shape:  # read in runs from one file and in rows from the other
         return tuned.dtype
-    sizes: dict[str | None, int] = {tuned.dtype: exact_bytes(fitted(old, len(old), tuned.dtype), new, tuned.dtype)}
-    coarse = narrowed(new, base.dtype)
+    sizes: dict[str | None, int] = {tuned.dtype: exact_bytes(fit_rows(old, len(old), tuned.dtype), new, tuned.dtype)}
+    coarse = cast_exactly(new, base.dtype)
     if coarse is not None:
         sizes[base.dtype] = exact_bytes(old, coarse, base.dtype)
     if tuned.dtype in ENTROPY:
@@ -78,7 +78,7 @@ def _narrows(tensor: Tensor, dtype: str) -> bool:
     """Whether a cast to ``dtype`` and back keeps every bit of a tensor; stops at the first that it does not."""
     matrix = matrix_of(tensor)
     rows = chunks(tensor, matrix, max(1, _CHUNK // max(matrix[1], 1)))
-    return all(narrowed(values, dtype) is not None for values in rows)
+    return all(cast_exactly(values, dtype) is not None for values in rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +148,11 @@ class Draft:
     def _storage(self, tensor: Tensor, base: Tensor | None) -> Storage:
         if self.auto:
             return EXACT
-        plain = choices(self.strategy, tensor.name, tensor.shape, tensor.dtype, self.container)
+        chosen = choices(self.strategy, tensor.name, tensor.shape, tensor.dtype, self.container)
         ways = CALIBRATED.get(self.strategy, ())
         resized = base is not None and base.shape != tensor.shape  # statistics are of one of the two shapes
-        if plain == EXACT or not ways or resized or not has_statistics(self.known, tensor.name, tensor.shape):
-            return plain
+        if chosen == EXACT or not ways or resized or not has_statistics(self.known, tensor.name, tensor.shape):
+            return chosen
         return calibrated(ways, tensor.shape[-1])
 
     def _encoder(self, tensor: Tensor, storage: Storage, options: Mapping[str, Any], dtype: str) -> DeltaEncoder:
@@ -243,7 +243,7 @@ def _over_rows(storage: Storage, base: tuple[int, ...], tuned: tuple[int, ...]) 
 def _differences(base: Tensor, tensor: Tensor) -> Iterator[tuple[int, Array]]:
     """Yield the first row and some differences of the rows that both have."""
     shrinks = tensor.size < base.size
-    for start, (first, other) in pieces(tensor, base) if shrinks else pieces(base, tensor):
+    for start, (first, other) in leading_rows(tensor, base) if shrinks else leading_rows(base, tensor):
         yield start, difference(other, first) if shrinks else difference(first, other)
 
 
@@ -273,9 +273,9 @@ class DraftData(Struct, frozen=True, forbid_unknown_fields=True):
     @classmethod
     def from_draft(cls, draft: Draft) -> DraftData:
         """Return the fields of a draft."""
-        return cls(draft.container, draft.strategy, draft.default, plain(draft.options))
+        return cls(draft.container, draft.strategy, draft.default, to_json_value(draft.options))
 
     def __call__(self, both: Both, storage: Storage | None = None, count: int | None = None) -> DraftedData:
-        draft = Draft(self.container, self.strategy, self.default, unplain(self.options))
+        draft = Draft(self.container, self.strategy, self.default, from_json_value(self.options))
         drafted = draft.drafted(both, storage, count)
         return DraftedData(drafted.change, msgspec.convert(step_data(drafted.step), StepData), drafted.digest)

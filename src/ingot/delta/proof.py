@@ -18,10 +18,10 @@ from ingot.delta.chain import Link, Routes
 from ingot.delta.observe import PARENT
 from ingot.delta.parent import matching_order, parent_orders
 from ingot.engine.execute import Observer
-from ingot.engine.patch_step import Patch, Route
-from ingot.engine.pipeline import Watching
-from ingot.engine.watch import ContentWatch, Lane, ParentWatch, Watch, Watches
-from ingot.engine.work import Done, Plan, Step
+from ingot.engine.hashing import HashFactories, HashFactory, HashThread, ParentHash, TensorHashes
+from ingot.engine.patch_step import Patch, PatchChain
+from ingot.engine.pipeline import HashSelector
+from ingot.engine.work import CompletedStep, Plan, Step
 from ingot.errors import CodecError, IntegrityError, UsageError
 from ingot.model.reading.lazy import ComputedMap, TensorMap
 from ingot.model.tensor import Tensor
@@ -65,7 +65,7 @@ class Proof(Observer):
         self._contents: dict[int, str] = {}
         self._orders: dict[int, Sequence[str]] = {}
         self._parents: dict[int, str] = {}
-        self._watches: dict[int, Watch] = {}
+        self._hash_factories: dict[int, HashFactory] = {}
         self._workers = workers
         self.result_id: str | None = None
         for stage in range(len(links)) if base else ():
@@ -103,23 +103,25 @@ class Proof(Observer):
         return [stage for stage in sorted(self._contents) if self._on_the_way(stage, step)]
 
     @contextmanager
-    def watching(self, plan: Plan, resumed: int) -> Iterator[Watching]:
+    def hash_selector(self, plan: Plan, resumed: int) -> Iterator[HashSelector]:
         with ExitStack() as stack:
             for stage in sorted({*self._contents, *self._parents}):
-                lane = stack.enter_context(Lane(f"hash{stage}"))
+                thread = stack.enter_context(HashThread(f"hash{stage}"))
                 if stage in self._contents:
-                    self._watches[stage] = ContentWatch(lane)
+                    self._hash_factories[stage] = TensorHashes(thread)
                 elif not resumed and self._passes(stage, plan.steps):
-                    self._watches[stage] = ParentWatch(lane)
+                    self._hash_factories[stage] = ParentHash(thread)
 
-            def of_step(step: Step) -> Watches:
+            def of_step(step: Step) -> HashFactories:
                 if not isinstance(step, Patch):
                     return {}
-                return {stage: watch for stage, watch in self._watches.items() if self._on_the_way(stage, step)}
+                return {
+                    stage: factory for stage, factory in self._hash_factories.items() if self._on_the_way(stage, step)
+                }
 
             yield of_step
 
-    def conclude(self, done: Sequence[Done]) -> Mapping[str, Any] | None:
+    def conclude(self, done: Sequence[CompletedStep]) -> Mapping[str, Any] | None:
         """Compare all hashes with what they must be; raises ``IntegrityError`` ``delta.base`` or ``delta.result``."""
         for stage, expected in self._contents.items():
             found = content_of(self._ids(stage, done))
@@ -134,8 +136,8 @@ class Proof(Observer):
             elif found != expected:
                 raise self._wrong(stage, expected, found)
         for stage, expected in self._parents.items():
-            watch = self._watches.get(stage)
-            found = watch.hex if isinstance(watch, ParentWatch) else self._parent(stage)
+            factory = self._hash_factories.get(stage)
+            found = factory.hex if isinstance(factory, ParentHash) else self._parent(stage)
             if found != expected and not self._in_another_order(stage, expected):
                 raise self._wrong(stage, expected, found)
         return None
@@ -175,7 +177,7 @@ class Proof(Observer):
     def _on_the_way(self, stage: int, step: Patch) -> bool:
         """Whether the step makes just the values that its tensor has at ``stage``."""
         covered = stage in self._contents or step.spec.name in self._links[stage].info.tensors
-        return covered and step.route.born <= stage  # it was not replaced since
+        return covered and step.route.first_stage <= stage  # it was not replaced since
 
     def _passes(self, stage: int, steps: Sequence[Step]) -> bool:
         """Whether all tensors of a parent hash are read one after the other, in its order: then it comes on the way."""
@@ -185,9 +187,9 @@ class Proof(Observer):
         covered = [step for step in steps if step.spec.name in known]
         if [step.spec.name for step in covered] != list(self._order(stage)):
             return False
-        return all(isinstance(step, Patch) and step.route.born <= stage for step in covered)
+        return all(isinstance(step, Patch) and step.route.first_stage <= stage for step in covered)
 
-    def _ids(self, stage: int, done: Sequence[Done]) -> dict[str, TensorId]:
+    def _ids(self, stage: int, done: Sequence[CompletedStep]) -> dict[str, TensorId]:
         passed = {item.step.spec.name: item.digest(stage) for item in done}
         digests = {name: digest for name, digest in passed.items() if digest is not None}
         rest = [route for name, route in self._stages[stage].items() if name not in digests]
@@ -231,7 +233,7 @@ def _origins(routes: Routes) -> TensorMap[Tensor]:
     return ComputedMap(routes, lambda name: routes[name].origin)
 
 
-def _digest(route: Route) -> str:
+def _digest(route: PatchChain) -> str:
     """Return the hex of the BLAKE3 of a route's values."""
     if not route.layers:
         return tensor_digest(route.origin)

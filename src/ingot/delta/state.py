@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ingot.core.numeric.dtypes import dtype as resolve_dtype
-from ingot.engine.patch_step import Route
+from ingot.engine.patch_step import PatchChain
 from ingot.errors import FormatError, UnsupportedError
 from ingot.model.tensor import FRAMEWORKS, TO_NUMPY, Array, Tensor
 
@@ -64,7 +64,7 @@ def _layout(name: str, found: str) -> UnsupportedError:
     )
 
 
-def tied_names(arrays: Mapping[str, Array], routes: Mapping[str, Route], same: Iterable[str]) -> set[str]:
+def tied_names(arrays: Mapping[str, Array], routes: Mapping[str, PatchChain], same: Iterable[str]) -> set[str]:
     """Return the names whose memory is that of another name with the same difference: it is to be added once.
 
     ``same`` are those that the delta states to stay as they are: they share no memory with what is changed.

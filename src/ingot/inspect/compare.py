@@ -12,8 +12,8 @@ from typing import Any, overload
 import numpy as np
 
 from ingot.artifacts.adapter_files import adapter_in
-from ingot.artifacts.companions import holds_a_model
-from ingot.artifacts.destination import is_elsewhere
+from ingot.artifacts.companions import has_model_metadata
+from ingot.artifacts.destination import is_distributed
 from ingot.artifacts.open import address_of
 from ingot.artifacts.open import open as open_checkpoint
 from ingot.conversion.onnx.graphs import facing
@@ -167,7 +167,7 @@ def compare(options: CompareOptions) -> CompareReport:
     IngotError
         What opening and decoding raise, and with workers ``cluster.driver.spread.ask``.
     """
-    is_elsewhere(options.engine, options.address)  # refused before anything is read
+    is_distributed(options.engine, options.address)  # refused before anything is read
     a, b = Location.parse(options.a), Location.parse(options.b)
     with sides(options) as (first, second):
         results = compared(first, second, options.progress, _by_pair(options, (a, b), (first, second)))
@@ -214,7 +214,7 @@ def _by_pair(
     options: CompareOptions, locations: tuple[Location, Location], checkpoints: tuple[Checkpoint, Checkpoint]
 ) -> ByPair:
     """Return the comparison of tensors, here or by workers."""
-    if not is_elsewhere(options.engine, options.address):
+    if not is_distributed(options.engine, options.address):
         return _here
 
     def by_workers(pairs: Sequence[Pair], state: Progress) -> Iterable[TensorComparison]:
@@ -254,7 +254,7 @@ def _as_models(first: Checkpoint, second: Checkpoint, stack: ExitStack) -> tuple
 
     pair = [first, second]
     for index, checkpoint in enumerate(pair):
-        if holds_a_model(checkpoint.format):
+        if has_model_metadata(checkpoint.format):
             with suppress(UnsupportedError, FormatError, MissingExtraError):
                 translated = to_model(checkpoint, no_tokenizer=True)
                 if not lost_tensors(translated.checkpoint.omissions):

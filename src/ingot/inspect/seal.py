@@ -53,7 +53,7 @@ def seal(options: SealOptions) -> list[Sealed]:
     source = open_source(Location.parse(options.path))
     try:
         identity = ""
-        if options.content_id and source.dialect() is None:
+        if options.content_id and source.packer() is None:
             identity = content_id(source.view(), progress=options.progress)
         written = []
         state = Progress(source.stored(), options.progress)

@@ -7,8 +7,8 @@ from contextlib import closing, suppress
 from dataclasses import replace
 
 from ingot.artifacts.attachments import check_package
-from ingot.artifacts.destination import is_elsewhere
-from ingot.artifacts.draft_head import check_head
+from ingot.artifacts.destination import is_distributed
+from ingot.artifacts.draft_head import check_head_or_none
 from ingot.artifacts.open import Source, open_source
 from ingot.artifacts.remarks import remarks
 from ingot.codecs.sparse.blocks import ID as PRUNED
@@ -62,7 +62,7 @@ def verify(options: VerifyOptions) -> list[Finding]:
     IntegrityError, ResourceError, MissingExtraError
         Of workers, as ``cluster.driver.spread.ask``.
     """
-    is_elsewhere(options.engine, options.address)  # refused before anything is fetched
+    is_distributed(options.engine, options.address)  # refused before anything is fetched
     if options.repair != (options.origin is not None):
         raise UsageError("expected --repair and --from (origin) together, found one of them", rule="verify.repair")
     location = Location.parse(options.path)
@@ -83,7 +83,7 @@ def verify(options: VerifyOptions) -> list[Finding]:
 
 def _by_tensor(options: VerifyOptions, location: Location, source: Source) -> ByTensor:
     """Return the check of tensors, here or by workers."""
-    if not is_elsewhere(options.engine, options.address):
+    if not is_distributed(options.engine, options.address):
         return check_tensors
 
     def by_workers(tensors: TensorMap[Tensor], state: Progress) -> Iterable[list[Finding]]:
@@ -192,7 +192,7 @@ def _attachments(source: Source) -> Iterator[Finding]:
         findings = [item for tensor in attached.draft.values() for item in check_tensor(tensor)]
         yield from (replace(item, where=f"draft head: {item.where}") for item in findings)
         try:
-            if check_head(attached.draft) is None:
+            if check_head_or_none(attached.draft) is None:
                 message = "a draft head without names: its tensors were checked one by one, not against each other"
                 yield Finding("note", "draft.nameless", "draft head", message)
         except IngotError as error:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.artifacts.equal_tensors import alike, equal_values
+from ingot.artifacts.identity import equal_values, same_type
 from ingot.errors import UnsupportedError
 from ingot.model.account import Omission
 from ingot.model.checkpoint import Checkpoint
@@ -176,7 +176,7 @@ def _head(checkpoint: Checkpoint, plan: TensorPlan) -> Omission:
     head = checkpoint[_LM_HEAD]
     embedding = plan.old_name(EMBEDDING)
     other = None if embedding is None else checkpoint[embedding]
-    if other is not None and alike(head, other) and equal_values(head, other):
+    if other is not None and same_type(head, other) and equal_values(head, other):
         return Omission(f"the values of {embedding}, which {PROGRAM} takes for it", superseded=True)
     return Omission(f"{PROGRAM} takes the embedding for the head, whose values are others")
 

@@ -13,7 +13,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from ingot.artifacts.companions import holds_a_model
+from ingot.artifacts.companions import has_model_metadata
 from ingot.core.numeric.dtypes import cast
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.gguf.format import GgufFormat
@@ -53,7 +53,7 @@ _ROWS = "architecture.rows"
 
 def is_translated(checkpoint: Checkpoint) -> bool:
     """Return whether tensors have llama.cpp's names already: of a GGUF file, or of a container made of one."""
-    return holds_a_model(checkpoint.format) or isinstance(checkpoint.metadata.get("general.architecture"), str)
+    return has_model_metadata(checkpoint.format) or isinstance(checkpoint.metadata.get("general.architecture"), str)
 
 
 def to_gguf(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = "") -> View:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ingot.artifacts.attachments import located, no_attachment, pack_package
-from ingot.artifacts.draft_head import CONFIG_KEY, check_head, config_of_draft
+from ingot.artifacts.draft_head import CONFIG_KEY, check_head_or_none, config_of_draft
 from ingot.artifacts.open import Source, open_source
 from ingot.model.artifact import Attachments
 from ingot.model.checkpoint import Checkpoint
@@ -114,7 +114,7 @@ class _Opened:
         if kind == "draft":
             head = source.view()
             with located(location.display):
-                check_head(head)
+                check_head_or_none(head)
                 config = config_of_draft(head)
             if config:
                 self.metadata[CONFIG_KEY] = json.dumps(config, sort_keys=True)

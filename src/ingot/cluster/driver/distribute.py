@@ -32,7 +32,7 @@ from ingot.cluster.tasks import TaskType, runs_of
 from ingot.cluster.worker import worker_name
 from ingot.core.parsing.strictjson import warm
 from ingot.core.runtime.progress import Progress
-from ingot.engine.execute import OBLIVIOUS, Executed, Input, Observer, Target, execute
+from ingot.engine.execute import NULL_OBSERVER, Executed, Input, Observer, Target, execute
 from ingot.engine.resources import Resources
 from ingot.engine.work import Plan
 from ingot.errors import FormatError
@@ -124,7 +124,7 @@ def distribute(
     target: Target,
     resources: Resources,
     by: Cluster,
-    observer: Observer = OBLIVIOUS,
+    observer: Observer = NULL_OBSERVER,
 ) -> Executed:
     """As ``engine.execute.execute``, whose errors it raises, by workers; and those of ``Cluster.pool`` and
     ``TaskRunner``."""
@@ -154,7 +154,7 @@ def distribute(
     def beside(destination: bytesource.Target, written: Sequence[str]) -> Sequence[str]:
         if in_full is not None:
             staging.take_over(runner.files)
-        return target.beside(destination, written)
+        return target.copy_companions(destination, written)
 
     tasks = tasks_of(plan, done, pool.slots, hashed) if in_full is None else tasks_by_file(plan, done, in_full)
     with TaskRunner(pool, tasks, submit, earlier, progress, checks.fits) as runner:
@@ -165,7 +165,7 @@ def distribute(
             return written if in_full is None else MergedStore(written, folder.store, runner.files)
 
         kept, scattered = _ends(earlier), in_full is not None
-        shared = replace(target, beside=beside, kept=kept, scattered=scattered, reads=reads)
+        shared = replace(target, copy_companions=beside, kept_bytes=kept, scattered=scattered, reads=reads)
         executed = execute(replace(plan, steps=steps), inputs, shared, quiet, observer)
     return replace(executed, done=[replace(item, step=item.step.planned) for item in executed.done])
 

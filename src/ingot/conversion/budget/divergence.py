@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from math import exp, isfinite, log
 from typing import Any, NamedTuple, Protocol
 
-from ingot.artifacts.companions import holds_a_model
+from ingot.artifacts.companions import has_model_metadata
 from ingot.artifacts.destination import destination
 from ingot.conversion.options import ConvertOptions
 from ingot.core.files.allocation import Allocation, allocate
@@ -78,7 +78,7 @@ class Trial:
             path = f"{folder}/{name}{'/' if inside else ''}"
             trial = replace(options, dst=path, overlay=None, measure=False, overwrite=False, resume=False)
             self._convert(trial)
-            return self._measured(path, alone=not inside and not holds_a_model(self._place.format.name))
+            return self._measured(path, alone=not inside and not has_model_metadata(self._place.format.name))
 
 
 @dataclass(frozen=True, slots=True)
