@@ -161,10 +161,27 @@ class Checkpoint(Mapping[str, Tensor]):
         return f"Checkpoint({self.location!r}, format={self.format}, {len(self)} tensors)"
 
     def _repr_html_(self) -> str:
-        """Return what notebooks show: totals by codec."""
-        from ingot.reporting.html import checkpoint_html  # noqa: PLC0415 - few are looked at there
+        """Return the HTML that notebooks show: a title, and a table with the totals of each codec and element type.
 
-        return checkpoint_html(repr(self), self)
+        The columns are the numbers of tensors and elements, the stored bytes, and the stored bits per element.
+        """
+        from ingot.reporting.html import table_html, text_of  # noqa: PLC0415 - notebooks only
+        from ingot.reporting.report import Column, Table  # noqa: PLC0415
+
+        totals: dict[tuple[str, str], list[int]] = {}
+        for tensor in self.tensor_map.uncached():
+            sums = totals.setdefault((tensor.codec, tensor.dtype), [0, 0, 0])
+            sums[:] = sums[0] + 1, sums[1] + tensor.size, sums[2] + tensor.nbytes
+        columns = (
+            Column("", "text", "codec"),
+            Column("", "text", "dtype"),
+            Column("", "count", "tensors"),
+            Column("", "count", "elements"),
+            Column("", "bytes", "stored"),
+            Column("", "bits", "bits"),
+        )
+        rows = [(*group, *sums, 8 * sums[2] / max(sums[1], 1)) for group, sums in totals.items()]
+        return f"<pre>{text_of(repr(self))}</pre>{table_html(Table('', columns, rows))}"
 
     @property
     def tensor_map(self) -> TensorMap[Tensor]:
