@@ -44,9 +44,9 @@ _CHUNK = 1 << 20
 def require_carried(format: Format, names: Collection[str]) -> None:
     """Raise ``UnsupportedError`` ``convert.attachment`` for attachments that ``format`` cannot store."""
     for name in sorted(set(names) - set(format.traits.attachments)):
-        other = {"program": "a .mlpackage", "graph": "a .onnx"}.get(name, "a .squizd, for instance")
+        alternative = {"program": "a .mlpackage", "graph": "a .onnx"}.get(name, "a .squizd, for instance")
         raise UnsupportedError(
-            f"{format.name} cannot carry a {ATTACHMENT_TITLES[name]}; leave --{name} out, or write {other}",
+            f"{format.name} cannot carry a {ATTACHMENT_TITLES[name]}; leave --{name} out, or write {alternative}",
             rule="convert.attachment",
         )
 
@@ -114,9 +114,9 @@ def _join(folder: str, name: str) -> str:
 
 def _exists(store: Store, name: str) -> bool:
     """Whether a store has a file or folder with this name."""
-    outer, _, last = name.rpartition("/")
+    folder, _, base_name = name.rpartition("/")
     try:
-        return store.exists(name) or last in store.list(outer).folders
+        return store.exists(name) or base_name in store.list(folder).folders
     except IngotError:  # the name is too long
         return False
 

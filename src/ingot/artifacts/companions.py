@@ -63,7 +63,7 @@ def find_companions(store: Store, artifact_files: Collection[str] = ()) -> Compa
     ----------
     store : Store
         The folder.
-    own : collection of str
+    artifact_files : collection of str
         Names of the artifact's files, which are neither companions nor skipped entries.
 
     Weights of any container, their indexes, hidden files and links out of the folder are not companions. Files in

@@ -62,12 +62,12 @@ def tensor_ids(
     tensors: Iterable[Tensor], *, workers: int | None = None, progress: ProgressCallback | None = None
 ) -> dict[str, TensorId]:
     """Return the lines of ``tensors`` by name. Raises the errors of ``content_id``."""
-    chosen: Sequence[Tensor] = list(tensors)
-    require_in_proportion(chosen, "content id")
-    state = Progress(sum(tensor.nbytes for tensor in chosen), progress)
-    digests = ordered_together(tensor_digest, chosen, weight, workers)
+    selected: Sequence[Tensor] = list(tensors)
+    require_in_proportion(selected, "content id")
+    state = Progress(sum(tensor.nbytes for tensor in selected), progress)
+    digests = ordered_together(tensor_digest, selected, weight, workers)
     ids = {}
-    for tensor, digest in zip(chosen, digests, strict=True):
+    for tensor, digest in zip(selected, digests, strict=True):
         ids[tensor.name] = TensorId(tensor.dtype, tensor.shape, digest)
         state.advance(tensor.nbytes, tensor.name)
     return ids
@@ -105,25 +105,25 @@ def tensor_digest(tensor: Tensor) -> str:
     return hex_of(running)
 
 
-def same_type(first: Tensor, other: Tensor) -> bool:
+def same_type(first: Tensor, second: Tensor) -> bool:
     """Whether two tensors have the same shape and element type."""
-    return first.shape == other.shape and first.dtype == other.dtype
+    return first.shape == second.shape and first.dtype == second.dtype
 
 
-def equal_values(first: Tensor, other: Tensor) -> bool:
+def equal_values(first: Tensor, second: Tensor) -> bool:
     """Whether two tensors of equal shape and type have equal values, bit for bit; stops at the first difference."""
-    return common_digest(first, other) is not None
+    return common_digest(first, second) is not None
 
 
-def common_digest(first: Tensor, other: Tensor) -> str | None:
+def common_digest(first: Tensor, second: Tensor) -> str | None:
     """Return the digest of the values of two tensors of equal shape and type; None if a bit differs."""
-    if is_opaque(first) or is_opaque(other) or DTYPES[first.dtype].bits < 8:  # chunks are not packed
+    if is_opaque(first) or is_opaque(second) or DTYPES[first.dtype].bits < 8:  # chunks are not packed
         digest = tensor_digest(first)
-        return digest if digest == tensor_digest(other) else None
-    matrix = matrix_of(first, other.codec)
+        return digest if digest == tensor_digest(second) else None
+    matrix = matrix_of(first, second.codec)
     step = max(1, COMPARED_AT_ONCE // max(matrix[1], 1))
     running = Blake3()
-    for first_rows, other_rows in zip(chunks(first, matrix, step), chunks(other, matrix, step), strict=True):
+    for first_rows, other_rows in zip(chunks(first, matrix, step), chunks(second, matrix, step), strict=True):
         data = file_bytes(first_rows)
         if not np.array_equal(np.frombuffer(data, np.uint8), np.frombuffer(file_bytes(other_rows), np.uint8)):
             return None

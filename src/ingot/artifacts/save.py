@@ -146,8 +146,8 @@ def named_tensors(tensors: Mapping[str, Any]) -> Iterator[Tensor]:
 def _with_attributes(tensor: Tensor, attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Return a tensor's attributes with further attributes, which must not change the meaning of its parts."""
     layout = tensor.layout
-    taken = next((key for key in attributes if key == "dtype" or key in layout.attributes()), None)
-    if taken is None:
+    reserved = next((key for key in attributes if key == "dtype" or key in layout.attributes()), None)
+    if reserved is None:
         params = {**tensor.params, **attributes}
         changed = replace(tensor, params=params)
         try:
@@ -162,7 +162,7 @@ def _with_attributes(tensor: Tensor, attributes: Mapping[str, Any]) -> dict[str,
                 where=tensor.name,
             ) from error
     raise UsageError(
-        f"expected attributes that codec {tensor.codec} does not use, found {taken or sorted(attributes)!r:.80}",
+        f"expected attributes that codec {tensor.codec} does not use, found {reserved or sorted(attributes)!r:.80}",
         rule="save.attributes",
         where=tensor.name,
     )

@@ -78,7 +78,7 @@ _SIGNS = (
 )
 
 
-_ALONE = {
+_SUFFICIENT = {
     ".qweight": "GPTQ or AWQ",
     ".weight_packed": "compressed-tensors",
     ".W_q": "HQQ",
@@ -86,7 +86,7 @@ _ALONE = {
     "._data._data": "quanto",
 }
 """Endings of names that only packed codes have, without further evidence."""
-_OTHERS = tuple({other for sign in _SIGNS for other in sign.others} | set(_ALONE))
+_EVIDENCE = tuple({other for sign in _SIGNS for other in sign.others} | set(_SUFFICIENT))
 
 
 def packer_of_config(config: Mapping[str, Any], location: str) -> Packer | None:
@@ -109,7 +109,7 @@ def packer_of_tensors(tensors: Mapping[str, Tensor]) -> Packer | None:
 
     Element types are read only if two names match, so that it is fast for many tensors.
     """
-    if not any_ends(tensors, _OTHERS):
+    if not any_ends(tensors, _EVIDENCE):
         return None
     names = set(tensors)
     for name in tensors:
@@ -117,11 +117,11 @@ def packer_of_tensors(tensors: Mapping[str, Tensor]) -> Packer | None:
             if not name.endswith(sign.packed):
                 continue
             stem = name.removesuffix(sign.packed)
-            other = next((stem + ending for ending in sign.others if stem + ending in names), None)
-            if other is not None and tensors[name].codec == DenseLayout.codec and tensors[name].dtype in sign.dtypes:
-                return Packer(sign.name, f"{name}, next to {other}")
-    for name in tensors if any_ends(tensors, tuple(_ALONE)) else ():
-        ending = next((ending for ending in _ALONE if name.endswith(ending)), None)
+            evidence = next((stem + ending for ending in sign.others if stem + ending in names), None)
+            if evidence is not None and tensors[name].codec == DenseLayout.codec and tensors[name].dtype in sign.dtypes:
+                return Packer(sign.name, f"{name}, next to {evidence}")
+    for name in tensors if any_ends(tensors, tuple(_SUFFICIENT)) else ():
+        ending = next((ending for ending in _SUFFICIENT if name.endswith(ending)), None)
         if ending is not None and tensors[name].codec == DenseLayout.codec and tensors[name].dtype in _BYTES + _WORDS:
-            return Packer(_ALONE[ending], name)
+            return Packer(_SUFFICIENT[ending], name)
     return None

@@ -35,7 +35,7 @@ _MAX_ELEMENTS = 1 << 18
 _LARGE = 1 << 23  # elements of a chunk above which the free memory is checked before the allocation
 
 
-def leading_rows(tensor: Tensor, *others: Tensor) -> Iterator[tuple[int, list[Array]]]:
+def leading_rows(tensor: Tensor, *more_tensors: Tensor) -> Iterator[tuple[int, list[Array]]]:
     """Yield the row index and decoded rows of tensors of one shape, few rows at first, then more; checks no digests.
 
     For callers that need only the first rows. Raises the errors of decoding.
@@ -43,12 +43,12 @@ def leading_rows(tensor: Tensor, *others: Tensor) -> Iterator[tuple[int, list[Ar
     rows, cols = tensor.matrix_shape
     if not tensor.size:  # the number of empty rows is not limited
         return
-    readers = [CODECS[item.codec].reader(item) for item in (tensor, *others)]
+    readers = [CODECS[item.codec].reader(item) for item in (tensor, *more_tensors)]
     start = 0
     size = _FIRST_ELEMENTS
     while start < rows:
         count = min(max(1, size // max(cols, 1)), rows - start)
-        arrays = [empty((count, cols), item.dtype, item.name) for item in (tensor, *others)]
+        arrays = [empty((count, cols), item.dtype, item.name) for item in (tensor, *more_tensors)]
         for reader, out in zip(readers, arrays, strict=True):
             reader.read_into(out)
         yield start, arrays

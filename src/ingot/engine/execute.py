@@ -359,13 +359,13 @@ class _Run:
 
     def _intact(self, earlier: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the leading records whose bytes are complete and undamaged."""
-        good = list[dict[str, Any]]()
+        intact = list[dict[str, Any]]()
         written = self.files.store()
         for record, step in zip(earlier, self._plan.steps, strict=False):
             if record["written"]["name"] != step.spec.name or not is_intact(record["written"], written):
                 break
-            good.append(record)
-        return good
+            intact.append(record)
+        return intact
 
     def _restored(self, records: list[dict[str, Any]]) -> FormatWriter:
         """Return a writer that continues after the tensors of ``records``, which are already in the files."""

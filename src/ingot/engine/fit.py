@@ -44,13 +44,13 @@ def why_incomparable(base: Tensor, tuned: Tensor) -> str | None:
     return None
 
 
-def differ_in_rows(first: Shape, other: Shape) -> bool:
+def differ_in_rows(first: Shape, second: Shape) -> bool:
     """Whether two shapes differ only in their first dimension, and both tensors have elements."""
     return (
-        len(first) == len(other) > 0
-        and first[1:] == other[1:]
-        and first[0] != other[0]
-        and min(prod(first), prod(other)) > 0
+        len(first) == len(second) > 0
+        and first[1:] == second[1:]
+        and first[0] != second[0]
+        and min(prod(first), prod(second)) > 0
     )
 
 

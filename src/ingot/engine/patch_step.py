@@ -254,15 +254,15 @@ class _Sequencer:
         with self._changed:
             self._changed.wait_for(lambda: self._next == number)
             failed = self._failed
-        done = False
+        succeeded = False
         try:
             if not failed:
                 action()
-                done = True
+                succeeded = True
         finally:
             with self._changed:
                 self._next += 1
-                self._failed = not done
+                self._failed = not succeeded
                 self._changed.notify_all()
         if failed:
             raise RuntimeError("an earlier chunk of this tensor failed")

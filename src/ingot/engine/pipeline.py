@@ -215,13 +215,13 @@ class Chunk:
         assert self.batch.outcomes is not None
         outcomes = self.batch.outcomes.result()
         outcome = outcomes[self.index]
-        outcomes[self.index] = _TAKEN
+        outcomes[self.index] = _ALREADY_RETURNED
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome
 
 
-_TAKEN = RuntimeError("this chunk was taken before")
+_ALREADY_RETURNED = RuntimeError("this chunk was taken before")
 
 
 @dataclass(frozen=True, slots=True)

@@ -256,19 +256,19 @@ class Checkpoint(Mapping[str, Tensor]):
         IntegrityError
             A digest differs. The digest of a full file (``.wdelta``) is checked only if all tensors are read.
         """
-        chosen = list(self) if names is None else list(names)
+        selected = list(self) if names is None else list(names)
         outputs = {} if out is None else out
         if outputs and framework != "np":
             raise UsageError(f"expected framework np with out, found {framework!r}", rule="tensor.out")
-        unknown = [name for name in (*chosen, *outputs) if name not in self]
+        unknown = [name for name in (*selected, *outputs) if name not in self]
         if unknown:
             raise self.no_tensor(unknown[0])
-        ready = (self[name] for name in chosen if name not in outputs)
+        ready = (self[name] for name in selected if name not in outputs)
         require_room(ready, self.location, retyped=dtype is not None)
-        if names is None or set(chosen) == set(self):
+        if names is None or set(selected) == set(self):
             self.require_whole()
-        self.read_ahead(chosen)
-        return {name: _load(self[name], framework, dtype, device, outputs.get(name)) for name in chosen}
+        self.read_ahead(selected)
+        return {name: _load(self[name], framework, dtype, device, outputs.get(name)) for name in selected}
 
     def read_ahead(self, names: Iterable[str] | None = None) -> None:
         """Start to read tensors, by default all, whose bytes are on another machine.
@@ -290,7 +290,7 @@ class Checkpoint(Mapping[str, Tensor]):
             source.expect(ranges)
 
     def get_slice(self, name: str) -> TensorSlice:
-        """Return a slice object as of safetensors: ``get_shape()``, ``get_dtype()``, ``[rows, cols]``."""
+        """Return an object like a slice of safetensors, with ``get_shape()``, ``get_dtype()`` and ``[rows, cols]``."""
         if name not in self:
             raise self.no_tensor(name)
         return TensorSlice(self[name])

@@ -76,15 +76,15 @@ class DeltaInfo(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def to_metadata(self) -> dict[str, Any]:
         """Return the JSON-like value for the metadata key ``KEY``. Equal changes share one object."""
-        plain: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, tensors={}))
-        removed = plain.pop("removed", None)
+        fields: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, tensors={}))
+        removed = fields.pop("removed", None)
         if self.tensors:
-            plain_changes = {change: _plain(change) for change in set(self.tensors.values())}
-            plain["tensors"] = {name: plain_changes[change] for name, change in self.tensors.items()}
-        return plain if removed is None else {**plain, "removed": removed}
+            plain_changes = {change: _change_data(change) for change in set(self.tensors.values())}
+            fields["tensors"] = {name: plain_changes[change] for name, change in self.tensors.items()}
+        return fields if removed is None else {**fields, "removed": removed}
 
 
-def _plain(change: Change) -> dict[str, Any]:
+def _change_data(change: Change) -> dict[str, Any]:
     plain: dict[str, Any] = msgspec.to_builtins(change)
     return plain if change.base_shape is None else {**plain, "base_shape": [*change.base_shape]}
 

@@ -66,26 +66,26 @@ def names_by_shape(tensors: Sequence[tuple[tuple[int, ...], str]], layers: int) 
     return [names[index] for index in range(len(tensors))]
 
 
-def _assignments(matrices: Matrices, hidden: int, taken: dict[str, int]) -> Iterator[dict[str, int]]:
+def _assignments(matrices: Matrices, hidden: int, assigned: dict[str, int]) -> Iterator[dict[str, int]]:
     """Yield each assignment of all roles to matrices (role to index) that extends ``taken``."""
-    if len(taken) == len(_ROLES):
-        yield dict(taken)
+    if len(assigned) == len(_ROLES):
+        yield dict(assigned)
         return
-    role = _ROLES[len(taken)]
+    role = _ROLES[len(assigned)]
     for index, shape in matrices.items():
-        if index not in taken.values() and _fits(role, index, shape, matrices, hidden, taken):
-            yield from _assignments(matrices, hidden, {**taken, role: index})
+        if index not in assigned.values() and _fits(role, index, shape, matrices, hidden, assigned):
+            yield from _assignments(matrices, hidden, {**assigned, role: index})
 
 
 def _fits(
-    role: str, index: int, shape: tuple[int, int], matrices: Matrices, hidden: int, taken: Mapping[str, int]
+    role: str, index: int, shape: tuple[int, int], matrices: Matrices, hidden: int, assigned: Mapping[str, int]
 ) -> bool:
     rows, cols = shape
     if role in (_K, _Q):
         return cols == 2 * hidden
     if role in (_V, _UP):
-        twin = taken[_K if role == _V else _GATE]
+        twin = assigned[_K if role == _V else _GATE]
         return shape == matrices[twin] and index > twin
     if role in (_O, _DOWN):
-        return shape == (hidden, matrices[taken[_Q if role == _O else _GATE]][0])
+        return shape == (hidden, matrices[assigned[_Q if role == _O else _GATE]][0])
     return cols % 3 == 0 and rows == hidden if role == "fc.weight" else cols == hidden

@@ -86,8 +86,10 @@ def with_entry(old: Receipt | None, weights: str, entry: Mapping[str, Any]) -> R
     Entries of other weights, an earlier entry of the same subject, and the oldest entries above ``MAX_ENTRIES`` are
     left out.
     """
-    same = [] if old is None or old.weights != weights else [item for item in old.entries if item["of"] != entry["of"]]
-    return Receipt(weights, [*same, entry][-MAX_ENTRIES:])
+    kept_entries = (
+        [] if old is None or old.weights != weights else [item for item in old.entries if item["of"] != entry["of"]]
+    )
+    return Receipt(weights, [*kept_entries, entry][-MAX_ENTRIES:])
 
 
 def try_parse_receipt(raw: bytes, location: str) -> tuple[Receipt | None, Fault | None]:

@@ -204,7 +204,7 @@ class Tensor:
 
     @property
     def occupies(self) -> int:
-        """Bytes that all parts take in their files."""
+        """The number of bytes of all parts in their files."""
         return sum(part.length if part.occupies is None else part.occupies for part in self.parts.values())
 
     @property

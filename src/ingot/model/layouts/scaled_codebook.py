@@ -171,31 +171,31 @@ class ScaledCodebookLayout:
 
     def attributes(self) -> dict[str, Any]:
         """Return the attributes from which ``from_tensor`` reads the layout, in version 1 if that is sufficient."""
-        more: dict[str, Any] = {}
+        optional: dict[str, Any] = {}
         if isinstance(self.grid, Tiles):
-            more["block"] = [self.grid.rows, self.grid.columns]
+            optional["block"] = [self.grid.rows, self.grid.columns]
         if self.values:
-            more["values"] = self.values
+            optional["values"] = self.values
         if self.order != LOW_FIRST:
-            more["order"] = self.order
+            optional["order"] = self.order
         if self.scales in SMALL_SCALES:
-            more["scale_dtype"] = self.scales
+            optional["scale_dtype"] = self.scales
         if self.second:
-            more["second"] = self.second
+            optional["second"] = self.second
         if self.nested:
-            more["nested"] = {"group_size": self.nested.run, "offset": self.nested.offset}
+            optional["nested"] = {"group_size": self.nested.run, "offset": self.nested.offset}
         if self.factor is not None:
-            more["factor"] = self.factor
+            optional["factor"] = self.factor
         if self.transposed:
-            more["transposed"] = True
+            optional["transposed"] = True
         columns = {Group: "columns", Run: "elements"}.get(type(self.grid))
         return {
-            "codec_version": VERSION_2 if more or not isinstance(self.grid, Group | Row) else VERSION,
+            "codec_version": VERSION_2 if optional or not isinstance(self.grid, Group | Row) else VERSION,
             "bits": self.bits,
             "granularity": _NAMES[type(self.grid)],
             **({"group_size": getattr(self.grid, columns)} if columns else {}),
             "dtype": self.dtype,
-            **more,
+            **optional,
         }
 
     @classmethod

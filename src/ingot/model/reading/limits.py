@@ -58,9 +58,9 @@ def require_decompressed(tensors: Iterable[StoredTensor], requested: int | str |
     ----------
     tensors : iterable of tensors
         Iterated only if there is a limit.
-    asked : int, str or None
+    requested : int, str or None
         The limit in bytes for one part; None for ``INGOT_MAX_DECOMPRESSED`` if it is set.
-    where : str
+    location : str
         The location for error messages.
 
     Raises

@@ -235,7 +235,7 @@ def derive_checkpoint(
     base : Checkpoint
     tensors : mapping
     verb, argument
-        The function that makes the view and its picklable argument: a copy of the view is ``verb(base, argument)``.
+        The function that creates the view and its picklable argument: a copy of the view is ``verb(base, argument)``.
     description
         The argument as JSON, or JSON values that identify it.
     origins : mapping, optional
