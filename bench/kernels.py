@@ -84,7 +84,13 @@ def dequantize(weights: np.ndarray, repeat: int) -> list[Row]:
         for name, options in DECODE:
             tensor = encode_tensor(AffineCodec(), weights, options, dtype="bf16")
             parts = {role: part.array() for role, part in tensor.parts.items()}
-            arguments = (AffineLayout.of(tensor), parts["packed_weight"], parts["scales"], parts.get("zeros"), out)
+            arguments = (
+                AffineLayout.from_tensor(tensor),
+                parts["packed_weight"],
+                parts["scales"],
+                parts.get("zeros"),
+                out,
+            )
             plain, ours = turns(repeat, memcpy(out, copy), partial(decode_rows, *arguments))
             target = 0.8 if name != "INT4 g32" and "msb" not in name else None
             rows.append(entry(f"dequantize {name} to {dtype}", out.nbytes / ours / 1e9, "GB/s", plain / ours, target))
@@ -171,7 +177,9 @@ def peers(weights: np.ndarray, repeat: int) -> list[Row]:
         label = f"{bits}-bit g32 f32"
         rows.append(entry(f"quantize {label}: gguf-py {name}", small.size / theirs / 1e9, "G weights/s", None, None))
         rows.append(entry(f"quantize {label}: Ingot", small.size / ours / 1e9, "G weights/s", theirs / ours, None))
-        decode = partial(decode_rows, AffineLayout.of(tensor), parts["packed_weight"], parts["scales"], None, out)
+        decode = partial(
+            decode_rows, AffineLayout.from_tensor(tensor), parts["packed_weight"], parts["scales"], None, out
+        )
         theirs, ours = turns(max(3, repeat // 2), partial(quants.dequantize, packed, kind), decode)
         rows.append(entry(f"dequantize {label}: gguf-py {name}", small.size / theirs / 1e9, "G weights/s", None, None))
         rows.append(entry(f"dequantize {label}: Ingot", small.size / ours / 1e9, "G weights/s", theirs / ours, None))

@@ -7,7 +7,7 @@ from os import PathLike
 from typing import Any
 
 from ingot.artifacts.open import open as open_checkpoint
-from ingot.artifacts.owned_arrays import load_owned
+from ingot.artifacts.owned_arrays import load_arrays
 from ingot.artifacts.save import save as save_checkpoint
 from ingot.artifacts.state_dict import open_bytes, save_bytes
 from ingot.core.border import bordered
@@ -25,13 +25,13 @@ def load_file(
     Raises the errors of ``ingot.open`` and ``Tensor.numpy``.
     """
     with open_checkpoint(path, io=io, max_decompressed=max_decompressed) as checkpoint:
-        return load_owned(checkpoint)
+        return load_arrays(checkpoint)
 
 
 @bordered
 def load(data: bytes) -> dict[str, Array]:
     """Load all tensors of a checkpoint that is a bytes object."""
-    return load_owned(open_bytes(data))
+    return load_arrays(open_bytes(data))
 
 
 @bordered

@@ -7,7 +7,7 @@ from os import PathLike
 from typing import Any
 
 from ingot.artifacts.open import open as open_checkpoint
-from ingot.artifacts.owned_arrays import load_owned
+from ingot.artifacts.owned_arrays import load_arrays
 from ingot.artifacts.save import save as save_checkpoint
 from ingot.artifacts.state_dict import open_bytes, save_bytes
 from ingot.core.border import bordered
@@ -55,7 +55,7 @@ def _loaded(checkpoint: Checkpoint, device: Any) -> dict[str, Any]:
     on_device = {name for name, tensor in checkpoint.items() if decodes_on_device(tensor, None, device)}
     if on_device:
         checkpoint.require_whole()
-    arrays = load_owned(checkpoint, [name for name in checkpoint if name not in on_device] if on_device else None)
+    arrays = load_arrays(checkpoint, [name for name in checkpoint if name not in on_device] if on_device else None)
     return {
         name: tensor.torch(device=device) if name in on_device else from_numpy(arrays.pop(name), device)
         for name, tensor in checkpoint.items()

@@ -35,7 +35,7 @@ def read(raw: bytes) -> None:
     if parse_seal(seal.encoded(), "again") != seal:
         raise AssertionError("expected a seal that is written as it was read")
     seal.require_size(len(FILE), "file")
-    seal.bad(SOURCE)
+    seal.damaged_chunks(SOURCE)
 
     def fetch(start: int, out: memoryview) -> None:
         out[:] = FILE[start : start + out.nbytes]

@@ -30,8 +30,8 @@ from ingot.formats.detect import FORMATS
 from ingot.formats.gguf.format import GgufFormat
 from ingot.formats.onnx.format import OnnxFormat
 from ingot.model.checkpoint import Checkpoint
-from ingot.model.layouts.affine import OFFSETS, POINTS, ROW, ROWS_LSB, WHOLE, AffineLayout, Constant, Group, Zero
-from ingot.model.layouts.alternatives import CODEBOOKS, OWN
+from ingot.model.layouts.affine import OFFSETS, PER_TENSOR, POINTS, ROW, ROWS_LSB, AffineLayout, Constant, Group, Zero
+from ingot.model.layouts.alternatives import CODEBOOKS, UNPACKED
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.ggml import BLOCKS, TYPES, GgmlBlocksLayout
 from ingot.model.layouts.scaled_codebook import HIGH_FIRST, Run, ScaledCodebookLayout, Tiles
@@ -185,7 +185,7 @@ def _sources() -> Iterator[tuple[str, str, int | None, bool, Tensor]]:
                         made = plain if family == "zt" else _taken(plain, family)[0]
                         if made is not None:
                             yield family, f"{bits} bits, {zero}", group, few, made
-    for kind in OWN:
+    for kind in UNPACKED:
         yield "gguf", kind.upper(), None, False, blocks(kind)
     for family, what, layout in FLOATS:
         yield family, what, None, False, floats(layout)
@@ -235,9 +235,9 @@ FLOATS: Sequence[tuple[str, str, ScaledCodebookLayout]] = (
     ("compressed-tensors", "NVFP4, divided", replace(_NVFP4, second="divide")),
     ("fp8", "FP8, blocks of 128", replace(_FP8, grid=Tiles(128, 128))),
     ("fp8", "MXFP8, blocks of 1 x 32", replace(_FP8, grid=Tiles(1, 32), scales="f8_e8m0fnu")),
-    ("fp8", "FP8, one scale", replace(_FP8, grid=WHOLE)),
-    ("modelopt", "FP8, one scale", replace(_FP8, grid=WHOLE)),
-    ("onnx Gemm", "FP8, one scale", replace(_FP8, grid=WHOLE, dtype="f32")),
+    ("fp8", "FP8, one scale", replace(_FP8, grid=PER_TENSOR)),
+    ("modelopt", "FP8, one scale", replace(_FP8, grid=PER_TENSOR)),
+    ("onnx Gemm", "FP8, one scale", replace(_FP8, grid=PER_TENSOR, dtype="f32")),
     ("fp8", "FP8, rows", replace(_FP8, grid=ROW)),
     ("onnx Gemm", "FP8, rows", replace(_FP8, grid=ROW, dtype="f32")),
     ("compressed-tensors", "FP8, rows", replace(_FP8, grid=ROW)),
@@ -308,7 +308,7 @@ def _obstacle(item: Found, target: str, rows: Mapping[tuple[str, str], Mapping[s
     if item.what.endswith("transposed"):
         return "order"
     family, what = item.family, item.what
-    own = OWN.get(what.lower()) if family == "gguf" else None
+    own = UNPACKED.get(what.lower()) if family == "gguf" else None
     if isinstance(own, AffineLayout):
         family, what = "zt", f"{own.bits} bits, {OFFSET if own.offset else SYMMETRIC}"
     bits, said, zero = what.partition(" bits, ")

@@ -13,8 +13,8 @@ from ingot.cluster.messages import StepResult
 from ingot.cluster.task_runner import TaskRunner
 from ingot.core.bytes import checksums
 from ingot.engine import resources as cost
-from ingot.engine.data import unplain
-from ingot.engine.watch import Watches
+from ingot.engine.data import from_json_value
+from ingot.engine.hashing import HashFactories
 from ingot.engine.work import AcquireBudget, ChunkBudget, ChunkPlan, ChunkTask, EncodedChunk, Step, StepRun
 from ingot.errors import IntegrityError
 from ingot.model.store import Store
@@ -50,7 +50,7 @@ class RemoteStep(Step):
         size = max(cost.MOVE_LEAST, min(_CHUNK, budget.limit // budget.slots))
         return ChunkPlan(self.out_bytes, 1, size, min(size, max(self.out_bytes, 1)))
 
-    def start(self, chunk_plan: ChunkPlan, watches: Watches, *, measured: bool) -> StepRun[Any]:
+    def start(self, chunk_plan: ChunkPlan, watches: HashFactories, *, measured: bool) -> StepRun[Any]:
         assert not watches, "the worker hashes the values"
         return _RemoteRun(self, chunk_plan, watches, measured)
 
@@ -70,7 +70,7 @@ class _RemoteRun(StepRun[RemoteStep]):
     def fit(self) -> Mapping[str, Any] | None:
         """Wait for the worker, and return the parameters that it fitted."""
         self._results = self.step.runner.results(self.step.number)
-        params: Mapping[str, Any] | None = unplain(self._results[0].params)
+        params: Mapping[str, Any] | None = from_json_value(self._results[0].params)
         return params
 
     @property

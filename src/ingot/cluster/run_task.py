@@ -10,11 +10,11 @@ from typing import Any, Generic, TypeVar
 from ingot.cluster.messages import StepResult, Task
 from ingot.core.bytes import checksums
 from ingot.core.numeric.stats import ErrorStats
-from ingot.engine.data import plain
-from ingot.engine.pipeline import Begin, End, Pipeline, Sink, TensorSink, Watching, drive
-from ingot.engine.resources import Resources, cut
+from ingot.engine.data import to_json_value
+from ingot.engine.hashing import HashFactories, HashThread, TensorHashes
+from ingot.engine.pipeline import Begin, End, HashSelector, Pipeline, Sink, TensorSink, write_chunks
+from ingot.engine.resources import Resources, choose_chunks
 from ingot.engine.steps import Encode
-from ingot.engine.watch import ContentWatch, Lane, Watches
 from ingot.engine.work import Plan, Step
 from ingot.formats.by_many import Skips
 from ingot.model import bytesource
@@ -132,12 +132,12 @@ class PartsFile:
             self._sink.close()
 
 
-def _watching(lane: Lane, hashed: Sequence[Sequence[int]]) -> Watching:
+def _watching(lane: HashThread, hashed: Sequence[Sequence[int]]) -> HashSelector:
     """Return a function that returns the hashing watches of each step; it must be called in the order of the steps."""
-    watch = ContentWatch(lane)
+    watch = TensorHashes(lane)
     points_by_step = iter(hashed)
 
-    def watches_of(step: Step) -> Watches:
+    def watches_of(step: Step) -> HashFactories:
         return dict.fromkeys(next(points_by_step), watch)
 
     return watches_of
@@ -159,13 +159,13 @@ def run_task(
     ``IntegrityError``, ``ResourceError``, ``MissingExtraError``.
     """
     require_in_proportion([tensor for step in plan.steps if (tensor := step.decodes) is not None], "")
-    chunk_plans, budget, recycled = cut(plan, resources)
+    chunk_plans, budget, recycled = choose_chunks(plan, resources)
     if task.rows is not None:
         chunk_plans = [replace(chunk_plans[0], first=task.rows[0], last=task.rows[1])]
         hashed = [()]
     results: list[StepResult] = []
     with (
-        Lane("values") as lane,
+        HashThread("values") as lane,
         Pipeline(
             plan.steps,
             chunk_plans,
@@ -173,7 +173,7 @@ def run_task(
             budget=budget,
             measured=plan.measured,
             recycled=recycled,
-            watching=_watching(lane, hashed),
+            hash_selector=_watching(lane, hashed),
         ) as pipeline,
     ):
 
@@ -190,7 +190,7 @@ def run_task(
             index = task.start + len(results)
             notes = event.running.notes()
             if "runs" in record:
-                params = plain(event.step.spec.params) if is_fitted(event.step) else None
+                params = to_json_value(event.step.spec.params) if is_fitted(event.step) else None
                 results.append(StepResult(index, error, notes, params, **record))
             else:
                 assert placed is not None
@@ -199,6 +199,6 @@ def run_task(
             if event.step.encoder is not None:
                 event.step.encoder.forget()
 
-        drive(pipeline, open_sink, add_result, lambda count, item: None)
+        write_chunks(pipeline, open_sink, add_result, lambda count, item: None)
     parts.close()
     return results

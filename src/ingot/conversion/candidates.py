@@ -18,7 +18,7 @@ from ingot.codecs.table import CODECS
 from ingot.core.bytes import encodings
 from ingot.core.numeric.dtypes import DTYPES, FLOATS, from_file, numpy_dtype
 from ingot.core.numeric.stats import measure
-from ingot.engine.chunks import pieces
+from ingot.engine.chunks import leading_rows
 from ingot.errors import CodecError, IngotError, UnsupportedError
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.spec import PartSpec, TensorSpec
@@ -300,7 +300,7 @@ def first_values(tensor: Tensor) -> Iterator[tuple[int, Array]]:
     if tensor.dtype not in FLOATS:
         return
     sampled = False
-    for start, values in pieces(tensor):
+    for start, values in leading_rows(tensor):
         if start and not sampled and not sample_of(tensor).any():
             return
         sampled = start > 0

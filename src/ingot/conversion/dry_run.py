@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from ingot.artifacts.attachments import KINDS
+from ingot.artifacts.attachments import ATTACHMENT_TITLES
 from ingot.conversion.budget.report import BudgetReport
 from ingot.conversion.plan import ConvertPlan
 from ingot.conversion.report import action_of, count_grades, exact, exactness, exactness_summary, source_nbytes
@@ -48,7 +48,7 @@ def dry_run(
 
     ``inexact`` are the tensors whose values a view has changed in f32.
     """
-    attachments = [f"with the {KINDS[name]}" for name in plan.attachments.kinds()]
+    attachments = [f"with the {ATTACHMENT_TITLES[name]}" for name in plan.attachments.names()]
     elements = max(sum(step.tensor.size for step in plan.steps), 1)
     equal = [exactness(step, plan.format, inexact) for step in plan.steps]
     grades = count_grades(equal)

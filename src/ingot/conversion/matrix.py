@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from ingot.artifacts.account import account_of_conversion, dropped
+from ingot.artifacts.account import account_of_conversion, dropped_omissions
 from ingot.artifacts.adapter_files import HOLDS_ANY, Adapter, adapter_of
 from ingot.artifacts.destination import STEM, Destination
-from ingot.artifacts.open import Source, open_found, open_source
+from ingot.artifacts.open import Source, open_source, open_source_in_store
 from ingot.conversion.model_folder import needs_family, with_model_folder
 from ingot.conversion.options import ConvertOptions, MatrixOptions
 from ingot.conversion.placement import plan_without_rule, why_not_exact
@@ -116,7 +116,7 @@ def matrix(options: MatrixOptions) -> Matrix:
     source = open_source(Location.parse(options.src), io=options.io, verify=options.verify)
     with ExitStack() as stack:
         stack.callback(source.close)
-        dialect = source.dialect()
+        dialect = source.packer()
         if dialect is not None:
             raise dialect.refusal()
         config = source.config()
@@ -140,7 +140,7 @@ def _outcomes(
         if adapter is not None and format.name not in HOLDS_ANY:
             raise adapter.refusal(source.location)
         checkpoint = checkpoint if keep_names else _with_folder(source, checkpoint, target, stack)
-        prepared = prepare_source(checkpoint, target, convert_options, dropped(checkpoint, options.drop))
+        prepared = prepare_source(checkpoint, target, convert_options, dropped_omissions(checkpoint, options.drop))
         view = prepared.checkpoint
         stack.callback(view.close)
         format = format.for_attachments(view.attachments)
@@ -149,7 +149,7 @@ def _outcomes(
             yield _refused(format, tensor, error)
         return
     account = account_of_conversion(checkpoint, view, view, format, options.drop)
-    for name, reason in account.lost.items():
+    for name, reason in account.missing.items():
         codec, nbytes = (checkpoint[name].codec, checkpoint[name].nbytes) if name in checkpoint else ("", 0)
         yield TensorOutcome(format.name, name, codec, REFUSED, nbytes, 0, why=reason)
     yield from (_outcome(format, view[name], prepared.inexact) for name in view)
@@ -159,7 +159,7 @@ def _with_folder(source: Source, checkpoint: Checkpoint, target: Destination, st
     """Return the checkpoint with the files of its folder if a conversion uses them (``with_model_folder``)."""
     if source.is_folder or not needs_family(target):
         return checkpoint
-    again = open_found(source.store, source.name, verify=source.verify)
+    again = open_source_in_store(source.store, source.name, verify=source.verify)
     stack.callback(again.close)
     opened, _ = with_model_folder(again, target, None)
     stack.callback(opened.close)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ingot.artifacts.companions import holds_a_model
+from ingot.artifacts.companions import has_model_metadata
 from ingot.artifacts.destination import Destination
-from ingot.artifacts.open import Source, open_found
+from ingot.artifacts.open import Source, open_source_in_store
 from ingot.errors import IngotError, UsageError
 from ingot.formats.detect import detect_folder, listing
 from ingot.formats.packed_folders.mlx import MlxFormat
@@ -17,7 +17,7 @@ RULE = "convert.part"
 
 def needs_family(target: Destination) -> bool:
     """Return whether the target's runtime opens only models of certain families, which ``config.json`` declares."""
-    return holds_a_model(target.format.name) or (target.format.name == MlxFormat.name and target.directory)
+    return has_model_metadata(target.format.name) or (target.format.name == MlxFormat.name and target.directory)
 
 
 def with_model_folder(source: Source, target: Destination, max_decompressed: int | str | None) -> tuple[Source, str]:
@@ -33,7 +33,7 @@ def with_model_folder(source: Source, target: Destination, max_decompressed: int
     IngotError
         Errors of opening the folder.
     """
-    if source.is_folder or holds_a_model(source.format.name) or not needs_family(target):
+    if source.is_folder or has_model_metadata(source.format.name) or not needs_family(target):
         return source, ""
     if "general.architecture" in source.catalog.metadata or not _has_config(source):
         return source, ""
@@ -43,7 +43,7 @@ def with_model_folder(source: Source, target: Destination, max_decompressed: int
         raise _partial_source(source, error.message) from error
     if entry != source.name:
         raise _partial_source(source, f"its weights are {entry}")
-    folder = open_found(source.store, "", verify=source.verify, max_decompressed=max_decompressed)
+    folder = open_source_in_store(source.store, "", verify=source.verify, max_decompressed=max_decompressed)
     source.close()
     return replace(folder, location=source.location), f"{CONFIG} and the tokenizer beside {source.name} are used"
 

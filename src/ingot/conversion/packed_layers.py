@@ -199,7 +199,7 @@ def _unlike_scales(steps: Sequence[Step]) -> Iterator[str]:
     second = 0
     for indices in _merged(steps).values():
         parts = [steps[index] for index in indices if steps[index].spec.codec == ScaledCodebookLayout.codec]
-        layouts = [ScaledCodebookLayout.of(step.spec) for step in parts]
+        layouts = [ScaledCodebookLayout.from_tensor(step.spec) for step in parts]
         if len(parts) < 2:
             continue
         uneven = [

@@ -137,7 +137,9 @@ def _prunings(source: Checkpoint) -> Iterator[tuple[str, Pruned]]:
     """Yield name and pruned blocks of each tensor that is pruned in its file or by a view; read only masks."""
     from ingot.codecs.sparse.blocks import stored_mask
 
-    for name in source.many.where(lambda tensor: tensor.codec == BlocksLayout.codec and tensor.decoder is not None):
+    for name in source.tensor_map.names_where(
+        lambda tensor: tensor.codec == BlocksLayout.codec and tensor.decoder is not None
+    ):
         tensor = source[name]
         mask = stored_mask(tensor)  # checks the parameters
         yield name, Pruned(int(tensor.params["axis"]), mask, stored=tensor.origin is None)

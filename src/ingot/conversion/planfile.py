@@ -19,7 +19,7 @@ from ingot.conversion.plan import ConvertPlan
 from ingot.conversion.prepare_source import prepare_source
 from ingot.conversion.prepared import Prepared, for_source, refuse_same
 from ingot.core.parsing.strictjson import preload, strict_json
-from ingot.engine.data import StepData, bound_steps, specs_of, step_data
+from ingot.engine.data import StepData, bind_steps, parse_specs, step_data
 from ingot.errors import INGOT_VERSION, FormatError, IntegrityError, UnsupportedError, UsageError
 from ingot.formats.base import Format, FormatWriter, WriteOptions
 from ingot.model.account import Omission
@@ -227,7 +227,7 @@ class OpenedPlan:
 
     def plan(self, indices: range) -> ConvertPlan:
         """Return a plan with only the steps at ``indices``; raises ``FormatError`` ``plan.step``."""
-        steps = list(bound_steps(self.data.steps[indices.start : indices.stop], [self.checkpoint], self.format))
+        steps = list(bind_steps(self.data.steps[indices.start : indices.stop], [self.checkpoint], self.format))
         return ConvertPlan(
             steps=steps,
             format=self.format,
@@ -251,7 +251,7 @@ class OpenedPlan:
     def writer(self, target: Target) -> FormatWriter:
         """Return the writer of the artifact; see ``Shared.writer``."""
         plan = self.plan(range(0))
-        artifact = Artifact(specs_of(self.data.steps), plan.metadata, plan.attachments)
+        artifact = Artifact(parse_specs(self.data.steps), plan.metadata, plan.attachments)
         return self.format.writer(target, self.target.name, artifact, self.writing)
 
     def require_unchanged(self) -> None:

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from ingot.artifacts.attachments import KINDS, WITH_WEIGHTS, located, require_carried
-from ingot.artifacts.companions import companion_config, holds_a_model
+from ingot.artifacts.attachments import ATTACHMENT_TITLES, WITH_WEIGHTS, located, require_carried
+from ingot.artifacts.companions import companion_config, has_model_metadata
 from ingot.artifacts.destination import Destination
-from ingot.artifacts.draft_head import check_head
-from ingot.artifacts.equal_tensors import alike, equal_values
+from ingot.artifacts.draft_head import check_head_or_none
+from ingot.artifacts.identity import equal_values, same_type
 from ingot.conversion.importance import read_importance
 from ingot.conversion.onnx.graphs import transpose_for_graph, with_weight_names
 from ingot.conversion.onnx.into_graph import place_in_graph
@@ -134,7 +134,7 @@ def resolve_tied_head(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) 
     head = next((name for name in tensors if name == _HEAD or name.endswith(f".{_HEAD}")), None)
     if head is None:
         return TiedHead()
-    embeddings = [name for name in tensors if role_of(name) == "embedding" and alike(tensors[name], tensors[head])]
+    embeddings = [name for name in tensors if role_of(name) == "embedding" and same_type(tensors[name], tensors[head])]
     same = next((name for name in embeddings if equal_values(tensors[name], tensors[head])), None)
     if same is not None:
         reason = f"the values of {same}, to which config.json ties it: {_KEY}"
@@ -218,13 +218,13 @@ def view_for_target(
     if options.importance is not None:
         view = view.then(partial(weigh, importance=read_importance(options.importance, checkpoint)))
     attachments = view.checkpoint.attachments
-    dropped = [name for name in attachments.kinds() if name not in format.traits.attachments]
+    dropped = [name for name in attachments.names() if name not in format.traits.attachments]
     if dropped:
         view = view.then(partial(detach, kinds=dropped))
         attachments = view.checkpoint.attachments
     if attachments.draft is not None and "draft" not in paths:
         with located("draft head"):
-            check_head(attachments.draft)
+            check_head_or_none(attachments.draft)
     graph = paths.pop("graph", None)
     if paths:
         view = view.then(partial(attach, **paths))
@@ -237,7 +237,7 @@ def view_for_target(
     view = view.then(partial(transpose_for_graph, target=target, recipe=recipe, planned=planned, requantize=requantize))
     view = view.then(partial(_as_gguf, target=target, options=options))
     noted = [name for name in dropped if name not in WITH_WEIGHTS]
-    return view.with_notes(*(f"{format.name} holds weights alone, not the {KINDS[name]}" for name in noted))
+    return view.with_notes(*(f"{format.name} holds weights alone, not the {ATTACHMENT_TITLES[name]}" for name in noted))
 
 
 def groups_for(checkpoint: Checkpoint, format: Format) -> Mapping[str, int]:
@@ -248,13 +248,13 @@ def groups_for(checkpoint: Checkpoint, format: Format) -> Mapping[str, int]:
 
 def _attachments(options: ConvertOptions) -> dict[str, Any]:
     """Return the paths of the options' attachments by name of the attachment."""
-    return {name: path for name in KINDS if (path := getattr(options, name, None)) is not None}
+    return {name: path for name in ATTACHMENT_TITLES if (path := getattr(options, name, None)) is not None}
 
 
 def _as_model(view: Checkpoint, target: Destination, options: ConvertOptions) -> View:
     """Return the checkpoint of a GGUF file with the names and files of a model folder, if the target needs them."""
     names = target.directory or options.graph is not None
-    if not holds_a_model(view.format) or holds_a_model(target.format.name) or not names:
+    if not has_model_metadata(view.format) or has_model_metadata(target.format.name) or not names:
         return View(view)
     if options.keep_names:
         return View(view, [keep_names_note(target.format.name)] if target.directory else [])
@@ -268,7 +268,7 @@ def _as_model(view: Checkpoint, target: Destination, options: ConvertOptions) ->
 
 def _with_experts(view: Checkpoint, target: Destination) -> View:
     """Return the checkpoint with experts stored as the target's runtimes expect; GGUF files are translated later."""
-    if holds_a_model(view.format) or not (target.directory or holds_a_model(target.format.name)):
+    if has_model_metadata(view.format) or not (target.directory or has_model_metadata(target.format.name)):
         return View(view)
     return experts_for_format(view, target.format.name, hint=_HINT)
 
@@ -285,7 +285,7 @@ def _for_mlx(view: Checkpoint, target: Destination, options: ConvertOptions) -> 
 
 def _as_gguf(view: Checkpoint, target: Destination, options: ConvertOptions) -> View:
     """Return the checkpoint of a model folder translated for llama.cpp; the checkpoint itself for other formats."""
-    if not holds_a_model(target.format.name) or is_translated(view):
+    if not has_model_metadata(target.format.name) or is_translated(view):
         return View(view)
     if options.keep_names:
         return View(view, [keep_names_note(target.format.name)])

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from ingot.artifacts.companions import ConfigChange, changed_config
+from ingot.artifacts.companions import ConfigChange, updated_config
 from ingot.artifacts.destination import Destination
 from ingot.artifacts.open import Source
 from ingot.conversion.budget.report import BudgetReport
@@ -86,7 +86,7 @@ def refuse_same(source: Source, target: Destination) -> None:
 
     Publishing the result would delete the source.
     """
-    if source.is_lost(target.url, folder=target.directory):
+    if source.would_overwrite(target.url, folder=target.directory):
         raise UsageError(
             "the destination is the source, or contains it and would replace it; choose another destination",
             rule="convert.same-path",
@@ -107,7 +107,7 @@ def with_config(
     """Return the plan with the ``config.json`` of the result, for formats that write keys into it."""
     if not (target.format.traits.config_keys and target.directory):
         return plan
-    config = changed_config(checkpoint.companions, config_change(source, plan, untie=untie))
+    config = updated_config(checkpoint.companions, config_change(source, plan, untie=untie))
     return replace(plan, config=_completed(config, source))
 
 

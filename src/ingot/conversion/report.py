@@ -18,10 +18,10 @@ from ingot.core.numeric.dtypes import FLOATS
 from ingot.core.numeric.stats import ErrorStats
 from ingot.engine.execute import Executed
 from ingot.engine.steps import DECODED, ENCODED, MOVED, REPACKED, Repack
-from ingot.engine.work import Done, Step
+from ingot.engine.work import CompletedStep, Step
 from ingot.formats.base import PROMPT, Format, WrittenArtifact, in_python
 from ingot.model.layouts.sparse import BlocksLayout
-from ingot.model.reading.lazy import as_many
+from ingot.model.reading.lazy import as_tensor_map
 from ingot.naming.config import CONFIG
 from ingot.quantization.tensor import Outcome
 from ingot.reporting.report import (
@@ -82,7 +82,7 @@ class SourceFacts:
         return cls(
             source.location,
             source.stored(),
-            sum(tensor.nbytes for tensor in as_many(source.catalog.tensors).uncached()),
+            sum(tensor.nbytes for tensor in as_tensor_map(source.catalog.tensors).uncached()),
             [str(name) for name in architectures] if isinstance(architectures, list) else (),
             frozenset(source.companions().files),
         )
@@ -326,7 +326,7 @@ def source_nbytes(step: Step) -> int:
     return round(tensor.size * tensor.source_bits / 8) or step.in_bytes
 
 
-def tensor_reports(completed: Sequence[Done], equal: Callable[[Step], Texts | None]) -> list[TensorReport]:
+def tensor_reports(completed: Sequence[CompletedStep], equal: Callable[[Step], Texts | None]) -> list[TensorReport]:
     """Return the reports of completed steps; ``equal`` returns the grades of a step (``exactness``)."""
     return [tensor_report(item.step, item.nbytes, item.error, equal(item.step)) for item in completed]
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ingot.artifacts.account import account_of_conversion, dropped, unused_patterns
+from ingot.artifacts.account import account_of_conversion, dropped_omissions, unused_patterns
 from ingot.artifacts.adapter_files import HOLDS_ANY, note_on_config, refuse_adapter
 from ingot.artifacts.companions import copy_companions
-from ingot.artifacts.destination import Destination, destination, is_elsewhere, stage
+from ingot.artifacts.destination import Destination, destination, is_distributed, stage
 from ingot.artifacts.open import Source, open_source
 from ingot.artifacts.remarks import UNREAD, remarks
 from ingot.conversion.budget.search import resolve_budget
@@ -61,7 +61,7 @@ from ingot.formats.packed_folders.base import PACKING_FILES
 from ingot.model import bytesource
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import AffineLayout
-from ingot.model.layouts.packed_words import WordsLayout
+from ingot.model.layouts.packed_ints import PackedIntLayout
 from ingot.naming.config import CONFIG
 from ingot.recipes.load import load_recipe
 from ingot.recipes.recipe import Patterns, Recipe
@@ -92,7 +92,7 @@ def convert(options: ConvertOptions) -> ConvertReport:
         Nothing is left under the final name; with ``tp``, the folders of finished ranks are left.
     """
     started = time.perf_counter()
-    is_elsewhere(options.engine, options.address)  # raises for an invalid engine before anything is read
+    is_distributed(options.engine, options.address)  # raises for an invalid engine before anything is read
     options, budget = resolve_budget(options, _plan_for_budget, convert, publish=True)
     ranks = ranks_of(options)
     reports = [_convert(options, rank) for rank in ranks]
@@ -125,7 +125,7 @@ def _for_rank(options: ConvertOptions, rank: Rank | None) -> ConvertOptions:
 
 def _cluster(prepared: Prepared, options: ConvertOptions) -> Cluster | None:
     """Return the workers for the steps; None if this process executes them. Raises the errors of ``plan_json``."""
-    if not is_elsewhere(options.engine, options.address):
+    if not is_distributed(options.engine, options.address):
         return None
     from ingot.cluster.driver.distribute import Cluster
     from ingot.cluster.pool import pool_of
@@ -188,7 +188,7 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
         require_complete(source, checkpoint, Patterns(tuple(options.drop)))
         opened = checkpoint
         tied = _tied_head(source, checkpoint, target)
-        without = {**dropped(opened, options.drop), **tied.without}
+        without = {**dropped_omissions(opened, options.drop), **tied.without}
         weights = view_weights(checkpoint, target, options, without)
         rounded, rounding = round_weights(weights.checkpoint, recipe, options)
         view = weights.then(lambda _: rounded).then(partial(view_for_target, target=target, options=options))
@@ -250,7 +250,7 @@ def _narrower_dtype_note(plan: ConvertPlan) -> str:
     counts: Counter[tuple[str, str]] = Counter()
     for step in plan.steps:
         layout = step.repack.layout if isinstance(step, Repack) else None
-        if not isinstance(layout, AffineLayout | WordsLayout) or layout.scales not in ("f16", "bf16"):
+        if not isinstance(layout, AffineLayout | PackedIntLayout) or layout.scales not in ("f16", "bf16"):
             continue
         if layout.scales != step.spec.dtype:
             counts[step.spec.dtype, layout.scales] += 1
@@ -276,11 +276,11 @@ def _require_weights(source: Source, target: Destination, recipe: Recipe | None,
     """
     if target.format.name not in HOLDS_ANY:
         refuse_adapter(source)
-    dialect = source.dialect()
+    packer = source.packer()
     as_stored = (recipe is None or all(rule.choice is None for rule in recipe.rules)) and options.prune is None
     travels = target.directory and source.is_folder and not target.format.traits.config_keys
-    if dialect is not None and not (as_stored and travels):
-        raise dialect.refusal()
+    if packer is not None and not (as_stored and travels):
+        raise packer.refusal()
 
 
 def run(

@@ -79,7 +79,7 @@ def _declared_model(statistics: Statistics, models: Sequence[Checkpoint]) -> Che
 def _fit_to_model(statistics: Statistics, model: Checkpoint) -> Statistics:
     """Return statistics under the model's names; raise ``statistics.model`` or ``statistics.shape``."""
     if statistics.model_id is None and not _any_matrix(statistics, model):
-        statistics = statistics.renamed(imatrix.names_of(model))
+        statistics = statistics.with_names(imatrix.names_of(model))
     if not _any_matrix(statistics, model):
         raise UsageError(
             "the statistics contain none of the model's matrices; take statistics of this model",

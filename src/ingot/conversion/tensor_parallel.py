@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ingot.artifacts.companions import holds_a_model
+from ingot.artifacts.companions import has_model_metadata
 from ingot.artifacts.destination import Destination, destination
 from ingot.artifacts.open import open_source
 from ingot.conversion.options import ConvertOptions
@@ -18,7 +18,7 @@ from ingot.conversion.report import ConvertReport
 from ingot.core.numeric.stats import ErrorStats
 from ingot.engine.execute import Executed
 from ingot.engine.steps import DECODED
-from ingot.engine.work import Done
+from ingot.engine.work import CompletedStep
 from ingot.errors import UnsupportedError, UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.tensor import Tensor
@@ -36,7 +36,7 @@ def ranks_of(options: ConvertOptions) -> Sequence[Rank | None]:
     if type(options.tp) is not int or not 1 <= options.tp <= MAX_RANKS:
         raise UsageError(f"expected 1 to {MAX_RANKS} ranks (tp), found {options.tp!r}", rule="parallel.size")
     target = destination(Location.parse(options.dst), options.format, options.container)
-    if not target.directory or holds_a_model(target.format.name):
+    if not target.directory or has_model_metadata(target.format.name):
         raise UsageError(
             f"expected a folder of model folders to write slices for several ranks (tp) to, found a destination of "
             f"format {target.format.name}; leave out the suffix, or take --format safetensors",
@@ -114,7 +114,7 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 
 def existing_results(plan: ConvertPlan, target: Destination) -> Executed:
     """Return the results of a rank's folder that an earlier run has completed, all of them as resumed."""
-    completed = [Done(step, step.out_bytes, ErrorStats(), {}) for step in plan.steps]
+    completed = [CompletedStep(step, step.out_bytes, ErrorStats(), {}) for step in plan.steps]
     return Executed(completed, [target.name], [], plan.size, len(completed))
 
 

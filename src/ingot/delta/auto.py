@@ -30,7 +30,7 @@ from ingot.core.runtime.progress import Progress
 from ingot.delta.pairs import TensorPair
 from ingot.delta.strategy import EXACT, Storage, is_matrix
 from ingot.engine.chunks import chunks
-from ingot.engine.fit import fitted, narrowed
+from ingot.engine.fit import cast_exactly, fit_rows
 from ingot.errors import CodecError, UnsupportedError, UsageError
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.tensor import Array, Tensor
@@ -212,8 +212,8 @@ def exact_bytes(old: Array, new: Array, dtype: str) -> int:
 
 
 def _exact(old: Array, new: Array, tuned: Tensor) -> Trial:
-    stored = exact_bytes(fitted(old, len(old), tuned.dtype), new, tuned.dtype)
-    coarse = narrowed(new, element_type(old.dtype).name) if old.dtype != new.dtype else None
+    stored = exact_bytes(fit_rows(old, len(old), tuned.dtype), new, tuned.dtype)
+    coarse = cast_exactly(new, element_type(old.dtype).name) if old.dtype != new.dtype else None
     if coarse is not None:
         stored = min(stored, exact_bytes(old, coarse, element_type(old.dtype).name))
     return Trial(EXACT, stored * tuned.size / max(old.size, 1), 0.0, 0.0)

@@ -13,15 +13,15 @@ from ingot.codecs.delta.rows import added_dtype
 from ingot.codecs.table import CODECS, DELTA_ROWS
 from ingot.core.numeric.dtypes import DTYPES, FLOATS
 from ingot.engine.fit import differ_in_rows, is_opaque
-from ingot.engine.patch_step import Layer, Route
+from ingot.engine.patch_step import Layer, PatchChain
 from ingot.errors import FormatError, IngotError, IntegrityError, UnsupportedError, UsageError
-from ingot.model.checkpoint import Checkpoint, many_of
+from ingot.model.checkpoint import Checkpoint, tensor_map_of
 from ingot.model.delta import KEY, Change, DeltaInfo, delta_of
-from ingot.model.reading.lazy import Made, Many, as_many
+from ingot.model.reading.lazy import ComputedMap, TensorMap, as_tensor_map
 from ingot.model.reading.limits import require_in_proportion
 from ingot.model.tensor import Tensor
 
-Routes = Many[Route]
+Routes = TensorMap[PatchChain]
 """The tensors of a stage; each route is built on access and not cached."""
 
 
@@ -63,13 +63,13 @@ def base_routes(base: Mapping[str, Tensor]) -> Routes:
     Raises ``UnsupportedError`` ``codec.unknown``: a tensor without a decoder.
     """
     require_decoders(base)
-    tensors = many_of(base)
-    return Made(tensors, lambda name: Route(tensors.passing(name), 0))
+    tensors = tensor_map_of(base)
+    return ComputedMap(tensors, lambda name: PatchChain(tensors.get_uncached(name), 0))
 
 
 def require_decoders(tensors: Mapping[str, Tensor]) -> None:
     """Raise ``UnsupportedError`` ``codec.unknown`` for a tensor without a decoder, or the error of a codec's check."""
-    for tensor in many_of(tensors).uncached():
+    for tensor in tensor_map_of(tensors).uncached():
         _require_decoder(tensor, tensor.name)
 
 
@@ -97,10 +97,10 @@ def stages(base: Checkpoint, links: Sequence[Link]) -> list[Routes]:
     return routes
 
 
-def next_stage(before: Mapping[str, Route], link: Link, stage: int) -> Routes:
+def next_stage(before: Mapping[str, PatchChain], link: Link, stage: int) -> Routes:
     """Return the tensors after one delta, from those ``before``; raises the errors of ``stages``."""
     info = link.info
-    routes = as_many(before)
+    routes = as_tensor_map(before)
     stray = next((name for name in link.checkpoint if _op(info, name) in (None, "same")), None)
     if stray is not None:
         raise FormatError(
@@ -108,9 +108,9 @@ def next_stage(before: Mapping[str, Route], link: Link, stage: int) -> Routes:
         )
     unlisted = [name for name in before if name not in info.tensors]
 
-    def make(name: str) -> Route:
+    def make(name: str) -> PatchChain:
         change = info.tensors.get(name)
-        route = routes.passing(name) if name in routes else None
+        route = routes.get_uncached(name) if name in routes else None
         if change is None:
             assert route is not None
             return route
@@ -124,11 +124,11 @@ def next_stage(before: Mapping[str, Route], link: Link, stage: int) -> Routes:
     if info.base.content is None:  # the base's identity covers only the delta's tensors
         removed = set(info.removed)
         unlisted = [name for name in unlisted if name not in removed]
-        return Made(dict.fromkeys((*info.tensors, *unlisted)) if unlisted else info.tensors, make)
+        return ComputedMap(dict.fromkeys((*info.tensors, *unlisted)) if unlisted else info.tensors, make)
     mismatched = set(unlisted) ^ set(info.removed)
     if mismatched:
         raise _base_error("the same names", f"{min(mismatched)[:200]!r} in only one of them").at(link.location)
-    return Made(info.tensors, make)
+    return ComputedMap(info.tensors, make)
 
 
 def _op(info: DeltaInfo, name: str) -> str | None:
@@ -136,7 +136,7 @@ def _op(info: DeltaInfo, name: str) -> str | None:
     return None if change is None else change.op
 
 
-def _route(before: Route | None, link: Link, stage: int, name: str, change: Change) -> Route:
+def _route(before: PatchChain | None, link: Link, stage: int, name: str, change: Change) -> PatchChain:
     op = change.op
     dtype = change.dtype
     if op == "replace":
@@ -144,7 +144,7 @@ def _route(before: Route | None, link: Link, stage: int, name: str, change: Chan
         _require_decoder(tensor, name)
         if tensor.dtype != dtype:
             raise FormatError("delta.dtype", f"expected {dtype[:40]!r} as listed, found {tensor.dtype[:40]!r}")
-        return Route(tensor, stage)
+        return PatchChain(tensor, stage)
     if before is None:
         raise _base_error("this tensor in the base", "none")
     if op == "same":
@@ -169,7 +169,7 @@ def _require_codec(tensor: Tensor) -> None:
         )
 
 
-def _require_rows(before: Route, tensor: Tensor, base_shape: tuple[int, ...]) -> None:
+def _require_rows(before: PatchChain, tensor: Tensor, base_shape: tuple[int, ...]) -> None:
     """Refuse a change of shape except for the number of rows, and a result too large for the stored bytes."""
     if before.shape != base_shape:
         raise _base_error(f"shape {list(base_shape)[:8]}", str(list(before.shape)))
@@ -187,7 +187,7 @@ def _require_rows(before: Route, tensor: Tensor, base_shape: tuple[int, ...]) ->
     require_in_proportion([tensor], tensor.name)
 
 
-def _require_fit(before: Route, tensor: Tensor, change: Change, shape: tuple[int, ...]) -> None:
+def _require_fit(before: PatchChain, tensor: Tensor, change: Change, shape: tuple[int, ...]) -> None:
     dtype = change.dtype
     codec = delta_codec(tensor.codec)
     if not codec.fits(tensor, shape):
@@ -207,7 +207,7 @@ def _require_fit(before: Route, tensor: Tensor, change: Change, shape: tuple[int
 def _stored(link: Link, name: str) -> Tensor:
     if name not in link.checkpoint:
         raise FormatError("delta.tensor", "the delta lists this tensor, but does not contain it")
-    return link.checkpoint.many.passing(name)
+    return link.checkpoint.tensor_map.get_uncached(name)
 
 
 def _require_decoder(tensor: Tensor, name: str) -> None:

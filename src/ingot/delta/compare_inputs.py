@@ -6,8 +6,8 @@ from collections.abc import Container, Mapping
 
 import numpy as np
 
-from ingot.artifacts import equal_tensors
-from ingot.artifacts.equal_tensors import COMPARED_AT_ONCE
+from ingot.artifacts import identity
+from ingot.artifacts.identity import COMPARED_AT_ONCE
 from ingot.codecs.delta.sparse_patch import as_unsigned
 from ingot.core.runtime.progress import Progress
 from ingot.delta.chain import require_decoders
@@ -87,7 +87,7 @@ def check_inputs(*checkpoints: Checkpoint) -> None:
 
 def common_digest(pair: TensorPair) -> str | None:
     """Return the digest of two tensors of one shape and dtype if all bits are equal; else None."""
-    return equal_tensors.common_digest(*pair.tensors)
+    return identity.common_digest(*pair.tensors)
 
 
 def is_cast(pair: TensorPair) -> bool:

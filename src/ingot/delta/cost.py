@@ -11,7 +11,7 @@ from math import inf
 import numpy as np
 from msgspec import Struct
 
-from ingot.artifacts.destination import is_elsewhere
+from ingot.artifacts.destination import is_distributed
 from ingot.artifacts.identity import tensor_digest
 from ingot.artifacts.open import address_of
 from ingot.artifacts.open import open as open_checkpoint
@@ -25,7 +25,7 @@ from ingot.core.runtime.progress import Progress, ProgressCallback
 from ingot.delta.chain import link_of, stages
 from ingot.delta.report import TensorDiff, tensors_table
 from ingot.engine.chunks import chunks
-from ingot.engine.patch_step import Route
+from ingot.engine.patch_step import PatchChain
 from ingot.errors import IntegrityError
 from ingot.model.tensor import Array, Tensor
 from ingot.reporting.report import Figure, Line, Report, table_of
@@ -61,12 +61,12 @@ def delta_cost(
     UsageError
         ``cluster.engine``; with workers also the errors of ``cluster.driver.spread.ask``.
     """
-    is_distributed = is_elsewhere(engine, address)
+    distributed = is_distributed(engine, address)
     locations = {"base": Location.parse(base), "delta": Location.parse(delta), "finetuned": Location.parse(finetuned)}
     opened = DeltaFiles(**{name: item.text for name, item in locations.items()}, max_decompressed=max_decompressed)
     with open_items(opened) as items:
         state = Progress(sum(item.tuned.nbytes for item in items.items), progress)
-        if is_distributed:
+        if distributed:
             addresses = {name: address_of(item) for name, item in locations.items()}
             files = files_of(opened, addresses, items.identity)
             queries = [Query(index, item.route.name, item.tuned.nbytes) for index, item in enumerate(items.items)]
@@ -93,7 +93,7 @@ class DeltaFiles(Struct, frozen=True, forbid_unknown_fields=True):
 class _Item:
     """A tensor of the fine-tune, its route from the base, and the delta's operation and tensor for it."""
 
-    route: Route
+    route: PatchChain
     tuned: Tensor
     op: str
     stored: Tensor | None
@@ -167,7 +167,7 @@ def cost_of(item: _Item) -> TensorDiff:
     )
 
 
-def _values(route: Route, tuned: Tensor) -> tuple[bool, ErrorStats]:
+def _values(route: PatchChain, tuned: Tensor) -> tuple[bool, ErrorStats]:
     if route.opaque:
         return tensor_digest(route.origin) == tensor_digest(tuned), ErrorStats()
     same = True
@@ -179,7 +179,7 @@ def _values(route: Route, tuned: Tensor) -> tuple[bool, ErrorStats]:
     return same, error
 
 
-def _pairs(route: Route, tuned: Tensor) -> Iterator[tuple[Array, Array]]:
+def _pairs(route: PatchChain, tuned: Tensor) -> Iterator[tuple[Array, Array]]:
     """Yield the computed and the expected values in chunks of full rows, which every codec supports."""
     if route.resized and len(route.shape) < 2:  # one row, of another length in the base
         yield np.concatenate([*route.chunks()]).reshape(1, -1), tuned.numpy().reshape(1, -1)

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from ingot.artifacts.account import account_of_reading
 from ingot.artifacts.adapter_files import refuse_adapter
 from ingot.artifacts.companions import copy_companions
-from ingot.artifacts.destination import Destination, destination, is_elsewhere, stage
+from ingot.artifacts.destination import Destination, destination, is_distributed, stage
 from ingot.artifacts.open import Source, weights_of
-from ingot.artifacts.state_dict import opened
+from ingot.artifacts.state_dict import open_weights
 from ingot.conversion.prepared import refuse_same
 from ingot.conversion.statistics_files import statistics_of_one
 from ingot.core.options import takes
@@ -58,7 +58,7 @@ from ingot.delta.strategy import (
     estimate_rounding_time,
     is_matrix,
 )
-from ingot.engine.data import bound_steps
+from ingot.engine.data import bind_steps
 from ingot.engine.execute import Executed, Target, execute
 from ingot.engine.fit import is_opaque
 from ingot.engine.resources import RESERVE, Resources
@@ -178,17 +178,19 @@ def diff(options: DiffOptions) -> DiffReport:
             rule="delta.container",
             where=target.display,
         )
-    is_distributed = is_elsewhere(options.engine, options.address)
+    distributed = is_distributed(options.engine, options.address)
     with ExitStack() as stack:
         sources = []
         for weights in (options.base, options.finetuned):
-            _require_file(weights, options, is_distributed=is_distributed)
-            source = opened(weights, io=options.io, verify=options.verify, max_decompressed=options.max_decompressed)
+            _require_file(weights, options, is_distributed=distributed)
+            source = open_weights(
+                weights, io=options.io, verify=options.verify, max_decompressed=options.max_decompressed
+            )
             stack.callback(source.close)
             refuse_adapter(source)
             refuse_same(source, target)
             sources.append(source)
-        _require_calibrated(options, target, is_distributed=is_distributed)
+        _require_calibrated(options, target, is_distributed=distributed)
         calibration = options.calibration
         statistics = (
             None
@@ -197,7 +199,7 @@ def diff(options: DiffOptions) -> DiffReport:
         )
         if statistics is not None and statistics is not calibration:
             stack.callback(statistics.close)
-        pool = stack.enter_context(closing(_pool(options))) if is_distributed else None
+        pool = stack.enter_context(closing(_pool(options))) if distributed else None
         report = _Diff(sources, target, options, pool, statistics).run()
     return replace(report, seconds=time.perf_counter() - started)
 
@@ -443,7 +445,7 @@ class _Diff:
             from ingot.delta.plan import DiffPlannerData
 
             items = list(self._executor.map(DiffPlannerData.from_planner(self._planner), changed, requests))
-            steps = bound_steps([item.step for item in items], [self._base, self._tuned], self._destination.format)
+            steps = bind_steps([item.step for item in items], [self._base, self._tuned], self._destination.format)
             planned = [PlannedDiff(item.change, step, item.digest) for item, step in zip(items, steps, strict=True)]
         rounded = [(item.step.tensor.size, item.rounded) for item in planned if item.rounded is not None]
         if rounded and self._options.plan is not None:

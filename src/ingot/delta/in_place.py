@@ -22,7 +22,7 @@ from ingot.delta.chain import Link, next_stage
 from ingot.delta.parent import matching_order
 from ingot.delta.state import address, as_framework, element_type, same_stored, shared_array, tied_names
 from ingot.delta.undo import TensorUndo
-from ingot.engine.patch_step import Route
+from ingot.engine.patch_step import PatchChain
 from ingot.errors import IngotError, IntegrityError, UsageError
 from ingot.model.part import CHUNK
 from ingot.model.tensor import Array, Tensor
@@ -70,7 +70,7 @@ class Application:
         self._promised: str | None = None
         self._digests: dict[str, str] = {}
 
-    def _before(self) -> dict[str, Route]:
+    def _before(self) -> dict[str, PatchChain]:
         """Return the state dict as stage 0.
 
         A name that repeats the memory of another name is included only if the delta has a tensor for it.
@@ -80,7 +80,7 @@ class Application:
         routes = {}
         for name, array in self._arrays.items():
             if name in named or address(array) not in addresses or self._link.info.base.content is None:
-                routes[name] = Route(as_tensor(name, array), 0)
+                routes[name] = PatchChain(as_tensor(name, array), 0)
         return routes
 
     def require_base(self) -> None:
@@ -114,7 +114,7 @@ class Application:
     def _is_unchanged(self, name: str) -> bool:
         """Return whether a tensor of the base is also one of the result."""
         route = self.routes.get(name)
-        return route is not None and not route.layers and not route.born
+        return route is not None and not route.layers and not route.first_stage
 
     def prove_result(self, verify: bool, *, required: bool) -> None:
         """Decide before ``run`` whether to compare the result with the delta's statement, if that is possible.
@@ -179,7 +179,7 @@ class Application:
         """Return new objects for new, retyped or reshaped tensors; tied tensors stay tied."""
         objects: dict[str, Any] = {}
         first: dict[tuple[Any, ...], str] = {}
-        for name in (*self._fitted, *(name for name, route in self.routes.items() if route.born)):
+        for name in (*self._fitted, *(name for name, route in self.routes.items() if route.first_stage)):
             route = self.routes[name]
             array = self._arrays.get(name)
             location = name if array is None else address(array)
@@ -192,9 +192,9 @@ class Application:
                 objects[name] = self._owned(route)
         return objects
 
-    def _owned(self, route: Route) -> Any:
+    def _owned(self, route: PatchChain) -> Any:
         """Return a new tensor of the state dict's framework."""
-        array = route.origin.numpy() if route.born else _compute(route)
+        array = route.origin.numpy() if route.first_stage else _compute(route)
         if self._promised is not None:
             running = Blake3()
             running.update(file_bytes(np.ascontiguousarray(array)))
@@ -207,7 +207,7 @@ class Application:
         for name, value in new.items():
             self._state[name] = value
 
-    def _change(self, route: Route, undo: TensorUndo, keep: bool) -> None:
+    def _change(self, route: PatchChain, undo: TensorUndo, keep: bool) -> None:
         layer = route.layers[0]
         rows, cols = undo.matrix
         matrix = self._arrays[route.name].reshape(rows, cols)
@@ -222,7 +222,7 @@ class Application:
         if running is not None:
             self._digests[route.name] = hex_of(running)
 
-    def _apply(self, route: Route, matrix: Array, undo: TensorUndo, keep: bool, running: Blake3 | None) -> None:
+    def _apply(self, route: PatchChain, matrix: Array, undo: TensorUndo, keep: bool, running: Blake3 | None) -> None:
         layer = route.layers[0]
         rows = len(matrix)
         applier = layer.codec.applier(layer.tensor, route.origin.dtype)
@@ -240,12 +240,12 @@ class Application:
         applier.finish()
 
 
-def _stored(route: Route) -> Tensor:
+def _stored(route: PatchChain) -> Tensor:
     """Return the delta's tensor that a route ends with, or its origin if the delta does not change it."""
     return route.layers[-1].tensor if route.layers else route.origin
 
 
-def _compute(route: Route) -> Array:
+def _compute(route: PatchChain) -> Array:
     """Return all values of a route."""
     out = empty(route.shape, route.dtype, route.name)
     flat = out.reshape(-1)
@@ -267,7 +267,7 @@ def _add(matrix: Array, tensor: Tensor, undo: TensorUndo, running: Blake3 | None
     reader.finish()
 
 
-def _undo_of(route: Route, array: Array) -> TensorUndo:
+def _undo_of(route: PatchChain, array: Array) -> TensorUndo:
     rows, cols = route.matrix()
     return TensorUndo(
         route.layers[0].tensor, array.shape, (rows, cols), max(1, UNDO_CHUNK // max(cols, 1)), array.dtype

@@ -16,10 +16,10 @@ from ingot.core.runtime.progress import Progress
 from ingot.delta.parent import parent_hash
 from ingot.engine.diff_step import Diff
 from ingot.engine.execute import Observer
-from ingot.engine.pipeline import Watching
+from ingot.engine.hashing import BASE, RESULT, HashFactories, HashFactory, HashThread, ParentHash, TensorHashes
+from ingot.engine.pipeline import HashSelector
 from ingot.engine.steps import Encode
-from ingot.engine.watch import BASE, RESULT, ContentWatch, Lane, ParentWatch, Watch, Watches
-from ingot.engine.work import Done, Plan, Step
+from ingot.engine.work import CompletedStep, Plan, Step
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.delta import DeltaInfo, Identity
 
@@ -74,29 +74,29 @@ class Identify(Observer):
         return ()
 
     @contextmanager
-    def watching(self, plan: Plan, resumed: int) -> Iterator[Watching]:
-        with Lane("base") as base, Lane("tuned") as tuned, Workers(1, "ingot-parent") as pool:
-            watches: dict[int, Watch] = {BASE: ContentWatch(base), RESULT: ContentWatch(tuned)}
-            parent: ParentWatch | None = None
+    def hash_selector(self, plan: Plan, resumed: int) -> Iterator[HashSelector]:
+        with HashThread("base") as base, HashThread("tuned") as tuned, Workers(1, "ingot-parent") as pool:
+            hash_factories: dict[int, HashFactory] = {BASE: TensorHashes(base), RESULT: TensorHashes(tuned)}
+            parent: ParentHash | None = None
             in_order = not resumed and all(step.planned is step for step in plan.steps)
             if self.wdelta and self.shards is None and in_order:
-                parent = ParentWatch(base)
+                parent = ParentHash(base)
                 self._parent = lambda: parent.hex
             elif self.wdelta:  # the steps run in another order, not all of them run, or workers run them
                 order = self.shards if self.shards is not None else sorted(self.tuned)
                 future: Future[str] = pool.submit(parent_hash, self.base, order)
                 self._parent = future.result
 
-            def of_step(step: Step) -> Watches:
+            def of_step(step: Step) -> HashFactories:
                 if step.planned is not step:  # the worker hashes the values
                     return {}
                 if parent is not None and isinstance(step, Diff):
                     return {BASE: parent}
-                return {point: watches[point] for point in self.points(step)}
+                return {point: hash_factories[point] for point in self.points(step)}
 
             yield of_step
 
-    def conclude(self, done: Sequence[Done]) -> Mapping[str, Any]:
+    def conclude(self, done: Sequence[CompletedStep]) -> Mapping[str, Any]:
         self.require_size(sum(item.nbytes for item in done))
         if self.wdelta:
             content = self._base_content(done) if self.shards is not None else None
@@ -107,7 +107,7 @@ class Identify(Observer):
             self.info = structs.replace(self.info, base=base, result=result)
         return self.metadata(self.info)
 
-    def _base_content(self, done: Sequence[Done]) -> str:
+    def _base_content(self, done: Sequence[CompletedStep]) -> str:
         digests = {item.step.spec.name: item.digest(BASE) for item in done} | dict(self.same)
         ids = {
             name: TensorId(self.base[name].dtype, self.base[name].shape, digest)
@@ -121,7 +121,7 @@ class Identify(Observer):
             self.progress.advance(tensor.nbytes, tensor.name)
         return content_of(ids)
 
-    def _result_content(self, done: Sequence[Done]) -> str:
+    def _result_content(self, done: Sequence[CompletedStep]) -> str:
         passed = {item.step.spec.name: item.digest(RESULT) for item in done}
         digests = {name: digest for name, digest in passed.items() if digest is not None} | dict(self.digests)
         # Tasks for slices of a tensor do not hash it.

@@ -18,10 +18,10 @@ from ingot.codecs.table import CODECS
 from ingot.core.parsing.strictjson import preload
 from ingot.core.runtime.parallel import ordered
 from ingot.engine.fit import why_incomparable
-from ingot.model.checkpoint import many_of
+from ingot.model.checkpoint import tensor_map_of
 from ingot.model.layouts.dense import DenseLayout
-from ingot.model.reading.lazy import Made, Many
-from ingot.model.reading.view import Rows, assemble
+from ingot.model.reading.lazy import ComputedMap, TensorMap
+from ingot.model.reading.view import ElementRuns, assemble
 from ingot.model.tensor import Tensor
 from ingot.stores.location import Location
 
@@ -78,12 +78,12 @@ class TensorPair:
         return sum(tensor.nbytes for tensor in (self.base, self.tuned) if tensor is not None)
 
 
-class PairMap(Made[TensorPair]):
+class PairMap(ComputedMap[TensorPair]):
     """All pairs by name: the fine-tune's names, then those that only the base has. Pairs are not cached."""
 
     def __init__(self, base: Mapping[str, Tensor], tuned: Mapping[str, Tensor]) -> None:
-        self._base = many_of(base)
-        self._tuned = many_of(tuned)
+        self._base = tensor_map_of(base)
+        self._tuned = tensor_map_of(tuned)
         base_only = [name for name in self._base if name not in self._tuned]
         names = dict.fromkeys((*self._tuned, *base_only)) if base_only else self._tuned
         super().__init__(names, self._pair)
@@ -92,8 +92,8 @@ class PairMap(Made[TensorPair]):
         return TensorPair(_get_uncached(self._base, name), _get_uncached(self._tuned, name))
 
 
-def _get_uncached(tensors: Many[Tensor], name: str) -> Tensor | None:
-    return tensors.passing(name) if name in tensors else None
+def _get_uncached(tensors: TensorMap[Tensor], name: str) -> Tensor | None:
+    return tensors.get_uncached(name) if name in tensors else None
 
 
 def first_rows(tensor: Tensor, count: int) -> Tensor:
@@ -102,7 +102,7 @@ def first_rows(tensor: Tensor, count: int) -> Tensor:
         return tensor
     shape = (count, *tensor.shape[1:])
     runs = np.array([[0], [0], [prod(shape)]], np.int64)
-    return assemble(tensor.name, shape, Rows([tensor], runs), CODECS[DenseLayout.codec])
+    return assemble(tensor.name, shape, ElementRuns([tensor], runs), CODECS[DenseLayout.codec])
 
 
 class PairExecutor(Protocol):

@@ -32,7 +32,7 @@ from ingot.core.runtime.parallel import default_workers, ordered
 from ingot.engine.chunks import chunks, matrix_of
 from ingot.errors import IntegrityError
 from ingot.model.bytesource import Buffer
-from ingot.model.checkpoint import many_of
+from ingot.model.checkpoint import tensor_map_of
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.part import CHUNK
 from ingot.model.tensor import Tensor
@@ -62,10 +62,10 @@ def parent_orders(base: Mapping[str, Tensor], names: Sequence[str]) -> Orders:
 def _orders_of(base: Mapping[str, Tensor], names: Sequence[str], prefix: str) -> Orders:
     """Return the distinct orders of ``names``, with those over float32 last; keys begin with ``prefix``."""
     by_file: dict[str, list[str]] = {}
-    tensors = many_of(base)
+    tensors = tensor_map_of(base)
     wide = False
     for name in sorted(names):
-        tensor = tensors.passing(name)
+        tensor = tensors.get_uncached(name)
         wide = wide or tensor.dtype != "f32"
         by_file.setdefault(_file_of(tensor), []).append(name)
     named = {

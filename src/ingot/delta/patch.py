@@ -13,7 +13,7 @@ from os import PathLike
 from ingot.artifacts.account import account_of_reading
 from ingot.artifacts.adapter_files import refuse_adapter
 from ingot.artifacts.companions import ConfigChange, copy_companions
-from ingot.artifacts.destination import Destination, destination, is_elsewhere, stage
+from ingot.artifacts.destination import Destination, destination, is_distributed, stage
 from ingot.artifacts.open import Source, open_delta, open_source, weights_of
 from ingot.codecs.table import CODECS
 from ingot.conversion.packed_layers import require_layers
@@ -28,7 +28,7 @@ from ingot.delta.options import PatchOptions
 from ingot.delta.proof import Proof
 from ingot.delta.report import PatchReport
 from ingot.engine.execute import Executed, Target, execute
-from ingot.engine.patch_step import Patch, Route, at_end
+from ingot.engine.patch_step import Patch, PatchChain, result_tensor
 from ingot.engine.resources import Resources
 from ingot.engine.steps import Move
 from ingot.engine.work import Plan, Step, encoded_spec
@@ -68,7 +68,7 @@ def patch(options: PatchOptions) -> PatchReport:
         As ``ingot.convert``.
     """
     started = time.perf_counter()
-    is_distributed = is_elsewhere(options.engine, options.address)
+    distributed = is_distributed(options.engine, options.address)
     chain = [options.deltas] if isinstance(options.deltas, str | PathLike | Location) else list(options.deltas)
     if not chain:
         raise UsageError("expected at least one delta, but the list is empty", rule="patch.option")
@@ -88,7 +88,7 @@ def patch(options: PatchOptions) -> PatchReport:
         target = _destination(Location.parse(options.out), options.format, sources[0])
         for source in sources:
             refuse_same(source, target)
-        report = _Patch(sources, target, options).run(is_distributed=is_distributed)
+        report = _Patch(sources, target, options).run(is_distributed=distributed)
     return replace(report, seconds=time.perf_counter() - started)
 
 
@@ -185,7 +185,7 @@ class _Patch:
         """Plan every tensor, in the order that suits the hashes of the proof."""
         format = self._destination.format
         names = dict.fromkeys([*(name for name in first if name in routes), *routes])
-        steps = [self._step(routes.passing(name)) for name in names]
+        steps = [self._step(routes.get_uncached(name)) for name in names]
         steps = [steps[index] for index in format.order([step.spec for step in steps])]
         require_layers(steps, format)
         metadata = {key: value for key, value in self._links[-1].checkpoint.metadata.items() if key != KEY}
@@ -194,10 +194,10 @@ class _Patch:
         options = WriteOptions(digest=self._options.digest, max_shard=shard)
         return Plan(steps, format, format.metadata(metadata), options, measured=False)
 
-    def _step(self, route: Route) -> Step:
+    def _step(self, route: PatchChain) -> Step:
         if route.opaque:
-            return self._checked(Move(route.origin, route.origin.spec(), source=route.born))
-        tensor = at_end(route)
+            return self._checked(Move(route.origin, route.origin.spec(), source=route.first_stage))
+        tensor = result_tensor(route)
         target_dtype = self._options.dtype
         options = {}
         if target_dtype is not None and DTYPES[route.dtype].is_float:
@@ -217,7 +217,7 @@ class _Patch:
         return step
 
 
-def _largest(route: Route) -> Tensor:
+def _largest(route: PatchChain) -> Tensor:
     """Return the tensor with most values on a route: its origin, or a difference that adds rows."""
     resized = [layer.tensor for layer in route.layers if layer.shape != route.origin.shape]
     return max(route.origin, *resized, key=lambda tensor: tensor.size) if resized else route.origin

@@ -28,10 +28,10 @@ from ingot.delta.strategy import (
     first_fitting,
     over_added_rows,
 )
-from ingot.engine.chunks import chunks, matrix_of, pieces
-from ingot.engine.data import StepData, plain, step_data, unplain
+from ingot.engine.chunks import chunks, leading_rows, matrix_of
+from ingot.engine.data import StepData, from_json_value, step_data, to_json_value
 from ingot.engine.diff_step import Diff
-from ingot.engine.fit import fitted, is_opaque, narrowed, why_incomparable
+from ingot.engine.fit import cast_exactly, fit_rows, is_opaque, why_incomparable
 from ingot.engine.steps import ENCODED, Encode, Move
 from ingot.engine.work import Step, difference_spec, encoded_spec
 from ingot.errors import IngotError, UnsupportedError
@@ -61,8 +61,8 @@ def exact_dtype(pair: TensorPair) -> str | None:
     new = sample_of(tuned, SAMPLE)
     if old.shape != new.shape:  # one file was sampled by runs, the other by rows
         return tuned.dtype
-    sizes: dict[str | None, int] = {tuned.dtype: exact_bytes(fitted(old, len(old), tuned.dtype), new, tuned.dtype)}
-    coarse = narrowed(new, base.dtype)
+    sizes: dict[str | None, int] = {tuned.dtype: exact_bytes(fit_rows(old, len(old), tuned.dtype), new, tuned.dtype)}
+    coarse = cast_exactly(new, base.dtype)
     if coarse is not None:
         sizes[base.dtype] = exact_bytes(old, coarse, base.dtype)
     if tuned.dtype in ENTROPY:
@@ -80,7 +80,7 @@ def _narrows(tensor: Tensor, dtype: str) -> bool:
     """Return whether casting a tensor to ``dtype`` and back keeps every bit; stops at the first lossy chunk."""
     matrix = matrix_of(tensor)
     rows = chunks(tensor, matrix, max(1, _CHUNK // max(matrix[1], 1)))
-    return all(narrowed(values, dtype) is not None for values in rows)
+    return all(cast_exactly(values, dtype) is not None for values in rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +264,7 @@ def _over_rows(storage: Storage, base: tuple[int, ...], tuned: tuple[int, ...]) 
 def _differences(base: Tensor, tensor: Tensor) -> Iterator[tuple[int, Array]]:
     """Yield differences of the rows that both tensors have, each with the index of its first row."""
     shrinks = tensor.size < base.size
-    for start, (smaller, larger) in pieces(tensor, base) if shrinks else pieces(base, tensor):
+    for start, (smaller, larger) in leading_rows(tensor, base) if shrinks else leading_rows(base, tensor):
         yield start, difference(larger, smaller) if shrinks else difference(smaller, larger)
 
 
@@ -294,9 +294,9 @@ class DiffPlannerData(Struct, frozen=True, forbid_unknown_fields=True):
     @classmethod
     def from_planner(cls, planner: DiffPlanner) -> DiffPlannerData:
         """Return the fields of a planner."""
-        return cls(planner.container, planner.strategy, planner.is_default, plain(planner.options))
+        return cls(planner.container, planner.strategy, planner.is_default, to_json_value(planner.options))
 
     def __call__(self, pair: TensorPair, storage: Storage | None = None, count: int | None = None) -> PlannedDiffData:
-        planner = DiffPlanner(self.container, self.strategy, self.default, unplain(self.options))
+        planner = DiffPlanner(self.container, self.strategy, self.default, from_json_value(self.options))
         planned = planner.plan(pair, storage, count)
         return PlannedDiffData(planned.change, msgspec.convert(step_data(planned.step), StepData), planned.digest)

@@ -16,8 +16,8 @@ from ingot.cluster.driver.distribute import StepsType
 from ingot.conversion.planfile import RULE, VERSION, SourceData, TargetData, read_plan, require_same
 from ingot.core.parsing.strictjson import preload
 from ingot.delta.chain import link_of, stages
-from ingot.engine.data import StepData, bound_steps, plain, specs_of, step_data, unplain
-from ingot.engine.patch_step import Route
+from ingot.engine.data import StepData, bind_steps, from_json_value, parse_specs, step_data, to_json_value
+from ingot.engine.patch_step import PatchChain
 from ingot.engine.work import Plan, Step
 from ingot.errors import INGOT_VERSION, FormatError
 from ingot.formats.base import Format, FormatWriter, WriteOptions
@@ -82,7 +82,7 @@ def delta_plan_json(
             "max_shard": options.max_shard,
             "compact": options.compact,
         },
-        "metadata": plain(plan.metadata),
+        "metadata": to_json_value(plan.metadata),
         "measured": plan.measured,
         "steps": [{**step_data(step), "hashed": list(hashed(step))} for step in plan.steps],
     }
@@ -96,7 +96,7 @@ class OpenedDeltaPlan:
     data: DeltaPlanData
     format: Format
     checkpoints: Sequence[Checkpoint]
-    routes: Mapping[str, Route]
+    routes: Mapping[str, PatchChain]
     stack: ExitStack
 
     @property
@@ -107,7 +107,7 @@ class OpenedDeltaPlan:
     def plan(self, numbers: range) -> Plan:
         """Return the plan of a range of steps (``Shared.plan``)."""
         data = self.data.steps[numbers.start : numbers.stop]
-        steps = list(bound_steps(data, self.checkpoints, self.format, self.routes))
+        steps = list(bind_steps(data, self.checkpoints, self.format, self.routes))
         return Plan(steps, self.format, self._metadata(), self._writing(), self.data.measured)
 
     def hashed(self, numbers: range) -> Sequence[Sequence[int]]:
@@ -116,7 +116,7 @@ class OpenedDeltaPlan:
 
     def writer(self, target: Target) -> FormatWriter:
         """Return a writer of the plan's artifact (``Shared.writer``)."""
-        artifact = Artifact(specs_of(self.data.steps), self._metadata())
+        artifact = Artifact(parse_specs(self.data.steps), self._metadata())
         return self.format.writer(target, self.data.target.path, artifact, self._writing())
 
     def require_unchanged(self) -> None:
@@ -130,7 +130,7 @@ class OpenedDeltaPlan:
 
     def _metadata(self) -> dict[str, Any]:
         try:
-            metadata = unplain(self.data.metadata)
+            metadata = from_json_value(self.data.metadata)
         except (ValueError, TypeError) as error:
             raise FormatError(RULE, f"expected metadata as plans have them: {error}") from error
         if not isinstance(metadata, dict):
@@ -165,7 +165,7 @@ def shared(location: Location) -> OpenedDeltaPlan:
             checkpoint = source.view() if is_delta else weights_of(source)
             require_same(checkpoint.identity(), item.identity, source.location)
             checkpoints.append(checkpoint)
-        routes: Mapping[str, Route] = {}
+        routes: Mapping[str, PatchChain] = {}
         if data.operation == "patch":
             routes = stages(checkpoints[0], [link_of(checkpoint) for checkpoint in checkpoints[1:]])[-1]
         format = FORMATS.get_or_refuse(data.target.format)

@@ -18,12 +18,12 @@ from ingot.delta.chain import Link, Routes
 from ingot.delta.observe import PARENT
 from ingot.delta.parent import matching_order, parent_orders
 from ingot.engine.execute import Observer
-from ingot.engine.patch_step import Patch, Route
-from ingot.engine.pipeline import Watching
-from ingot.engine.watch import ContentWatch, Lane, ParentWatch, Watch, Watches
-from ingot.engine.work import Done, Plan, Step
+from ingot.engine.hashing import HashFactories, HashFactory, HashThread, ParentHash, TensorHashes
+from ingot.engine.patch_step import Patch, PatchChain
+from ingot.engine.pipeline import HashSelector
+from ingot.engine.work import CompletedStep, Plan, Step
 from ingot.errors import CodecError, IntegrityError, UsageError
-from ingot.model.reading.lazy import Made, Many
+from ingot.model.reading.lazy import ComputedMap, TensorMap
 from ingot.model.tensor import Tensor
 
 
@@ -65,7 +65,7 @@ class Proof(Observer):
         self._contents: dict[int, str] = {}
         self._orders: dict[int, Sequence[str]] = {}
         self._parents: dict[int, str] = {}
-        self._watches: dict[int, Watch] = {}
+        self._watches: dict[int, HashFactory] = {}
         self._workers = workers
         self.result_id: str | None = None
         for stage in range(len(links)) if base else ():
@@ -103,23 +103,23 @@ class Proof(Observer):
         return [stage for stage in sorted(self._contents) if self._is_value_of(stage, step)]
 
     @contextmanager
-    def watching(self, plan: Plan, resumed: int) -> Iterator[Watching]:
+    def hash_selector(self, plan: Plan, resumed: int) -> Iterator[HashSelector]:
         with ExitStack() as stack:
             for stage in sorted({*self._contents, *self._parents}):
-                lane = stack.enter_context(Lane(f"hash{stage}"))
+                lane = stack.enter_context(HashThread(f"hash{stage}"))
                 if stage in self._contents:
-                    self._watches[stage] = ContentWatch(lane)
+                    self._watches[stage] = TensorHashes(lane)
                 elif not resumed and self._needs_no_pass(stage, plan.steps):
-                    self._watches[stage] = ParentWatch(lane)
+                    self._watches[stage] = ParentHash(lane)
 
-            def of_step(step: Step) -> Watches:
+            def of_step(step: Step) -> HashFactories:
                 if not isinstance(step, Patch):
                     return {}
                 return {stage: watch for stage, watch in self._watches.items() if self._is_value_of(stage, step)}
 
             yield of_step
 
-    def conclude(self, done: Sequence[Done]) -> Mapping[str, Any] | None:
+    def conclude(self, done: Sequence[CompletedStep]) -> Mapping[str, Any] | None:
         """Compare all hashes with the stated ones; raises ``IntegrityError`` ``delta.base`` or ``delta.result``."""
         for stage, expected in self._contents.items():
             actual = content_of(self._ids(stage, done))
@@ -135,7 +135,7 @@ class Proof(Observer):
                 raise self._base_error(stage, expected, actual)
         for stage, expected in self._parents.items():
             watch = self._watches.get(stage)
-            actual = watch.hex if isinstance(watch, ParentWatch) else self._parent(stage)
+            actual = watch.hex if isinstance(watch, ParentHash) else self._parent(stage)
             if actual != expected and not self._matches_other_order(stage, expected):
                 raise self._base_error(stage, expected, actual)
         return None
@@ -175,7 +175,7 @@ class Proof(Observer):
     def _is_value_of(self, stage: int, step: Patch) -> bool:
         """Return whether the step computes the values that its tensor has at ``stage``."""
         covered = stage in self._contents or step.spec.name in self._links[stage].info.tensors
-        return covered and step.route.born <= stage  # no later delta replaces the tensor
+        return covered and step.route.first_stage <= stage  # no later delta replaces the tensor
 
     def _needs_no_pass(self, stage: int, steps: Sequence[Step]) -> bool:
         """Return whether the steps read all tensors of a parent hash in its order, so that it needs no extra pass."""
@@ -185,9 +185,9 @@ class Proof(Observer):
         covered = [step for step in steps if step.spec.name in changes]
         if [step.spec.name for step in covered] != list(self._order(stage)):
             return False
-        return all(isinstance(step, Patch) and step.route.born <= stage for step in covered)
+        return all(isinstance(step, Patch) and step.route.first_stage <= stage for step in covered)
 
-    def _ids(self, stage: int, done: Sequence[Done]) -> dict[str, TensorId]:
+    def _ids(self, stage: int, done: Sequence[CompletedStep]) -> dict[str, TensorId]:
         passed = {item.step.spec.name: item.digest(stage) for item in done}
         digests = {name: digest for name, digest in passed.items() if digest is not None}
         unhashed = [route for name, route in self._stages[stage].items() if name not in digests]
@@ -226,12 +226,12 @@ class Proof(Observer):
         )
 
 
-def _origins(routes: Routes) -> Many[Tensor]:
+def _origins(routes: Routes) -> TensorMap[Tensor]:
     """Return the tensors that routes begin with."""
-    return Made(routes, lambda name: routes[name].origin)
+    return ComputedMap(routes, lambda name: routes[name].origin)
 
 
-def _digest(route: Route) -> str:
+def _digest(route: PatchChain) -> str:
     """Return the BLAKE3 of a route's values, in hex."""
     if not route.layers:
         return tensor_digest(route.origin)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ingot.delta.explain import note_of
-from ingot.engine.work import Done
+from ingot.engine.work import CompletedStep
 from ingot.model.delta import Change
 from ingot.model.tensor import Tensor
 from ingot.quantization.tensor import Outcome
@@ -62,7 +62,7 @@ class TensorDiff:
 def tensor_diffs(
     changes: Mapping[str, Change],
     exact: Sequence[bool],
-    done: Sequence[Done],
+    done: Sequence[CompletedStep],
     base: Mapping[str, Tensor],
     tuned: Mapping[str, Tensor],
 ) -> list[TensorDiff]:
@@ -77,7 +77,7 @@ def tensor_diffs(
     ]
 
 
-def _tensor_diff(base: Tensor | None, tensor: Tensor, op: str, exact: bool, done: Done | None) -> TensorDiff:
+def _tensor_diff(base: Tensor | None, tensor: Tensor, op: str, exact: bool, done: CompletedStep | None) -> TensorDiff:
     lossy = done is not None and not exact and done.error.count > 0
     moved = done.notes.get("moved", 0.0) if done else 0.0
     return TensorDiff(

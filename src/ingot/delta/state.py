@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ingot.core.numeric.dtypes import dtype as resolve_dtype
-from ingot.engine.patch_step import Route
+from ingot.engine.patch_step import PatchChain
 from ingot.errors import FormatError, UnsupportedError
 from ingot.model.tensor import FRAMEWORKS, TO_NUMPY, Array, Tensor
 
@@ -63,7 +63,7 @@ def _layout(name: str, actual: str) -> UnsupportedError:
     )
 
 
-def tied_names(arrays: Mapping[str, Array], routes: Mapping[str, Route], same: Iterable[str]) -> set[str]:
+def tied_names(arrays: Mapping[str, Array], routes: Mapping[str, PatchChain], same: Iterable[str]) -> set[str]:
     """Return the names that share another name's memory and difference, which must be added only once.
 
     ``same`` are the tensors that the delta does not change, which must not share memory with changed tensors.

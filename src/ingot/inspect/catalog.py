@@ -13,7 +13,7 @@ from ingot.errors import UnsupportedError
 from ingot.formats.detect import FORMATS
 from ingot.model.layouts.affine import POINTS, AffineLayout, Constant
 from ingot.model.layouts.ggml import GgmlBlocksLayout
-from ingot.model.layouts.packed_words import FORMS, WordsLayout
+from ingot.model.layouts.packed_ints import PACKING_FORMS, PackedIntLayout
 from ingot.model.layouts.scaled_codebook import MULTIPLY, ScaledCodebookLayout
 from ingot.model.layouts.sparse import WORD, BlocksLayout, MaskLayout
 from ingot.model.spec import TensorSpec
@@ -71,11 +71,11 @@ _LAYOUTS: Mapping[str, Sequence[Mapping[str, Any]]] = {
 }
 
 # Layouts to probe a format with, for codecs whose encoders do not write all layouts.
-_DECODED_LAYOUTS: Mapping[str, Sequence[GgmlBlocksLayout | WordsLayout]] = {
+_DECODED_LAYOUTS: Mapping[str, Sequence[GgmlBlocksLayout | PackedIntLayout]] = {
     GgmlBlocksLayout.codec: (GgmlBlocksLayout("q8_0"),),
-    WordsLayout.codec: [
-        WordsLayout(name, packing.bits[-1], 32, POINTS if packing.zeros else Constant(0), "f16")
-        for name, packing in FORMS.items()
+    PackedIntLayout.codec: [
+        PackedIntLayout(name, packing.bits[-1], 32, POINTS if packing.zeros else Constant(0), "f16")
+        for name, packing in PACKING_FORMS.items()
     ],
 }
 
@@ -98,7 +98,7 @@ def _accepts(format: Any, codec: str, options: Mapping[str, Any], dtype: str) ->
     return format.why_unsupported(spec) is None
 
 
-def _accepts_layout(format: Any, layout: GgmlBlocksLayout | WordsLayout) -> bool:
+def _accepts_layout(format: Any, layout: GgmlBlocksLayout | PackedIntLayout) -> bool:
     parts = layout.part_specs((64, 64))
     params = layout.attributes()
     return format.why_unsupported(TensorSpec("x.weight", (64, 64), layout.dtype, layout.codec, parts, params)) is None

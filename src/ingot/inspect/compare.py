@@ -12,8 +12,8 @@ from typing import Any, overload
 import numpy as np
 
 from ingot.artifacts.adapter_files import adapter_in
-from ingot.artifacts.companions import holds_a_model
-from ingot.artifacts.destination import is_elsewhere
+from ingot.artifacts.companions import has_model_metadata
+from ingot.artifacts.destination import is_distributed
 from ingot.artifacts.open import address_of
 from ingot.artifacts.open import open as open_checkpoint
 from ingot.conversion.onnx.graphs import align_orientation
@@ -39,7 +39,7 @@ from ingot.inspect.comparisons import (
 from ingot.inspect.options import ComparedFiles, CompareOptions
 from ingot.model.account import describe_unread, lost_tensors
 from ingot.model.checkpoint import Checkpoint
-from ingot.model.reading.lazy import Many
+from ingot.model.reading.lazy import TensorMap
 from ingot.model.reading.limits import require_in_proportion
 from ingot.model.tensor import Array, Tensor
 from ingot.reporting.report import Column, Figure, Line, Report, Table, Texts
@@ -165,7 +165,7 @@ def compare(options: CompareOptions) -> CompareReport:
     IngotError
         Errors of opening and decoding, and with workers those of ``cluster.driver.spread.ask``.
     """
-    is_elsewhere(options.engine, options.address)  # raises for an invalid engine before anything is read
+    is_distributed(options.engine, options.address)  # raises for an invalid engine before anything is read
     a = Location.parse(options.a)
     b = Location.parse(options.b)
     with open_sides(options) as (first, second):
@@ -192,7 +192,7 @@ def open_sides(options: CompareOptions, *, check_files: bool = True) -> Iterator
         open_checkpoint(options.b, io="pread", max_decompressed=limit) as second,
     ):
         for checkpoint in (first, second):
-            require_in_proportion(checkpoint.many.uncached(), checkpoint.location)
+            require_in_proportion(checkpoint.tensor_map.uncached(), checkpoint.location)
             if check_files:
                 checkpoint.require_whole()
         with ExitStack() as stack:
@@ -219,7 +219,7 @@ def _pair_comparer(
     options: CompareOptions, locations: tuple[Location, Location], checkpoints: tuple[Checkpoint, Checkpoint]
 ) -> ComparePairs:
     """Return a function that compares pairs of tensors in this process, or by workers if the engine has them."""
-    if not is_elsewhere(options.engine, options.address):
+    if not is_distributed(options.engine, options.address):
         return _compare_locally
 
     def compare_by_workers(pairs: Sequence[Pair], state: Progress) -> Iterable[TensorComparison]:
@@ -259,7 +259,7 @@ def _as_models(first: Checkpoint, second: Checkpoint, stack: ExitStack) -> tuple
 
     pair = [first, second]
     for index, checkpoint in enumerate(pair):
-        if holds_a_model(checkpoint.format):
+        if has_model_metadata(checkpoint.format):
             with suppress(UnsupportedError, FormatError, MissingExtraError):
                 translated = to_model(checkpoint, no_tokenizer=True)
                 if not lost_tensors(translated.checkpoint.omissions):
@@ -272,7 +272,7 @@ def pairs_of(first: Checkpoint, second: Checkpoint) -> tuple[Sequence[Pair], Ite
     """Return the pairs of tensors to compare, and results for the tensors that only one checkpoint has."""
     renamed = renamed_tensors(first, second)
     names = [name for name in first if name in second]
-    return _Pairs(first.many, second.many, [*names, *renamed], renamed), _unpaired(first, second, renamed)
+    return _Pairs(first.tensor_map, second.tensor_map, [*names, *renamed], renamed), _unpaired(first, second, renamed)
 
 
 def _unpaired(first: Checkpoint, second: Checkpoint, renamed: Mapping[str, str]) -> Iterator[TensorComparison]:
@@ -292,7 +292,7 @@ class _Pairs(Sequence[Pair]):
     """
 
     def __init__(
-        self, first: Many[Tensor], second: Many[Tensor], names: Sequence[str], renamed: Mapping[str, str]
+        self, first: TensorMap[Tensor], second: TensorMap[Tensor], names: Sequence[str], renamed: Mapping[str, str]
     ) -> None:
         self._first = first
         self._second = second
@@ -312,7 +312,7 @@ class _Pairs(Sequence[Pair]):
         if isinstance(index, slice):
             return _Pairs(self._first, self._second, self._names[index], self._renamed)
         name = self._names[index]
-        return self._first.passing(name), self._second.passing(self._renamed.get(name, name))
+        return self._first.get_uncached(name), self._second.get_uncached(self._renamed.get(name, name))
 
 
 def renamed_tensors(first: Checkpoint, second: Checkpoint) -> dict[str, str]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ingot.core.numeric.stats import ErrorStats
-from ingot.model.reading.lazy import MadeSequence
+from ingot.model.reading.lazy import ComputedSequence
 
 IDENTICAL = "identical"
 EQUAL = "equal"
@@ -49,7 +49,7 @@ class TensorComparison:
         return self.status in (IDENTICAL, EQUAL)
 
 
-class Comparisons(MadeSequence[TensorComparison]):
+class Comparisons(ComputedSequence[TensorComparison]):
     """A sequence of comparisons, worst first; items are built on each access and not cached.
 
     Missing or misshapen tensors come first, then differing ones, then equal ones. Within each class they are sorted by

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from ingot.artifacts.open import Source, find, open_found
+from ingot.artifacts.open import Source, find, open_source_in_store
 from ingot.artifacts.remarks import remarks
 from ingot.inspect.receipt import receipt_of
 from ingot.model.stacks import STACK_SELECTORS
@@ -102,7 +102,7 @@ def inspect(path: AnyPath) -> Inspection:
 
 def inspect_found(store: Store, name: str) -> Inspection:
     """Open and describe a file or folder of a store; see ``inspect``."""
-    source = open_found(store, name)
+    source = open_source_in_store(store, name)
     try:
         checkpoint = source.view()
         files = sorted(source.catalog.headers)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ingot.artifacts.identity import content_id
-from ingot.artifacts.open import open_found, weights_of
+from ingot.artifacts.open import open_source_in_store, weights_of
 from ingot.errors import printable
 from ingot.inspect.inspect import Inspection, PartInfo, TensorInfo, inspect_found
 from ingot.inspect.options import InspectOptions
@@ -55,7 +55,7 @@ def describe(options: InspectOptions, store: Store, name: str) -> Report:
         ``tensor.unknown``, and the errors of ``ingot.open``.
     """
     if options.content_id:
-        source = open_found(store, name)
+        source = open_source_in_store(store, name)
         with weights_of(source) as checkpoint:
             receipt, _ = receipt_of(source)
             identity = content_id(checkpoint, progress=options.progress)

@@ -18,9 +18,9 @@ from ingot.core.runtime.progress import ProgressCallback
 from ingot.errors import IngotError
 from ingot.formats.base import Format
 from ingot.model.reading.ranges import read_bytes
-from ingot.model.receipt import KEY, MAX_RECEIPT, SUFFIX, Fault, Receipt, extended, read_or_none
+from ingot.model.receipt import KEY, MAX_RECEIPT, SUFFIX, Fault, Receipt, try_parse_receipt, with_entry
 from ingot.model.seal import SUFFIX as SEALS
-from ingot.model.store import Replaced
+from ingot.model.store import OverwritePolicy
 from ingot.stores.local import LocalTarget
 from ingot.stores.location import AnyPath, Location
 
@@ -52,7 +52,7 @@ def add_receipt(path: AnyPath, entry: Mapping[str, Any], progress: ProgressCallb
     with closing(open_source(Location.parse(path), io="pread")) as source:
         identity = content_id(source.view(), progress=progress)
         old, _ = receipt_of(source)
-        data = extended(old, identity, entry).encoded()
+        data = with_entry(old, identity, entry).encoded()
         source.require_unchanged()
         inside = _inside(source)
         if inside is None:
@@ -66,19 +66,19 @@ def require_writable(path: AnyPath) -> None:
     """Raise the errors of ``add_receipt`` if no receipt of the artifact can be written; call it before measuring."""
     with closing(open_source(Location.parse(path))) as source:
         target = _sidecar(source) if _inside(source) is None else _file(source)
-        target.stage(Replaced(allowed=True)).discard()
+        target.stage(OverwritePolicy(allowed=True)).discard()
 
 
 def receipt_of(source: Source) -> tuple[Receipt | None, Fault | None]:
     """Return the receipt of an artifact, or the rule and message why it cannot be read; both None without a receipt."""
     if source.catalog.receipt is not None:
-        return read_or_none(source.catalog.receipt.encode(), source.location)
+        return try_parse_receipt(source.catalog.receipt.encode(), source.location)
     name = _name(source) + SUFFIX
     try:
         raw = source.store.read(name, MAX_RECEIPT, "receipt.fields")
     except IngotError as error:
         return None, None if error.rule == "store.missing" else (error.rule or "", f"receipt: {error.message}")
-    return read_or_none(raw, source.store.location_of(name))
+    return try_parse_receipt(raw, source.store.location_of(name))
 
 
 def describe_entry(entry: Mapping[str, Any]) -> str:
@@ -122,7 +122,7 @@ def _rewrite(source: Source, format: Format, text: str) -> str:
     """Replace the file atomically by one that contains a receipt; return the receipt's location."""
     file = source.catalog.sources[0]
     unchanged_bytes, ending = format.with_receipt(file, text)
-    with _file(source).stage(Replaced(allowed=True)) as staging:
+    with _file(source).stage(OverwritePolicy(allowed=True)) as staging:
         staging.require_room(unchanged_bytes + len(ending), source.location)
         with closing(LocalTarget(staging.files).create("file")) as sink:
             for start in range(0, unchanged_bytes, _CHUNK):

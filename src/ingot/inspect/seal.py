@@ -54,7 +54,7 @@ def seal(options: SealOptions) -> list[Sealed]:
     source = open_source(Location.parse(options.path))
     try:
         identity = ""
-        if options.content_id and source.dialect() is None:
+        if options.content_id and source.packer() is None:
             identity = content_id(source.view(), progress=options.progress)
         written = []
         state = Progress(source.stored(), options.progress)
@@ -156,7 +156,7 @@ def _repair_file(folder: LocalFolder, name: str, origin: Store, origin_name: str
     if folder.exists(name):
         file = folder.open(name)
         try:
-            damaged = file_seal.bad(file)
+            damaged = file_seal.damaged_chunks(file)
             is_complete = file.size == file_seal.size
         finally:
             file.close()

@@ -20,14 +20,14 @@ from ingot.errors import CodecError, IngotError
 from ingot.inspect.findings import Finding, finding_of
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.part import Part
-from ingot.model.reading.lazy import Many
+from ingot.model.reading.lazy import TensorMap
 from ingot.model.tensor import Tensor
 
 _CHUNK = 4 << 20
 NO_DIGEST = "part.no-digest"
 
 
-def check_tensors(tensors: Many[Tensor], state: Progress) -> Iterator[list[Finding]]:
+def check_tensors(tensors: TensorMap[Tensor], state: Progress) -> Iterator[list[Finding]]:
     """Check tensors in this process; yield the findings of each tensor in order."""
 
     def check(tensor: Tensor) -> tuple[str, int, list[Finding]]:
@@ -78,7 +78,7 @@ def _check_part(part: Part, location: str, spare: int) -> list[Finding]:
     """Read a part; check its digest, and that bools are 0 or 1 and the last ``spare`` bits zero."""
     buffer = memoryview(bytearray(min(_CHUNK, part.nbytes)))
     last = 0
-    if part.dtype != "bool" and part.length and part.read_whole(buffer):
+    if part.dtype != "bool" and part.length and part.read_small(buffer):
         last = buffer[-1]
     else:
         last = _read_part(part, location, buffer)

@@ -7,8 +7,8 @@ from contextlib import closing, suppress
 from dataclasses import replace
 
 from ingot.artifacts.attachments import check_package
-from ingot.artifacts.destination import is_elsewhere
-from ingot.artifacts.draft_head import check_head
+from ingot.artifacts.destination import is_distributed
+from ingot.artifacts.draft_head import check_head_or_none
 from ingot.artifacts.open import Source, open_source
 from ingot.artifacts.remarks import remarks
 from ingot.codecs.sparse.blocks import ID as PRUNED
@@ -24,7 +24,7 @@ from ingot.inspect.receipt import receipt_of
 from ingot.inspect.seal import repair, seal_beside
 from ingot.inspect.tensors import NO_DIGEST, check_tensor, check_tensors
 from ingot.model.delta import delta_of
-from ingot.model.reading.lazy import Many
+from ingot.model.reading.lazy import TensorMap
 from ingot.model.reading.limits import require_in_proportion
 from ingot.model.tensor import Tensor
 from ingot.stores.location import Location
@@ -34,7 +34,7 @@ from ingot.translate.unsupported_families import unopened_note
 
 OPTIONAL = ("part.no-digest", "part.unknown-digest", "draft.nameless")
 """Rules of notes on optional contents of a format, which a strict check does not turn into errors."""
-CheckTensors = Callable[[Many[Tensor], Progress], Iterable[list[Finding]]]
+CheckTensors = Callable[[TensorMap[Tensor], Progress], Iterable[list[Finding]]]
 """A function that checks tensors and yields the findings of each in order."""
 
 
@@ -64,7 +64,7 @@ def verify(options: VerifyOptions) -> list[Finding]:
     IntegrityError, ResourceError, MissingExtraError
         Errors of workers, see ``cluster.driver.spread.ask``.
     """
-    is_elsewhere(options.engine, options.address)  # raises for an invalid engine before anything is read
+    is_distributed(options.engine, options.address)  # raises for an invalid engine before anything is read
     if options.repair != (options.origin is not None):
         raise UsageError("expected --repair and --from (origin) together, found one of them", rule="verify.repair")
     location = Location.parse(options.path)
@@ -86,16 +86,16 @@ def verify(options: VerifyOptions) -> list[Finding]:
 
 def _tensor_checker(options: VerifyOptions, location: Location, source: Source) -> CheckTensors:
     """Return a function that checks tensors in this process, or by workers if the engine has them."""
-    if not is_elsewhere(options.engine, options.address):
+    if not is_distributed(options.engine, options.address):
         return check_tensors
 
-    def check_by_workers(tensors: Many[Tensor], state: Progress) -> Iterable[list[Finding]]:
+    def check_by_workers(tensors: TensorMap[Tensor], state: Progress) -> Iterable[list[Finding]]:
         from ingot.cluster.driver.spread import Query, ask, files_of
         from ingot.cluster.pool import pool_of
 
         opened = CheckedFile(location.text, options.io, options.max_decompressed)
         files = files_of(opened, {"path": source.url}, source.identity())
-        queries = [Query(index, name, tensors.passing(name).nbytes) for index, name in enumerate(tensors)]
+        queries = [Query(index, name, tensors.get_uncached(name).nbytes) for index, name in enumerate(tensors)]
         with closing(pool_of(options.engine, options.address)) as pool:
             return ask("verify", files, queries, pool, state)
 
@@ -152,7 +152,7 @@ def examine(
 
 def _check_tensors(source: Source, progress: ProgressCallback | None, check: CheckTensors) -> Iterator[Finding]:
     """Check all tensors, unless decoding them would need far more memory than their stored size."""
-    tensors = source.view().many
+    tensors = source.view().tensor_map
     try:
         require_in_proportion(_decoded_tensors(tensors.uncached()), source.location)
     except ResourceError as error:
@@ -198,7 +198,7 @@ def _check_attachments(source: Source) -> Iterator[Finding]:
         findings = [item for tensor in attached.draft.values() for item in check_tensor(tensor)]
         yield from (replace(item, where=f"draft head: {item.where}") for item in findings)
         try:
-            if check_head(attached.draft) is None:
+            if check_head_or_none(attached.draft) is None:
                 message = "the draft head has no tensor names, so that its tensors were not checked against each other"
                 yield Finding("note", "draft.nameless", "draft head", message)
         except IngotError as error:
@@ -232,7 +232,7 @@ def _check_seals(source: Source) -> Iterator[Finding | None]:
             file = source.store.open(name)
             try:
                 seal.require_size(file.size, location)
-                damaged = seal.bad(file)
+                damaged = seal.damaged_chunks(file)
             finally:
                 file.close()
         except IngotError as error:

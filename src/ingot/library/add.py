@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 from ingot.artifacts.adapter_files import adapter_of
-from ingot.artifacts.open import open_found
+from ingot.artifacts.open import open_source_in_store
 from ingot.core.bytes.checksums import Blake3
 from ingot.core.options import takes
 from ingot.core.runtime.parallel import check_cancelled
@@ -193,7 +193,7 @@ def add(options: AddOptions) -> Added:
     store, single = Location.parse(options.src).find_model(io="pread")
     name = options.name if options.name is not None else _name_of(store, single)
     file_of(name)
-    if not single and store.holds(location.url):
+    if not single and store.contains_address(location.url):
         raise UsageError(
             "expected a library outside the folder to add: choose another folder for it",
             rule="library.within",
@@ -221,7 +221,7 @@ def _name_of(store: Store, single: str) -> str:
 def _notes_on(store: Store, single: str) -> list[str]:
     """Return notes on the artifact: whether it is an adapter."""
     try:
-        source = open_found(store, single, verify=False)
+        source = open_source_in_store(store, single, verify=False)
     except IngotError:  # artifacts may consist of any files
         return []
     with closing(source):

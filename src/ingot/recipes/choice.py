@@ -11,7 +11,7 @@ from ingot.codecs.base import Encoder
 from ingot.codecs.table import CODECS
 from ingot.core.bytes.encodings import ENCODINGS
 from ingot.errors import UnsupportedError, UsageError
-from ingot.model.layouts.base import codec_named
+from ingot.model.layouts.base import resolve_codec
 from ingot.quantization.choice import parse_quantizer
 
 # Dtypes to which a codec that changes values may be applied: weights, never indices, masks or packed bytes.
@@ -46,7 +46,7 @@ class Choice:
     quantizer: str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "codec", codec_named(self.codec))
+        object.__setattr__(self, "codec", resolve_codec(self.codec))
         CODECS.get_or_refuse(self.codec)
         if self.quantizer is not None:
             if self.encoding != "raw":

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
 from math import prod
 
 from ingot.errors import printable
-from ingot.model.tensor import Tensor
-from ingot.reporting.report import LEFT_ALIGNED, Column, Report, Table, Unit, cell, format_lines, number
+from ingot.reporting.report import LEFT_ALIGNED, Column, Report, Table, cell, format_lines, number
 
 _ROWS = 60
 _LONG = ("tensor", "says", "file", "model")
@@ -33,21 +32,6 @@ def report_html(report: Report) -> str:
         title = f"<p>{text_of(table.title)}</p>" if table.title else ""
         parts.append(title + table_html(short) + (f"<p>... and {hidden:,} more</p>" if hidden else ""))
     return "".join(parts) + (f"<pre>{text_of_lines(closing)}</pre>" if closing else "")
-
-
-def checkpoint_html(title: str, tensors: Mapping[str, Tensor]) -> str:
-    """Return a title, and a table of the tensors, elements and bytes of each codec and element type."""
-    totals: dict[tuple[str, str], list[int]] = {}
-    for tensor in tensors.values():
-        sums = totals.setdefault((tensor.codec, tensor.dtype), [0, 0, 0])
-        sums[:] = sums[0] + 1, sums[1] + tensor.size, sums[2] + tensor.nbytes
-    rows = [(*types, *sums, 8 * sums[2] / max(sums[1], 1)) for types, sums in totals.items()]
-    columns: Sequence[tuple[Unit, str]] = (
-        *(("text", "codec"), ("text", "dtype"), ("count", "tensors"), ("count", "elements")),
-        *(("bytes", "stored"), ("bits", "bits")),
-    )
-    table = Table("", [Column("", unit, head) for unit, head in columns], rows)
-    return f"<pre>{text_of(title)}</pre>{table_html(table)}"
 
 
 def text_of_lines(lines: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ import stat
 from ingot.core.files.atomic import Staging, atomic_write
 from ingot.core.files.system import read_error, write_error
 from ingot.errors import UsageError
-from ingot.model.store import Replaced
+from ingot.model.store import OverwritePolicy
 from ingot.stores.local import LocalStore, path_of, url_of
 from ingot.stores.scheme import WritableScheme
 from ingot.stores.shared import LocalShared, SharedFolder
@@ -43,7 +43,7 @@ class LocalScheme(WritableScheme):
         except OSError:
             return None  # opening the path as a file raises the precise error
 
-    def stage(self, text: str, replaced: Replaced, *, directory: bool, resume: bool) -> Staging:
+    def stage(self, text: str, replaced: OverwritePolicy, *, directory: bool, resume: bool) -> Staging:
         """Return a staging folder in the parent folder of the path; raise the errors of ``Staging``."""
         require = replaced.require_ours
         require_ours = None if require is None else lambda folder: require(LocalStore(folder))

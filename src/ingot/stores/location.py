@@ -21,7 +21,7 @@ from ingot.stores.scheme import STORES, Scheme, WritableScheme
 
 if TYPE_CHECKING:
     from ingot.core.files.atomic import Staging
-    from ingot.model.store import Replaced, Store
+    from ingot.model.store import OverwritePolicy, Store
     from ingot.stores.shared import SharedFolder
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -223,7 +223,7 @@ class Location:
         """Raise ``UsageError`` ``store.not-writable`` if Ingot cannot write to stores of this scheme."""
         self._writable()
 
-    def stage(self, replaced: Replaced, *, directory: bool = False, resume: bool = False) -> Staging:
+    def stage(self, replaced: OverwritePolicy, *, directory: bool = False, resume: bool = False) -> Staging:
         """Return a staging folder, whose content will appear here: a file, or with ``directory`` a folder.
 
         Raises ``UsageError`` ``store.not-writable``, and the errors of ``Staging``.

@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote
 from ingot.core.files.atomic import Staging
 from ingot.errors import UsageError
 from ingot.model.bytesource import Buffer, MemorySource
-from ingot.model.store import Listing, Replaced, Store, checked_name
+from ingot.model.store import Listing, OverwritePolicy, Store, checked_name
 from ingot.stores.files import flat
 from ingot.stores.scheme import WritableScheme
 
@@ -85,7 +85,7 @@ class MemoryScheme(WritableScheme):
             raise UsageError("no file or folder in memory has this name", rule="store.missing", where=text[:200])
         return self.store(text, io), ""
 
-    def stage(self, text: str, replaced: Replaced, *, directory: bool, resume: bool) -> Staging:
+    def stage(self, text: str, replaced: OverwritePolicy, *, directory: bool, resume: bool) -> Staging:
         """Return a temporary staging folder; publishing its files reads them into memory."""
         return MemoryStaging(_name_of(text), replaced, directory=directory, resume=resume)
 
@@ -118,7 +118,7 @@ class MemoryStaging(Staging):
 
     _interrupted: ClassVar[dict[str, Path]] = {}  # folders of interrupted runs, which a later run resumes
 
-    def __init__(self, path: str, replaced: Replaced, *, directory: bool, resume: bool) -> None:
+    def __init__(self, path: str, replaced: OverwritePolicy, *, directory: bool, resume: bool) -> None:
         name, _, self._key = path.partition("/")
         self._shared = shared_files(name)
         self._path = path
@@ -154,7 +154,7 @@ class MemoryStaging(Staging):
         if not self._published and self._path not in self._interrupted:
             shutil.rmtree(self._around, ignore_errors=True)
 
-    def _require_free(self, replaced: Replaced, directory: bool) -> None:
+    def _require_free(self, replaced: OverwritePolicy, directory: bool) -> None:
         location = f"memory:{self._path}"
         under = f"{self._key}/" if self._key else ""
         inside = any(name.startswith(under) for name in self._shared)

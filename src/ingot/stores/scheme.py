@@ -11,7 +11,7 @@ from ingot.errors import UsageError
 
 if TYPE_CHECKING:
     from ingot.core.files.atomic import Staging
-    from ingot.model.store import Replaced, Store
+    from ingot.model.store import OverwritePolicy, Store
     from ingot.stores.shared import SharedFolder
 
 
@@ -64,7 +64,7 @@ class WritableScheme(Scheme):
     """A scheme whose stores can be written to: an artifact is staged on a local disk and appears in one step."""
 
     @abstractmethod
-    def stage(self, text: str, replaced: Replaced, *, directory: bool, resume: bool) -> Staging:
+    def stage(self, text: str, replaced: OverwritePolicy, *, directory: bool, resume: bool) -> Staging:
         """Return a staging folder, whose files will appear at this address; raise the errors of ``Staging``."""
 
     @abstractmethod
@@ -79,9 +79,9 @@ class WritableScheme(Scheme):
 
         Raises the errors of ``stage``. Without ``overwrite`` an existing file is ``UsageError`` ``target.exists``.
         """
-        from ingot.model.store import Replaced  # noqa: PLC0415 - imports NumPy, which options and --help do without
+        from ingot.model.store import OverwritePolicy  # noqa: PLC0415 - imports NumPy, which options and --help do without
 
-        with self.stage(text, Replaced(overwrite), directory=False, resume=False) as staging:
+        with self.stage(text, OverwritePolicy(overwrite), directory=False, resume=False) as staging:
             staged = staging.files / "file"
             try:
                 staged.write_bytes(data)

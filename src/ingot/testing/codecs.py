@@ -21,7 +21,7 @@ import pytest
 from ingot.codecs.base import FLOAT_TARGETS, Codec, Encoder
 from ingot.core.numeric.dtypes import DTYPES, numpy_dtype
 from ingot.errors import CodecError, IntegrityError, UsageError
-from ingot.model.reading.slices import Skipping
+from ingot.model.reading.slices import SkippingReader
 from ingot.model.tensor import Array, Tensor
 from ingot.testing.encoding import (
     Unreadable,
@@ -226,7 +226,7 @@ class CodecSuite:
             for skipped, read in ((1, 1), (2, 3), (max(1, rows // 3), 1), (rows // 2, 2)):
                 reader = self.codec.reader(source)
                 row = 0
-                if not isinstance(reader, Skipping) or not values.size:
+                if not isinstance(reader, SkippingReader) or not values.size:
                     return
                 while row < rows:
                     count = min(skipped, rows - row)

@@ -18,7 +18,7 @@ from ingot.artifacts.save import save
 from ingot.errors import FormatError, UsageError
 from ingot.formats.gguf.header import MAGIC
 from ingot.model.checkpoint import Checkpoint
-from ingot.model.statistics import COUNT, SQUARES, VERSION, VERSION_KEY, Held, Statistics
+from ingot.model.statistics import COUNT, SQUARES, VERSION, VERSION_KEY, ArrayEntry, Statistics
 from ingot.model.tensor import Array
 from ingot.naming.config import CONFIG
 from ingot.stores.location import AnyPath, Location
@@ -119,12 +119,12 @@ def _binary_entries(data: bytes, location: str) -> Iterator[tuple[str, tuple[Arr
 
 
 def _to_statistics(matrices: Mapping[str, tuple[Array, Array]], location: str) -> Statistics:
-    entries: dict[str, Held] = {}
+    entries: dict[str, ArrayEntry] = {}
     for name, (squares, counts) in matrices.items():
         for expert, (row, count) in enumerate(zip(squares, counts, strict=True)):
             key = name if len(squares) == 1 else f"{name}:expert.{expert}"
-            entries[f"{key}:{SQUARES}"] = Held(np.ascontiguousarray(row))
-            entries[f"{key}:{COUNT}"] = Held(np.array([int(count)], np.int64))
+            entries[f"{key}:{SQUARES}"] = ArrayEntry(np.ascontiguousarray(row))
+            entries[f"{key}:{COUNT}"] = ArrayEntry(np.array([int(count)], np.int64))
     return Statistics(entries, {VERSION_KEY: VERSION}, location)
 
 

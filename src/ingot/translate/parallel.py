@@ -22,9 +22,9 @@ from ingot.errors import UnsupportedError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.dense import DATA, DenseLayout
-from ingot.model.layouts.packed_words import WordsLayout
+from ingot.model.layouts.packed_ints import PackedIntLayout
 from ingot.model.part import memory_part
-from ingot.model.reading.view import Rows, assemble
+from ingot.model.reading.view import ElementRuns, assemble
 from ingot.model.tensor import Tensor
 from ingot.naming.config import CONFIG
 from ingot.translate import companions, config_numbers
@@ -214,16 +214,16 @@ def _sliced_tensor(tensor: Tensor, cut: _Cut | None, rank: Rank) -> Tensor:
         origins.append(_zeros(stored, cut.zeros))
         runs.append((1, 0, cut.zeros * width))
     shape = (sum(count for _, count in cut.rows) + cut.zeros, *stored.shape[1:])
-    row_runs = Rows(origins, np.array(runs, np.int64).T)
+    row_runs = ElementRuns(origins, np.array(runs, np.int64).T)
     return _require_packed(assemble(tensor.name, shape, row_runs, CODECS[DenseLayout.codec]), tensor, rank)
 
 
 def _as_row_layout(tensor: Tensor) -> Tensor:
     """Return packed integers in row layout; raises ``UnsupportedError`` ``parallel.cut`` if columns are reordered."""
-    if tensor.codec != WordsLayout.codec:
+    if tensor.codec != PackedIntLayout.codec:
         return tensor
     CODECS[tensor.codec].check(tensor)
-    layout = WordsLayout.of(tensor)
+    layout = PackedIntLayout.from_tensor(tensor)
     if layout.scattered:
         raise UnsupportedError(
             "expected groups of neighbouring columns, found an order or factors of columns (act-order, g_idx), whose "

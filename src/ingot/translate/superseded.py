@@ -96,5 +96,5 @@ def _is_nvfp4(tensor: Tensor) -> bool:
     """Return whether a weight is NVFP4 (4-bit floats with 8-bit scales), the only codec with activation scales."""
     if tensor.codec != ScaledCodebookLayout.codec:
         return False
-    layout = ScaledCodebookLayout.of(tensor)
+    layout = ScaledCodebookLayout.from_tensor(tensor)
     return (layout.values, layout.scales) == ("f4_e2m1fn", "f8_e4m3fn")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.artifacts.equal_tensors import alike, equal_values
+from ingot.artifacts.identity import equal_values, same_type
 from ingot.errors import UnsupportedError
 from ingot.model.account import Omission
 from ingot.model.checkpoint import Checkpoint
@@ -178,7 +178,7 @@ def _omitted_head(checkpoint: Checkpoint, plan: TensorPlan) -> Omission:
     head = checkpoint[_LM_HEAD]
     embedding = plan.old_name(EMBEDDING)
     embedding_tensor = None if embedding is None else checkpoint[embedding]
-    if embedding_tensor is not None and alike(head, embedding_tensor) and equal_values(head, embedding_tensor):
+    if embedding_tensor is not None and same_type(head, embedding_tensor) and equal_values(head, embedding_tensor):
         return Omission(f"the values of {embedding}, which {PROGRAM} uses as the head", superseded=True)
     return Omission(f"{PROGRAM} uses the embedding as the head, but the head's values differ")
 

@@ -13,7 +13,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from ingot.artifacts.companions import holds_a_model
+from ingot.artifacts.companions import has_model_metadata
 from ingot.core.numeric.dtypes import cast
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.gguf.format import GgufFormat
@@ -21,8 +21,8 @@ from ingot.formats.gguf.metadata import ABOUT, to_gguf_metadata, with_values
 from ingot.model.account import Omission
 from ingot.model.checkpoint import Attributes, Checkpoint
 from ingot.model.layouts.dense import DenseLayout
-from ingot.model.reading.lazy import Lazy
-from ingot.model.reading.view import View, derived
+from ingot.model.reading.lazy import LazyMap
+from ingot.model.reading.view import View, derive_checkpoint
 from ingot.model.tensor import Tensor
 from ingot.naming.config import CONFIG
 from ingot.stores.temporary import TemporaryFolder
@@ -53,7 +53,7 @@ _ROWS = "architecture.rows"
 
 def is_translated(checkpoint: Checkpoint) -> bool:
     """Return whether tensors already have llama.cpp's names: in a GGUF file, or in a container made from one."""
-    return holds_a_model(checkpoint.format) or isinstance(checkpoint.metadata.get("general.architecture"), str)
+    return has_model_metadata(checkpoint.format) or isinstance(checkpoint.metadata.get("general.architecture"), str)
 
 
 def to_gguf(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = "") -> View:
@@ -355,10 +355,10 @@ def _with_label(checkpoint: Checkpoint, label: Mapping[str, Any], **changes: Unp
         if folder is not None:
             stack.callback(folder.close)
         description = {"metadata": sorted(label["metadata"]), "companions": sorted(label["companions"] or ())}
-        tensors = Lazy(checkpoint, checkpoint.__getitem__)
+        tensors = LazyMap(checkpoint, checkpoint.__getitem__)
         changes["metadata"] = label["metadata"]
         changes["companions"] = {**checkpoint.companions, **(folder.paths if folder is not None else {})}
-        return derived(
+        return derive_checkpoint(
             checkpoint, tensors, _with_label, dict(label), description, also_close=stack.pop_all().close, **changes
         )
 

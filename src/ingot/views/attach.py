@@ -9,13 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 from ingot.artifacts.attachments import located, no_attachment, pack_package
-from ingot.artifacts.draft_head import CONFIG_KEY, check_head, config_of_draft
+from ingot.artifacts.draft_head import CONFIG_KEY, check_head_or_none, config_of_draft
 from ingot.artifacts.open import Source, open_source
 from ingot.model.artifact import Attachments
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.part import Part
-from ingot.model.reading.lazy import Lazy
-from ingot.model.reading.view import derived
+from ingot.model.reading.lazy import LazyMap
+from ingot.model.reading.view import derive_checkpoint
 from ingot.stores.location import AnyPath, Location
 
 
@@ -52,21 +52,21 @@ def attach(
 
 def detach(checkpoint: Checkpoint, kinds: Collection[str]) -> Checkpoint:
     """Return the checkpoint without some types of attachments: ``draft``, ``coreml``, ``program``."""
-    tensors = Lazy(checkpoint, checkpoint.__getitem__)
+    tensors = LazyMap(checkpoint, checkpoint.__getitem__)
     names = sorted(kinds)
     removed: dict[str, Any] = dict.fromkeys(names)
     attachments = replace(checkpoint.attachments, **removed)
     metadata = checkpoint.metadata
     if "draft" in names:
         metadata = {key: value for key, value in metadata.items() if key != CONFIG_KEY}
-    return derived(checkpoint, tensors, detach, names, names, attachments=attachments, metadata=metadata)
+    return derive_checkpoint(checkpoint, tensors, detach, names, names, attachments=attachments, metadata=metadata)
 
 
 def describe(checkpoint: Checkpoint, metadata: Mapping[str, Any]) -> Checkpoint:
     """Return the checkpoint with further metadata, which replace entries with the same keys."""
-    tensors = Lazy(checkpoint, checkpoint.__getitem__)
+    tensors = LazyMap(checkpoint, checkpoint.__getitem__)
     added = dict(sorted(metadata.items()))
-    return derived(checkpoint, tensors, describe, added, added, metadata={**checkpoint.metadata, **added})
+    return derive_checkpoint(checkpoint, tensors, describe, added, added, metadata={**checkpoint.metadata, **added})
 
 
 def _attach(checkpoint: Checkpoint, locations: Mapping[str, Location]) -> Checkpoint:
@@ -77,9 +77,9 @@ def _attach(checkpoint: Checkpoint, locations: Mapping[str, Location]) -> Checkp
         metadata = checkpoint.metadata
         if "draft" in locations:
             metadata = {key: value for key, value in metadata.items() if key != CONFIG_KEY} | opened.metadata
-        return derived(
+        return derive_checkpoint(
             checkpoint,
-            Lazy(checkpoint, checkpoint.__getitem__),
+            LazyMap(checkpoint, checkpoint.__getitem__),
             _attach,
             dict(locations),
             opened.identity,
@@ -114,7 +114,7 @@ class _Opened:
         if attachment_type == "draft":
             head = source.view()
             with located(location.display):
-                check_head(head)
+                check_head_or_none(head)
                 config = config_of_draft(head)
             if config:
                 self.metadata[CONFIG_KEY] = json.dumps(config, sort_keys=True)

@@ -9,8 +9,8 @@ from typing import Any
 from ingot.errors import UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.delta import KEY
-from ingot.model.reading.lazy import Lazy
-from ingot.model.reading.view import Verb, derived
+from ingot.model.reading.lazy import LazyMap
+from ingot.model.reading.view import Verb, derive_checkpoint
 from ingot.model.tensor import Array, Tensor
 
 BuildTensor = Callable[[], Tensor]
@@ -34,7 +34,7 @@ def view_of(
     entries : sequence of (new name, function or None, old name)
         The function builds the tensor; None for the unchanged tensor of the old name.
     verb, argument
-        The function that makes the view, and its argument (see ``derived``).
+        The function that makes the view, and its argument (see ``derive_checkpoint``).
     description
         The argument as JSON, if the argument is not JSON.
     origins : mapping, optional
@@ -51,7 +51,7 @@ def view_of(
         for name in names
         if len(checkpoint.importance[name]) == tensors[name].matrix_shape[1]
     }
-    return derived(
+    return derive_checkpoint(
         checkpoint,
         tensors,
         verb,
@@ -83,7 +83,7 @@ def lazy_tensors(
         make, old = builders[name]
         return checkpoint[old] if make is None else make()
 
-    return Lazy(builders, build)
+    return LazyMap(builders, build)
 
 
 def require_names(checkpoint: Checkpoint, names: Iterable[str]) -> None:

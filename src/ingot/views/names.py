@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from ingot.model.account import Omission
 from ingot.model.checkpoint import Checkpoint
-from ingot.model.reading.lazy import Lazy
-from ingot.model.reading.view import derived, renamed
+from ingot.model.reading.lazy import LazyMap
+from ingot.model.reading.view import derive_checkpoint, with_name
 from ingot.views.common import BuildTensor, lazy_tensors, require_names
 
 
@@ -29,13 +29,13 @@ def rename(checkpoint: Checkpoint, names: Mapping[str, str]) -> Checkpoint:
     pairs = {name: names.get(name, name) for name in checkpoint}
 
     def named(old: str, new: str) -> BuildTensor:
-        return lambda: renamed(checkpoint[old], new)
+        return lambda: with_name(checkpoint[old], new)
 
     tensors = lazy_tensors(
         [(new, None if new == old else named(old, new), old) for old, new in pairs.items()], checkpoint
     )
     origins = {new: (old,) for old, new in pairs.items() if new != old}
-    return derived(
+    return derive_checkpoint(
         checkpoint,
         tensors,
         rename,
@@ -74,7 +74,7 @@ def omit(checkpoint: Checkpoint, omissions: Mapping[str, Omission]) -> Checkpoin
 
 def _select(checkpoint: Checkpoint, selected: set[str], omissions: Mapping[str, Omission]) -> Checkpoint:
     require_names(checkpoint, selected)
-    tensors = Lazy(dict.fromkeys(name for name in checkpoint if name in selected), checkpoint.__getitem__)
+    tensors = LazyMap(dict.fromkeys(name for name in checkpoint if name in selected), checkpoint.__getitem__)
     importance = {name: weights for name, weights in checkpoint.importance.items() if name in selected}
     names = sorted(selected)
-    return derived(checkpoint, tensors, select, names, names, importance=importance, omissions=omissions)
+    return derive_checkpoint(checkpoint, tensors, select, names, names, importance=importance, omissions=omissions)

@@ -36,7 +36,7 @@ def split_second_scales(checkpoint: Checkpoint, _: object = None) -> Checkpoint:
         if tensor.codec != ScaledCodebookLayout.codec or not name.endswith(WEIGHT) or scale in checkpoint:
             entries.append((name, None, name))
             continue
-        layout = ScaledCodebookLayout.of(tensor)
+        layout = ScaledCodebookLayout.from_tensor(tensor)
         second = _multiplier(tensor, layout)
         if second is None:
             entries.append((name, None, name))
@@ -54,7 +54,7 @@ def rounded_second_scales(checkpoint: Checkpoint) -> list[str]:
         for name, tensor in checkpoint.items()
         if tensor.codec == ScaledCodebookLayout.codec
         and name.endswith(WEIGHT)
-        and (second := _multiplier(tensor, ScaledCodebookLayout.of(tensor))) is not None
+        and (second := _multiplier(tensor, ScaledCodebookLayout.from_tensor(tensor))) is not None
         and second.rounded
     ]
 
@@ -70,7 +70,7 @@ def join_second_scales(checkpoint: Checkpoint, _: object = None) -> Checkpoint:
         scale = checkpoint.get(name.removesuffix(WEIGHT) + SCALE) if name.endswith(WEIGHT) else None
         if scale is None or scale.codec != DenseLayout.codec or (scale.dtype, scale.size) != ("f32", 1):
             continue
-        if tensor.codec == GgmlBlocksLayout.codec and GgmlBlocksLayout.of(tensor).type == "nvfp4":
+        if tensor.codec == GgmlBlocksLayout.codec and GgmlBlocksLayout.from_tensor(tensor).type == "nvfp4":
             unpacked = unpack_blocks(tensor)
             if unpacked is not None:
                 parts = {**unpacked.parts, SECOND: scale.parts[DATA]}
@@ -102,7 +102,7 @@ def _multiplier(tensor: Tensor, layout: ScaledCodebookLayout) -> Second | None:
 def _scale(tensor: Tensor, name: str, second: Second) -> BuildTensor:
     part = tensor.parts[SECOND]
     codec = CODECS[DenseLayout.codec]
-    if ScaledCodebookLayout.of(tensor).second == DIVIDE:
+    if ScaledCodebookLayout.from_tensor(tensor).second == DIVIDE:
         part = memory_part(np.array([second.value], np.float32), "f32")
     return _build_constant(Tensor(name, (1,), "f32", DenseLayout.codec, {DATA: part}, {}, codec))
 

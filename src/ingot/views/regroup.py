@@ -51,7 +51,7 @@ def smaller_groups(checkpoint: Checkpoint, sizes: Sequence[int], *, common_size:
     New groups divide the columns. If ``common_size`` is true, all tensors get one group size, provided that a size
     divides all groups.
     """
-    names = checkpoint.many.where(lambda tensor: _group(tensor) is not None)
+    names = checkpoint.tensor_map.names_where(lambda tensor: _group(tensor) is not None)
     groups = {name: group for name in names if (group := _group(checkpoint[name])) is not None}
     cols = {name: checkpoint[name].matrix_shape[1] for name in groups}
     dividing = {
@@ -69,7 +69,7 @@ def _group(tensor: Tensor) -> int | None:
     if tensor.codec != AffineLayout.codec:
         return None
     try:
-        layout = AffineLayout.of(tensor)
+        layout = AffineLayout.from_tensor(tensor)
     except CodecError:  # the reader of the tensor reports it
         return None
     return layout.grid.columns if isinstance(layout.grid, Group) and layout.matrix is None else None

@@ -18,7 +18,7 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import ZEROS
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.part import Part
-from ingot.model.reading.view import derived
+from ingot.model.reading.view import derive_checkpoint
 from ingot.model.tensor import Array, Tensor
 from ingot.quantization.choice import QuantizerSpec
 from ingot.quantization.rounding import multiply
@@ -82,7 +82,7 @@ def round_to(checkpoint: Checkpoint, rounding: Rounding) -> Checkpoint:
     entries = [(name, builder(name), name) for name in checkpoint]
     text = {name: repr(spec) for name, spec in choices.items()}
     description = [rounding.statistics_id, text]
-    return derived(
+    return derive_checkpoint(
         checkpoint, lazy_tensors(entries, checkpoint), round_to, rounding, description, also_close=rounding.close
     )
 

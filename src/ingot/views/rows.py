@@ -14,7 +14,7 @@ from ingot.core.bytes import checksums
 from ingot.errors import UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.dense import DenseLayout
-from ingot.model.reading.view import Rows, Verb, assemble
+from ingot.model.reading.view import ElementRuns, Verb, assemble
 from ingot.model.tensor import Array, Tensor
 from ingot.views.common import BuildTensor, require_names, require_once, view_of
 
@@ -43,7 +43,7 @@ def take(checkpoint: Checkpoint, rows: Mapping[str, Index]) -> Checkpoint:
         def make() -> Tensor:
             tensor = checkpoint[name]
             shape = (len(indices[name]), *tensor.shape[1:])
-            return assemble(name, shape, Rows.taken(tensor, indices[name]), CODECS[DenseLayout.codec])
+            return assemble(name, shape, ElementRuns.from_indices(tensor, indices[name]), CODECS[DenseLayout.codec])
 
         return make
 
@@ -200,7 +200,10 @@ def _join_view(
     def builder(new: str) -> BuildTensor:
         def make() -> Tensor:
             return assemble(
-                new, shapes[new], Rows.whole([checkpoint[name] for name in names[new]]), CODECS[DenseLayout.codec]
+                new,
+                shapes[new],
+                ElementRuns.from_tensors([checkpoint[name] for name in names[new]]),
+                CODECS[DenseLayout.codec],
             )
 
         return make
@@ -233,7 +236,7 @@ def _split_view(
         def make() -> Tensor:
             tensor = checkpoint[name]
             run = np.array([[0], [row * prod(tensor.shape[1:])], [prod(shape)]], np.int64)
-            return assemble(new, shape, Rows([tensor], run), CODECS[DenseLayout.codec])
+            return assemble(new, shape, ElementRuns([tensor], run), CODECS[DenseLayout.codec])
 
         return make
 

@@ -16,17 +16,17 @@ from ingot.errors import UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import (
     CODES,
+    PER_TENSOR,
     ROW,
     ROWS_LSB,
     SCALES,
-    WHOLE,
     ZEROS,
     AffineLayout,
     Blocks,
     Grid,
     Group,
 )
-from ingot.model.layouts.alternatives import OWN
+from ingot.model.layouts.alternatives import UNPACKED
 from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.layouts.ggml import GgmlBlocksLayout
 from ingot.model.layouts.scaled_codebook import ScaledCodebookLayout
@@ -89,12 +89,12 @@ def _with_transposed_flag(tensor: Tensor) -> Tensor | None:
     """Return the same codes with the layout's ``transposed`` flag inverted; None if the codec has no flag."""
     unpacked: Tensor | None = tensor
     if tensor.codec == GgmlBlocksLayout.codec and isinstance(
-        OWN.get(GgmlBlocksLayout.of(tensor).type), ScaledCodebookLayout
+        UNPACKED.get(GgmlBlocksLayout.from_tensor(tensor).type), ScaledCodebookLayout
     ):
         unpacked = unpack_blocks(tensor)
     if unpacked is None or unpacked.codec != ScaledCodebookLayout.codec:
         return None
-    layout = ScaledCodebookLayout.of(unpacked)
+    layout = ScaledCodebookLayout.from_tensor(unpacked)
     return replace(unpacked, params=replace(layout, transposed=not layout.transposed).attributes())
 
 
@@ -114,7 +114,7 @@ def transpose_integers(tensor: Tensor) -> Tensor | None:
     """
     if tensor.codec != AffineLayout.codec or len(tensor.shape) != 2 or not tensor.size:
         return None
-    layout = AffineLayout.of(tensor)
+    layout = AffineLayout.from_tensor(tensor)
     rows, cols = tensor.shape
     grid = _transposed_grid(layout, rows, cols)
     fills_bytes = rows * layout.bits % 8 == 0 and cols * layout.bits % 8 == 0
@@ -165,7 +165,7 @@ def _transposed_reader(windows: Windows, across: int, size: int) -> Callable[[in
 def _transposed_grid(layout: AffineLayout, rows: int, cols: int) -> Grid | None:
     """Return the grid of scales of the transposed matrix; None if its scales would not belong to groups of a row."""
     if layout.per_tensor:
-        return WHOLE
+        return PER_TENSOR
     if not isinstance(layout.grid, Blocks) or layout.grid.shape[1] != 1 or cols == 1:
         return None
     return ROW if layout.grid.shape[0] == rows else Group(layout.grid.shape[0])

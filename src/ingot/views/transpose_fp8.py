@@ -9,7 +9,7 @@ import numpy as np
 from ingot.codecs.affine.windows import ComputedRows, Windows
 from ingot.codecs.table import CODECS
 from ingot.core.numeric.dtypes import DTYPES
-from ingot.model.layouts.affine import ROW, Group, Row, Whole
+from ingot.model.layouts.affine import ROW, Group, PerTensor, Row
 from ingot.model.layouts.scaled_codebook import INDICES, SCALES, Grid, Run, ScaledCodebookLayout, Tiles
 from ingot.model.part import Part, memory_part
 from ingot.model.tensor import Array, Tensor
@@ -25,7 +25,7 @@ def transpose_fp8(tensor: Tensor) -> Tensor | None:
     """
     if tensor.codec != ScaledCodebookLayout.codec or len(tensor.shape) != 2 or not tensor.size:
         return None
-    layout = ScaledCodebookLayout.of(tensor)
+    layout = ScaledCodebookLayout.from_tensor(tensor)
     rows, cols = tensor.shape
     plain = layout.bits == 8 and not layout.nested and not layout.transposed and not isinstance(layout.grid, Run)
     if not plain or any(part.encoding != "raw" for part in tensor.parts.values()):
@@ -53,7 +53,7 @@ def transpose_fp8(tensor: Tensor) -> Tensor | None:
 def _transposed_grid(grid: Grid, rows: int, cols: int) -> Grid:
     """Return the grid of scales of the transposed matrix."""
     match grid:
-        case Whole():
+        case PerTensor():
             return grid
         case Row():
             return Tiles(cols, 1)

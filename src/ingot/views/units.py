@@ -18,8 +18,8 @@ from ingot.errors import UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.part import Part
-from ingot.model.reading.pieces import prove_whole
-from ingot.model.reading.view import common_layout, decoded
+from ingot.model.reading.concat_source import verify_part
+from ingot.model.reading.view import common_layout, decode_runs
 from ingot.model.tensor import Array, Tensor
 from ingot.views.common import BuildTensor, require_names, require_once, view_of
 
@@ -171,7 +171,7 @@ def select_units(tensor: Tensor, name: str, selection: UnitSelection) -> Tensor:
     if widths is None:
         positions = units.positions(0, units.outer * units.count)
         runs = np.stack([np.zeros_like(positions), positions * size, np.full_like(positions, size)])
-        return decoded(name, selection.shape, [tensor], runs, CODECS[DenseLayout.codec])
+        return decode_runs(name, selection.shape, [tensor], runs, CODECS[DenseLayout.codec])
     parts = {}
     for role, part in tensor.parts.items():
         if not widths[role]:
@@ -213,7 +213,7 @@ def _interleaved_values(name: str, shape: tuple[int, ...], tensors: Sequence[Ten
     within = np.concatenate([np.arange(item.outer * item.count) for item in units])
     order = np.argsort(positions)
     runs = np.stack([sources[order], within[order] * size, np.full_like(within, size)])
-    return decoded(name, shape, tensors, runs, CODECS[DenseLayout.codec])
+    return decode_runs(name, shape, tensors, runs, CODECS[DenseLayout.codec])
 
 
 def _widths(tensors: Sequence[Tensor], shape: tuple[int, ...], unit: int) -> Mapping[str, int] | None:
@@ -306,7 +306,7 @@ class _UnitSource(ComputedRows):
     def prove(self) -> None:
         """Check the digests of the parts, which reading single units does not check."""
         for part in self._parts:
-            prove_whole(part)
+            verify_part(part)
 
 
 def _computed_part(

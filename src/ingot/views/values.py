@@ -15,8 +15,8 @@ from ingot.core.numeric.blocks import Blocks
 from ingot.errors import UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.dense import DenseLayout
-from ingot.model.reading.lazy import Lazy
-from ingot.model.reading.view import Rows, assemble, decoded, derived
+from ingot.model.reading.lazy import LazyMap
+from ingot.model.reading.view import ElementRuns, assemble, decode_runs, derive_checkpoint
 from ingot.model.tensor import Array, Tensor
 from ingot.views.common import BuildTensor, require_names, view_of
 
@@ -93,8 +93,8 @@ def weigh(checkpoint: Checkpoint, importance: Mapping[str, Array]) -> Checkpoint
             )
     description = {name: checksums.digest("crc32c", values.view(np.uint8).data) for name, values in weights.items()}
     importance = {**checkpoint.importance, **weights}
-    tensors = Lazy(checkpoint, checkpoint.__getitem__)
-    return derived(checkpoint, tensors, weigh, weights, description, importance=importance)
+    tensors = LazyMap(checkpoint, checkpoint.__getitem__)
+    return derive_checkpoint(checkpoint, tensors, weigh, weights, description, importance=importance)
 
 
 def _pruned(tensor: Tensor, pruning: Pruning) -> Tensor:
@@ -102,12 +102,12 @@ def _pruned(tensor: Tensor, pruning: Pruning) -> Tensor:
     rows, cols = tensor.shape
     if pruning.axis == 0:
         counts = (spans[:, 1] - spans[:, 0]) * cols
-        remaining_rows = Rows([tensor], np.stack([np.zeros_like(counts), spans[:, 0] * cols, counts]))
+        remaining_rows = ElementRuns([tensor], np.stack([np.zeros_like(counts), spans[:, 0] * cols, counts]))
         inner = assemble(tensor.name, (pruning.blocks.kept_channels, cols), remaining_rows, CODECS[DenseLayout.codec])
     else:
         remaining_shape = (rows, pruning.blocks.kept_channels)
         columns = [(int(start), int(stop)) for start, stop in spans]
-        inner = decoded(
+        inner = decode_runs(
             tensor.name,
             remaining_shape,
             [tensor],

@@ -18,7 +18,7 @@ import pytest
 import ingot
 from ingot.cli.main import run
 from ingot.conversion.planfile import VERSION, PlanData
-from ingot.engine.data import plain, unplain
+from ingot.engine.data import from_json_value, to_json_value
 from ingot.errors import FormatError, IngotError, IntegrityError
 
 RECIPE = """
@@ -241,7 +241,7 @@ def test_no_json(tmp_path: Path, data: bytes) -> None:
 
 def test_values_that_json_has_no_words_for_come_back() -> None:
     value = {"a": [1, 2.5, float("inf"), True, None], "b": b"\x00\xff", "c": {"d": np.arange(6.0).reshape(2, 3)}}
-    found = unplain(json.loads(json.dumps(plain(value))))
+    found = from_json_value(json.loads(json.dumps(to_json_value(value))))
     assert found["a"] == value["a"]
     assert found["b"] == value["b"]
     assert np.array_equal(found["c"]["d"], np.arange(6.0).reshape(2, 3))

@@ -22,7 +22,7 @@ from ingot.cluster.pool import Processes
 from ingot.delta.cost import delta_cost
 from ingot.delta.pairs import PairMap
 from ingot.delta.plan import DiffPlanner, DiffPlannerData
-from ingot.engine.data import bound_steps, step_data
+from ingot.engine.data import bind_steps, step_data
 from ingot.errors import IngotError
 from ingot.formats.detect import FORMATS
 from tests.support.workers import Inline
@@ -288,7 +288,7 @@ def test_a_step_that_does_not_fit_is_refused(folder: Path, change: dict[str, Any
         sources, format = [base, tuned], FORMATS["zt"]
         both = PairMap(base, tuned)[NAMES[0]]
         step = DiffPlannerData.from_planner(DiffPlanner("zt", "int4", is_default=False))(both).step
-        assert step_data(next(bound_steps([step], sources, format)))["spec"] == step.spec
+        assert step_data(next(bind_steps([step], sources, format)))["spec"] == step.spec
         with pytest.raises(IngotError) as caught:
-            list(bound_steps([structs.replace(step, **change)], sources, format))
+            list(bind_steps([structs.replace(step, **change)], sources, format))
     assert caught.value.rule == "plan.step"

@@ -14,7 +14,7 @@ from ingot.cli.main import run
 from ingot.errors import IngotError
 from ingot.inspect.inspect import inspect
 from ingot.inspect.receipt import add_receipt, require_writable
-from ingot.model.receipt import KEY, MAX_RECEIPT, MOST, SUFFIX, Receipt, extended, parse_receipt
+from ingot.model.receipt import KEY, MAX_ENTRIES, MAX_RECEIPT, SUFFIX, Receipt, parse_receipt, with_entry
 from ingot.stores.local import LocalTarget
 from tests.support.web import WebServer
 
@@ -89,10 +89,10 @@ def test_one_of_other_weights_is_told_and_replaced(tmp_path: Path, capsys: pytes
 
 def test_the_same_measurement_replaces_the_last_and_the_oldest_go() -> None:
     receipt: Receipt | None = None
-    for index in range(MOST + 2):
-        receipt = extended(receipt, "blake3:1", {"of": {"index": index}})
-    receipt = extended(receipt, "blake3:1", {"of": {"index": 5}, "again": True})
-    assert len(receipt.entries) == MOST
+    for index in range(MAX_ENTRIES + 2):
+        receipt = with_entry(receipt, "blake3:1", {"of": {"index": index}})
+    receipt = with_entry(receipt, "blake3:1", {"of": {"index": 5}, "again": True})
+    assert len(receipt.entries) == MAX_ENTRIES
     assert receipt.entries[0]["of"] == {"index": 2}
     assert receipt.entries[-1] == {"of": {"index": 5}, "again": True}
     assert parse_receipt(receipt.encoded(), "here") == Receipt(receipt.weights, list(receipt.entries))

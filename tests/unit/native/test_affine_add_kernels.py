@@ -16,7 +16,7 @@ from ingot.codecs.delta.base import delta_codec
 from ingot.core.numeric.dtypes import as_bits, numpy_dtype
 from ingot.core.runtime import native
 from ingot.errors import CodecError
-from ingot.model.layouts.affine import NO_ZERO, OFFSETS, POINTS, ROW, WHOLE, AffineLayout, Group
+from ingot.model.layouts.affine import NO_ZERO, OFFSETS, PER_TENSOR, POINTS, ROW, AffineLayout, Group
 from ingot.model.tensor import Array
 from ingot.testing.codecs import bits, encode_tensor
 from tests.support.reference import affine as reference
@@ -57,7 +57,7 @@ def expected(params: AffineLayout, packed: Array, scales: Array, zeros: Array | 
 @pytest.mark.parametrize("width", range(1, 9))
 @pytest.mark.parametrize("cols", [1, 15, 64, 131, 2100])
 def test_equals_the_reference(dtype: str, width: int, cols: int) -> None:
-    for number, grid in enumerate((Group(32), Group(7), ROW, WHOLE)):
+    for number, grid in enumerate((Group(32), Group(7), ROW, PER_TENSOR)):
         for signed, zero in product((True, False), (NO_ZERO, POINTS, OFFSETS)):
             packing = "rows_msb" if number % 2 else "rows_lsb"
             params = AffineLayout(width, grid, packing, signed, zero, "f32")

@@ -18,7 +18,7 @@ import pytest
 
 from ingot.core.runtime.parallel import Cancelled, Workers
 from ingot.errors import IngotError
-from ingot.model.store import Listing, Replaced
+from ingot.model.store import Listing, OverwritePolicy
 from ingot.stores.location import Location
 from ingot.stores.remote import client, pace, source, transfer
 from ingot.stores.remote.address import address_of, without_secrets
@@ -509,7 +509,7 @@ def uploads(server: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def publish(address: str, files: dict[str, bytes], *, overwrite: bool = False, resume: bool = False) -> None:
     directory = address.endswith("/")
-    with Location.parse(address).stage(Replaced(overwrite), directory=directory, resume=resume) as staging:
+    with Location.parse(address).stage(OverwritePolicy(overwrite), directory=directory, resume=resume) as staging:
         for name, data in files.items():
             (staging.files / name).write_bytes(data)
         staging.publish([*files])

@@ -32,7 +32,7 @@ from ingot.cluster.tasks import TaskType, split_tasks
 from ingot.cluster.worker import worker_name
 from ingot.core.parsing.strictjson import preload
 from ingot.core.runtime.progress import Progress
-from ingot.engine.execute import OBLIVIOUS, Executed, Input, Observer, Target, execute
+from ingot.engine.execute import NULL_OBSERVER, Executed, Input, Observer, Target, execute
 from ingot.engine.resources import Resources
 from ingot.engine.work import Plan
 from ingot.errors import FormatError
@@ -40,7 +40,7 @@ from ingot.formats.base import FormatWriter
 from ingot.formats.by_many import Skips, WholeFiles
 from ingot.model import bytesource
 from ingot.model.artifact import Artifact
-from ingot.model.store import Joined, Store
+from ingot.model.store import MergedStore, Store
 from ingot.stores.local import LocalTarget
 from ingot.stores.location import Location
 from ingot.stores.shared import SharedFolder
@@ -125,7 +125,7 @@ def distribute(
     target: Target,
     resources: Resources,
     cluster: Cluster,
-    observer: Observer = OBLIVIOUS,
+    observer: Observer = NULL_OBSERVER,
 ) -> Executed:
     """Execute a plan by workers; the driver writes and publishes as in ``engine.execute.execute``.
 
@@ -160,7 +160,7 @@ def distribute(
     def write_siblings(destination: bytesource.Target, written: Sequence[str]) -> Sequence[str]:
         if in_full:
             staging.take_over(runner.files)
-        return target.beside(destination, written)
+        return target.copy_companions(destination, written)
 
     if files_by_step is None:
         tasks = tasks_of(plan, finished, pool.slots, hashed)
@@ -171,10 +171,10 @@ def distribute(
         quiet = replace(resources, progress=Progress(progress.total))  # the runner counts source bytes
 
         def reads(written: Store) -> Store:
-            return Joined(written, folder.store, runner.files) if in_full else written
+            return MergedStore(written, folder.store, runner.files) if in_full else written
 
         ends = _placed_ends(earlier)
-        shared = replace(target, beside=write_siblings, kept=ends, scattered=in_full, reads=reads)
+        shared = replace(target, copy_companions=write_siblings, kept_bytes=ends, scattered=in_full, reads=reads)
         executed = execute(replace(plan, steps=steps), inputs, shared, quiet, observer)
     return replace(executed, done=[replace(item, step=item.step.planned) for item in executed.done])
 

@@ -15,7 +15,7 @@ from ingot.cluster.messages import (
 )
 from ingot.cluster.run_task import SharedWriter, has_fixed_offset, is_fitted
 from ingot.core.bytes import checksums
-from ingot.engine.data import unplain
+from ingot.engine.data import from_json_value
 from ingot.engine.execute import Target
 from ingot.engine.work import Plan, Step
 from ingot.errors import IngotError
@@ -209,7 +209,7 @@ def _require_params(step: Step, item: StepResult) -> None:
     if (item.params is None) == is_fitted(step):
         raise InvalidMessageError(f"{step.spec.name[:80]!r} has fitted parameters but must not, or lacks them")
     try:
-        unplain(item.params)
+        from_json_value(item.params)
     except (ValueError, TypeError) as error:
         raise InvalidMessageError(f"the parameters of {step.spec.name[:80]!r} are damaged: {error}") from error
 

@@ -221,7 +221,7 @@ def check(tensor: Tensor) -> None:
     CodecError
         ``sparse_patch.params``, ``sparse_patch.parts``, ``sparse_patch.dtype``, ``sparse_patch.size``.
     """
-    layout = PatchLayout.of(tensor)
+    layout = PatchLayout.from_tensor(tensor)
     encoding = layout.encoding
     if set(tensor.parts) != {INDICES, VALUES}:
         roles = ", ".join(sorted(tensor.parts)) or "none"

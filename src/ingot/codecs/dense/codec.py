@@ -72,7 +72,7 @@ class DenseReader(Rows):
         if out.dtype == stored_dtype:
             if self._open is None and out.nbytes == self._part.length and not self._done:
                 data = target.view(np.uint8)
-                if self._part.read_whole(data.data):
+                if self._part.read_small(data.data):
                     self._done = True
                     as_values(data, target, self._row, self._name)
                     return

@@ -23,7 +23,7 @@ from ingot.errors import CodecError
 from ingot.model.layouts.base import Layout, OtherLayout, codec_of
 from ingot.model.layouts.sparse import MASK, BlocksLayout
 from ingot.model.part import Part, memory_part
-from ingot.model.reading.slices import pass_over
+from ingot.model.reading.slices import skip_elements
 from ingot.model.tensor import Array, Tensor
 
 ID = BlocksLayout.codec
@@ -52,7 +52,7 @@ class BlocksReader(Rows):
         self._cols = params.inner.shape[1]
         self._width = tensor.matrix_shape[1]
         self._dtype = numpy_dtype(params.inner.dtype)
-        self._full_size = params.layout.whole
+        self._full_size = params.layout.full_size
         self._row = 0
 
     def fill(self, out: Array) -> None:
@@ -80,7 +80,7 @@ class BlocksReader(Rows):
         rows = stop - start
         if not self._axis and not self._full_size:
             rows = sum(last - first for first, last in clip_spans(self._spans, start, stop))
-        pass_over(self._reader, rows * self._cols, self._cols, self._dtype)
+        skip_elements(self._reader, rows * self._cols, self._cols, self._dtype)
 
     def finish(self) -> None:
         self._reader.finish()
@@ -105,7 +105,7 @@ class BlocksCodec(Codec):
         """Return the matrix in any dtype that the inner codec decodes to; dropped elements are zero."""
         params = _checked(tensor)
         blocks = _blocks(tensor, params)
-        if params.layout.whole:
+        if params.layout.full_size:
             out = params.codec.decode(params.inner, dtype, result(tensor, dtype, out))
             clear_dropped(out, blocks.spans(), params.layout.axis, 0)
             return out
@@ -216,7 +216,7 @@ def _checked(tensor: Tensor) -> _Params:
         raise CodecError(
             f"{ID}.inner", f"expected a codec that can be read in chunks, found {stored!r:.80}", where=name
         )
-    layout = BlocksLayout.of(tensor)
+    layout = BlocksLayout.from_tensor(tensor)
     if layout.channels != tensor.shape[layout.axis]:
         raise CodecError(
             f"{ID}.shape",
@@ -255,10 +255,10 @@ def _blocks(tensor: Tensor, params: _Params) -> Blocks:
     blocks = Blocks(tensor.shape[params.layout.axis], params.layout.block, bytes(tensor.parts[MASK].view()))
     if blocks.has_spare_bits:
         raise CodecError(f"{ID}.mask", "expected no bits past the last block, found some", where=tensor.name)
-    if blocks.kept_channels != params.layout.kept:
+    if blocks.kept_channels != params.layout.kept_channels:
         raise CodecError(
             f"{ID}.mask",
-            f"expected {params.layout.kept} kept channels, found a mask of {blocks.kept_channels}",
+            f"expected {params.layout.kept_channels} kept channels, found a mask of {blocks.kept_channels}",
             where=tensor.name,
         )
     return blocks

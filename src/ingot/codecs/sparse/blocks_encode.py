@@ -14,7 +14,7 @@ from ingot.codecs.table import CODECS
 from ingot.core.numeric.blocks import Blocks, block_count, clip_spans, mask_bytes
 from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.errors import UnsupportedError
-from ingot.model.layouts.base import OtherLayout, codec_named
+from ingot.model.layouts.base import OtherLayout, resolve_codec
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.sparse import BlocksLayout, stored_shape
 from ingot.model.spec import PartSpec
@@ -178,7 +178,7 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> B
             rule="sparse_blocks.shape",
         )
     blocks = _blocks(shape[axis], block, options.get("mask"))
-    name = codec_named(options.get("inner", DenseLayout.codec))
+    name = resolve_codec(options.get("inner", DenseLayout.codec))
     inner_options = options.get("options", {})
     if name == "sparse_blocks" or not isinstance(name, str) or name not in CODECS or not CODECS[name].streams:
         raise UnsupportedError(

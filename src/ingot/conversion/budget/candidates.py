@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import tomli_w
 
-from ingot.artifacts.companions import holds_a_model
+from ingot.artifacts.companions import has_model_metadata
 from ingot.artifacts.open import Source
 from ingot.conversion.budget.report import GroupReport, PointReport, TypeReport
 from ingot.conversion.packed_layers import MERGED, without_expert
@@ -114,7 +114,7 @@ def origins_of(planned: Planned) -> dict[str, list[str]]:
     names = [step.tensor.name for step in planned.plan.steps]
     origins = {name: [name] for name in names if name in weights}
     missing = {name for name in names if name not in origins}
-    if missing and holds_a_model(planned.plan.format.name):
+    if missing and has_model_metadata(planned.plan.format.name):
         for gguf_name, weight_name in names_of(weights).items():
             stacked = gguf_name.partition(":expert.")[0]
             if stacked in missing:

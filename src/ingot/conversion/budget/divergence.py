@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from math import exp, isfinite, log
 from typing import Any, NamedTuple, Protocol
 
-from ingot.artifacts.companions import holds_a_model
+from ingot.artifacts.companions import has_model_metadata
 from ingot.artifacts.destination import destination
 from ingot.conversion.options import ConvertOptions
 from ingot.core.numeric.knapsack import Allocation, allocate
@@ -78,7 +78,7 @@ class Trial:
             path = f"{folder}/{name}{'/' if is_folder else ''}"
             trial = replace(options, dst=path, overlay=None, measure=False, overwrite=False, resume=False)
             self._convert(trial)
-            return self._divergence(path, alone=not is_folder and not holds_a_model(self._target.format.name))
+            return self._divergence(path, alone=not is_folder and not has_model_metadata(self._target.format.name))
 
 
 @dataclass(frozen=True, slots=True)

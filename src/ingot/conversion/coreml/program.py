@@ -20,8 +20,8 @@ from ingot.formats.coreml.layer import Layer, layer_template
 from ingot.formats.coreml.llama import llama_template
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.dense import DenseLayout
-from ingot.model.reading.lazy import Lazy
-from ingot.model.reading.view import derived
+from ingot.model.reading.lazy import LazyMap
+from ingot.model.reading.view import derive_checkpoint
 from ingot.naming.config import LlamaConfig
 from ingot.recipes.choice import Choice
 from ingot.recipes.recipe import Recipe, Rule
@@ -95,8 +95,10 @@ def with_program(checkpoint: Checkpoint, spec: ProgramSpec) -> Checkpoint:
         template = llama_template(spec.config, spec.context, spec.opset)
     names = dict.fromkeys(site.name for site in template.sites if not site.inline)
     attachments = replace(checkpoint.attachments, draft=None, coreml=None, program=template)
-    tensors = Lazy(names, checkpoint.__getitem__)
-    return derived(checkpoint, tensors, with_program, spec, asdict(spec), attachments=attachments, companions={})
+    tensors = LazyMap(names, checkpoint.__getitem__)
+    return derive_checkpoint(
+        checkpoint, tensors, with_program, spec, asdict(spec), attachments=attachments, companions={}
+    )
 
 
 def _recipe(unchanged: Sequence[str]) -> Recipe:

@@ -23,10 +23,10 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import ZEROS, AffineLayout, Points
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.ggml import GgmlBlocksLayout
-from ingot.model.layouts.packed_words import WordsLayout
+from ingot.model.layouts.packed_ints import PackedIntLayout
 from ingot.model.layouts.scaled_codebook import ScaledCodebookLayout
-from ingot.model.reading.lazy import Lazy
-from ingot.model.reading.view import View, derived, renamed
+from ingot.model.reading.lazy import LazyMap
+from ingot.model.reading.view import View, derive_checkpoint, with_name
 from ingot.model.tensor import Tensor
 from ingot.naming.names import layer_path, role_of
 from ingot.stores.location import AnyPath, Location
@@ -62,9 +62,9 @@ def place_in_graph(checkpoint: Checkpoint, path: AnyPath) -> View:
         matched = _MatchedGraph(checkpoint, graph, OnnxFormat().for_attachments(graph.attachments))
         replacements = matched.tensors()
         identity = [location.text, *source.identity()]
-        tensors = Lazy(replacements, lambda name: replacements[name].build())
+        tensors = LazyMap(replacements, lambda name: replacements[name].build())
         origins = {name: replacement.origins for name, replacement in replacements.items()}
-        view = derived(
+        view = derive_checkpoint(
             checkpoint,
             tensors,
             into_graph,
@@ -243,7 +243,7 @@ class _MatchedGraph:
 
     def _untransposed(self, tensor: Tensor, name: str, dtype: str) -> Callable[[], Tensor]:
         """Return a function that builds a tensor in its orientation: its codes if the graph accepts them, else it."""
-        return lambda: self._if_accepted(_codes(tensor, name, dtype)) or renamed(tensor, name)
+        return lambda: self._if_accepted(_codes(tensor, name, dtype)) or with_name(tensor, name)
 
     def _transposed(self, tensor: Tensor, name: str, dtype: str) -> Callable[[], Tensor]:
         """Return a function that builds the transpose of a tensor: FP8 with its blocks, others decoded."""
@@ -272,7 +272,7 @@ class _MatchedGraph:
 def _affine(tensor: Tensor) -> AffineLayout | None:
     """Return the row-wise layout of a tensor's integers; None if it has no integers."""
     integers = _integers(tensor, tensor.name, tensor.dtype)
-    return None if integers is None else AffineLayout.of(integers)
+    return None if integers is None else AffineLayout.from_tensor(integers)
 
 
 def _integers(tensor: Tensor, name: str, dtype: str) -> Tensor | None:
@@ -280,13 +280,13 @@ def _integers(tensor: Tensor, name: str, dtype: str) -> Tensor | None:
     integers: Tensor | None = tensor if tensor.codec == AffineLayout.codec else None
     if tensor.codec in CODECS:
         CODECS[tensor.codec].check(tensor)
-    if tensor.codec == WordsLayout.codec and not WordsLayout.of(tensor).scattered:
-        integers = rows_tensor(tensor, WordsLayout.of(tensor))
+    if tensor.codec == PackedIntLayout.codec and not PackedIntLayout.from_tensor(tensor).scattered:
+        integers = rows_tensor(tensor, PackedIntLayout.from_tensor(tensor))
     elif tensor.codec == GgmlBlocksLayout.codec:
         integers = unpack_blocks(tensor)
     if integers is None or integers.codec != AffineLayout.codec:
         return None
-    layout = AffineLayout.of(integers)
+    layout = AffineLayout.from_tensor(integers)
     if isinstance(layout.zero, Points) and not _has_integer_zeros(integers, layout):
         return None
     params = replace(layout, dtype=dtype).attributes()
@@ -302,7 +302,7 @@ def _small_floats(tensor: Tensor, name: str, dtype: str) -> Tensor | None:
     if tensor.codec != ScaledCodebookLayout.codec:
         return None
     CODECS[tensor.codec].check(tensor)
-    layout = ScaledCodebookLayout.of(tensor)
+    layout = ScaledCodebookLayout.from_tensor(tensor)
     if dtype == "f32":  # the products of codes and scales are exact in f32
         layout = replace(layout, dtype=dtype)
     return replace(tensor, name=name, dtype=layout.dtype, params=layout.attributes(), origin=None)

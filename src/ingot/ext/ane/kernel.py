@@ -27,7 +27,7 @@ from ingot.ext.ane.plan import KERNEL, form_of_tensor, use_of
 from ingot.ext.ane.stored import dense, halves, identity, stored
 from ingot.model.bytesource import Target
 from ingot.model.checkpoint import Checkpoint
-from ingot.model.store import Replaced, Store
+from ingot.model.store import OverwritePolicy, Store
 from ingot.model.tensor import Tensor
 from ingot.reporting.report import Bytes, Column, Figure, Line, Report, Shape, Table, figures_of, table_of
 from ingot.reporting.reportable import Reportable
@@ -158,7 +158,7 @@ def pack_model(
     units: dict[str, tuple[str, str]] = {}
     with (
         open_checkpoint(location) as checkpoint,
-        destination.stage(Replaced(overwrite, _require_units), directory=True) as staging,
+        destination.stage(OverwritePolicy(overwrite, _require_units), directory=True) as staging,
     ):
         target = LocalTarget(staging.files)
         for name in checkpoint:

@@ -180,7 +180,7 @@ def _has_header(source: HeaderSource, columns: EntryColumns, rows: Array, rank: 
     order = np.argsort(offsets, kind="stable")
     matches = np.zeros(rows.size, bool)
     size = _FIXED + 4 * rank
-    for indices, base, memory in source.pieces(offsets[order], np.full(rows.size, size)):
+    for indices, base, memory in source.batches(offsets[order], np.full(rows.size, size)):
         chosen_ones = order[indices]
         matches[chosen_ones] = same(memory, offsets[chosen_ones] - base, heads[chosen_ones])
     return matches
@@ -190,7 +190,7 @@ def is_padding(source: HeaderSource, starts: Array, lengths: Array) -> bool:
     """Return whether these ranges, which are sorted and disjoint, are shorter than 64 bytes and contain only zeros."""
     if (lengths >= ALIGNMENT).any():
         return False
-    for indices, base, memory in source.pieces(starts, lengths):
+    for indices, base, memory in source.batches(starts, lengths):
         if not zeros(memory, starts[indices] - base, lengths[indices]):
             return False
     return True

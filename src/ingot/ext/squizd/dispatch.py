@@ -14,8 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ingot.core.runtime.native import isa
-from ingot.model.features import Flags
-from ingot.model.stacks import NOT_SET, Dispatch, Skipped, StackRequest
+from ingot.model.stacks import NOT_SET, Dispatch, Flags, Skipped, StackRequest
 from ingot.reporting.report import Column, Table
 
 FALLBACK = "NumPy"

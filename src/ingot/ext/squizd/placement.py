@@ -13,10 +13,10 @@ from ingot.ext.squizd.carry import StorageForm, storage_forms
 from ingot.ext.squizd.directory import Entry
 from ingot.ext.squizd.layout import MAX_LAYERS, SCALE_ENTRY, TABLE_HEADER, tensor_id
 from ingot.model.checkpoint import group_by_layer
-from ingot.model.features import Flags
 from ingot.model.layouts.base import file_id
 from ingot.model.layouts.sparse import BlocksLayout
 from ingot.model.spec import TensorSpec
+from ingot.model.stacks import Flags
 
 # Blocks that one file may contain in addition to NPCL (section 5: one primary encoding; the hybrid of INT2 and INT4).
 _PRIMARY = ({ASTC}, {TCA}, {INT4}, {INT2, INT4})
@@ -79,7 +79,7 @@ def _check_together(specs: Sequence[TensorSpec]) -> None:
             f"expected one primary encoding (INT2 may include INT4), found {encodings}; use one of them, or .zt",
             rule="squizd.mixed-encodings",
         )
-    blocks = {BlocksLayout.of(spec).block for spec in specs if spec.codec == BlocksLayout.codec}
+    blocks = {BlocksLayout.from_tensor(spec).block for spec in specs if spec.codec == BlocksLayout.codec}
     if len(blocks) > 1:
         raise UnsupportedError(
             f"expected one size of pruned blocks, found {sorted(map(str, blocks))}",

@@ -49,9 +49,9 @@ from ingot.formats.base import Catalog
 from ingot.model.artifact import Attachments
 from ingot.model.bytesource import ByteSource
 from ingot.model.draft_head_names import names_by_shape
-from ingot.model.features import KNOWN, Flags
 from ingot.model.part import Part
 from ingot.model.reading.ranges import HeaderSource, read_bytes
+from ingot.model.stacks import DEFINED_BITS, Flags
 from ingot.reporting.report import Column, Table
 
 _FEATURES = (Column("flag", head="flag"), Column("set", "flag", "set"))
@@ -175,7 +175,7 @@ def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> 
         remarks=tuple(state.remarks),
         attachments=attachments,
         details=partial(details, header, attachments),
-        features=Flags(header.flags & KNOWN),
+        features=Flags(header.flags & DEFINED_BITS),
         manifest_digest=directory is not None and directory.ingot_digest is not None,
     )
 

@@ -37,7 +37,7 @@ from ingot.ext.squizd.scales import Run, TableRanges, read_entries
 from ingot.ext.squizd.section_reader import Span, skip_zeros
 from ingot.ext.squizd.tensors import Located
 from ingot.model.bytesource import ByteSource
-from ingot.model.layouts.affine import FLAT_LSB, POINTS, ROWS_LSB, WHOLE, AffineLayout, Grid, Group
+from ingot.model.layouts.affine import FLAT_LSB, PER_TENSOR, POINTS, ROWS_LSB, AffineLayout, Grid, Group
 from ingot.model.layouts.base import Layout
 from ingot.model.layouts.dense import DenseLayout, TcaLayout
 from ingot.model.layouts.sparse import MASK, BlocksLayout, MaskLayout
@@ -330,7 +330,7 @@ def _grid(source: ByteSource, block: Block, first: Run, second: Run | None, loca
     """Return the grid of scales, from the number of sub-block scales."""
     rows, cols = block.shape
     if second is None:
-        return WHOLE
+        return PER_TENSOR
     neutral = read_entries(source, first.offset, 1)[0]
     if (neutral["scale"], neutral["zero"]) != (1.0, 0.0):
         raise FormatError(
@@ -342,7 +342,7 @@ def _grid(source: ByteSource, block: Block, first: Run, second: Run | None, loca
         )
     declared = int(block.properties.get("sub_block", 0))
     if second.count == 1 and rows > 1 and (not declared or declared >= rows * cols):
-        return WHOLE
+        return PER_TENSOR
     groups = second.count // rows if rows else 0
     group = declared or (cols // groups if groups and cols % groups == 0 else 0)
     if not group or rows * -(-cols // group) != second.count:

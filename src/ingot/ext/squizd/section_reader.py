@@ -163,7 +163,7 @@ def _bitmap_size(name: str, entry: Entry, location: str) -> tuple[int, int] | No
     if codec != MaskLayout.codec:
         return None
     try:
-        value_count = MaskLayout.of(TensorSpec(name, entry.shape, entry.dtype, codec, (), entry.params)).nnz
+        value_count = MaskLayout.from_tensor(TensorSpec(name, entry.shape, entry.dtype, codec, (), entry.params)).nnz
     except CodecError as error:
         raise FormatError("squizd.directory-conflict", f"the directory does not fit: {error}", where=location) from None
     if value_count is None:

@@ -23,7 +23,7 @@ from ingot.formats.shared.single import ReadHeader, header_of, headers_of
 from ingot.model.bytesource import ByteSource
 from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.part import Part
-from ingot.model.reading.lazy import Lazy
+from ingot.model.reading.lazy import LazyMap
 from ingot.model.reading.ranges import read_bytes
 from ingot.model.store import Store
 from ingot.model.tensor import Tensor
@@ -238,7 +238,7 @@ class File(NamedTuple):
     raw: ReadHeader
 
 
-def tensors_of(files: Sequence[File]) -> Lazy[Tensor]:
+def tensors_of(files: Sequence[File]) -> LazyMap[Tensor]:
     """Return the tensors of one or several files, in order."""
     if len(files) == 1:
         names: Mapping[str, Any] = files[0].header.entries
@@ -261,7 +261,7 @@ def tensors_of(files: Sequence[File]) -> Lazy[Tensor]:
         )
         return Tensor(name, entry.shape, row.name, DenseLayout.codec, {DATA: part})
 
-    return Lazy(names, build)
+    return LazyMap(names, build)
 
 
 def open_file(store: Store, name: str, *, verify: bool = True) -> File:

@@ -135,14 +135,14 @@ def written_metadata(
     Raises ``UnsupportedError`` ``sparse_patch.mixed``: positions in two encodings.
     """
     patches = [spec for spec in specs if spec.codec == CODEC]
-    encodings = sorted({PatchLayout.of(spec).encoding for spec in patches}) or [RAW]
+    encodings = sorted({PatchLayout.from_tensor(spec).encoding for spec in patches}) or [RAW]
     if len(encodings) > 1:
         raise UnsupportedError(
             f"a sparse patch has one encoding of positions, found {' and '.join(encodings)}", rule="sparse_patch.mixed"
         )
     changed = sum(_count(spec) for spec in patches)
     elements = sum(spec.size for spec in patches)
-    shapes = {spec.name: list(spec.shape) for spec in patches if not PatchLayout.of(spec).flat}
+    shapes = {spec.name: list(spec.shape) for spec in patches if not PatchLayout.from_tensor(spec).flat}
     fields = _IngotFields(shapes, {key: value for key, value in metadata.items() if key != KEY}, dict(digests))
     delta = {KEY: metadata[KEY]} if KEY in metadata else {}
     header_digest = {manifest_digest.KEY: manifest_digest.stand_in(ALGORITHM)} if digests or not specs else {}

@@ -18,7 +18,7 @@ import numpy as np
 from ingot.core.runtime.memory import available_ram
 from ingot.core.runtime.parallel import Cancelled, CancelToken, Workers, check_cancelled, inherit_token
 from ingot.model.bytesource import Range
-from ingot.model.reading.ranges import coalesced, pieces_of
+from ingot.model.reading.ranges import coalesce, slice_ranges
 from ingot.stores.remote.transfer import Task, is_usable
 
 MAX_AHEAD = 1 << 30
@@ -77,12 +77,12 @@ class _Window:
         try:
             small = [item for item in ranges if item[1] < LARGE]
             large = [(start, _memory(length)) for start, length in ranges if length >= LARGE]
-            joined = [(start, _memory(length)) for start, length in coalesced(small, gap, WINDOW)]
+            joined = [(start, _memory(length)) for start, length in coalesce(small, gap, WINDOW)]
             read(sorted((*large, *joined), key=itemgetter(0)))
             self.data = dict(large)
             # Joined ranges are copied, so that none keeps its neighbours in memory.
             is_separate = len(joined) == len(small)
-            for (start, _), view in zip(small, pieces_of(small, dict(joined)), strict=True):
+            for (start, _), view in zip(small, slice_ranges(small, dict(joined)), strict=True):
                 self.data[start] = view if is_separate else np.frombuffer(view, np.uint8).copy().data
         except (Exception, Cancelled):
             self.data = {}

@@ -11,8 +11,8 @@ import numpy as np
 
 from ingot.core.numeric.dtypes import require_inside
 from ingot.errors import ResourceError, UsageError
-from ingot.model.bytesource import ByteSource, Range, Ranged, Stamp, StampedSource
-from ingot.model.reading.ranges import coalesced, pieces_of
+from ingot.model.bytesource import ByteSource, Range, RangedSource, Stamp, StampedSource
+from ingot.model.reading.ranges import coalesce, slice_ranges
 from ingot.model.seal import Seal
 from ingot.stores.files import flat
 from ingot.stores.remote.cache import name_of, range_cache
@@ -29,7 +29,7 @@ GAP = 1 << 14
 """The largest gap between two ranges, in bytes, that one request reads together with them."""
 
 
-class RemoteSource(StampedSource, Ranged):
+class RemoteSource(StampedSource, RangedSource):
     """Reads ranges of one version of one file; the bytes that were read at opening stay in memory.
 
     A copy (``copy``, ``pickle``) reopens the file by its address, and is refused with ``store.changed`` if the file has
@@ -76,7 +76,7 @@ class RemoteSource(StampedSource, Ranged):
         self._ahead = Prefetcher(self._read, self.gap)
 
     def expect(self, ranges: Sequence[Range]) -> None:
-        """Begin to read ranges that the caller is going to request; see ``Ranged.expect``."""
+        """Begin to read ranges that the caller is going to request; see ``RangedSource.expect``."""
         self._ahead.expect(ranges)
 
     def view(self, offset: int, length: int) -> memoryview:
@@ -109,9 +109,9 @@ class RemoteSource(StampedSource, Ranged):
         """
         for offset, length in ranges:
             require_inside(offset, length, self.size, self.name)
-        joined = [(start, self._buffer(length)) for start, length in coalesced(ranges, self.gap)]
+        joined = [(start, self._buffer(length)) for start, length in coalesce(ranges, self.gap)]
         self._read(joined)
-        return pieces_of(ranges, dict(joined))
+        return slice_ranges(ranges, dict(joined))
 
     def changed(self) -> bool:
         """Return whether the file has another version now, judged by the server's headers."""

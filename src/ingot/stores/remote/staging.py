@@ -14,7 +14,7 @@ from ingot.core.files.atomic import LONGEST_NAME, SUFFIX, Staging, atomic_write,
 from ingot.core.files.system import write_error
 from ingot.core.runtime.parallel import check_cancelled, ordered
 from ingot.errors import IngotError, IntegrityError, UsageError
-from ingot.model.store import Listing, Replaced, Store
+from ingot.model.store import Listing, OverwritePolicy, Store
 from ingot.stores.cache import default_cache
 from ingot.stores.remote.address import Address
 from ingot.stores.remote.client import Client
@@ -37,13 +37,20 @@ class RemoteStaging(Staging):
     the bucket are not uploaded again.
 
     Raises ``UsageError`` ``target.name``, ``target.exists``, ``target.not-a-file``, ``target.not-a-folder``; and the
-    errors of ``Replaced.require_ours`` and ``Client``.
+    errors of ``OverwritePolicy.require_ours`` and ``Client``.
     """
 
     takes_over = True
 
     def __init__(
-        self, store: Store, address: Address, client: Client, replaced: Replaced, *, directory: bool, resume: bool
+        self,
+        store: Store,
+        address: Address,
+        client: Client,
+        replaced: OverwritePolicy,
+        *,
+        directory: bool,
+        resume: bool,
     ) -> None:
         """Create the staging folder for ``address``; ``store`` is the same address as a folder, even for a file."""
         self._target = store

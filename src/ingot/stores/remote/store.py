@@ -17,7 +17,7 @@ from ingot.core.files.atomic import Staging
 from ingot.errors import FormatError, IngotError, UnsupportedError, UsageError
 from ingot.model.bytesource import ByteSource, Stamp
 from ingot.model.seal import MAX_SEAL, SUFFIX, Seal, parse_seal
-from ingot.model.store import Listing, Replaced, Store, checked_name
+from ingot.model.store import Listing, OverwritePolicy, Store, checked_name
 from ingot.stores.remote.address import Address, address_of, without_secrets
 from ingot.stores.remote.client import EXTRA, Client, Opened, RangeClient, options
 from ingot.stores.remote.http import origin_of
@@ -266,7 +266,7 @@ class ObjectScheme(FolderScheme, WritableScheme):
     def __init__(self, class_name: str = "S3Store") -> None:
         self._class_name = class_name
 
-    def stage(self, text: str, replaced: Replaced, *, directory: bool, resume: bool) -> Staging:
+    def stage(self, text: str, replaced: OverwritePolicy, *, directory: bool, resume: bool) -> Staging:
         """Return a local staging folder, whose files will be uploaded to the bucket."""
         store = self.open_folder(address_of(text))
         return RemoteStaging(store, store.address, store.client, replaced, directory=directory, resume=resume)

@@ -16,8 +16,8 @@ from ingot.errors import CodecError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.part import Part, memory_part
-from ingot.model.reading.pieces import Pieces, ValueBytes, prove_whole
-from ingot.model.reading.view import Verb, derived
+from ingot.model.reading.concat_source import ConcatSource, DecodedRange, verify_part
+from ingot.model.reading.view import Verb, derive_checkpoint
 from ingot.model.tensor import Array, Tensor
 from ingot.quantization.maps import LinearMap, Parts, RepeatableMap
 from ingot.stores.temporary import TemporaryFolder
@@ -87,7 +87,7 @@ def fold(
     entries += [(name, builder(name, source), name) for name, source in (new_tensors or {}).items()]
     origins = {name: (source,) for name, source in (new_tensors or {}).items()}
     changed = set(changed_names(graph, folding.touches))
-    return derived(
+    return derive_checkpoint(
         checkpoint,
         lazy_tensors(entries, checkpoint),
         key.verb,
@@ -135,14 +135,14 @@ def _tensor(tensor: Tensor, site: Site, folding: Folding, dtype: str) -> Tensor:
     size = tensor.size * DTYPES[dtype].bits // 8
     shape = tensor.shape
     origin = _FoldedOrigin(tensor, site, folding, dtype)
-    source = Pieces(site.name, [origin], np.array([[0], [0], [size]], np.int64))
+    source = ConcatSource(site.name, [origin], np.array([[0], [0], [size]], np.int64))
     part = Part(row.storage, size, source, type=None if row.is_storage else row.name, where=f"{site.name}: data")
     codec = CODECS[DenseLayout.codec]
     return Tensor(site.name, shape, dtype, codec.id, {DATA: part}, {}, codec, source_bits=tensor.stored_bits)
 
 
 class _FoldedOrigin:
-    """A byte origin for a tensor with maps folded in (see ``Pieces``).
+    """A byte origin for a tensor with maps folded in (see ``ConcatSource``).
 
     If the map of the outputs is the identity, each read computes only its rows. Otherwise the first read computes
     the full tensor, which stays cached until ``release``.
@@ -155,7 +155,7 @@ class _FoldedOrigin:
         self._dtype = dtype
         self._lock = threading.Lock()
         self._cached: memoryview | None = None
-        self._rows = ValueBytes(tensor, scattered=False)
+        self._rows = DecodedRange(tensor, scattered=False)
         self._by_rows = site.role == "table" or (
             site.role == "matrix"
             and len(site.ends) == 1
@@ -176,9 +176,9 @@ class _FoldedOrigin:
     def changed(self) -> bool:
         return self._rows.changed()
 
-    def prove(self) -> None:
+    def verify_sources(self) -> None:
         for part in self._tensor.parts.values():
-            prove_whole(part)
+            verify_part(part)
 
     def release(self) -> None:
         with self._lock:

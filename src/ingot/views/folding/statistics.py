@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ingot.model.statistics import ABSMAX, INPUTS, MEANS, OUTPUTS, SQUARES, Entry, MatrixStatistics
+from ingot.model.statistics import ABSMAX, INPUTS, MEANS, OUTPUTS, SQUARES, ArraySource, MatrixStatistics
 from ingot.model.tensor import Array
 from ingot.quantization.maps import LinearMap, RepeatableMap, Scale, both_backs, both_sides
 from ingot.quantization.tensor import StatisticsSource
@@ -48,7 +48,7 @@ def fold_statistics(statistics: MatrixStatistics, ends: Ends, folding: Folding) 
         return input_map(folding, ends)
 
     cols = statistics.cols
-    entries: dict[str, Entry] = {SQUARES: _ComputedEntry((cols,), lambda: _squares(statistics, inputs()))}
+    entries: dict[str, ArraySource] = {SQUARES: _ComputedEntry((cols,), lambda: _squares(statistics, inputs()))}
     if statistics.has_inputs:
         entries[INPUTS] = _ComputedEntry((cols, cols), lambda: _moment(statistics.inputs, inputs(), both_sides))
     if statistics.rows is not None:
@@ -65,7 +65,7 @@ def fold_statistics(statistics: MatrixStatistics, ends: Ends, folding: Folding) 
 
 @dataclass(frozen=True, slots=True)
 class _ComputedEntry:
-    """An ``Entry`` that a function computes."""
+    """An ``ArraySource`` that a function computes."""
 
     shape: tuple[int, ...]
     compute: Callable[[], Array]

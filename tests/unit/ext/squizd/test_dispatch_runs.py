@@ -15,7 +15,7 @@ import torch
 
 import ingot
 from ingot.ext.squizd import dispatch
-from ingot.model.features import Flags
+from ingot.model.stacks import Flags
 from ingot.runtime.evaluation.generate import generate
 from ingot.runtime.layers.packed_linear import PackedLinear
 from ingot.runtime.loading.load_report import LoadReport

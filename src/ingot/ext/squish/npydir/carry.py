@@ -95,7 +95,7 @@ def _dense_arrays(spec: TensorSpec) -> tuple[ArraySpec, ...]:
 
 def _quantized_arrays(spec: TensorSpec) -> tuple[ArraySpec, ...]:
     try:
-        layout = AffineLayout.of(spec)
+        layout = AffineLayout.from_tensor(spec)
     except CodecError as error:
         raise _refuse(error.message) from error
     if not layout.stream or spec.dtype not in FLOATS:

@@ -31,8 +31,8 @@ from ingot.model.layouts.affine import (
     Zero,
 )
 from ingot.model.layouts.base import Layout, Shape, matrix_shape
-from ingot.model.layouts.corrected import LEFT, RIGHT, CorrectedLayout
 from ingot.model.layouts.dense import DATA, DenseLayout
+from ingot.model.layouts.low_rank import LEFT_FACTOR, RIGHT_FACTOR, CorrectedLayout
 from ingot.model.layouts.scaled_codebook import CODEBOOK, INDICES, NF4, ScaledCodebookLayout
 from ingot.model.layouts.scaled_codebook import SCALES as CODEBOOK_SCALES
 from ingot.model.part import Part, memory_part
@@ -427,7 +427,7 @@ def _milo(arrays: Arrays, declared_shape: Shape | None, location: str, dtype: st
         raise FormatError("npydir.array-shape", f"expected {expected}, found {rank}", where=arrays["lra"].name)
     _check_array(arrays["lra"], SCALE, (rows, rank))
     _check_array(arrays["lrb"], SCALE, (rank, cols))
-    parts = {**inner.parts, LEFT: (SCALE, "lra"), RIGHT: (SCALE, "lrb")}
+    parts = {**inner.parts, LEFT_FACTOR: (SCALE, "lra"), RIGHT_FACTOR: (SCALE, "lrb")}
     return Stored(inner.shape, CorrectedLayout(inner.layout, rank, dtype), parts, inner.lengths)
 
 

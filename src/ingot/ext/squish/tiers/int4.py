@@ -191,7 +191,7 @@ def _plan(source: Source, options: Int4Options) -> _Planned:
         if tensor.codec != AffineLayout.codec:
             continue
         keys_by_name[tensor.name] = tensor.parts[CODES].where.removeprefix(f"{FOLDER}/").rpartition("__")[0]
-        layout = AffineLayout.of(tensor)
+        layout = AffineLayout.from_tensor(tensor)
         if layout.bits != 8:
             _require_requested(tensor, layout, options)
             continue

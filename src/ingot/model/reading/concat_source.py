@@ -1,6 +1,6 @@
-"""Bytes that are pieces of other parts, or what other tensors decode to: read, or decoded, when they are asked for.
+"""Byte sources that concatenate ranges of other parts or of decoded tensors, read or decoded on access.
 
-A view's tensor is an ordinary tensor whose parts lie in a ``Pieces`` source. Whoever reads it does not notice.
+The tensors of views have parts with such sources. Readers see an ordinary byte source.
 """
 
 from __future__ import annotations
@@ -16,37 +16,38 @@ from ingot.core.numeric.dtypes import DTYPES, numpy_dtype, require_inside
 from ingot.errors import UnsupportedError
 from ingot.model.bytesource import DerivedSource
 from ingot.model.part import Part, PartReader, StoredReader, memory_part
-from ingot.model.reading.slices import Reader, Skipping, pass_over
+from ingot.model.reading.slices import Reader, SkippingReader, skip_elements
 from ingot.model.tensor import Array, Decoder, Tensor
 
 R = TypeVar("R")
 
 SCATTERED = 64
-"""Runs that go back before one is ahead of them: of more, everything is read once where ranges are dear."""
+"""The number of backward runs up to which ranges are read one by one. With more, the origin is read once in full if
+reading ranges is expensive."""
 
 
-class Origin(Protocol):
-    """Random access to bytes that do not change, by several threads."""
+class RandomAccess(Protocol):
+    """Random access to bytes that do not change, for several threads."""
 
     def readinto(self, start: int, out: memoryview) -> None:
         """Fill ``out`` from byte ``start``."""
         ...
 
     def changed(self) -> bool:
-        """As ``ByteSource.changed``."""
+        """Whether the bytes were written to since they were opened."""
         ...
 
-    def prove(self) -> None:
-        """Compare the digests by which ranges cannot be checked; raises ``IntegrityError``."""
+    def verify_sources(self) -> None:
+        """Compare the digests that ranged reads do not compare. Raises ``IntegrityError``."""
         ...
 
     def release(self) -> None:
-        """Let go of what is held to answer the next request sooner."""
+        """Release caches."""
         ...
 
 
-class _Forward(Generic[R]):
-    """A sequential reader that is asked for ranges: it goes on where the last one ended, or begins again."""
+class _ForwardReader(Generic[R]):
+    """A sequential reader that serves ranges: it continues after the last range, or starts again for an earlier one."""
 
     def __init__(self, begin: Callable[[], R], skip: Callable[[R, int], None]) -> None:
         self._begin = begin
@@ -54,8 +55,8 @@ class _Forward(Generic[R]):
         self._reader: R | None = None
         self.position = 0
 
-    def at(self, start: int) -> R:
-        """Return the reader where ``start`` is next."""
+    def seek(self, start: int) -> R:
+        """Return the reader, positioned at ``start``."""
         if self._reader is None or start < self.position:
             self._reader = self._begin()
             self.position = 0
@@ -69,19 +70,19 @@ class _Forward(Generic[R]):
         self.position = 0
 
 
-class PartBytes:
-    """The decoded bytes of a part.
+class PartRange:
+    """Random access to the decoded bytes of a part.
 
-    Ranges in order are checked by the chunks that they lie in. Where they are ``scattered``, the part is checked whole
-    before the first one, and a compressed one is held.
+    Ranges in ascending order are checked by chunks. If ranges are ``scattered``, the full part is checked before the
+    first range, and a compressed part is decoded and cached.
     """
 
     def __init__(self, part: Part, *, scattered: bool) -> None:
         self.part = part
         self._scattered = scattered
         self._lock = threading.Lock()
-        self._forward = _Forward(lambda: part.by_ranges().reader(), PartReader.skip)
-        self._held: memoryview | None = None
+        self._forward = _ForwardReader(lambda: part.by_ranges().reader(), PartReader.skip)
+        self._decoded: memoryview | None = None
         self._proven = part.digest is None or not part.verify
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -97,24 +98,24 @@ class PartBytes:
                 return
         with self._lock:
             if part.encoding != "raw" and self._scattered:
-                if self._held is None:
-                    self._held = part.view()
-                out[:] = self._held[start : start + out.nbytes]
+                if self._decoded is None:
+                    self._decoded = part.view()
+                out[:] = self._decoded[start : start + out.nbytes]
                 return
-            self._forward.at(start).readinto(out)
+            self._forward.seek(start).readinto(out)
             self._forward.position += out.nbytes
 
     def changed(self) -> bool:
         return self.part.source.changed()
 
-    def prove(self) -> None:
+    def verify_sources(self) -> None:
         if not self._proven and self.part.provable() is None:
             self._check()
-        prove(self.part)
+        verify_sources(self.part)
 
     def release(self) -> None:
         with self._lock:
-            self._held = None
+            self._decoded = None
             self._forward.release()
 
     def _check(self) -> None:
@@ -122,16 +123,16 @@ class PartBytes:
         self._proven = True
 
 
-class ValueBytes:
-    """What a tensor decodes to, in row-major order.
+class DecodedRange:
+    """Random access to the decoded values of a tensor, as bytes in row-major order.
 
     Parameters
     ----------
     tensor : Tensor
     scattered : bool
-        Whether runs come in no order: then all of it is decoded and held, as long as it is being read.
+        Whether ranges are in no particular order. Then the full tensor is decoded and cached until ``release``.
     columns : sequence of (start, stop), optional
-        Only these, ascending, of a matrix.
+        Ascending ranges of columns; the other columns of the matrix are left out.
     """
 
     def __init__(self, tensor: Tensor, *, scattered: bool, columns: Sequence[tuple[int, int]] | None = None) -> None:
@@ -142,19 +143,19 @@ class ValueBytes:
         self._dtype = numpy_dtype(tensor.dtype)
         by_element = decoder.elementwise and columns is None
         self._rows, self._cols = (tensor.size, 1) if by_element else tensor.matrix_shape
-        self._kept = self._cols if columns is None else sum(stop - start for start, stop in columns)
+        self._width = self._cols if columns is None else sum(stop - start for start, stop in columns)
         self._lock = threading.Lock()
         parts = {role: part.by_ranges() for role, part in tensor.parts.items()}
         ranged = replace(tensor, parts=parts)
-        self._forward: _Forward[Reader] = _Forward(lambda: decoder.reader(ranged), self._skip)
+        self._forward: _ForwardReader[Reader] = _ForwardReader(lambda: decoder.reader(ranged), self._skip)
         self._last: tuple[int, Array] | None = None
-        self._held: Array | None = None
+        self._decoded: Array | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _value_bytes, (self._tensor, self._scattered, self._columns)
 
     def readinto(self, start: int, out: memoryview) -> None:
-        width = self._kept * self._dtype.itemsize
+        width = self._width * self._dtype.itemsize
         if not out.nbytes:
             return
         first = start // width
@@ -167,57 +168,57 @@ class ValueBytes:
     def changed(self) -> bool:
         return any(part.source.changed() for part in self._tensor.parts.values())
 
-    def prove(self) -> None:
+    def verify_sources(self) -> None:
         for part in self._tensor.parts.values():
-            prove_whole(part)
+            verify_part(part)
 
     def release(self) -> None:
         with self._lock:
-            self._held = self._last = None
+            self._decoded = self._last = None
             self._forward.release()
 
     def _read(self, first: int, last: int) -> Array:
-        """Return rows, those columns of them that are kept."""
-        if self._held is None and self._scattered:
-            self._held = self._tensor.numpy().reshape(self._rows, self._cols)
-        if self._held is not None:
-            return self._picked(self._held[first:last])
+        """Return the rows ``first`` to ``last``, only their selected columns."""
+        if self._decoded is None and self._scattered:
+            self._decoded = self._tensor.numpy().reshape(self._rows, self._cols)
+        if self._decoded is not None:
+            return self._select_columns(self._decoded[first:last])
         out = np.empty((last - first, self._cols), self._dtype)
         begin = first
-        if self._last is not None and self._last[0] == first:  # of which the last request took only a piece
+        if self._last is not None and self._last[0] == first:  # the last request ended within this row
             out[0] = self._last[1]
             begin += 1
         if begin < last:
-            self._forward.at(begin).read_into(out[begin - first :])
+            self._forward.seek(begin).read_into(out[begin - first :])
             self._forward.position = last
         self._last = (last - 1, out[-1].copy())
-        return self._picked(out)
+        return self._select_columns(out)
 
-    def _picked(self, rows: Array) -> Array:
+    def _select_columns(self, rows: Array) -> Array:
         if self._columns is None:
             return rows
-        pieces = [rows[:, start:stop] for start, stop in self._columns]
-        return np.concatenate(pieces, axis=1) if pieces else rows[:, :0]
+        selected = [rows[:, start:stop] for start, stop in self._columns]
+        return np.concatenate(selected, axis=1) if selected else rows[:, :0]
 
     def _skip(self, reader: Reader, count: int) -> None:
-        pass_over(reader, count * self._cols, self._cols, self._dtype)
+        skip_elements(reader, count * self._cols, self._cols, self._dtype)
 
 
-class Pieces(DerivedSource):
-    """Runs of other bytes, one behind the other: a ``ByteSource``.
+class ConcatSource(DerivedSource):
+    """A ``ByteSource`` that concatenates runs of bytes of other sources.
 
     Parameters
     ----------
     name : str
-        For messages.
-    origins : sequence of Origin
-    runs : [3, n] of i64
-        For each run the origin, the byte in it at which the run begins, and its bytes.
+        The name for error messages.
+    origins : sequence of RandomAccess
+    runs : i64 array [3, n]
+        For each run the index of its origin, its offset in the origin and its length, in bytes.
     """
 
     mapped = False
 
-    def __init__(self, name: str, origins: Sequence[Origin], runs: Array) -> None:
+    def __init__(self, name: str, origins: Sequence[RandomAccess], runs: Array) -> None:
         self.name = name
         self._origins = origins
         self._runs = runs
@@ -225,7 +226,7 @@ class Pieces(DerivedSource):
         self.size = int(self._ends[-1]) if len(self._ends) else 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Pieces, (self.name, self._origins, self._runs)
+        return ConcatSource, (self.name, self._origins, self._runs)
 
     def view(self, offset: int, length: int) -> memoryview:
         out = np.empty(max(length, 0), np.uint8).data
@@ -235,14 +236,14 @@ class Pieces(DerivedSource):
     def readinto(self, offset: int, out: memoryview) -> None:
         require_inside(offset, out.nbytes, self.size, self.name)
         target = out.cast("B") if out.nbytes else out
-        done = 0
+        filled = 0
         index = int(np.searchsorted(self._ends, offset, "right"))
-        while done < out.nbytes:
-            which, start, length = (int(value) for value in self._runs[:, index])
-            within = offset + done - (int(self._ends[index]) - length)
-            count = min(length - within, out.nbytes - done)
-            self._origins[which].readinto(start + within, target[done : done + count])
-            done += count
+        while filled < out.nbytes:
+            origin_index, start, length = (int(value) for value in self._runs[:, index])
+            skipped = offset + filled - (int(self._ends[index]) - length)
+            count = min(length - skipped, out.nbytes - filled)
+            self._origins[origin_index].readinto(start + skipped, target[filled : filled + count])
+            filled += count
             index += 1
         if offset + out.nbytes == self.size:
             for origin in self._origins:
@@ -252,12 +253,12 @@ class Pieces(DerivedSource):
         return any(origin.changed() for origin in self._origins)
 
     def close(self) -> None:
-        """Nothing to do: the files belong to somebody else."""
+        """Do nothing: the checkpoint closes the files."""
 
-    def prove(self) -> None:
-        """Compare the digests of all that the pieces are of, as far as reading a piece does not."""
+    def verify_sources(self) -> None:
+        """Compare the digests of all origins, except digests that ranged reads compare."""
         for origin in self._origins:
-            origin.prove()
+            origin.verify_sources()
 
 
 def _decoder(tensor: Tensor) -> Decoder:
@@ -266,45 +267,45 @@ def _decoder(tensor: Tensor) -> Decoder:
     return tensor.decoder
 
 
-def prove(part: Part) -> None:
-    """Compare the digests by which pieces of a part cannot be checked; nothing where the part is no piece."""
+def verify_sources(part: Part) -> None:
+    """Compare the digests of the parts that a part derives from, except digests that ranged reads compare."""
     if isinstance(part.source, DerivedSource):
-        part.source.prove()
+        part.source.verify_sources()
 
 
-def prove_whole(part: Part) -> None:
-    """Compare a part's digest where pieces of it cannot be checked, and what it is made of itself."""
+def verify_part(part: Part) -> None:
+    """Compare a part's digest if ranged reads cannot check it, and the digests of the parts that it derives from."""
     if part.verify and part.digest is not None and part.provable() is None:
         StoredReader(part).finish()
-    prove(part)
+    verify_sources(part)
 
 
-def skips(tensor: Tensor) -> bool:
-    """Whether any run of a tensor can be read without what comes before it."""
-    return tensor.decoder is not None and isinstance(tensor.decoder.reader(tensor), Skipping)
+def can_skip(tensor: Tensor) -> bool:
+    """Whether runs of a tensor can be read without reading what precedes them."""
+    return tensor.decoder is not None and isinstance(tensor.decoder.reader(tensor), SkippingReader)
 
 
-def backwards(runs: Array) -> int:
-    """Return how many runs of the same origin begin before the end of the one before them."""
+def count_backward_runs(runs: Array) -> int:
+    """Return the number of runs that begin before the end of the previous run of the same origin."""
     order = np.argsort(runs[0], kind="stable")
-    which, start, length = runs[:, order]
-    return int(np.count_nonzero((which[1:] == which[:-1]) & (start[1:] < start[:-1] + length[:-1])))
+    origin, start, length = runs[:, order]
+    return int(np.count_nonzero((origin[1:] == origin[:-1]) & (start[1:] < start[:-1] + length[:-1])))
 
 
-def joined(runs: Array) -> Array:
-    """Join runs that follow each other in their origin too, and leave out empty ones."""
+def join_runs(runs: Array) -> Array:
+    """Merge consecutive runs that are also adjacent in their origin, and remove empty runs."""
     runs = runs[:, runs[2] > 0]
     if runs.shape[1] < 2:
         return runs
-    which, start, length = runs
-    new = np.append(True, (which[1:] != which[:-1]) | (start[1:] != start[:-1] + length[:-1]))
+    origin, start, length = runs
+    new = np.append(True, (origin[1:] != origin[:-1]) | (start[1:] != start[:-1] + length[:-1]))
     first = np.flatnonzero(new)
-    return np.stack([which[first], start[first], np.add.reduceat(length, first)])
+    return np.stack([origin[first], start[first], np.add.reduceat(length, first)])
 
 
-def _part_bytes(part: Part, scattered: bool) -> PartBytes:
-    return PartBytes(part, scattered=scattered)
+def _part_bytes(part: Part, scattered: bool) -> PartRange:
+    return PartRange(part, scattered=scattered)
 
 
-def _value_bytes(tensor: Tensor, scattered: bool, columns: Sequence[tuple[int, int]] | None) -> ValueBytes:
-    return ValueBytes(tensor, scattered=scattered, columns=columns)
+def _value_bytes(tensor: Tensor, scattered: bool, columns: Sequence[tuple[int, int]] | None) -> DecodedRange:
+    return DecodedRange(tensor, scattered=scattered, columns=columns)

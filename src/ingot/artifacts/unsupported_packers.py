@@ -1,7 +1,7 @@
-"""Weights that another program has packed: their words are no weights, and Ingot has no decoder for them yet.
+"""Detection of weights that another program packed and that Ingot cannot decode.
 
-A folder says so in ``config.json`` (``quantization_config``); a file alone by the names and element types of its
-tensors, such as ``X.qweight`` beside ``X.qzeros``. Layouts: the packages named in the table, each as it saves them.
+The ``config.json`` of a folder states the packing (``quantization_config``). In a single file the names and element
+types of tensors indicate it, such as ``X.qweight`` next to ``X.qzeros``.
 """
 
 from __future__ import annotations
@@ -22,29 +22,30 @@ _BYTES = ("i8", "u8", "f8_e4m3fn", "f8_e5m2", "f8_e4m3fnuz", "f8_e5m2fnuz", "f4_
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
-    """Who packed the weights (``quant_method``, or names of programs), and where that was seen."""
+class Packer:
+    """The tool that packed weights (``quant_method`` or the names of tools), and the location of the evidence."""
 
     name: str
-    where: str
+    location: str
 
     def refusal(self) -> UnsupportedError:
-        """Return the error for whoever wants values."""
+        """Return the error for operations that need decoded values."""
         return UnsupportedError(
-            f"expected weights that Ingot decodes, found those of {self.name}, whose packed words are no weights; "
-            "start from the checkpoint it was made of, or undo the packing with the program that made it",
+            f"expected weights that Ingot can decode, found weights packed by {self.name}; start from the checkpoint "
+            "before packing, or undo the packing with the program that packed it",
             rule=RULE,
-            where=self.where,
+            where=self.location,
         )
 
     def note(self) -> str:
-        """Return what to tell where words are shown and not values."""
-        return f"packed by {self.name}: what is stored under the names of weights are words that Ingot does not decode"
+        """Return a note for operations that show packed words instead of values."""
+        return f"packed by {self.name}: the tensors contain packed words that Ingot does not decode"
 
 
 @dataclass(frozen=True, slots=True)
 class _Sign:
-    """A tensor ``X + packed`` of one of the element types, beside ``X + other`` for one of the others."""
+    """Evidence of a packing: a tensor ``X + packed`` with one of ``dtypes``, and a tensor ``X + other`` for one of
+    ``others``."""
 
     name: str
     packed: str
@@ -52,7 +53,7 @@ class _Sign:
     others: tuple[str, ...]
 
 
-# The first sign that fits is told: what says more of who packed comes first.
+# The first sign that matches is reported: more specific signs come first.
 _SIGNS = (
     _Sign("GPTQ or AWQ", ".qweight", _WORDS, (".qzeros", ".scales")),
     _Sign("compressed-tensors", ".weight_packed", _WORDS, (".weight_scale",)),
@@ -77,38 +78,38 @@ _SIGNS = (
 )
 
 
-_ALONE = {
+_SUFFICIENT = {
     ".qweight": "GPTQ or AWQ",
     ".weight_packed": "compressed-tensors",
     ".W_q": "HQQ",
     "._weight_qdata": "torchao",
     "._data._data": "quanto",
 }
-"""Ends of names that only packed codes have, whatever lies beside them."""
-_OTHERS = tuple({other for sign in _SIGNS for other in sign.others} | set(_ALONE))
+"""Endings of names that only packed codes have, without further evidence."""
+_EVIDENCE = tuple({other for sign in _SIGNS for other in sign.others} | set(_SUFFICIENT))
 
 
-def of_config(config: Mapping[str, Any], where: str) -> Dialect | None:
-    """Return the dialect that a ``config.json`` names; None if it names none.
+def packer_of_config(config: Mapping[str, Any], location: str) -> Packer | None:
+    """Return the packer that a ``config.json`` states; None if it states none.
 
-    ``quantization_config`` without ``quant_method`` is MLX's, which its format reads.
+    ``quantization_config`` without ``quant_method`` is that of MLX, which Ingot's format reads.
     """
-    for holder in (config, config.get("text_config")):
-        if not isinstance(holder, Mapping):
+    for section in (config, config.get("text_config")):
+        if not isinstance(section, Mapping):
             continue
         for key in ("quantization_config", "compression_config"):
-            stated = holder.get(key)
-            if isinstance(stated, Mapping) and stated.get("quant_method"):
-                return Dialect(f"quant_method {str(stated['quant_method'])[:80]!r}", where)
+            quantization = section.get(key)
+            if isinstance(quantization, Mapping) and quantization.get("quant_method"):
+                return Packer(f"quant_method {str(quantization['quant_method'])[:80]!r}", location)
     return None
 
 
-def of_tensors(tensors: Mapping[str, Tensor]) -> Dialect | None:
-    """Return the dialect that the tensors' names and element types show; None if they show none.
+def packer_of_tensors(tensors: Mapping[str, Tensor]) -> Packer | None:
+    """Return the packer that the names and element types of tensors indicate; None if they indicate none.
 
-    Asks for an element type only where two names fit, so that it is quick on any number of tensors.
+    Element types are read only if two names match, so that it is fast for many tensors.
     """
-    if not any_ends(tensors, _OTHERS):
+    if not any_ends(tensors, _EVIDENCE):
         return None
     names = set(tensors)
     for name in tensors:
@@ -116,11 +117,11 @@ def of_tensors(tensors: Mapping[str, Tensor]) -> Dialect | None:
             if not name.endswith(sign.packed):
                 continue
             stem = name.removesuffix(sign.packed)
-            other = next((stem + ending for ending in sign.others if stem + ending in names), None)
-            if other is not None and tensors[name].codec == DenseLayout.codec and tensors[name].dtype in sign.dtypes:
-                return Dialect(sign.name, f"{name}, beside {other}")
-    for name in tensors if any_ends(tensors, tuple(_ALONE)) else ():
-        ending = next((ending for ending in _ALONE if name.endswith(ending)), None)
+            evidence = next((stem + ending for ending in sign.others if stem + ending in names), None)
+            if evidence is not None and tensors[name].codec == DenseLayout.codec and tensors[name].dtype in sign.dtypes:
+                return Packer(sign.name, f"{name}, next to {evidence}")
+    for name in tensors if any_ends(tensors, tuple(_SUFFICIENT)) else ():
+        ending = next((ending for ending in _SUFFICIENT if name.endswith(ending)), None)
         if ending is not None and tensors[name].codec == DenseLayout.codec and tensors[name].dtype in _BYTES + _WORDS:
-            return Dialect(_ALONE[ending], name)
+            return Packer(_SUFFICIENT[ending], name)
     return None

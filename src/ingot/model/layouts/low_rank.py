@@ -1,4 +1,4 @@
-"""Layouts of weights with a product of two thin matrices added; attributes as in ``spec/with_low_rank.md``."""
+"""Layouts of a matrix plus a low-rank correction. Attributes: ``spec/with_low_rank.md``."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ingot.model.layouts.affine import AffineLayout
-from ingot.model.layouts.base import Attributes, Described, Layout, codec_of, file_id, matrix_shape
+from ingot.model.layouts.base import Attributes, Layout, LayoutSource, codec_of, file_id, matrix_shape
 from ingot.model.layouts.palette import PaletteLayout
 from ingot.model.layouts.scaled_codebook import ScaledCodebookLayout
-from ingot.model.layouts.table import layout_within
+from ingot.model.layouts.table import inner_layout
 
 VERSION = 1
 RULE = "with_low_rank.params"
-LEFT = "left"
-RIGHT = "right"
+LEFT_FACTOR = "left"
+RIGHT_FACTOR = "right"
 FACTORS = ("f32", "f16", "bf16")
 INNER = (AffineLayout.codec, PaletteLayout.codec, ScaledCodebookLayout.codec)
 """Codecs that may store the matrix."""
@@ -22,16 +22,16 @@ INNER = (AffineLayout.codec, PaletteLayout.codec, ScaledCodebookLayout.codec)
 
 @dataclass(frozen=True, slots=True)
 class CorrectedLayout:
-    """How a matrix and the factors of what is added to it lie.
+    """The arrangement of a matrix and the two factors of a correction that is added to it.
 
     Parameters
     ----------
     inner : Layout
-        Of the matrix.
+        The layout of the matrix.
     rank : int
         Columns of ``left`` and rows of ``right``.
     dtype : str
-        Logical element type, f32, f16 or bf16; the inner layout's too.
+        Logical element type, f32, f16 or bf16; equal to that of the inner layout.
     """
 
     inner: Layout
@@ -40,7 +40,7 @@ class CorrectedLayout:
     codec: ClassVar[str] = "with_low_rank"
 
     def attributes(self) -> dict[str, Any]:
-        """Return the attributes that ``of`` takes back."""
+        """Return the attributes from which ``from_tensor`` reads the layout."""
         return {
             "codec_version": VERSION,
             "rank": self.rank,
@@ -50,8 +50,11 @@ class CorrectedLayout:
         }
 
     @classmethod
-    def of(cls, tensor: Described) -> CorrectedLayout:
-        """Read a tensor's attributes; raises ``CodecError`` ``with_low_rank.params`` and what the inner layout does."""
+    def from_tensor(cls, tensor: LayoutSource) -> CorrectedLayout:
+        """Return the layout from a tensor's attributes.
+
+        Raises ``CodecError`` ``with_low_rank.params`` and the errors of the inner layout.
+        """
         reader = Attributes(tensor.params, RULE, tensor.name)
         reader.integer("codec_version", VERSION, VERSION)
         rank = reader.integer("rank", 0, min(matrix_shape(tensor.shape)))
@@ -62,4 +65,4 @@ class CorrectedLayout:
         if tensor.dtype not in FACTORS:
             raise reader.refuse(f"a tensor of {', '.join(FACTORS)}", tensor.dtype)
         dtype = reader.choice("dtype", (tensor.dtype,))
-        return cls(layout_within(tensor, tensor.shape, codec, params), rank, dtype)
+        return cls(inner_layout(tensor, tensor.shape, codec, params), rank, dtype)
