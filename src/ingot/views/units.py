@@ -303,7 +303,7 @@ class _UnitSource(ComputedRows):
         super().__init__(_Sources(name, parts), count, width, make)
         self._parts = parts
 
-    def prove(self) -> None:
+    def verify_sources(self) -> None:
         """Check the digests of the parts, which reading single units does not check."""
         for part in self._parts:
             verify_part(part)

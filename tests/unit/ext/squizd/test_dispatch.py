@@ -8,7 +8,6 @@ from dataclasses import fields, replace
 from itertools import product
 
 import pytest
-from ingot.model.features import Flags
 
 from ingot.ext.squizd.dispatch import (
     FALLBACK,
@@ -20,6 +19,7 @@ from ingot.ext.squizd.dispatch import (
     ingot_dispatch,
     this_machine,
 )
+from ingot.model.stacks import Flags
 
 # Highest first, as the document lists them.
 ORDER = ("ANE_COREML", "ASTC", "TCA_TBE", "INT2", "INT4", FALLBACK)

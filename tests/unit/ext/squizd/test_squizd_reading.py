@@ -22,7 +22,7 @@ from ingot.ext.squizd.placement import layers_of
 from ingot.ext.squizd.reader import read_catalog
 from ingot.formats.base import Catalog
 from ingot.inspect.findings import Finding
-from ingot.model.bytesource import MemorySource, Range, RemoteSource
+from ingot.model.bytesource import MemorySource, Range, RangedSource
 from ingot.testing.formats import FormatSuite
 from ingot.testing.formats import dense as item
 from tests.support.reading import read_all
@@ -53,7 +53,7 @@ def whole(rows: int = 4) -> Made:
     return squizd(items, draft=[grouped("fc.weight"), dense("d2t", "i64", [2], bytes(16))], coreml=b"PK" * 200)
 
 
-class CountingSource(MemorySource, RemoteSource):
+class CountingSource(MemorySource, RangedSource):
     """Remembers which bytes were asked for; wants nothing read that is not needed."""
 
     gap = 0
