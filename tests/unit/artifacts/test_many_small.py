@@ -167,7 +167,7 @@ def test_progress_counts_every_tensor(file: Path) -> None:
 def test_names_are_found_by_a_test_of_the_tensors(file: Path) -> None:
     with ingot.open(file) as checkpoint:
         for test in (lambda tensor: tensor.size == 15, lambda tensor: tensor.dtype == "bool", lambda tensor: False):
-            assert checkpoint.tensor_map.where(test) == [name for name in checkpoint if test(checkpoint[name])]
+            assert checkpoint.tensor_map.names_where(test) == [name for name in checkpoint if test(checkpoint[name])]
 
 
 def test_parts_are_made_when_they_are_asked_for(file: Path) -> None:

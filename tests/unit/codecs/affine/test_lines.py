@@ -55,7 +55,7 @@ def test_lines_are_what_rows_give(stored: str, target: str, group: int | None, s
     points = None if symmetric else np.random.default_rng(1).integers(1, 16, (count, SHAPE[0])).astype(np.uint8)
     tensor = packed(stored, group, points)
     for zero in (POINTS, Constant(8)):
-        layout = replace(PackedIntLayout.from_tensor(tensor), form=target, zero=zero)
+        layout = replace(PackedIntLayout.from_tensor(tensor), packing=target, zero=zero)
         one = with_one_point(tensor, PackedIntLayout.from_tensor(tensor))
         assert (len(one[0].parts) == 2) == symmetric
         found = between_lines(*one, layout)
@@ -71,7 +71,7 @@ def test_lines_are_what_rows_give(stored: str, target: str, group: int | None, s
 @pytest.mark.parametrize("bits", [2, 8])
 def test_other_bits_stay_in_their_words(bits: int) -> None:
     tensor = packed(GPTQ, 64, bits=bits)
-    layout = replace(PackedIntLayout.from_tensor(tensor), form=GPTQ_V1)
+    layout = replace(PackedIntLayout.from_tensor(tensor), packing=GPTQ_V1)
     found = between_lines(tensor, PackedIntLayout.from_tensor(tensor), layout)
     assert found is not None
     assert read(found, 2) == read(

@@ -127,7 +127,7 @@ def in_words(form: str, bits: int) -> Tensor:
 
 def rows_of(source: Tensor, first: int, last: int) -> Tensor:
     """Return some rows as a view has them."""
-    taken = ElementRuns.taken(source, np.arange(first, last))
+    taken = ElementRuns.from_indices(source, np.arange(first, last))
     return assemble("piece", (last - first, COLS), taken, CODECS["dense"])
 
 
