@@ -13,7 +13,7 @@ from ingot.codecs.repacked_encoder import RepackedEncoder
 from ingot.codecs.table import CODECS
 from ingot.errors import CodecError, UsageError
 from ingot.model.layouts.affine import Constant
-from ingot.model.layouts.packed_words import GPTQ, WordsLayout
+from ingot.model.layouts.packed_ints import GPTQ, PackedIntLayout
 from tests.support import model_folder
 
 FORMATS = ("gptq", "awq", "modelopt", "mlx", "gguf", "compressed-tensors")
@@ -86,7 +86,7 @@ def test_a_plan_gives_the_same_bytes(source: Path, tmp_path: Path, format: str) 
 def test_a_layout_that_would_change_values_is_refused() -> None:
     options = {"bits": 4, "group": 32, "symmetric": False, "quantizer": "minmax", "scales": "f16"}
     inner = CODECS["affine"].encoder((64, 64), "f32", options)
-    words = WordsLayout(GPTQ, 4, 32, Constant(8), "f32", "f16")
+    words = PackedIntLayout(GPTQ, 4, 32, Constant(8), "f32", "f16")
     encoder = RepackedEncoder(inner, "m", (64, 64), words)
     with pytest.raises(CodecError) as caught:
         encoder.encode(np.random.default_rng(1).standard_normal((64, 64)).astype(np.float32))

@@ -144,7 +144,7 @@ def test_activations_without_layers_that_fit_are_refused(source: Path, tmp_path:
 @pytest.mark.parametrize("text", ['activations = "int4"', "activations = 8", 'runs_in = ["vLLM", 1]'])
 def test_recipe_keys_are_checked(text: str) -> None:
     with pytest.raises(IngotError) as caught:
-        parse_recipe(text, where="r.toml")
+        parse_recipe(text, location="r.toml")
     assert caught.value.rule in ("recipe.activations", "recipe.type")
 
 
@@ -166,7 +166,7 @@ def test_a_folder_with_activations_is_read_and_kept(source: Path, tmp_path: Path
 
 def test_a_fingerprint_contains_the_activations() -> None:
     rule = '[[rules]]\ncodec = "dense"\n'
-    plain, other = (parse_recipe(text + rule, where="r") for text in ("", 'activations = "int8"\n'))
+    plain, other = (parse_recipe(text + rule, location="r") for text in ("", 'activations = "int8"\n'))
     assert plain.fingerprint() != other.fingerprint()
     assert load_recipe("w8a16").fingerprint() != load_recipe("w8a8").fingerprint()
 
@@ -177,8 +177,8 @@ def test_calibrated_integers_go_into_every_container(source: Path, tmp_path: Pat
     """The integers and scales of a .zt, exactly; the values of bf16 scales are exact in f16."""
     ingot.convert(source, tmp_path / "zt", preset, format="zt", calibration=statistics())
     target = tmp_path / ("out.gguf" if format == "gguf" else "out")
-    known = {"format": format, "calibration": statistics(), "keep_names": format == "gguf"}
-    report = ingot.convert(source, target, preset, **known)
+    options = {"format": format, "calibration": statistics(), "keep_names": format == "gguf"}
+    report = ingot.convert(source, target, preset, **options)
     assert "decoded" not in report.actions
     with ingot.open(tmp_path / "zt") as expected, ingot.open(target) as checkpoint:
         names = [name for name in expected if expected[name].codec != "dense"]
@@ -189,13 +189,13 @@ def test_calibrated_integers_go_into_every_container(source: Path, tmp_path: Pat
 
 
 def test_calibration_lessens_the_error_under_the_inputs(source: Path, tmp_path: Path) -> None:
-    known = statistics()
+    collected = statistics()
     for preset in ("w4a16", "w4a16-calibrated"):
-        calibration = known if preset.endswith("calibrated") else None
+        calibration = collected if preset.endswith("calibrated") else None
         ingot.convert(source, tmp_path / preset, preset, format="compressed-tensors", calibration=calibration)
     with ingot.open(source) as weights:
         for name in packed(tmp_path / "w4a16"):
-            matrix = known.for_matrix(name)
+            matrix = collected.for_matrix(name)
             assert matrix is not None
             errors = []
             for preset in ("w4a16", "w4a16-calibrated"):

@@ -63,8 +63,7 @@ def test_mlx_lm_has_the_values(tmp_path: Path, preset: str) -> None:
 @pytest.mark.parametrize("preset", CALIBRATED)
 def test_calibrated_presets(tmp_path: Path, preset: str) -> None:
     source = written(tmp_path / "in", ml_dtypes.bfloat16)
-    known = statistics()
-    report = ingot.convert(source, tmp_path / "out", f"{preset}-calibrated", format="mlx", calibration=known)
+    report = ingot.convert(source, tmp_path / "out", f"{preset}-calibrated", format="mlx", calibration=statistics())
     rounded = {outcome.matrix for outcome in report.rounded}
     assert len(rounded) == (7 if preset == "mlx-mxfp4" else 8)
     grids = check(tmp_path / "out")
