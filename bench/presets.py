@@ -22,10 +22,11 @@ import ingot
 
 # Those of quantized grids. The others keep values, or want a container of their own.
 PRESETS = (
-    "int8", "trellis4-calibrated", "table4-calibrated", "int4", "trellis3-calibrated", "table3-calibrated", "int3",
-    "trellis2-calibrated", "table2-calibrated", "int2", "palette8", "palette4-grouped", "palette4", "mlx-4bit",
-    "mlx-3bit", "q8_0", "q6_k-calibrated", "q6_k", "q5_k", "q4_k-calibrated", "q4_k", "q4_0-calibrated", "q4_0",
-    "iq4_xs-calibrated", "iq4_xs", "q3_k-calibrated", "q2_k-calibrated",
+    "int8", "w4a16-calibrated", "w4a16", "int4-calibrated", "trellis4-calibrated", "table4-calibrated", "int4",
+    "trellis3-calibrated", "table3-calibrated", "int3", "trellis2-calibrated", "table2-calibrated", "int2",
+    "palette8", "palette4-grouped", "palette4", "mlx-4bit-calibrated", "mlx-4bit", "mlx-3bit", "q8_0",
+    "q6_k-calibrated", "q6_k", "q5_k", "q4_k-calibrated", "q4_k", "q4_0-calibrated", "q4_0", "iq4_xs-calibrated",
+    "iq4_xs", "q3_k-calibrated", "q2_k-calibrated",
 )  # fmt: skip
 
 
