@@ -67,8 +67,14 @@ def write_options(options: ConvertOptions, target: Destination) -> WriteOptions:
     size = usual if shard is None else parse_size(shard)
     compact = options.prune_compact
     beside = target.directory
+    mixture = options.recipe.mixture if isinstance(options.recipe, Recipe) else None
     return WriteOptions(
-        digest=options.digest, max_shard=size, compact=compact, siblings=beside, base=target.format.base_identity()
+        digest=options.digest,
+        max_shard=size,
+        compact=compact,
+        siblings=beside,
+        base=target.format.base_identity(),
+        file_type=None if mixture is None else mixture.file_type,
     )
 
 

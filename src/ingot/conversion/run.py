@@ -15,6 +15,7 @@ from ingot.artifacts.companions import copy_companions
 from ingot.artifacts.destination import Destination, destination, is_elsewhere, stage
 from ingot.artifacts.open import Source, open_source
 from ingot.artifacts.remarks import UNREAD, remarks
+from ingot.conversion.block_types import type_notes, with_mixture_rules
 from ingot.conversion.budget.search import budgeted
 from ingot.conversion.encoding import require_effect
 from ingot.conversion.model_folder import with_model_folder
@@ -159,7 +160,6 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
     if not (recipe is None or isinstance(recipe, Recipe)):
         recipe = load_recipe(recipe)
     recipe = with_rotate_option(recipe, options.rotate)
-    options = replace(options, recipe=recipe)
     source = open_source(
         Location.parse(options.src),
         io=options.io,
@@ -176,6 +176,8 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
         refuse_same(source, target)
         target = for_source(target, source)
         checkpoint = source.view()
+        recipe = with_mixture_rules(recipe, checkpoint, source.config())
+        options = replace(options, recipe=recipe)
         _require_weights(source, target, recipe, options)
         require_complete(source, checkpoint, Patterns(tuple(options.drop)))
         opened, tied = checkpoint, _tied(source, checkpoint, target)
@@ -201,12 +203,23 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
         if rank is not None:
             require_packed(plan, checkpoint, recipe)
         part = "" if rank is None else f"slices of rank {rank.rank} of {rank.size}; each rank has the same shapes"
-        read = _read_narrower(plan)
         lost = unsaid(source, plan)
         shown = [message for rule, message in remarks(source) if rule != UNREAD]  # the account has those
         settings = note_on_config(source, directory=target.directory)
-        packed = [*plan.notes, repeated_scales(plan.steps, groups)]
-        told = [used, *account.notes(), *shown, settings, *view.notes, *packed, part, read, lost, tied.note, behind]
+        packed = [*plan.notes, repeated_scales(plan.steps, groups), *type_notes(plan.steps, target.format, recipe)]
+        told = [
+            used,
+            *account.notes(),
+            *shown,
+            settings,
+            *view.notes,
+            *packed,
+            part,
+            _read_narrower(plan),
+            lost,
+            tied.note,
+            behind,
+        ]
         notes = [note for note in told if note]
         return Prepared(
             source,

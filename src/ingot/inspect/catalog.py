@@ -17,7 +17,7 @@ from ingot.model.layouts.packed_words import FORMS, WordsLayout
 from ingot.model.layouts.scaled_codebook import MULTIPLY, ScaledCodebookLayout
 from ingot.model.layouts.sparse import WORD, BlocksLayout, MaskLayout
 from ingot.model.spec import TensorSpec
-from ingot.recipes.load import PRESETS, load_recipe
+from ingot.recipes.load import ALL_PRESETS, load_recipe
 from ingot.reporting.report import Report, Texts, table_of
 
 
@@ -142,5 +142,5 @@ def codecs_report() -> Report:
 
 def recipes_report() -> Report:
     """Return every preset as a row."""
-    rows = [RecipeInfo(preset, " ".join(load_recipe(preset).description.split())) for preset in PRESETS]
+    rows = [RecipeInfo(preset, " ".join(load_recipe(preset).description.split())) for preset in ALL_PRESETS]
     return Report(tables=[table_of("", rows, RecipeInfo, {"name": "recipe", "description": "what it does"})])

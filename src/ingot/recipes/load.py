@@ -14,7 +14,9 @@ from ingot.core.registry import did_you_mean
 from ingot.errors import IngotError, ResourceError, UsageError
 from ingot.model.layouts.dense import DenseLayout
 from ingot.recipes.choice import Choice, Measured
-from ingot.recipes.recipe import Recipe, Rotate, Rule
+from ingot.recipes.llama_cpp_mixtures import PRESETS as MIXTURE_PRESETS
+from ingot.recipes.llama_cpp_mixtures import parse_mixture, preset_named, preset_toml
+from ingot.recipes.recipe import Mixture, Recipe, Rotate, Rule
 from ingot.stores.location import AnyPath, Location
 
 PRESETS = (
@@ -66,6 +68,9 @@ PRESETS = (
 )
 """Names of the presets that ship with Ingot, from no loss to most, then those made for one container."""
 
+ALL_PRESETS = (*PRESETS, *MIXTURE_PRESETS)
+"""The same, and the mixtures of llama.cpp."""
+
 # Presets by container, for those that have forms of their own: bits of the matrices to name.
 _MADE_FOR = {
     "npydir": {8: "squish-int8", 4: "squish-int4", 3: "squish-int3"},
@@ -74,7 +79,7 @@ _MADE_FOR = {
 
 _LARGEST_FILE = 1 << 20
 _DEEPEST_OPTIONS = 4  # a codec in a codec, with a list among its options, is 2
-_ROOT_KEYS = ("name", "description", "rotate", "rules")
+_ROOT_KEYS = ("name", "description", "rotate", "mixture", "quantizer", "rules")
 _CODEC_KEYS = ("codec", "options", "encoding", "quantizer")
 _MEASURED_KEYS = ("pick", "min_snr_db", "candidates")
 _CHOICE_KEYS = ("keep", *_CODEC_KEYS, *_MEASURED_KEYS)
@@ -93,6 +98,9 @@ def load_recipe(source: AnyPath) -> Recipe:
     location = Location.parse(source)
     if location.given in PRESETS:
         return _preset(location.given)
+    mixture = preset_named(location.given)
+    if mixture is not None:
+        return _preset(mixture)
     text = location.display
     try:
         data = location.head(_LARGEST_FILE + 1)
@@ -121,7 +129,8 @@ def _no_recipe(location: Location) -> UsageError:
             where=text,
         )
     return UsageError(
-        f"expected a preset or a TOML file, found neither{did_you_mean(text, PRESETS)}; presets: {', '.join(PRESETS)}",
+        f"expected a preset or a TOML file, found neither{did_you_mean(text, ALL_PRESETS)}; presets: "
+        f"{', '.join(ALL_PRESETS)}",
         rule="recipe.unknown",
         where=text,
     )
@@ -141,8 +150,11 @@ def made_for(format: str, choice: Choice) -> str:
 def preset_text(name: str) -> str:
     """Return a preset's TOML, to start a recipe from; ``UsageError`` ``recipe.unknown`` if there is none."""
     if name not in PRESETS:
+        mixture = preset_named(name)
+        if mixture is not None:
+            return preset_toml(mixture)
         raise UsageError(
-            f"expected a preset ({', '.join(PRESETS)}), found {name!r}{did_you_mean(name, PRESETS)}",
+            f"expected a preset ({', '.join(ALL_PRESETS)}), found {name!r}{did_you_mean(name, ALL_PRESETS)}",
             rule="recipe.unknown",
         )
     return resources.files("ingot.recipes").joinpath("presets", f"{name}.toml").read_text("utf-8")
@@ -179,7 +191,23 @@ def parse_recipe(data: bytes | str, *, where: str, name: str = "recipe") -> Reci
         description=_text(root.get("description", ""), f"{where}: description").strip(),
         rules=tuple(_rule(rule, index, f"{where}: rules[{index}]") for index, rule in enumerate(rules)),
         rotate=_rotate(root["rotate"], f"{where}: rotate") if "rotate" in root else None,
+        mixture=_mixture(root, where),
     )
+
+
+def _mixture(root: Mapping[str, Any], where: str) -> Mixture | None:
+    if "mixture" not in root:
+        if "quantizer" in root:
+            raise UsageError(
+                "expected a mixture beside the quantizer of the recipe; the quantizer of a rule belongs into the rule",
+                rule="recipe.mixture",
+                where=f"{where}: quantizer",
+            )
+        return None
+    try:
+        return parse_mixture(root["mixture"], root.get("quantizer"))
+    except UsageError as error:
+        raise error.at(f"{where}: mixture") from None
 
 
 def _rotate(table: Any, where: str) -> Rotate:

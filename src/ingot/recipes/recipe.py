@@ -9,7 +9,8 @@ import fnmatch
 import hashlib
 import json
 import re
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -226,12 +227,28 @@ class Rotate:
         return cls("r1" in names, "r2" in names)
 
 
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """A mixture of block types by llama.cpp's name.
+
+    ``file_type`` is GGUF's ``general.file_type``, ``base`` the type of tensors without a rule of their own.
+    ``quantizer`` rounds the matrices of layers; None rounds each block by itself.
+    """
+
+    name: str
+    file_type: int
+    base: str
+    quantizer: str | None = None
+
+
 @dataclass(frozen=True)
 class Recipe:
     """Named, ordered rules. A tensor that no rule hits is kept as it is.
 
     ``general`` rules were written for all models, as the presets are: one that hits nothing in a model is no mistake.
-    ``rotate`` turns the model before any rule applies.
+    ``rotate`` turns the model before any rule applies. The rules of a ``mixture`` depend on the model, and are added
+    for it (``llama_cpp_mixtures.expand``); then ``fallbacks`` has the labels of those of its rules that replace a type
+    by another, whose block divides the columns: the type wanted, and the type stored.
     """
 
     name: str
@@ -239,11 +256,14 @@ class Recipe:
     description: str = ""
     general: bool = False
     rotate: Rotate | None = None
+    mixture: Mixture | None = None
+    fallbacks: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def fingerprint(self) -> str:
         """Return a SHA-256 over everything that decides an output: rules and their order, not names or descriptions."""
         content: list[Any] = [_content(rule) for rule in self.rules]
         content += [] if self.rotate is None else [asdict(self.rotate)]
+        content += [] if self.mixture is None else [asdict(self.mixture)]
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(b"ingot-recipe-1\n" + text.encode()).hexdigest()
 
