@@ -65,7 +65,11 @@ _FALLBACKS: Mapping[str, str] = {
 }
 _F16 = "f16"
 
-_VALUE, _KEY, _QUERY, _OUTPUT, _DOWN = "attn_v", "attn_k", "attn_q", "attn_output", "ffn_down"
+_VALUE = "attn_v"
+_KEY = "attn_k"
+_QUERY = "attn_q"
+_OUTPUT = "attn_output"
+_DOWN = "ffn_down"
 # Category: role of its tensors, and patterns of their names.
 _CATEGORIES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     _VALUE: (
@@ -354,7 +358,9 @@ def _needs_more_bits(index: int, count: int) -> bool:
 def _value_type(mixture: Mixture, facts: ModelFacts, index: int) -> str:
     if facts.experts == 8:
         return "q8_0"
-    shares, name, result = facts.shared_heads >= 4, mixture.name, mixture.base
+    shares = facts.shared_heads >= 4
+    name = mixture.name
+    result = mixture.base
     if name == "Q2_K":
         result = "q4_k" if shares else "q3_k"
     elif name == "IQ3_XXS":
@@ -371,8 +377,11 @@ def _value_type(mixture: Mixture, facts: ModelFacts, index: int) -> str:
 
 
 def _down_type(mixture: Mixture, facts: ModelFacts, layer: int) -> str:
-    name, count, result = mixture.name, facts.layers, mixture.base
-    more, is_first = _needs_more_bits(layer, count), layer < count // 8
+    name = mixture.name
+    count = facts.layers
+    result = mixture.base
+    more = _needs_more_bits(layer, count)
+    is_first = layer < count // 8
     if name == "Q2_K":
         result = "q3_k"
     elif name == "IQ3_XXS" and not mixture.quantizer:

@@ -195,19 +195,19 @@ def parse_recipe(data: bytes | str, *, where: str, name: str = "recipe") -> Reci
     )
 
 
-def _mixture(root: Mapping[str, Any], where: str) -> Mixture | None:
+def _mixture(root: Mapping[str, Any], location: str) -> Mixture | None:
     if "mixture" not in root:
         if "quantizer" in root:
             raise UsageError(
                 "expected a mixture beside the quantizer of the recipe; the quantizer of a rule belongs into the rule",
                 rule="recipe.mixture",
-                where=f"{where}: quantizer",
+                where=f"{location}: quantizer",
             )
         return None
     try:
         return parse_mixture(root["mixture"], root.get("quantizer"))
     except UsageError as error:
-        raise error.at(f"{where}: mixture") from None
+        raise error.at(f"{location}: mixture") from None
 
 
 def _rotate(table: Any, where: str) -> Rotate:
