@@ -64,7 +64,7 @@ def scales_of(block_type: str, blocks: Array) -> Array:
     if block_type == "iq1_m":
         tail = words(48, 56, "<u2")
         bits = sum((tail[:, k].astype(np.uint32) >> 12 << 4 * k for k in range(4)), np.uint32(0))
-        d = bits.astype(np.uint16).view(np.float16)[:, None].astype(np.float64)
+        d = np.asarray(bits, np.uint16).view(np.float16)[:, None].astype(np.float64)
         steps = np.stack([tail >> 3 * k & 7 for k in range(4)], axis=-1).reshape(len(blocks), 16)
     elif block_type == "iq1_s":
         steps = words(34, 50, "<u2") >> 12 & 7
@@ -90,8 +90,9 @@ def least_errors(block_type: str, x: Array, w: Array, scales: Array) -> Array:
         candidates = [table + 0.125, table - 0.125]
         errors = [((x[:, None] - scales[:, None, None] * q) ** 2 * w[:, None]).sum(-1) for q in candidates]
         if block_type == "iq1_s":  # four vectors have one shift
-            return np.minimum(*(one.min(1).reshape(-1, 4).sum(1) for one in errors))
-        return np.minimum(*(one.min(1) for one in errors))
+            errors = [one.min(1).reshape(-1, 4).sum(1, keepdims=True) for one in errors]
+        up, down = (one.min(1) for one in errors)
+        return np.asarray(np.minimum(up, down))
     allowed = [s for s in signs() if block_type not in EVEN or (s < 0).sum() % 2 == 0]
     best = np.full(len(x), np.inf)
     halves = [slice(0, 8)] if table.shape[1] == 8 else [slice(0, 4), slice(4, 8)]

@@ -11,7 +11,11 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot.artifacts.identity import content_id
 from ingot.errors import UsageError
+from ingot.model.statistics import Statistics
+from ingot.quantization.entries import round_entries
+from ingot.quantization.factors import factors_of
 from ingot.recipes.choice import Choice
 from ingot.recipes.llama_cpp_mixtures import NAMES, PRESETS, category_of, expand, facts_of, preset_toml
 from ingot.recipes.load import load_recipe, parse_recipe, preset_text
@@ -21,9 +25,9 @@ from tests.support import model_folder
 
 Shapes = dict[str, tuple[int, ...]]
 
-LLAMA_2_7B = {"hidden": 4096, "inner": 11008, "heads": 32, "key_heads": 32, "layers": 32}
-LLAMA_3_8B = {"hidden": 4096, "inner": 14336, "heads": 32, "key_heads": 8, "layers": 32}
-LLAMA_3_70B = {"hidden": 8192, "inner": 28672, "heads": 64, "key_heads": 8, "layers": 80}
+LLAMA_2_7B: dict[str, Any] = {"hidden": 4096, "inner": 11008, "heads": 32, "key_heads": 32, "layers": 32}
+LLAMA_3_8B: dict[str, Any] = {"hidden": 4096, "inner": 14336, "heads": 32, "key_heads": 8, "layers": 32}
+LLAMA_3_70B: dict[str, Any] = {"hidden": 8192, "inner": 28672, "heads": 64, "key_heads": 8, "layers": 80}
 
 GGUF = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
@@ -114,7 +118,7 @@ def config_of(sizes: Mapping[str, int], **more: Any) -> dict[str, Any]:
         ("Q4_K_M", LLAMA_3_70B, {"f32": 161, "q4_k": 441, "q5_k": 40, "q6_k": 81}),
     ],
 )  # fmt: skip
-def test_counts_of_types_are_those_of_llama_cpp(name: str, sizes: dict[str, int], expected: dict[str, int]) -> None:
+def test_counts_of_types_are_those_of_llama_cpp(name: str, sizes: dict[str, Any], expected: dict[str, int]) -> None:
     assert Counter(types_of(name, llama(**sizes), config_of(sizes)).values()) == expected
 
 
@@ -279,3 +283,33 @@ def folder(path: Path, hidden: int, inner: int) -> Path:
         for name, shape in shapes.items()
     }
     return model_folder.write(path / "model", config, tensors)
+
+
+def test_a_calibrated_mixture_rounds_by_statistics_and_keeps_the_types(tmp_path: Path) -> None:
+    model = folder(tmp_path, 256, 512)
+    name = "model.layers.0.mlp.up_proj.weight"
+    random = np.random.default_rng(5)
+    inputs = (random.standard_normal((256, 256)) @ random.standard_normal((256, 600))).astype(np.float32)
+    with ingot.open(model) as source:
+        arrays = {
+            f"{name}:inputs": inputs @ inputs.T / 600,
+            f"{name}:in_sum2": np.square(inputs).mean(1),
+            f"{name}:count": np.array([600]),
+        }
+        ingot.save(tmp_path / "s.safetensors", arrays, {"ingot.statistics": "1", "model": content_id(source)})
+        weights = source[name].numpy("f32")
+        with Statistics.open(tmp_path / "s.safetensors", source) as statistics:
+            entry = statistics.for_matrix(name)
+            assert entry is not None
+            expected = round_entries(weights, "iq2_xs", factors_of(entry)).values()
+    for preset in ("IQ2_XS", "IQ2_XS-calibrated"):
+        known = {"calibration": tmp_path / "s.safetensors"} if preset.endswith("calibrated") else {}
+        report = ingot.convert(model, tmp_path / f"{preset}.gguf", recipe=preset, **known)
+        assert any(note.startswith("types of the tensors, by bytes: IQ2_XS") for note in report.notes)
+    with (
+        ingot.open(tmp_path / "IQ2_XS.gguf") as plain,
+        ingot.open(tmp_path / "IQ2_XS-calibrated.gguf") as rounded,
+    ):
+        assert {n: t.params for n, t in plain.items()} == {n: t.params for n, t in rounded.items()}
+        assert rounded.metadata["general.file_type"] == 20
+        assert np.array_equal(rounded["blk.0.ffn_up.weight"].numpy("f32"), expected)
