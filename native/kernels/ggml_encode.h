@@ -1,5 +1,6 @@
-// Weights to ggml's blocks (spec/gguf.md, "Encoding"), once per instruction set: INGOT_KERNEL(ggml_encode)(type, from, out). For quantizers
-// that choose the scales of grid types themselves: nearest values, and blocks of given codes.
+// Encodes weights to ggml's blocks (spec/gguf.md, "Encoding"), once per instruction set:
+// INGOT_KERNEL(ggml_encode)(type, from, out). For quantizers that choose the scales of grid types themselves: nearest values, and blocks
+// of given codes.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -9,20 +10,20 @@
 
 namespace ingot {
 
-// Full blocks. `importance` has a weight for the squared errors of each of the `cols` columns, or is null. `grid` has the
-// entries of a type that needs a grid.
+// Rows of complete blocks; `importance` has weights for the squared errors of the `cols` columns, or is null. `grid` has the entries of a
+// grid type.
 struct GgmlSource {
   const void* values;
   Dtype dtype;
   std::size_t blocks, cols;
   const float* importance;
-  bool search;  // or as the package gguf encodes
+  bool search;  // false: encode like the package gguf
   const std::int8_t* grid = nullptr;
 };
 
 struct GgmlStatus {
   enum Code { ok, non_finite, scale_overflow, no_encoder } code;
-  std::size_t index;  // of the value, or of the first one of its block
+  std::size_t index;  // index of the value, or of the first value of its block
 };
 
 // Eight columns of a matrix, and for each row a scale that is given: the nearest values of a grid type.

@@ -13,7 +13,7 @@ import numpy as np
 
 from ingot.codecs.blocks.entries import BLOCK, RUN, Codes, compose, nearest, search_scales
 from ingot.core.runtime import native
-from ingot.core.runtime.parallel import go_on
+from ingot.core.runtime.parallel import check_cancelled
 from ingot.model.tensor import Array
 from ingot.quantization.factors import Factors, Feedback, feedback_factor
 from ingot.quantization.rounding import IMPORTANCE, TWO_SIDED, multiply
@@ -78,7 +78,7 @@ def round_entries(weights: Array, block_type: str, factors: Factors, quantizer: 
     d = []
     steps = []
     for first in range(0, cols, BLOCK):
-        go_on()
+        check_cancelled()
         last = first + BLOCK
         span = slice(first, last)
         searched = search_scales(block_type, targets[:, span], _normalized(diagonal[span]))
@@ -165,7 +165,7 @@ def _descend(rounded: Entries, weights: Array, factors: Factors) -> bool:
     curvature = np.ones(len(weights), np.float32) if outputs is None else np.ascontiguousarray(outputs.diagonal())
     changed = False
     for column in range(0, weights.shape[1], RUN):
-        go_on()
+        check_cancelled()
         run = slice(column, column + RUN)
         metric = np.ascontiguousarray(factors.inputs[run, run])
         gradient = np.ascontiguousarray(product[:, run])

@@ -20,7 +20,7 @@ from ingot.recipes.choice import Choice
 from ingot.recipes.llama_cpp_mixtures import NAMES, PRESETS, category_of, expand, facts_of, preset_toml
 from ingot.recipes.load import load_recipe, parse_recipe, preset_text
 from ingot.recipes.recipe import Recipe, resolve
-from ingot.recipes.types import type_named
+from ingot.recipes.types import recipes_of_type
 from tests.support import model_folder
 
 Shapes = dict[str, tuple[int, ...]]
@@ -242,20 +242,20 @@ def test_rules_of_a_file_come_before_those_of_its_mixture(tmp_path: Path) -> Non
 )  # fmt: skip
 def test_wrong_mixtures_are_refused(text: str) -> None:
     with pytest.raises(UsageError) as caught:
-        parse_recipe(text, where="x.toml")
+        parse_recipe(text, location="x.toml")
     assert caught.value.rule == "recipe.mixture"
 
 
 def test_a_mixture_is_no_type_of_a_budget() -> None:
     with pytest.raises(UsageError) as caught:
-        type_named("Q4_K_M")
+        recipes_of_type("Q4_K_M")
     assert caught.value.rule == "recipe.mixture"
 
 
 def test_presets_are_recipes_that_can_be_edited() -> None:
     assert len(PRESETS) == 2 * len(NAMES) - 3
     for preset in PRESETS:
-        recipe = parse_recipe(preset_toml(preset), where=preset)
+        recipe = parse_recipe(preset_toml(preset), location=preset)
         assert recipe.name == preset
         assert recipe.mixture == load_recipe(preset).mixture
         assert preset_text(preset.lower() if preset.lower() not in ("q2_k", "q6_k", "q8_0") else preset)
