@@ -94,7 +94,8 @@ void compose(std::string_view type, const InBytes& codes, const In<std::uint16_t
 }
 
 std::tuple<int, std::size_t> encode(std::string_view type, const InArray& values, std::string_view dtype,
-                                    const std::optional<In<float>>& importance, bool search, const OutBytes& blocks) {
+                                    const std::optional<In<float>>& importance, bool search,
+                                    const std::optional<In<std::int8_t>>& grid, const OutBytes& blocks) {
   const std::size_t index = index_of(type);
   const ingot::GgmlBlock& block = ingot::kGgmlBlocks[index];
   const ingot::Dtype kind = float_type(dtype);
@@ -105,8 +106,9 @@ std::tuple<int, std::size_t> encode(std::string_view type, const InArray& values
               blocks.size() / block.bytes == values.size() / block.elements,
           "expected rows of whole blocks, and as many blocks out");
   require(!importance || (search && importance->size() == cols), "expected a search, and one importance per column");
+  require((grid ? grid->size() : 0) == block.grid, "expected the grid of the type, or none");
   const ingot::GgmlSource from{values.data(), kind, values.size() / block.elements, cols,
-                               importance ? importance->data() : nullptr, search};
+                               importance ? importance->data() : nullptr, search, grid ? grid->data() : nullptr};
   ingot::GgmlStatus status{};
   {
     nb::gil_scoped_release release;
@@ -114,6 +116,44 @@ std::tuple<int, std::size_t> encode(std::string_view type, const InArray& values
   }
   require(status.code != ingot::GgmlStatus::no_encoder, "expected a type of block that is encoded in this way");
   return {status.code, status.index};
+}
+
+void grid_nearest(std::string_view type, const In<float>& values, const In<float>& scales, const In<float>& weights,
+                  const In<std::int8_t>& grid, const Out<std::uint16_t>& entries, const OutBytes& negative,
+                  const OutBytes& down, const Out<float>& decoded) {
+  const std::size_t index = index_of(type), rows = scales.size();
+  const bool has_pairs = type.starts_with("iq3");
+  require(grid.size() == ingot::kGgmlBlocks[index].grid, "expected the grid of the type");
+  require(values.size() / 8 == rows && values.size() % 8 == 0 && weights.size() == 8, "expected eight columns");
+  require(entries.size() == rows * (has_pairs ? 2 : 1) && negative.size() == rows && down.size() == rows &&
+              decoded.size() == values.size(),
+          "expected room for the codes of each row");
+  bool has_search = false;
+  {
+    nb::gil_scoped_release release;
+    has_search = INGOT_KERNEL(ggml_grid_nearest)(
+        static_cast<ingot::Ggml>(index), {values.data(), scales.data(), weights.data(), grid.data(), rows},
+        {entries.data(), negative.data(), down.data(), decoded.data()});
+  }
+  require(has_search, "expected a type with a grid, other than iq1_s");
+}
+
+void grid_compose(std::string_view type, const In<std::uint16_t>& d, const InBytes& steps, const In<std::uint16_t>& entries,
+                  const InBytes& negative, const InBytes& down, const OutBytes& blocks) {
+  const std::size_t index = index_of(type), count = d.size();
+  const bool has_pairs = type.starts_with("iq3"), is_fine = type == "iq1_m" || type == "iq2_xs" || type == "iq2_s";
+  require(blocks.size() == count * ingot::kGgmlBlocks[index].bytes, "expected full blocks");
+  require(steps.size() == count * (is_fine ? 16 : 8) && entries.size() == count * (has_pairs ? 64 : 32) &&
+              negative.size() == count * 32 && down.size() == count * 32,
+          "expected the codes of each block");
+  bool is_grid = false;
+  {
+    nb::gil_scoped_release release;
+    is_grid = INGOT_KERNEL(ggml_grid_compose)(static_cast<ingot::Ggml>(index),
+                                              {d.data(), steps.data(), entries.data(), negative.data(), down.data()}, count,
+                                              blocks.data());
+  }
+  require(is_grid, "expected a type with a grid, other than iq1_s");
 }
 
 }  // namespace
@@ -132,8 +172,14 @@ void bind_ggml(nb::module_& m) {
          nb::arg("steps").none(), nb::arg("minimums").none(), nb::arg("blocks"),
          "Put blocks together from a code for each element, their own scale and minimum as bits of f16, and the integers that "
          "multiply these for each group.");
+  define(m, "ggml_grid_nearest", &grid_nearest, nb::arg("type"), nb::arg("values"), nb::arg("scales"), nb::arg("weights"),
+         nb::arg("grid"), nb::arg("entries"), nb::arg("negative"), nb::arg("down"), nb::arg("decoded"),
+         "Find the nearest values of a grid type for eight columns whose scales are given, one for each row.");
+  define(m, "ggml_grid_compose", &grid_compose, nb::arg("type"), nb::arg("d"), nb::arg("steps"), nb::arg("entries"),
+         nb::arg("negative"), nb::arg("down"), nb::arg("blocks"), "Build blocks of a grid type from their codes.");
   define(m, "ggml_encode", &encode, nb::arg("type"), nb::arg("values"), nb::arg("dtype"), nb::arg("importance").none(),
-         nb::arg("search"), nb::arg("blocks"),
-         "Encode rows of whole blocks: scales by search, or as the package gguf has them. Returns (0, 0), (1, index of a value "
+         nb::arg("search"), nb::arg("grid").none(), nb::arg("blocks"),
+         "Encode rows of full blocks: scales by search, or as the package gguf has them; `grid` has the entries of types iq1, "
+         "iq2 and iq3. Returns (0, 0), (1, index of a value "
          "that is not finite) or (2, index of the first value of a block for whose scale f16 has no room).");
 }

@@ -7,7 +7,8 @@ namespace ingot::INGOT_ISA {
 GgmlStatus ggml_encode(Ggml type, const GgmlSource& from, std::uint8_t* out) {
   if (!from.search && !is_exact(type)) return {GgmlStatus::no_encoder, 0};
   for (const auto one_of : {encode_one_of<Ggml::q4_0, Ggml::q5_0, Ggml::q8_0, Ggml::iq4_nl, Ggml::mxfp4>,
-                            ggml_encode_affine, ggml_encode_nested, ggml_encode_nested_affine})
+                            ggml_encode_affine, ggml_encode_nested, ggml_encode_nested_affine, ggml_encode_grid,
+                            ggml_encode_few_levels})
     if (const GgmlStatus status = one_of(type, from, out); status.code != GgmlStatus::no_encoder) return status;
   return {GgmlStatus::no_encoder, 0};
 }

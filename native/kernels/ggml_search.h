@@ -3,7 +3,7 @@
 #pragma once
 #include <algorithm>
 
-#include "kernels/ggml_encode.h"
+#include "kernels/ggml_block_loop.h"
 #include "kernels/ggml_exact.h"
 #include "kernels/ggml_kinds.h"
 #include "kernels/ggml_nest.h"
@@ -154,26 +154,6 @@ std::size_t search(const float* x, const float* importance, std::size_t first, s
   return blocks;
 }
 
-template <Dtype kDtype>
-void widen(const void* values, std::size_t first, std::size_t count, float* out) {
-  const auto* in = static_cast<const TypeOf<kDtype>*>(values) + first;
-  // The number of values is a multiple of a block's.
-  for (std::size_t i = 0; i < count; i += 32) load_block<kDtype>(in + i, 32, out + i);
-}
-
-void widen(const GgmlSource& from, std::size_t first, std::size_t count, float* out) {
-  switch (from.dtype) {
-    case Dtype::f16:
-      return widen<Dtype::f16>(from.values, first, count, out);
-    case Dtype::bf16:
-      return widen<Dtype::bf16>(from.values, first, count, out);
-    case Dtype::f64:
-      return widen<Dtype::f64>(from.values, first, count, out);
-    default:
-      return widen<Dtype::f32>(from.values, first, count, out);
-  }
-}
-
 inline bool all_finite(const float* x, std::size_t count) {
   std::uint32_t result = 0;
   for (std::size_t i = 0; i < count; ++i)
@@ -193,7 +173,7 @@ GgmlStatus encode(const GgmlSource& from, Byte* out) {
     if (from.dtype == Dtype::f32 && count == at_once) {
       x = static_cast<const float*>(from.values) + first;
     } else {
-      widen(from, first, count * elements, widened);
+      widen_block(from, first, count * elements, widened);
       std::fill(widened + count * elements, std::end(widened), 0.0f);
     }
     if (!all_finite(x, count * elements)) {

@@ -189,8 +189,22 @@ def entropy_encode(values: Array, chunk: int, max: bool, joint: bool, out: Array
 def entropy_decode(planes: Array, sizes: Array, chunk: int, out: Array) -> tuple[int, int]: ...
 def ggml_decode(type: str, blocks: Array, grid: Maybe, out: Array, dtype: str) -> bool: ...
 def ggml_encode(
-    type: str, values: Array, dtype: str, importance: Maybe, search: bool, blocks: Array
+    type: str, values: Array, dtype: str, importance: Maybe, search: bool, grid: Maybe, blocks: Array
 ) -> tuple[int, int]: ...
+def ggml_grid_nearest(
+    type: str,
+    values: Array,
+    scales: Array,
+    weights: Array,
+    grid: Array,
+    entries: Array,
+    negative: Array,
+    down: Array,
+    decoded: Array,
+) -> None: ...
+def ggml_grid_compose(
+    type: str, d: Array, steps: Array, entries: Array, negative: Array, down: Array, blocks: Array
+) -> None: ...
 def ggml_pack(type: str, codes: Array, scales: Array, minima: Maybe, blocks: Array) -> None: ...
 def ggml_compose(
     type: str, codes: Array, d: Array, dmin: Maybe, steps: Maybe, minimums: Maybe, blocks: Array

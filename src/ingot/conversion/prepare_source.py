@@ -63,6 +63,7 @@ def write_options(options: ConvertOptions, target: Destination) -> WriteOptions:
             rule="convert.shard",
             where=target.display,
         )
+    mixture = options.recipe.mixture if isinstance(options.recipe, Recipe) else None
     default_size = DEFAULT_SHARD if target.directory and not target.format.traits.shards_on_request else None
     return WriteOptions(
         digest=options.digest,
@@ -70,6 +71,7 @@ def write_options(options: ConvertOptions, target: Destination) -> WriteOptions:
         compact=options.prune_compact,
         siblings=target.directory,
         base=target.format.base_identity(),
+        file_type=None if mixture is None else mixture.file_type,
     )
 
 

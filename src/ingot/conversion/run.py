@@ -15,6 +15,7 @@ from ingot.artifacts.companions import copy_companions
 from ingot.artifacts.destination import Destination, destination, is_distributed, stage
 from ingot.artifacts.open import Source, open_source
 from ingot.artifacts.remarks import UNREAD, remarks
+from ingot.conversion.block_types import type_notes, with_mixture_rules
 from ingot.conversion.budget.search import resolve_budget
 from ingot.conversion.encoding import require_all_used
 from ingot.conversion.model_folder import with_model_folder
@@ -168,7 +169,6 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
     if not (recipe is None or isinstance(recipe, Recipe)):
         recipe = load_recipe(recipe)
     recipe = with_rotate_option(recipe, options.rotate)
-    options = replace(options, recipe=recipe)
     source = open_source(
         Location.parse(options.src),
         io=options.io,
@@ -185,6 +185,8 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
         refuse_same(source, target)
         target = with_activations(for_source(target, source), None if recipe is None else recipe.activations)
         checkpoint = source.view()
+        recipe = with_mixture_rules(recipe, checkpoint, source.config())
+        options = replace(options, recipe=recipe)
         _require_weights(source, target, recipe, options)
         require_complete(source, checkpoint, Patterns(tuple(options.drop)))
         opened = checkpoint
@@ -220,6 +222,7 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
             *view.notes,
             *plan.notes,
             repeated_scales(plan.steps, groups),
+            *type_notes(plan.steps, target.format, recipe),
             "" if rank is None else f"slices of rank {rank.rank} of {rank.size}; each rank has the same shapes",
             _narrower_dtype_note(plan),
             dropped_settings_note(source, plan),

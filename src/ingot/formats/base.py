@@ -73,7 +73,8 @@ class WriteOptions:
 
     If ``compact`` is set, formats that store pruned matrices in full size (``FormatTraits.full_size``) store the
     remaining rows or columns only. ``siblings`` allows the writer to create files besides the named file. ``base`` is
-    the digest of the file that an overlay refers to.
+    the digest of the file that an overlay refers to. ``file_type`` is the ``general.file_type`` of a GGUF file if the
+    caller names a mixture.
     """
 
     digest: str | None = "crc32c"
@@ -81,6 +82,7 @@ class WriteOptions:
     compact: bool = False
     siblings: bool = True
     base: str | None = None
+    file_type: int | None = None
 
     def __post_init__(self) -> None:
         if self.digest is not None and self.digest not in HASHERS:

@@ -20,7 +20,8 @@ from ingot.model.layouts.sparse import WORD, BlocksLayout, MaskLayout
 from ingot.model.spec import TensorSpec
 from ingot.quantization.choice import parse_quantizer
 from ingot.recipes.choice import Choice, Measured
-from ingot.recipes.load import PRESETS, load_recipe
+from ingot.recipes.llama_cpp_mixtures import ModelFacts, expand
+from ingot.recipes.load import ALL_PRESETS, load_recipe
 from ingot.recipes.recipe import Recipe, resolve
 from ingot.reporting.report import Report, Texts, table_of
 
@@ -155,7 +156,7 @@ _MATRICES = (
 
 def recipes() -> list[RecipeInfo]:
     """Return every preset."""
-    return [_recipe_info(load_recipe(name)) for name in PRESETS]
+    return [_recipe_info(load_recipe(name)) for name in ALL_PRESETS]
 
 
 def recipes_report() -> Report:
@@ -183,8 +184,9 @@ def _range(sizes: Sequence[float]) -> str:
 
 def _choices(recipe: Recipe) -> Iterator[Choice]:
     """Yield the choices for the matrices of a Llama model with columns that every group and block divides."""
-    names = [f"model.layers.{layer}.{matrix}.weight" for layer in range(_LAYERS) for matrix in _MATRICES]
-    for name in names:
+    layers = range(_LAYERS)
+    recipe = expand(recipe, ModelFacts(_LAYERS, architecture="llama", value_layers=layers, down_layers=layers))
+    for name in [f"model.layers.{layer}.{matrix}.weight" for layer in layers for matrix in _MATRICES]:
         choice = resolve(recipe, name, _MATRIX, "bf16", _LAYERS).choice
         yield from choice.candidates if isinstance(choice, Measured) else () if choice is None else (choice,)
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ingot.codecs.blocks.entries import BLOCK, ENTRY_TYPES
 from ingot.codecs.palette.encode import codebooks_for
 from ingot.codecs.range_probe import HALF
 from ingot.codecs.scaled_codebook.options import layout_of as scaled_layout
@@ -25,6 +26,7 @@ from ingot.model.layouts.palette import PaletteLayout
 from ingot.model.layouts.scaled_codebook import MULTIPLY, ScaledCodebookLayout
 from ingot.model.layouts.trellis import TrellisLayout, inner_rows
 from ingot.model.tensor import Array
+from ingot.quantization.entries import round_entries
 from ingot.quantization.factors import Factors
 from ingot.quantization.grid import A_ROW, AS_INTEGERS, FOUR_BITS, GRIDS, NONE, OFFSETS, POINTS, Grid, TrellisGrid
 from ingot.quantization.rounding import IMPORTANCE, QUANTIZERS, How, round_bands, round_matrix
@@ -59,6 +61,11 @@ class QuantizerSpec:
     channels: int | None = None
     streams: bool = False
     correct_bias: bool = False
+
+    @property
+    def entries(self) -> bool:
+        """Whether numbers are entries of one of ggml's grid types; the grid only states their bits and columns."""
+        return self.block in ENTRY_TYPES
 
     @property
     def points(self) -> tuple[int, int] | None:
@@ -175,6 +182,8 @@ def _parse(quantizer: object, codec: str, options: dict[str, Any]) -> QuantizerS
             raise _option_error(f"neither {_ORDER} nor {AWQ} with codec {codec}", quantizer)
         return QuantizerSpec(name, _groups(options, learnt=True, zeros=NONE), streams=True)
     grid, block = _grid(codec, options)
+    if block in ENTRY_TYPES and (order or scaled):
+        raise _option_error(f"neither {_ORDER} nor {AWQ} with type {block}", quantizer)
     return QuantizerSpec(name, grid, block, order, scaled)
 
 
@@ -190,8 +199,10 @@ def _grid(codec: str, options: dict[str, Any]) -> tuple[Grid, str | None]:
     if codec == GgmlBlocksLayout.codec:
         _require_known(options, ("type",))
         block_type = options.get("type")
+        if block_type in ENTRY_TYPES:
+            return Grid(max(2, int(str(block_type)[2])), BLOCK), str(block_type)  # one bit would mean signs
         if not isinstance(block_type, str) or block_type not in GRIDS:
-            raise _option_error(f"type {', '.join(GRIDS)} for a quantizer", block_type)
+            raise _option_error(f"type {', '.join((*GRIDS, *ENTRY_TYPES))} for a quantizer", block_type)
         return GRIDS[block_type], None if block_type in AS_INTEGERS else block_type
     learnt = codec == ScaledCodebookLayout.codec
     if not learnt and codec != AffineLayout.codec:
@@ -249,6 +260,8 @@ def round_with(
     grid = spec.grid
     if spec.streams:
         return [round_streams(weights, TrellisGrid(grid.bits, grid.group, grid.scales), factors, spec.quantizer)]
+    if spec.block is not None and spec.entries:
+        return [round_entries(weights, spec.block, factors, spec.quantizer)]
     how = How(spec.quantizer, spec.act_order)
     rows = spec.band(weights.shape)
     if rows is not None:

@@ -19,8 +19,9 @@ from ingot.model.layouts.base import matrix_shape
 from ingot.model.part import memory_part
 from ingot.model.tensor import Array, Tensor
 from ingot.quantization.choice import QuantizerSpec, parse_quantizer
+from ingot.quantization.entries import Entries
 from ingot.quantization.factors import Factors
-from ingot.quantization.grid import OFFSETS, Rounded
+from ingot.quantization.grid import OFFSETS
 from ingot.quantization.rounding import TWO_SIDED, multiply, values_of
 from ingot.quantization.tensor import (
     Outcome,
@@ -31,7 +32,7 @@ from ingot.quantization.tensor import (
     round_tensor,
     rounding_memory,
 )
-from ingot.quantization.trellis import RoundedMatrix
+from ingot.quantization.trellis import RoundedMatrix, Streams
 
 _TINY = np.finfo(np.float64).tiny
 
@@ -146,7 +147,9 @@ def stretch(bands: Sequence[RoundedMatrix], weights: Array, factors: Factors) ->
     if not 1 / _MAX_STRETCH <= length < 1:
         return
     for band in bands:
-        if not isinstance(band, Rounded):
+        if isinstance(band, Entries):  # blocks are never the encoding of a difference
+            continue
+        if isinstance(band, Streams):
             band.scales = [_stretch(scales, length, band.grid.scales) for scales in band.scales]
         elif band.grid.scaled and band.grid.nested is None:
             band.scales = _stretch(band.scales, length, band.grid.scales)

@@ -24,6 +24,7 @@ from ingot.model.layouts.scaled_codebook import CODEBOOK, INDICES, SECOND
 from ingot.model.statistics import MatrixStatistics
 from ingot.model.tensor import Array
 from ingot.quantization.choice import QuantizerSpec, round_with
+from ingot.quantization.entries import Entries
 from ingot.quantization.factors import DAMPING, Factors, factors_of, no_factors
 from ingot.quantization.grid import FOUR_BITS, Grid, Rounded
 from ingot.quantization.rounding import IMPORTANCE, error_under, values_of
@@ -40,9 +41,9 @@ def parts_of(bands: Sequence[RoundedMatrix], spec: QuantizerSpec) -> Mapping[str
     if spec.streams:
         parts = [band.parts() for band in bands if isinstance(band, Streams)]
         return {role: np.concatenate([part[role] for part in parts]) for role in parts[0]}
-    rounded = [band for band in bands if isinstance(band, Rounded)]
     if spec.block is not None:
-        return {BLOCKS: np.concatenate([_blocks(band, spec.block) for band in rounded])}
+        return {BLOCKS: np.concatenate([_blocks(band, spec.block) for band in bands])}
+    rounded = [band for band in bands if isinstance(band, Rounded)]
     grid = spec.grid
     codes = np.concatenate([band.codes for band in rounded])
     if not grid.scaled:
@@ -84,7 +85,10 @@ def _rows(codes: Array, bits: int) -> Array:
     return stream(codes, bits) if codes.shape[1] * bits % 8 else pack(codes, bits)
 
 
-def _blocks(rounded: Rounded, block_type: str) -> Array:
+def _blocks(rounded: RoundedMatrix, block_type: str) -> Array:
+    if isinstance(rounded, Entries):
+        return rounded.blocks()
+    assert isinstance(rounded, Rounded)
     d = rounded.scales if rounded.units is None else rounded.units
     dmin = rounded.zeros if rounded.zero_units is None else rounded.zero_units
     return compose_blocks(block_type, rounded.codes, Numbers(rounded.scales, rounded.zeros, d, dmin))

@@ -20,6 +20,7 @@ from ingot.core.runtime.parallel import check_cancelled
 from ingot.errors import CodecError
 from ingot.model.layouts.trellis import SCALES, STREAMS, WORD, TrellisLayout
 from ingot.model.tensor import Array
+from ingot.quantization.entries import Entries
 from ingot.quantization.factors import Factors, Feedback, Links, feedback_factor, links_of
 from ingot.quantization.grid import Rounded, TrellisGrid
 from ingot.quantization.rounding import GPTQ, TWO_SIDED, multiply
@@ -71,8 +72,8 @@ class Streams:
         return {STREAMS: np.concatenate(streams), SCALES: cast(np.concatenate(scales), self.grid.scales)}
 
 
-RoundedMatrix = Rounded | Streams
-"""A matrix rounded to a grid of levels, or to a trellis."""
+RoundedMatrix = Rounded | Streams | Entries
+"""A matrix rounded to a grid of levels, to a trellis, or to entries of ggml's grid types."""
 _Linked = tuple[Array, Array, Array]  # L and D of a band's rows, and the shifts of its targets
 
 

@@ -14,7 +14,9 @@ from ingot.core.registry import did_you_mean
 from ingot.errors import IngotError, ResourceError, UsageError
 from ingot.model.layouts.dense import DenseLayout
 from ingot.recipes.choice import Choice, Measured
-from ingot.recipes.recipe import Recipe, Rotate, Rule
+from ingot.recipes.llama_cpp_mixtures import PRESETS as MIXTURE_PRESETS
+from ingot.recipes.llama_cpp_mixtures import parse_mixture, preset_named, preset_toml
+from ingot.recipes.recipe import Mixture, Recipe, Rotate, Rule
 from ingot.stores.location import AnyPath, Location
 
 PRESETS = (
@@ -91,6 +93,9 @@ PRESETS = (
 format.
 """
 
+ALL_PRESETS = (*PRESETS, *MIXTURE_PRESETS)
+"""Names of the presets that ship with Ingot, and of llama.cpp's mixtures."""
+
 # Presets by format and by bits of the matrices, for formats with packings of their own.
 _FORMAT_PRESETS = {
     "npydir": {8: "squish-int8", 4: "squish-int4", 3: "squish-int3"},
@@ -99,7 +104,7 @@ _FORMAT_PRESETS = {
 
 _MAX_FILE_BYTES = 1 << 20
 _MAX_OPTION_DEPTH = 4  # a codec within a codec, with a list among its options, has depth 2
-_ROOT_KEYS = ("name", "description", "rotate", "activations", "runs_in", "rules")
+_ROOT_KEYS = ("name", "description", "rotate", "activations", "runs_in", "mixture", "quantizer", "rules")
 _CODEC_KEYS = ("codec", "options", "encoding", "quantizer")
 _MEASURED_KEYS = ("pick", "min_snr_db", "candidates")
 _CHOICE_KEYS = ("keep", *_CODEC_KEYS, *_MEASURED_KEYS)
@@ -118,6 +123,9 @@ def load_recipe(source: AnyPath) -> Recipe:
     location = Location.parse(source)
     if location.user_text in PRESETS:
         return _preset(location.user_text)
+    mixture = preset_named(location.user_text)
+    if mixture is not None:
+        return _preset(mixture)
     text = location.display
     try:
         data = location.head(_MAX_FILE_BYTES + 1)
@@ -146,7 +154,8 @@ def _unknown_recipe(location: Location) -> UsageError:
             where=text,
         )
     return UsageError(
-        f"expected a preset or a TOML file, found neither{did_you_mean(text, PRESETS)}; presets: {', '.join(PRESETS)}",
+        f"expected a preset or a TOML file, found neither{did_you_mean(text, ALL_PRESETS)}; presets: "
+        f"{', '.join(ALL_PRESETS)}",
         rule="recipe.unknown",
         where=text,
     )
@@ -166,8 +175,11 @@ def preset_hint(format: str, choice: Choice) -> str:
 def preset_text(name: str) -> str:
     """Return a preset's TOML; raise ``UsageError`` ``recipe.unknown`` if there is no such preset."""
     if name not in PRESETS:
+        mixture = preset_named(name)
+        if mixture is not None:
+            return preset_toml(mixture)
         raise UsageError(
-            f"expected a preset ({', '.join(PRESETS)}), found {name!r}{did_you_mean(name, PRESETS)}",
+            f"expected a preset ({', '.join(ALL_PRESETS)}), found {name!r}{did_you_mean(name, ALL_PRESETS)}",
             rule="recipe.unknown",
         )
     return resources.files("ingot.recipes").joinpath("presets", f"{name}.toml").read_text("utf-8")
@@ -206,7 +218,23 @@ def parse_recipe(data: bytes | str, *, location: str, name: str = "recipe") -> R
         rotate=_rotate(root["rotate"], f"{location}: rotate") if "rotate" in root else None,
         activations=_text(root["activations"], f"{location}: activations") if "activations" in root else None,
         runs_in=_texts(root["runs_in"], f"{location}: runs_in") if "runs_in" in root else (),
+        mixture=_mixture(root, location),
     )
+
+
+def _mixture(root: Mapping[str, Any], location: str) -> Mixture | None:
+    if "mixture" not in root:
+        if "quantizer" in root:
+            raise UsageError(
+                "a quantizer of the recipe needs a mixture; to use a quantizer without one, add it to a rule",
+                rule="recipe.mixture",
+                where=f"{location}: quantizer",
+            )
+        return None
+    try:
+        return parse_mixture(root["mixture"], root.get("quantizer"))
+    except UsageError as error:
+        raise error.at(f"{location}: mixture") from None
 
 
 def _rotate(table: Any, location: str) -> Rotate:

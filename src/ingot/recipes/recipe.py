@@ -9,7 +9,8 @@ import fnmatch
 import hashlib
 import json
 import re
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -231,6 +232,20 @@ ACTIVATIONS = ("int8", "fp8")
 """Schemes of inputs that layers quantize while the model runs, with one dynamic scale for each token."""
 
 
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """A mixture of block types by llama.cpp's name.
+
+    ``file_type`` is GGUF's ``general.file_type``, ``base`` the type of tensors without a rule of their own.
+    ``quantizer`` rounds the matrices of layers; None rounds each block by itself.
+    """
+
+    name: str
+    file_type: int
+    base: str
+    quantizer: str | None = None
+
+
 @dataclass(frozen=True)
 class Recipe:
     """Named, ordered rules. A tensor that no rule hits is kept unchanged.
@@ -238,7 +253,9 @@ class Recipe:
     ``general`` rules, such as those of presets, are written for all models: it is no mistake if one of them hits no
     tensor of a model. ``rotate`` is applied to the model before the rules. ``activations`` states that layers quantize
     their inputs while the model runs, to 8-bit integers or FP8 with one scale for each token. ``runs_in`` lists the
-    programs that run the result.
+    programs that run the result. The rules of a ``mixture`` depend on the model and are added for it
+    (``llama_cpp_mixtures.expand``). ``fallbacks`` then maps the labels of rules with a fallback type, whose block
+    divides the columns, to the requested and the stored type.
     """
 
     name: str
@@ -248,6 +265,8 @@ class Recipe:
     rotate: Rotate | None = None
     activations: str | None = None
     runs_in: tuple[str, ...] = ()
+    mixture: Mixture | None = None
+    fallbacks: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.activations is not None and self.activations not in ACTIVATIONS:
@@ -261,6 +280,7 @@ class Recipe:
         content: list[Any] = [_content(rule) for rule in self.rules]
         content += [] if self.rotate is None else [asdict(self.rotate)]
         content += [] if self.activations is None else [self.activations]
+        content += [] if self.mixture is None else [asdict(self.mixture)]
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(b"ingot-recipe-1\n" + text.encode()).hexdigest()
 

@@ -14,7 +14,7 @@ from ingot.model.layouts.ggml import GgmlBlocksLayout
 from ingot.model.layouts.trellis import TrellisLayout
 from ingot.quantization.rounding import IMPORTANCE, TWO_SIDED
 from ingot.recipes.choice import Choice, Measured
-from ingot.recipes.load import PRESETS, load_recipe
+from ingot.recipes.load import ALL_PRESETS, load_recipe
 from ingot.recipes.recipe import Recipe, Rule
 
 LAYERS = ("attention", "mlp", "ssm")
@@ -93,9 +93,15 @@ def recipes_of_type(name: str) -> list[tuple[str, Recipe]]:
             raise
         raise UsageError(
             f"expected a type ({', '.join(NAMES)}), a preset or a TOML file, found {name!r}"
-            f"{did_you_mean(name, (*NAMES, *PRESETS))}",
+            f"{did_you_mean(name, (*NAMES, *ALL_PRESETS))}",
             rule="recipe.unknown",
         ) from None
+    if recipe.mixture is not None:
+        raise UsageError(
+            f"expected types that apply to single tensors, found the mixture {name!r}; name its types: "
+            f"{', '.join(_LARGE_BLOCKS)}",
+            rule="recipe.mixture",
+        )
     if recipe.rotate is not None:
         raise UsageError(
             f"expected types that apply to single tensors, found {name!r}, which rotates the full model",

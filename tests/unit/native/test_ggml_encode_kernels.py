@@ -10,6 +10,7 @@ from ingot.core.numeric.dtypes import as_bits, cast
 from ingot.core.runtime import native
 from ingot.model.layouts.ggml import TYPES
 from tests.support.reference.ggml_encode import KINDS, encoded
+from tests.unit.native.test_ggml_grid_kernels import SCALES
 
 BLOCKS = 37  # the last sixteen groups are not full
 
@@ -36,13 +37,13 @@ def weights(type: str, seed: int = 3) -> np.ndarray:
 
 def encode(type: str, x: np.ndarray, dtype: str = "f32", importance: np.ndarray | None = None) -> np.ndarray:
     blocks = np.empty((len(x), TYPES[type].nbytes), np.uint8)
-    status = native.kernels.ggml_encode(type, as_bits(x), dtype, importance, True, blocks.reshape(-1))
+    status = native.kernels.ggml_encode(type, as_bits(x), dtype, importance, True, None, blocks.reshape(-1))
     assert status == (0, 0)
     return blocks
 
 
 def test_every_encoded_type_has_a_reference() -> None:
-    assert set(LEVELS) == set(KINDS)
+    assert set(LEVELS) == {*KINDS, *SCALES, "tq1_0", "tq2_0", "q1_0", "q2_0"}
 
 
 @pytest.mark.parametrize("type", KINDS)
@@ -65,7 +66,7 @@ def test_importance_belongs_to_columns() -> None:
     x = weights("q4_0")[:36].reshape(12, 96)
     importance = np.random.default_rng(4).random(96).astype(np.float32)
     blocks = np.empty(36 * 18, np.uint8)
-    native.kernels.ggml_encode("q4_0", x, "f32", importance, True, blocks)
+    native.kernels.ggml_encode("q4_0", x, "f32", importance, True, None, blocks)
     for row, stored in zip(x, blocks.reshape(12, 3, 18), strict=True):
         assert np.array_equal(stored, encoded("q4_0", row.reshape(3, 32), importance.reshape(3, 32)))
 
@@ -82,17 +83,19 @@ def test_no_blocks_and_one(type: str) -> None:
 def test_values_that_are_not_finite_are_found(type: str, search: bool) -> None:
     x, blocks = np.ones((40, 32), np.float32), np.empty(40 * TYPES[type].nbytes, np.uint8)
     x[17, 5], x[18, 0] = np.nan, np.inf
-    assert native.kernels.ggml_encode(type, x, "f32", None, search, blocks) == (1, 17 * 32 + 5)
+    assert native.kernels.ggml_encode(type, x, "f32", None, search, None, blocks) == (1, 17 * 32 + 5)
     x[17, 5] = x[18, 0] = 0
     x[19] = [3e38, -3e38] * 16
-    assert native.kernels.ggml_encode(type, x, "f32", None, search, blocks) == ((0, 0) if type == "mxfp4" else (2, 608))
+    assert native.kernels.ggml_encode(type, x, "f32", None, search, None, blocks) == (
+        (0, 0) if type == "mxfp4" else (2, 608)
+    )
 
 
 @pytest.mark.parametrize("type", [type for type in KINDS if TYPES[type].elements == 256])
 def test_scales_without_room(type: str) -> None:
     x, blocks = np.ones((3, 256), np.float32), np.empty(3 * TYPES[type].nbytes, np.uint8)
     x[2, 7] = -3e38
-    assert native.kernels.ggml_encode(type, x, "f32", None, True, blocks) == (2, 512)
+    assert native.kernels.ggml_encode(type, x, "f32", None, True, None, blocks) == (2, 512)
 
 
 @pytest.mark.parametrize(
@@ -111,4 +114,6 @@ def test_scales_without_room(type: str) -> None:
 def test_wrong_sizes(type: str, shape: tuple[int, ...], nbytes: int, importance: int | None, search: bool) -> None:
     weigh = None if importance is None else np.ones(importance, np.float32)
     with pytest.raises(ValueError, match="expected"):
-        native.kernels.ggml_encode(type, np.zeros(shape, np.float32), "f32", weigh, search, np.zeros(nbytes, np.uint8))
+        native.kernels.ggml_encode(
+            type, np.zeros(shape, np.float32), "f32", weigh, search, None, np.zeros(nbytes, np.uint8)
+        )

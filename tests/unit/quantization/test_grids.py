@@ -55,7 +55,7 @@ def test_blocks_are_put_together_as_the_encoder_packs_them(kind: str) -> None:
     weights, even = matrix(3, 512, 4), np.ones(512, np.float32)
     block, grid = TYPES[kind], GRIDS[kind]
     blocks = np.empty(weights.size // block.elements * block.nbytes, np.uint8)
-    native.kernels.ggml_encode(kind, weights, "f32", even, True, blocks)
+    native.kernels.ggml_encode(kind, weights, "f32", even, True, None, blocks)
     values = np.empty(weights.size, np.float32)
     native.kernels.ggml_decode(kind, blocks, None, values, "f32")
     if grid.nested is not None:

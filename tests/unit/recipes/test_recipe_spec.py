@@ -10,6 +10,7 @@ import pytest
 from ingot.naming.names import ROLES
 from ingot.recipes import choice, load
 from ingot.recipes.choice import Measured
+from ingot.recipes.llama_cpp_mixtures import NAMES
 from ingot.recipes.load import PRESETS, parse_recipe
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -51,13 +52,18 @@ def test_every_key_role_and_preset_is_described() -> None:
     assert f"`{' '.join(ROLES)}`" in PAGE
     for preset in PRESETS:
         assert f"| `{preset}` |" in PAGE
+    assert all(re.search(rf"[` ]{name}[` \n]", PAGE) for name in NAMES)
     assert all(f"`{dtype}`" in PAGE for dtype in choice.WEIGHT_DTYPES)
 
 
 @pytest.mark.parametrize(
     ("prefix", "page", "files"),
     [
-        ("recipe", "recipes.md", ["recipes/recipe.py", "recipes/choice.py", "recipes/load.py"]),
+        (
+            "recipe",
+            "recipes.md",
+            ["recipes/recipe.py", "recipes/choice.py", "recipes/load.py", "recipes/llama_cpp_mixtures.py"],
+        ),
         ("dense", "dense.md", ["codecs/dense/codec.py", "codecs/cast.py", "inspect/tensors.py"]),
     ],
 )

@@ -49,7 +49,7 @@ class BlockReader(Rows):
 
 
 class BlocksCodec(Codec):
-    """The block types of ggml: Q4_0 to Q8_0, Q2_K to Q6_K, IQ4 and MXFP4; IQ1 to IQ3 and others are only read."""
+    """The block types of ggml. NVFP4 has no encoder here: its second scale is a tensor of its own."""
 
     id: ClassVar[str] = ID
     lossless: ClassVar[bool] = False
@@ -100,8 +100,8 @@ class BlocksCodec(Codec):
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> BlocksEncoder:
         """Return the encoder. Options, all with defaults:
 
-        ``type`` q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl, iq4_xs or mxfp4 (q4_k); ``search``
-        true, or ``"reference"`` for the bytes of the package gguf; ``importance`` weights of columns.
+        ``type`` one of ``encode.LEVELS`` (q4_k); ``search`` true, or ``"reference"`` for the bytes of the package gguf;
+        ``importance`` weights of columns.
 
         Raises
         ------

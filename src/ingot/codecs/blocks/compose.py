@@ -34,7 +34,7 @@ def numbers_of(block_type: str, values: Array, importance: Array) -> Numbers | i
     """
     elements, nbytes, wide = TYPES[block_type]
     blocks = np.empty(values.size // elements * nbytes, np.uint8)
-    status, index = native.kernels.ggml_encode(block_type, values, "f32", importance, True, blocks)
+    status, index = native.kernels.ggml_encode(block_type, values, "f32", importance, True, None, blocks)
     if status:
         return int(index)
     parts = unpack(block_type, blocks)

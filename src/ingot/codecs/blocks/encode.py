@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ingot.codecs.base import IMPORTANCE, Encoder, column_weights, option_error, require_known, source_dtype
+from ingot.codecs.blocks.grids import grid_of
 from ingot.codecs.blocks.values import BlockDecoder
 from ingot.codecs.range_probe import RangeProbe
 from ingot.core.numeric.dtypes import FLOATS, as_bits, float_name
@@ -38,6 +39,17 @@ LEVELS: Mapping[str, float] = {
     "iq4_nl": 127,
     "iq4_xs": 127 * 32,
     "mxfp4": 1,
+    "iq1_s": 1.125 * 15,
+    "iq1_m": 1.125 * 15,
+    "iq2_xxs": 43 * 31 / 8,
+    "iq2_xs": 43 * 31 / 8,
+    "iq2_s": 43 * 31 / 8,
+    "iq3_xxs": 62 * 31 / 4,
+    "iq3_s": 15 * 31,
+    "tq1_0": 1,
+    "tq2_0": 1,
+    "q1_0": 1,
+    "q2_0": 2,
 }
 # Types that the package gguf encodes without a search.
 EXACT = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "mxfp4")
@@ -80,7 +92,13 @@ class BlocksEncoder(Encoder):
         blocks = np.empty(rows.size // block.elements * block.nbytes, np.uint8)
         if rows.size:
             status, index = native.kernels.ggml_encode(
-                self.layout.type, as_bits(rows), float_name(rows), self.importance, self.search, blocks
+                self.layout.type,
+                as_bits(rows),
+                float_name(rows),
+                self.importance,
+                self.search,
+                grid_of(self.layout.type),
+                blocks,
             )
             if status:
                 raise self._encode_error(status, index, rows, start)

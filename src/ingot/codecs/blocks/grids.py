@@ -220,3 +220,8 @@ def grid(name: str) -> Array:
     table: Array = np.array(magnitudes, np.int8)[indices.reshape(-1, values)]
     table.setflags(write=False)
     return table
+
+
+def grid_of(block_type: str) -> Array | None:
+    """Return the grid of a block type for native kernels, i8 [numbers]; None for a type without a grid."""
+    return grid(OF_TYPE[block_type]).reshape(-1) if block_type in OF_TYPE else None

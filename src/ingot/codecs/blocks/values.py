@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ingot.codecs.blocks.grids import OF_TYPE, grid
+from ingot.codecs.blocks.grids import grid_of
 from ingot.core.numeric.dtypes import LARGEST, float_name, written
 from ingot.core.runtime import native
 from ingot.errors import CodecError
@@ -19,7 +19,7 @@ class BlockDecoder:
         self.block = layout.block
         self._type = layout.type
         self._location = location
-        self._grid = grid(OF_TYPE[layout.type]).reshape(-1) if layout.type in OF_TYPE else None
+        self._grid = grid_of(layout.type)
 
     def decode(self, blocks: Array, out: Array) -> None:
         """Decode full blocks into ``out`` (one dimension, f32, f16 or bf16), rounded once from f32.

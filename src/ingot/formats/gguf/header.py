@@ -75,12 +75,14 @@ def _why_unsupported_parts(spec: TensorSpec, expected: Sequence[PartSpec]) -> st
     return None
 
 
-def describe_types(metadata: Mapping[str, Any], specs: Sequence[TensorSpec]) -> dict[str, Any]:
+def describe_types(
+    metadata: Mapping[str, Any], specs: Sequence[TensorSpec], requested: int | None = None
+) -> dict[str, Any]:
     """Return metadata (from ``to_gguf_metadata``) with the keys that describe the types of these tensors.
 
     If there are blocks and ``general.quantization_version`` is missing, it is added. ``general.file_type`` becomes the
     type with the most bytes. An existing ``general.file_type`` stays if one of these tensors has its main type: it then
-    names a mixture.
+    names a mixture. If ``requested`` is set, it is the type of the file.
     """
     sizes: Counter[str] = Counter()
     for spec in specs:
@@ -91,7 +93,9 @@ def describe_types(metadata: Mapping[str, Any], specs: Sequence[TensorSpec]) -> 
     file_type = metadata.get(_FILE_TYPE)
     is_valid = isinstance(file_type, int) and FILE_TYPES.get(file_type) in (None, *sizes)
     main = next((type_name for type_name, _ in sizes.most_common() if type_name in FILE_TYPES.values()), None)
-    if main is not None and (file_type is None or not is_valid):
+    if requested is not None:
+        added[_FILE_TYPE] = ("u32", requested)
+    elif main is not None and (file_type is None or not is_valid):
         added[_FILE_TYPE] = ("u32", next(number for number, type_name in FILE_TYPES.items() if type_name == main))
     return with_values(metadata, added) if added else dict(metadata)
 

@@ -104,7 +104,7 @@ def files_of(name: str, artifact: Artifact, options: WriteOptions) -> list[tuple
         reason = why_unsupported(spec)
         if reason is not None:
             raise UnsupportedError(reason, rule="gguf.unsupported", where=spec.name)
-    metadata = describe_types(to_gguf_metadata(artifact.metadata), specs)
+    metadata = describe_types(to_gguf_metadata(artifact.metadata), specs, options.file_type)
     members = _split(specs, options.max_shard)
     if len(members) == 1:
         return [(File(name, specs, metadata), list(specs))]

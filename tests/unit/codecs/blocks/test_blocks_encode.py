@@ -19,7 +19,7 @@ from ingot.testing.encoding import encode_tensor
 CODEC = BlocksCodec()
 
 # Relative RMS error of ggml's own quantizers (d99724f2) on the weights of `gaussian`: with no importance or, where that
-# is less, with an importance of 1 for every column.
+# is less, with an importance of 1 for every column. Those from IQ1_S on are of xllamacpp 2026.10.11549.
 GGML = {
     "q4_0": 0.081942,
     "q4_1": 0.070022,
@@ -34,6 +34,17 @@ GGML = {
     "iq4_nl": 0.075217,
     "iq4_xs": 0.075905,
     "mxfp4": 0.116340,
+    "iq1_s": 0.487010,
+    "iq1_m": 0.453710,
+    "iq2_xxs": 0.344580,
+    "iq2_xs": 0.300950,
+    "iq2_s": 0.249490,
+    "iq3_xxs": 0.182110,
+    "iq3_s": 0.137300,
+    "tq1_0": 0.808830,
+    "tq2_0": 0.808830,
+    "q1_0": 0.600090,
+    "q2_0": 0.719531,
 }
 
 
@@ -56,6 +67,9 @@ class TestBlocks(CodecSuite):
         Case((40, 64), "f16", {"type": "q8_0"}),
         Case((4, 64), "f32", {"type": "iq4_nl"}),
         Case((4, 64), "f32", {"type": "mxfp4"}),
+        Case((3, 512), "bf16", {"type": "iq3_s", "importance": [1.0, 0.5] * 256}),
+        Case((2, 256), "f16", {"type": "iq3_xxs"}),
+        Case((2, 256), "f64", {"type": "iq2_s"}),
         Case((0, 32), "f32", {"type": "mxfp4", "search": "reference"}),
         Case((3, 0), "f32", {"type": "q8_0"}),
     )
@@ -119,7 +133,7 @@ def test_source_types_are_widened_first() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"type": "iq3_s"},
+        {"type": "nvfp4"},
         {"type": 4},
         {"search": False},
         {"search": "none"},

@@ -1,0 +1,59 @@
+"""Types of ggml's blocks in a planned GGUF file: a recipe's mixture for one model, and notes on what tensors got."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ingot.engine.work import Step
+from ingot.formats.base import Format
+from ingot.formats.gguf.header import type_of
+from ingot.model.checkpoint import Checkpoint
+from ingot.model.layouts.ggml import TYPES, GgmlBlocksLayout
+from ingot.naming.names import equal_layers
+from ingot.recipes.llama_cpp_mixtures import expand, facts_of
+from ingot.recipes.recipe import Recipe
+
+_GGUF = "gguf"
+
+
+def with_mixture_rules(recipe: Recipe | None, checkpoint: Checkpoint, config: Mapping[str, Any]) -> Recipe | None:
+    """Return the recipe with the rules that its mixture has for this model; the recipe itself without a mixture."""
+    if recipe is None or recipe.mixture is None:
+        return recipe
+    shapes = {checkpoint.aliases.get(name, name): checkpoint[name].shape for name in checkpoint}
+    return expand(recipe, facts_of(shapes, config, checkpoint.metadata))
+
+
+def type_notes(steps: Sequence[Step], format: Format, recipe: Recipe | None) -> list[str]:
+    """Return notes on the types of a GGUF file that a recipe chose, and on each type that replaces another."""
+    if format.name != _GGUF or recipe is None:
+        return []
+    fallbacks = _fallback_notes(steps, recipe)
+    if not fallbacks and all(step.spec.codec != GgmlBlocksLayout.codec for step in steps):
+        return []
+    sizes: Counter[str] = Counter()
+    for step in steps:
+        sizes[type_of(step.spec).upper()] += step.spec.nbytes or 0
+    total = max(sum(sizes.values()), 1)
+    shares = ", ".join(f"{name} {size / total:.1%}" for name, size in sizes.most_common())
+    return [f"types of the tensors, by bytes: {shares}", *fallbacks]
+
+
+def _fallback_notes(steps: Sequence[Step], recipe: Recipe) -> list[str]:
+    """Return a note for each pair of types and number of columns."""
+    groups: dict[tuple[str, str, int], list[str]] = {}
+    for step in steps:
+        labels = (label for label in recipe.fallbacks if step.rule == label or step.rule.startswith(f"{label} ("))
+        label = next(labels, None)
+        if label is not None:
+            groups.setdefault((*recipe.fallbacks[label], step.spec.shape[-1]), []).append(step.spec.name)
+    notes = []
+    for (requested, stored, columns), names in groups.items():
+        patterns = ", ".join(pattern for pattern, _ in equal_layers(names, str, lambda _: None))
+        reason = f"{TYPES[requested].elements} does not divide {columns} columns"
+        notes.append(
+            f"{stored.upper()} instead of {requested.upper()}, because {reason}: {len(names)} tensors, {patterns}"
+        )
+    return notes
