@@ -160,10 +160,10 @@ def test_the_spec_page_lists_exactly_the_rules_that_the_corpus_breaks() -> None:
     assert listed - TOO_LARGE == {rule for rule in broken if rule.startswith("squizd.")}
     told = {stem.removeprefix("note-").partition("+")[0] for stem in stems("valid") if stem.startswith("note-")}
     text = PAGE.read_text()
-    paragraph = text[text.index("Allowed, told by `verify`") : text.index("Refused by the writer only")]
-    remarked = paragraph[paragraph.index("Told, and no error") :]
+    paragraph = text[text.index("Remarks: allowed, listed by `verify`") : text.index("Refused only by the writer")]
+    remarked = paragraph[paragraph.index("Reported, and not an error") :]
     assert set(re.findall(r"`(squizd\.[a-z-]+)`", remarked)) == REMARKS
     assert told | NOTES == set(re.findall(r"`(squizd\.[a-z-]+)`", paragraph))
-    paragraph = text[text.index("Checked when scales are read") : text.index("Allowed, told by `verify`")]
+    paragraph = text[text.index("Checked when scales are read") : text.index("Remarks: allowed, listed by `verify`")]
     damaged = {stem.partition("+")[0] for stem in stems("damaged")}
     assert set(re.findall(r"`((?:squizd|part)\.[a-z-]+)`", paragraph)) <= damaged
