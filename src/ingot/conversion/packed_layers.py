@@ -6,7 +6,6 @@ together. It refuses a folder in which one of these is packed and the next one i
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,14 +18,10 @@ from ingot.formats.base import Format
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.scaled_codebook import ScaledCodebookLayout, Tiles
 from ingot.model.spec import TensorSpec
+from ingot.naming.names import merged_matrix
 from ingot.recipes.choice import Choice
 from ingot.recipes.recipe import Decision
 
-MERGED = re.compile(
-    r"(?P<before>.*\.)(?:(?P<qkv>[qkv]_proj|query|key|value)|(?P<up>gate_proj|up_proj|w1|w3)|(?:down_proj|w2))\.weight"
-)
-"""The names of matrices that vLLM multiplies by together with others, and of down_proj, which it does in experts."""
-_EXPERT = re.compile(r"\.experts\.[0-9]+\.")
 _SCHEME = ("bits", "group_size", "granularity", "group", "values", "scales", "second")
 _MOST_REASONS = 3
 _MERGES = (
@@ -40,22 +35,6 @@ class PackedLayers:
 
     steps: Sequence[Step]
     notes: Sequence[str] = ()
-
-
-def without_expert(name: str) -> str:
-    """Return a name with the number of an expert as ``*``."""
-    return _EXPERT.sub(".experts.*.", name)
-
-
-def merged_matrix(name: str) -> str | None:
-    """Return what a matrix and those that vLLM merges with it have in common; None if it is alone."""
-    match = MERGED.fullmatch(name)
-    if match is None:
-        return None
-    common = without_expert(match["before"])
-    if common != match["before"]:
-        return common
-    return f"{common}qkv" if match["qkv"] else f"{common}up" if match["up"] else None
 
 
 def settle(steps: Sequence[Step], format: Format, decisions: Mapping[str, Decision], *, general: bool) -> PackedLayers:

@@ -44,6 +44,15 @@ class VerifyOptions:
     origin: AnyPath | None = field(
         default=None, metadata=about("Where the same file or folder is right: a path or address.", "--from")
     )
+    runtime: str | None = field(
+        default=None,
+        metadata=about(
+            "Also check that this program would load it: llama.cpp, vllm, mlx, transformers and others "
+            "(docs/runtimes.md).",
+            "--for",
+            metavar="RUNTIME",
+        ),
+    )
     engine: str = field(default="local", metadata=ENGINE)
     address: str | None = field(default=None, metadata=ADDRESS)
     io: str = field(default="pread", metadata=IO)

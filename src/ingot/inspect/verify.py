@@ -27,6 +27,9 @@ from ingot.model.delta import delta_of
 from ingot.model.reading.lazy import Many
 from ingot.model.reading.limits import require_in_proportion
 from ingot.model.tensor import Tensor
+from ingot.runtimes.accepts import accepts
+from ingot.runtimes.profile import RuntimeProfile
+from ingot.runtimes.table import runtime_named
 from ingot.stores.location import Location
 from ingot.translate.completeness import defects_of
 from ingot.translate.unknown import RULE as UNKNOWN
@@ -43,7 +46,8 @@ def verify(options: VerifyOptions) -> list[Finding]:
     """Check structure, digests, and that every tensor decodes.
 
     ``strict`` reports as errors what the format's document asks for otherwise, and codecs not known here. What the
-    document leaves to the writer, such as digests, stays a note. ``io`` is pread by default, so that a file that
+    document leaves to the writer, such as digests, stays a note. With ``runtime``, each reason for which that program
+    would not load the file is an error too. ``io`` is pread by default, so that a file that
     shrinks meanwhile is a finding and not a crash. A compressed part that states more than ``max_decompressed`` is an
     error. ``progress`` counts stored bytes. With an ``engine`` of many workers those check the tensors, and this
     process all else: digests of whole files and seals, and what lies beside the weights.
@@ -58,11 +62,12 @@ def verify(options: VerifyOptions) -> list[Finding]:
     ------
     UsageError
         ``verify.repair``: ``repair`` without ``origin``; what ``inspect.seal.repair`` raises; no such path,
-        or nothing there that looks like a checkpoint; ``cluster.engine``.
+        or nothing there that looks like a checkpoint; ``cluster.engine``; ``runtime.unknown``.
     IntegrityError, ResourceError, MissingExtraError
         Of workers, as ``cluster.driver.spread.ask``.
     """
     is_elsewhere(options.engine, options.address)  # refused before anything is fetched
+    profile = None if options.runtime is None else runtime_named(options.runtime)
     if options.repair != (options.origin is not None):
         raise UsageError("expected --repair and --from (origin) together, found one of them", rule="verify.repair")
     location = Location.parse(options.path)
@@ -76,7 +81,9 @@ def verify(options: VerifyOptions) -> list[Finding]:
     except (FormatError, IntegrityError) as error:
         return [finding_of(error, location.display)]
     try:
-        return [*examine(source, options.strict, options.progress, _by_tensor(options, location, source)), *mended]
+        findings = examine(source, options.strict, options.progress, _by_tensor(options, location, source))
+        loadable = [] if profile is None else runtime_findings(profile, source)
+        return sorted([*findings, *loadable, *mended], key=lambda item: item.level != "error")
     finally:
         source.close()
 
@@ -238,3 +245,13 @@ def _sealed(source: Source) -> Iterator[Finding | None]:
             else ""
         )
         yield Finding("error", "seal.digest-mismatch", where, told) if bad else None
+
+
+def runtime_findings(profile: RuntimeProfile, source: Source) -> list[Finding]:
+    """Return an error for each reason for which the program would not load the artifact; if there is none, a note."""
+    answer = accepts(profile, source)
+    if not answer.accepted:
+        return [Finding("error", reason.rule, reason.location, reason.message) for reason in answer.reasons]
+    untested = ", ".join(scheme.name for scheme in answer.untested)
+    tried = f"; not run with this program: {untested}" if untested else ""
+    return [Finding("note", "runtime.loads", source.location, f"{profile.label} would load this{tried}")]

@@ -200,3 +200,26 @@ def equal_layers(items: Iterable[Item], name: Callable[[Item], str], key: Callab
     for item in items:
         groups.setdefault((pattern_of(name(item)), key(item)), []).append(item)
     return [(name(group[0]) if len(group) == 1 else pattern, group) for (pattern, _), group in groups.items()]
+
+
+MERGED = re.compile(
+    r"(?P<before>.*\.)(?:(?P<qkv>[qkv]_proj|query|key|value)|(?P<up>gate_proj|up_proj|w1|w3)|(?:down_proj|w2))\.weight"
+)
+"""The names of matrices that vLLM multiplies by together with others, and of down_proj, which it does in experts."""
+_EXPERT = re.compile(r"\.experts\.[0-9]+\.")
+
+
+def without_expert(name: str) -> str:
+    """Return a name with the number of an expert as ``*``."""
+    return _EXPERT.sub(".experts.*.", name)
+
+
+def merged_matrix(name: str) -> str | None:
+    """Return what a matrix and those that vLLM merges with it have in common; None if it is alone."""
+    match = MERGED.fullmatch(name)
+    if match is None:
+        return None
+    common = without_expert(match["before"])
+    if common != match["before"]:
+        return common
+    return f"{common}qkv" if match["qkv"] else f"{common}up" if match["up"] else None
