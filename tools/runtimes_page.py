@@ -15,8 +15,9 @@ _HEAD = """# Runtimes: what each program accepts
 
 A *runtime* is a program that runs models. Ingot has a profile of each: data that states the version, the containers and
 schemes that it accepts, what else a file or folder needs, the default preset for each bit width, and the command that
-runs the result. `ingot verify X --for R` reads these profiles. [The format of a profile](../spec/runtimes.md) is open:
-a package can add one.
+runs the result. `ingot quantize --for R`, `ingot convert --for R`, `ingot verify X --for R`, `ingot matrix X --for R`
+and `ingot recipes --for R` read these profiles, and the line "next:" names a program only if its profile accepts the
+result. [The format of a profile](../spec/runtimes.md) is open: a package can add one.
 
 This page is made from the profiles by `tools/runtimes_page.py`. The last column of a table says how far a statement
 was tried:

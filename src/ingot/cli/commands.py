@@ -30,6 +30,7 @@ PLUGINS = "Plugins"
 _GROUPS = {
     "Convert": (
         ("demo", "demo", "Convert a small real model; show size, error, perplexity"),
+        ("quantize", "quantize", "Quantize a model for the program that runs it"),
         ("convert", "convert", "Convert a checkpoint, by a recipe or as it is"),
         ("matrix", "matrix", "Show what a conversion to each format would keep"),
         ("calibrate", "calibrate", "Take a model's statistics, by which recipes round better"),

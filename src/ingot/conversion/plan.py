@@ -194,14 +194,15 @@ def _step(tensor: Tensor, format: Format, asked: Asked, decision: Decision) -> S
         return keep(tensor, format, f"{rule} (kept: {reason})")
     if isinstance(choice, Measured):
         return _Open(tensor, rule, choice)
-    if choice is not None and choice.quantizer is not None:
+    is_encoded = choice is not None and tensor.source_bits and tensor.codec == choice.codec != DenseLayout.codec
+    if choice is not None and (choice.quantizer is not None or is_encoded):
         if tensor.codec == DenseLayout.codec:
             raise UnsupportedError(
                 f"rule {rule!r} asks for a quantizer, which rounds matrices under the names that they have in the "
                 "source, and hits this one under its name in the result alone; name both, or no names",
                 rule="quantizer.matrix",
             )
-        return keep(tensor, format, rule)  # a view has rounded it (ops.convert.rounding)
+        return keep(tensor, format, rule)  # a view has rounded or encoded it (conversion.encode_first)
     pruning = asked.prune.get(tensor.name)
     resized = pruning is not None and full_size(format) and as_stored(tensor, format, rule) is None
     if choice is None and (pruning is None or pruning.stored) and not resized:

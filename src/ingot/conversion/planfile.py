@@ -117,6 +117,12 @@ def plan_json(prepared: Prepared, options: ConvertOptions) -> bytes:
             rule="plan.overlay",
         )
     plan, place, source = prepared.plan, prepared.place, prepared.source
+    if prepared.encoding.encoders:
+        raise UnsupportedError(
+            f"integers for {prepared.place.format.name} are encoded and repacked where the conversion runs, and plans "
+            "do not say how: convert at once, here, or convert to a .zt first",
+            rule="plan.quantizer",
+        )
     if prepared.rounding is not None or (prepared.recipe is not None and prepared.recipe.rotate is not None):
         raise UnsupportedError(
             "a recipe with a quantizer or a rotation computes matrices where it runs, and plans do not say how: "

@@ -21,6 +21,7 @@ from ingot.naming.config import parse_config
 from ingot.recipes.recipe import Recipe
 from ingot.reporting.report import Report
 from ingot.reporting.shown import Shown
+from ingot.views.encoded import Encoding
 from ingot.views.rounded_view import Rounding
 
 
@@ -48,6 +49,8 @@ class Prepared(Shown):
     budget: BudgetReport | None = None
     inexact: frozenset[str] = frozenset()
     account: Account = field(default_factory=Account)
+    runtime: str | None = None
+    encoding: Encoding = field(default_factory=Encoding)
 
     @property
     def weights(self) -> Checkpoint:

@@ -14,6 +14,7 @@ from ingot.artifacts.open import Source
 from ingot.codecs.base import GRADES, IN_F32, IN_TYPE, INTEGERS, SCALES
 from ingot.conversion.budget.report import BudgetReport
 from ingot.conversion.plan import ConvertPlan
+from ingot.conversion.run_commands import run_commands
 from ingot.core.numeric.dtypes import FLOATS
 from ingot.core.numeric.stats import ErrorStats
 from ingot.engine.execute import Executed
@@ -93,7 +94,9 @@ class SourceFacts:
         return CONFIG in files and writes_text and any(name.startswith("tokenizer") for name in files)
 
 
-def commands_for(place: Destination, plan: ConvertPlan, executed: Executed, source: SourceFacts) -> list[str]:
+def commands_for(
+    place: Destination, plan: ConvertPlan, executed: Executed, source: SourceFacts, runtime: str | None = None
+) -> list[str]:
     """Return the commands that run what was made; one that checks it where nothing is known to."""
     path = _plain(place.display)
     made = WrittenArtifact(
@@ -103,15 +106,17 @@ def commands_for(place: Destination, plan: ConvertPlan, executed: Executed, sour
         place.directory and source.generates({*executed.companions, *executed.files}),
         plan.metadata,
     )
+    lines: list[str] = []
     found: list[Sequence[str]] = []
     if place.is_local:
-        found += plan.format.commands(made)
+        lines += run_commands(place.display, plan.format, made, runtime)
     if made.generates:
         found.append(("ingot", "generate", path, PROMPT))
-    elif not found and not place.directory and source.generates(source.companions):
+    elif not lines and not place.directory and source.generates(source.companions):
         call = "import ingot; print(ingot.load_model({}, model_dir={}))"
         found.append(in_python(call, path, source.location))
-    return [shlex.join(words) for words in found or [("ingot", "verify", path)]]
+    lines += [shlex.join(words) for words in found]
+    return lines or [shlex.join(("ingot", "verify", path))]
 
 
 def _plain(path: str) -> str:

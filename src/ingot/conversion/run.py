@@ -16,7 +16,9 @@ from ingot.artifacts.destination import Destination, destination, is_elsewhere, 
 from ingot.artifacts.open import Source, open_source
 from ingot.artifacts.remarks import UNREAD, remarks
 from ingot.conversion.budget.search import budgeted
+from ingot.conversion.encode_first import compute_weights, with_errors
 from ingot.conversion.encoding import require_effect
+from ingot.conversion.for_runtime import checked_plan, for_runtime, require_loadable
 from ingot.conversion.model_folder import with_model_folder
 from ingot.conversion.options import ConvertOptions
 from ingot.conversion.packed_layers import repeated_scales, require_layers
@@ -33,7 +35,7 @@ from ingot.conversion.prepare_source import (
 )
 from ingot.conversion.prepared import Prepared, config_change, for_source, refuse_same, with_config
 from ingot.conversion.report import ConvertReport, SourceFacts, commands_for, equality, tensor_reports, unsaid
-from ingot.conversion.rounding_view import outcomes_of, round_weights, told, with_rotate_option
+from ingot.conversion.rounding_view import outcomes_of, told, with_rotate_option
 from ingot.conversion.tensor_parallel import (
     as_executed,
     folder_of,
@@ -86,10 +88,13 @@ def convert(options: ConvertOptions) -> ConvertReport:
     """
     started = time.perf_counter()
     is_elsewhere(options.engine, options.address)  # refused before anything is read
+    options = for_runtime(options)
     options, budget = budgeted(options, _planned, convert, publish=True)
     ranks = ranks_of(options)
     reports = [_convert(options, rank) for rank in ranks]
     report = reports[0] if options.tp is None else of_ranks(reports, Location.parse(options.dst))
+    if options.tp is None:
+        require_loadable(options, report.destination)
     return replace(report, seconds=time.perf_counter() - started, budget=budget)
 
 
@@ -135,7 +140,7 @@ def prepare(options: ConvertOptions) -> Prepared:
     Reads headers and samples. Pruning reads the feed-forward networks, and tells ``progress``. With ``tp`` it is the
     first rank's; all have the same shapes.
     """
-    prepared = _planned(options)
+    prepared = _planned(for_runtime(options))
     try:
         require_layers(prepared.plan.steps, prepared.plan.format)
     except BaseException:
@@ -181,15 +186,15 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
         opened, tied = checkpoint, _tied(source, checkpoint, target)
         without = {**dropped(opened, options.drop), **tied.without}
         weights = view_weights(checkpoint, target, options, without)
-        rounded, rounding = round_weights(weights.checkpoint, recipe, options)
-        view = weights.then(lambda _: rounded).then(partial(view_for_target, target=target, options=options))
+        computed, rounding, encoding = compute_weights(weights.checkpoint, target.format, options)
+        view = weights.then(lambda _: computed).then(partial(view_for_target, target=target, options=options))
         groups = groups_for(view.checkpoint, target.format)
         view = view.then(partial(regroup, groups=groups))
         checkpoint, close = view.checkpoint, view.checkpoint.close
         checkpoint = checkpoint if rank is None else slice_for(checkpoint, rank)
         written = write_options(options, target)
         request = PlanRequest(recipe, options.allow_requantize, written, options.threads, options.measure)
-        plan = plan_conversion(checkpoint, target.format, request)
+        plan = checked_plan(plan_conversion(checkpoint, target.format, request), options, target)
         names_read = [step.tensor.name for step in plan.steps]
         account = account_of_conversion(opened, checkpoint, names_read, plan.format, options.drop)
         account.require_complete(source.location)
@@ -222,6 +227,8 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
             weights.checkpoint,
             inexact=view.inexact,
             account=account,
+            runtime=options.runtime,
+            encoding=encoding,
         )
     except BaseException:
         close()
@@ -311,7 +318,7 @@ def _report(prepared: Prepared, executed: Executed, facts: SourceFacts) -> Conve
         destination=prepared.place.display,
         format=plan.format.name,
         recipe=plan.recipe,
-        tensors=tensors,
+        tensors=with_errors(tensors, prepared.encoding),
         source_nbytes=facts.nbytes,
         source_size=facts.size,
         size=executed.size,
@@ -321,7 +328,7 @@ def _report(prepared: Prepared, executed: Executed, facts: SourceFacts) -> Conve
         resumed=executed.resumed,
         notes=[*prepared.notes, *told(prepared.rounding)],
         warnings=plan.warnings,
-        commands=commands_for(prepared.place, plan, executed, facts),
+        commands=commands_for(prepared.place, plan, executed, facts, prepared.runtime),
         rounded=outcomes_of(prepared.rounding),
         superseded=prepared.account.superseded,
         dropped=prepared.account.dropped,

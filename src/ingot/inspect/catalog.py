@@ -19,6 +19,8 @@ from ingot.model.layouts.sparse import WORD, BlocksLayout, MaskLayout
 from ingot.model.spec import TensorSpec
 from ingot.recipes.load import PRESETS, load_recipe
 from ingot.reporting.report import Report, Texts, table_of
+from ingot.runtimes.fit import container_for, presets_of
+from ingot.runtimes.table import runtime_named
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,16 @@ class RecipeInfo:
     """A preset recipe."""
 
     name: str
+    description: str
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimePreset:
+    """A preset that a program runs: the ``--bits`` that choose it, if any, and the container that it goes into."""
+
+    name: str
+    bits: str
+    container: str
     description: str
 
 
@@ -140,7 +152,21 @@ def codecs_report() -> Report:
     return Report(tables=[table_of("", codecs(), CodecInfo, heads)])
 
 
-def recipes_report() -> Report:
-    """Return every preset as a row."""
-    rows = [RecipeInfo(preset, " ".join(load_recipe(preset).description.split())) for preset in PRESETS]
+def recipes_report(runtime: str | None = None) -> Report:
+    """Return every preset as a row, or with ``runtime`` the presets that this program runs, its defaults first."""
+    if runtime is not None:
+        profile = runtime_named(runtime)
+        chosen = {name: str(item.bits) for item in profile.presets for name in (item.plain, item.calibrated)}
+        fits = [
+            RuntimePreset(name, chosen.get(name, ""), container_for(profile, load_recipe(name)) or "", _summary(name))
+            for name in presets_of(profile)
+        ]
+        heads = {"name": "recipe", "bits": "--bits", "container": "container", "description": "what it does"}
+        return Report(tables=[table_of("", fits, RuntimePreset, heads)])
+    rows = [RecipeInfo(preset, _summary(preset)) for preset in PRESETS]
     return Report(tables=[table_of("", rows, RecipeInfo, {"name": "recipe", "description": "what it does"})])
+
+
+def _summary(preset: str) -> str:
+    """Return the description of a preset on one line."""
+    return " ".join(load_recipe(preset).description.split())

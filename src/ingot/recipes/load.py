@@ -69,6 +69,8 @@ PRESETS = (
 )
 """Names of the presets that ship with Ingot, from no loss to most, then those made for one container."""
 
+_LOWER = {name.lower(): name for name in PRESETS}
+
 # Presets by container, for those that have forms of their own: bits of the matrices to name.
 _MADE_FOR = {
     "npydir": {8: "squish-int8", 4: "squish-int4", 3: "squish-int3"},
@@ -94,8 +96,9 @@ def load_recipe(source: AnyPath) -> Recipe:
         No such preset or file (``recipe.unknown``), or a file that breaks a rule ``recipe.*`` of ``spec/recipes.md``.
     """
     location = Location.parse(source)
-    if location.given in PRESETS:
-        return _preset(location.given)
+    name = preset_name(location.given)
+    if name is not None:
+        return _preset(name)
     text = location.display
     try:
         data = location.head(_LARGEST_FILE + 1)
@@ -112,6 +115,11 @@ def load_recipe(source: AnyPath) -> Recipe:
     return parse_recipe(data, where=text, name=PurePosixPath(text).stem)
 
 
+def preset_name(text: str) -> str | None:
+    """Return the preset that a text names, in upper or lower case; None if there is none."""
+    return text if text in PRESETS else _LOWER.get(text.lower())
+
+
 def _no_recipe(location: Location) -> UsageError:
     """Return the error for a name that is neither a preset nor a file, with a hint at what the user may have meant."""
     text = location.display
@@ -123,8 +131,10 @@ def _no_recipe(location: Location) -> UsageError:
             rule="recipe.unknown",
             where=text,
         )
+    hint = did_you_mean(text.lower(), PRESETS)
+    presets = "`ingot recipes` lists the presets" if hint else f"presets: {', '.join(PRESETS)}"
     return UsageError(
-        f"expected a preset or a TOML file, found neither{did_you_mean(text, PRESETS)}; presets: {', '.join(PRESETS)}",
+        f"expected a preset or a TOML file, found neither{hint}; {presets}",
         rule="recipe.unknown",
         where=text,
     )
@@ -143,12 +153,13 @@ def made_for(format: str, choice: Choice) -> str:
 
 def preset_text(name: str) -> str:
     """Return a preset's TOML, to start a recipe from; ``UsageError`` ``recipe.unknown`` if there is none."""
-    if name not in PRESETS:
+    preset = preset_name(name)
+    if preset is None:
         raise UsageError(
-            f"expected a preset ({', '.join(PRESETS)}), found {name!r}{did_you_mean(name, PRESETS)}",
+            f"expected a preset ({', '.join(PRESETS)}), found {name!r}{did_you_mean(name.lower(), PRESETS)}",
             rule="recipe.unknown",
         )
-    return resources.files("ingot.recipes").joinpath("presets", f"{name}.toml").read_text("utf-8")
+    return resources.files("ingot.recipes").joinpath("presets", f"{preset}.toml").read_text("utf-8")
 
 
 @cache

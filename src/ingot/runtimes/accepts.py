@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ingot.artifacts.open import Source
-from ingot.errors import IngotError
+from ingot.errors import IngotError, UnsupportedError
 from ingot.formats.packed_folders.awq import AwqFormat
 from ingot.formats.packed_folders.fp8 import Fp8Format
 from ingot.formats.packed_folders.gptq import GptqFormat
@@ -110,6 +110,17 @@ def accepts_specs(
     return Answer(profile, container, [*faults, *refused, *merged_reasons(profile, stored, {})], matched)
 
 
+def refusal(answer: Answer, location: str) -> UnsupportedError:
+    """Return the error of an answer that is no: its first reason, and how many more there are."""
+    first = answer.reasons[0]
+    more = f" (and {len(answer.reasons) - 1} more reasons)" if len(answer.reasons) > 1 else ""
+    return UnsupportedError(
+        f"{answer.profile.label} would not load this: {first.location}: {first.message}{more}",
+        rule="runtime.refused",
+        where=location,
+    )
+
+
 def readable_containers(profile: RuntimeProfile) -> list[str]:
     """Return the containers of a profile of which the program accepts some scheme."""
     accepted = [scheme for scheme in profile.schemes if scheme.outcome != "refused"]
@@ -117,9 +128,13 @@ def readable_containers(profile: RuntimeProfile) -> list[str]:
 
 
 def container_of(source: Source) -> str:
-    """Return the name of an artifact's container as profiles spell it: variants of a packing are not told apart."""
-    name = source.format.name
-    return {"gptq-planes": "gptq", "awq-gemv": "awq"}.get(name, name)
+    """Return the name of an artifact's container as profiles spell it."""
+    return container_name(source.format.name)
+
+
+def container_name(format: str) -> str:
+    """Return the name of a format as profiles spell it: both ways to pack GPTQ's odd widths are ``gptq``."""
+    return {"gptq-planes": "gptq"}.get(format, format)
 
 
 def _declared_symmetric(source: Source, config: Mapping[str, Any]) -> bool | None:

@@ -1,0 +1,103 @@
+"""Conversions for a program: the choice of the container, and the commands that run a result."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ingot.artifacts.destination import Destination, destination, format_of_suffix
+from ingot.artifacts.open import open_source
+from ingot.conversion.options import ConvertOptions, MatrixOptions
+from ingot.conversion.plan import ConvertPlan
+from ingot.errors import UsageError
+from ingot.formats.detect import FORMATS
+from ingot.model.layouts.dense import DenseLayout
+from ingot.model.reading.lazy import as_many
+from ingot.recipes.load import load_recipe
+from ingot.recipes.recipe import Recipe
+from ingot.runtimes.accepts import accepts, accepts_specs, container_name, readable_containers, refusal
+from ingot.runtimes.fit import container_for, presets_of
+from ingot.runtimes.profile import RuntimeProfile
+from ingot.runtimes.table import runtime_named
+from ingot.stores.location import Location
+
+
+def for_runtime(options: ConvertOptions) -> ConvertOptions:
+    """Return the options with the container of the program that ``--for`` states; unchanged if it states none.
+
+    Raises ``UsageError`` ``runtime.unknown``, ``convert.runtime``: the program reads no container that the options
+    permit.
+    """
+    if options.runtime is None:
+        return options
+    profile = runtime_named(options.runtime)
+    recipe = options.recipe if options.recipe is None or isinstance(options.recipe, Recipe) else None
+    if options.recipe is not None and recipe is None:
+        recipe = load_recipe(options.recipe)  # type: ignore[arg-type]
+    fixed = _fixed_container(options)
+    if fixed is not None:
+        if fixed not in readable_containers(profile):
+            names = ", ".join(readable_containers(profile))
+            raise UsageError(f"{profile.label} does not read {fixed}; it reads {names}", rule="convert.runtime")
+        return options
+    container = _container_of_source(profile, options) if recipe is None else container_for(profile, recipe)
+    if container is None:
+        names = ", ".join(presets_of(profile))
+        subject = "this model" if recipe is None else f"what recipe {recipe.name} makes"
+        raise UsageError(
+            f"{profile.label} reads no container that holds {subject}; its presets: {names}", rule="convert.runtime"
+        )
+    return replace(options, format=container)
+
+
+def _fixed_container(options: ConvertOptions) -> str | None:
+    if options.format is not None:
+        return FORMATS.get_or_refuse(options.format).name
+    suffix = format_of_suffix(Location.parse(options.dst).display.rstrip("/"))
+    return None if suffix is None else destination(Location.parse(options.dst)).format.name
+
+
+def _container_of_source(profile: RuntimeProfile, options: ConvertOptions) -> str | None:
+    """Return the container that keeps most of a source as it is stored; dense sources go into plain containers."""
+    from ingot.conversion.matrix import matrix
+
+    names = readable_containers(profile)
+    source = open_source(Location.parse(options.src))
+    try:
+        dense = all(tensor.codec == DenseLayout.codec for tensor in as_many(source.catalog.tensors).uncached())
+        same = source.format.name
+        accepted = same in names and accepts(profile, source).accepted
+    finally:
+        source.close()
+    if accepted:
+        return same
+    if dense:
+        return "safetensors" if "safetensors" in names else names[0]
+    targets = matrix(MatrixOptions(options.src, names, keep_names=options.keep_names)).targets
+    best = min(targets, key=lambda item: (item.decoded_nbytes + item.refused_nbytes, names.index(item.format)))
+    return best.format
+
+
+def checked_plan(plan: ConvertPlan, options: ConvertOptions, target: Destination) -> ConvertPlan:
+    """Return a plan that the program of ``--for`` would load; raises ``UnsupportedError`` ``runtime.refused``."""
+    if options.runtime is not None:
+        container = container_name(plan.format.name)
+        answer = accepts_specs(runtime_named(options.runtime), container, [step.spec for step in plan.steps])
+        if not answer.accepted:
+            raise refusal(answer, target.display)
+    return plan
+
+
+def require_loadable(options: ConvertOptions, path: str) -> None:
+    """Refuse a written result that the program of ``--for`` would not load.
+
+    Raises ``UnsupportedError`` ``runtime.refused``.
+    """
+    if options.runtime is None:
+        return
+    source = open_source(Location.parse(path))
+    try:
+        answer = accepts(runtime_named(options.runtime), source)
+    finally:
+        source.close()
+    if not answer.accepted:
+        raise refusal(answer, f"{path} was written")
