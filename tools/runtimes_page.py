@@ -93,6 +93,8 @@ def needs(profile) -> Sequence[str]:
             *(f"`{name}` in `config.json`" for name in item.config),
         ]
         names += [f"the key `{name}`" for name in item.metadata]
+        choices = ", ".join(f"`{name}`" for name in item.any_files)
+        names += [f"one of the files {choices}"] if choices else []
         lines.append(f"Needs {', '.join(names)} ({', '.join(item.containers)}): {item.why}.")
     rules = profile.constraints
     texts = {

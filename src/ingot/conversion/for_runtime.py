@@ -70,6 +70,8 @@ def _container_of_source(profile: RuntimeProfile, options: ConvertOptions) -> st
         source.close()
     if accepted:
         return same
+    if options.target_size is not None or options.target_bpw is not None or options.max_kl is not None:
+        return next((item.container for item in profile.presets if item.bits == profile.default), names[0])
     if dense:
         return "safetensors" if "safetensors" in names else names[0]
     targets = matrix(MatrixOptions(options.src, names, keep_names=options.keep_names)).targets

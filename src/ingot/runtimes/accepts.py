@@ -97,6 +97,23 @@ def accepts(profile: RuntimeProfile, source: Source) -> Answer:
     return Answer(profile, container, reasons, matched)
 
 
+def source_reasons(profile: RuntimeProfile, container: str, source: Source) -> list[Reason]:
+    """Return what a source lacks that a result in a folder would lack too: files, keys of ``config.json``, tokens.
+
+    A conversion copies these from the folder of the source. Sources and results with metadata of their own are left to
+    the conversion.
+    """
+    if source.catalog.metadata.get("general.architecture") is not None:
+        return []
+    config = source.config()
+    reasons: list[Reason] = []
+    for requirement in profile.requirements:
+        if container in requirement.containers and not requirement.metadata:
+            reasons += _unmet(requirement, source, config)
+    fits = [] if container == "gguf" else _vocabulary(profile, source, config, source.catalog.tensors)
+    return [*reasons, *fits]
+
+
 def accepts_specs(
     profile: RuntimeProfile, container: str, specs: Iterable[TensorSpec], *, activations: bool = False
 ) -> Answer:
@@ -279,10 +296,13 @@ def _unmet(requirement: Requirement, source: Source, config: Mapping[str, Any]) 
     if any(str(metadata.get(key)) in values for key, values in requirement.unless.items()):
         return
     why = f": {requirement.why}" if requirement.why else ""
-    names = set(source.store.names()) if source.is_folder and requirement.files else set()
+    needs_files = requirement.files or requirement.any_files
+    names = set(source.store.names()) if source.is_folder and needs_files else set()
     for name in requirement.files:
-        if not source.is_folder or name not in names:
+        if name not in names:
             yield Reason("runtime.file", source.location, f"{name} is missing{why}")
+    if requirement.any_files and not names & set(requirement.any_files):
+        yield Reason("runtime.file", source.location, f"{' or '.join(requirement.any_files)} is missing{why}")
     for key in requirement.metadata:
         name = _KEY.sub(lambda match: str(metadata.get(match[1], "")), key)
         if not name.startswith(".") and metadata.get(name) is None:

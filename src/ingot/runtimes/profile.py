@@ -113,14 +113,15 @@ class Requirement(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True,
     """Keys and files that an artifact needs besides its tensors.
 
     ``metadata`` are keys of the file, ``config`` keys of ``config.json``; ``{key}`` in a name is replaced by the value
-    of that key. ``files`` are names in the folder. The requirement does not apply if the metadata value of a key in
-    ``unless`` is one of its texts.
+    of that key. ``files`` are names in the folder, of ``any_files`` one is enough. The requirement does not apply
+    if the metadata value of a key in ``unless`` is one of its texts.
     """
 
     containers: tuple[str, ...]
     metadata: tuple[str, ...] = ()
     config: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
+    any_files: tuple[str, ...] = ()
     unless: dict[str, tuple[str, ...]] = {}
     why: str = ""
 

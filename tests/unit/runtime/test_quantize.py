@@ -165,6 +165,21 @@ def test_a_result_that_the_program_would_not_load_is_refused(run: Run, tmp_path:
     _, err = run("quantize", "long", "-o", "x", "--for", "vllm", "--calibration", "none", code=1)
     assert "vLLM 0.32.0 would not load this" in err
     assert "tokens up to the id 279" in err
+    assert not Path("x").exists()
+
+
+def test_a_model_without_config_or_tokenizer_is_refused_before_work_begins(run: Run, tmp_path: Path) -> None:
+    model_folder.write(tmp_path / "bare", None)
+    model_folder.write(tmp_path / "mute", words={})
+    for source, word in (("bare", "config.json is missing"), ("mute", "tokenizer.json"), ("m/model.safetensors", "")):
+        _, err = run("quantize", source, "-o", "x", "--for", "vllm", code=1)
+        assert word in err
+        assert err.count("\n") == 1
+    for source in ("bare", "mute"):
+        _, err = run("quantize", source, "-o", "x.gguf", "--bits", "8", code=1)
+        assert err.count("\n") == 1
+    assert not Path("x").exists()
+    assert not Path("x.gguf").exists()
 
 
 def test_dry_run_prints_decisions_and_writes_nothing(run: Run) -> None:

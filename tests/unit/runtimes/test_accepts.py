@@ -131,6 +131,11 @@ def test_a_merged_matrix_needs_one_scheme(model: Path, tmp_path: Path) -> None:
 def test_files_and_keys_of_config_are_required(tmp_path: Path) -> None:
     bare = model_folder.write(tmp_path / "bare", None)
     assert "runtime.file" in rules(bare, "vllm")
+    mute = model_folder.write(tmp_path / "mute", words={})
+    for runtime in ("vllm", "sglang", "mlx"):
+        (reason,) = answer(mute, runtime).reasons
+        assert "tokenizer.json or tokenizer.model" in reason.message
+    assert not rules(mute, "transformers")
     no_class = {key: value for key, value in model_folder.CONFIG.items() if key != "architectures"}
     assert rules(model_folder.write(tmp_path / "class", no_class), "vllm") == {"runtime.config"}
     new = {key: value for key, value in model_folder.CONFIG.items() if key != "rope_theta"}

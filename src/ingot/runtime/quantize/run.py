@@ -27,7 +27,7 @@ from ingot.runtime.calibration.calibration import BUILT_IN, CalibrateOptions, Ca
 from ingot.runtime.quantize.estimate import Estimate, estimate_rounding
 from ingot.runtime.quantize.options import AUTO, FULL, IMPORTANCE, MODES, NONE, QuantizeOptions, parse_time
 from ingot.runtime.quantize.report import QuantizeReport, StoredType
-from ingot.runtimes.accepts import accepts, accepts_specs, refusal
+from ingot.runtimes.accepts import Answer, accepts, accepts_specs, refusal, source_reasons
 from ingot.runtimes.choose import Chosen, choose
 from ingot.runtimes.fit import choices_of, quantizes
 from ingot.runtimes.stored import stored_scheme
@@ -67,7 +67,7 @@ def quantize(options: QuantizeOptions) -> QuantizeReport:
     started = time.perf_counter()
     chosen = choose_for(options)
     _require_new(options)
-    _require_unquantized(options)
+    _require_source(options, chosen)
     mode = _mode(options, chosen)
     first = _recipe(options, chosen, calibrated=mode != NONE)
     with prepare_conversion(_convert_options(options, chosen, first, None)) as prepared:
@@ -89,7 +89,7 @@ def prepare(options: QuantizeOptions) -> tuple[Prepared, Estimate]:
     The caller closes the plan. Raises the errors of ``quantize``.
     """
     chosen = choose_for(options)
-    _require_unquantized(options)
+    _require_source(options, chosen)
     mode = _mode(options, chosen)
     recipe = _recipe(options, chosen, calibrated=mode != NONE)
     prepared = prepare_conversion(_convert_options(options, chosen, recipe, None))
@@ -188,16 +188,23 @@ def _require_new(options: QuantizeOptions) -> None:
     )
 
 
-def _require_unquantized(options: QuantizeOptions) -> None:
-    """Refuse a model that is quantized already, with the command that moves its numbers."""
-    if options.allow_requantize:
-        return
+def _require_source(options: QuantizeOptions, chosen: Chosen) -> None:
+    """Refuse a model that lacks what the program needs, or that is quantized already.
+
+    A quantized model is refused with the command that moves its numbers.
+    """
     model = Location.parse(options.model)
     source = open_source(model)
     try:
         dialect = source.dialect()
         if dialect is not None:
             raise dialect.refusal()
+        if chosen.profile is not None:
+            reasons = source_reasons(chosen.profile, chosen.container, source)
+            if reasons:
+                raise refusal(Answer(chosen.profile, chosen.container, reasons), source.location)
+        if options.allow_requantize:
+            return
         quantized = next((t for t in as_many(source.view()).uncached() if not stored_exactly(t)), None)
         if quantized is not None:
             target = f" --for {options.runtime}" if options.runtime else ""
