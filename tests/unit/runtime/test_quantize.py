@@ -127,6 +127,8 @@ def test_statistics_of_a_file_are_used_and_named(run: Run, tmp_path: Path) -> No
         (("-o", "x", "--for", "vllm", "--time", "soon"), "such as 30m"),
         (("-o", "x", "--for", "vllm", "--calibration", "none", "--time", "1m"), "--calibration auto alone"),
         (("-o", "x.gguf", "--type", "q8_0", "--group-size", "32"), "integers in groups"),
+        (("-o", "x", "--for", "vllm", "--calibration", "ful"), "did you mean 'full'"),
+        (("-o", "no/x", "--for", "vllm", "--calibration", "none"), "create it first"),
     ],
 )
 def test_wrong_options_are_one_line(run: Run, words: tuple[str, ...], text: str) -> None:
@@ -148,7 +150,9 @@ def test_a_model_that_no_rule_fits_is_refused(run: Run, tmp_path: Path) -> None:
     odd = {name: array for name, array in model_folder.tensors().items() if "proj" not in name}
     model_folder.write(tmp_path / "odd", {"model_type": "other", "architectures": ["Other"]}, odd)
     _, err = run("quantize", "odd", "-o", "x", "--for", "vllm", "--calibration", "none", code=1)
-    assert "nothing would be quantized" in err
+    assert "nothing would be quantized: no matrix of this model fits preset w4a16" in err
+    _, err = run("quantize", "m", "-o", "x", "--for", "vllm", "--calibration", "none", "--group-size", "7", code=1)
+    assert "no matrix of this model fits" in err
     assert not Path("x").exists()
 
 

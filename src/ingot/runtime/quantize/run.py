@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import sqrt
+from pathlib import Path
 
 from ingot.artifacts.open import Source, open_source
 from ingot.codecs.table import stored_exactly
@@ -16,6 +17,7 @@ from ingot.conversion.report import ConvertReport, TensorReport
 from ingot.conversion.run import convert
 from ingot.conversion.run import prepare as prepare_conversion
 from ingot.core.options import takes
+from ingot.core.registry import did_you_mean
 from ingot.errors import IngotError, MissingExtraError, UnsupportedError, UsageError
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.reading.lazy import as_many
@@ -70,7 +72,7 @@ def quantize(options: QuantizeOptions) -> QuantizeReport:
     _require_source(options, chosen)
     mode = _mode(options, chosen)
     first = _recipe(options, chosen, calibrated=mode != NONE)
-    with prepare_conversion(_convert_options(options, chosen, first, None)) as prepared:
+    with _prepare(options, chosen, first) as prepared:
         require_accepted(prepared, chosen, first)
         rounding = {_name: _rounding(prepared, options, chosen, _name) for _name in _candidates(mode)}
     mode, statistics, text = _statistics(options, chosen, mode, rounding)
@@ -92,7 +94,7 @@ def prepare(options: QuantizeOptions) -> tuple[Prepared, Estimate]:
     _require_source(options, chosen)
     mode = _mode(options, chosen)
     recipe = _recipe(options, chosen, calibrated=mode != NONE)
-    prepared = prepare_conversion(_convert_options(options, chosen, recipe, None))
+    prepared = _prepare(options, chosen, recipe)
     try:
         require_accepted(prepared, chosen, recipe)
         seconds, memory = _rounding(prepared, options, chosen, _candidates(mode)[0])
@@ -158,13 +160,7 @@ def require_accepted(prepared: Prepared, chosen: Chosen, recipe: Recipe) -> None
     specs = [step.spec for step in prepared.plan.steps]
     stored = [stored_scheme(spec, chosen.container) for spec in specs]
     if quantizes(recipe) and all(item.storage == "dense" for item in stored):
-        raise UnsupportedError(
-            f"nothing would be quantized: no matrix of this model fits preset {recipe.name}; it may be too small, or "
-            "its columns are no multiple of the group. `ingot recipes NAME` prints the rules, and --dry-run the "
-            "decision for each tensor",
-            rule="quantize.nothing",
-            where=prepared.source.location,
-        )
+        raise _nothing(recipe, prepared.source.location)
     if chosen.profile is None:
         return
     answer = accepts_specs(chosen.profile, chosen.container, specs)
@@ -173,8 +169,13 @@ def require_accepted(prepared: Prepared, chosen: Chosen, recipe: Recipe) -> None
 
 
 def _require_new(options: QuantizeOptions) -> None:
-    """Refuse an existing result before work begins."""
+    """Refuse an existing result, or one in a folder that does not exist, before work begins."""
     out = Location.parse(options.out)
+    parent = Path(out.display).absolute().parent
+    if out.url.startswith("file:") and not parent.is_dir():
+        raise UsageError(
+            "expected an existing folder to write into; create it first", rule="target.no-parent", where=str(parent)
+        )
     if options.overwrite:
         return
     try:
@@ -223,6 +224,8 @@ def _mode(options: QuantizeOptions, chosen: Chosen) -> str:
     """Return the mode of calibration; ``FULL`` for a file of statistics."""
     text = str(options.calibration)
     mode = text if text in MODES else FULL
+    if text not in MODES:
+        _require_statistics(text)
     if options.time is not None and mode != AUTO:
         raise UsageError("expected --time with --calibration auto alone", rule="quantize.option")
     if options.time is not None:
@@ -240,6 +243,38 @@ def _mode(options: QuantizeOptions, chosen: Chosen) -> str:
     if mode == AUTO and not chosen.calibrated:
         return NONE
     return mode
+
+
+def _require_statistics(text: str) -> None:
+    """Refuse a mode that is misspelled, before work begins."""
+    try:
+        Location.parse(text).find()
+    except UsageError as error:
+        raise UsageError(
+            f"expected --calibration {', '.join(MODES)}, or a file of statistics, found {text!r:.60}"
+            f"{did_you_mean(text.lower(), MODES)}",
+            rule="quantize.calibration",
+        ) from error
+
+
+def _prepare(options: QuantizeOptions, chosen: Chosen, recipe: Recipe) -> Prepared:
+    """Plan the conversion; a folder in which nothing would be packed is refused as ``quantize.nothing``."""
+    try:
+        return prepare_conversion(_convert_options(options, chosen, recipe, None))
+    except UnsupportedError as error:
+        if error.rule != "convert.nothing-packed":
+            raise
+        raise _nothing(recipe, Location.parse(options.model).display) from error
+
+
+def _nothing(recipe: Recipe, location: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"nothing would be quantized: no matrix of this model fits preset {recipe.name}; it may be too small, or its "
+        "columns are no multiple of the group. `ingot recipes NAME` prints the rules, and --dry-run the decision for "
+        "each tensor",
+        rule="quantize.nothing",
+        where=location,
+    )
 
 
 def _candidates(mode: str) -> tuple[str, ...]:
