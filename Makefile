@@ -13,7 +13,8 @@ FUZZ_SECONDS ?= 600
 MODELS ?= ../shared/models
 WIDE ?= wide
 
-# The tests of what optional packages do with Ingot, and it with them.
+# `make test-minimum` runs tests of the core's dependencies, and of what optional packages do with Ingot and it with them.
+CORE := tests/unit/core tests/unit/artifacts tests/unit/recipes
 OPTIONAL := tests/unit/runtime tests/unit/ext/serving tests/unit/ext/squish/test_mlx_tiers.py \
 	tests/unit/codecs/texture/test_astc.py tests/unit/cli/test_installation.py tests/interop/test_lm_eval_package.py \
 	tests/interop/test_mlx_lm.py tests/interop/test_transformers_package.py
@@ -40,7 +41,7 @@ core: $(VENV).core/.installed
 	$(VENV).core/bin/python tools/core_tour.py
 
 test-minimum: $(VENV).minimum/.installed
-	$(PYTEST:$(BIN)/%=$(VENV).minimum/bin/%) $(OPTIONAL)
+	$(PYTEST:$(BIN)/%=$(VENV).minimum/bin/%) -p no:platformdirs $(CORE) $(OPTIONAL)
 
 mutants: $(VENV)/.installed $(VENV)/.test
 	$(BIN)/python tests/mutants/run.py
@@ -262,14 +263,16 @@ $(VENV).core/.installed: $(VENV)/.installed $(shell find src -type f -not -name 
 	$(VENV).core/bin/python -m pip --disable-pip-version-check --quiet install $(VENV).core/dist/*.whl
 	touch $@
 
-# The lowest versions of optional packages that pyproject.toml allows, before those of `make test`: what these need in the
-# versions that are there is not installed twice. torch is the one of `make test`: a build of an older one without CUDA is
-# not on the package index, and one with CUDA takes gigabytes.
+# The lowest versions of all dependencies and extras that pyproject.toml allows, before those of `make test`: what these
+# need in the versions that are there is not installed twice. torch is the one of `make test`: a build of an older one
+# without CUDA is not on the package index, and one with CUDA takes gigabytes. The newer platformdirs of `make test` brings
+# a plugin for pytest that the lowest does not have.
 $(VENV).minimum/.installed: $(VENV).core/.installed $(VENV)/.test
 	rm -rf $(VENV).minimum
 	$(PYTHON) -m venv --without-pip $(VENV).minimum
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$(echo $(VENV).minimum/lib/python*/site-packages)/behind.pth
-	$(REQUIRE) --minimum transformers mlx eval jax astc --but torch==2.13.0 | sed 's/^mlx==/mlx[cpu]==/' > $(VENV).minimum/minimum.txt
+	$(REQUIRE) --minimum core torch transformers mlx eval jax scipy astc gguf remote ray hub demo --but torch==2.13.0 \
+		| sed -e 's/^mlx==/mlx[cpu]==/' -e 's|^ingot-demo==.*|./demo|' > $(VENV).minimum/minimum.txt
 	$(REQUIRE) runner >> $(VENV).minimum/minimum.txt
 	$(VENV).minimum/bin/python -m pip --disable-pip-version-check --quiet install --no-compile -r $(VENV).minimum/minimum.txt
 	$(VENV).minimum/bin/python -m pip --disable-pip-version-check --quiet install --no-compile --no-deps --force-reinstall $(VENV).core/dist/*.whl

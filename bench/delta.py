@@ -30,7 +30,7 @@ from ingot.codecs.delta.base import delta_codec
 from ingot.codecs.delta.exact_chunks import pack, unpack
 from ingot.codecs.table import CODECS
 from ingot.core.numeric.dtypes import numpy_dtype
-from ingot.core.runtime import isa
+from ingot.core.runtime import native
 from ingot.delta.strategy import STRATEGIES
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
@@ -206,10 +206,10 @@ def main() -> None:
     parser.add_argument("--tuned", type=Path, help="its fine-tune")
     parser.add_argument("--megabytes", type=int, default=64, help="of made weights (default %(default)s)")
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--isa", choices=isa.available_isas(), default=isa.isa())
+    parser.add_argument("--isa", choices=native.available_isas(), default=native.isa())
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    isa.set_isa(arguments.isa)
+    native.set_isa(arguments.isa)
     rows: list[Row] = []
     for name in arguments.section or SECTIONS:
         rows += SECTIONS[name](arguments)

@@ -95,7 +95,7 @@ def affine(rng: np.random.Generator) -> Iterator[Case]:
     ):
         tensor = encode_tensor(AffineCodec(), weights, options, dtype="f32")
         parts = {role: part.array() for role, part in tensor.parts.items()}
-        layout = AffineLayout.of(tensor)
+        layout = AffineLayout.from_tensor(tensor)
         for dtype in ("bf16", "f16", "f32") if "g32" not in name else ("f16",):
             out = np.empty(weights.shape, numpy_dtype(dtype))
             run = partial(decode_rows, layout, parts["packed_weight"], parts["scales"], None, out)

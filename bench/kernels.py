@@ -34,7 +34,7 @@ from ingot.codecs.trellis.codec import TrellisCodec
 from ingot.core.bytes import checksums
 from ingot.core.numeric.dtypes import as_bits, cast, cast_into, numpy_dtype
 from ingot.core.numeric.stats import measure
-from ingot.core.runtime import isa, native
+from ingot.core.runtime import native
 from ingot.model.layouts.affine import AffineLayout
 from ingot.testing.codecs import encode_tensor
 
@@ -84,7 +84,13 @@ def dequantize(weights: np.ndarray, repeat: int) -> list[Row]:
         for name, options in DECODE:
             tensor = encode_tensor(AffineCodec(), weights, options, dtype="bf16")
             parts = {role: part.array() for role, part in tensor.parts.items()}
-            arguments = (AffineLayout.of(tensor), parts["packed_weight"], parts["scales"], parts.get("zeros"), out)
+            arguments = (
+                AffineLayout.from_tensor(tensor),
+                parts["packed_weight"],
+                parts["scales"],
+                parts.get("zeros"),
+                out,
+            )
             plain, ours = turns(repeat, memcpy(out, copy), partial(decode_rows, *arguments))
             target = 0.8 if name != "INT4 g32" and "msb" not in name else None
             rows.append(entry(f"dequantize {name} to {dtype}", out.nbytes / ours / 1e9, "GB/s", plain / ours, target))
@@ -171,7 +177,9 @@ def peers(weights: np.ndarray, repeat: int) -> list[Row]:
         label = f"{bits}-bit g32 f32"
         rows.append(entry(f"quantize {label}: gguf-py {name}", small.size / theirs / 1e9, "G weights/s", None, None))
         rows.append(entry(f"quantize {label}: Ingot", small.size / ours / 1e9, "G weights/s", theirs / ours, None))
-        decode = partial(decode_rows, AffineLayout.of(tensor), parts["packed_weight"], parts["scales"], None, out)
+        decode = partial(
+            decode_rows, AffineLayout.from_tensor(tensor), parts["packed_weight"], parts["scales"], None, out
+        )
         theirs, ours = turns(max(3, repeat // 2), partial(quants.dequantize, packed, kind), decode)
         rows.append(entry(f"dequantize {label}: gguf-py {name}", small.size / theirs / 1e9, "G weights/s", None, None))
         rows.append(entry(f"dequantize {label}: Ingot", small.size / ours / 1e9, "G weights/s", theirs / ours, None))
@@ -258,11 +266,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rows", type=int, default=8192, help="rows of 4096 columns (default %(default)s)")
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--isa", choices=isa.available_isas(), default=isa.isa())
+    parser.add_argument("--isa", choices=native.available_isas(), default=native.isa())
     parser.add_argument("--only", choices=[part.__name__ for part in PARTS])
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    isa.set_isa(arguments.isa)
+    native.set_isa(arguments.isa)
     shape = (arguments.rows, 4096)
     weights = cast(np.random.default_rng(0).standard_normal(shape, np.float32) * np.float32(0.05), "bf16")
     rows = []

@@ -69,7 +69,7 @@ def ours(quantizer: str, model: Path, folder: Path) -> Mapping[str, float]:
         import_module(name)
     asked = json.loads((folder / "asked.json").read_text("utf-8"))
     statistics = folder / f"{quantizer}.safetensors"
-    recipe = parse_recipe(RULES.format(group=GROUP, quantizer=quantizer), where="bench/layer.py")
+    recipe = parse_recipe(RULES.format(group=GROUP, quantizer=quantizer), location="bench/layer.py")
     limit = {"max_ram": asked["max_ram"]} if asked["max_ram"] else {}
 
     def calibrate() -> None:

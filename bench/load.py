@@ -29,7 +29,7 @@ import ztensor.numpy
 import ingot
 import ingot.numpy
 from ingot.artifacts.open import open as open_checkpoint
-from ingot.artifacts.owned_arrays import load_owned
+from ingot.artifacts.owned_arrays import load_arrays
 from ingot.core.runtime.parallel import default_workers
 
 Way = tuple[str, Path, Callable[[Path], Any]]
@@ -88,7 +88,7 @@ def ingot_with(workers: int | None, verify: bool = True) -> Callable[[Path], Any
 
     def load(path: Path) -> dict[str, np.ndarray]:
         with open_checkpoint(path, verify=verify) as checkpoint:
-            return load_owned(checkpoint, workers=workers)
+            return load_arrays(checkpoint, workers=workers)
 
     return load
 

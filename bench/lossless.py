@@ -28,7 +28,7 @@ import ingot
 from ingot.codecs.base import Codec
 from ingot.codecs.table import CODECS
 from ingot.core.numeric.dtypes import cast, numpy_dtype
-from ingot.core.runtime import isa
+from ingot.core.runtime import native
 
 Row = dict[str, Any]
 COLS = 1024
@@ -221,10 +221,10 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=64, help="of Gaussian weights (default %(default)s)")
     parser.add_argument("--model", type=Path, help="a checkpoint to measure too")
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--isa", choices=isa.available_isas(), default=isa.isa())
+    parser.add_argument("--isa", choices=native.available_isas(), default=native.isa())
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    isa.set_isa(arguments.isa)
+    native.set_isa(arguments.isa)
     rows = [row for label, values in sources(arguments) for row in measure(label, values, arguments.repeat)]
     print(f"one thread, instruction set {arguments.isa}; rates are of uncompressed bytes; '!' marks a missed target")
     print(table(rows))

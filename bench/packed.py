@@ -27,7 +27,7 @@ from clock import turns
 
 from ingot.codecs.affine.matmul import PackedMatrix
 from ingot.core.numeric.dtypes import numpy_dtype
-from ingot.core.runtime import isa
+from ingot.core.runtime import native
 from ingot.model.layouts.affine import NO_ZERO, OFFSETS, ROW, AffineLayout, Group
 from ingot.runtime.layers.packed_linear import PackedLinear
 
@@ -226,13 +226,13 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--batch", type=int, nargs="*", default=[1, 4, 16, 64])
     parser.add_argument("--threads", type=int, nargs="*", default=[1, 2])
-    parser.add_argument("--isa", choices=isa.available_isas(), default=isa.isa())
+    parser.add_argument("--isa", choices=native.available_isas(), default=native.isa())
     parser.add_argument("--forms", choices=FORMS, nargs="*", default=list(FORMS), metavar="FORM")
     parser.add_argument("--cpu", action="store_true", help="processor time, of products alone")
     parser.add_argument("--only", choices=["products", "stack", "passes"])
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    isa.set_isa(arguments.isa)
+    native.set_isa(arguments.isa)
     result: dict[str, Any] = {"isa": arguments.isa, "products": [], "stack": [], "passes": []}
     clock = time.process_time if arguments.cpu else time.perf_counter
     with torch.inference_mode():

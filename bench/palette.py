@@ -26,7 +26,7 @@ from peak import watch
 from ingot.codecs.palette.codec import lookup_of
 from ingot.codecs.palette.params import layout_of
 from ingot.codecs.table import CODECS
-from ingot.core.runtime import isa
+from ingot.core.runtime import native
 from ingot.model.tensor import Tensor
 from ingot.testing.codecs import encode_tensor
 
@@ -147,11 +147,11 @@ def masks(weights: np.ndarray, repeat: int) -> list[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--isa", choices=isa.available_isas(), default=isa.isa())
+    parser.add_argument("--isa", choices=native.available_isas(), default=native.isa())
     parser.add_argument("--skip-peer", action="store_true")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    isa.set_isa(arguments.isa)
+    native.set_isa(arguments.isa)
     small = np.random.default_rng(0).normal(0, 0.02, (2048, 2048)).astype(np.float16)
     large = np.random.default_rng(0).normal(0, 0.02, (8192, 4096)).astype(np.float16)
     rows = [

@@ -85,7 +85,7 @@ class Bench:
         """Return the figures of a row of ours: converted, and loaded as anyone would."""
         target = folder / "ours"
         more = {"calibration": statistics} if row.quantizer else {}
-        ingot.convert(self.path, target, parse_recipe(row.recipe(), where="bench"), overwrite=True, **more)
+        ingot.convert(self.path, target, parse_recipe(row.recipe(), location="bench"), overwrite=True, **more)
         with ingot.open(target) as found:
             nbytes = sum(part.nbytes for name in self.matrices for part in found[name].parts.values())
         return {**self.bits(nbytes), **self._said(load_model(target, dtype="f32", keep_packed=False))}

@@ -71,13 +71,13 @@ def disputes() -> str:
         [f"`{item.key}`", item.about, "; ".join(item.sides), item.taken, ", ".join(f"`{key}`" for key in item.keys)]
         for item in contradictions().values()
     ]
-    return table(["key", "about", "who says what", "taken", "`--assume`"], rows)
+    return table(["key", "about", "claims", "taken", "`--assume`"], rows)
 
 
 def times() -> str:
     rows = [
         [
-            row.chip, f"{row.weights:,}", row.form if row.density == 1 else f"{row.form}, {row.density:.0%} kept",
+            row.chip, f"{row.weights:,}", row.label if row.density == 1 else f"{row.label}, {row.density:.0%} kept",
             f"{row.moved:,}", f"{row.predicted:.4f}", f"{row.measured:.4f}", f"{row.off:+.1%}",
             "fit" if row.fitted else "no", row.source,
         ]

@@ -136,14 +136,15 @@ def render(figures: Mapping[str, Any]) -> str:
     """Return the page."""
     tuned = figures["finetune"]
     lines = [
-        "# What lossy deltas cost",
+        "# Quality of lossy deltas",
         "",
         "Rendered by `tools/delta_table.py` from `bench/delta_quality.json`. A Llama model of 7.67 M parameters in",
         "bf16 and its fine-tune on Python source; 98.7 % of the values differ, the difference's norm is 0.173 of the",
         "base's. Perplexity on held-out text, the first 96 x 256 tokens of each; a gap is that of the patched base",
-        "less that of the fine-tune. KL is KL(fine-tune || patched base) in nats a token over the same tokens; rows",
-        "without it were measured before the table had it. Shares are of the fine-tune's bytes, whole files.",
-        "`calibrated`: by statistics of 96 samples of the fine-tune itself ([deltas.md](deltas.md)): no text.",
+        "minus that of the fine-tune. KL is KL(fine-tune || patched base) in nats per token over the same tokens; rows",
+        "without it were measured before this column was added. A share is the size of the delta's file divided by",
+        "that of the fine-tune's. `calibrated` uses statistics of 96 samples of the fine-tune itself",
+        "([deltas.md](deltas.md)) and no text.",
         "",
         f"![Perplexity gap on code against the size of the delta]({PLOT.name})",
         "",

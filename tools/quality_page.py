@@ -40,9 +40,9 @@ MODELS = (
     (
         "wide",
         "The wider model",
-        """Its columns are multiples of 256: K- and I-quants are themselves here. It was trained for an hour
-(`make wide`) on documentation and source, so that prose is strange to it, and what its layers add is small: so are all
-KLs. Compare rows, not models. Not all rows of the first table were made again.""",
+        """Its columns are multiples of 256, so K- and I-quants need no fallback types here. It was trained for an hour
+(`make wide`) on documentation and source, so that prose is unfamiliar to it, and its layers contribute little: all KLs
+are therefore small. Compare rows, not models. Not all rows of the first table were measured for this model.""",
     ),
 )
 
@@ -60,24 +60,25 @@ python bench/standing.py wide ../shared/models --llama .venv.llama/bin/python --
     --json bench/quality_wide.json
 ```
 
-One model's matrices of attention and feed-forward networks are rounded, all else stays as it is. KL is in nats a token,
-KL(the model || the rounded one), mean over 96 windows of 256 tokens of each text, in f32; perplexity is of the same
-windows. **Bits** are those of the rounded matrices as stored: codes, scales, zero points and tables, eight times their
-bytes over their weights. **File** counts these bytes and all else in 16 bits, over all weights.
+The matrices of attention and feed-forward networks of a model are rounded; everything else is unchanged. KL is in nats
+per token, KL(the model || the rounded model), mean over 96 windows of 256 tokens of each text, in f32; perplexity is
+measured on the same windows. **Bits** are those of the rounded matrices as stored: eight times the bytes of codes,
+scales, zero points and tables, divided by the number of weights. **File** counts these bytes and everything else in 16
+bits, divided by the number of all weights.
 
-- **Ingot**: grids as their pages have them. Without another word by least squared error; `two-sided` by statistics of
-  96 samples of the model itself ([quantizers.md](quantizers.md)): no text.
-- **llama.cpp**: its own quantizer (`ggml_quantize_chunk`, llama-cpp-python 0.3.36), read back by gguf-py; `imatrix` is
-  of 96 windows of prose that follow those that are scored. Where 256 does not divide a matrix's columns it has the type
-  that llama-quantize takes instead, and the bits are the mixture's; so with our K-quants here.
-- **gptqmodel** 7.7.0 on the CPU, symmetric, columns in their order, the same prose; its bits leave out `g_idx`.
+- **Ingot**: layouts as described on their pages. The default is the least squared error; `two-sided` uses statistics of
+  96 samples of the model itself ([quantizers.md](quantizers.md)) and no text.
+- **llama.cpp**: its own quantizer (`ggml_quantize_chunk`, llama-cpp-python 0.3.36), decoded by gguf-py; `imatrix` was
+  computed from 96 windows of prose that follow the scored ones. If 256 does not divide a matrix's columns, the matrix
+  has llama-quantize's fallback type, and the bits are those of the mixture; the same holds for our K-quants here.
+- **gptqmodel** 7.7.0 on the CPU, symmetric, columns in their order, the same prose; its bits do not include `g_idx`.
 - **hqq** 0.2.8.post1, its own search; scales and zeros in f16, codes as it packs them.
 - **mlx** 0.32.4, affine, scales and offsets in f16.
-- **bitsandbytes** 0.50.2, NF4, scales in f32, "double" in 8 bits. Its blocks go over the whole tensor; what decodes
-  them on a CPU with AVX-512 counts them anew in each row, which gives other weights where a row is no whole number of
-  blocks (288 columns in blocks of 64). The rows here hand it each block as a row.
+- **bitsandbytes** 0.50.2, NF4, scales in f32, "double" in 8 bits. Its blocks cross row boundaries; its decoder for CPUs
+  with AVX-512 starts them again in each row, which gives other weights if a row is not a whole number of blocks (288
+  columns in blocks of 64). For the rows here, each block is given to it as a row.
 
-"As many bits or fewer" allows 0.02 bits. A mark's tooltip names its row. Not here: what is folded, budgets, MXFP4 and
+"As many bits or fewer" allows 0.02 bits. A mark's tooltip names its row. Not included: folding, budgets, MXFP4 and
 NVFP4.
 """
 
@@ -160,7 +161,7 @@ def section(key: str, title: str, about: str, figures: Mapping[str, Any]) -> Ite
     prose, code = (rows[0][text]["reference_perplexity"] for text in TEXTS)
     yield f"## {title}"
     yield ""
-    yield f"{figures['weights']:,} weights, {figures['rounded']:,} of them in the matrices that are rounded. As it is,"
+    yield f"{figures['weights']:,} weights, {figures['rounded']:,} of them in the rounded matrices. Unrounded,"
     yield f"its perplexity is {prose:.3f} on prose and {code:.2f} on code."
     yield about
     yield ""

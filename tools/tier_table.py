@@ -284,18 +284,17 @@ HEADER = """# Tiers, measured
 
 Rendered by `tools/tier_table.py` from `bench/tier_quality.json`. Machine: {processors} processors ({processor}),
 {system}, shared with other work while this was measured; {versions};
-MLX on the processor, for want of a Mac. Seconds on such a machine tell an order of magnitude and no more, and models
-this small say little about the load times of large ones (`bench/load_model.py` makes one of 1.5 billion parameters).
-Perplexities and agreements do not depend on the machine's load.
+MLX ran on the processor, because no Mac was available. Seconds on such a machine only show an order of magnitude, and
+models this small do not predict the load times of large ones (`bench/load_model.py` makes one of 1.5 billion
+parameters). Perplexities and agreements do not depend on the machine's load.
 
 Directories are made by preset `squish-int8`; `original` is the model's own safetensors. Columns: bytes of the weights;
-seconds to load, the best of {loads}; growth of anonymous memory in the first of these loads, at its highest;
-perplexity; share of tokens for which the likeliest next one is that of the original on torch, text by text; the same
-for the token after {prompts} prompts of {prompt} tokens. Read are the first {windows} windows of {window} tokens of
-each text. torch loads in bf16 (`finalized` in f16), and computes perplexity and agreement in f32 from the tier's own
-files; MLX computes in the weights' own type, which alone moves its rows by what its row `original` shows. `tensors` is
-loaded with `cache=False`; a first load, which builds a tier, is named below the table. Gates read 96 windows of the
-first text.
+seconds to load, the best of {loads}; peak growth of anonymous memory in the first of these loads; perplexity; share of
+tokens for which the most likely next token is that of the original on torch, for each text; the same for the token
+after {prompts} prompts of {prompt} tokens. The first {windows} windows of {window} tokens of each text are read. torch
+loads in bf16 (`finalized` in f16), and computes perplexity and agreement in f32 from the tier's own files. MLX computes
+in the weights' own type; the row `original` of MLX shows the effect of that alone. `tensors` is loaded with
+`cache=False`; a first load, which builds a tier, is given below the table. Gates read 96 windows of the first text.
 """
 
 

@@ -15,7 +15,7 @@ using ingot::Dtype;
 
 constexpr std::size_t kMost = std::size_t{1} << 56;  // keeps products with bits and element sizes below 2^63
 
-// Columns, groups and codes of a matrix; rows come with the arrays.
+// The columns, groups and codes of a matrix; the arrays determine the rows.
 struct Layout {
   std::size_t cols, group;
   int bits;

@@ -12,14 +12,14 @@ using ingot::MatmulLayout;
 using ingot::MatmulOutput;
 using ingot::MatmulWeights;
 
-constexpr std::size_t kMostColumns = 64;               // of x
-constexpr std::size_t kTaskRows = 64;                  // that a thread takes at least: whole cache lines of output
+constexpr std::size_t kMostColumns = 64;               // rows of x
+constexpr std::size_t kTaskRows = 64;                  // minimum for a thread: complete cache lines of output
 struct Call {
   const MatmulLayout& layout;
   const MatmulWeights& weights;
   const float* prepared;
   std::size_t count;
-  bool exact;  // products of x and codes
+  bool exact;  // minimum number of products of x and codes for several threads
   const MatmulOutput& out;
   decltype(&ingot::baseline::matmul_rows) rows;
   const ingot::Cuts cuts;

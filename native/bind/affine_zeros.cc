@@ -8,7 +8,7 @@ namespace {
 using ingot::Dtype;
 using ingot::Numbers;
 
-// f32, f16 or bf16: what scales are stored as.
+// The element type of scales: f32, f16 or bf16.
 Dtype scale_type(std::string_view name) {
   const Dtype type = float_type(name);
   require(type != Dtype::f64, "expected an element type f32, f16 or bf16");

@@ -1,5 +1,5 @@
-// Checked access to the caller's arrays. Every size was proven in Python; it is checked again here, cheaply, so that a
-// mistake is an exception and never a stray write.
+// Checked access to the caller's arrays. Python has verified every size; the cheap checks here turn a mistake into an
+// exception instead of an out-of-bounds write.
 #pragma once
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -49,7 +49,7 @@ inline void require(bool holds, const char* message) {
   if (!holds) throw nb::value_error(message);
 }
 
-// Every array is aligned to its elements, whichever function it goes to.
+// Every array is aligned to its elements, for every function.
 template <class Array>
 struct SoundArray {
   static void require(const Array& array) {

@@ -33,7 +33,7 @@ auto guarded(R (Self::*method)(Args...) const) {
   };
 }
 
-// Registers a function of the module. All of them go through here, so that none is left without the guard.
+// Registers a function of the module. All functions are registered here, so that none lacks the guard.
 template <class Function, class... Extra>
 void define(nb::module_& m, const char* name, Function&& function, const Extra&... extra) {
   m.def(name, guarded(+function), extra...);

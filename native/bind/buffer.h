@@ -1,4 +1,4 @@
-// A buffer export held for the time of a call.
+// A buffer export that is held during a call.
 #pragma once
 #include <nanobind/nanobind.h>
 
@@ -7,7 +7,7 @@
 
 namespace ingot::bind {
 
-// C-contiguous bytes of any object with the buffer protocol; throws the Python error where there are none.
+// C-contiguous bytes of an object with the buffer protocol; throws the Python error if it has none.
 class Bytes {
  public:
   explicit Bytes(nanobind::handle object) {

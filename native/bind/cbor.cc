@@ -14,13 +14,13 @@ using ingot::cbor::Error;
 using ingot::cbor::Item;
 using ingot::cbor::Type;
 
-// Takes ownership of a new reference; a null one is the Python error that is set.
+// Takes ownership of a new reference; throws the pending Python error if it is null.
 nb::object own(PyObject* object) {
   if (object == nullptr) throw nb::python_error();
   return nb::steal(object);
 }
 
-// A manifest repeats a few short strings ("dtype", "bf16", ...) once per tensor: make each once, hash it once.
+// A manifest repeats a few short strings ("dtype", "bf16", ...) for every tensor: each is created and hashed once.
 class Strings {
  public:
   nb::object get(std::string_view text, bool ascii) {

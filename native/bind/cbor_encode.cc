@@ -1,4 +1,4 @@
-// Deterministic CBOR (RFC 8949 section 4.2.1); maps keep the order they are given in unless they are to be sorted.
+// Deterministic CBOR (RFC 8949 section 4.2.1); maps keep the given order unless sorting is requested.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -89,7 +89,7 @@ class Encoder {
     head(overflow > 0 ? kUnsigned : kNegative, large);
   }
 
-  // Whether half precision keeps a value that is a number, and its bits there.
+  // Returns whether half precision represents a value that is not NaN, and sets its bits.
   static bool is_half(double value, std::uint16_t& half) {
     const auto bits = std::bit_cast<std::uint64_t>(value);
     const auto sign = static_cast<std::uint16_t>(bits >> 48 & 0x8000);
@@ -108,7 +108,7 @@ class Encoder {
     return true;
   }
 
-  // The shortest of half, single and double precision that keeps the value; one form for all NaN.
+  // Uses the shortest of half, single and double precision that represents the value; all NaN have one encoding.
   void number(double value) {
     if (std::isnan(value)) return byte(0xF9), byte(0x7E), byte(0x00);
     std::uint16_t half = 0;
@@ -143,7 +143,7 @@ class Encoder {
     unchanged(done == size && PySequence_Fast_GET_SIZE(item) == size);
   }
 
-  // Encoding an element may run any Python code (attributes, mappings, buffers), which may change what holds it.
+  // Encoding an element may run arbitrary Python code (attributes, mappings, buffers), which may change the container.
   static void unchanged(bool holds) {
     if (!holds) refuse("cbor.changed", "expected lists and dicts that stay unchanged while they are encoded");
   }
@@ -169,7 +169,8 @@ class Encoder {
     enter(depth);
     const nb::object items = nb::steal(PyMapping_Items(item));
     if (!items.is_valid()) throw nb::python_error();
-    const nb::object pairs = nb::steal(PySequence_Tuple(items.ptr()));  // the list may be the mapping's own
+    // The mapping may have returned its internal list.
+    const nb::object pairs = nb::steal(PySequence_Tuple(items.ptr()));
     if (!pairs.is_valid()) throw nb::python_error();
     const Py_ssize_t size = PyTuple_GET_SIZE(pairs.ptr());
     head(kMap, static_cast<std::uint64_t>(size));
@@ -184,7 +185,7 @@ class Encoder {
     for (PyObject* pair : order) entry(PyTuple_GET_ITEM(pair, 0), PyTuple_GET_ITEM(pair, 1), depth);
   }
 
-  // Puts pairs in the bytewise order of their encoded keys: by length, which stands in the head, then by bytes.
+  // Sorts pairs by the bytes of their encoded keys: by length, which is in the head, then by content.
   static void sort(std::vector<PyObject*>& pairs) {
     const auto bytes = [](PyObject* pair) {
       Py_ssize_t size = 0;

@@ -1,4 +1,4 @@
-// Conversion of native results to Python: texts as str, columns of numbers as bytes.
+// Conversion of native results to Python: texts as str, columns of integers as bytes.
 #pragma once
 #include <nanobind/nanobind.h>
 
@@ -15,7 +15,7 @@ inline nanobind::object owned(PyObject* object) {
   return nanobind::steal(object);
 }
 
-// The number and how many there are of it, where all are one: (number, count).
+// The pair (number, count) if all numbers are equal.
 inline nanobind::object as_numbers(const table::Numbers& values) {
   if (!values.empty() && values.is_uniform()) return nanobind::make_tuple(values[0], values.size());
   nanobind::object bytes = owned(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(values.size() * sizeof(std::int64_t))));

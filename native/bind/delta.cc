@@ -13,7 +13,8 @@ using Sizes = Out<std::uint32_t>;
 using InSizes = In<std::uint32_t>;
 using ingot::DeltaShape;
 
-// Checks that both arrays are as many aligned unsigned elements of one width, and that there is one size per chunk.
+// Checks that both arrays have the same number of aligned unsigned elements of one width, and that there is one size
+// per chunk.
 template <class Second>
 DeltaShape shape_of(const InArray& base, const Second& other, std::size_t chunk, bool floats, int shift, std::size_t sizes) {
   const std::size_t width = base.itemsize();

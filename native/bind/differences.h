@@ -1,9 +1,9 @@
-// Two arrays of one type that kernels take the differences of.
+// Two arrays of one type whose differences kernels compute.
 #pragma once
 #include "bind/arrays.h"
 #include "core/wdelta.h"
 
-// Whether two arrays share no byte.
+// Returns whether two arrays share no byte.
 template <class First, class Other>
 bool apart(const First& single, const Other& other) {
   const auto first = reinterpret_cast<std::uintptr_t>(single.data()),
@@ -13,7 +13,7 @@ bool apart(const First& single, const Other& other) {
 
 using Base = std::optional<InArray>;
 
-// f16 and bf16 come as uint16; without a base `tuned` are f32 differences.
+// f16 and bf16 are passed as uint16; without a base, `tuned` contains the f32 differences.
 inline ingot::Differences differences_in(const InArray& tuned, const Base& base, std::string_view dtype) {
   const ingot::Dtype type = float_type(dtype);
   require(type != ingot::Dtype::f64 && (base || type == ingot::Dtype::f32), "expected elements of f32, f16 or bf16");

@@ -12,7 +12,7 @@ using Sizes = Out<std::uint32_t>;
 using InSizes = In<std::uint32_t>;
 using ingot::EntropyShape;
 
-// Checks that `array` is aligned unsigned elements of 1, 2, 4 or 8 bytes and that `sizes` holds one number per chunk.
+// Checks that `array` has aligned unsigned elements of 1, 2, 4 or 8 bytes, and that `sizes` has one element per chunk.
 template <class Array>
 EntropyShape shape_of(const Array& array, std::size_t chunk, std::size_t sizes) {
   const std::size_t width = array.itemsize();

@@ -36,7 +36,7 @@ bool decode(std::string_view type, const InBytes& blocks, const std::optional<In
                                    grid ? grid->data() : nullptr, {out.data(), kind});
 }
 
-// Checks the sizes of blocks that are whole and taken apart; returns the type and how many there are.
+// Checks the sizes of packed and unpacked blocks; returns the type and the number of blocks.
 template <class Minima>
 std::pair<std::size_t, std::size_t> apart(std::string_view type, std::size_t blocks, std::size_t codes,
                                           std::size_t scales, const std::optional<Minima>& minima) {

@@ -15,11 +15,11 @@ using Codes = nb::ndarray<const std::uint8_t, nb::ndim<4>, nb::c_contig, nb::dev
 using Rows = nb::ndarray<const float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 using OutRows = Written<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 
-constexpr std::size_t kTaskBlocks = 8;                // of a head, that a thread takes at a time
-constexpr std::size_t kSmall = std::size_t{1} << 16;  // bytes of codes, times rows, not worth a second thread
+constexpr std::size_t kTaskBlocks = 8;                // of a head, per task
+constexpr std::size_t kSmall = std::size_t{1} << 16;  // minimum of bytes of codes times rows for a second thread
 constexpr std::size_t kMostRows = std::size_t{1} << 24;
 
-// Blocks of `cols` columns in groups of `group`, as the arrays say.
+// Blocks of `cols` columns in groups of `group`; the arrays determine the other sizes.
 KvBlocks blocks_of(const Codes& packed, const Halves& scales, const Halves& zeros, std::size_t count, int bits,
                    std::size_t cols, std::size_t group) {
   require(bits == 2 || bits == 4 || bits == 8, "expected 2, 4 or 8 bits");

@@ -13,10 +13,10 @@ namespace {
 using ingot::Attend;
 using ingot::Dtype;
 
-constexpr std::size_t kTaskRows = 8;                  // that a thread takes at a time
-constexpr std::size_t kSmall = std::size_t{1} << 15;  // values that are not worth a second thread
+constexpr std::size_t kTaskRows = 8;                  // values per task
+constexpr std::size_t kSmall = std::size_t{1} << 15;  // minimum of values for a second thread
 
-// Calls work(index) for all below `tasks`.
+// Calls work(index) for every index below `tasks`.
 template <class Work>
 void in_tasks(std::size_t tasks, std::size_t threads, const Work& work) {
   const auto call = [](void* self, std::size_t index) { (*static_cast<const Work*>(self))(index); };
@@ -31,7 +31,7 @@ void in_rows(std::size_t rows, std::size_t cols, std::size_t threads, const Work
   });
 }
 
-// Rows of values of one type, without their values at first.
+// Rows of values of one type; the values are written later.
 class Rows {
  public:
   Rows(std::size_t rows, std::size_t cols, std::size_t size)
@@ -78,7 +78,7 @@ void attend(const InArray& queries, const InArray& keys, const InArray& values, 
   attend_all(task, threads);
 }
 
-// The seven products of a decoder layer, and what lies between them.
+// The seven products of a decoder layer, and the operations between them.
 class DecoderLayer {
  public:
   DecoderLayer(nb::list matrices, nb::list biases, nb::list norms, nb::list epsilons, std::size_t width,
@@ -110,7 +110,7 @@ class DecoderLayer {
     require(norms_[kBefore] && norms_[kBetween], "expected norms of both halves of the layer");
   }
 
-  // Queries, keys and values of rows of x, the first two turned to their positions.
+  // Computes queries, keys and values of rows of x, and rotates queries and keys to their positions.
   void project(const InArray& x, const InArray& cosines, const InArray& sines, const OutArray& queries, const OutArray& keys,
                const OutArray& values, std::size_t threads) const {
     const std::size_t hidden = opened_[kQuery]->cols(), rows = require_rows(x, hidden);
@@ -122,8 +122,8 @@ class DecoderLayer {
     project_rows(x.data(), rows, cosines.data(), sines.data(), queries.data(), keys.data(), values.data(), threads);
   }
 
-  // Writes the layer's output for one more token of each sequence. Its keys and values are stored after the first `used`,
-  // and attention covers both.
+  // Writes the layer's output for the next token of each sequence. Its keys and values are stored after the first
+  // `used` tokens, and attention covers all of them.
   void step(const InArray& x, const InArray& cosines, const InArray& sines, const OutArray& keys, const OutArray& values,
             std::size_t used, float scale, const OutArray& out, std::size_t threads) const {
     const std::size_t hidden = opened_[kQuery]->cols(), rows = require_rows(x, hidden),
@@ -154,7 +154,7 @@ class DecoderLayer {
     finish_all(attended.row(0), x.data(), rows, out.data(), threads);
   }
 
-  // Writes the layer's output, from its input and the output of attention.
+  // Writes the layer's output from its input and the output of attention.
   void finish(const InArray& attended, const InArray& x, const OutArray& out, std::size_t threads) const {
     const std::size_t hidden = opened_[kQuery]->cols(), heads = opened_[kOut]->cols(),
                       rows = require_rows(x, hidden);
@@ -175,7 +175,7 @@ class DecoderLayer {
     return static_cast<std::uint8_t*>(values) + row * cols * size_;
   }
 
-  // None is none.
+  // Accepts None.
   std::optional<InArray> vector_of(nb::handle given, std::size_t size) const {
     if (given.is_none()) return std::nullopt;
     const InArray result = nb::cast<InArray>(given);
@@ -210,7 +210,7 @@ class DecoderLayer {
     });
   }
 
-  // The heads of a row, each by a norm of its own where there is one, then to its position.
+  // Applies the norm of each head in a row, if there is one, then the rotation to the position.
   void turn(std::size_t which, void* row, const void* cosines, const void* sines) const {
     const std::size_t heads = opened_[which]->rows() / width_, norm = kQueryHeads + which;
     if (norms_[norm])
@@ -265,7 +265,7 @@ class DecoderLayer {
     add(out, normal.row(0));
   }
 
-  const nb::list matrices_;  // keeps them alive
+  const nb::list matrices_;  // keeps the arrays alive
   const PackedMatrix* opened_[kCount];
   std::optional<InArray> biases_[kCount];
   std::optional<InArray> norms_[kNorms];

@@ -7,7 +7,7 @@ inline Py_ssize_t ingot_length(PyObject* item) { return PyList_Check(item) ? PyL
 inline PyObject* ingot_item(PyObject* item, Py_ssize_t index) {
   return PyList_Check(item) ? PyList_GetItem(item, index) : PyTuple_GetItem(item, index);
 }
-#undef PySequence_Fast_GET_SIZE  // there, and made of macros that are not
+#undef PySequence_Fast_GET_SIZE  // macros that use functions outside the limited API
 #undef PySequence_Fast_GET_ITEM
 #define PySequence_Fast_GET_SIZE ingot_length
 #define PySequence_Fast_GET_ITEM ingot_item

@@ -1,4 +1,4 @@
-// Packed weights of the affine family, as Python holds them.
+// Packed weights of the affine family, with references to Python's arrays.
 #pragma once
 #include <algorithm>
 #include <cstdlib>
@@ -51,14 +51,15 @@ class PackedMatrix {
   void int8(const InArray& x, const std::optional<InArray>& bias, const OutArray& out, std::string_view dtype,
             std::string_view bias_dtype, std::size_t threads, bool dots) const;
 
-  // Whether `multiply_int8` takes them.
+  // Returns whether `multiply_int8` supports these weights.
   bool rounds() const { return in_blocks_ && std::abs(at_.zero_point) <= ingot::kInt8Center; }
   std::size_t rows() const { return at_.rows; }
   std::size_t cols() const { return at_.cols; }
   ingot::Weights weights() const { return {at_, weights_, nullptr, packed_.size()}; }
 
  private:
-  // How products with x may be added, wherever: any product of it and a code is exact in f32 but for `plain`.
+  // The allowed ways of adding products with x: except with `plain`, every product of x and a code must be exact in
+  // f32.
   ingot::GemmMode mode(const Product& product) const {
     const int half = at_.is_signed ? 1 << (at_.bits - 1) : 0, most = (1 << at_.bits) - 1;
     if (-half - at_.zero_point < -256 || most - half - at_.zero_point > 256) return ingot::GemmMode::plain;
@@ -70,5 +71,5 @@ class PackedMatrix {
   const std::optional<InArray> zeros_;
   ingot::MatmulLayout at_;
   ingot::MatmulWeights weights_;
-  bool direct_ = false, in_blocks_ = false;  // the products that take this layout
+  bool direct_ = false, in_blocks_ = false;  // the products that support this layout
 };

@@ -75,7 +75,7 @@ std::size_t count(const InArray& values, std::string_view dtype, std::size_t col
                                      exponent, weights.data(), sums ? sums->data() : nullptr);
 }
 
-// The values of the bins, ascending, with their weights.
+// The values of the histogram's bins in ascending order, with their weights.
 struct Points {
   std::unique_ptr<double[]> values, weights;
   std::size_t n = 0;
@@ -124,7 +124,7 @@ std::size_t solve(const InDoubles& weights, const std::optional<InDoubles>& sums
   const std::vector<std::size_t> bounds = layers ? ingot::kmeans1d_layers(at, runs) : ingot::kmeans1d(at, runs);
   for (std::size_t i = 0; i < runs; ++i) {
     const std::size_t l = bounds[i], r = bounds[i + 1];
-    // A run of one value is that value, which a detour through sums may miss.
+    // A run of one value has that value as its mean; computing it from sums could round.
     centroids.data()[i] = r - l == 1 ? points.values[l] : centre + (at.sum[r] - at.sum[l]) / (at.weight[r] - at.weight[l]);
   }
   return runs;
@@ -163,11 +163,11 @@ void spread(const Points32& points, const InDoubles& draws, const Out<std::uint6
   require(k >= 1 && draws.size() == k - 1 && chosen.data()[0] < n, "expected a draw for every point but the first");
   const ingot::PalettePoints at{points.data(), n, static_cast<int>(size)};
   nb::gil_scoped_release release;
-  const auto scratch = std::make_unique_for_overwrite<double[]>((3 + size / 2) * n + 1);  // doubles, and floats
+  const auto scratch = std::make_unique_for_overwrite<double[]>((3 + size / 2) * n + 1);  // in f64 and in f32
   INGOT_KERNEL(palette_spread)(at, draws.data(), k, chosen.data(), scratch.get());
 }
 
-// Arrays of points in cells, which agree with one another.
+// Arrays of points in cells, checked for consistency.
 template <class Cells, class Columns, class Starts, class Boxes>
 Cells cells_of(const Columns& columns, const Starts& starts, const Boxes& boxes, std::size_t numbers) {
   require(numbers == 2 || numbers == 4, "expected points of 2 or 4 numbers");
@@ -201,8 +201,8 @@ void cell_codes(const In<std::uint16_t>& positions, const Ids& starts, const InB
   require(within, "expected cells that hold the points");
 }
 
-// The contents of the arrays are not checked here: cells that are not within the points are skipped, and codes and owners
-// that are no centroids are treated as those of new points.
+// The contents of the arrays are not checked here: cells outside the points are skipped, and codes and owners that are
+// not centroids are treated like those of new points.
 void step(const In<float>& columns, const Ids& starts, const In<float>& boxes, std::size_t first, std::size_t end,
           const Points32& centroids, const OutBytes& codes, const Out<std::uint16_t>& owners, const Doubles& sums,
           const Doubles& counts) {
@@ -218,7 +218,7 @@ void step(const In<float>& columns, const Ids& starts, const In<float>& boxes, s
   INGOT_KERNEL(palette_step)(all_cells, first, end, centroids.data(), k, to);
 }
 
-// Points, as many codes and slacks, and what is found for each of `k` centroids.
+// Points, their codes and slacks, and the results for each of `k` centroids.
 ingot::PaletteSlacks slacks_of(const Points32& points, const Points32& centroids, const OutBytes& codes, const Out<float>& slacks,
                                const Doubles& sums, const Doubles& counts) {
   const std::size_t size = points.shape(1), k = centroids.shape(0), n = points.shape(0);
@@ -306,7 +306,7 @@ void mask_select(const InBytes& mask, const InArray& values, const OutArray& out
 
 }  // namespace
 
-// No input may be converted either: it would be copied unseen.
+// No input may be converted, because the function would silently get a copy.
 void bind_palette(nb::module_& m) {
   const auto array = [](const char* name) { return nb::arg(name).noconvert(); };
   const auto maybe = [](const char* name) { return nb::arg(name).noconvert().none(); };

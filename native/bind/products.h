@@ -10,7 +10,7 @@ void bind_tile_matmul(nb::module_& m);
 constexpr std::size_t kMost = std::size_t{1} << 56;  // keeps products with bits and element sizes below 2^63
 
 struct Product {
-  // Throws ValueError where sizes or types do not fit together.
+  // Throws ValueError if sizes or types are inconsistent.
   Product(const ingot::MatmulLayout& at, const InArray& rows, const std::optional<InArray>& bias, const OutArray& to,
           std::string_view dtype, std::string_view bias_dtype) {
     const ingot::Dtype type = float_type(dtype), bias_type = float_type(bias_dtype);

@@ -24,7 +24,7 @@ struct PyGrid {
   std::vector<float> levels;
   ingot::Grid grid;
 
-  PyGrid(const PyGrid&) = delete;  // the grid points at the levels
+  PyGrid(const PyGrid&) = delete;  // the codebook values at the levels
   PyGrid(const In<float>& entries, bool uniform, std::string_view zeros, bool turned, std::string_view scales,
          std::tuple<float, float, float> steps)
       : levels(entries.data(), entries.data() + entries.size()) {
@@ -74,7 +74,7 @@ std::size_t scales(const PyGrid& grid, const Matrix& values, std::size_t first, 
                                        result.shape(1));
 }
 
-// Units of scales and offsets that are integers times a unit.
+// Units of scales and offsets that are stored as integers times a unit.
 struct Units {
   std::optional<OutMatrix> scales, zeros;
 };

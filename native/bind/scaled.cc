@@ -59,7 +59,7 @@ void decode(const InBytes& packed, int bits, bool high_first, std::string_view v
 
 }  // namespace
 
-// No input may be converted: it would be copied unseen.
+// No input may be converted, because the function would silently get a copy.
 void bind_scaled(nb::module_& m) {
   const auto array = [](const char* name) { return nb::arg(name).noconvert(); };
   const auto maybe = [](const char* name) { return nb::arg(name).noconvert().none(); };

@@ -1,4 +1,5 @@
-// Scratch memory that a thread keeps between calls: fresh pages for every tensor cost as much as decoding a small one.
+// Scratch memory that a thread keeps between calls: newly mapped pages for every tensor would cost as much as decoding
+// a small tensor.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -17,11 +18,11 @@ class Scratch {
     }
     data_ = from.get() + (kLine - reinterpret_cast<std::uintptr_t>(from.get()) % kLine);
   }
-  // Whole lines of the caches begin here. Two of a thread may not be in use at once.
+  // Memory that is aligned to cache lines. A thread may use only one at a time.
   std::uint8_t* data() const { return data_; }
 
  private:
-  static constexpr std::size_t kKept = std::size_t{4} << 20;  // more is given back
+  static constexpr std::size_t kKept = std::size_t{4} << 20;  // larger blocks are freed
   static constexpr std::size_t kLine = 64;
 
   static std::unique_ptr<std::uint8_t[]>& cached() {

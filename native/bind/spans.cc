@@ -15,7 +15,7 @@ using ingot::spans::Pattern;
 
 std::string_view text_of(const Bytes& bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
 
-// Texts by their last byte.
+// Offsets of texts, from the last byte of each.
 using Endings = std::array<std::vector<std::string>, 256>;
 
 bool ends_with(std::string_view text, const Endings& endings) {
@@ -73,7 +73,7 @@ bool any_ends(nb::handle names, nb::handle endings) {
   for (const nb::handle each : nb::cast<nb::list>(names)) {
     Py_ssize_t size = 0;
     const char* text = PyUnicode_AsUTF8AndSize(each.ptr(), &size);
-    if (text == nullptr) {  // half of a surrogate pair has no UTF-8
+    if (text == nullptr) {  // half of a surrogate pair has no UTF-8 encoding
       if (PyErr_ExceptionMatches(PyExc_UnicodeEncodeError) == 0) throw nb::python_error();
       PyErr_Clear();
       const auto parts = nb::steal<nb::bytes>(PyUnicode_AsEncodedString(each.ptr(), "utf-8", "surrogatepass"));

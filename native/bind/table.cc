@@ -27,7 +27,7 @@ Type kind_of(std::string_view name) {
   throw nb::value_error("expected a kind of column");
 }
 
-// (kind, optional, key, inner); recursion ends with the schema, which is ours.
+// A schema as (kind, optional, key, inner); the recursion ends because the schema is Ingot's own.
 Schema schema_of(nb::handle said) {
   const auto row = nb::cast<nb::tuple>(said);
   Schema schema{kind_of(nb::cast<const char*>(row[0])), nb::cast<bool>(row[1]), nb::cast<const char*>(row[2]), {}};

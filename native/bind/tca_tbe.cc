@@ -11,9 +11,9 @@ using Matrix = nb::ndarray<const std::uint16_t, nb::ndim<2>, nb::c_contig, nb::d
 using OutMatrix = Written<std::uint16_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 constexpr std::size_t kSide = 64, kWords = 64, kElements = kSide * kSide;
-constexpr std::size_t kSlack = 64;  // bytes that the encoder may write behind the last ones
+constexpr std::size_t kSlack = 64;  // bytes that the encoder may write after the end
 
-// Global tiles of a matrix, which is in memory, so that no sum overflows.
+// The global tiles of a matrix that is in memory, so no sum overflows.
 std::size_t tiles_of(std::size_t rows, std::size_t cols) {
   return ((rows + kSide - 1) / kSide) * ((cols + kSide - 1) / kSide);
 }
@@ -63,7 +63,7 @@ void exponents(const In<std::uint16_t>& values, const Out<std::uint64_t>& counts
 }  // namespace
 
 void bind_tca_tbe(nb::module_& m) {
-  const auto array = [](const char* name) { return nb::arg(name).noconvert(); };  // words of another type are no such words
+  const auto array = [](const char* name) { return nb::arg(name).noconvert(); };  // refuse words of other types
   define(m, "tca_tbe_encode", &encode, array("values"), nb::arg("start"), array("counts"), array("bitmap1"),
         array("bitmap2"), array("bitmap3"), array("high"), array("fallback"),
         "Encode whole rows of tiles; returns how many high bytes and fallback elements there are.");

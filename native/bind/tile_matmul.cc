@@ -13,12 +13,12 @@ namespace {
 using ingot::Dtype;
 using ingot::GemmMode;
 
-// Scales that change nothing: values are in the tiles.
+// Scales of 1: the tiles contain the final values.
 constexpr float kOne = 1;
 
 class Tiles {
  public:
-  // `within`: whether all weights, in any type, are 0 or between 2^-40 and 2^40.
+  // `within` is whether all weights, in any type, are 0 or have magnitudes between 2^-40 and 2^40.
   Tiles(std::size_t rows, std::size_t cols, bool within) : within_(within) {
     require(rows <= kMost && cols >= 1 && cols <= kMost, "expected sizes in range");
     at_.rows = rows, at_.cols = at_.group = cols, at_.bits = 16;
@@ -37,7 +37,7 @@ class Tiles {
   ingot::MatmulLayout at_{};
 
  private:
-  // Products of 16 bits are exact in f32; those of bf16 where nothing overflows or is subnormal.
+  // Products of 16-bit values are exact in f32; those of bf16 only if nothing overflows or is subnormal.
   GemmMode mode(const Product& product) const {
     if (product.out.type == Dtype::f32 || !within_) return GemmMode::plain;
     const GemmMode result =
@@ -62,7 +62,7 @@ class Trellis : public Tiles {
     std::size_t count = 0, places = 0, bytes = 0;
     require(!__builtin_mul_overflow(rows, cols / group, &count) && scales.size() == count, "expected a scale for every group");
     require(!__builtin_mul_overflow(rows, static_cast<std::size_t>(bits), &places), "expected fewer rows");
-    places = places / 16 + (places % 16 != 0);  // bands are whole words but for the last
+    places = places / 16 + (places % 16 != 0);  // bands are complete words except the last
     require(!__builtin_mul_overflow(2 * places, cols, &bytes) && words.size() == bytes, "expected as many bytes as the streams fill");
     held_ = {rows, cols, group, band, bits, words_.data(), values_.data(), scales_.data(), type};
   }

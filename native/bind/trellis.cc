@@ -60,7 +60,7 @@ void search(int bits, std::size_t group, const In<float>& values, const In<float
   INGOT_KERNEL(trellis_search)(to, target.data(), open);
 }
 
-// Links of rows, or none.
+// Optional links of rows.
 ingot::TrellisLinks links(const ingot::TrellisColumns& to, const std::optional<Matrix>& below,
                           const std::optional<In<float>>& diagonal, const std::optional<Matrix>& shift) {
   if (!below || !diagonal) return {nullptr, nullptr, nullptr};

@@ -9,8 +9,8 @@ namespace {
 using ingot::WordMatrix;
 using ingot::WordWindow;
 
-// Whether `rows` x `cols` elements of `each` bytes, `stride` bytes from row to row, lie within `size` bytes from byte
-// `start` on.
+// Returns whether `rows` x `cols` elements of `each` bytes, with `stride` bytes between rows, are within `size` bytes
+// from byte `start` on.
 bool within(std::size_t size, std::size_t start, std::size_t stride, std::size_t rows, std::size_t cols,
             std::size_t unit = 4) {
   std::size_t words = 0, last = 0, width = 0;
@@ -27,7 +27,7 @@ WordMatrix window(const InBytes& in, std::size_t start, std::size_t stride, std:
   return {in.data() + start, stride, rows, cols};
 }
 
-// Another one, to write to, whose rows do not overlap.
+// The same for output; its rows do not overlap.
 WordWindow target(const OutBytes& out, std::size_t start, std::size_t stride, std::size_t rows, std::size_t cols,
                   std::size_t width = 4) {
   require(within(out.size(), start, stride, rows, cols, width) && (rows < 2 || stride / width >= cols),
@@ -43,7 +43,7 @@ void turn(const InBytes& in, std::size_t start, std::size_t stride, std::size_t 
   INGOT_KERNEL(words_turn)(matrix, to);
 }
 
-// A matrix of elements of 2 bytes or 1.
+// A matrix of elements of 1 or 2 bytes.
 void turn_short(const InBytes& in, std::size_t width, std::size_t rows, std::size_t cols, const OutBytes& out,
                 std::size_t out_start, std::size_t out_stride) {
   require(width == 1 || width == 2, "expected elements of 1 or 2 bytes");
@@ -58,7 +58,7 @@ void turn_short(const InBytes& in, std::size_t width, std::size_t rows, std::siz
     INGOT_KERNEL(bytes_turn)(matrix, to);
 }
 
-// Lines of codes of one form as those of the other, both without gaps.
+// Converts lines of codes from one packing to the other, both without gaps.
 void turn_lines(const InBytes& in, std::size_t lines, std::size_t cols, bool to_awq, const OutBytes& out) {
   const std::size_t eights = to_awq ? cols : lines;
   require(eights % 8 == 0, "expected words in eights");
@@ -73,7 +73,7 @@ void turn_lines(const InBytes& in, std::size_t lines, std::size_t cols, bool to_
     INGOT_KERNEL(lines_from_awq)(matrix, out.data());
 }
 
-// The output window of words with eight times as many rows, each an eighth of a word.
+// The output window of words, which has eight times as many rows; each row has an eighth of a word.
 WordWindow by_codes(const OutBytes& out, std::size_t start, std::size_t stride, std::size_t rows, std::size_t cols) {
   require(rows % 8 == 0, "expected rows in eights");
   std::size_t outputs = 0;

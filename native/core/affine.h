@@ -16,17 +16,18 @@ struct AffineChoice {
   bool provided;        // scales and zeros are inputs
   Dtype scale_type;  // f32, f16 or bf16
   float shift;       // of zero points: 2^(bits - 1) where codes that have them are two's complement, else 0
-  bool offset = false;  // zeros are offsets, the least value of a group: q = rint((w - z) / s)
+  bool offset = false;  // zeros are offsets, the minimum of a group: q = rint((w - z) / s)
   int zero_point = -1;  // of every code, where symmetric codes are unsigned; else -1
 };
 
 struct AffineStatus {
   enum Code : int { ok = 0, non_finite = 1, scale_overflow = 2 };
   Code code;
-  std::size_t index;  // of the element that is not finite, or the first one of the group whose scale overflows
+  // Index of the first element that is not finite, or the first element of a group whose scale overflows.
+  std::size_t index;
 };
 
-// Minimum and maximum of values and 0; `bad` is the index of the first that is not finite, or `n`.
+// Minimum and maximum of the values and 0; `bad` is the index of the first value that is not finite, or `n`.
 struct AffineRange {
   float low;
   float high;

@@ -1,4 +1,4 @@
-// Conversion between the three forms of the zero of affine codes (spec/affine.md, "Repacking").
+// Conversion between the three representations of zero points of affine codes (spec/affine.md, "Repacking").
 #pragma once
 #include <cstddef>
 
@@ -6,7 +6,7 @@
 
 namespace ingot {
 
-// Numbers of f32, f16 or bf16, one for each scale.
+// An array of f32, f16 or bf16 with an element per scale.
 struct Numbers {
   const void* data;
   Dtype type;

@@ -21,7 +21,7 @@ double half_to_double(std::uint32_t half) {
   return (half & 0x8000) ? -value : value;
 }
 
-// Whether half precision holds the number, which is no NaN.
+// Returns whether half precision represents a number that is not NaN.
 bool fits_half(double value) {
   if (value == 0 || std::isinf(value)) return true;
   int exponent = 0;
@@ -141,7 +141,7 @@ Item Cursor::next() {
     case 6: throw Error("cbor.tag", start, "expected no tags, found one");
     default: simple(item, info); return item;
   }
-  // Every element takes at least one byte, every pair two: a larger count is refused before anyone allocates for it.
+  // Every element has at least one byte, every pair two: a larger count is refused before memory is allocated for it.
   const std::size_t limit = item.type == Type::kMap ? remaining() / 2 : remaining();
   if (item.value > limit) {
     throw Error(

@@ -14,7 +14,7 @@
 
 namespace ingot::cbor {
 
-// A refusal. `rule` is one of the names in spec/cbor.md, `offset` the first byte of the offending item.
+// A refusal. `rule` is a rule of spec/cbor.md, `offset` the first byte of the offending item.
 class Error : public std::runtime_error {
  public:
   Error(const char* rule, std::size_t offset, const std::string& message)
@@ -24,14 +24,14 @@ class Error : public std::runtime_error {
 };
 
 struct Limits {
-  std::uint32_t depth;   // arrays and maps within each other
-  std::uint64_t items;   // data items altogether, map keys included
-  bool deterministic;    // nothing but the core deterministic encoding (RFC 8949 section 4.2.1) is accepted
+  std::uint32_t depth;   // nesting depth of arrays and maps
+  std::uint64_t items;   // number of data items, map keys included
+  bool deterministic;    // accept only the core deterministic encoding (RFC 8949 section 4.2.1)
 };
 
 enum class Type : std::uint8_t { kUnsigned, kNegative, kBytes, kText, kArray, kMap, kFalse, kTrue, kNull, kFloat };
 
-// One data item's head; for strings with the payload.
+// The head of a data item; for strings, also the payload.
 struct Item {
   Type type;
   std::size_t offset;      // of the head
@@ -57,11 +57,11 @@ class Cursor {
   // Returns the offset of the next item.
   std::size_t position() const { return position_; }
 
-  // As `next`, for what most of a table is made of, in its usual forms; false where the next item is something else or
-  // has to be looked at closely, and then nothing was read.
+  // A fast version of `next` for the most frequent items in their usual encodings. Returns false, without reading, for
+  // other items and for items that need a detailed check.
   bool quick_number(std::uint64_t& value);
   bool quick_text(std::string_view& text);
-  bool quick_text_is(std::string_view text);  // known to be UTF-8; false where it has 24 bytes or more
+  bool quick_text_is(std::string_view text);  // certainly UTF-8; false from 24 bytes on
 
  private:
   std::uint64_t argument(std::size_t start, unsigned major, unsigned info);
@@ -80,8 +80,8 @@ class Cursor {
 // Whether the bytes are UTF-8 (RFC 3629: no overlong forms, no surrogates, nothing past U+10FFFF); sets `ascii`.
 bool valid_utf8(std::string_view text, bool& ascii);
 
-// Whether the core deterministic encoding has a map's keys in this order, which are two: encoded, they compare by their
-// lengths first, which stand in their heads.
+// Returns whether two different map keys are in the order of the core deterministic encoding: encoded keys compare by
+// their lengths first, which are in their heads.
 inline bool in_order(std::string_view first, std::string_view second) {
   return first.size() != second.size() ? first.size() < second.size() : first < second;
 }

@@ -3,7 +3,8 @@
 #include <array>
 #include <cstring>
 
-// INGOT_CRC_TARGET marks functions that may use the processor's CRC-32C instruction; undefined where there is none.
+// INGOT_CRC_TARGET marks functions that use the processor's CRC-32C instruction; it is undefined on other
+// architectures.
 #if defined(__x86_64__)
 #define INGOT_CRC_TARGET __attribute__((target("sse4.2")))
 #elif defined(__aarch64__) && (defined(__linux__) || defined(__APPLE__))
@@ -48,7 +49,7 @@ constexpr std::uint32_t multiply(std::uint32_t a, std::uint32_t b) {
   return product;
 }
 
-// x^(8 * 2^k): what a CRC register is multiplied with for 2^k zero bytes.
+// x^(8 * 2^k), the factor by which 2^k zero bytes multiply a CRC register.
 constexpr std::array<std::uint32_t, 64> make_powers() {
   std::array<std::uint32_t, 64> powers{};
   powers[0] = std::uint32_t{1} << 23;
@@ -87,7 +88,7 @@ constexpr std::array<std::array<std::uint32_t, 256>, 4> zeros_table(int doubling
   return table;
 }
 
-// Runs this short keep the hardware prefetchers with us: on a Zen 4 core 21 GB/s out of memory, against 8 with 1 KiB runs.
+// Short runs help the hardware prefetchers: on a Zen 4 core 21 GB/s from memory, against 8 with 1 KiB runs.
 constexpr int kLogRun = 8;
 constexpr std::size_t kRun = std::size_t{1} << kLogRun;
 constexpr auto kZeros = zeros_table(kLogRun);
@@ -127,13 +128,14 @@ bool detect_instruction() {
 #if defined(__linux__)
   return (getauxval(AT_HWCAP) & HWCAP_CRC32) != 0;
 #else
-  return true;  // every Apple processor of 64 bits that runs macOS has it
+  return true;  // every Apple processor with 64 bits that runs macOS has it
 #endif
 }
 #endif
 
-// The instruction takes eight bytes per cycle but answers two or three cycles later, so three runs are taken side by side
-// and joined: the register after A then B is that of A moved on by len(B) zero bytes, plus that of B begun from 0.
+// The instruction processes eight bytes per cycle with a latency of two or three cycles, so three runs are processed in
+// parallel and combined: the register after A and B is that of A advanced by len(B) zero bytes, plus that of B started
+// from 0.
 INGOT_CRC_TARGET std::uint32_t by_instruction(std::uint32_t crc, const std::uint8_t* p, std::size_t n) {
   Register c = static_cast<std::uint32_t>(~crc);
   for (; n >= 3 * kRun; n -= 3 * kRun, p += 3 * kRun) {

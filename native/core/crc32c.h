@@ -5,16 +5,16 @@
 
 namespace ingot {
 
-// Continues `crc` (0 for the first call) over `size` bytes, by the processor's instruction where it has one.
+// Continues `crc` (0 for the first call) over `size` bytes, with the processor's instruction if it exists.
 std::uint32_t crc32c(std::uint32_t crc, const std::uint8_t* data, std::size_t size);
 
 // Returns whether this processor has that instruction: SSE 4.2 on x86-64, FEAT_CRC32 on arm64.
 bool crc32c_has_instruction();
 
-// The same by tables, on any processor.
+// The same with tables, on any processor.
 std::uint32_t crc32c_by_table(std::uint32_t crc, const std::uint8_t* data, std::size_t size);
 
-// The CRC of A followed by B, from that of A, that of B, and the bytes of B.
+// Combines the CRC of A, the CRC of B and the number of bytes of B to the CRC of A followed by B.
 std::uint32_t crc32c_combine(std::uint32_t first, std::uint32_t second, std::uint64_t second_size);
 
 }  // namespace ingot

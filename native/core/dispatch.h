@@ -1,4 +1,4 @@
-// Calls a kernel of the instruction set in use: INGOT_KERNEL(cast)(in, from, n, out, to).
+// Calls a kernel of the active instruction set: INGOT_KERNEL(cast)(in, from, n, out, to).
 #pragma once
 #include "core/isa.h"
 #include "kernels/kernels.h"

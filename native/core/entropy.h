@@ -15,7 +15,8 @@ struct EntropyShape {
   std::size_t chunk;
 };
 
-// How to encode. `joint` allows symbols of exponent and two mantissa bits: for types whose exponent is 8 bits wide.
+// Options of the encoder. `joint` allows symbols of the exponent and two bits of the mantissa, for types with an
+// exponent of 8 bits.
 struct EntropyChoice {
   bool max;
   bool joint;
@@ -23,7 +24,8 @@ struct EntropyChoice {
 
 constexpr std::size_t kEntropyMaxChunk = std::size_t{1} << 20;
 
-// Room that both directions need for chunks of at most `chunk` elements: planes, what ANS writes, joint symbols, and margins.
+// Scratch memory that both directions need for chunks of at most `chunk` elements: planes, output of ANS, joint
+// symbols, margins.
 constexpr std::size_t entropy_scratch(std::size_t width, std::size_t chunk) { return (width + 4) * chunk + 1024; }
 
 }  // namespace ingot

@@ -1,11 +1,12 @@
-// The floating-point mode that the kernels are written for: subnormals kept, rounding to nearest even. A caller's thread
-// may have another (torch.set_flush_denormal, libraries built with -ffast-math), which would lose weights without a word.
+// The floating-point mode that the kernels require: subnormals are kept, rounding is to nearest even. A caller's thread
+// may have another mode (torch.set_flush_denormal, libraries built with -ffast-math), which would silently change
+// weights.
 #pragma once
 #include <cstdint>
 
 namespace ingot {
 
-// Sets that mode while it lives, and the thread's own one again afterwards. A few nanoseconds.
+// Sets that mode during its lifetime, then restores the thread's mode. It takes a few nanoseconds.
 class DefaultFloats {
  public:
   DefaultFloats() : saved_(get()) {

@@ -1,4 +1,4 @@
-// The block types of ggml that GGUF files have (spec/gguf.md): how many elements and bytes a block has.
+// The block types of ggml in GGUF files (spec/gguf.md), with the number of elements and bytes of a block.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -16,7 +16,7 @@ enum class Ggml {
 struct GgmlBlock {
   std::string_view name;
   std::size_t elements, bytes;
-  std::size_t grid = 0;  // numbers of the grid that indices point into
+  std::size_t grid = 0;  // entries of the codebook grid that indices refer to
   // Layout of a block that consists of codes, scales and perhaps minima, after unpacking: bits of a code, bytes of its
   // scales and minima, and whether it can be packed again (spec/gguf.md, "Repacking").
   std::size_t bits = 0, scales = 0, minima = 0;
@@ -29,8 +29,8 @@ struct GgmlTarget {
   Dtype type;
 };
 
-// The numbers from which blocks are composed: d and dmin as bits of f16, integers that multiply these for each group of a
-// block that has several, and a code for each element.
+// The values from which blocks are composed: d and dmin as bits of f16, the integers that multiply them for each group
+// if a block has several, and a code for each element.
 struct GgmlNumbers {
   const std::uint16_t *d, *dmin;
   const float *steps, *minimums;

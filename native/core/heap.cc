@@ -1,6 +1,6 @@
 #include "core/heap.h"
 
-#include <cstdlib>  // with it a C library says who it is
+#include <cstdlib>  // defines the macros that identify the C library
 
 #if defined(__GLIBC__) || defined(_WIN32)
 #include <malloc.h>

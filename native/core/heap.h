@@ -3,7 +3,7 @@
 
 namespace ingot {
 
-// Give pages of freed memory back to the system, where the C library has a way to.
+// Returns freed memory to the system, if the C library has a function for it.
 void release_freed();
 
 }  // namespace ingot

@@ -25,7 +25,7 @@ constexpr std::uint32_t bits(std::initializer_list<int> positions) {
   return word;
 }
 
-// x86-64-v3 and -v4 as the x86-64 psABI 1.0 lists them (table 3.1), with the levels below: compilers may use all of it.
+// The levels x86-64-v3 and -v4 of the x86-64 psABI 1.0 (table 3.1), with all lower levels: compilers may use all of it.
 constexpr int kSse3 = 0, kSsse3 = 9, kFma = 12, kCx16 = 13, kSse41 = 19, kSse42 = 20, kMovbe = 22, kPopcnt = 23,
               kOsxsave = 27, kAvx = 28, kF16c = 29;                                      // leaf 1, ECX
 constexpr int kBmi1 = 3, kAvx2 = 5, kBmi2 = 8, kF = 16, kDq = 17, kCd = 28, kBw = 30, kVl = 31;  // leaf 7, EBX
@@ -117,7 +117,7 @@ bool has_dots([[maybe_unused]] Isa isa) {
   static const bool result = IsProcessorFeaturePresent(43) != 0;  // PF_ARM_V82_DP_INSTRUCTIONS_AVAILABLE
   return result;
 #elif defined(__aarch64__) && defined(__APPLE__)
-  return true;  // as every Mac has it
+  return true;  // every Mac has it
 #else
   return false;
 #endif

@@ -12,10 +12,10 @@
 namespace ingot {
 namespace {
 
-constexpr std::size_t kCoarse = 1024;  // points of the first, rough search for the penalty
+constexpr std::size_t kCoarse = 1024;  // points of the first, coarse search for the penalty
 constexpr int kTries = 128;
 
-// Least cost of a partition into any number of runs where each run costs `penalty` more: native/kernels/palette_runs.cc.
+// Finds the cheapest partition into any number of runs if each run costs `penalty`: native/kernels/palette_runs.cc.
 class Penalized {
  public:
   Penalized(const Prefix& prefix, std::size_t k)
@@ -47,8 +47,8 @@ class Penalized {
   std::unique_ptr<PaletteStart[]> queue_;
 };
 
-// Looks for a penalty whose partition has just `k` runs. Their number falls with the penalty, about as its third root
-// (Panter, Dite: "Quantization distortion in pulse-count modulation", 1951), which makes the steps short.
+// Searches for a penalty whose partition has exactly `k` runs. The number of runs falls with the penalty, about as its
+// third root (Panter, Dite: "Quantization distortion in pulse-count modulation", 1951), so few steps are needed.
 bool search(Penalized& problem, std::size_t k, double& penalty) {
   double low = 0, high = std::numeric_limits<double>::infinity();  // too many runs, too few
   for (int i = 0; i < kTries; ++i) {
@@ -78,7 +78,7 @@ Prefix coarser(const Prefix& prefix, std::size_t step) {
   return out;
 }
 
-// Halves a range of ends until each has its best beginning (divide and conquer, by the same monotony).
+// Bisects a range of ends until each has its best beginning (divide and conquer; the best beginning is monotonic).
 struct Layer {
   const Prefix& sums;
   const std::vector<double>& last;
@@ -132,7 +132,7 @@ std::vector<std::size_t> kmeans1d(const Prefix& sums, std::size_t k) {
     for (std::size_t i = 0; i <= n; ++i) bounds[i] = i;
     return bounds;
   }
-  // The error of one run is unknown without squares; the spread of the points serves as a first guess.
+  // The error of one run is unknown without squares; the range of the points serves as a first estimate.
   double penalty = 0;
   const double mean = sums.sum[n] / sums.weight[n];
   for (std::size_t i = 0; i < n; ++i) {

@@ -6,14 +6,16 @@
 namespace ingot {
 
 constexpr std::size_t kKvMost = 1024;  // rows, and columns, of a block
-constexpr std::size_t kKvLanes = 16;   // partial sums of a product with zeros; columns of a group come in as many
+// Partial sums of a product with zeros; a group has a multiple of this number of columns.
+constexpr std::size_t kKvLanes = 16;
 
-// Matrices of codes [heads, capacity, rows, cols], `count` of the blocks of each head in use: rows of affine codes, low
-// bits first, with offsets (w = s * q + z) for groups of columns. Keys lie in rows of channels, values in rows of tokens.
+// Matrices of codes [heads, capacity, rows, cols]; the first `count` blocks of each head are in use. Rows are affine
+// codes, low bits first, with offsets (w = s * q + z) for groups of columns. Keys are stored in rows of channels,
+// values in rows of tokens.
 struct KvBlocks {
   const std::uint8_t* packed;
   const std::uint16_t* scales;  // f16 [heads, capacity, rows, groups]
-  const std::uint16_t* zeros;   // as scales
+  const std::uint16_t* zeros;   // like scales
   std::size_t capacity, count;
   std::size_t rows, cols, group, groups;
   std::size_t row_bytes;

@@ -7,22 +7,22 @@
 
 namespace ingot {
 
-constexpr std::size_t kAttendWidth = 512;    // max columns of a head
+constexpr std::size_t kAttendWidth = 512;    // limit on the columns of a head
 constexpr std::size_t kAttendColumns = 16;   // the columns of a head are a multiple of this
-constexpr std::size_t kAttendTokens = 256;   // tokens of a block of keys, the same for every number of threads
+constexpr std::size_t kAttendTokens = 256;   // tokens of a block of keys, for any number of threads
 
-// A few queries of each head with the first `tokens` keys and values of that head.
+// Queries of each head, with the first `tokens` keys and values of that head.
 struct Attend {
   const void* queries;  // [heads, rows, width]
   const void* keys;     // [heads, capacity, width]
-  const void* values;   // as keys
-  void* out;            // as queries
+  const void* values;   // like keys
+  void* out;            // like queries
   std::size_t heads, rows, width, tokens, capacity;
   Dtype type;
   float scale;
 
   std::size_t segments() const { return (tokens + kAttendTokens - 1) / kAttendTokens; }
-  // The state of one row after a segment: the largest score, the sum of powers, and the weighted values.
+  // The state of a row after a segment: the largest score, the sum of exponentials, and the weighted sum of values.
   std::size_t part() const { return width + 2; }
 };
 

@@ -18,7 +18,7 @@ void* map_file(int descriptor, std::uint64_t offset, std::size_t size, bool writ
   void* const start = MapViewOfFile(mapping, writable ? FILE_MAP_COPY : FILE_MAP_READ, static_cast<DWORD>(offset >> 32),
                                     static_cast<DWORD>(offset), size);
   const DWORD refused = GetLastError();
-  CloseHandle(mapping);  // a view keeps it
+  CloseHandle(mapping);  // the view keeps it open
   SetLastError(refused);
   return start;
 }
@@ -31,7 +31,7 @@ void unmap_file(void* start, std::size_t) { UnmapViewOfFile(start); }
 
 #include <sys/mman.h>
 
-#ifndef MAP_NORESERVE  // a hint that some systems do without
+#ifndef MAP_NORESERVE  // a hint that some systems do not support
 #define MAP_NORESERVE 0
 #endif
 

@@ -5,8 +5,8 @@
 
 namespace ingot {
 
-// Map bytes of an open file, read-only or copy-on-write; the offset is a multiple of the system's granularity. Null where
-// the system refuses: errno says why, on Windows GetLastError.
+// Maps bytes of an open file, read-only or copy-on-write; the offset is a multiple of the system's granularity. Returns
+// null if the system refuses; errno, on Windows GetLastError, has the reason.
 void* map_file(int descriptor, std::uint64_t offset, std::size_t size, bool writable);
 
 void unmap_file(void* start, std::size_t size);

@@ -1,4 +1,4 @@
-// A column of numbers. While they go on in equal steps, as those of rows that are alike do, they take no memory.
+// A column of integers. As long as they increase in equal steps, as those of similar rows do, they take no memory.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -11,7 +11,7 @@ class Numbers {
  public:
   std::size_t size() const { return count_; }
   bool empty() const { return count_ == 0; }
-  // Whether all are one number, or there are none.
+  // Returns whether all are equal, or there are none.
   bool is_uniform() const { return even_ && (count_ < 2 || step_ == 0); }
 
   std::int64_t operator[](std::size_t index) const { return even_ ? at_step(index) : values_[index]; }
@@ -35,13 +35,13 @@ class Numbers {
 
   void repeat(std::int64_t value, std::size_t times) {
     if (even_ && count_ > 0 && step_ == 0 && value == at_step(0)) {
-      count_ += times;  // the next one is the same, whether there was one or more
+      count_ += times;  // the next integer is equal, after one or more
       return;
     }
     for (; times > 0; --times) push_back(value);
   }
 
-  // Puts all of them where there is room for `size()`.
+  // Writes all integers; there must be space for `size()`.
   void copy(std::int64_t* to) const {
     if (!even_) {
       std::copy(values_.begin(), values_.end(), to);
@@ -59,7 +59,7 @@ class Numbers {
     even_ = false;
   }
 
-  std::vector<std::int64_t> values_;  // unless they go on in equal steps
+  std::vector<std::int64_t> values_;  // if the steps are not equal
   std::uint64_t first_ = 0, step_ = 0, next_ = 0;  // modulo 2**64
   std::size_t count_ = 0;
   bool even_ = true;

@@ -1,4 +1,4 @@
-// How indices into codebooks lie in memory (spec/palette.md). Plain data only, as in core/dtype.h.
+// The memory layout of codebook indices (spec/palette.md). Plain data only, as in core/dtype.h.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -6,15 +6,15 @@
 namespace ingot {
 
 constexpr std::size_t kBins = std::size_t{1} << 16;
-constexpr std::size_t kPassed = 16;  // bins that are passed over at once where they weigh nothing
+constexpr std::size_t kPassed = 16;  // bins without weight that are skipped at once
 
-// Indices of `bits` each, one stream, first in the low bits, that begins at a byte. Runs of `run` indices share a
-// codebook; the first one here is number `phase` of its run.
+// Indices of `bits` each in one stream that begins at a byte, first index in the low bits. Runs of `run` indices share
+// a codebook; the first index here has position `phase` in its run.
 struct PaletteLayout {
   int bits;                  // 1..8
   std::size_t run;           // at least 1
   std::size_t phase;         // below run
-  const std::uint32_t* ids;  // codebook of each run; null where there is one
+  const std::uint32_t* ids;  // codebook of each run; null if there is only one
 };
 
 // Points of `size` numbers each, 2 or 4.
@@ -24,13 +24,14 @@ struct PalettePoints {
   int size;
 };
 
-// A candidate for the beginning of the last run, and the end from which on it is best.
+// A candidate for the beginning of the last run, and the first end for which it is best.
 struct PaletteStart {
   std::uint32_t from, start;
 };
 
-// Sorted points that are cut into runs: sums up to and without point i of weights, and of weights times values, and what is found
-// for the points before i: the least cost, and where the last run begins. All have n + 1 elements, but the queue n: scratch.
+// Sorted points to be divided into runs: prefix sums of weights and of weights times values, and the results for the
+// points before i: the least cost, and the beginning of the last run. All have n + 1 elements, except the queue, which
+// has n and is scratch memory.
 struct PaletteRuns {
   const double* weight;
   const double* sum;
@@ -40,15 +41,16 @@ struct PaletteRuns {
   PaletteStart* queue;
 };
 
-// The state of each point and centroid. `bounds` are lower bounds of the distance from a point to every centroid but that
-// of its code; `moved` is the largest move of a centroid since then. Both are 0 if nothing is known yet.
+// The state of each point and centroid. `bounds` are lower bounds of the distance from a point to every centroid but
+// its own; `moved` is the largest move of a centroid since then. Both are 0 if nothing is known yet.
 struct PaletteFound {
-  std::uint8_t* codes;  // of the points, read where there are bounds
-  float* bounds;        // null: not kept
+  std::uint8_t* codes;  // of the points, read if there are bounds
+  float* bounds;        // null: not stored
   float moved;
   double* sums;    // [k, size], added to
   double* counts;  // [k], added to
-  bool moves = false;  // sums and counts are those of the codes as they come: only points that get another are added and taken away
+  // Sums and counts match the codes on entry: only points that change their centroid are added and subtracted.
+  bool moves = false;
 };
 
 }  // namespace ingot

@@ -1,22 +1,23 @@
-// The end of a step of Lloyd's: new means and bounds of the error (spec/palette.md, "Vectors").
+// The end of a Lloyd iteration: new means, and bounds of the error (spec/palette.md, "Vectors").
 #pragma once
 #include <cstddef>
 
 namespace ingot {
 
-// Sums of points and numbers of points for each of k centroids: `rows` of [k, size] and [k], which are added up.
+// Partial sums and numbers of points for each of k centroids: `rows` of [k, size] and of [k], which are added up.
 struct PaletteTotals {
   const double* totals;
   std::size_t rows, k, size;
 };
 
-// Two numbers between which a squared error lies.
+// A lower and an upper bound of a squared error.
 struct PaletteError {
   double low, high;
 };
 
-// Moves centroids to the means of their points; one without points stays where it is. Returns the squared error of `n` points before,
-// whose squares add up to `squares`, as distances in f32, wrong by less than 5e-7, add up to it.
+// Moves centroids to the means of their points; a centroid without points stays. Returns bounds of the squared error of
+// the `n` points before the move: from the sum of their squares, `squares`, and from distances in f32, whose relative
+// error is below 5e-7.
 PaletteError palette_means(const PaletteTotals& totals, const float* centroids, double squares, std::size_t n,
                            float* after);
 

@@ -18,7 +18,7 @@ namespace ingot {
 namespace {
 
 constexpr std::size_t kMostThreads = 256;
-constexpr std::size_t kSpins = 2000;  // looks for new work before a thread sleeps: some tens of microseconds
+constexpr std::size_t kSpins = 2000;  // polls for new work before a thread sleeps: some tens of microseconds
 
 inline void relax() {
 #if defined(__x86_64__)
@@ -42,9 +42,9 @@ struct Job {
 };
 
 #if defined(_WIN32)
-struct SignalsBlocked {};  // Windows delivers Ctrl-C to a thread of its own
+struct SignalsBlocked {};  // Windows delivers Ctrl-C to a separate thread
 #else
-// No signal is delivered to the calling thread, or to one that it starts, while this lives.
+// While this object lives, signals are not delivered to the calling thread, nor to threads that it starts.
 class SignalsBlocked {
  public:
   SignalsBlocked() {
@@ -72,14 +72,14 @@ class Pool {
   }
 
  private:
-  // Returns how many threads there are, at most `wanted`.
+  // Returns the number of threads, at most `wanted`.
   std::size_t start(std::size_t requested) {
     if (requested > kMostThreads) requested = kMostThreads;
     if (started_ >= requested) return requested;
-    [[maybe_unused]] const SignalsBlocked blocked{};  // signals are the business of the interpreter's own threads
+    [[maybe_unused]] const SignalsBlocked blocked{};  // the interpreter's threads handle signals
     try {
       for (; started_ < requested; ++started_) std::thread([this] { serve(); }).detach();
-    } catch (const std::exception&) {  // no thread or no memory left: go on with the threads started
+    } catch (const std::exception&) {  // no thread or memory available: continue with the threads started
     }
     return started_;
   }
@@ -96,7 +96,7 @@ class Pool {
     for (; asleep && helpers; --asleep, --helpers) wake_.notify_one();
   }
 
-  // Nobody joins any more; those who did finish the task that they hold.
+  // No new thread joins; threads that joined complete their current task.
   void close() {
     {
       std::lock_guard<std::mutex> guard(lock_);
@@ -128,7 +128,7 @@ class Pool {
     }
   }
 
-  std::mutex turn_;  // of callers: one at a time has helpers
+  std::mutex turn_;  // locked by callers: only one at a time has helpers
   std::mutex lock_;
   std::condition_variable wake_;
   Job* job_ = nullptr;
@@ -137,13 +137,13 @@ class Pool {
   std::atomic<std::uint64_t> round_{0};
 };
 
-// Never destroyed: its threads may run until the process ends. After a fork the child has no threads but its own, and
-// starts with a pool of its own.
+// Never destroyed, because its threads may run until the process ends. After a fork, the child has only the calling
+// thread and starts with a new pool.
 std::atomic<Pool*> the_pool{nullptr};
 
 std::atomic<Team> the_team{nullptr};
 
-// A child that was forked has none of its parent's threads.
+// A forked child has none of its parent's threads.
 void forget_at_fork() {
 #if !defined(_WIN32)
   static const int hooked = pthread_atfork(nullptr, nullptr, [] {

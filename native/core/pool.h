@@ -1,14 +1,15 @@
-// Threads that stay, for work that is too short to start threads for: products of a few microseconds.
+// Persistent threads for work that is too short for starting threads: products of a few microseconds.
 #pragma once
 #include <cstddef>
 
 namespace ingot {
 
-// Let others on this processor core go first: for loops that wait for another thread. `looks` counts from 0.
+// Yields the processor core in a loop that waits for another thread. `looks` counts the iterations from 0.
 void wait_a_little(std::size_t looks);
 
-// Work of `all` steps that lie in a row, cut into tasks that get smaller: half of it into one task a thread, half of the
-// rest likewise, and so on; what is left, a step a task. So memory is read in long runs, and threads end together.
+// Divides `all` consecutive steps into tasks of decreasing size: half of the steps into one task per thread, half of
+// the remainder likewise, and so on; at the end a task is one step. So memory is read in long runs, and threads finish
+// together.
 class Cuts {
  public:
   Cuts(std::size_t all, std::size_t threads) : all_(all), threads_(threads) {
@@ -17,7 +18,7 @@ class Cuts {
 
   std::size_t tasks() const { return levels_ * threads_ + left_; }
 
-  // Returns the first item of task `index`; the next task begins where it ends.
+  // Returns the first step of task `index`; the next task begins at its end.
   std::size_t first(std::size_t index) const {
     std::size_t done = 0, level = 0;
     for (; level < levels_ && index >= threads_; ++level, index -= threads_) done += threads_ * per_thread(level);
@@ -32,15 +33,16 @@ class Cuts {
 };
 
 // Calls task(context, i) for every i below `tasks`, on the calling thread and up to `threads - 1` others; returns when
-// all have finished. If the threads are busy with another caller's work, or cannot be started, the caller runs all tasks
-// itself: results must not depend on which thread runs a task. Tasks throw nothing.
+// all have finished. If the threads are busy with another caller's work, or cannot be started, the caller runs all
+// tasks itself: results must not depend on which thread runs a task. Tasks must not throw.
 void run_tasks(std::size_t tasks, std::size_t threads, void (*task)(void*, std::size_t), void* context);
 
-// The entry of a program's own OpenMP (GNU's `GOMP_parallel`, which LLVM's and Intel's have too): it calls a function on
-// `threads` threads, the calling one and others that it retains.
+// The entry point of the process's own OpenMP (GNU's `GOMP_parallel`, which LLVM's and Intel's have too): it calls a
+// function on `threads` threads, the calling thread and others that it keeps.
 using Team = void (*)(void (*call)(void*), void* context, unsigned threads, unsigned flags);
 
-// From now on, until the process forks, tasks go to the threads of `team`, or where it is null to those that stay here.
+// From now on, until the process forks, tasks run on the threads of `team`, or, if it is null, on the threads of this
+// pool.
 void share_team(Team team);
 
 }  // namespace ingot

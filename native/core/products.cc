@@ -60,10 +60,12 @@ struct Gemm {
   using Scratch = GemmScratch;
   static constexpr std::size_t kRows = kGemmRows;
 
-  // Returns the bytes of prepared x; places it at `memory` if that is not null.
+  // Returns the number of bytes of prepared x; writes its location to `memory` if that is not null.
   static std::size_t prepared(Job& job, float* memory) {
-    const std::size_t rows = job.mode == GemmMode::tiles ? (job.count + 31) / 32 * 32 : job.count;  // AMX takes whole tiles
-    const std::size_t blocks = (job.blocks + kGemmSpan - 1) / kGemmSpan * kGemmSpan;                // others whole spans
+    // AMX needs complete tiles.
+    const std::size_t rows = job.mode == GemmMode::tiles ? (job.count + 31) / 32 * 32 : job.count;
+    // Other modes need complete spans.
+    const std::size_t blocks = (job.blocks + kGemmSpan - 1) / kGemmSpan * kGemmSpan;
     const std::size_t sums = job.layout.zero == ZeroKind::none ? 0 : job.groups * kGemmCount;
     job.sums = sums ? memory : nullptr;
     job.packed = memory ? memory + sums : nullptr;
@@ -103,8 +105,8 @@ struct Int8 {
   }
 };
 
-// Each task prepares a tile of x, or multiplies `kRows` rows of the weights, or a multiple of these; the latter wait for
-// all of x. A thread reads ahead past its rows into the rows that it takes next.
+// Each task prepares a tile of x, or multiplies a multiple of `kRows` rows of the weights; the latter wait until all of
+// x is prepared. A thread prefetches the rows of its next task.
 template <class Method>
 class InTasks {
  public:
@@ -154,7 +156,7 @@ class InTasks {
   typename Method::Scratch* scratch_;
 };
 
-// Calls `multiply` for batches of rows of x: x, the number of rows, and the output of their products.
+// Calls `multiply` for batches of rows of x, with x, the number of rows, and the output of their products.
 template <class Multiply>
 void in_parts(const MatmulLayout& layout, const void* x, std::size_t count, const MatmulOutput& out, std::size_t limit,
               const Multiply& multiply) {

@@ -5,8 +5,8 @@ namespace ingot {
 
 struct RecordsSeen {
   bool one_key;       // every record has the requested key
-  bool other_filled;  // the other column holds something but +0 and -0
-  bool exact;         // every float of the column is a value of the requested type
+  bool other_filled;  // the other column contains a value other than +0 and -0
+  bool exact;         // every float of the column is representable in the requested type
 };
 
 }  // namespace ingot

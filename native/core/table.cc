@@ -11,9 +11,9 @@ namespace ingot::table {
 namespace {
 
 constexpr std::size_t kMaxPairs = 64;
-constexpr std::size_t kFar = 1 << 8;    // places that texts of a hash take: where more do, they are made up to take long
+constexpr std::size_t kFar = 1 << 8;    // entries with equal hashes; more than these indicate input made to be slow
 
-// Eight bytes at a time: names are long, and all of them pass here.
+// Hashes eight bytes at a time: names are long, and all names are hashed.
 std::size_t hash(std::string_view text) {
   constexpr std::uint64_t kPrime = 0x9e3779b97f4a7c15u;
   std::uint64_t result = text.size() * kPrime;
@@ -33,12 +33,12 @@ std::size_t hash(std::string_view text) {
   return static_cast<std::size_t>(result ^ result >> 32);
 }
 
-// Doubt where a name is there twice.
+// Throws Doubt if a name occurs twice.
 void require_distinct(const std::vector<std::string_view>& names) {
   std::size_t room = 16;
   while (room < 2 * names.size()) room *= 2;
   if (names.size() > UINT32_MAX - 1) throw Doubt{};
-  std::vector<std::uint32_t> slots(room, 0);  // by one more than a name's number
+  std::vector<std::uint32_t> slots(room, 0);  // by a name's index plus one
   for (std::size_t number = 0; number < names.size(); ++number) {
     std::size_t index = hash(names[number]) & (room - 1), far = 0;
     for (; slots[index] != 0; index = (index + 1) & (room - 1)) {
@@ -88,21 +88,21 @@ class Reader {
 
   static void shape(const Schema& schema, Column& column) {
     column.inner.resize(schema.inner.size());
-    if (schema.type == Type::kStruct) {  // writers keep an order
+    if (schema.type == Type::kStruct) {  // writers use the same order for all entries
       column.after.resize(schema.inner.size() + 1);
       std::iota(column.after.begin(), column.after.end(), std::uint8_t{0});
     }
     for (std::size_t i = 0; i < schema.inner.size(); ++i) shape(schema.inner[i], column.inner[i]);
   }
 
-  // Adds the ends to columns of beginnings.
+  // Adds the end to columns of beginnings.
   static void close(const Schema& schema, Column& column) {
     if (schema.type == Type::kSizes) column.second.push_back(static_cast<std::int64_t>(column.first.size()));
     if (schema.type == Type::kMap) column.first.push_back(static_cast<std::int64_t>(column.second.size()));
     for (std::size_t i = 0; i < schema.inner.size(); ++i) close(schema.inner[i], column.inner[i]);
   }
 
-  // Recursion ends with the schema.
+  // The recursion ends because the schema is finite.
   void value(const Schema& schema, Column& column) {
     switch (schema.type) {
       case Type::kNumber: column.first.push_back(static_cast<std::int64_t>(in_.number())); return;
@@ -158,7 +158,7 @@ class Reader {
     column.first.push_back(1);
     const std::size_t count = schema.inner.size();
     std::uint64_t seen = 0;
-    std::size_t last = 0;  // one more than the field at hand
+    std::size_t last = 0;  // one more than the current field
     const auto take = [&](std::size_t field) {
       if (seen >> field & 1) throw Doubt{};
       seen |= std::uint64_t{1} << field;
@@ -232,7 +232,7 @@ class Reader {
 
 }  // namespace
 
-// Returns the slot of the text's code, or the free slot for it.
+// Returns the slot that contains the text's code, or the free slot for it.
 std::size_t Texts::slot(std::string_view text) const {
   const std::size_t mask = slots_.size() - 1;
   std::size_t index = hash(text) & mask;

@@ -19,14 +19,14 @@ namespace ingot::table {
 struct Doubt {};
 
 enum class Type : std::uint8_t {
-  kNumber,   // a natural number
+  kNumber,   // a non-negative integer
   kText,     // one of a few texts
-  kPlace,    // a text, left where it lies
-  kSizes,    // natural numbers, at most `kMaxRank` of them
-  kPair,     // two natural numbers, which may have any product
-  kAny,      // any value, left where it lies
+  kPlace,    // a text; its position is returned
+  kSizes,    // non-negative integers, at most `kMaxRank` of them
+  kPair,     // two non-negative integers, whose product may overflow
+  kAny,      // any value; its position is returned
   kStruct,   // keys that the schema names
-  kMap,      // any keys, with values that are alike
+  kMap,      // any keys, with values of one type
 };
 
 constexpr std::size_t kMaxRank = 64;
@@ -35,21 +35,22 @@ struct Schema {
   Type type;
   bool optional;              // of a field: it may be absent
   std::string key;            // of a field
-  std::vector<Schema> inner;  // fields of a struct; the one kind of a map's values
+  std::vector<Schema> inner;  // fields of a struct; the value type of a map
 };
 
-// Texts that repeat, in the order of their first occurrence; valid as long as the bytes that they view.
+// Repeated texts, in the order of their first occurrence; valid as long as the bytes that they refer to.
 class Texts {
  public:
-  // The code of a text, which is new if it was not there.
+  // Returns the code of a text, and adds it if it is new.
   std::int64_t code(std::string_view text);
-  std::int64_t find(std::string_view text) const;  // -1 where it was not there
-  // As `code`, quick where texts come in turn: `last` is the code of the one before, -1 for none.
+  std::int64_t find(std::string_view text) const;  // -1 if it is unknown
+  // Like `code`, but fast for texts that follow each other in the same order again: `last` is the code of the text
+  // before, -1 if there is none.
   std::int64_t code_after(std::int64_t last, std::string_view text);
-  // Returns the code that followed `last` the last time, if its text is the same; -1 otherwise.
+  // Returns the code that followed `last` the last time if its text is equal; otherwise -1.
   std::int64_t guess(std::int64_t last, std::string_view text) const;
-  void follows(std::int64_t last, std::int64_t code);  // notes it
-  // The code of what came behind `last` when it came last; -1.
+  void follows(std::int64_t last, std::int64_t code);  // remembers it
+  // The code that last followed `last`; -1 if none did.
   std::int64_t expected(std::int64_t last) const {
     const auto index = static_cast<std::size_t>(last);
     return last < 0 ? first_ : index < next_.size() ? next_[index] : -1;
@@ -63,7 +64,7 @@ class Texts {
 
   std::vector<std::string_view> all_;
   std::vector<std::int32_t> slots_;
-  std::vector<std::int32_t> next_;  // by code, what came behind it; -1
+  std::vector<std::int32_t> next_;  // by code, the code that last followed it; -1
   std::int32_t first_ = -1;
 };
 
@@ -80,20 +81,20 @@ struct Column {
   Numbers first, second, third;
   Texts texts;
   std::vector<Column> inner;
-  std::vector<std::uint8_t> after;  // kStruct: by one more than a field's number, the field that came behind it last
+  std::vector<std::uint8_t> after;  // kStruct: by a field's index plus one, the field that last followed it
 };
 
 struct Table {
-  std::size_t begin = 0, end = 0;  // of the map, in the bytes
+  std::size_t begin = 0, end = 0;  // offsets of the map in the bytes
   std::vector<std::string_view> names;  // each once
   Column rows;
 };
 
-// Decodes the map under the root's key `under`. All of the bytes are one value; what lies outside of the map is only
-// passed over. Throws Doubt.
+// Decodes the map under the root's key `under`. All bytes must be one value; everything outside of the map is skipped.
+// Throws Doubt.
 Table read_cbor(std::string_view data, const Schema& row, std::string_view under, const cbor::Limits& limits);
 
-// Appends one size to a product of sizes; Doubt past 2**63 - 1, zeros aside. `nonzero` begins with 1.
+// Multiplies a size into a product of sizes; throws Doubt past 2**63 - 1, zeros aside. `nonzero` starts at 1.
 inline void multiply(std::uint64_t size, std::uint64_t& nonzero, bool& zero) {
   zero = zero || size == 0;
   if (size != 0 && __builtin_mul_overflow(nonzero, size, &nonzero)) throw Doubt{};

@@ -1,4 +1,4 @@
-// Strict CBOR as tables are decoded from it.
+// A reader of strict CBOR for the decoder of tables.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace ingot::table {
 
-// A reader of strict CBOR. Errors of its cursor become doubts, because the slow parser finds them again.
+// A reader of strict CBOR. Errors of its cursor become Doubt, because the slow parser reports them.
 class Cbor {
  public:
   struct Frame {

@@ -5,7 +5,7 @@
 
 namespace ingot {
 
-// Parts of the global tiles (64 x 64) that some rows touch, row of tiles by row of tiles; where they are written.
+// Output: parts of the global tiles (64 x 64) that contain given rows, row of tiles by row of tiles.
 struct TcaParts {
   std::uint16_t* counts;      // per tile: high bytes, fallback elements, padding included
   std::uint64_t* bitmaps[3];  // 64 words per tile: bits 0, 1, 2 of the codes
@@ -13,7 +13,7 @@ struct TcaParts {
   std::uint16_t* fallback;
 };
 
-// The same where they are read.
+// The same parts as input.
 struct TcaConst {
   const std::uint16_t* counts;
   const std::uint64_t* bitmaps[3];

@@ -1,4 +1,5 @@
-// A part of a matrix that a codec decodes for those who need little of it at a time. Plain data only, as in core/dtype.h.
+// A part of a matrix that a codec decodes for callers that need only a little at a time. Plain data only, as in
+// core/dtype.h.
 #pragma once
 #include <cstddef>
 
@@ -8,7 +9,8 @@ namespace ingot {
 
 constexpr std::size_t kTileCols = 256;  // at most
 
-// Rows `row` on and columns `first` on, decoded in `type` to rows `stride` values apart. `first` is a multiple of 32.
+// Rows from `row` on and columns from `first` on, decoded as `type`, with `stride` values between rows. `first` is a
+// multiple of 32.
 struct Tile {
   std::size_t row, rows;
   std::size_t first, cols;  // at least one
@@ -17,13 +19,13 @@ struct Tile {
   Dtype type;
 };
 
-// A matrix of any codec: what decodes a tile of it, by the kernels of the instruction set in use.
+// A matrix of any codec, with the function of the active instruction set that decodes a tile.
 struct TileSource {
   void (*decode)(const void* matrix, const Tile& tile);
   const void* matrix;
 };
 
-// Bands of streams (core/trellis.h) with the values that windows stand for; scales [rows, cols / group].
+// Bands of streams (core/trellis.h) with the values of windows; scales [rows, cols / group].
 struct TrellisMatrix {
   std::size_t rows, cols, group, band;  // the last band may be lower
   int bits;
@@ -33,7 +35,7 @@ struct TrellisMatrix {
   Dtype scale_type;
 };
 
-// Indices (core/palette.h), row after row in one stream, whose rows all begin at a byte; runs of `run` rows share a table
+// Indices (core/palette.h), row after row in one stream; every row begins at a byte. Runs of `run` rows share a table
 // of entries in the type of the requested tiles.
 struct PaletteMatrix {
   std::size_t rows, cols, run;

@@ -11,7 +11,7 @@ struct FloatRange {
   float low, high;
 };
 
-// code = (value - low) / divisor * factor, cut to 0..15 and rounded to nearest even.
+// code = (value - low) / divisor * factor, limited to 0..15 and rounded to nearest even.
 struct Int4Grid {
   float low, divisor, factor;
 };
@@ -24,8 +24,8 @@ struct Differences {
   Dtype type;
 };
 
-// The output of differences whose magnitude, as bits, is above `bound` (-1: all), and of the first `equals` that equal it.
-// `offset` is added to their positions.
+// The output of the differences whose magnitude, as bits, is above `bound` (-1: all), and of the first `equals`
+// differences that equal it. `offset` is added to their positions.
 struct TopPlaces {
   std::int32_t bound;
   std::size_t equals;
@@ -35,8 +35,9 @@ struct TopPlaces {
   std::size_t room;
 };
 
-// How many went there, or more than there was room for; the first that is not finite among them (the number of differences
-// where all are); the range of the others, (inf, -inf) where there are none, and the last of these (-1).
+// The number of differences in the output, or a larger number if there was no space; the first that is not finite (the
+// number of differences if all are finite); the range of the others, (inf, -inf) if there are none; and the last of the
+// others (-1).
 struct TopFound {
   std::size_t count, bad;
   FloatRange others;
@@ -44,14 +45,14 @@ struct TopFound {
   float last_value;
 };
 
-// Values in the order of their positions, all inside the slab that is decoded. `width` is the size of an element.
+// Values in the order of their positions, all inside the decoded slab. `width` is the size of an element.
 struct Placed {
   const std::int64_t* positions;
   const void* values;
   std::size_t count;
 };
 
-// `count` elements of `type` (f32, f16, bf16) to which differences are added: out = round(base + d), or base - d where
+// `count` elements of `type` (f32, f16, bf16) to which differences are added: out = round(base + d), or base - d if
 // `less`; back = round(out - d) unless it is null.
 struct Addition {
   const void* base;

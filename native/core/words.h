@@ -1,4 +1,4 @@
-// Matrices of words of 32 bits as other programs pack codes.
+// Matrices of packed 32-bit words, as other programs store codes.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -17,7 +17,7 @@ struct WordWindow {
   std::size_t stride;
 };
 
-// The order of the eight outputs of a word, bits 4 i .. 4 i + 3, as AutoAWQ packs them.
+// The order of the eight outputs in a word, bits 4 i .. 4 i + 3, in AutoAWQ's packing.
 inline constexpr std::size_t kAwqOrder[8] = {0, 2, 4, 6, 1, 3, 5, 7};
 
 }  // namespace ingot

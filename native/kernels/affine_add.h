@@ -1,4 +1,4 @@
-// Declaration of the kernel that adds decoded rows to a base, once per instruction set; as kernels.h.
+// Declaration of the kernel that adds decoded rows to a base, once per instruction set, as in kernels.h.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -1,4 +1,4 @@
-// From the range of a group to its scale and zero point, once per instruction set.
+// Computes the scale and zero point of a group from its range, once per instruction set.
 #pragma once
 #include "core/affine.h"
 #include "kernels/floats.h"
@@ -14,12 +14,12 @@ constexpr std::int32_t kMagnitude = 0x7fffffff;
 
 inline float round_even(float x) { return (x + kRound) - kRound; }
 
-// The order-preserving map of floats' bits to integers, bits ^ ((bits >> 31) & kMagnitude), is its own inverse: integer
-// minima and maxima vectorize, and see NaN.
+// The order-preserving map from the bits of floats to integers, bits ^ ((bits >> 31) & kMagnitude), is its own inverse.
+// Minima and maxima of integers can be vectorized and do not lose NaN.
 inline float from_key(std::int32_t key) { return std::bit_cast<float>(key ^ ((key >> 31) & kMagnitude)); }
 
-// Codes and their limits: q = clip(rint((w - offset) / s), low, high) + zero, taken modulo 2^bits. `zero` is as it is
-// stored: less than that of the unsigned codes by the choice's shift.
+// Codes and their limits: q = clip(rint((w - offset) / s), low, high) + zero, modulo 2^bits. `zero` is the stored
+// value, which is below that of unsigned codes by the choice's shift.
 struct AffineGrid {
   float low;
   float high;
@@ -41,7 +41,7 @@ struct Chooser {
     return scale > 0 ? scale : least_scale();
   }
 
-  // Limits for a scale and zero point that are settled; `signed` codes where symmetric.
+  // Limits for a known scale and zero point; symmetric codes are `signed`.
   AffineGrid limits(float scale, float zero) const {
     const float half = static_cast<float>(1 << (bits - 1)), levels = static_cast<float>((1 << bits) - 1);
     if (choice.symmetric && choice.zero_point >= 0) {
@@ -53,7 +53,7 @@ struct Chooser {
     return {-offset, levels - offset, scale, zero};
   }
 
-  // The largest magnitude of a code that is there with either sign.
+  // The largest magnitude that codes have with both signs.
   float symmetric_most() const {
     const int top = (1 << (bits - 1)) - 1, point = choice.zero_point, above = (1 << bits) - 1 - point;
     return static_cast<float>(point < 0 ? top : point < above ? point : above);
@@ -65,7 +65,7 @@ struct Chooser {
     return offset;
   }
 
-  // A range that need not hold 0; the scale is infinite where a type cannot hold it or the offset.
+  // A range that need not contain 0; the scale is infinite if an element type cannot represent it or the offset.
   AffineGrid offset_whole(float low, float high) const {
     const float levels = static_cast<float>((1 << bits) - 1), bottom = low + 0.0f, offset = round_offset(bottom);
     float scale = low == high ? 1.0f : round_scale((high - bottom) / levels);
@@ -73,10 +73,10 @@ struct Chooser {
     return {0, levels, scale, 0, offset};
   }
 
-  // Whether the range is of one value, whose grid is the same however it is shrunk.
+  // Returns whether the range is a single value, whose grid does not change by shrinking.
   bool flat(float low, float high) const { return choice.offset ? low == high : !(low < 0) && !(high > 0); }
 
-  // The grid of a whole range.
+  // The grid of the complete range.
   AffineGrid full_range(float low, float high) const {
     const float levels = static_cast<float>((1 << bits) - 1);
     if (choice.offset) return offset_whole(low, high);

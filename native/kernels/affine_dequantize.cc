@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::size_t kBlock = 64;
 
-// Codes as the integers that they stand for.
+// Codes as integers.
 struct Unsigned {
   static int value(std::uint8_t code, int) { return code; }
 };
@@ -50,7 +50,7 @@ void look_up(const std::uint8_t* __restrict codes, std::size_t n, const T* __res
              T* __restrict out) {
   std::size_t i = 0;
 #if defined(__AVX2__)
-  if (bits <= 4) {  // sixteen entries (of fewer codes the rest is unused) fit one register, by low and by high bytes
+  if (bits <= 4) {  // sixteen entries (fewer for fewer bits) fit in one register, low and high bytes apart
     const __m128i low_half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
     const __m128i high_half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table + 8));
     const __m128i mask = _mm_set1_epi16(0xff);
@@ -75,11 +75,11 @@ void look_up(const std::uint8_t* __restrict codes, std::size_t n, const T* __res
   for (; i < n; ++i) out[i] = table[codes[i]];
 }
 
-// How the values of a group are made: each for itself, or, where 16-bit results take few values and a group is long
-// enough, all once, to be looked up by codes of a byte, or in registers by the stream of codes or by codes of a byte.
+// The ways to compute a group's values: one by one; or, if 16-bit results take few values and a group is long enough,
+// from a table of all values, indexed by codes in bytes, or in registers by the stream of codes or by codes in bytes.
 enum class By { product, table, stream, bytes };
 
-// It pays (bench/kernels.py) where registers hold the table, and where rounding to f16 takes many instructions.
+// Tables pay (bench/kernels.py) if registers can hold them, and if rounding to f16 takes many instructions.
 constexpr By path_for(Dtype dtype, int bits, std::size_t group, std::size_t cols) {
 #if defined(__AVX512BW__)
   if (dtype != Dtype::f32 && bits <= 4 && group >= 32 && (group % 8 == 0 || group == cols)) return By::stream;
@@ -95,7 +95,7 @@ constexpr By path_for(Dtype dtype, int bits, std::size_t group, std::size_t cols
 #endif
 }
 
-// Decodes rows chunk by chunk: unpack, widen the scales of the chunk's groups, then each group.
+// Decodes rows chunk by chunk: unpacks codes, widens the scales of the chunk's groups, then decodes each group.
 template <Dtype kDtype, class Sign, Zero kZero>
 class RowDecoder {
  public:
@@ -150,7 +150,7 @@ class RowDecoder {
     }
   }
 
-  // One group, of which there may have been codes before: `again`.
+  // Decodes a group; `again` is true if an earlier part of it was decoded before.
   void look_up_long([[maybe_unused]] const std::uint8_t* codes, [[maybe_unused]] std::size_t n,
                     [[maybe_unused]] float scale, [[maybe_unused]] float zero, [[maybe_unused]] bool again,
                     [[maybe_unused]] TypeOf<kDtype>* out) {
@@ -172,7 +172,7 @@ class RowDecoder {
     return kDtype == Dtype::bf16 && is_finite(scale) && is_finite(zero) ? sixteen_numbers(products) : store_sixteen<kDtype>(products);
   }
 
-  // Groups begin at bytes of the stream.
+  // Groups that begin at bytes of the stream.
   template <int kBits, bool kMsb>
   void stream_groups(const std::uint8_t* codes, std::size_t start, std::size_t end, std::size_t first, std::size_t count,
                      TypeOf<kDtype>* out) {
@@ -197,7 +197,7 @@ class RowDecoder {
   }
 #endif
 
-  // tables_[i * table_size_ + c] = what code c of the chunk's i-th group decodes to.
+  // tables_[i * table_size_ + c] is the value of code c in the chunk's i-th group.
   void fill_tables(std::size_t count) {
     for (std::size_t i = 0; i < count; ++i)
       for (std::size_t c = 0; c < table_size_; c += 8)

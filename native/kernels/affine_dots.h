@@ -1,5 +1,5 @@
-// Sums of products of bytes, four to a lane: a code, unsigned, and an x, signed. They are exact in 32 bits, so that every
-// instruction set has the same. Eight of them, one after the other, are a block of 32 columns.
+// Sums of products of bytes, four per lane: an unsigned code and a signed x. They are exact in 32 bits, so all
+// instruction sets give the same result. Eight of them, one after the other, are a block of 32 columns.
 #pragma once
 #include "kernels/affine_matmul_lanes.h"
 
@@ -11,8 +11,9 @@ namespace ingot::INGOT_ISA {
 namespace {
 
 #if defined(__aarch64__)
-// GNU's assembler takes for the rest of the file what the compiler was not told of. Clang's forgets it with the statement,
-// and wants the function to say so; it is then a call.
+// The instructions may be unknown to the compiler's target. GNU's assembler accepts a directive for the rest of the
+// file. Clang's assembler forgets it after the statement and needs an attribute of the function, which then is not
+// inlined.
 #if defined(__ARM_FEATURE_DOTPROD)
 #define INGOT_DOTPROD
 #define INGOT_WITH_DOTPROD
@@ -24,7 +25,7 @@ namespace {
 #define INGOT_WITH_DOTPROD
 #endif
 
-constexpr bool kSignedCodes = true;  // codes of 8 bits, less 128: products of signed bytes are those that there are
+constexpr bool kSignedCodes = true;  // codes of 8 bits minus 128: only signed bytes can be multiplied
 #else
 constexpr bool kSignedCodes = false;
 #endif
@@ -61,7 +62,8 @@ using FullVector = __m128i;
 template <int kBits, bool kDots>
 struct Dots {
 #if defined(__AVX2__)
-  static constexpr bool kNarrow = kBits <= 4 && !kDots;  // in 16 bits: pairs of a block are at most 8 * 2 * 15 * 127
+  // In 16 bits: the pairs of a block sum to at most 8 * 2 * 15 * 127.
+  static constexpr bool kNarrow = kBits <= 4 && !kDots;
 #else
   static constexpr bool kNarrow = false;
 #endif
@@ -75,7 +77,7 @@ struct Dots {
 
   static Ints add(Ints sum, const Words& codes, const std::int8_t* x) {
 #if defined(__AVX512BW__)
-    if constexpr (kDots) {  // AVX512_VNNI, which x86-64-v4 has not: the caller asks the processor
+    if constexpr (kDots) {  // AVX512_VNNI, which x86-64-v4 does not include: the caller checks the processor
       asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(codes), "m"(*reinterpret_cast<const Four*>(x)));
       return sum;
     }
@@ -105,7 +107,7 @@ struct Dots {
   }
 
 #if defined(__aarch64__)
-  // Adds a block of `kRows` rows of x, by instructions that not every processor has: the caller asks.
+  // Adds a block of `kRows` rows of x with instructions that not every processor has; the caller checks.
   template <std::size_t kRows>
   INGOT_WITH_DOTPROD static void add_block(Ints (&sums)[kRows], const std::uint8_t* codes, const std::int8_t* x) {
     for (std::size_t half = 0; half < 2; ++half) {

@@ -1,5 +1,5 @@
-// y[m, row] for many rows of x: weights are unpacked once for all of them, and every vector holds a column of several rows
-// of the weights. Sums are in f32 in a fixed order: spec/affine.md, "Many rows".
+// y[m, row] for many rows of x: weights are unpacked once for all of them, and every vector holds one column of several
+// rows of the weights. Sums are in f32 in a fixed order: spec/affine.md, "Many rows".
 #include "kernels/affine_gemm.h"
 
 #include "kernels/affine_gemm_amx.h"
@@ -9,7 +9,8 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-// Returns the position of the span that begins at block `b`, in the row of x, or AMX tile, that begins at row `m`; in values.
+// Returns the position, in values, of the span that begins at block `b` in the row of x (or AMX tile) that begins at
+// row `m`.
 inline std::size_t place_of(const GemmJob& job, std::size_t m, std::size_t b) {
   if (job.mode != GemmMode::tiles) return (b / kGemmSpan * job.count + m) * kGemmSpan * kGemmBlock;
   const std::size_t all = (job.count + job.tile - 1) / job.tile * job.tile;
@@ -17,7 +18,7 @@ inline std::size_t place_of(const GemmJob& job, std::size_t m, std::size_t b) {
   return (b * all + m * blocks) * kGemmBlock;
 }
 
-// A thread's rows of the weights, `kGemmSpan` blocks at a time.
+// The rows of the weights of a task, `kGemmSpan` blocks at a time.
 class Rows {
  public:
   Rows(const GemmJob& job, std::size_t first, std::size_t last, GemmScratch& scratch)
@@ -38,14 +39,14 @@ class Rows {
   }
 
  private:
-  // Blocks `b` to `last` of unit `n` and of all rows of x, tile after tile. With the last block a tile is done, while its sums
-  // are near and the next one's products go on.
+  // Multiplies blocks `b` to `last` of unit `n` with all rows of x, tile after tile. After the last block a tile is
+  // stored while its sums are in cache and the products of the next tile run.
   void multiply(std::size_t b, std::size_t last, std::size_t n) {
     Span span{nullptr, s_.values, last - b, b % per_group_, per_group_, last == job_.blocks, s_.scales + n * kUnit,
               s_.zeros + n * kUnit, nullptr, nullptr, nullptr, job_.layout.zero};
     for (std::size_t m = 0; m < job_.count; m += job_.tile) {
       const std::size_t rows = job_.count - m < job_.tile ? job_.count - m : job_.tile, unit = m * kGemmRows + n * kUnit;
-      if (b == 0)  // totals are near when they are first added to
+      if (b == 0)  // totals are in cache when they are first added to
         for (std::size_t i = 0; i < rows; ++i)
           for (std::size_t v = 0; v < kUnit; v += kWidth) store_floats(s_.totals + unit + i * kGemmRows + v, Floats{});
       const auto* packed = static_cast<const std::uint8_t*>(job_.packed);
@@ -62,7 +63,7 @@ class Rows {
     }
   }
 
-  // Scales of the span's groups, which wait where a row has but one.
+  // Scales of the span's groups; if a row has only one, it is applied at the end.
   void load_scales(std::size_t from, std::size_t to) {
     if (job_.groups == 1 && from_ == 0) return;
     from_ = from;
@@ -70,7 +71,8 @@ class Rows {
     if (job_.layout.zero != ZeroKind::none) spread(job_.weights.zeros, from, to, s_.zeros);
   }
 
-  // Group after group, each of all rows. Past the last row there are any: what comes of them is not stored.
+  // Scales group after group, each for all rows. Entries past the last row are arbitrary, because their results are not
+  // stored.
   void spread(const void* values, std::size_t from, std::size_t to, float* out) const {
     const Dtype type = job_.weights.scale_type;
     if (job_.layout.per_tensor || job_.groups == 1) {
@@ -109,7 +111,7 @@ class Rows {
     }
   }
 
-  // Rows of x `m` on and rows of the unit that begins at `row`.
+  // Stores the results of rows of x from `m` on and of the unit that begins at `row`.
   void finish(std::size_t m, std::size_t count, std::size_t row) {
     const std::size_t filled = rows_ - row < kUnit ? rows_ - row : kUnit;
     for (std::size_t end = m + count; m < end; ++m) {
@@ -128,7 +130,7 @@ class Rows {
   }
 
 #if defined(__AVX512F__)
-  // A whole unit in bf16, as `store_values` stores it.
+  // A complete unit in bf16, in the layout that `store_values` writes.
   void finish_row(const float* sums, std::size_t row, std::uint16_t* out) const {
     for (std::size_t v = 0; v < kUnit; v += kWidth) {
       Floats values = load_floats(sums + v);
@@ -138,7 +140,7 @@ class Rows {
   }
 #endif
 
-  // Rows of the output lie pages apart.
+  // Rows of the output are pages apart.
   void fetch_output(std::size_t m, std::size_t row, std::size_t filled) const {
     const std::size_t size = job_.out.type == Dtype::f32 ? 4 : 2;
     const auto* to = static_cast<const std::uint8_t*>(job_.out.values) + (m * job_.layout.rows + first_ + row) * size;
@@ -150,7 +152,7 @@ class Rows {
   const std::size_t first_, rows_, units_;
   GemmScratch& s_;
   const std::size_t per_group_;
-  std::size_t from_ = std::size_t(-1);  // the first group of the scales at hand
+  std::size_t from_ = std::size_t(-1);  // first group of the loaded scales
   alignas(64) float bias_[kGemmRows];
 };
 
@@ -207,8 +209,8 @@ inline void pack_block(const GemmJob& job, std::size_t first, std::size_t filled
   std::memcpy(out, values, sizeof values);
 }
 
-// Packs rows of x one after the other. The output of the span after the next is prefetched, because the processor does not
-// predict steps of this width.
+// Packs rows of x one after the other. The output position of the span after the next is prefetched, because the
+// processor does not predict strides of this size.
 void pack_rows(const GemmJob& job, std::size_t from, std::size_t rows) {
   const std::size_t cols = job.layout.cols, size = job.mode == GemmMode::dots ? 2 : 4, block = kGemmBlock * size;
   for (std::size_t m = from; m < from + rows; ++m)
@@ -227,7 +229,7 @@ struct Range {
 
 Range range_of(const void* x, std::size_t n) {
   const auto* values = static_cast<const std::uint16_t*>(x);
-  std::uint16_t largest = 0, before = 0xffff;  // `before` is less by one, so that 0 is the largest of all
+  std::uint16_t largest = 0, before = 0xffff;  // `before` is one less, so that 0 becomes the largest value
   for (std::size_t i = 0; i < n; ++i) {
     const auto magnitude = static_cast<std::uint16_t>(values[i] & 0x7fffu), less = static_cast<std::uint16_t>(magnitude - 1);
     largest = magnitude > largest ? magnitude : largest;
@@ -238,9 +240,9 @@ Range range_of(const void* x, std::size_t n) {
 
 }  // namespace
 
-// The mode that x allows: an exact product has the bits of x and those of a weight (a code, at most 2^8, or a value in 16
-// bits), and neither overflows nor, in bf16 instructions, which flush subnormal numbers, is near them: magnitudes are
-// between 2^-reach and 2^reach.
+// The mode that x allows. An exact product has at most the bits of x plus those of a weight (a code, at most 2^8, or a
+// 16-bit value). It must neither overflow nor become subnormal, because bf16 instructions flush subnormal values; so
+// magnitudes must be between 2^-reach and 2^reach.
 GemmMode gemm_mode(const void* x, Dtype type, std::size_t n, std::uint32_t reach) {
   if (type == Dtype::f16) return range_of(x, n).largest >= 0x7c00u ? GemmMode::plain : GemmMode::fused;
   const std::uint32_t limit = (127 + reach) << 23, least = (127 - reach) << 23;
@@ -264,11 +266,12 @@ std::size_t gemm_tile([[maybe_unused]] GemmMode mode, std::size_t count) {
 #if INGOT_AMX
   if (mode == GemmMode::tiles) return kAmxRows;
 #endif
-  const std::size_t tiles = (count + kTileRows - 1) / kTileRows;  // of about one size: short chains of sums wait
+  // Parts of about the same size, because short chains of sums have to wait.
+  const std::size_t tiles = (count + kTileRows - 1) / kTileRows;
   return tiles ? (count + tiles - 1) / tiles : kTileRows;
 }
 
-// Rows of x of one tile, span after span; for AMX block after block. Past the last column they are 0.
+// Packs the rows of x of one tile, span after span; for AMX block after block. Past the last column they are 0.
 void gemm_pack(const GemmJob& job, std::size_t tile) {
   const std::size_t all = job.tile, from = tile * all, cols = job.layout.cols;
   const std::size_t rows = job.count - from < all ? job.count - from : all;

@@ -1,4 +1,4 @@
-// Declarations of the kernels that multiply many rows with packed weights, once per instruction set; as kernels.h.
+// Declarations of the kernels that multiply many rows with packed weights, once per instruction set, as in kernels.h.
 #pragma once
 #include <cstddef>
 

@@ -1,5 +1,6 @@
-// Products of tiles in bf16 (AMX, Intel SDM volume 2, TDPBF16PS). A tile's product adds columns 0, 2, ... 30 of a block one
-// after the other, 1, 3, ... 31 likewise, then the two sums, then that to what there is: the order of `multiply` in affine_gemm_unit.h.
+// Products of tiles in bf16 (AMX, Intel SDM volume 2, TDPBF16PS). A tile's product adds columns 0, 2, ... 30 of a block
+// one after the other, columns 1, 3, ... 31 likewise, then the two sums, then the result to the accumulator: the order
+// of `multiply` in affine_gemm_unit.h.
 #pragma once
 #if defined(__AVX512F__) && defined(__linux__)
 #define INGOT_AMX 1
@@ -12,7 +13,7 @@ namespace {
 
 #define INGOT_TILES __attribute__((target("amx-tile,amx-bf16"), noinline))
 
-constexpr std::size_t kAmxRows = 32;                             // of x: two tiles
+constexpr std::size_t kAmxRows = 32;                             // rows of x: two tiles
 constexpr std::size_t kAmxTile = 16 * kGemmBlock;                // values in bf16
 
 struct alignas(64) TileConfig {
@@ -29,8 +30,8 @@ INGOT_TILES inline void amx_begin() {
 
 INGOT_TILES inline void amx_end() { _tile_release(); }
 
-// products[32 rows of x, 32 rows of weights] of blocks one after the other; added to what is there where `more`. The
-// compiler does not see what tiles read and write.
+// products[32 rows of x, 32 rows of weights] of consecutive blocks; added to the previous values if `more`. The
+// compiler cannot see the memory that tiles access.
 INGOT_TILES inline void amx_unit(const std::uint16_t* x, const std::uint16_t* q, std::size_t blocks, bool more, bool both,
                                  float* products, std::size_t stride) {
   asm volatile("" : : : "memory");
@@ -70,7 +71,8 @@ INGOT_TILES inline void amx_unit(const std::uint16_t* x, const std::uint16_t* q,
   asm volatile("" : : : "memory");
 }
 
-// Groups of a span whose products are in `parts`, row of x after row, or in `span.products`: totals as `add_scaled` has them.
+// Groups of a span whose products are in `parts`, one row of x after the other, or in `span.products`; adds them to the
+// totals like `add_scaled`.
 template <ZeroKind kZero>
 void amx_scale(const Span& span, std::size_t rows, std::size_t count, const float* parts, std::size_t stride, std::size_t part) {
   for (std::size_t v = 0; v < kUnit; v += kWidth) {
@@ -94,7 +96,7 @@ void amx_scale(const Span& span, std::size_t rows, std::size_t count, const floa
       store_floats(target, total);
     };
     for (std::size_t i = 0; i < rows; ++i) {
-      if (count == kGemmParts) add_row(i, kGemmParts);  // a constant, which leaves scales in registers
+      if (count == kGemmParts) add_row(i, kGemmParts);  // a constant, so that scales stay in registers
       else add_row(i, count);
     }
   }
@@ -115,7 +117,7 @@ inline void amx_add_groups(Span& span, std::size_t rows, std::size_t count, cons
   span.scales += count * kGemmRows, span.zeros += count * kGemmRows, span.sums += count * kGemmCount;
 }
 
-// A span of `rows` rows of x; `parts` is room for the products of `kGemmParts` short groups.
+// A span of `rows` rows of x; `parts` is scratch memory for the products of `kGemmParts` short groups.
 inline void amx_span(Span span, std::size_t rows, float* parts) {
   const auto* x = reinterpret_cast<const std::uint16_t*>(span.x);
   const auto* q = reinterpret_cast<const std::uint16_t*>(span.q);
@@ -123,7 +125,7 @@ inline void amx_span(Span span, std::size_t rows, float* parts) {
   constexpr std::size_t part = kAmxRows * kUnit;
   for (std::size_t b = 0; b < span.blocks;) {
     std::size_t count = 0;
-    if (brief) {  // groups that end in the span where they begin
+    if (brief) {  // groups that begin and end in the span
       for (; b < span.blocks && count < kGemmParts; ++count) {
         const std::size_t stop = b + span.per_group < span.blocks ? b + span.per_group : span.blocks;
         amx_unit(x + b * 2 * kAmxTile, q + b * 2 * kAmxTile, stop - b, false, both, parts + count * part, kUnit);

@@ -1,5 +1,5 @@
-// A unit of the weights in the order in which `multiply` uses it, from the codes of the affine family or from rows that
-// another codec decodes.
+// Fills a unit of the weights, in the order in which `multiply` uses it, from codes of the affine family or from rows
+// decoded by another codec.
 #pragma once
 #include "kernels/affine_gemm_unpack.h"
 
@@ -14,7 +14,7 @@ inline Words turn_pairs(const Words& columns) {
 }
 #endif
 
-// `words` words of as many rows as a vector has lanes, `stride` apart, word by word; a multiple of a vector's.
+// Transposes `words` words (a multiple of a vector's) of as many rows as a vector has lanes, `stride` apart.
 inline void arrange(const float* rows, std::size_t stride, std::size_t words, [[maybe_unused]] bool pairs, float* out) {
   for (std::size_t w = 0; w < words; w += kWidth) {
     Words result[kWidth];
@@ -29,10 +29,10 @@ inline void arrange(const float* rows, std::size_t stride, std::size_t words, [[
   }
 }
 
-// Fills blocks `b` to `last` of the unit that begins at `row`: decoded in stored order, then arranged. Past the last row
-// and column they are 0.
+// Fills blocks `b` to `last` of the unit that begins at `row`: they are decoded in stored order, then rearranged. Past
+// the last row and column they are 0.
 inline void fill_decoded(const GemmJob& job, std::size_t row, std::size_t b, std::size_t last, GemmScratch& s) {
-  const bool narrow = job.mode >= GemmMode::tiles;  // in bf16, two to a word
+  const bool narrow = job.mode >= GemmMode::tiles;  // bf16: two values per word
   const std::size_t first = b * kGemmBlock, all = (last - b) * kGemmBlock;
   const std::size_t cols = job.layout.cols - first < all ? job.layout.cols - first : all;
   const std::size_t rows = job.layout.rows - row < kUnit ? job.layout.rows - row : kUnit,

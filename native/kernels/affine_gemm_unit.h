@@ -1,6 +1,6 @@
-// Sums of products of a span of columns: a few rows of x with a unit of the weights. Packed weights are words of 32 bits,
-// an even and an odd one in turn: a column in f32 each, or two columns in bf16. Rows of x are unpacked, full spans apart;
-// the words of all rows of the unit are contiguous.
+// Sums of products of a span of columns, for a few rows of x and a unit of the weights. Packed weights are 32-bit
+// words, alternately an even and an odd one: a column in f32 each, or two columns in bf16. Rows of x are unpacked, a
+// full span apart; the words of all rows of the unit are contiguous.
 #pragma once
 #include "kernels/affine_gemm_unpack.h"
 
@@ -8,12 +8,12 @@ namespace ingot::INGOT_ISA {
 namespace {
 
 #if defined(__AVX512F__) || defined(__aarch64__)
-constexpr std::size_t kTileRows = 6;  // rows of x whose sums are in registers: 32 registers
+constexpr std::size_t kTileRows = 6;  // rows of x with sums in registers, of which there are 32
 #else
 constexpr std::size_t kTileRows = 3;
 #endif
 
-// Products in f32, rounded before they are added or not.
+// Products in f32: either rounded before the addition, or fused.
 template <bool kFused>
 struct Columns {
   static constexpr std::size_t kWords = kGemmBlock;  // of a block
@@ -39,9 +39,9 @@ struct Columns {
 };
 
 #if defined(__AVX512F__)
-// Pairs of bf16: an instruction adds the product of the upper halves, rounds, adds that of the lower halves, and rounds (Intel SDM
-// volume 2, VDPBF16PS; AMD's processors do the same). AVX512_BF16, which x86-64-v4 has not: the caller asks the processor.
-// A block is one statement: GCC 12 copies the registers of smaller ones.
+// Pairs of bf16: the instruction adds the product of the upper halves, rounds, adds that of the lower halves, and
+// rounds (Intel SDM volume 2, VDPBF16PS; AMD's processors do the same). x86-64-v4 does not include AVX512_BF16: the
+// caller checks the processor. A block is one statement, because GCC 12 copies the registers of smaller ones.
 struct Pairs {
   static constexpr std::size_t kWords = kGemmBlock / 2;
   static constexpr std::size_t kAcross = 1;
@@ -90,7 +90,8 @@ struct Pairs {
 };
 #endif
 
-// Blocks one after the other. `phase` of the group's blocks are in `products`, where sums wait that the span does not end.
+// Blocks one after the other. `phase` of the group's blocks are already in `products`, which holds sums of groups that
+// continue past the span.
 struct Span {
   const float *x, *q;
   std::size_t blocks, phase, per_group;
@@ -101,7 +102,7 @@ struct Span {
   ZeroKind zero;
 };
 
-// s * P, s * (P - z * X) or s * P + z * X.
+// Applies scale and zero: s * P, s * (P - z * X) or s * P + z * X.
 template <ZeroKind kZero>
 inline Floats scaled(const Floats& p, const Floats& scale, const Floats& zero, const float* sum) {
   if constexpr (kZero == ZeroKind::none) {
@@ -112,8 +113,8 @@ inline Floats scaled(const Floats& p, const Floats& scale, const Floats& zero, c
   }
 }
 
-// Adds that to the totals, of some vectors from `v` on; in the order of `sums`, row of x after row.
-// Not a loop, so that they stay in registers.
+// Adds the result to the totals, of some vectors from `v` on, in the order of `sums`, one row of x after the other. It
+// is not a loop, so that they stay in registers.
 template <ZeroKind kZero, std::size_t kAcross, std::size_t... kSum>
 inline void add_scaled(const Span& span, std::size_t v, const Floats* sums, std::index_sequence<kSum...>) {
   float* totals = span.totals + v * kWidth;
@@ -149,8 +150,8 @@ inline void add_block(const Span& span, std::size_t v, const Floats (&sums)[kRow
     add_scaled<ZeroKind::offset, kAcross>(span, v, result, all);
 }
 
-// x and sums are passed in registers: a span that was just written in parts, copied as a whole, would have to wait until
-// the stores leave the processor's queue.
+// x and sums are passed in registers: copying a span that was just written in parts would have to wait for the store
+// queue.
 template <class Method, std::size_t kRows>
 void multiply(const Span& unit, const float* x, const float* sums_of_x, float* products, float* totals) {
   Span span = unit;
@@ -171,8 +172,8 @@ void multiply(const Span& unit, const float* x, const float* sums_of_x, float* p
 }
 
 #if defined(__AVX512F__)
-// The same for pairs, one vector of the unit after the other: totals and the sums of the group at hand stay in registers, so
-// that groups of one block cost a multiplication and an addition each, and no more.
+// The same for pairs, one vector of the unit after the other: totals and the sums of the current group stay in
+// registers, so a group of one block costs one multiplication and one addition.
 template <std::size_t kRows, ZeroKind kZero>
 void multiply_pairs(const Span& unit, const float* x, const float* sums_of_x, float* products, float* totals) {
   const bool adds = unit.last || unit.phase + unit.blocks >= unit.per_group;  // whether a group ends

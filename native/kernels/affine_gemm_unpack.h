@@ -1,4 +1,4 @@
-// Packed codes as numbers in the order in which many rows of x use them: a vector holds one column of as many rows of
+// Unpacks codes to floats in the order in which many rows of x use them: a vector holds one column of as many rows of
 // the weights as it has lanes.
 #pragma once
 #include <utility>
@@ -8,9 +8,9 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-constexpr std::size_t kTaskRows = 64;  // of the weights, that a thread goes through side by side
+constexpr std::size_t kTaskRows = 64;  // rows of the weights that a thread processes in parallel
 static_assert(kTaskRows == kGemmRows);
-constexpr std::size_t kUnit = 2 * kWidth;  // rows of the weights that are multiplied at a time: two vectors
+constexpr std::size_t kUnit = 2 * kWidth;  // rows of the weights that are multiplied together: two vectors
 
 template <std::size_t kHalf, std::size_t... kLane>
 inline Words interleave(const Words& a, const Words& b, std::index_sequence<kLane...>) {
@@ -18,8 +18,8 @@ inline Words interleave(const Words& a, const Words& b, std::index_sequence<kLan
 }
 
 #if defined(__AVX512F__)
-// Transposes groups of four vectors: the four words of every quarter, one vector for each position. GCC 12 keeps all in
-// registers only if loops are written like this.
+// Transposes groups of four vectors: the four words of every quarter, one vector for each position. GCC 12 keeps them
+// in registers only if loops are written like this.
 template <std::size_t kCount>
 inline void transpose_quarters(const __m512i (&rows)[kCount], __m512i (&fours)[kCount]) {
   __m512i pairs[kCount];
@@ -55,7 +55,7 @@ inline void transpose(Words (&rows)[kWidth]) {
   }
 }
 
-// Eight values of each of two rows, one beside the other.
+// Eight values of each of two rows, next to each other.
 inline __m512i load_eights(const void* values, Dtype type, std::size_t first, std::size_t second) {
   if (type == Dtype::f32) {
     const auto* from = static_cast<const float*>(values);
@@ -69,7 +69,7 @@ inline __m512i load_eights(const void* values, Dtype type, std::size_t first, st
   return _mm512_slli_epi32(_mm512_cvtepu16_epi32(both), 16);
 }
 
-// Eight values of each of sixteen rows, which begin at `places`, value by value; `stride` apart.
+// Eight values of each of sixteen rows, which begin at `places`, ordered by position; `stride` apart.
 inline void turn_eights(const void* values, Dtype type, const std::size_t* positions, float* out, std::size_t stride) {
   __m512i rows[8], fours[8];
 #pragma GCC unroll 8
@@ -99,7 +99,7 @@ inline void transpose(Words (&rows)[kWidth]) {
 }
 #endif
 
-// Code `kCode` of 32, which lie in `kBits` words.
+// Code `kCode` of the 32 codes in `kBits` words.
 template <int kCode, int kBits, bool kSigned>
 inline Floats number(const Numbers<kBits, kSigned>& numbers, const Words* words) {
   constexpr int word = kCode * kBits / 32, shift = kCode * kBits % 32;
@@ -109,7 +109,7 @@ inline Floats number(const Numbers<kBits, kSigned>& numbers, const Words* words)
     return numbers.template look_up<0>((words[word] >> shift) | (words[word + 1] << (32 - shift)));
 }
 
-// Two columns as neighbours in bf16, which holds them.
+// Two neighbouring columns in bf16, which represents them exactly.
 inline Words pair(const Floats& low, const Floats& high) {
 #if defined(__AVX512BW__)
   const __m512i upper = _mm512_set4_epi32(0x0f0e0f0e, 0x0b0a0b0a, 0x07060706, 0x03020302);
@@ -120,19 +120,19 @@ inline Words pair(const Floats& low, const Floats& high) {
 #endif
 }
 
-// The column in the upper half of a word of a block for `GemmMode::dots`; two on is that in the lower half. Upper halves
-// are added first: even words have the columns 0, 2, ... of the block in their order, odd ones 1, 3, ...
+// The column in the upper half of a word of a block for `GemmMode::dots`; the lower half has that two columns on. Upper
+// halves are added first: even words have the columns 0, 2, ... of the block in order, odd words 1, 3, ...
 constexpr std::size_t first_of_pair(std::size_t word) { return word / 2 * 4 + word % 2; }
 
 #if defined(__AVX512BW__)
-// The same pairs of codes of up to four bits, looked up in bf16.
+// The same pairs of codes of up to four bits, from a table of bf16.
 template <int kBits, bool kSigned>
 class PairTable {
  public:
   explicit PairTable(int zero_point) {
     alignas(64) std::uint16_t table[32] = {};
     if constexpr (kBits <= 4)
-      for (int index = 0; index < 32; ++index) {  // of an index the upper bits are the next code's
+      for (int index = 0; index < 32; ++index) {  // the upper bits of an index belong to the next code
         const int code = index & ((1 << kBits) - 1), half = 1 << (kBits - 1);
         const auto value = static_cast<float>((kSigned ? (code ^ half) - half : code) - zero_point);
         table[index] = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(value) >> 16);
@@ -140,7 +140,7 @@ class PairTable {
     table_ = _mm512_load_si512(table);
   }
 
-  // Columns 4 * kFour on, of 32 codes in `kBits` words.
+  // Columns from 4 * kFour on, of 32 codes in `kBits` words.
   template <int kFour>
   void four(const Words* words, Words& even, Words& parity) const {
     constexpr int first = 4 * kFour * kBits, word = first / 32, shift = first % 32;
@@ -161,13 +161,13 @@ class PairTable {
   }
 
  private:
-  // An order of the bytes of every word.
+  // A permutation of the bytes of every word.
   static __m512i in_lanes(unsigned bytes) {
     const __m512i lanes = _mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0);
     return _mm512_or_si512(lanes, _mm512_set1_epi32(static_cast<int>(bytes)));
   }
 
-  // Byte `low` of every word in its lower half, `high` in the upper; 0 in the other bytes.
+  // Byte `low` of every word in the lower half, `high` in the upper; the other bytes are 0.
   static __m512i bytes_of(unsigned low, unsigned high) { return in_lanes(0x80008000u | high << 16 | low); }
 
   Words look_up(__m512i index) const { return std::bit_cast<Words>(_mm512_permutexvar_epi16(index, table_)); }
@@ -176,13 +176,13 @@ class PairTable {
 };
 #endif
 
-// From byte `from` of a row, how far on lies what is fetched: `ahead`, past the row's end in the row that is `kTaskRows` on.
-// Rows are too many at once for the processor to read ahead in each.
+// Returns the distance from byte `from` of a row to the bytes to prefetch: `ahead`, or past the row's end the row that
+// is `kTaskRows` on. The processor does not prefetch this number of rows by itself.
 inline std::size_t ahead_of(const MatmulLayout& layout, std::size_t from, std::size_t ahead) {
   return ahead + (from + ahead < layout.row_bytes ? 0 : (kTaskRows - 1) * layout.row_bytes);
 }
 
-// Words of a row from byte `from` on; 0 past its end, and of rows past the last.
+// Words of a row from byte `from` on; 0 past its end, and for rows past the last.
 inline Words load_row(const MatmulLayout& layout, const std::uint8_t* packed, std::size_t row, std::size_t from,
                       std::size_t ahead) {
   if (row >= layout.rows || from >= layout.row_bytes) return Words{};
@@ -194,7 +194,7 @@ inline Words load_row(const MatmulLayout& layout, const std::uint8_t* packed, st
   return load_words(tail);
 }
 
-// Words `first` to `last` of as many rows as a vector has lanes, word by word; rounded up to whole vectors.
+// Words `first` to `last` of as many rows as a vector has lanes, transposed; rounded up to complete vectors.
 inline void turn_rows(const MatmulLayout& layout, const std::uint8_t* packed, std::size_t row, std::size_t first,
                       std::size_t last, std::size_t ahead, Words* turned) {
   const bool all = row + kWidth <= layout.rows;
@@ -224,7 +224,7 @@ class Unpacker {
  public:
   explicit Unpacker(const GemmJob& job) : job_(job), numbers_(job.layout.zero_point) {}
 
-  // Rows `row` on, blocks `first` to `last`; a block's columns lie `kUnit` floats apart, pairs `kUnit` pairs.
+  // Rows from `row` on, blocks `first` to `last`; a block's columns are `kUnit` floats apart, pairs `kUnit` pairs.
   void operator()(std::size_t row, std::size_t first, std::size_t last, float* out) const {
     Words turned[kGemmSpan * kBits + kWidth];
     turn_rows(job_.layout, job_.weights.packed, row, first * kBits, last * kBits, kAhead, turned);
@@ -257,7 +257,7 @@ class Unpacker {
     (store_four<kFour>(words, out + 2 * kFour * kUnit), ...);
   }
 
-  // Columns 4 * kFour on: an even word and an odd one.
+  // Columns from 4 * kFour on: an even word and an odd one.
   template <int kFour>
   void store_four(const Words* words, float* out) const {
 #if defined(__AVX512BW__)

@@ -5,9 +5,9 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-constexpr std::size_t kPadded = 32;  // candidates, and as many more as fill vectors of any width
+constexpr std::size_t kPadded = 32;  // candidates, padded to a multiple of any vector width
 
-// All candidates, a number of each side by side. Those that only fill vectors have infinite scales: they are out.
+// All candidates, several in parallel. Padding has infinite scales, so that it never wins.
 struct Grids {
   alignas(64) float low[kPadded] = {}, high[kPadded] = {}, scale[kPadded], zero[kPadded] = {}, offset[kPadded] = {};
 
@@ -42,8 +42,8 @@ inline void round_all(float* values, Dtype type) {
   if (type == Dtype::bf16) round_all<Dtype::bf16>(values);
 }
 
-// The grids of a range shrunk by 1 - k / 32, towards its middle where there are offsets. The range holds more than one
-// value; scales are infinite where a type cannot hold them or the offset.
+// The grids of a range shrunk by 1 - k / 32, towards its middle if there are offsets. The range has more than one
+// value; a scale is infinite if an element type cannot represent it or the offset.
 inline void find_grids(const Chooser& chooser, float low, float high, Grids& to) {
   const AffineChoice& choice = chooser.choice;
   const float levels = static_cast<float>((1 << chooser.bits) - 1), least = chooser.least_scale();

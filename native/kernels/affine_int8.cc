@@ -1,5 +1,6 @@
-// y[m, row] for x in 8 bits: blocks of 32 products are added exactly, as integers, and block after block in f32, four sums
-// side by side (spec/affine.md, "Activations in 8 bits"). A vector holds a column of as many rows of weights as it has lanes.
+// y[m, row] for x in 8 bits: blocks of 32 products are added exactly, as integers, then block after block in f32, in
+// four parallel sums (spec/affine.md, "Activations in 8 bits"). A vector holds one column of as many rows of weights as
+// it has lanes.
 #include "kernels/affine_int8.h"
 
 #include "kernels/affine_dots.h"
@@ -13,7 +14,7 @@ constexpr std::size_t kWords = 8;                                // of four colu
 constexpr std::size_t kSpanBlocks = kInt8Span * kInt8Sums;
 constexpr std::size_t kUnitBytes = kSpanBlocks * kWords * kVectorBytes;
 #if defined(__AVX512F__)
-constexpr std::size_t kInt8Tile = 12;  // rows of x whose sums are in registers: 32 registers
+constexpr std::size_t kInt8Tile = 12;  // rows of x with sums in registers, of which there are 32
 #elif defined(__aarch64__)
 constexpr std::size_t kInt8Tile = 8;
 #else
@@ -21,20 +22,20 @@ constexpr std::size_t kInt8Tile = 4;
 #endif
 static_assert(kInt8Count % kInt8Tile == 0, "sums are held for whole tiles");
 
-// The column, in its block, of byte `i` of word `word`: as codes come out of their words.
+// The column in its block of byte `i` of word `word`, in the order in which codes are unpacked.
 constexpr std::size_t column_of(int bits, std::size_t word, std::size_t i) {
   if (bits == 4) return word % 4 * 8 + 2 * i + word / 4;
   if (bits == 2) return word / 4 * 16 + 4 * i + word % 4;
   return 4 * word + i;
 }
 
-// The offset of stored bytes from the numbers q.
+// The difference between stored bytes and the numbers q.
 inline int center_of(const MatmulLayout& layout) {
   const int half = layout.is_signed ? 1 << (layout.bits - 1) : 0;
   return half + layout.zero_point - (kSignedCodes && layout.bits == 8 ? 128 : 0);
 }
 
-// A span of blocks of x, and in it a tile of rows.
+// A span of blocks of x, and one of its tiles of rows.
 struct Position {
   std::size_t four, fours, m, rows;
 
@@ -48,7 +49,7 @@ struct Position {
   }
 };
 
-// A block of x as numbers of 8 bits: x is about step * number, at most 127. Below 2^-119 all are 0.
+// A block of x as 8-bit integers: x is about step * integer, with magnitudes up to 127. Below 2^-119 all are 0.
 using Numbers32 = std::int32_t __attribute__((vector_size(4 * kInt8Block)));
 using Floats32 = float __attribute__((vector_size(4 * kInt8Block)));
 using Bytes32 = std::int8_t __attribute__((vector_size(kInt8Block)));
@@ -60,7 +61,7 @@ struct Rounded {
 
   explicit Rounded(const float* values) {
     constexpr std::uint32_t kTiny = (127 - 119) << 23, kInfinite = 0x7f800000u;
-    constexpr float kRound = 0x1.8p23f;  // its last mantissa bit is worth 1: adding it rounds, ties to even
+    constexpr float kRound = 0x1.8p23f;  // a unit in the last place is 1: adding it rounds, ties to even
     std::uint32_t largest = 0;
     for (std::size_t k = 0; k < kInt8Block; ++k) {
       const std::uint32_t magnitude = std::bit_cast<std::uint32_t>(values[k]) & 0x7fffffffu;
@@ -85,7 +86,7 @@ inline void put_in_order(const Bytes32& all, std::int8_t* out, std::index_sequen
   std::memcpy(out, &ordered, sizeof ordered);
 }
 
-// The second half lies `apart` from the first.
+// The second half is `apart` bytes after the first.
 template <int kBits>
 void store_block_of(const Rounded& block, std::int8_t* out, std::size_t apart) {
   constexpr std::size_t half = kInt8Block / 2;
@@ -112,7 +113,7 @@ void prepare(const Int8Job& job, std::size_t tile) {
                           held = remaining < kInt8Block ? remaining : kInt8Block;
         load_filled<kInt8Block>(job.x, job.type, (from + m) * cols + (held ? first : 0), held, values);
         const Rounded block(values);
-        if (is_few)  // halves of four blocks together
+        if (is_few)  // the halves of four blocks together
           store_block_of<kBits>(block,
                                 job.codes + position / kInt8Sums * kFourBytes + position % kInt8Sums * kFourBytes / 8,
                                 kFourBytes / 2);
@@ -161,7 +162,7 @@ void unpack_codes(const Int8Job& job, std::size_t row, std::size_t first, std::s
                        std::make_index_sequence<kWords>{});
 }
 
-// One tile of x and one vector of rows: what is added to `sums` [kInt8Sums, tile, kWidth], or stored where it is the first.
+// One tile of x and one vector of rows: adds to `sums` [kInt8Sums, tile, kWidth], or stores if it is the first.
 struct Unit {
   const std::uint8_t* bytes;
   const float *scales, *zeros;
@@ -235,7 +236,8 @@ UnitFn unit_for(ZeroKind zero, std::size_t rows) {
 
 UnitFn unit_of(const Int8Job& job, std::size_t rows) {
 #if defined(__AVX512F__) || defined(__aarch64__)
-  if (job.dots) return unit_for<4, true>(job.layout.zero, rows);  // no narrow sums: the same for all numbers of bits
+  // No sums in 16 bits: the same for all widths of codes.
+  if (job.dots) return unit_for<4, true>(job.layout.zero, rows);
 #endif
   return job.layout.bits == 8 ? unit_for<8, false>(job.layout.zero, rows) : unit_for<4, false>(job.layout.zero, rows);
 }
@@ -246,7 +248,7 @@ UnpackFn unpack_of_bits(int bits) {
   return bits == 2 ? unpack_codes<2> : bits == 3 ? unpack_codes<3> : bits == 4 ? unpack_codes<4> : unpack_codes<8>;
 }
 
-// A thread's rows of the weights, a span of blocks at a time.
+// The rows of the weights of a task, a span of blocks at a time.
 class Int8Product {
  public:
   Int8Product(const Int8Job& job, std::size_t first, std::size_t last, Int8Scratch& scratch)
@@ -288,7 +290,8 @@ class Int8Product {
     Words turned[kSpanBlocks + kWidth];
     for (std::size_t n = 0; n < units_; ++n, out += kSpanBlocks * kWidth) {
       for (std::size_t i = 0; i < kWidth; ++i) {
-        const std::size_t row = n * kWidth + i, held = first_ + (row < rows_ ? row : rows_ - 1);  // any: it is not stored
+        // Arbitrary: it is not stored.
+        const std::size_t row = n * kWidth + i, held = first_ + (row < rows_ ? row : rows_ - 1);
         load_floats_of(values, job_.weights.scale_type, job_.layout.per_tensor ? 0 : held * job_.groups + from,
                        to - from, sums[i]);
         for (std::size_t g = to - from; g < all - from; ++g) sums[i][g] = 0;
@@ -329,7 +332,7 @@ class Int8Product {
 
 }  // namespace
 
-// Rows of x that are prepared, and multiplied, together.
+// Number of rows of x that are prepared, and multiplied, together.
 std::size_t int8_tile() { return kInt8Tile; }
 
 void int8_prepare(const Int8Job& job, std::size_t tile) {

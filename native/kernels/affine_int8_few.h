@@ -1,5 +1,6 @@
-// Products of a few rows of x in 8 bits, for which reading the weights takes longest: rows of weights are read in stored
-// order, four in parallel, four blocks at a time. Lane 4 b + row of a vector has block b of a row: sum b of `kInt8Sums`.
+// Products of a few rows of x in 8 bits, where reading the weights takes most of the time: rows of weights are read in
+// stored order, four in parallel, four blocks at a time. Lane 4 b + row of a vector has block b of a row: sum b of
+// `kInt8Sums`.
 #pragma once
 #include "kernels/affine_dots.h"
 #include "core/int8.h"
@@ -7,17 +8,18 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-constexpr std::size_t kFourBytes = kInt8Sums * kInt8Block;  // of x: the first halves of four blocks, then the second
+// Rows of x: the first halves of four blocks, then the second.
+constexpr std::size_t kFourBytes = kInt8Sums * kInt8Block;
 
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
 #define INGOT_INT8_FEW 1
 
 constexpr std::size_t kFew = 4;        // rows of x
 constexpr std::size_t kFewRows = 4;    // of weights
-constexpr std::size_t kFewAhead = 32768;  // bytes; memory is read ahead across pages, where the processor stops
+constexpr std::size_t kFewAhead = 32768;  // bytes to prefetch; processors do not prefetch across pages
 
-// Prefetches the next rows of weights into the second cache, line after line: the processor does not recognise rows that
-// are read in parallel as a sequence, and the first cache waits for too few lines at a time.
+// Prefetches the next rows of weights into the second-level cache, line after line: the processor does not recognise
+// rows that are read in parallel as a sequence, and the first-level cache has too few outstanding misses.
 template <std::size_t kBytes, std::size_t kAhead>
 inline void read_ahead(const void* from) {
   for (std::size_t line = 0; line < kBytes; line += 64)
@@ -35,7 +37,7 @@ inline __m512i dots_of(__m512i sum, __m512i codes, __m512i x) {
   return sum;
 }
 
-// Lane 4 b + row is that lane of row `row` whose sum is wanted: lanes of a block are added.
+// Adds the lanes of each block, so that lane 4 b + row has the sum of row `row`.
 inline __m512i turn_sums(const __m512i (&rows)[kFewRows]) {
   const __m512i a = _mm512_add_epi32(_mm512_unpacklo_epi32(rows[0], rows[1]), _mm512_unpackhi_epi32(rows[0], rows[1]));
   const __m512i b = _mm512_add_epi32(_mm512_unpacklo_epi32(rows[2], rows[3]), _mm512_unpackhi_epi32(rows[2], rows[3]));
@@ -102,7 +104,7 @@ class FewScales {
       rows_[i] = static_cast<const std::uint8_t*>(values) + (job.layout.per_tensor ? 0 : rows[i] * job.groups) * size;
   }
 
-  // Lane by lane, of the next four blocks; 0 past the last group.
+  // Scales lane by lane, for the next four blocks; 0 past the last group.
   __m512 next() {
     const std::size_t first = group_;
     read_ahead<64, kFewAhead / 8>(rows_[0] + kFewRows * first * (type_ == Dtype::f32 ? 4 : 2));

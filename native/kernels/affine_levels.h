@@ -1,4 +1,5 @@
-// Ranges and codes of groups of values by sixteen lanes of AVX-512; element by element what affine_quantize.cc does.
+// Ranges and codes of groups of values with sixteen lanes of AVX-512; the results equal those of affine_quantize.cc
+// element by element.
 #pragma once
 #if defined(__AVX512BW__)
 #include "kernels/affine_choose.h"
@@ -6,7 +7,7 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-// Sixteen values, or the first `there` of them and zeros.
+// Loads sixteen values, or the first `there` of them and zeros.
 template <Dtype kDtype>
 inline __m512 sixteen_floats(const TypeOf<kDtype>* in, std::size_t there = 16) {
   const auto mask = static_cast<__mmask16>((1u << there) - 1);
@@ -20,7 +21,7 @@ struct KeyRange {
   std::int32_t low, high;
 };
 
-// Least and largest of the order-preserving integers of the values, from `start` on.
+// Minimum and maximum of the order-preserving integers of the values, from `start` on.
 template <Dtype kDtype>
 inline KeyRange key_range(const TypeOf<kDtype>* in, std::size_t n, KeyRange start) {
   const __m512i magnitude = _mm512_set1_epi32(kMagnitude);
@@ -46,7 +47,7 @@ inline void level_run(const TypeOf<kDtype>* in, std::size_t n, const AffineGrid&
   for (std::size_t i = 0; i < n; i += 16) {
     const __m512 values = n - i < 16 ? sixteen_floats<kDtype>(in + i, n - i) : sixteen_floats<kDtype>(in + i);
     const __m512 level = _mm512_div_ps(_mm512_sub_ps(values, offset), scale);
-    // As `a > b ? a : b` and `a < b ? a : b` do, these give the second where the first is NaN.
+    // Like `a > b ? a : b` and `a < b ? a : b`, these return the second operand if the first is NaN.
     const __m512 rounded = _mm512_add_ps(_mm512_min_ps(_mm512_max_ps(level, low), high), round);
     const __m512i code = _mm512_and_si512(_mm512_add_epi32(_mm512_castps_si512(rounded), zero), mask);  // its low bits
     _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + i), _mm512_cvtepi32_epi8(code));

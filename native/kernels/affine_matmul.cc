@@ -1,5 +1,5 @@
-// y[m, row] = sum over k of x[m, k] * w[row, k] from packed codes, in f32 in a fixed order: spec/affine.md, "Multiplying".
-// A row's sum depends on nothing but the row and x: rows may be spread over threads at will.
+// y[m, row] = sum over k of x[m, k] * w[row, k] from packed codes, in f32 in a fixed order: spec/affine.md,
+// "Multiplying". A row's sum depends only on the row and x, so rows can be distributed among threads freely.
 #include "kernels/affine_matmul.h"
 
 #include <utility>
@@ -9,13 +9,13 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-constexpr std::size_t kSpan = 16;     // blocks whose scales are spread over lanes at a time
-constexpr std::size_t kRowsHeld = 64;  // rows whose sums wait to be rounded together
-constexpr std::size_t kColumns = 4;   // of x that share the unpacking of a block
+constexpr std::size_t kSpan = 16;     // blocks whose scales are expanded to lanes at a time
+constexpr std::size_t kRowsHeld = 64;  // rows whose sums are rounded together
+constexpr std::size_t kColumns = 4;   // rows of x for which a block is unpacked once
 
-// The positions of the groups of blocks `first` to `last` of a row, the same for all rows.
+// The positions of the groups of blocks `first` to `last` of a row; they are the same for all rows.
 struct Span {
-  std::size_t run;          // lanes of a group; 1 of a shorter one, which is a whole row
+  std::size_t run;          // lanes of a group; 1 if a group is a complete row
   std::size_t begin, end;   // lanes
   std::size_t from, to;     // groups
   std::size_t groups;       // of a row
@@ -39,7 +39,7 @@ struct Spread {
     alignas(64) float sums[kSpan * kLanes + kLanes];
     const std::size_t filled = span.to - span.from;
     load_floats_of(values, type, row * span.groups + span.from, filled, sums);
-    switch (span.run) {  // the usual groups begin with a span, as it does with a multiple of 16 lanes
+    switch (span.run) {  // usual groups begin at a span, which begins at a multiple of 16 lanes
       case 4:
         return repeat<4>(sums, filled, span);
       case 8:
@@ -57,7 +57,7 @@ struct Spread {
   }
 
  private:
-  // 16 floats can be read from, and written to, any of `values`.
+  // `values` can be read and written in units of 16 floats.
   template <std::size_t kRun>
   void repeat(float* __restrict values, std::size_t filled, const Span& span) {
     const std::size_t count = (span.end - span.begin) / kRun;
@@ -77,7 +77,7 @@ struct Spread {
   }
 };
 
-// The sums of rows with `kCount` columns of x. `kGrouped`: scales differ along the row.
+// The sums of rows with `kCount` columns of x. With `kGrouped`, scales differ along the row.
 template <int kBits, bool kSigned, bool kGrouped, ZeroKind kZero, int kCount, bool kFused>
 class Tile {
  public:
@@ -85,15 +85,16 @@ class Tile {
       : layout_(layout), weights_(weights), x_(prepared), numbers_(layout.zero_point),
         span_(layout, 0, layout.blocks < kSpan ? layout.blocks : kSpan) {}
 
-  // The sums of rows `first` to `last`, at most `kRowsHeld`, which is how far those of the columns of x lie apart.
+  // The sums of rows `first` to `last`, at most `kRowsHeld`, which is also the distance between the sums of the columns
+  // of x.
   void rows(std::size_t first, std::size_t last, float* out) {
-    if constexpr (kCount == 1) {  // nothing of x is used twice: rows are read in place
+    if constexpr (kCount == 1) {  // x is used only once: rows are read directly
       for (std::size_t row = first; row < last; ++row) {
         Floats sums[1][kVectors] = {};
         for (std::size_t b = 0; b < layout_.blocks; b += kSpan) span(row, b, sums);
         out[row - first] = finish(sum_lanes(sums[0]), row, 0);
       }
-    } else {  // a span of x stays in the nearest cache for all rows
+    } else {  // a span of x stays in the first-level cache for all rows
       Floats sums[kRowsHeld][kCount][kVectors] = {};
       for (std::size_t b = 0; b < layout_.blocks; b += kSpan)
         for (std::size_t row = first; row < last; ++row) span(row, b, sums[row - first]);
@@ -105,9 +106,9 @@ class Tile {
 
  private:
   static constexpr int kSteps = 32 / kBits;
-  static constexpr std::size_t kAhead = 2048;  // bytes; memory is read ahead across pages, where the processor stops
+  static constexpr std::size_t kAhead = 2048;  // bytes to prefetch; processors do not prefetch across pages
 
-  // Blocks `first` on of a row.
+  // Adds blocks from `first` on of a row.
   void span(std::size_t row, std::size_t first, Floats (&held)[kCount][kVectors]) {
     const std::uint8_t* codes = weights_.packed + row * layout_.row_bytes;
     const std::size_t blocks = layout_.blocks, whole = layout_.row_bytes / kBlockBytes;
@@ -174,7 +175,7 @@ class Tile {
   const MatmulWeights weights_;
   const float* x_;
   const Numbers<kBits, kSigned> numbers_;
-  Span span_;  // where rows have more than one, the one at hand
+  Span span_;  // the current scale, if rows have several
   Spread scales_, zeros_;
 };
 
@@ -206,7 +207,7 @@ TileFn tile_of(const MatmulLayout& layout) {
   return layout.is_signed ? tile_for<8, true, kCount, kFused>(layout) : tile_for<8, false, kCount, kFused>(layout);
 }
 
-// One block of x: values lie lane by lane, step by step; then each lane's sum.
+// One block of x: values ordered by lane, then by step; then each lane's sum.
 template <int kSteps>
 void prepare_block(const float* __restrict values, float* __restrict out) {
   for (int step = 0; step < kSteps; ++step)

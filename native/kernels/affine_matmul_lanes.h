@@ -1,5 +1,5 @@
-// Sixteen partial sums side by side, as vectors of the machine's width, and the codes of one block as numbers.
-// Every lane computes the same at any width: results do not depend on the instruction set.
+// Sixteen partial sums in parallel, as vectors of the machine's width, and the codes of a block as floats. Every lane
+// has the same result at any width, so results do not depend on the instruction set.
 #pragma once
 #include "kernels/gcc_headers.h"
 #include <bit>
@@ -31,7 +31,7 @@ inline Words load_words(const std::uint8_t* from) {
   return value;
 }
 
-// Up to `kCount` values from `first` on; 0 for the rest.
+// Loads up to `kCount` values from `first` on; 0 for the others.
 template <std::size_t kCount>
 inline void load_filled(const void* from, Dtype type, std::size_t first, std::size_t filled, float* values) {
   if (filled >= kCount) return load_floats_of(from, type, first, kCount, values);
@@ -50,7 +50,7 @@ inline void store_values(const float* from, std::size_t count, const MatmulOutpu
   }
 }
 
-// a * b + c in one instruction where there is one: the bits of two where the product is exact.
+// a * b + c, fused if there is an instruction for it; the bits are the same if the product is exact.
 inline Floats fused(const Floats& a, const Floats& b, const Floats& c) {
 #if defined(__AVX512F__)
   return _mm512_fmadd_ps(a, b, c);
@@ -83,14 +83,14 @@ inline float sum_lanes(const Floats* lanes) {
 #endif
 }
 
-// Adds neighbours until one value is left.
+// Adds neighbouring values until one is left.
 template <int kCount>
 inline Floats sum_steps(const Floats* steps) {
   if constexpr (kCount == 1) return steps[0];
   else return sum_steps<kCount / 2>(steps) + sum_steps<kCount / 2>(steps + kCount / 2);
 }
 
-// The products of the steps, neighbours added until one value is left.
+// The products of the steps, with neighbouring products added until one is left.
 template <bool kFused, int kCount>
 inline Floats sum_products(const float* x, const Floats* q) {
   if constexpr (kCount == 1)
@@ -102,7 +102,7 @@ inline Floats sum_products(const float* x, const Floats* q) {
            sum_products<kFused, kCount / 2>(x + kCount / 2 * kLanes, q + kCount / 2);
 }
 
-// Codes as the numbers q less the constant zero point: exact in f32.
+// Codes as floats: q minus the constant zero point, which is exact in f32.
 template <int kBits, bool kSigned>
 class Numbers {
  public:
@@ -123,9 +123,9 @@ class Numbers {
   template <int kShift>
   Floats look_up(const Words& words) const {
 #if defined(__AVX512F__)
-    if constexpr (kBits <= 4)  // a permutation looks at the low four bits only: no mask, no conversion
+    if constexpr (kBits <= 4)  // the permutation uses the low four bits only, so no mask is needed
       return _mm512_permutexvar_ps(_mm512_srli_epi32(std::bit_cast<__m512i>(words), kShift), table_);
-    if constexpr (kBits == 8) {  // a byte in the low bits of 2^23 adds itself to it
+    if constexpr (kBits == 8) {  // a byte in the low bits of 2^23 is added to it
       const __m512i codes = std::bit_cast<__m512i>(kSigned ? words ^ 0x80808080u : words);
       const __m512i lanes = _mm512_set4_epi32(12, 8, 4, 0), order = _mm512_add_epi32(lanes, _mm512_set1_epi32(kShift / 8));
       const __m512i added = _mm512_mask_shuffle_epi8(_mm512_set1_epi32(0x4b000000), 0x1111111111111111u, codes, order);
@@ -143,7 +143,7 @@ class Numbers {
  private:
   Ints zero_point_;
 #if defined(__AVX512F__)
-  __m512 table_;  // of 8 bits: what a byte is added to, and less by
+  __m512 table_;  // values of codes; for 8 bits, the number to subtract from 2^23 + code
 #endif
 };
 

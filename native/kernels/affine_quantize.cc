@@ -19,7 +19,7 @@ AffineRange checked_range(const TypeOf<kDtype>* in, std::size_t n, std::int32_t 
   return range;
 }
 
-// Minimum and maximum of the values, and of 0 if asked.
+// Minimum and maximum of the values, and of 0 if requested.
 template <Dtype kDtype, bool kAndZero = true>
 AffineRange range_of(const TypeOf<kDtype>* in, std::size_t n) {
 #if defined(__AVX512BW__)
@@ -63,7 +63,7 @@ inline float level(float value, const AffineGrid& grid) {
   return round_even(t);
 }
 
-// A zero point as it was given, within what `round_even` takes: it becomes an integer.
+// A given zero point, limited to the range of `round_even`, as an integer.
 inline float level_of_zero(float zero) {
   constexpr float kMost = 0x1p22f;
   zero = zero > -kMost ? zero : -kMost;
@@ -90,7 +90,7 @@ void quantize_run(const TypeOf<kDtype>* in, std::size_t n, const AffineGrid grid
   }
 }
 
-// The grid of one group; its scale is infinite where the scale type has no room.
+// Chooses the grid of a group; its scale is infinite if the scale type cannot represent it.
 template <Dtype kDtype>
 AffineGrid choose(const TypeOf<kDtype>* in, std::size_t n, const AffineRange& range, const Chooser& chooser, Grids& grids) {
   if (!chooser.choice.search || chooser.flat(range.low, range.high)) return chooser.full_range(range.low, range.high);

@@ -1,7 +1,8 @@
-// The candidate for a group's scale that leaves the least squared error (spec/affine.md, "Quantizers"). Values are multiplied
-// by 1 / s, which is several times faster than dividing: the quotient is then wrong by less than two units in the last
-// place, and rounds to another integer only where it lies next to the middle of two. A group with such a value is divided
-// once more by that candidate, so that all sums are those of dividing. Most candidates are out before (affine_screen.h).
+// Chooses the candidate scale of a group with the least squared error (spec/affine.md, "Quantizers"). Values are
+// multiplied by 1 / s, which is several times faster than division. The quotient is then wrong by less than two units
+// in the last place, and rounds to another integer only if it is close to the middle of two. The errors of a group with
+// such a value are computed again with divisions for that candidate, so that all sums equal those of division. Most
+// candidates are excluded before (affine_screen.h).
 #pragma once
 #include <bit>
 
@@ -12,7 +13,7 @@ namespace {
 
 constexpr std::size_t kParts = kLanes / kWidth;
 
-// (w - z) / s, ties to even, within the codes' limits; `farthest` is from integers, of all seen.
+// (w - z) / s, ties to even, limited to the range of codes; `farthest` is the largest distance from an integer so far.
 template <bool kDivide>
 inline Floats nearest_level(Floats value, Floats low, Floats high, Floats by, Floats& farthest) {
   const Floats level = smaller(larger(kDivide ? value / by : value * by, low), high);
@@ -50,7 +51,7 @@ inline float halved(const Floats (&sums)[kParts]) {
 #endif
 }
 
-// The values of a group. Element i goes to partial sum i % 16.
+// The values of a group. Element i is added to partial sum i % 16.
 template <Dtype kDtype>
 class Trial {
  public:
@@ -67,7 +68,8 @@ class Trial {
     near_ = least > 0x1p-100F && most < 0x1p100F ? 0.5F - (widest + 1) * 0x1p-21F : 0;
   }
 
-  // errors[k] = sum of (w - s * (q - z))^2 in f32; infinite for candidates with an infinite scale, or whose bit in `wanted` is 0.
+  // errors[k] = sum of (w - s * (q - z))^2 in f32; infinite for candidates with an infinite scale, or whose bit in
+  // `wanted` is 0.
   template <bool kOffset>
   void run(std::uint32_t requested, float* errors) {
     for (int k = 0; k < count_; ++k) {
@@ -107,7 +109,7 @@ class Trial {
     return halved(sums);
   }
 
-  // The errors of values that are there; a group that is filled up with 0 has others where grids have offsets.
+  // The errors of the group's values only: if grids have offsets, padding with 0 has errors too.
   static Floats only(Floats error, std::size_t there, std::size_t part) {
     for (std::size_t lane = 0; lane < kWidth; ++lane)
       if (part * kWidth + lane >= there) error[lane] = 0;
@@ -122,7 +124,7 @@ class Trial {
   alignas(64) float block_[kBlock];
 };
 
-// The first candidate of the least error, -1 where no scale is finite.
+// The first candidate with the least error, -1 if no scale is finite.
 template <Dtype kDtype, bool kOffset>
 int best_of(const TypeOf<kDtype>* in, std::size_t n, const AffineRange& range, const Grids& grids) {
   const std::uint32_t remaining = Screen<kDtype, kOffset>(in, n, range, grids).run();

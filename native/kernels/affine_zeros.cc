@@ -1,5 +1,5 @@
-// Conversion of zero points, offsets and scales of the affine family between their forms. Each function returns whether
-// every number keeps its value; if one does not, the output is meaningless.
+// Conversion of zero points, offsets and scales of the affine family between their representations. Each function
+// returns whether every number keeps its value; if one does not, the output is meaningless.
 #include <bit>
 #include <cstdint>
 
@@ -15,11 +15,11 @@ struct Block {
 };
 
 constexpr float kMostZero = 255;
-// Times a code or the difference of two it is still a number of f32.
+// Limit for scales: multiplied by a code or the difference of two, the result is still finite in f32.
 constexpr float kMostScale = 0x1p118f;
-// Bits of an f32 past the first 11 of its significand: without them its product with 9 bits is exact.
+// Bits of an f32 after the first 11 of its significand: if they are 0, the product with an integer of 9 bits is exact.
 constexpr std::uint32_t kMoreBits = 0x1fff;
-// Past it a double no longer holds every integer with every fraction that f32 has.
+// Limit above which a double cannot represent every integer together with every fraction of an f32.
 constexpr double kMostShifted = 0x1p40;
 
 void load(const Numbers& in, std::size_t start, std::size_t n, Block& out) {
@@ -44,7 +44,7 @@ void store(const Block& in, void* out, Dtype type, std::size_t start, std::size_
   }
 }
 
-// Runs `block(start, count)` over `n` numbers until one says that something does not fit.
+// Calls `block(start, count)` for blocks of `n` numbers until a call returns false.
 template <class Body>
 bool every(std::size_t n, Body body) {
   for (std::size_t start = 0; start < n; start += kBlock)
@@ -52,7 +52,7 @@ bool every(std::size_t n, Body body) {
   return true;
 }
 
-// To the nearest integer, ties to even, as long as it is small; the sign of a zero stays.
+// Rounds to the nearest integer, ties to even, for small magnitudes; a zero keeps its sign.
 inline float rounded(float x) {
   constexpr float kUnits = 0x1.8p23f;
   const float near = (x + kUnits) - kUnits;
@@ -62,7 +62,7 @@ inline float rounded(float x) {
 
 inline float magnitude(float x) { return std::bit_cast<float>(std::bit_cast<std::uint32_t>(x) & 0x7fffffffu); }
 
-// Whether the products of a scale and integers up to kMostZero are numbers of f32.
+// Returns whether the products of a scale with integers up to kMostZero are representable in f32.
 inline bool few_bits(float scale) {
   const bool is_few = !(std::bit_cast<std::uint32_t>(scale) & kMoreBits), small = magnitude(scale) < kMostScale;
   return is_few & small;

@@ -23,7 +23,8 @@ inline std::uint64_t little(std::uint64_t word) {
   return word;
 }
 
-// One step: the low 2 * kField bits of each lane of 2 * kLane bits become two fields, kLane apart. Other bits must be 0.
+// One step: the low 2 * kField bits of each lane of 2 * kLane bits become two fields, kLane apart. Other bits must be
+// 0.
 template <int kField, int kLane>
 inline std::uint64_t split(std::uint64_t word) {
   constexpr std::uint64_t lanes = kLane == 32 ? 1 : kLane == 16 ? 0x0000000100000001ull : 0x0001000100010001ull;
@@ -55,7 +56,7 @@ inline std::uint64_t load_word(const std::uint8_t* p) {
   return little(word);
 }
 
-// Both ignore what lies past the first (unpack_word) or is not among (pack_word) the 8 * kBits bits of eight codes.
+// Both functions ignore other bits than the 8 * kBits bits of eight codes.
 template <int kBits, bool kMsb>
 inline std::uint64_t unpack_word(std::uint64_t word) {
   if constexpr (!kMsb) return spread<kBits>(word);
@@ -68,8 +69,8 @@ inline std::uint64_t pack_word(std::uint64_t codes) {
   return __builtin_bswap64(gather<kBits>(__builtin_bswap64(codes)) << (64 - 8 * kBits));
 }
 
-// Room for the codes of one chunk and 16 more, one per byte, in order. Words, so that vector stores may alias bytes
-// without a copy.
+// A buffer for the codes of one chunk and 16 more, one per byte, in order. It consists of words, so that vector stores
+// may alias bytes without a copy.
 struct Codes {
   alignas(64) std::uint64_t words[kChunk / 8 + 2];
   std::uint8_t* bytes() { return reinterpret_cast<std::uint8_t*>(words); }
@@ -110,7 +111,7 @@ struct Windows {
   }
 };
 
-// Unpacks codes of less than a byte, sixteen at a time; returns how many.
+// Unpacks codes of less than a byte, sixteen at a time; returns the number of unpacked codes.
 template <int kBits, bool kMsb>
 std::size_t unpack_windows(const std::uint8_t* __restrict in, std::size_t bytes, std::uint8_t* __restrict out) {
   static constexpr Windows<kBits, kMsb> index;
@@ -134,7 +135,8 @@ void unpack(const std::uint8_t* __restrict in, std::size_t n, Codes& codes) {
   const std::size_t bytes = (n * kBits + 7) / 8, count = (n + 7) / 8;
   if constexpr (!kMsb && (kBits == 2 || kBits == 4)) return unpack_bytes<kBits>(in, bytes, codes);
   const std::size_t full = bytes < 8 ? 0 : (bytes - 8) / kBits + 1;  // words that can be loaded as eight bytes
-  // Two loops: loads at odd distances, which compilers leave scalar, and the rest, which becomes vector code.
+  // Two loops: loads at irregular distances, which compilers do not vectorize, and the remaining computation, which
+  // they do.
   std::uint64_t raw[kChunk / 8];
   std::size_t i = 0, from = 0;
 #if defined(INGOT_NEON)
@@ -161,7 +163,7 @@ void unpack(const std::uint8_t* __restrict in, std::size_t n, Codes& codes) {
 }
 
 #if defined(__AVX512BW__)
-// Two codes a byte, sixty-four at a time; there are zeros behind the last to the end of its byte.
+// Packs two codes per byte, sixty-four at a time; the bytes after the last code must be zero up to the end of its byte.
 template <bool kMsb>
 void pack_pairs(const std::uint8_t* codes, std::size_t n, std::uint8_t* __restrict out) {
   for (std::size_t i = 0; i < n; i += 64) {

@@ -13,16 +13,17 @@ namespace {
 
 constexpr Byte kSame = 0, kWhole = 1, kSparse = 2, kDense = 3, kDenseRans = 4;  // modes of a chunk
 constexpr Byte kPlaneRaw = 0, kPlaneConstant = 1, kPlaneHuffman = 2;
-constexpr std::size_t kBlock = kSixBlock;  // elements of a dense chunk that are handled at a time
+constexpr std::size_t kBlock = kSixBlock;  // elements of a dense chunk that are processed at a time
 constexpr std::size_t kDeltaScale = std::size_t{1} << kDeltaScaleBits;
-constexpr std::size_t kFarGap = 255;  // a gap of 255 unchanged elements that no change follows
+constexpr std::size_t kFarGap = 255;  // marks a gap of 255 unchanged elements without a change
 
-// The difference of two words, and its inverse. `Float`: words are sign and magnitude; rotated left by one, the magnitude
-// is above the sign. The difference of magnitudes, W - 1 bits as zigzag, is above the change of the sign.
+// The difference of two words, and its inverse. `Float`: words are sign and magnitude. In the rotated word, the
+// magnitude is above the sign. In the difference, the difference of magnitudes (W - 1 bits as zigzag) is above a bit
+// for the change of the sign.
 template <class W>
 struct Float {
   using Word = W;
-  static constexpr int kLow = 2;  // bits of a difference below its magnitude: sign, and whether the value's sign changes
+  static constexpr int kLow = 2;  // bits below the magnitude: sign of the difference, change of the value's sign
   static constexpr int kBits = 8 * sizeof(Word) - 2;  // bits of its magnitude
 
   static Word turned(Word word) { return rotated_left(word); }
@@ -76,17 +77,18 @@ inline auto with_kind(const DeltaElement& element, Run run) {
   }
 }
 
-// The magnitude of a difference is a class and the bits that the class leaves open: 0 and 1 are classes 0 and 1; from 2 on the
-// class is twice the number of bits below the highest, plus the first of them, and all bits but these two are open.
+// The magnitude of a difference is split into a class and open bits: 0 and 1 are classes 0 and 1; from 2 on, the class
+// is twice the position of the highest bit plus the bit below it, and all lower bits are open.
 template <class Element>
 constexpr std::size_t kClasses = 2 * static_cast<std::size_t>(Element::kBits);
 
-// Classes come with the sign as lowest bit, first all that leave the value's sign as it is.
+// Symbols are classes with the sign as lowest bit; those that keep the sign of the value come first.
 template <class Element>
 constexpr std::size_t kSymbolsOf = kClasses<Element> * (std::size_t{1} << Element::kLow);
 static_assert(kSymbolsOf<Float<std::uint64_t>> <= kDeltaSymbols && kDeltaSymbols <= kMostDistinct);
 
-// The class of a magnitude. Up to 32 bits, exponent and first bit of a float are it, which compilers turn into vector code.
+// The class of a magnitude. Up to 32 bits, it is the exponent and the first mantissa bit of a float, which compilers
+// vectorize.
 template <class Wide>
 inline std::uint32_t class_of(Wide magnitude) {
   if constexpr (sizeof(Wide) == 8) {
@@ -94,7 +96,7 @@ inline std::uint32_t class_of(Wide magnitude) {
     const int below = static_cast<int>(std::bit_width(magnitude)) - 1;
     return static_cast<std::uint32_t>(2 * below) + static_cast<std::uint32_t>(magnitude >> (below - 1) & 1);
   } else {
-    const Wide cut = magnitude >> 24 ? magnitude & ~Wide{255} : magnitude;  // a float holds 24 bits: nothing may round up
+    const Wide cut = magnitude >> 24 ? magnitude & ~Wide{255} : magnitude;  // a float has 24 bits: nothing may round up
     const std::uint32_t bits = std::bit_cast<std::uint32_t>(static_cast<float>(static_cast<std::int32_t>(cut)));
     return magnitude < 2 ? magnitude : (bits >> 22) - 254;
   }
@@ -109,14 +111,14 @@ inline std::uint32_t symbol_of(typename Element::Word difference) {
   return turns * 2 * static_cast<std::uint32_t>(kClasses<Element>) + 2 * result + sign;
 }
 
-// Bits that a symbol leaves open.
+// The number of open bits of a symbol.
 template <class Element>
 inline unsigned open_bits(std::size_t symbol) {
   const std::size_t result = symbol % (2 * kClasses<Element>) >> 1;
   return result < 2 ? 0 : static_cast<unsigned>(result / 2 - 1);
 }
 
-// The difference of a symbol whose open bits are 0.
+// The difference of a symbol if its open bits are 0.
 template <class Element>
 inline typename Element::Word least_difference(std::size_t symbol) {
   using Word = typename Element::Word;
@@ -127,8 +129,8 @@ inline typename Element::Word least_difference(std::size_t symbol) {
   return static_cast<Word>(static_cast<Word>(magnitude << Element::kLow) | low);
 }
 
-// The form of symbols for decoders. For elements of two bytes: the class, which is below 32, then a bit each for direction
-// and sign. Registers look up the meaning of a class and ignore the bits above it.
+// The decoder's representation of symbols. For elements of two bytes: the class, which is below 32, then a bit each for
+// direction and sign. Table look-ups in registers ignore the bits above the class.
 constexpr std::uint32_t kDownCode = 32, kTurnsCode = 64;
 template <class Element>
 constexpr std::uint32_t code_of(std::size_t symbol) {

@@ -16,7 +16,7 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-// Runs through all elements from `from` on; `decode(start, count, d)` writes the next differences.
+// Processes all elements from `from` on; `decode(start, count, d)` writes the next differences.
 template <Dtype kDtype, class Decode>
 void add_all(const Addition& addition, std::size_t from, const Decode& decode) {
   using T = TypeOf<kDtype>;
@@ -48,7 +48,7 @@ void add_typed(const Addition& addition, const Decode& decode, std::size_t from 
   }
 }
 
-// A bit for each of 32 elements that differ.
+// A bit for each of 32 elements, set if it differs.
 template <class T>
 inline std::uint32_t differing(const T* old, const T* fresh) {
   std::uint32_t result = 0;
@@ -114,7 +114,8 @@ void expand_signs(const std::uint8_t* bits, std::size_t first, const float* scal
   }
 }
 
-// As add_all, of bf16: rows that begin with a byte in registers, what is left of them and others by blocks.
+// Like add_all, for bf16: rows that begin at a byte are added in registers; other rows, and the ends of rows, in
+// blocks.
 template <bool kLess>
 void add_sign_rows(const std::uint8_t* bits, std::size_t first, const float* scales, std::size_t cols,
                    const Addition& addition) {

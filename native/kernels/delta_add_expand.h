@@ -1,5 +1,6 @@
-// Differences in codes of 4 bits, added sixty-four elements at a time by processors that expand bytes by a mask
-// (VBMI2): the codes of a block follow each other, and are spread over the places of elements that are no outliers.
+// Adds differences with codes of 4 bits, sixty-four elements at a time, on processors with a masked byte expansion
+// (VBMI2): the codes of a block are contiguous, and are expanded to the positions of the elements that are not
+// outliers.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -10,7 +11,8 @@
 #include "kernels/delta_add_sums.h"
 #include "kernels/floats.h"
 
-// Some AVX-512 processors lack both: they are compiled for by an attribute and asked for at run time.
+// Some AVX-512 processors lack these instructions: the functions have a target attribute, and the processor is checked
+// at run time.
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
 #define INGOT_EXPANDS 1
 // GCC 12 takes the undefined vectors inside of its own intrinsics for a mistake (its bug 105593).
@@ -26,7 +28,7 @@ namespace {
 inline bool expands() { return __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vbmi2"); }
 
 constexpr std::size_t kWide = 64, kExpanded = kBlock;  // elements of a register of codes, and of a block
-constexpr std::size_t kAhead = 64;                   // bytes that are read from a code on, at most
+constexpr std::size_t kAhead = 64;                   // bytes that may be read from a code on
 
 // The first bit of each code in the eight bytes of its group: the first code in high bits, or in low ones.
 struct Shifts {
@@ -41,7 +43,7 @@ struct Shifts {
 };
 constexpr Shifts kShifts;
 
-// The next codes of a stream, as the low four bits of a byte for each bit of `places`; 0 elsewhere.
+// The next codes of a stream, as the low four bits of a byte for each set bit of `places`; 0 elsewhere.
 INGOT_EXPAND inline __m512i codes_at(const std::uint8_t* packed, std::size_t first, std::uint64_t positions) {
   // four bytes hold eight codes
   const __m512i bit_of_lane = _mm512_setr_epi32(0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7, 8);
@@ -50,7 +52,7 @@ INGOT_EXPAND inline __m512i codes_at(const std::uint8_t* packed, std::size_t fir
   return _mm512_maskz_expand_epi8(positions, codes);
 }
 
-// The values of sixteen codes. Only the low four bits of a lane count.
+// The values of sixteen codes. Only the low four bits of a lane are used.
 inline __m512 looked_up(__m512i codes, __m512 table) { return _mm512_maskz_permutexvar_ps(0xffff, codes, table); }
 
 struct Sixteens {
@@ -77,7 +79,7 @@ inline __m512i rounded_high(__m512 sum) {
   return _mm512_mask_add_epi32(up, odd, up, _mm512_set1_epi32(1));
 }
 
-// Sixty-four sums of bf16, of even and of odd elements apart. Writes nothing and returns false where one is a NaN.
+// Sixty-four sums of bf16, even and odd elements separately. Writes nothing and returns false if one is a NaN.
 template <bool kLess>
 inline bool add_halves(__m512i codes, __m512 table, const std::uint16_t* base, std::uint16_t* out) {
   const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
@@ -129,7 +131,7 @@ inline bool add_wide(__m512i codes, __m512 table, const TypeOf<kDtype>* base, Ty
   }
 }
 
-// As add_wide, one by one, where a sum is a NaN.
+// Like add_wide, one by one, if a sum is a NaN.
 template <Dtype kDtype, bool kLess>
 [[gnu::noinline]] void add_each(__m512i codes, __m512 table, const TypeOf<kDtype>* base, TypeOf<kDtype>* out) {
   alignas(64) std::uint8_t code[kWide];
@@ -148,10 +150,10 @@ inline void add_codes(__m512i codes, __m512 table, const TypeOf<kDtype>* base, T
     add_each<kDtype, kLess>(codes, table, base, out);
 }
 
-// The outliers of a block. Their sums are known before the others' are written: `out` may be `base`.
+// The outliers of a block. Their sums are computed before the others are written, because `out` may be `base`.
 template <class T>
 struct Apart {
-  std::uint64_t others[kExpanded / kWide];  // a bit for each element that is none
+  std::uint64_t others[kExpanded / kWide];  // a bit for each element that is not an outlier
   std::size_t count;
   std::uint16_t indices[kExpanded];
   alignas(64) float by[kExpanded];
@@ -180,8 +182,8 @@ void set_apart(const Placed& outliers, std::size_t next, std::size_t start, cons
   if (back) add_some<kDtype, true>(apart.by, apart.out, n, apart.back);
 }
 
-// Adds full blocks for which reads stay within the codes; advances `first` and `next` past them. Returns the number of
-// elements that were added.
+// Adds complete blocks whose reads stay within the codes; advances `first` and `next` past them. Returns the number of
+// added elements.
 template <Dtype kDtype, bool kLess>
 INGOT_EXPAND std::size_t add_expanded(const std::uint8_t* packed, std::size_t& first, const float* table,
                                       const Placed& outliers, std::size_t& next, bool gaps, const Addition& addition) {
@@ -213,7 +215,7 @@ INGOT_EXPAND std::size_t add_expanded(const std::uint8_t* packed, std::size_t& f
   return start;
 }
 
-// As above, for a type known at run time; nothing on processors that lack the instructions.
+// The same for a type known at run time; does nothing on processors without the instructions.
 inline std::size_t add_blocks(const std::uint8_t* packed, std::size_t& first, const float* table,
                               const Placed& outliers, std::size_t& next, bool gaps, const Addition& addition) {
   if (!expands()) return 0;

@@ -1,4 +1,5 @@
-// Differences at some positions, added to a base: all others are 0, which changes zeros and NaNs alone.
+// Adds differences at some positions to a base. The difference of all other elements is 0, which changes only zeros and
+// NaNs.
 #pragma once
 #include <cstring>
 
@@ -21,7 +22,7 @@ TypeOf<kDtype> with_zero(TypeOf<kDtype> x) {
   }
 }
 
-// `out` may be the base, whose elements are taken before anything is written over them.
+// `out` may be the base: a block's elements are read before anything is written to it.
 template <Dtype kDtype, bool kLess>
 void add_placed(const Placed& values, const Addition& addition) {
   using T = TypeOf<kDtype>;
@@ -42,7 +43,7 @@ void add_placed(const Placed& values, const Addition& addition) {
     const std::size_t count = next - first;
     add_some<kDtype, kLess>(from + first, some, count, sums);
     for (std::size_t i = 0; i < n; ++i) out[start + i] = with_zero<kDtype, kLess>(buffer[i]);
-    if (back) std::memcpy(back + start, out + start, n * sizeof *back);  // less 0 they are what they are
+    if (back) std::memcpy(back + start, out + start, n * sizeof *back);  // minus 0 leaves them unchanged
     for (std::size_t i = 0; i < count; ++i) out[next_positions[i]] = sums[i];
     if (!back) continue;
     add_some<kDtype, true>(from + first, sums, count, some);

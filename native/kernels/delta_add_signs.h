@@ -1,4 +1,4 @@
-// Signs with one scale, added to bf16 in registers: even and odd elements apart, the halves of 32-bit words.
+// Adds signs with one scale to bf16 in registers: even and odd elements separately, in the halves of 32-bit words.
 #pragma once
 #include <array>
 #include <bit>
@@ -15,7 +15,7 @@ using Words = std::uint32_t __attribute__((vector_size(kVectorBytes)));
 using Singles = float __attribute__((vector_size(kVectorBytes)));
 constexpr std::size_t kSigns = kVectorBytes / 2;  // bits that a vector's elements take, two in each word
 
-// The bit of each even element, or of each odd one, in a word of their bits: the first of a byte is in the highest.
+// The bit of each even element, or of each odd one, in a word of their bits; the first bit of a byte is the highest.
 constexpr std::array<std::uint32_t, kSigns / 2> sign_bits(std::size_t parity) {
   std::array<std::uint32_t, kSigns / 2> result{};
   for (std::size_t lane = 0; lane < result.size(); ++lane) {
@@ -26,15 +26,15 @@ constexpr std::array<std::uint32_t, kSigns / 2> sign_bits(std::size_t parity) {
 }
 alignas(kVectorBytes) constexpr std::array<std::uint32_t, kSigns / 2> kEvenBits = sign_bits(0), kOddBits = sign_bits(1);
 
-// number_to_bf16 in the high half of each word; a NaN, quiet as sums are, keeps its bits.
+// number_to_bf16 in the high half of each word; a NaN, which is quiet because it is a sum, keeps its bits.
 inline Words rounded_sum(Singles sum) {
   const Words bits = std::bit_cast<Words>(sum);
   const Words rounded = bits + 0x7fff + (bits >> 16 & 1);
   return sum != sum ? bits : rounded;
 }
 
-// Adds as many of `n` elements as vectors hold; returns how many. `scale` is no NaN: then no sum depends on the order of
-// its operands. `back` may be null.
+// Adds as many of `n` elements as complete vectors hold; returns their number. `scale` is not NaN, so no sum depends on
+// the order of its operands. `back` may be null.
 template <bool kLess>
 std::size_t add_signs(const std::uint8_t* bits, float scale, const std::uint16_t* base, std::size_t n, std::uint16_t* out,
                       std::uint16_t* back) {

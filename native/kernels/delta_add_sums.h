@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::size_t kBlock = 1024;
 
-// out = round(d + base), or round(base - d): NaNs of the first prevail.
+// out = round(d + base), or round(base - d). If both operands are NaN, the result is the first.
 template <Dtype kDtype, bool kLess>
 void add_block(const float* __restrict d, const TypeOf<kDtype>* base, std::size_t n, TypeOf<kDtype>* out) {
   alignas(64) float sums[kBlock];
@@ -21,7 +21,7 @@ void add_block(const float* __restrict d, const TypeOf<kDtype>* base, std::size_
 }
 
 #if defined(__AVX512BW__)
-// Sixteen bf16 at a time. The NaN of the first operand prevails, as in the instruction.
+// Sixteen bf16 at a time. A NaN in the first operand wins, as in the machine's addition.
 template <bool kLess>
 std::size_t add_vectors(const float* d, const std::uint16_t* base, std::size_t n, std::uint16_t* out) {
   const __m512i below = _mm512_set1_epi32(0x7fff), one = _mm512_set1_epi32(1), quiet = _mm512_set1_epi32(0x00400000);
@@ -43,7 +43,7 @@ std::size_t add_vectors(const float* d, const std::uint16_t* base, std::size_t n
   return i;
 }
 #elif defined(__AVX2__)
-// Eight bf16 in the low halves of lanes; `nan` gets a mark where a sum is one.
+// Eight bf16 in the low halves of lanes; `nan` is set if a sum is a NaN.
 template <bool kLess>
 inline __m256i add_eight(const float* d, const std::uint16_t* base, __m256& nan) {
   const __m256 wide = load_eight<Dtype::bf16>(base), by = _mm256_loadu_ps(d);
@@ -52,8 +52,7 @@ inline __m256i add_eight(const float* d, const std::uint16_t* base, __m256& nan)
   return _mm256_srli_epi32(eight_numbers(sum), 16);
 }
 
-// Sixteen bf16 at a time, up to those with a NaN among them: compilers swap operands, and with them which NaN
-// prevails.
+// Sixteen bf16 at a time, up to the first vector with a NaN: compilers may swap operands, which would change the NaN.
 template <bool kLess>
 std::size_t add_vectors(const float* d, const std::uint16_t* base, std::size_t n, std::uint16_t* out) {
   std::size_t i = 0;

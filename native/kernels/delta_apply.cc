@@ -1,5 +1,5 @@
-// Applies chunks of delta_exact to a base. Nothing here trusts the bytes: every size is checked against what is left, every
-// position against the chunk. `out` may be the base itself.
+// Applies chunks of delta_exact to a base. The bytes are untrusted: every size is checked against the remaining bytes,
+// every position against the chunk. `out` may be the base.
 #include "kernels/delta_dense_read.h"
 #include "kernels/entropy_huffman_read.h"
 #include "kernels/kernels.h"
@@ -35,7 +35,7 @@ struct Gaps {
   const Byte* end;
 };
 
-// Moves `at` to the next change; false where the gaps are used up or lead out of the chunk.
+// Moves `at` to the next change; returns false if no gaps are left or they lead out of the chunk.
 inline bool next_change(Gaps& gaps, std::size_t n, std::size_t& index) {
   for (;;) {
     if (gaps.p == gaps.end) return false;

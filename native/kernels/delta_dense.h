@@ -1,5 +1,5 @@
-// Encodes chunks of which many elements changed: symbols by ANS or rANS with the base's exponent as context, and the bits that they
-// leave open. Once per instruction set.
+// Encodes chunks with many changed elements: symbols with ANS or rANS, with the base's exponent as context, and the
+// open bits of symbols. Once per instruction set.
 #pragma once
 #include "kernels/delta.h"
 #include "kernels/entropy_rans.h"
@@ -7,19 +7,19 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-// The coders of a chunk's contexts: ANS, or in large chunks rANS.
+// The coder of a chunk's symbols: ANS, or rANS in large chunks.
 struct Coders {
   AnsEncoder<kDeltaScaleBits> tabled[kDeltaContexts];
   RansCoder<kDeltaScaleBits, kDeltaContexts * kDeltaSymbols> ranged;
 };
 
-// The largest count whose logarithm is kept.
+// The largest count with a precomputed logarithm.
 constexpr std::size_t kLogs = 4096;
 
 struct DenseWork {
   void* differences;  // words
   std::uint16_t* symbols;
-  std::uint16_t* placed;  // symbols, apart by contexts
+  std::uint16_t* placed;  // symbols, grouped by context
   Byte* bins;
   Byte* room;
   std::uint32_t* counts;  // kDeltaBins rows of kDeltaSymbols
@@ -36,22 +36,22 @@ struct DenseWork {
   std::uint32_t* row(std::size_t bin) const { return counts + bin * kDeltaSymbols; }
 };
 
-// A run of bins that share a table.
+// A range of bins that share a table.
 struct Group {
-  std::size_t bin;       // the first that occurs
-  std::uint64_t cost;    // of coding it by itself, in 2^-12 bits
-  std::uint64_t joined;  // of coding it together with the next group
+  std::size_t bin;       // the first symbol that occurs
+  std::uint64_t cost;    // cost of coding the group separately, in 2^-12 bits
+  std::uint64_t joined;  // cost of coding it together with the next group
 };
 
 struct DensePlan {
   std::size_t groups;
   Group group[kDeltaBins];
   std::size_t symbols;  // of the element type
-  std::uint64_t open;   // bits that symbols leave open
-  std::size_t bytes;    // of the chunk, its mode included: an estimate
+  std::uint64_t open;   // open bits of the symbols
+  std::size_t bytes;    // bytes of the chunk, mode included: an estimate
 };
 
-// The cost of coding with the sum of two rows of counts, in 2^-12 bits: the ideal size, and an estimate of the table.
+// The cost of coding with the sum of two rows of counts, in 2^-12 bits: the ideal size plus an estimate of the table's.
 inline std::uint64_t cost_of(const DenseWork& work, const std::uint32_t* first, const std::uint32_t* second,
                              std::size_t symbols) {
   std::uint64_t total = 0, distinct = 0, less = 0;
@@ -65,7 +65,7 @@ inline std::uint64_t cost_of(const DenseWork& work, const std::uint32_t* first, 
   return total * work.log2(total) - less + ((distinct + 8) << 15);
 }
 
-// Joins neighbouring groups as long as that saves, or there are too many.
+// Merges neighbouring groups as long as that reduces the cost, or there are too many groups.
 inline void join_groups(const DenseWork& work, DensePlan& plan) {
   Group* const group = plan.group;
   const auto look = [&](std::size_t i) {
@@ -142,7 +142,7 @@ inline Byte* write_open(const DenseWork& work, std::size_t n, Byte* p, std::size
   const Byte* const end = p + size;
   std::uint64_t bits = 0;
   unsigned bit_count = 0;
-  const auto put = [&](std::uint64_t value, unsigned count) {  // at most 32 bits: of those before, at most 7 are held
+  const auto put = [&](std::uint64_t value, unsigned count) {  // at most 32 bits; at most 7 are pending
     bits |= (value & ~(~std::uint64_t{0} << count)) << bit_count;
     bit_count += count;
     if (end - p >= 8)
@@ -162,7 +162,7 @@ inline Byte* write_open(const DenseWork& work, std::size_t n, Byte* p, std::size
   return p + (bit_count != 0);
 }
 
-// Writes symbols and what they leave open; null where it would pass `end`. `contexts` is that of each bin.
+// Writes symbols and their open bits; returns null if that would pass `end`. `contexts` has the context of each bin.
 template <class Element>
 inline Byte* write_symbols(const DensePlan& plan, std::size_t n, const Byte* contexts, DenseWork& work, const Coders& coders, Byte* p,
                            const Byte* end) {
@@ -180,7 +180,7 @@ inline Byte* write_symbols(const DensePlan& plan, std::size_t n, const Byte* con
   return p ? write_open<Element>(work, n, p, open) : nullptr;
 }
 
-// Writes a planned chunk of n elements; null where it would pass `end`.
+// Writes a planned chunk of n elements; returns null if that would pass `end`.
 template <class Element>
 inline Byte* write_dense(const DensePlan& plan, std::size_t n, DenseWork& work, Coders& coders, Byte* p, const Byte* end) {
   Byte contexts[kDeltaBins] = {};

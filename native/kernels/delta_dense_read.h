@@ -1,5 +1,5 @@
-// Decoding of chunks of which many elements changed: symbols by ANS or rANS with the base's exponent as context, and the bits that they
-// leave open. Once per instruction set.
+// Decodes chunks with many changed elements: symbols with ANS or rANS, with the base's exponent as context, and the
+// open bits of symbols. Once per instruction set.
 #pragma once
 #include "kernels/delta.h"
 #include "kernels/delta_lanes.h"
@@ -13,11 +13,11 @@ struct Room {
   Byte* gaps;
   Byte* planes;
   Table* tables;
-  std::uint32_t* slots;  // in the same place
+  std::uint32_t* slots;  // at the same position
 };
 static_assert(sizeof(Table) == sizeof(std::uint32_t) * kDeltaScale && kDeltaSymbols <= 1u << kRansValueBits<kDeltaScaleBits>);
 
-// A chunk: its bytes, its n elements, and how many of them are wanted.
+// A chunk: its bytes, its n elements, and the number of elements to decode.
 struct Chunk {
   const Byte* p;
   const Byte* end;
@@ -46,7 +46,7 @@ struct Contexts {
   std::size_t more;
   Byte first[kDeltaContexts];
 
-  // Finds the first entry of the table of each of kBlock bins, for n elements.
+  // Finds the first table entry for each of kBlock bins, for n elements.
   void find(const Byte* bins, std::size_t n, std::uint16_t* __restrict contexts) const {
     Byte sums[kBlock] = {};
     for (std::size_t k = 0; k < more; ++k) {
@@ -98,7 +98,7 @@ struct RangedSymbols {
   bool ended() const { return INGOT_ISA::ended(stream); }
 };
 
-// Reads how bins are grouped and each group's table.
+// Reads the grouping of bins and the table of each group.
 template <class Element, class Symbols>
 inline bool read_contexts(Chunk& chunk, Symbols& from, Contexts& contexts) {
   if (chunk.remaining() < 1) return false;
@@ -118,8 +118,8 @@ template <class Element, bool kThere>
 inline void read_differences(const std::uint16_t* symbols, const Meanings<Element>& meanings, OpenBits& bits,
                              std::size_t n, typename Element::Word* differences) {
   using Word = typename Element::Word;
-  constexpr std::size_t at_once = 57 / Element::kBits;  // elements whose open bits one look ahead has
-  OpenBits open = bits;  // a copy: stores to words may not be taken for stores to it
+  constexpr std::size_t at_once = 57 / Element::kBits;  // elements whose open bits are read together
+  OpenBits open = bits;  // a local copy: stores to words could alias the original
   std::size_t i = 0;
   if constexpr (kThere && at_once > 1)
     for (; i + at_once <= n; i += at_once) {
@@ -167,7 +167,7 @@ inline void apply_block(const std::uint16_t* symbols, const Meanings<Element>& m
 }
 
 #if defined(__AVX512BW__)
-// Applies what can be decoded and applied at once; returns how many elements.
+// Decodes and applies elements in one step as far as possible; returns their number.
 template <class Element>
 inline std::size_t apply_rounds(RangedSymbols& from, const Contexts& contexts, int shift, OpenBits& open, std::size_t have,
                                 const std::uint16_t* base, std::uint16_t* out) {

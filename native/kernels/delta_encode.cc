@@ -1,5 +1,5 @@
-// Encodes chunks of delta_exact: looks at what changed, chooses the smallest way to say it, writes. Choices depend on the values
-// alone.
+// Encodes chunks of delta_exact: finds the changes, chooses the smallest encoding, writes it. Choices depend on the
+// values only.
 #include <memory>
 
 #include "kernels/delta_dense.h"
@@ -29,8 +29,8 @@ inline Byte* write_whole(const Word* tuned, std::size_t n, Byte* p) {
   return p + n * sizeof(Word);
 }
 
-// Encodes one chunk of n elements to at most 1 + n * sizeof(Word) bytes; returns its end. Few changes are coded sparsely, many
-// densely; where both can be, dense must save a sixteenth, as it is ten times slower to apply.
+// Encodes a chunk of n elements to at most 1 + n * sizeof(Word) bytes; returns the end. Few changes are coded sparsely,
+// many densely; if both are possible, dense coding must save a sixteenth, because it is ten times slower to apply.
 template <class Element>
 Byte* encode_chunk(const typename Element::Word* base, const typename Element::Word* tuned, std::size_t n, int shift,
                    Work& work, Byte* p) {

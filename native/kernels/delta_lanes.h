@@ -1,4 +1,5 @@
-// Differences of elements of two bytes, many of them at a time: symbols and open bits to words. Once per instruction set, with AVX-512.
+// Processes many differences of elements of two bytes at a time: combines symbols and open bits to words. Once per
+// instruction set, with AVX-512.
 #pragma once
 #include "kernels/delta.h"
 #include "kernels/entropy_rans_read.h"
@@ -11,17 +12,17 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-// The open bits of symbols, one after the other, lowest first. Reads never leave the bytes; at the end, the number of
-// requested bits is compared with the number of stored ones.
+// A stream of the open bits of symbols, lowest first. Reads stay within the bytes; at the end, the number of requested
+// bits is compared with the number of stored bits.
 struct OpenBits {
   const Byte* p;  // at least eight bytes
   std::size_t size;
   std::size_t position;
 
-  // Whether the next `bits` bits are there, and eight bytes behind each of them.
+  // Returns whether the next `bits` bits are stored, with eight bytes after each of them.
   bool has(std::size_t bits) const { return (position + bits) / 8 + 8 <= size; }
 
-  // Returns the next 57 bits or more. `kThere`: they are known to be stored.
+  // Returns the next 57 bits or more. `kThere`: the caller has checked that they are stored.
   template <bool kThere>
   std::uint64_t ahead() const {
     const std::size_t byte = kThere ? position >> 3 : min_of(position >> 3, size < 8 ? 0 : size - 8);
@@ -35,7 +36,7 @@ struct OpenBits {
     return word & ~(~std::uint64_t{0} << count);
   }
 
-  // Whether the last bit was in the last byte, and unused bits are 0.
+  // Returns whether the last bit was in the last byte, and the unused bits are 0.
   bool ended() const {
     const std::size_t unused = 8 * size - position;
     return position <= 8 * size && unused < 8 && (unused == 0 || p[size - 1] >> (8 - unused) == 0);
@@ -45,8 +46,9 @@ struct OpenBits {
 #if defined(__AVX512BW__)
 constexpr std::size_t kLanes = 32;  // words of a register
 
-// The meaning of classes: the number of open bits, their mask, and the smallest magnitude; also constants of a loop that
-// are passed at run time, because compilers would compute known ones anew in every turn, in units that are busy.
+// Tables by class: the number of open bits, their mask, and the smallest magnitude. They also contain loop constants,
+// which are loaded at run time, because compilers would recompute known constants in every iteration, in execution
+// units that are busy.
 template <class Element>
 struct ClassLanes {
   __m512i count, open, least;
@@ -66,7 +68,7 @@ struct ClassLanes {
     least = _mm512_load_si512(entries[2]);
   }
 
-  // Sums of each number and those before it: of four by multiplying, then of what lies in 8, 16 and 32 bytes before.
+  // Prefix sums: of four numbers by multiplication, then over 8, 16 and 32 bytes.
   __m512i running_sums(__m512i numbers) const {
     const __m512i eighth = _mm512_set4_epi32(0x07060706, 0x07060706, -1, -1);
     const __m512i half = _mm512_inserti64x4(_mm512_set1_epi16(7), _mm256_set1_epi16(23), 1);
@@ -77,7 +79,7 @@ struct ClassLanes {
   }
 };
 
-constexpr std::size_t kOpenAhead = sizeof(__m512i) + 2;  // bytes that apply_thirty_two looks at
+constexpr std::size_t kOpenAhead = sizeof(__m512i) + 2;  // bytes that apply_thirty_two may read
 
 // Applies 32 elements by their codes; bits above a code are ignored. The offsets of the open bits are summed up, and the
 // bits, 416 at most, are taken from a single read of 64 bytes.
@@ -104,7 +106,7 @@ inline __m512i apply_thirty_two(__m512i codes, const ClassLanes<Element>& with, 
   return _mm512_or_si512(_mm512_andnot_si512(with.sign, sum), _mm512_and_si512(with.sign, signs));
 }
 
-// Applies elements, 32 at a time, while there are bits ahead; returns their number.
+// Applies elements, 32 at a time, as long as enough bits remain; returns their number.
 template <class Element>
 inline std::size_t apply_lanes(const std::uint16_t* codes, OpenBits& open, std::size_t n, const std::uint16_t* base, std::uint16_t* out) {
   const ClassLanes<Element> classes;
@@ -116,14 +118,14 @@ inline std::size_t apply_lanes(const std::uint16_t* codes, OpenBits& open, std::
   return i;
 }
 
-// The first entry of the table of each bin. `kNear`: the bins at which tables change are so near that two registers hold
-// all from the first one on; otherwise eight do.
+// Looks up the first table entry of each bin. `kNear`: the bins at which tables change are so close together that two
+// registers hold all entries from the first change on; otherwise eight registers do.
 template <bool kNear>
 struct ContextLanes {
   static constexpr std::size_t kParts = kNear ? 2 : 8;
   __m512i part[kParts], first;
 
-  // `at` is for all bins; those below `start` and those from start + 63 on are as their neighbours.
+  // `at` has an entry for every bin; bins below `start`, and from start + 63 on, have the entries of their neighbours.
   ContextLanes(const std::uint16_t* position, std::size_t start) : first(_mm512_set1_epi16(static_cast<short>(start))) {
     for (std::size_t k = 0; k < kParts; ++k) part[k] = _mm512_loadu_si512(position + start + kLanes * k);
   }
@@ -143,7 +145,7 @@ struct Lanes {
   ClassLanes<Element> classes;
 };
 
-// Decodes symbols by rANS and applies them at once, 32 at a time, as long as no end is near; returns how many.
+// Decodes symbols with rANS and applies them, 32 at a time, until an end is near; returns their number.
 template <class Element, bool kNear>
 [[gnu::noinline]] std::size_t apply_rounds(RansStream& s, const std::uint32_t* slots,
                                            const Lanes<Element, kNear>& lanes, int shift, OpenBits& open,
@@ -158,7 +160,8 @@ template <class Element, bool kNear>
   const __m512i even = _mm512_set_epi16(62, 60, 58, 56, 54, 52, 50, 48, 46, 44, 42, 40, 38, 36, 34, 32, 30, 28, 26, 24, 22, 20, 18, 16,
                                         14, 12, 10, 8, 6, 4, 2, 0);
   constexpr std::size_t margin = kOpenAhead + 2 * (kLanes * Element::kBits / 8);
-  __m512i codes = _mm512_setzero_si512(), held = codes;  // decoded in the turn before, which leaves processors more to do at once
+  // Decoded in the previous iteration, so that the processor has independent work.
+  __m512i codes = _mm512_setzero_si512(), held = codes;
   std::size_t i = 0, position = open.position;
   bool ahead = true;
   const auto apply = [&] {

@@ -1,4 +1,4 @@
-// Encodes chunks of which few elements changed: gaps and differences as byte planes. Once per instruction set.
+// Encodes chunks with few changed elements: gaps and differences as byte planes. Once per instruction set.
 #pragma once
 #include "kernels/delta.h"
 #include "kernels/entropy_huffman.h"
@@ -17,12 +17,12 @@ struct SparsePlane {
 struct SparsePlan {
   std::size_t changes;
   std::size_t planes;
-  std::size_t bytes;  // of the chunk, its mode included
+  std::size_t bytes;  // bytes of the chunk, mode included
   SparsePlane plane[9];
 };
 
-// Writes where words differ; returns how often, or some number above `most` where it is more. Runs of equal words are skipped
-// 64 bytes at a time.
+// Finds the positions of differing words; returns their number, or any number above `most` if there are more. Runs of
+// equal words are skipped 64 bytes at a time.
 template <class Word>
 inline std::size_t find_changes(const Word* base, const Word* tuned, std::size_t n, std::size_t limit,
                                 std::uint32_t* index) {
@@ -32,7 +32,7 @@ inline std::size_t find_changes(const Word* base, const Word* tuned, std::size_t
     const std::size_t stop = min_of(start + run, n);
     if (stop - start == run && std::memcmp(base + start, tuned + start, 64) == 0) continue;
     for (std::size_t i = start; i < stop; ++i) {
-      index[result] = static_cast<std::uint32_t>(i);  // overwritten unless the words differ
+      index[result] = static_cast<std::uint32_t>(i);  // overwritten by the next word unless the words differ
       result += base[i] != tuned[i];
     }
   }
@@ -64,7 +64,7 @@ inline void plan_plane(const Byte* values, std::size_t count, Counts& counts, Sp
   plane.bytes = pays ? plane.huffman.bytes : count;
 }
 
-// Plans a chunk with one or more changes: gaps first, then the bytes of the differences, highest first.
+// Plans a chunk with at least one change: gaps first, then the bytes of the differences, highest first.
 template <class Element>
 inline void plan_sparse(const typename Element::Word* base, const typename Element::Word* tuned,
                         const std::uint32_t* index, std::size_t changes, Byte* gaps, Byte* planes, SparsePlan& plan) {

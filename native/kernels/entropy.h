@@ -20,8 +20,8 @@ constexpr int kLimit = 12;           // longest Huffman code in bits
 constexpr int kScaleBits = 13;       // ANS frequencies add up to 2^13
 constexpr int kHeadBits = 13;        // of a stream's head: the first state; the bits skipped are above
 constexpr std::size_t kSymbols = 1024;    // joint symbols: 8 bits of exponent, 2 of mantissa
-constexpr std::size_t kDistinct = 256;    // joint symbols that may occur in a chunk
-constexpr std::size_t kMostDistinct = 512;  // symbols that one table may hold
+constexpr std::size_t kDistinct = 256;    // limit on the joint symbols that occur in a chunk
+constexpr std::size_t kMostDistinct = 512;  // limit on the symbols of a table
 constexpr std::size_t kSixBlock = 1024;   // elements whose six low bits are packed together
 
 template <class Word>
@@ -44,12 +44,12 @@ inline void store_le(Byte* p, Word word) {
     for (std::size_t i = 0; i < sizeof word; ++i) p[i] = static_cast<Byte>(word >> (8 * i));
 }
 
-// Elements of each of the streams but the last ones: stream s takes [s * quarter, (s + 1) * quarter) of n.
+// The number of elements of each stream except the last: stream s has elements [s * quarter, (s + 1) * quarter) of n.
 inline std::size_t quarter_of(std::size_t n) { return (n + kStreams - 1) / kStreams; }
 
 inline std::size_t min_of(std::size_t a, std::size_t b) { return a < b ? a : b; }
 
-// Sorts ascending; the lists are short.
+// Sorts ascending; for short lists.
 inline void sort_keys(std::uint64_t* keys, std::size_t n) {
   for (std::size_t i = 1; i < n; ++i) {
     const std::uint64_t key = keys[i];
@@ -59,7 +59,7 @@ inline void sort_keys(std::uint64_t* keys, std::size_t n) {
   }
 }
 
-// Bytes of the six low bits of n elements: four elements in three bytes, blocks of kSixBlock.
+// The number of bytes for the six low bits of n elements: four elements in three bytes, in blocks of kSixBlock.
 inline std::size_t six_bytes(std::size_t n) {
   const std::size_t remainder = n % kSixBlock;
   return n / kSixBlock * (kSixBlock / 4 * 3) + (remainder + 3) / 4 * 3;

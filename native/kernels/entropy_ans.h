@@ -1,5 +1,5 @@
-// Tabled asymmetric numeral systems (Duda, arXiv:1311.2540, "tANS") with 2^kBits states, spread as RFC 8878 section 4.1.1
-// spreads them: four coders take turns, each with a bit stream of its own. Once per instruction set.
+// Tabled asymmetric numeral systems (Duda, arXiv:1311.2540, "tANS") with 2^kBits states, spread as in RFC 8878 section
+// 4.1.1. Four coders alternate, each with a separate bit stream. Once per instruction set.
 #pragma once
 #include "kernels/entropy.h"
 
@@ -10,7 +10,8 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-// log2 of a positive number with 12 fractional bits, by squaring; integers only, so that every machine chooses alike.
+// log2 of a positive integer with 12 fractional bits, by squaring; integers only, so that every machine makes the same
+// choices.
 inline std::uint32_t log2_fixed(std::uint64_t value) {
   const int integer = 63 - std::countl_zero(value);
   std::uint64_t mantissa = integer > 31 ? value >> (integer - 31) : value << (31 - integer);
@@ -24,7 +25,7 @@ inline std::uint32_t log2_fixed(std::uint64_t value) {
   return result;
 }
 
-// Bytes that ideal coding takes, rounded up.
+// The number of bytes of ideal coding, rounded up.
 inline std::size_t ideal_bytes(const std::uint32_t* counts, std::size_t values) {
   std::uint64_t total = 0, bits = 0;
   for (std::size_t value = 0; value < values; ++value) total += counts[value];
@@ -41,8 +42,9 @@ struct AnsPlan {
   std::size_t table_bytes;
 };
 
-// Scales counts to frequencies that add up to 2^kBits, each at least 1: rounded to nearest, then the difference is taken one
-// by one from, or given to, the most frequent in turn. Needs 1 to kMostDistinct symbols, of all that count at most 2^20.
+// Scales counts to frequencies that sum to 2^kBits, each at least 1: they are rounded to nearest, then the most
+// frequent symbols in turn are changed by one until the sum fits. Needs 1 to kMostDistinct symbols with a total count
+// of at most 2^20.
 template <int kBits = kScaleBits>
 inline void plan_ans(const std::uint32_t* counts, std::size_t values, AnsPlan& plan) {
   std::uint64_t total = 0;
@@ -82,8 +84,8 @@ inline void plan_ans(const std::uint32_t* counts, std::size_t values, AnsPlan& p
   }
 }
 
-// First and last symbol, then frequencies: below 128 one byte, else two with the high bits first and the top bit set; 0 is
-// followed by how many more absent symbols there are.
+// First and last symbol, then frequencies: one byte below 128, otherwise two with the high bits first and the top bit
+// set. A 0 is followed by the number of further absent symbols.
 inline Byte* write_frequencies(const AnsPlan& plan, Byte* p) {
   store_le<std::uint16_t>(p, static_cast<std::uint16_t>(plan.first));
   store_le<std::uint16_t>(p + 2, static_cast<std::uint16_t>(plan.last));
@@ -104,7 +106,7 @@ inline Byte* write_frequencies(const AnsPlan& plan, Byte* p) {
 
 constexpr std::size_t kAnsTurn = 4;  // symbols of each stream per refill: at most 56 bits
 
-// The `count` low bits, of fewer than 64.
+// The `count` low bits; `count` is below 64.
 inline std::uint64_t low_bits(std::uint64_t bits, std::uint32_t count) {
 #if defined(__BMI2__)
   return _bzhi_u64(bits, count);
@@ -134,8 +136,8 @@ inline void spread_symbols(const std::uint16_t* freq, std::size_t first, std::si
 template <int kBits = kScaleBits>
 struct AnsEncoder {
   struct Step {
-    std::uint32_t bits;  // (state + bits) >> 16 is how many bits a state gives
-    std::int32_t find;   // where the states of the symbol lie, less its frequency
+    std::uint32_t bits;  // (state + bits) >> 16 is the number of bits that a state outputs
+    std::int32_t find;   // first state of the symbol, minus its frequency
   } steps[kSymbols];
   std::uint16_t states[1u << kBits];
 };
@@ -157,13 +159,13 @@ inline void fill_encoder(const AnsPlan& plan, AnsEncoder<kBits>& to) {
   });
 }
 
-// Writes bits from the end of a buffer to its front, so that they are read in the order opposite to that of writing.
+// Writes bits from the end of a buffer to its front, so that they are read in the reverse order of writing.
 struct BackWriter {
   Byte* p;
   std::uint64_t bits;
   unsigned bit_count;
 
-  // Stores whole bytes; eight bytes before p are written.
+  // Stores complete bytes; eight bytes before p are written.
   void flush() {
     const unsigned pending = bit_count & 7, whole = bit_count - pending;
     store_le<std::uint64_t>(p - 8, (bits >> pending << 1) << (63 - whole));
@@ -187,12 +189,13 @@ struct BackLane {
   }
 };
 
-// Codes n symbols from the last to the first, then writes heads and streams. `coder(i)` is the encoder of symbol i and
-// `get(i)` the symbol; `room` is 2 n + 1024 bytes of scratch. Returns the end, or null where it would pass `end`.
+// Encodes n symbols from the last to the first, then writes heads and streams. `coder(i)` is the encoder of symbol i
+// and `get(i)` the symbol; `room` is scratch memory of 2 n + 1024 bytes. Returns the end, or null if it would pass
+// `end`.
 template <int kBits, class Coder, class Get>
 inline Byte* write_streams(std::size_t n, Byte* room, Byte* p, const Byte* end, Coder coder, Get get) {
   constexpr std::uint32_t scale = 1u << kBits;
-  const std::size_t part = ((n + kStreams - 1) / kStreams * kBits + 7) / 8 + 16;  // the most a stream takes, and margins
+  const std::size_t part = ((n + kStreams - 1) / kStreams * kBits + 7) / 8 + 16;  // limit on a stream, with margins
   BackLane lanes[kStreams];
   for (std::size_t s = 0; s < kStreams; ++s) lanes[s] = {{room + (s + 1) * part, 0, 0}, scale};
   std::size_t i = n;
@@ -201,7 +204,7 @@ inline Byte* write_streams(std::size_t n, Byte* room, Byte* p, const Byte* end, 
     lanes[(i - 1) % kStreams].w.flush();
   }
   static_assert(kStreams == 4);
-  BackLane a = lanes[0], b = lanes[1], c = lanes[2], d = lanes[3];  // variables, so that all stay in registers
+  BackLane a = lanes[0], b = lanes[1], c = lanes[2], d = lanes[3];  // separate variables, so that all stay in registers
   while (i) {
 #pragma GCC unroll 4
     for (std::size_t k = 0; k < kAnsTurn; ++k, i -= kStreams) {
@@ -235,7 +238,7 @@ inline Byte* write_streams(std::size_t n, Byte* room, Byte* p, const Byte* end, 
   return bytes;
 }
 
-// Writes table, heads and streams of n symbols `get(i)`; as write_streams.
+// Writes table, heads and streams of n symbols `get(i)`; see write_streams.
 template <class Get>
 inline Byte* write_ans(const AnsPlan& plan, std::size_t n, Byte* room, Byte* p, const Byte* end, Get get) {
   AnsEncoder<> encoder;

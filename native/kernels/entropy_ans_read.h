@@ -1,14 +1,15 @@
-// Decoding of what entropy_ans.h encodes: four streams take turns in registers. Once per instruction set.
+// Decodes the output of entropy_ans.h: four streams alternate in registers. Once per instruction set.
 #pragma once
 #include "kernels/entropy_ans.h"
 
 namespace ingot::INGOT_ISA {
 namespace {
 
-// The meaning of a state. Two loads from one entry take less time than one load and shifts, of which processors do few.
+// A decoding table's entry for a state. Two loads from one entry take less time than one load and shifts, of which
+// processors can do few at a time.
 struct AnsEntry {
-  std::uint16_t packed;  // bits to read, and the symbol kSymbolShift bits up
-  std::uint16_t next;   // what the bits are added to for the next state
+  std::uint16_t packed;  // number of bits to read, and the symbol from bit kSymbolShift on
+  std::uint16_t next;   // base of the next state, to which the bits are added
 };
 constexpr int kSymbolShift = 6;
 
@@ -17,7 +18,7 @@ struct AnsTable {
   AnsEntry entries[1u << kBits];
 };
 
-// Frequencies of symbols, of which `first` and `last` occur.
+// Frequencies of the symbols; `first` and `last` are the first and last that occur.
 struct AnsFrequencies {
   std::uint16_t freq[kSymbols];
   std::size_t first, last;
@@ -53,7 +54,7 @@ inline bool read_frequencies(const Byte*& p, const Byte* end, std::size_t values
   return total == scale;
 }
 
-// Reads frequencies and fills the table; `value(symbol)` is what entries have.
+// Reads frequencies and fills the table; `value(symbol)` is stored in the entries.
 template <int kBits, class Value>
 inline bool read_table(const Byte*& p, const Byte* end, std::size_t values, AnsTable<kBits>& table, Value value) {
   AnsFrequencies result;
@@ -72,7 +73,7 @@ struct AnsStream {
   const Byte* p;
   const Byte* end;
   std::uint64_t state;
-  unsigned ahead;  // bits of *p that are taken
+  unsigned ahead;  // consumed bits of *p
 };
 
 
@@ -82,10 +83,10 @@ struct AnsLane {
   std::uint64_t bits;
   std::uint64_t state;
 
-  static constexpr std::uint64_t mark = std::uint64_t{1} << 63;  // what is above it was taken
+  static constexpr std::uint64_t mark = std::uint64_t{1} << 63;  // the consumed bits are above it
 
   explicit AnsLane(const AnsStream& s) : p(s.p), bits((load_le<std::uint64_t>(s.p) | mark) >> s.ahead), state(s.state) {}
-  // Symbols are written one by one: gathering some of them for one store, as GCC would, takes longer.
+  // Symbols are written one by one: GCC would gather some of them for one store, which takes longer.
   void take(const AnsEntry& entry, volatile std::uint16_t& out) {
     const std::uint32_t result = entry.packed, count = result & ((1u << kSymbolShift) - 1);
     state = entry.next + low_bits(bits, count);
@@ -105,8 +106,8 @@ struct AnsLane {
   }
 };
 
-// Decodes turns * kAnsTurn symbols of each stream; each turn takes at most 7 bytes of each. `find(i, state)` is the entry of the
-// state of symbol i. Symbols are as in entries. Every stream is a variable of its own, so that all stay in registers.
+// Decodes turns * kAnsTurn symbols of each stream; each iteration consumes at most 7 bytes of each. `find(i, state)` is
+// the entry for the state of symbol i. Every stream is a separate variable, so that all stay in registers.
 template <class Find>
 [[gnu::noinline]] void decode_states(AnsStream* streams, Find find, std::uint16_t* out, std::size_t turns) {
   static_assert(kStreams == 4);
@@ -131,7 +132,7 @@ template <class Find>
   d.store(streams[3]);
 }
 
-// Decodes symbol i near the end of its stream; false where its bits are not all there.
+// Decodes symbol i near the end of its stream; returns false if its bits are incomplete.
 template <class Find>
 inline bool decode_state(AnsStream& s, Find find, std::size_t i, std::uint16_t& out) {
   Byte next[8] = {};
@@ -157,7 +158,7 @@ inline std::size_t safe_states(const AnsStream* streams, std::size_t count) {
   return turns;
 }
 
-// Reads first states and sizes of the streams, which begin behind them; `p` moves past it all.
+// Reads the first states and the sizes of the streams, which follow; `p` moves past everything.
 template <int kBits>
 inline bool read_heads(const Byte*& p, const Byte* end, AnsStream* streams) {
   if (static_cast<std::size_t>(end - p) < 5 * kStreams) return false;
@@ -176,7 +177,7 @@ inline bool read_heads(const Byte*& p, const Byte* end, AnsStream* streams) {
   return true;
 }
 
-// Decodes the next `count` symbols, of which the first is stream 0's.
+// Decodes the next `count` symbols; the first belongs to stream 0.
 template <class Find>
 inline bool read_symbols(AnsStream* streams, Find find, std::size_t count, std::uint16_t* out) {
   std::size_t i = 0;
@@ -191,14 +192,14 @@ inline bool read_symbols(AnsStream* streams, Find find, std::size_t count, std::
   return true;
 }
 
-// Whether all streams are used up and their last states are the first ones of the encoder.
+// Returns whether all streams are consumed and their last states are the encoder's first ones.
 inline bool ended(const AnsStream* streams) {
   for (std::size_t s = 0; s < kStreams; ++s)
     if (streams[s].p != streams[s].end || streams[s].ahead || streams[s].state) return false;
   return true;
 }
 
-// Reads a table and heads, and moves `p` past the streams. Symbol i is of stream i % kStreams.
+// Reads a table and heads, and moves `p` past the streams. Symbol i belongs to stream i % kStreams.
 inline EntropyStatus open_ans(const Byte*& p, const Byte* end, std::size_t values, AnsTable<>& table, AnsStream* streams) {
   if (!read_table(p, end, values, table, [](std::uint32_t symbol) { return symbol; })) return EntropyStatus::table;
   return read_heads<kScaleBits>(p, end, streams) ? EntropyStatus::ok : EntropyStatus::stream;

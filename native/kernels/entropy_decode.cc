@@ -1,4 +1,4 @@
-// Decodes chunks of float_entropy. Nothing here trusts the bytes: every size is checked against what is left.
+// Decodes chunks of float_entropy. The bytes are untrusted: every size is checked against the remaining bytes.
 #include "kernels/entropy_huffman_read.h"
 #include "kernels/entropy_planes.h"
 #include "kernels/entropy_rans_read.h"
@@ -10,9 +10,10 @@ namespace {
 constexpr std::size_t kLine = 64;
 constexpr std::size_t kPiece = 4096;          // bytes of elements that are joined at a time
 constexpr std::size_t kAhead = 1536;          // bytes of a raw plane to prefetch
-constexpr std::size_t kStreamed = 1u << 20;   // results of this size leave the second cache before they are complete
+// Results of this size are evicted from the second-level cache before they are complete.
+constexpr std::size_t kStreamed = 1u << 20;
 
-// The planes of a chunk on their way to elements.
+// The planes of a chunk while they are combined to elements.
 struct Planes {
   const Byte* planes_at[8];
   Byte* room[8];
@@ -20,7 +21,7 @@ struct Planes {
   bool past_caches;
   Byte* out;
 
-  // Joins elements `start` to `stop`.
+  // Combines elements `start` to `stop`.
   void join(std::size_t start, std::size_t stop) const {
     const Byte* from[8];
     alignas(kLine) Byte chunk[kPiece];
@@ -44,14 +45,14 @@ struct Planes {
     }
   }
 
-  // How far to join now that the elements before `stop` can be: up to a whole number of kLine elements in memory. Asked for every
-  // stream of every batch, where a division would be felt.
+  // Returns how far elements can be combined if planes are complete before `stop`: to a multiple of kLine elements in
+  // memory. It is called for every stream of every batch, where a division would take too long.
   std::size_t whole_lines(std::size_t start, std::size_t stop) const {
     const std::size_t over = (reinterpret_cast<std::uintptr_t>(out + stop * width) >> std::countr_zero(width)) % kLine;
     return stop - start < over ? start : stop - over;
   }
 
-  // Asks for what the next joins will read of the planes from the second on.
+  // Prefetches the parts of the second and later planes for the next elements.
   void look_ahead(std::size_t start, std::size_t stop, std::size_t n) const {
 #if defined(__GNUC__)
     for (std::size_t k = 1; k < width; ++k)
@@ -67,7 +68,7 @@ struct First {
   HuffmanPlane huffman;
   const Byte* six;
   AnsStream streams[kStreams];
-  union {  // by the mode: threads may have small stacks
+  union {  // in memory of the caller's: threads may have small stacks
     AnsTable<> table;
     RansPlane rans;
   };
@@ -76,7 +77,7 @@ struct First {
   bool coded() const { return mode == kHuffman || mode == kAns || mode == kRans || joint(); }
 };
 
-// Room for the other planes' tables.
+// Scratch memory for the tables of the other planes.
 union Tables {
   AnsTable<> ans;
   RansPlane rans;
@@ -138,7 +139,7 @@ EntropyStatus read_plane(Byte mode, const Byte*& p, const Byte* end, std::size_t
   }
 }
 
-// Decodes what was opened first and joins all planes.
+// Decodes the opened plane and combines all planes.
 EntropyStatus decode_first(First& first, std::size_t n, const Planes& planes) {
   Byte* const top = planes.room[0];
   if (first.mode == kHuffman)
@@ -178,7 +179,8 @@ EntropyStatus decode_first(First& first, std::size_t n, const Planes& planes) {
   }
 }
 
-// A coded first plane is decoded last, and joined with the others run by run, while its values are in the first cache.
+// A coded first plane is decoded last, and combined with the others run by run, while its values are in the first-level
+// cache.
 EntropyStatus decode_chunk(const Byte* p, std::size_t size, std::size_t n, First& first, Tables& tables, Planes& planes) {
   const std::size_t width = planes.width;
   const Byte* const end = p + size;

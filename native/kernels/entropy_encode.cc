@@ -1,5 +1,5 @@
-// Encodes chunks of float_entropy: splits the planes, counts, chooses how each is stored, writes. Choices depend on the
-// values alone.
+// Encodes chunks of float_entropy: splits the planes, counts, chooses an encoding for each, writes. Choices depend on
+// the values only.
 #include "kernels/entropy_huffman.h"
 #include "kernels/entropy_planes.h"
 #include "kernels/entropy_rans.h"
@@ -8,13 +8,14 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-constexpr std::size_t kSampleLeast = 4096;  // shorter planes are counted whole
-constexpr std::size_t kSampleRun = 256;     // of every sixteen such runs, one is looked at
+constexpr std::size_t kSampleLeast = 4096;  // shorter planes are counted completely
+constexpr std::size_t kSampleRun = 256;     // one of every sixteen such runs is sampled
 
-// Whether a look at one run in sixteen says that coding saves at least one part in `part`.
+// Returns whether a sample of one run in sixteen shows that coding saves at least one part in `part`.
 bool promises(const Byte* plane, std::size_t n, std::size_t part) {
   if (n < kSampleLeast) return true;
-  std::uint32_t counts[4][256] = {};  // neighbours are often equal: several counters, so that none waits for another
+  // Neighbours are often equal: several counters avoid waiting for the previous increment.
+  std::uint32_t counts[4][256] = {};
   std::size_t seen = 0;
   for (std::size_t start = 0; start + kSampleRun <= n; start += 16 * kSampleRun, seen += kSampleRun)
     for (std::size_t i = 0; i < kSampleRun; i += 4)
@@ -46,7 +47,7 @@ struct Work {
 
 struct Chosen {
   Byte mode;
-  std::size_t bytes;  // of the payload; an estimate for ANS and rANS
+  std::size_t bytes;  // bytes of the payload; an estimate for ANS and rANS
 };
 
 std::size_t distinct(const std::uint32_t* counts, std::size_t values) {
@@ -63,12 +64,13 @@ std::size_t rans_bytes(const AnsPlan& plan, const std::uint32_t* counts) {
   return plan.table_bytes + kRansHead + coded_bytes<kRansBits>(counts, plan);
 }
 
-// Whether what `max` codes by ANS is coded by rANS: in chunks that the head does not make larger, few symbols.
+// Returns whether the planes that `max` codes with ANS are coded with rANS: in chunks that its larger head does not
+// increase, with few symbols.
 bool by_rans(const std::uint32_t* counts, std::size_t values, std::size_t n) {
   return n >= kRansElements && distinct(counts, values) <= kRansChosen;
 }
 
-// Chooses among raw, constant, Huffman and (for `max`) ANS or rANS; leaves the plans in `work`.
+// Chooses among raw, constant, Huffman and (for `max`) ANS or rANS; stores the plans in `work`.
 Chosen choose_plane(const Byte* plane, std::size_t n, bool max, bool sampled, Work& work) {
   const std::size_t part = max ? 64 : 16;
   if (sampled && !promises(plane, n, part)) return {kRaw, n};
@@ -87,14 +89,14 @@ Chosen choose_plane(const Byte* plane, std::size_t n, bool max, bool sampled, Wo
   return bytes < best.bytes - (sampled && best.mode == kRaw ? n / part : 0) ? Chosen{rans ? kRans : kAns, bytes} : best;
 }
 
-// Writes table, states and words of n symbols; null where that would pass `end`.
+// Writes table, states and words of n symbols; returns null if that would pass `end`.
 Byte* write_ranges(const AnsPlan& plan, const std::uint16_t* symbols, std::size_t n, Work& work, Byte* p, const Byte* end) {
   if (static_cast<std::size_t>(end - p) < plan.table_bytes) return nullptr;
   work.coder.fill(plan);
   return write_rans(symbols, n, work.coder, work.room, write_frequencies(plan, p), end);
 }
 
-// Writes a chosen plane and returns its end; an ANS or rANS plane that turns out larger than raw becomes raw.
+// Writes a chosen plane and returns its end; an ANS or rANS plane that is larger than raw becomes raw.
 Byte* write_plane(const Byte* plane, std::size_t n, Chosen& chosen, Work& work, Byte* p) {
   if (chosen.mode == kAns) {
     Byte* const end = write_ans(work.ans, n, work.room, p, p + n, [plane](std::size_t i) { return plane[i]; });
@@ -120,13 +122,14 @@ Byte* write_plane(const Byte* plane, std::size_t n, Chosen& chosen, Work& work, 
   return p + n;
 }
 
-// Bytes of both upper planes coded jointly, or 2 n where that cannot be.
+// Returns the bytes of both upper planes if coded jointly, or 2 n if that is not possible.
 std::size_t plan_joint(std::size_t n, Work& work) {
   const Byte* const __restrict top = work.planes[0];
   const Byte* const __restrict next = work.planes[1];
   std::uint16_t* const __restrict symbols = work.joint.symbols;
   for (std::size_t i = 0; i < n; ++i) symbols[i] = static_cast<std::uint16_t>(top[i] << 2 | next[i] >> 6);
-  std::uint32_t counts[4][kSymbols] = {};  // neighbours are often equal: several counters, so that none waits for another
+  // Neighbours are often equal: several counters avoid waiting for the previous increment.
+  std::uint32_t counts[4][kSymbols] = {};
   const std::size_t full = n / 4 * 4;
   for (std::size_t i = 0; i < full; i += 4)
     for (std::size_t k = 0; k < 4; ++k) ++counts[k][symbols[i + k]];
@@ -143,7 +146,8 @@ std::size_t plan_joint(std::size_t n, Work& work) {
   return six_bytes(n) + ans_bytes(work.joint.plan, work.joint.counts, kSymbols);
 }
 
-// Bytes of both upper planes coded apart. Beside joint planes by rANS plane 0 is rANS too: its counts are known.
+// Returns the bytes of both upper planes if coded separately. If joint planes would use rANS, plane 0 does too: its
+// counts are known.
 std::size_t plan_apart(std::size_t n, Work& work) {
   const std::size_t next = choose_plane(work.planes[1], n, true, true, work).bytes;
   if (!work.joint.rans) return next + choose_plane(work.planes[0], n, true, false, work).bytes;
@@ -168,7 +172,7 @@ Byte* write_joint(std::size_t n, Work& work, Byte* p, const Byte* end) {
   return write_ans(work.joint.plan, n, work.room, p, end, [symbols](std::size_t i) { return std::size_t{symbols[i]}; });
 }
 
-// Encodes one chunk of n elements to at most width * (n + 1) bytes; returns how many.
+// Encodes a chunk of n elements to at most width * (n + 1) bytes; returns their number.
 std::size_t encode_chunk(const Byte* in, std::size_t width, std::size_t n, EntropyChoice how, Work& work, Byte* out) {
   split_values(in, width, n, work.planes);
   Byte* p = out + width;

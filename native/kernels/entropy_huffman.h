@@ -10,7 +10,7 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-// Lengths of the codes of 256 byte values, 0 for those that do not occur.
+// Lengths of the codes of 256 byte values, 0 for absent values.
 struct Lengths {
   Byte values[256];
 };
@@ -64,7 +64,7 @@ inline bool assign_codes(const Lengths& lengths, std::uint16_t* codes) {
   return true;
 }
 
-// Counts of each quarter's values: they give the sizes of the streams before a bit is written.
+// Counts of the values of each quarter: they determine the sizes of the streams before a bit is written.
 struct Counts {
   std::uint32_t values[kStreams][256];
   std::uint32_t all[256];
@@ -72,8 +72,9 @@ struct Counts {
 
 inline void count_bytes(const Byte* plane, std::size_t n, Counts& counts) {
   const std::size_t quarter = quarter_of(n);
-  const std::size_t even = n > 3 * quarter ? n - 3 * quarter : 0;  // what all four quarters have
-  std::uint32_t parity[kStreams][256] = {};  // neighbours are often equal: two counters, so that none waits for another
+  const std::size_t even = n > 3 * quarter ? n - 3 * quarter : 0;  // common to all four quarters
+  // Neighbours are often equal: two counters avoid waiting for the previous increment.
+  std::uint32_t parity[kStreams][256] = {};
   std::size_t i = 0;
   for (; i + 2 <= even; i += 2)
 #pragma GCC unroll 4
@@ -88,12 +89,12 @@ inline void count_bytes(const Byte* plane, std::size_t n, Counts& counts) {
 }
 
 constexpr std::size_t kPairsLeast = 16384;                // shorter planes are counted byte by byte
-constexpr std::size_t kPairsMost = std::size_t{1} << 18;  // and longer ones, whose pairs could pass 16 bits
+constexpr std::size_t kPairsMost = std::size_t{1} << 18;  // and longer ones, whose pair counts could exceed 16 bits
 constexpr std::size_t kPairRun = 64;
 constexpr std::size_t kPairTable = 64 * 64;  // counters of a quarter
-constexpr unsigned kOther = 63;              // the place of zero among 64 values
+constexpr unsigned kOther = 63;              // the index of zero among 64 values
 
-// The least value above zero and the greatest; both zero where there is nothing else.
+// The least value above zero and the greatest; both zero if there is none.
 struct Span {
   Byte low, high;
 };
@@ -108,7 +109,7 @@ inline Span span_of(const Byte* plane, std::size_t n) {
   return {static_cast<Byte>(low + 1), high};
 }
 
-// Adds the counts of a quarter's pairs to those of its values.
+// Adds the pair counts of a quarter to the counts of its values.
 inline void add_pairs(const std::uint16_t* pairs, Span span, std::uint32_t* counts) {
   const std::size_t values = span.high - span.low + std::size_t{1};
   std::uint32_t positions[64] = {};
@@ -125,7 +126,8 @@ inline void add_pairs(const std::uint16_t* pairs, Span span, std::uint32_t* coun
   counts[0] += positions[kOther];
 }
 
-// Counts neighbours together, where all values but zero lie within 63: half as many counters are touched.
+// Counts pairs of neighbours if all values except zero are within 63 consecutive ones: half as many counters are
+// updated.
 inline void count_pairs(const Byte* plane, std::size_t n, Span span, std::uint16_t* pairs, Counts& counts) {
   const std::size_t quarter = quarter_of(n), last = n - 3 * quarter, runs = last / kPairRun;
   const std::size_t values = span.high - span.low + std::size_t{1};
@@ -160,7 +162,7 @@ inline void count_pairs(const Byte* plane, std::size_t n, Span span, std::uint16
   }
 }
 
-// Counts a plane of n values. `room` is null or holds 2 n bytes, aligned to two.
+// Counts a plane of n values. `room` is null or scratch memory of 2 n bytes, aligned to two.
 inline void count_plane(const Byte* plane, std::size_t n, Byte* room, Counts& counts) {
   std::memset(&counts, 0, sizeof counts);
   const bool fits = room && n >= kPairsLeast && n <= kPairsMost;
@@ -221,7 +223,7 @@ inline std::size_t safe_writes(const BitWriter& w) {
   return room < 8 ? 0 : min_of(values / 4, (room - 8) / 6 + 1);
 }
 
-// Writes four values of two streams per turn, side by side: at most 48 bits and 7 held over.
+// Writes four values of two streams per iteration: at most 48 bits and 7 pending.
 inline void write_turns(BitWriter& first, BitWriter& second, const std::uint32_t* table, std::size_t turns) {
   BitWriter a = first, b = second;
   const auto step = [table](BitWriter& w) {
@@ -274,10 +276,10 @@ struct WideCodes {
   }
 };
 
-constexpr std::size_t kWideTurn = 32;                              // values of a turn
-constexpr std::size_t kWideBytes = kWideTurn * kLimit / 8 + 16;  // that it may write, margins included
+constexpr std::size_t kWideTurn = 32;                              // values of an iteration
+constexpr std::size_t kWideBytes = kWideTurn * kLimit / 8 + 16;  // bytes that it may write, margins included
 
-// How many turns of write_wide are safe.
+// The number of iterations of write_wide that cannot write past the end.
 inline std::size_t safe_wide(const BitWriter& w) {
   const std::size_t values = static_cast<std::size_t>(w.stop - w.in), room = static_cast<std::size_t>(w.end - w.p);
   return min_of(values / kWideTurn, room / kWideBytes);
@@ -292,19 +294,19 @@ inline void append(BitWriter& w, std::uint64_t value, std::uint64_t length) {
   w.bit_count &= 7;
 }
 
-// Joins the codes of four neighbours in registers, of two streams, then appends the words: at most 48 bits and 7 pending.
-// If there are few values, whose codes are short, eight neighbours are joined, unless they take more than 56 bits: with 7
-// pending less than a word, by which `append` shifts.
+// Combines the codes of four neighbours in registers, for two streams, then appends the words: at most 48 bits and 7
+// pending. If there are few values, whose codes are short, eight neighbours are combined, unless they take more than 56
+// bits: with 7 pending bits they must stay below a word, the limit of shifts in `append`.
 template <bool kFew>
 inline void write_wide(BitWriter& single, BitWriter& two, const WideCodes& codes, std::size_t turns) {
   using Pairs = std::uint32_t __attribute__((vector_size(64)));
   using Fours = std::uint64_t __attribute__((vector_size(64)));
   struct Joined {
     alignas(64) std::uint64_t bits[8], lengths[8];            // of four values
-    alignas(64) std::uint64_t eight_bits[8], eight_lengths[8];  // of eight, in every second place
+    alignas(64) std::uint64_t eight_bits[8], eight_lengths[8];  // of eight, at every second position
   } joined[2];
   BitWriter a = single, b = two;
-  // Returns whether there are eight that take too much.
+  // Returns whether any eight codes take too many bits.
   const auto join = [&](BitWriter& w, Joined& to) {
     constexpr std::uint32_t code = (1u << kLimit) - 1;
     const Pairs result = reinterpret_cast<Pairs>(codes.look_up<kFew>(w.in));

@@ -1,5 +1,5 @@
-// Decoding of byte planes that were Huffman coded in four bit streams, once per instruction set. The streams take turns in
-// registers; one look-up yields all codes that are whole in a window of the next bits.
+// Decodes byte planes that were Huffman coded in four bit streams, once per instruction set. The streams alternate in
+// registers; one look-up yields all codes that are complete in a window of the next bits.
 #pragma once
 #include <array>
 
@@ -8,13 +8,14 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-// An entry of a table: bits taken (lowest byte), up to six values, how many (highest byte).
+// A table entry: number of consumed bits (lowest byte), up to six values, their number (highest byte).
 constexpr std::uint32_t kMost = 6;
 constexpr std::uint64_t kOne = std::uint64_t{1} << 56;
-constexpr int kWide = 11;    // bits of a window: 16 KiB of table stay in the first cache
-constexpr int kNarrow = 8;   // of short planes, for which a table of its own would cost more than it saves
+constexpr int kWide = 11;    // bits of a window: 16 KiB of table stay in the first-level cache
+constexpr int kNarrow = 8;   // for short planes, where a separate table would cost more than it saves
 constexpr std::size_t kShortPlane = 8192;
-constexpr std::size_t kBatch = 32;  // turns after which values are handed on, while they are in the first cache
+// Iterations after which values are passed on, while they are in the first-level cache.
+constexpr std::size_t kBatch = 32;
 
 constexpr auto kReversed = [] {
   std::array<std::uint16_t, std::size_t{1} << kWide> of{};
@@ -27,13 +28,13 @@ constexpr auto kReversed = [] {
 // the codes of one length follow the codes of the length before.
 struct CodeOrder {
   Byte values[256];
-  std::uint16_t first[kLimit + 2];  // where the values of a length begin
-  std::uint16_t start[kLimit + 2];  // the first code of a length, and 0s to the limit's bits
+  std::uint16_t first[kLimit + 2];  // index of the first value of a length
+  std::uint16_t start[kLimit + 2];  // the first code of a length, padded with 0s to the limit's bits
   int shortest, longest;
 
   explicit CodeOrder(const Lengths& lengths) {
     std::uint16_t counts[kLimit + 1] = {}, next[kLimit + 1];
-    const auto for_each = [&lengths](auto call) {  // of the values that occur, which are few and near
+    const auto for_each = [&lengths](auto call) {  // of the values that occur, which are few and close together
       for (std::size_t from = 0; from < 256; from += 8) {
         if (!load_le<std::uint64_t>(lengths.values + from)) continue;
         for (std::size_t value = from; value < from + 8; ++value)
@@ -55,7 +56,7 @@ struct CodeOrder {
     for_each([&](std::size_t value, std::size_t length) { values[next[length]++] = static_cast<Byte>(value); });
   }
 
-  // The value whose code is longer than a window, and its length, from the next bits.
+  // Returns the value whose code is longer than a window, and its length, from the next bits.
   template <int kWindow>
   Byte beyond(std::uint64_t bits, int& length) const {
     const std::uint32_t low = kReversed[bits & ((1u << kWide) - 1)];
@@ -66,8 +67,8 @@ struct CodeOrder {
   }
 };
 
-// One entry for each of `count` windows: a value, then the entries of the windows after its code. If a code may take one
-// bit, six values may follow; an entry has no room for the last of them.
+// An entry for each of `count` windows: a value, then the entries of the windows after its code. If a code may have one
+// bit, six values may follow, and an entry has no space for the last.
 template <bool kFull>
 inline void prepend(const std::uint64_t* __restrict remainder, std::size_t count, std::uint64_t first,
                     const Lengths& lengths, std::uint64_t* __restrict out) {
@@ -79,11 +80,12 @@ inline void prepend(const std::uint64_t* __restrict remainder, std::size_t count
   }
 }
 
-// Fills the table of a complete code. Built for windows of 1 to kWindow bits in the order of codes, where a code's windows
-// are contiguous, then permuted to stream order, first bit lowest. The entry of a code longer than the window is 0.
+// Fills the table of a complete code. It is built for windows of 1 to kWindow bits in the order of codes, in which a
+// code's windows are contiguous, then permuted to stream order, first bit lowest. The entry of a code longer than the
+// window is 0.
 template <int kWindow>
 inline void fill_table(const Lengths& lengths, const CodeOrder& order, std::uint64_t* table) {
-  alignas(64) std::uint64_t ordered[std::size_t{2} << kWindow];  // those of windows of w bits begin at 2^w
+  alignas(64) std::uint64_t ordered[std::size_t{2} << kWindow];  // entries of windows of w bits begin at 2^w
   ordered[1] = 0;
   for (int window = 1; window <= kWindow; ++window) {
     std::uint64_t *p = ordered + (std::size_t{1} << window), *const end = p + (std::size_t{1} << window);
@@ -108,14 +110,14 @@ struct BitStream {
   const Byte* end;
   Byte* out;
   Byte* stop;
-  unsigned ahead;  // bits of *p that are taken
+  unsigned ahead;  // consumed bits of *p
 };
 
 // Look-ups between two refills. A code that is longer than the window takes the place of one.
 template <int kWindow, bool kLong>
 constexpr int kLookups = kLong ? (56 - kLimit) / kWindow + 1 : 56 / kWindow;
 
-// How often the loop without checks may run: each turn takes at most 7 bytes and writes kWrites values and 8 bytes more.
+// The number of iterations without checks: each consumes at most 7 bytes and writes kWrites values and 8 bytes more.
 template <std::size_t kWrites>
 inline std::size_t safe_turns(const BitStream& s) {
   const std::size_t bytes = static_cast<std::size_t>(s.end - s.p), room = static_cast<std::size_t>(s.stop - s.out);
@@ -123,7 +125,7 @@ inline std::size_t safe_turns(const BitStream& s) {
   return min_of((bytes - 8) / 7 + 1, (room - 8) / kWrites);
 }
 
-// Asks for the bytes of a later batch: processors do so by themselves within a page only.
+// Prefetches the bytes of a later batch: processors do so by themselves only within a page.
 inline void look_ahead(const BitStream& s) {
 #if defined(__GNUC__)
   constexpr std::size_t ahead = 1024, line = 64;
@@ -133,8 +135,8 @@ inline void look_ahead(const BitStream& s) {
 #endif
 }
 
-// Decodes `turns` turns of kCount streams in parallel. If codes may be longer than the window (`kLong`), a stream that
-// reaches a longer code waits until the turn ends.
+// Decodes `turns` iterations of kCount streams in parallel. If codes may be longer than the window (`kLong`), a stream
+// that reaches a longer code waits until the iteration ends.
 template <int kWindow, bool kLong, std::size_t kCount>
 [[gnu::noinline]] void decode_turns(BitStream* const* streams, const CodeOrder& order, const std::uint64_t* table, std::size_t turns) {
   constexpr std::uint64_t mark = std::uint64_t{1} << 63, mask = (1u << kWindow) - 1;
@@ -159,7 +161,7 @@ template <int kWindow, bool kLong, std::size_t kCount>
       }
     }
     if constexpr (kLong) {
-      std::uint64_t stuck = 0;  // the highest bit: an entry of no values
+      std::uint64_t stuck = 0;  // the highest bit marks an entry without values
 #pragma GCC unroll 4
       for (std::size_t s = 0; s < kCount; ++s) stuck |= entry[s] - kOne;
       if (stuck >> 63) [[unlikely]] {
@@ -191,7 +193,8 @@ template <int kWindow, bool kLong, std::size_t kCount>
   }
 }
 
-// Decodes what is left of a stream with a look at every step. It must end in the last byte, and unused bits must be zero.
+// Decodes the remainder of a stream with a check at every step. It must end in the last byte, and unused bits must be
+// zero.
 template <int kWindow>
 inline bool decode_rest(BitStream& s, const CodeOrder& order, const Lengths& lengths, const std::uint64_t* table) {
   std::uint64_t index = s.ahead;
@@ -232,7 +235,8 @@ struct HuffmanPlane {
   BitStream streams[kStreams];
 };
 
-// Reads the table and the sizes of the streams of a plane of n values at `p`, which moves past it. Values go to `out`.
+// Reads the table and the sizes of the streams of a plane of n values at `p`, which moves past it. Values are written
+// to `out`.
 inline EntropyStatus open_huffman(const Byte*& p, const Byte* end, std::size_t n, Byte* out, HuffmanPlane& plane) {
   if (end - p < 2 || p[0] >= p[1]) return EntropyStatus::table;
   const std::size_t first = p[0], span = p[1] - first + std::size_t{1}, packed = (span + 1) / 2;
@@ -278,7 +282,7 @@ bool decode_streams(HuffmanPlane& plane, const CodeOrder& order, Done done) {
   fill_table<kWindow>(plane.lengths, order, table);
   const Byte* ends[kStreams];
   for (std::size_t s = 0; s < kStreams; ++s) ends[s] = plane.streams[s].out;
-  for (;;) {  // streams of equal lengths end together; of others, those that are left go on
+  for (;;) {  // streams of equal lengths end together; otherwise the remaining streams continue
     BitStream* active[kStreams];
     std::size_t count = 0, turns = kBatch;
     for (std::size_t s = 0; s < kStreams; ++s) {
@@ -299,8 +303,9 @@ bool decode_streams(HuffmanPlane& plane, const CodeOrder& order, Done done) {
   return true;
 }
 
-// Decodes the values of an opened plane. Calls `done(from, to, last)` for runs of them, of one stream after the other; it takes some
-// and returns where those begin that it wants to see again, or takes all where a stream's `last` values are there.
+// Decodes the values of an opened plane. Calls `done(from, to, last)` for runs of values of one stream after the other.
+// It returns the start of the values that it wants to see again; if the stream's `last` values are included, it must
+// consume all.
 template <class Done>
 inline EntropyStatus decode_huffman(HuffmanPlane& plane, Done done) {
   const CodeOrder order(plane.lengths);

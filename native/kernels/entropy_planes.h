@@ -1,5 +1,5 @@
-// Elements to byte planes and back, once per instruction set. An element is rotated left by one bit, so that its sign is
-// the lowest bit and the exponent begins at the top; plane 0 holds the highest bytes.
+// Splits elements into byte planes and combines them again, once per instruction set. An element is rotated left by one
+// bit, so that its sign is the lowest bit and the exponent begins at the top; plane 0 has the highest bytes.
 #pragma once
 #include "kernels/entropy.h"
 
@@ -23,7 +23,7 @@ inline Word rotated_right(Word word) {
 constexpr std::size_t kSplitRun = 64;      // elements
 constexpr std::size_t kSplitAhead = 2048;  // elements to prefetch
 
-// Both planes of two bytes in one pass, in words of 16 bits: compilers would widen them.
+// Both planes of two bytes in one pass, in words of 16 bits, because compilers would widen the bytes.
 inline void split_in_two(const void* in, std::size_t n, Byte* __restrict high, Byte* __restrict low) {
   const std::uint16_t* __restrict values = static_cast<const std::uint16_t*>(in);
   const auto run = [&](std::size_t start, std::size_t stop) {
@@ -102,7 +102,8 @@ inline void join_values(const Byte* const* planes, std::size_t width, std::size_
 
 #if defined(__AVX2__)
 #if defined(__AVX512BW__)
-// Bytes of a register, in an order in which interleaving with another's by halves of 16 bytes gives pairs in order.
+// Bytes of a register in an order in which interleaving with those of another in halves of 16 bytes gives pairs in
+// order.
 struct PairLanes {
   using Lanes = __m512i;
   static Lanes spread(const Byte* from) {
@@ -128,7 +129,7 @@ struct PairLanes {
 };
 #endif
 
-// Both planes of two bytes, a register of elements at a time. With `kPast` results go past the caches.
+// Both planes of two bytes, a register of elements at a time. With `kPast`, results bypass the caches.
 template <bool kPast>
 inline void join_in_two(const Byte* const* planes, std::size_t n, Byte* out) {
   using Lanes = PairLanes::Lanes;
@@ -152,8 +153,8 @@ inline void join_in_two(const Byte* const* planes, std::size_t n, Byte* out) {
 }
 #endif
 
-// The six low bits of a block of at most kSixBlock bytes, in three runs of a quarter: run k holds those of quarter k, and
-// in its top bits two of the fourth quarter's, lowest first. Missing elements count as 0.
+// The six low bits of a block of at most kSixBlock bytes, in three runs of a quarter: run k has those of quarter k, and
+// in its top bits two bits of the fourth quarter's, lowest first. Missing elements count as 0.
 inline void pack_six(const Byte* in, std::size_t n, Byte* out) {
   const std::size_t quarter = (n + 3) / 4;
   Byte six[kSixBlock + 4];
@@ -164,7 +165,7 @@ inline void pack_six(const Byte* in, std::size_t n, Byte* out) {
       out[k * quarter + i] = static_cast<Byte>(six[k * quarter + i] | (six[3 * quarter + i] >> (2 * k)) << 6);
 }
 
-// Sixteen bits of n elements, at most kSixBlock: symbols of ten bits above six low bits from `in`.
+// Sixteen bits of n elements, at most kSixBlock: ten bits from symbols above six low bits from `in`.
 inline void join_six(const Byte* __restrict in, const std::uint16_t* __restrict symbols, std::size_t n, std::uint16_t* __restrict out) {
   const std::size_t quarter = (n + 3) / 4;
   std::uint16_t room[kSixBlock + 4];
@@ -179,7 +180,7 @@ inline void join_six(const Byte* __restrict in, const std::uint16_t* __restrict 
   for (std::size_t i = 0; i < n; ++i) out[i] = static_cast<std::uint16_t>(six[i] | symbols[i] << 6);
 }
 
-// Copies to memory that will not be read soon, past the caches where there are instructions for that.
+// Copies to memory that will not be read soon, bypassing the caches if there are instructions for that.
 inline void copy_past_caches(Byte* out, const Byte* in, std::size_t bytes) {
 #if defined(__SSE2__)
   constexpr std::size_t line = 64;

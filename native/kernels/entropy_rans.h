@@ -17,15 +17,18 @@ namespace ingot::INGOT_ISA {
 namespace {
 
 constexpr std::size_t kRansLanes = 32;
-constexpr std::size_t kRansBare = 2 * kRansLanes;  // last symbols: they take no words and may leave a small state
-constexpr std::uint32_t kRansLeast = 1u << 16;     // min state between other symbols
+// Number of last symbols, which output no words and may leave a small state.
+constexpr std::size_t kRansBare = 2 * kRansLanes;
+constexpr std::uint32_t kRansLeast = 1u << 16;     // least state between other symbols
 constexpr std::size_t kRansHead = 3 + 4 * kRansLanes;
-constexpr std::size_t kRansElements = std::size_t{1} << 16;  // chunks from here on are coded so: fewer would feel the head
-constexpr int kRansBits = 12;                                // of planes of floats: a table of 16 KiB
-constexpr std::size_t kRansSymbols = 256;                    // that may occur beside 2 x 12 bits of an entry
-constexpr std::size_t kRansChosen = 128;                     // that the encoder takes: more lose by frequencies of 12 bits
+// Smaller chunks are not coded in this way, because the head would be too large.
+constexpr std::size_t kRansElements = std::size_t{1} << 16;
+constexpr int kRansBits = 12;                                // for planes of floats: a table of 16 KiB
+constexpr std::size_t kRansSymbols = 256;                    // limit on symbols if an entry has 2 x 12 other bits
+// Limit of the encoder: with more symbols, frequencies of 12 bits lose too much.
+constexpr std::size_t kRansChosen = 128;
 
-// Bytes that coding by these frequencies takes, rounded up.
+// The number of bytes of coding with these frequencies, rounded up.
 template <int kBits>
 inline std::size_t coded_bytes(const std::uint32_t* counts, const AnsPlan& plan) {
   std::uint64_t bits = 0;
@@ -34,7 +37,8 @@ inline std::size_t coded_bytes(const std::uint32_t* counts, const AnsPlan& plan)
   return (bits + (8 << 12) - 1) / (8 << 12);
 }
 
-// The effect of symbols on states: the first slot of each, 16 bits up, above the number of slots; and its reciprocal.
+// The effect of symbols on states: the first slot of each, from bit 16 on, above the number of slots; and the
+// reciprocal.
 template <int kBits, std::size_t kCount>
 struct RansCoder {
   std::uint32_t slots[kCount];
@@ -52,21 +56,21 @@ struct RansCoder {
   }
 };
 
-// States of an encoder; words go from the end of a buffer to its front.
+// States of an encoder; words are written from the end of a buffer to its front.
 template <int kBits, std::size_t kCount>
 struct RansWriter {
   const RansCoder<kBits, kCount>& coder;
   Byte* p;
   alignas(64) std::uint32_t states[kRansLanes] = {};
 
-  // A symbol that gives no word.
+  // Encodes a symbol that outputs no word.
   void put_bare(std::size_t i, std::size_t symbol) {
     std::uint32_t& x = states[i % kRansLanes];
     const std::uint32_t freq = coder.slots[symbol] & 0xffff;
     x = (x / freq << kBits) + x % freq + (coder.slots[symbol] >> 16);
   }
 
-  // A state below freq * 2^(32 - kBits) is divided without error.
+  // The division of a state below freq * 2^(32 - kBits) is exact.
   void put(std::size_t i, std::size_t symbol) {
     std::uint32_t x = states[i % kRansLanes];
     const std::uint32_t freq = coder.slots[symbol] & 0xffff, gives = x >> (32 - kBits) >= freq;
@@ -78,7 +82,7 @@ struct RansWriter {
   }
 
 #if defined(__AVX512BW__)
-  // Sixteen symbols. Quotients, of less than 2^21, are rounded down twice: too small by one at most.
+  // Sixteen symbols. Quotients, which are below 2^21, are rounded down twice, and so are at most one too small.
   void put_sixteen(__m512i& x, const std::uint16_t* symbols) {
     constexpr int down = _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC;
     const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
@@ -102,7 +106,7 @@ struct RansWriter {
   }
 #endif
 
-  // The symbols before `i`, a multiple of kRansLanes, backward.
+  // Encodes the symbols before `i`, a multiple of kRansLanes, backward.
   void put_rounds(std::size_t i, const std::uint16_t* symbols) {
 #if defined(__AVX512BW__)
     static_assert(kRansLanes == 32);
@@ -119,8 +123,8 @@ struct RansWriter {
   }
 };
 
-// Codes n symbols from the last to the first, then writes the number of words, states and words. `room` is 2 n + 512 bytes of scratch.
-// Returns the end, or null where it would pass `end`.
+// Encodes n symbols from the last to the first, then writes the number of words, states and words. `room` is scratch
+// memory of 2 n + 512 bytes. Returns the end, or null if it would pass `end`.
 template <int kBits, std::size_t kCount>
 inline Byte* write_rans(const std::uint16_t* symbols, std::size_t n, const RansCoder<kBits, kCount>& coder, Byte* room, Byte* p,
                         const Byte* end) {

@@ -1,5 +1,5 @@
-// Decoding of what entropy_rans.h encodes: a state finds its symbol by one look-up in the table of slots, and states that fall below
-// kRansLeast take the next words. Once per instruction set.
+// Decodes the output of entropy_rans.h: a state determines its symbol by one look-up in the table of slots, and states
+// that fall below kRansLeast read the next words. Once per instruction set.
 #pragma once
 #include "kernels/entropy_ans_read.h"
 #include "kernels/entropy_rans.h"
@@ -11,8 +11,8 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-// An entry: a symbol, or its number; above it the slot's place among those of the symbol; in the highest 12 bits how many these are,
-// less one where all slots may be of one symbol and 12 bits would not say it.
+// An entry: a symbol, or its index; above it the slot's position among the symbol's slots; in the highest 12 bits their
+// number, minus one if a symbol may have all slots, whose number would exceed 12 bits.
 constexpr int kRansCountAt = 20;
 template <int kBits>
 constexpr int kRansValueBits = kRansCountAt - kBits;
@@ -23,12 +23,13 @@ struct RansStream {
   alignas(64) std::uint32_t states[kRansLanes];
   const Byte* p;
   const Byte* end;
-  std::size_t decoded;     // symbols that were decoded
-  std::size_t count;  // of all
-  std::size_t bare;   // the first that takes no word
+  std::size_t decoded;     // symbols decoded so far
+  std::size_t count;  // number of all symbols
+  std::size_t bare;   // the first symbol without a word
 
   std::size_t remaining() const { return static_cast<std::size_t>(end - p); }
-  // How many times kRansLanes of the next `most` symbols can be decoded without a look at the words that are left.
+  // Returns how many groups of kRansLanes symbols, of the next `most` symbols, can be decoded without checking the
+  // remaining words.
   std::size_t rounds(std::size_t limit) const {
     return decoded % kRansLanes || decoded >= bare
                ? 0
@@ -36,7 +37,7 @@ struct RansStream {
   }
 };
 
-// Fills the table by frequencies in ascending order of symbols; `value(symbol)` is what entries have.
+// Fills the table from frequencies in ascending order of symbols; `value(symbol)` is stored in the entries.
 template <int kBits, class Value>
 inline void fill_slots(const AnsFrequencies& from, std::uint32_t* table, Value value) {
   for (std::size_t symbol = from.first; symbol <= from.last; ++symbol) {
@@ -47,7 +48,7 @@ inline void fill_slots(const AnsFrequencies& from, std::uint32_t* table, Value v
   }
 }
 
-// Reads states of n symbols and how many words there are, and moves `p` past these.
+// Reads the states of n symbols and the number of words, and moves `p` past these.
 inline bool open_rans(const Byte*& p, const Byte* end, std::size_t n, RansStream& stream) {
   if (static_cast<std::size_t>(end - p) < kRansHead) return false;
   const std::size_t bytes = 2 * (p[0] | std::size_t{p[1]} << 8 | std::size_t{p[2]} << 16);
@@ -67,7 +68,7 @@ inline bool open_rans(const Byte*& p, const Byte* end, std::size_t n, RansStream
   return true;
 }
 
-// Decodes one symbol; false where its word is missing. `table` is that of its context.
+// Decodes one symbol; returns false if its word is missing. `table` is the table of its context.
 template <int kBits>
 inline bool decode_slot(RansStream& s, const std::uint32_t* table, std::uint16_t& out) {
   const std::size_t i = s.decoded++;
@@ -87,8 +88,8 @@ inline bool decode_slot(RansStream& s, const std::uint32_t* table, std::uint16_t
 }
 
 #if defined(__AVX512BW__)
-// Sixteen entries, loaded one by one: many processors gather by microcode, which keeps other instructions waiting. Numbers leave the
-// register in pairs: of what was just stored in one piece, loads of the parts take longer.
+// Sixteen entries, loaded one by one: many processors gather with microcode, which delays other instructions. Indices
+// leave the register in pairs, because loading parts of a value that was stored in one piece takes longer.
 inline __m512i look_up(const std::uint32_t* table, __m512i indices) {
   const auto four = [table](__m128i entries) {
     const std::uint64_t low = static_cast<std::uint64_t>(_mm_cvtsi128_si64(entries)),
@@ -104,7 +105,7 @@ inline __m512i look_up(const std::uint32_t* table, __m512i indices) {
   return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
 }
 
-// Returns the next sixteen states by their entries. Reads 32 bytes, moves p past the bytes that were taken.
+// Returns the next sixteen states from their entries. Reads 32 bytes, moves p past the consumed bytes.
 template <int kBits>
 inline __m512i next_states(__m512i x, __m512i entry, const Byte*& p) {
   const __m512i slot = _mm512_set1_epi32((1 << kBits) - 1);
@@ -118,7 +119,7 @@ inline __m512i next_states(__m512i x, __m512i entry, const Byte*& p) {
   return _mm512_mask_or_epi32(next, takes, _mm512_slli_epi32(next, 16), _mm512_maskz_expand_epi32(takes, words));
 }
 
-// Sixteen symbols, the states of which are x.
+// Sixteen symbols; x are their states.
 template <int kBits, bool kGather>
 inline __m512i decode_sixteen(__m512i& x, const Byte*& p, __m512i indices, const std::uint32_t* table) {
   const __m512i slots = _mm512_add_epi32(_mm512_and_si512(x, _mm512_set1_epi32((1 << kBits) - 1)), indices);
@@ -127,7 +128,7 @@ inline __m512i decode_sixteen(__m512i& x, const Byte*& p, __m512i indices, const
   return _mm512_and_si512(entry, _mm512_set1_epi32((1 << kRansValueBits<kBits>) - 1));
 }
 #elif defined(__AVX2__)
-// Which word each of eight lanes takes, for every set of lanes that take one.
+// For every set of lanes that read a word, the word of each of eight lanes.
 constexpr auto kRansTakes = [] {
   std::array<std::array<std::uint8_t, 8>, 256> base{};
   for (std::size_t set = 0; set < 256; ++set)
@@ -138,7 +139,7 @@ constexpr auto kRansTakes = [] {
   return base;
 }();
 
-// Eight symbols; as decode_sixteen, but for 16 bytes.
+// Eight symbols; like decode_sixteen, but for 16 bytes.
 template <int kBits>
 inline void decode_eight(__m256i& x, const Byte*& p, __m256i indices, const std::uint32_t* table, std::uint16_t* out) {
   const __m256i slot = _mm256_set1_epi32((1 << kBits) - 1);
@@ -160,8 +161,8 @@ inline void decode_eight(__m256i& x, const Byte*& p, __m256i indices, const std:
 }
 #endif
 
-// Decodes `rounds` times kRansLanes symbols, for each of which there is a word. With `kContexts`, `contexts[i]` is the
-// first entry of the table of symbol i.
+// Decodes `rounds` times kRansLanes symbols; a word for each must be stored. With `kContexts`, `contexts[i]` is the
+// first table entry for symbol i.
 template <int kBits, bool kContexts>
 [[gnu::noinline]] void decode_rounds(RansStream& s, const std::uint32_t* table, const std::uint16_t* contexts,
                                      std::uint16_t* out, std::size_t rounds) {
@@ -178,7 +179,7 @@ template <int kBits, bool kContexts>
   __m512i low = _mm512_load_si512(s.states), high = _mm512_load_si512(s.states + 16);
   for (std::size_t i = 0; i < rounds * kRansLanes; i += kRansLanes) {
     const __m512i first =
-        decode_sixteen<kBits, true>(low, p, slots(i), table);  // of both ways, each keeps other units busy
+        decode_sixteen<kBits, true>(low, p, slots(i), table);  // the two variants use different execution units
     const __m512i second = decode_sixteen<kBits, false>(high, p, slots(i + 16), table);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), _mm512_cvtepi32_epi16(first));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i + 16), _mm512_cvtepi32_epi16(second));
@@ -201,7 +202,7 @@ template <int kBits, bool kContexts>
   for (std::size_t k = 0; k < kRansLanes / 8; ++k) _mm256_store_si256(reinterpret_cast<__m256i*>(s.states + 8 * k), x[k]);
 #else
   constexpr std::uint32_t slot = (1u << kBits) - 1;
-  std::uint32_t states[kRansLanes];  // a copy: stores of symbols may not be taken for stores to it
+  std::uint32_t states[kRansLanes];  // a local copy: stores of symbols could alias the original
   std::memcpy(states, s.states, sizeof states);
   for (std::size_t i = 0; i < rounds * kRansLanes; i += kRansLanes)
 #pragma GCC unroll 4
@@ -210,7 +211,8 @@ template <int kBits, bool kContexts>
       const std::uint64_t next = std::uint64_t{(entry >> kRansCountAt) + kRansLess<kBits>} * (x >> kBits) + (entry >> kRansValueBits<kBits> & slot);
       const std::uint64_t takes = (next - kRansLeast) >> 63, more = next << 16 | load_le<std::uint16_t>(p);
       p += 2 * takes;
-      states[k] = static_cast<std::uint32_t>(next ^ ((next ^ more) & (0 - takes)));  // half of them take a word: no branch
+      // Half of the symbols read a word: no branch.
+      states[k] = static_cast<std::uint32_t>(next ^ ((next ^ more) & (0 - takes)));
       out[i + k] = static_cast<std::uint16_t>(entry & ((1u << kRansValueBits<kBits>) - 1));
     }
   std::memcpy(s.states, states, sizeof states);
@@ -218,7 +220,7 @@ template <int kBits, bool kContexts>
   s.p = p;
 }
 
-// Decodes the next `count` symbols; false where words are missing.
+// Decodes the next `count` symbols; returns false if words are missing.
 template <int kBits, bool kContexts>
 inline bool read_slots(RansStream& s, const std::uint32_t* table, const std::uint16_t* contexts, std::size_t count,
                        std::uint16_t* out) {
@@ -237,14 +239,14 @@ inline bool read_slots(RansStream& s, const std::uint32_t* table, const std::uin
   return true;
 }
 
-// Whether all words were taken and the last states are the first ones of the encoder.
+// Returns whether all words were consumed and the last states are the encoder's first ones.
 inline bool ended(const RansStream& s) {
   std::uint32_t invalid = s.p != s.end;
   for (std::size_t lane = 0; lane < kRansLanes; ++lane) invalid |= s.states[lane] ^ (lane < s.count ? 0 : kRansLeast);
   return !invalid;
 }
 
-// A plane of floats, or two, before it is decoded: entries of the table number the symbols that occur.
+// A plane of floats, or two, before decoding: entries of the table have indices of the occurring symbols.
 struct RansPlane {
   RansStream stream;
   alignas(64) std::uint16_t values[kRansSymbols];
@@ -252,7 +254,7 @@ struct RansPlane {
   std::uint32_t table[1u << kRansBits];
 };
 
-// Reads a table and states of n symbols below `values`, and moves `p` past the words.
+// Reads a table and the states of n symbols below `values`, and moves `p` past the words.
 inline EntropyStatus open_rans(const Byte*& p, const Byte* end, std::size_t values, std::size_t n, RansPlane& plane) {
   AnsFrequencies result;
   if (!read_frequencies<kRansBits>(p, end, values, result)) return EntropyStatus::table;
@@ -268,7 +270,7 @@ inline EntropyStatus open_rans(const Byte*& p, const Byte* end, std::size_t valu
 }
 
 #if defined(__AVX512BW__)
-// Symbols by their numbers, of which there are at most 64 kHalves.
+// Symbols by their indices, of which there are at most 64 kHalves.
 template <std::size_t kHalves>
 inline void find_symbols(const std::uint16_t* values, std::uint16_t* block, std::size_t n) {
   __m512i table[2 * kHalves];
@@ -286,7 +288,7 @@ inline void find_symbols(const std::uint16_t* values, std::uint16_t* block, std:
 }
 #endif
 
-// The symbols of kSixBlock numbers, of which n count.
+// The symbols of kSixBlock indices; n of them are used.
 inline void find_symbols(const RansPlane& plane, std::uint16_t* block, std::size_t n) {
 #if defined(__AVX512BW__)
   if (plane.distinct <= 64) return find_symbols<1>(plane.values, block, n);

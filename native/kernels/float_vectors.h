@@ -1,4 +1,5 @@
-// Floats in a register of the machine's width, with what compilers make several instructions of and the machine has one for.
+// Float operations in a register of the machine's width that have an instruction, but that compilers translate to
+// several.
 #pragma once
 #include <cstring>
 
@@ -20,7 +21,7 @@ inline Floats load_floats(const float* from) {
   std::memcpy(&result, from, sizeof result);
   return result;
 }
-// As many doubles as a register holds. GCC 12 makes several instructions of a vector's conversion.
+// As many doubles as a register holds. GCC 12 uses several instructions for a vector's conversion.
 inline Doubles load_doubles(const float* from) {
 #if defined(__AVX512F__)
   return _mm512_maskz_cvtps_pd(0xff, _mm256_loadu_ps(from));
@@ -34,7 +35,7 @@ inline Doubles load_doubles(const float* from) {
 }
 inline void store_floats(float* to, Floats values) { std::memcpy(to, &values, sizeof values); }
 inline Floats all(float value) { return Floats{} + value; }
-// The same, but that -0 stays what it is: a move, where that is an addition.
+// The same, but -0 stays -0: a move instead of an addition.
 inline Floats splat(float value) {
 #if defined(__AVX512F__)
   return _mm512_set1_ps(value);
@@ -44,8 +45,8 @@ inline Floats splat(float value) {
   return Floats{value, value, value, value};
 #endif
 }
-// Compilers make a comparison and a choice of `a > b ? a : b`, of which x86 has one instruction. The second where either
-// is NaN.
+// Compilers translate `a > b ? a : b` to a comparison and a selection; x86 has one instruction. Returns the second
+// operand if either is NaN.
 #if defined(__AVX512F__)
 inline Floats larger(Floats a, Floats b) { return _mm512_maskz_max_ps(0xffff, a, b); }
 inline Floats smaller(Floats a, Floats b) { return _mm512_maskz_min_ps(0xffff, a, b); }
@@ -73,7 +74,7 @@ inline bool all_below(Floats a, float limit) {
   return result;
 #endif
 }
-// A bit for each lane of `a` that is not above that of `b`, the first in the lowest.
+// A bit for each lane of `a` that is not above that of `b`, first lane in the lowest bit.
 inline std::uint32_t none_above(Floats a, Floats b) {
 #if defined(__AVX512F__)
   return _mm512_cmp_ps_mask(a, b, _CMP_LE_OQ);
@@ -87,7 +88,7 @@ inline std::uint32_t none_above(Floats a, Floats b) {
   return result;
 #endif
 }
-// The least lane, none of which is NaN.
+// The least lane; no lane may be NaN.
 inline float least_of(Floats a) {
 #if defined(__AVX512F__)
   return _mm512_reduce_min_ps(a);
@@ -100,7 +101,7 @@ inline float least_of(Floats a) {
   return lanes[0];
 #endif
 }
-// sum + a * b. In one step where that product is `kExact`: rounded once either way.
+// sum + a * b, fused if that product is `kExact`: then both ways round once.
 template <bool kExact>
 inline Floats plus_product(Floats sum, Floats a, Floats b) {
 #if defined(__AVX512F__)

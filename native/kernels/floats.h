@@ -28,9 +28,9 @@ inline float f16_to_f32(std::uint16_t h) {
 inline std::uint16_t f32_to_f16(float value) {
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
   const std::uint32_t magnitude = bits & 0x7fffffffu;
-  // From 2^-14 on: move the bias, add just under half of a unit, plus one where the kept part is odd.
+  // From 2^-14 on: change the bias, add just under half of a unit, plus one if the kept part is odd.
   const std::uint32_t rounded = magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u);
-  // Below 2^-14 units are 2^-24 wide: adding 0.5 puts the sum where one f32 unit is that wide.
+  // Below 2^-14 units are 2^-24: adding 0.5 moves the sum to where one f32 unit is that wide.
   const std::uint32_t subnormal = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
   const std::uint32_t nan = 0x7e00u | ((magnitude >> 13) & 0x3ffu);
   std::uint32_t half = magnitude < 0x38800000u ? subnormal : rounded >> 13;
@@ -53,7 +53,7 @@ inline std::uint16_t f32_to_bf16(float value) {
   return static_cast<std::uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? (bits >> 16 | 0x40u) : rounded);
 }
 
-// Rounds to odd, so that a second rounding to 16 bits gives what one rounding of the double gives (Boldo, Melquiond:
+// Rounds to odd, so that rounding to 16 bits afterwards gives the result of rounding the double once (Boldo, Melquiond:
 // "Emulation of a FMA and correctly rounded sums: proved algorithms using rounding to odd", section 3).
 inline float f64_to_odd_f32(double value) {
   const float near = static_cast<float>(value);
@@ -67,7 +67,7 @@ inline float f64_to_odd_f32(double value) {
   return std::bit_cast<float>(bits);
 }
 
-// How one element type is read as f32 and written from f32.
+// Conversions between an element type and f32.
 template <Dtype kDtype>
 struct Element;
 

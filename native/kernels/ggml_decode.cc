@@ -1,5 +1,5 @@
-// ggml's blocks to f32, and from there to f16 or bf16 (spec/gguf.md). Equal to the NumPy reference, which is equal to
-// llama.cpp's own decoders.
+// Decodes ggml's blocks to f32, and from there to f16 or bf16 (spec/gguf.md). The NumPy reference
+// and llama.cpp's decoders give the same results.
 #include "kernels/floats.h"
 #include "kernels/ggml_grids.h"
 #include "kernels/ggml_values.h"
@@ -10,8 +10,8 @@ namespace {
 
 constexpr std::size_t kPiece = 4096;  // values that stay in the first cache
 
-// Asks for the lines of `count` values some way past `out`: stores would wait for theirs one after the other. No address
-// faults here, so that the last ones may lie past the end.
+// Prefetches the cache lines of `count` values some distance after `out`; otherwise stores would wait for their lines
+// one after the other. A prefetch cannot fault, so the last lines may be past the end.
 inline void fetch_ahead(const float* out, std::size_t count) {
   constexpr std::size_t ahead = 4096, line = 64;
   const auto from = reinterpret_cast<std::uintptr_t>(out) + ahead;
@@ -19,13 +19,13 @@ inline void fetch_ahead(const float* out, std::size_t count) {
     __builtin_prefetch(reinterpret_cast<const void*>(from + index), 1);
 }
 
-// Writes values to where they go; returns whether a number was too large for that type.
+// Writes values to the output; returns whether a number was too large for its type.
 class Target {
  public:
   Target(const GgmlTarget& to, bool powers)
       : to_(to), unlimited_(to.type != Dtype::f16 && !powers), past_(powers ? 0xffffffffu : 0x7f800000u) {}
 
-  // The destination of decoded values: the output itself if its elements are f32.
+  // The destination of decoded values: the output if its elements are f32, else a buffer.
   float* room(std::size_t first) {
     return to_.type == Dtype::f32 ? static_cast<float*>(to_.out) + first : values_;
   }
@@ -41,7 +41,8 @@ class Target {
   bool too_large() const { return too_large_; }
 
  private:
-  // Checks for the smallest magnitudes that become infinite. Values that are infinite or NaN because of a scale stay so.
+  // Compares with the smallest magnitude that rounds to infinity. Values that are infinite or NaN because of a scale
+  // are ignored.
   void look(const float* values, std::size_t n) {
     const std::uint32_t smallest = to_.type == Dtype::f16    ? 0x477ff000u
                                    : to_.type == Dtype::bf16 ? 0x7f7f8000u
@@ -64,7 +65,8 @@ class Target {
 }  // namespace
 
 bool ggml_decode(Ggml type, const std::uint8_t* in, std::size_t count, const std::int8_t* grid, const GgmlTarget& to) {
-  Target target(to, type == Ggml::mxfp4);  // of all others an f16, a small scale and a small integer make less than 2^32
+  // In all other types, an f16, a small scale and a small integer give less than 2^32.
+  Target target(to, type == Ggml::mxfp4);
   with_type(type, [&]<Ggml kType>() {
     constexpr std::size_t elements = kOf<kType>.elements, bytes = kOf<kType>.bytes, at_once = kPiece / elements;
     for (std::size_t start = 0; start < count; start += at_once) {

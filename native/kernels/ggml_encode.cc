@@ -1,5 +1,5 @@
-// f32, f16, bf16 or f64 to ggml's blocks (spec/gguf.md): scales by search, or as the package gguf has them. Equal to the
-// NumPy reference. Here are those of one scale a block and no minimum.
+// Encodes f32, f16, bf16 or f64 to ggml's blocks (spec/gguf.md): scales by search, or as in the package gguf. The
+// results equal those of the NumPy reference. This file has the types with one scale per block and no minimum.
 #include "kernels/ggml_search.h"
 
 namespace ingot::INGOT_ISA {

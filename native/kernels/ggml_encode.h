@@ -1,4 +1,5 @@
-// Weights to ggml's blocks (spec/gguf.md, "Encoding"), once per instruction set: INGOT_KERNEL(ggml_encode)(type, from, out).
+// Encodes weights to ggml's blocks (spec/gguf.md, "Encoding"), once per instruction set:
+// INGOT_KERNEL(ggml_encode)(type, from, out).
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -8,18 +9,18 @@
 
 namespace ingot {
 
-// Whole blocks; `importance` is what squared errors of the `cols` columns weigh, if anything was said.
+// Rows of complete blocks; `importance` has weights for the squared errors of the `cols` columns, or is null.
 struct GgmlSource {
   const void* values;
   Dtype dtype;
   std::size_t blocks, cols;
   const float* importance;
-  bool search;  // or as the package gguf encodes
+  bool search;  // false: encode like the package gguf
 };
 
 struct GgmlStatus {
   enum Code { ok, non_finite, scale_overflow, no_encoder } code;
-  std::size_t index;  // of the value, or of the first one of its block
+  std::size_t index;  // index of the value, or of the first value of its block
 };
 
 namespace baseline {

@@ -1,4 +1,4 @@
-// Weights to ggml's blocks: types of integers times a scale (kernels/ggml_encode.cc).
+// Encodes weights to ggml's blocks: types with integers times a scale (kernels/ggml_encode.cc).
 #include "kernels/ggml_search.h"
 
 namespace ingot::INGOT_ISA {

@@ -1,4 +1,4 @@
-// The encoders that the package gguf has, operation by operation (spec/gguf.md, "Reference").
+// The encoders of the package gguf, operation by operation (spec/gguf.md, "Reference").
 #pragma once
 #include <cmath>
 
@@ -9,7 +9,7 @@ namespace {
 
 inline float inverse_of(float d) {
   const float id = d != 0 ? 1.0f / d : 0.0f;
-  return is_finite(id) ? id : 0.0f;  // of scales so small that f16 has 0 for them
+  return is_finite(id) ? id : 0.0f;  // reciprocal of scales so small that f16 rounds them to 0
 }
 
 inline Byte code(float t, int amax) {
@@ -20,7 +20,7 @@ inline Byte code(float t, int amax) {
 // The value of largest magnitude becomes -kHalf.
 template <Ggml kType, int kHalf>
 bool exact_symmetric(const float* x, Byte* out) {
-  float extreme = x[0], most = std::fabs(x[0]);  // of zeros the first one's sign
+  float extreme = x[0], most = std::fabs(x[0]);  // if all values are zeros, the sign of the first
   for (int i = 1; i < 32; ++i)
     if (std::fabs(x[i]) > most) most = std::fabs(extreme = x[i]);
   const float d = extreme / -kHalf, id = inverse_of(d);
@@ -47,7 +47,7 @@ bool exact_affine(const float* x, Byte* out) {
   return is_finite(f16_to_f32(head.d)) && is_finite(f16_to_f32(head.dmin));
 }
 
-// Half away from zero.
+// Rounds half away from zero.
 inline bool exact_q8_0(const float* x, Byte* out) {
   float amax = 0;
   for (int i = 0; i < 32; ++i) amax = std::fabs(x[i]) > amax ? std::fabs(x[i]) : amax;
@@ -86,7 +86,7 @@ constexpr bool is_exact(Ggml type) {
          type == Ggml::mxfp4;
 }
 
-// False where f16 has no room for a scale.
+// Returns false if f16 cannot represent a scale.
 template <Ggml kType>
 bool exact(const float* x, Byte* out) {
   if constexpr (kType == Ggml::q4_0) return exact_symmetric<kType, 8>(x, out);

@@ -1,5 +1,5 @@
-// The scale, or scale and offset, of each group by itself (spec/gguf.md, "Search"): codes for some grids to begin with, and
-// for each the scale and offset of least squared error in closed form.
+// Fits the scale, or scale and offset, of each group separately (spec/gguf.md, "Search"): computes codes for several
+// initial grids, and for each the scale and offset of least squared error in closed form.
 #pragma once
 #include <iterator>
 
@@ -8,23 +8,25 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-constexpr float kTiny = 0x1p-60f;  // of values whose largest is about 1: a group below it is zeros
-constexpr int kRounds = 2;         // how often codes and scale are found from each other in the end
+// Limit for values normalized to a maximum of about 1: a group below it counts as zeros.
+constexpr float kTiny = 0x1p-60f;
+constexpr int kRounds = 2;         // number of final iterations, in which codes and scale are computed alternately
 
-// How many grids are tried in one pass over a group: what one waits for the others fill, if there are registers for all.
+// The number of grids that are tried in one pass over a group: several hide each other's latencies, if there are enough
+// registers.
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr std::size_t kTogether = 2;
 #else
 constexpr std::size_t kTogether = 1;
 #endif
 
-// x = scale * q. With t = x / s = q + r the best factor is 1 + sum(rq) / sum(qq), which leaves
-// s^2 (sum(rr) - sum(rq)^2 / sum(qq)): sums of what is left, so that no digits cancel.
+// x = scale * q. With t = x / s = q + r, the best factor is 1 + sum(rq) / sum(qq), and the remaining error is s^2
+// (sum(rr) - sum(rq)^2 / sum(qq)). These are sums of residuals, so that no digits cancel.
 template <class Level, class Weights>
 struct ScaleFit {
   const Weights& tile;
   std::size_t c;
-  Floats amax;  // of all magnitudes
+  Floats amax;  // sum of all magnitudes
   Floats error = all(kInfinite), scale{};
 
   template <std::size_t kMany>
@@ -72,7 +74,7 @@ struct ScaleFit {
   }
 };
 
-// `Type::kStarts`: levels that the value of the largest magnitude is put on to begin with.
+// `Type::kStarts`: the levels to which the value of the largest magnitude is mapped initially.
 template <class Type, class Weights>
 void fit_scales(const Weights& tile, Lanes& scale) {
   constexpr std::size_t starts = std::size(Type::kStarts);
@@ -90,7 +92,7 @@ void fit_scales(const Weights& tile, Lanes& scale) {
     Fit fit{tile, c, amax};
     for (std::size_t first = 0; first < starts; first += kTogether) {
       typename Fit::template Grids<kTogether> grids;
-      for (std::size_t k = 0; k < kTogether; ++k) {  // the last one twice where there are too few
+      for (std::size_t k = 0; k < kTogether; ++k) {  // the last one is repeated if there are too few
         const float level = Type::kStarts[first + k < starts ? first + k : starts - 1];
         grids.id[k] = id * level;
         grids.s[k] = extreme * (1.0f / level);
@@ -102,12 +104,12 @@ void fit_scales(const Weights& tile, Lanes& scale) {
   }
 }
 
-// x = offset + scale * q, the offset not above 0 if kBelow. As above, r = a + b q by linear regression.
+// x = offset + scale * q, with an offset of at most 0 if kBelow. As above, r = a + b q by linear regression.
 template <class Level, bool kBelow, class Weights>
 struct AffineFit {
   const Weights& tile;
   std::size_t c;
-  Floats weight, low, high;  // no value lies past these
+  Floats weight, low, high;  // no value exceeds these
   Floats error = all(kInfinite), scale{}, offset{};
 
   template <std::size_t kMany>
@@ -165,12 +167,12 @@ struct AffineFit {
     const Floats remainder = sr - b * sq;
     Floats a;
     if constexpr (Weights::kWhole)
-      a = remainder * (1.0f / Weights::kCount);  // exact, of a power of two
+      a = remainder * (1.0f / Weights::kCount);  // exact for a power of two
     else
       a = weight > 0.0f ? remainder / weight : Floats{};
     Floats residual = (rr - a * sr - b * rq) * (s * s);
     Floats to = base + a * s;
-    if constexpr (kBelow) {  // where it would be above 0 it is 0, and all that is left is u = r + base / s
+    if constexpr (kBelow) {  // if it would be above 0 it is 0, and the residual is u = r + base / s
       const auto above = to > 0.0f;
       const Floats e = base * id, uq = rq + e * sq, uu = rr + (e * sr + e * (sr + e * weight));
       const Floats other = qq > 0.0f ? uq / qq : Floats{};
@@ -186,7 +188,7 @@ struct AffineFit {
   }
 };
 
-// `Type::kStarts`: how many levels the range goes past the lowest and the highest one to begin with.
+// `Type::kStarts`: the number of levels by which the initial range exceeds the lowest and the highest level.
 template <class Type, class Weights>
 void fit_affine(const Weights& tile, const Lanes& weight, Lanes& scale, Lanes& offset) {
   for (std::size_t c = 0; c < kLanes; c += kWidth) {
@@ -203,7 +205,7 @@ void fit_affine(const Weights& tile, const Lanes& weight, Lanes& scale, Lanes& o
     constexpr std::size_t starts = std::size(Type::kStarts);
     for (std::size_t first = 0; first < starts; first += kTogether) {
       typename Fit::template Grids<kTogether> grids;
-      for (std::size_t k = 0; k < kTogether; ++k) {  // the last one twice where there are too few
+      for (std::size_t k = 0; k < kTogether; ++k) {  // the last one is repeated if there are too few
         const auto [below, above] = Type::kStarts[first + k < starts ? first + k : starts - 1];
         const float steps = static_cast<float>(Type::kMost) + below + above;
         grids.s[k] = range * (1.0f / steps);
@@ -215,7 +217,7 @@ void fit_affine(const Weights& tile, const Lanes& weight, Lanes& scale, Lanes& o
     for (int k = 0; k < kRounds; ++k)
       fit.attempt(typename Fit::template Grids<1>{{fit.offset}, {inverse(fit.scale)}, {fit.scale}});
     store_floats(scale.values + c, flat ? Floats{} : fit.scale);
-    store_floats(offset.values + c, flat ? low + 0.0f : fit.offset);  // no minus zero
+    store_floats(offset.values + c, flat ? low + 0.0f : fit.offset);  // avoids -0
   }
 }
 

@@ -1,16 +1,16 @@
-// Blocks of ggml whose indices point into a grid, to f32: IQ1, IQ2 and IQ3 (spec/gguf.md).
+// Decodes blocks of ggml whose indices refer to a grid to f32: IQ1, IQ2 and IQ3 (spec/gguf.md).
 #pragma once
 #include "kernels/ggml_values.h"
 
 namespace ingot::INGOT_ISA {
 namespace {
 
-// Seven signs and the eighth, which makes their number even.
+// Seven signs and the eighth, which makes the number of set bits even.
 inline std::uint32_t even(std::uint32_t seven) {
   return seven | static_cast<std::uint32_t>(__builtin_parity(seven)) << 7;
 }
 
-// Two entries of eight values, of which `signs` makes some negative.
+// Two entries of eight values; `signs` negates some of them.
 inline Codes16 eights(Grid grid, std::uint32_t first, std::uint32_t second, std::uint32_t signs) {
   const Words2 both = {word_at<std::uint64_t>(grid + 8 * first), word_at<std::uint64_t>(grid + 8 * second)};
   return negated(reinterpret_cast<Codes16>(both), spread(signs));
@@ -24,7 +24,7 @@ inline Codes16 fours(Grid grid, std::uint32_t first, std::uint32_t second, std::
   return negated(reinterpret_cast<Codes16>(all), spread(signs));
 }
 
-// Two entries of values -1, 0, 1, moved up or (`down`) down by an eighth, in eighths.
+// Two entries of values -1, 0, 1, plus an eighth, or minus an eighth if `down`, in eighths.
 inline Codes16 eighths(Grid grid, std::uint32_t first, std::uint32_t second, bool down_one, bool down_two) {
   const Words2 both = {word_at<std::uint64_t>(grid + 8 * first), word_at<std::uint64_t>(grid + 8 * second)};
   const std::uint64_t up = 0x0101010101010101, down = ~std::uint64_t{0};

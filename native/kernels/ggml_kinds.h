@@ -5,7 +5,8 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-// Types: how many weights have a scale of their own, how many groups a block, what codes stand for, where a search begins.
+// A type defines: the number of weights per scale, the number of groups per block, the values of codes, and the initial
+// candidates of the search.
 template <Ggml kType>
 struct Type;
 

@@ -1,6 +1,6 @@
-// Groups of weights side by side, for the encoders of ggml's blocks (spec/gguf.md, "Search"): element j of sixteen groups
-// lies together, so that a search does the same to all of them and every sum runs over a group in order. How many of the
-// sixteen a machine takes at a time changes no bit.
+// Groups of weights in parallel, for the encoders of ggml's blocks (spec/gguf.md, "Search"): element j of sixteen
+// groups is contiguous, so that a search processes all of them alike, and every sum runs over a group in order. The
+// number of groups that a machine processes at a time does not change the result.
 #pragma once
 #include "kernels/float_vectors.h"
 #include "kernels/floats.h"
@@ -24,14 +24,14 @@ struct Lanes {
   float operator[](std::size_t lane) const { return values[lane]; }
 };
 
-// The ends of the range of levels at which values are clipped. A search that knows the range of the values omits the
-// clipping that would change nothing.
+// The range of levels to which values are limited. A search that knows the range of the values omits limits that would
+// change nothing.
 enum class Ends { both, near, high, none };
 
 // The integers from kLow to kHigh.
 template <int kLow, int kHigh>
 struct Integers {
-  static constexpr float kPast = kHigh + 0.5f;  // what becomes an integer above kHigh
+  static constexpr float kPast = kHigh + 0.5f;  // values that round to more than kHigh
 
   template <Ends kEnds = Ends::both>
   static Floats nearest(Floats t) {
@@ -39,7 +39,7 @@ struct Integers {
     if constexpr (kEnds != Ends::none) t = smaller(t, all(kHigh));
     return (t + kRound) - kRound;
   }
-  // The nearest level, and what is left.
+  // The nearest level, and the residual.
   template <Ends kEnds>
   static Floats nearest(Floats t, Floats& remaining) {
 #if defined(__AVX512DQ__)
@@ -63,13 +63,14 @@ struct Integers {
     if (!all_below(high, kHigh + 1)) return Ends::both;
     return all_below(-low, 0.5f) && all_below(high, kPast) ? Ends::none : Ends::near;
   }
-  // Whether what is left times its level is a number of f32. In units of t's last bit it stays below 2^24: with 2^e <= |t|
-  // that bit is 2^(e - 23), and what is left is 1/2 at most, or (|t| - kHigh) < 1 + 1/2 of a t that is held to kHigh.
+  // Returns whether the residual times its level is exact in f32. In units of t's last bit it must stay below 2^24. If
+  // 2^e <= |t|, that bit is 2^(e - 23). The residual is at most 1/2, or (|t| - kHigh) < 1 + 1/2 for a t that is limited
+  // to kHigh.
   static constexpr bool exact(Ends ends) { return ends != Ends::both; }
   static Ints code(Floats t) { return __builtin_convertvector(nearest(t) - static_cast<float>(kLow), Ints); }
 };
 
-// Values of IQ4: a rising table, and the middles between its entries.
+// Values of IQ4: an ascending table, and the midpoints between its entries.
 struct Iq4 {
   static constexpr float kValues[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
   static constexpr float middle(int k) { return (kValues[k] + kValues[k + 1]) * 0.5f; }
@@ -115,7 +116,8 @@ struct E2m1 {
   }
 };
 
-// Turns rows of sixteen groups, kN words each, so that the words j of all groups lie together. `row(lane)` is where one begins.
+// Transposes rows of sixteen groups, of kN words each, so that the words j of all groups are contiguous. `row(lane)` is
+// the start of a row.
 template <std::size_t kN, class Row>
 void turn(const Row& row, float (*__restrict out)[kLanes]) {
   using Four = float __attribute__((vector_size(16)));
@@ -134,11 +136,11 @@ void turn(const Row& row, float (*__restrict out)[kLanes]) {
   }
 }
 
-// Sixteen groups of kN weights, and what their errors weigh (1 where nothing was said).
+// Sixteen groups of kN weights, and the weights of their errors (1 without importance).
 template <std::size_t kN, bool kWeighted>
 struct Tile {
   static constexpr std::size_t kCount = kN;
-  static constexpr bool kWhole = !kWeighted;  // products of levels are whole numbers
+  static constexpr bool kWhole = !kWeighted;  // products of levels are integers
   alignas(64) float x[kN][kLanes];
   alignas(64) float w[kWeighted ? kN : 1][kLanes];
 
@@ -149,8 +151,8 @@ struct Tile {
   }
 };
 
-// The error of a scale and an offset in each group, and the sums from which a better scale and offset are found. q are the
-// values of the levels; error, q, qq and xq are weighted sums.
+// The error of a scale and an offset in each group, and the sums from which a better scale and offset are computed. q
+// are the values of the levels; error, q, qq and xq are weighted sums.
 struct Sums {
   Lanes error, q, qq, xq;
 };
@@ -175,7 +177,7 @@ void measure(const Weights& tile, const Lanes& scale, const Lanes& offset, Sums&
   }
 }
 
-// Codes, one group after the other. Four neighbours of each group make a word, and these are turned.
+// Codes, one group after the other. Four neighbours of each group make a word, and the words are transposed.
 template <class Level, class Weights>
 void codes_of(const Weights& tile, const Lanes& scale, const Lanes& offset, Byte* __restrict out) {
   constexpr std::size_t count = Weights::kCount / 4;

@@ -1,4 +1,4 @@
-// Scales of groups as integers times the block's own scale (spec/gguf.md, "Search"): neighbours of each integer are tried,
+// Scales of groups as integers times the block's scale (spec/gguf.md, "Search"): neighbours of each integer are tried,
 // then the block's scale, or scale and minimum, is fitted to the codes of all its groups.
 #pragma once
 #include "kernels/ggml_fit.h"
@@ -6,12 +6,12 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-// Powers of two that bring a block's largest value near 1, and back: no square leaves the range of f32.
+// Powers of two that scale a block's largest value to about 1, and back, so that squares stay in the range of f32.
 struct Powers {
   Lanes near, back;
 };
 
-// A number as f16 has it, at the size that the weights have here; infinite where f16 has no room.
+// A number rounded to f16, in the scale of the weights here; infinite if f16 cannot represent it.
 inline float rounded(float value, const Powers& powers, std::size_t lane) {
   return f16_to_f32(f32_to_f16(value * powers.back[lane])) * powers.near[lane];
 }
@@ -27,7 +27,7 @@ inline void round(Lanes& values, const Powers& powers) {
   for (std::size_t lane = 0; lane < kLanes; ++lane) values[lane] *= powers.near[lane];
 }
 
-// Groups of a block: its scales d and least in each lane, the integers, and what they leave.
+// The groups of a block: its scales d and least in each lane, the integers, and the errors.
 struct Nested {
   Lanes d{}, dmin{}, steps{}, minimums{};
   Sums sums;
@@ -58,7 +58,7 @@ struct Nested {
     for (std::size_t lane = 0; lane < kLanes; ++lane)
       if (other.sums.error[lane] < sums.error[lane]) take(other, lane);
   }
-  // Block by block, of kGroups groups each.
+  // Processes block by block, of kGroups groups each.
   template <std::size_t kGroups>
   void take_better_blocks(const Nested& other) {
     for (std::size_t block = 0; block < kLanes; block += kGroups) {
@@ -77,7 +77,7 @@ inline float nearest_step(float value, float unit, float low, float high) {
   return unit != 0 ? round_even(clipped(value / unit, low, high)) : 0.0f;
 }
 
-// The scale of each block: the number of largest magnitude, over `limit`, rounded to f16.
+// The scale of each block: the value of the largest magnitude, divided by `limit`, rounded to f16.
 template <std::size_t kGroups>
 void block_scales(const Lanes& fitted, float amax, const Powers& powers, Lanes& d) {
   for (std::size_t block = 0; block < kLanes; block += kGroups) {
@@ -91,7 +91,7 @@ void block_scales(const Lanes& fitted, float amax, const Powers& powers, Lanes& 
   }
 }
 
-// The minimums that suit the codes and scales: weight * offset = total - scale * sum of codes.
+// The best minimums for given codes and scales: weight * offset = total - scale * sum of codes.
 template <class Type>
 void fit_minimums(const Lanes& weight, const Lanes& total, Nested& now) {
   for (std::size_t lane = 0; lane < kLanes; ++lane) {
@@ -100,7 +100,7 @@ void fit_minimums(const Lanes& weight, const Lanes& total, Nested& now) {
   }
 }
 
-// Tries steps that differ by `away`, each with the minimum that it had and with that which suits its codes.
+// Tries steps changed by `away`, each with its present minimum and with the best minimum for its codes.
 template <class Type, class Weights>
 void try_steps(const Weights& tile, const Lanes& weight, const Lanes& total, const Nested& from, float away,
                Nested& now) {
@@ -116,7 +116,8 @@ void try_steps(const Weights& tile, const Lanes& weight, const Lanes& total, con
   }
 }
 
-// The block's own scale, and minimum, of least squared error for all its codes; one that f16 has no room for is left.
+// Fits the block's scale, and minimum, with least squared error for all its codes; a value that f16 cannot represent is
+// skipped.
 template <class Type>
 void fit_block(const Lanes& weight, const Lanes& total, const Powers& powers, std::size_t block, Nested& now) {
   float ss = 0, sx = 0, sm = 0, mm = 0, mx = 0;
@@ -148,7 +149,7 @@ void fit_block(const Lanes& weight, const Lanes& total, const Powers& powers, st
   }
 }
 
-// From the scales, and offsets, of groups to those of blocks; false where f16 has no room for one.
+// Computes scales, and offsets, of blocks from those of groups; returns false if f16 cannot represent one.
 template <class Type, class Weights>
 Nested nest(const Weights& tile, const Lanes& weight, const Lanes& total, const Powers& powers, const Lanes& scale,
             const Lanes& offset) {

@@ -1,4 +1,4 @@
-// Codes and scales to ggml's blocks (spec/gguf.md, "Codec"): what kernels/ggml_decode.cc reads.
+// Packs codes and scales to ggml's blocks (spec/gguf.md, "Codec"), the inverse of kernels/ggml_decode.cc.
 #pragma once
 #include "core/ggml.h"
 #include "kernels/ggml_lanes.h"
@@ -7,7 +7,7 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-// The numbers of a block besides its codes; f16 as bits. Steps and minimums are integers: factors of d and of dmin.
+// The numbers of a block except its codes; f16 as bits. Steps and minimums are integers: factors of d and of dmin.
 struct Head {
   std::uint16_t d = 0, dmin = 0;
   const float* steps = nullptr;

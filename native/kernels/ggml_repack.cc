@@ -1,5 +1,6 @@
-// The codes of ggml's blocks as rows, lowest bits first, beside their scales, and back (spec/gguf.md, "Repacking").
-// A block's low fields are its first elements, its high ones those behind; in a row neighbours lie side by side.
+// Converts the codes of ggml's blocks to rows, lowest bits first, with their scales, and back (spec/gguf.md,
+// "Repacking"). A block's low fields are its first elements, its high fields the later ones; in a row neighbours are
+// adjacent.
 #include <cstring>
 
 #include "kernels/bits.h"
@@ -12,7 +13,8 @@ namespace {
 
 constexpr bool has_fifth(Ggml type) { return type == Ggml::q5_0 || type == Ggml::q5_1; }
 
-inline void put_f32(float value, Byte* bytes) { std::memcpy(bytes, &value, 4); }  // as the machine has it, for NumPy
+// In the machine's byte order, for NumPy.
+inline void put_f32(float value, Byte* bytes) { std::memcpy(bytes, &value, 4); }
 
 // Eight codes are the bytes of a word, the first in the lowest.
 template <std::size_t kBytes = 8>
@@ -48,7 +50,8 @@ inline T bytes_at(const Byte* cursor) {
   return bytes;
 }
 
-// A byte of a block has a code of the first half of the row and one of the second, a byte of a row two neighbours.
+// A byte of a block has one code of the first half of the row and one of the second; a byte of a row has two
+// neighbours.
 inline void fours_to_row(const Byte* __restrict q, Byte* __restrict row) {
   const Sixteen bytes = bytes_at<Sixteen>(q);
   const Eight even = __builtin_shufflevector(bytes, bytes, 0, 2, 4, 6, 8, 10, 12, 14);
@@ -92,7 +95,7 @@ inline void bytes_to_row(const Byte* __restrict codes, int count, Byte* __restri
   for (int run = 0; run < count / 8; ++run) store<kBits>(gather<kBits>(load(codes + 8 * run)), row + kBits * run);
 }
 
-// Types with a header of scales (and minima) of f16 or less, which stay as they are, and codes behind it.
+// Types with a header of scales (and minima) of at most f16, which stay unchanged, followed by codes.
 template <Ggml kType>
 void apart(const Byte* __restrict b, Byte* __restrict row, Byte* __restrict scales, Byte* __restrict minima) {
   constexpr std::size_t kScales = kOf<kType>.scales, kMinima = kOf<kType>.minima;
@@ -143,7 +146,7 @@ void together<Ggml::nvfp4>(const Byte* __restrict row, const Byte* __restrict sc
   }
 }
 
-// Types whose scales are products, which f32 holds: `scale * code`, or `scale * code + minimum`.
+// Types whose scales are products that f32 represents exactly: `scale * code`, or `scale * code + minimum`.
 template <>
 void apart<Ggml::q2_k>(const Byte* __restrict b, Byte* __restrict row, Byte* __restrict scales,
                        Byte* __restrict minima) {
@@ -235,7 +238,7 @@ void apart<Ggml::tq2_0>(const Byte* __restrict b, Byte* __restrict row, Byte* __
   bytes_to_row<2>(codes, 256, row);
 }
 
-// The offsets of block `i`, as a whole and in each of its parts.
+// The offsets of block `i`: of the complete block and of each of its parts.
 template <Ggml kType>
 struct Offsets {
   explicit Offsets(std::size_t i)

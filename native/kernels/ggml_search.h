@@ -1,5 +1,5 @@
-// The search for scales, groups side by side, and the loop over a tensor's blocks (spec/gguf.md, "Search"). Types are spread
-// over some files: a compiler takes seconds for each.
+// The search for scales, with groups in parallel, and the loop over a tensor's blocks (spec/gguf.md, "Search"). Types
+// are distributed over several files, because each takes seconds to compile.
 #pragma once
 #include <algorithm>
 
@@ -63,7 +63,7 @@ void sum_up(const Tile& tile, Lanes& weight, Lanes& total) {
   }
 }
 
-// Scale, and offset, of blocks that are one group; then once more the scale for the offset that f16 has.
+// Scale, and offset, of blocks that are one group; then the scale again, for the offset rounded to f16.
 template <class Type, class Tile>
 void settle(const Tile& tile, const Powers& powers, Lanes& scale, Lanes& offset) {
   round(scale, powers);
@@ -76,14 +76,14 @@ void settle(const Tile& tile, const Powers& powers, Lanes& scale, Lanes& offset)
       const float fitted = (sums.xq[lane] - offset[lane] * sums.q[lane]) / sums.qq[lane];
       other[lane] = sums.qq[lane] > 0 ? fitted : other[lane];
     }
-    round(other, powers);  // one that f16 has stays what it is
+    round(other, powers);  // a value of f16 stays unchanged
     measure<typename Type::Level>(tile, other, offset, others);
     for (std::size_t lane = 0; lane < kLanes; ++lane)
       if (others.error[lane] < sums.error[lane]) scale[lane] = other[lane];
   }
 }
 
-// The power of two of least error, of three.
+// The best of three powers of two.
 template <class Tile>
 void fit_powers(const Tile& tile, const Powers& powers, Lanes& scale, Head* heads) {
   const Lanes none{};
@@ -109,8 +109,8 @@ void fit_powers(const Tile& tile, const Powers& powers, Lanes& scale, Head* head
   }
 }
 
-// Searches sixteen groups and packs the first `blocks` blocks; returns which of them has no room for its scale, or
-// `blocks`.
+// Searches sixteen groups and packs the first `blocks` blocks; returns the index of a block whose scale cannot be
+// represented, or `blocks`.
 template <Ggml kType, bool kWeighted>
 std::size_t search(const float* x, const float* importance, std::size_t first, std::size_t cols, std::size_t blocks,
                    Byte* out) {
@@ -157,7 +157,8 @@ std::size_t search(const float* x, const float* importance, std::size_t first, s
 template <Dtype kDtype>
 void widen(const void* values, std::size_t first, std::size_t count, float* out) {
   const auto* in = static_cast<const TypeOf<kDtype>*>(values) + first;
-  for (std::size_t i = 0; i < count; i += 32) load_block<kDtype>(in + i, 32, out + i);  // blocks are multiples of it
+  // The number of values is a multiple of a block's.
+  for (std::size_t i = 0; i < count; i += 32) load_block<kDtype>(in + i, 32, out + i);
 }
 
 void widen(const GgmlSource& from, std::size_t first, std::size_t count, float* out) {

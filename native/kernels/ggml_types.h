@@ -15,7 +15,7 @@ using Byte = std::uint8_t;
 template <Ggml kType>
 constexpr GgmlBlock kOf = kGgmlBlocks[static_cast<int>(kType)];
 
-// Calls `run.template operator()<type>()`; nothing where `run` is constrained to other types.
+// Calls `run.template operator()<type>()`; does nothing if the constraints of `run` exclude the type.
 template <class Run>
 void with_type(Ggml type, const Run& run) {
   const auto first = [&]<Ggml kType>() {
@@ -29,7 +29,7 @@ void with_type(Ggml type, const Run& run) {
 }
 
 inline std::uint32_t u16_at(const Byte* bytes) { return bytes[0] | static_cast<std::uint32_t>(bytes[1]) << 8; }
-// The number of 16 bits; one instruction where one number is wanted (loops of many become others in `f16_to_f32`).
+// The number of 16 bits as a single instruction, for single numbers (loops use `f16_to_f32`).
 inline float half(std::uint32_t bits) {
 #if defined(__F16C__)
   return _cvtsh_ss(static_cast<std::uint16_t>(bits));
@@ -40,7 +40,7 @@ inline float half(std::uint32_t bits) {
 inline float f16_at(const Byte* bytes) { return half(u16_at(bytes)); }
 inline int nibble(const Byte* bytes, int index) { return bytes[index / 2] >> 4 * (index % 2) & 15; }
 
-// The integers that are the scale of group `k` of a block at `b`, and its minimum.
+// The integers of the scale and the minimum of group `k` of a block at `b`.
 inline int q3_k_scale(const Byte* b, int k) {
   const int low = b[96 + k % 8] >> 4 * (k / 8) & 15, high = b[104 + k % 4] >> 2 * (k / 4) & 3;
   return (low | high << 4) - 32;

@@ -1,6 +1,6 @@
-// Blocks of ggml to f32 (spec/gguf.md), those whose codes are numbers or point into a table of sixteen. Codes are taken
-// out of a block sixteen at a time, as signed bytes. Products of scales and integers are exact, whatever their order; a
-// minimum that is added or subtracted is the one rounding.
+// Decodes blocks of ggml whose codes are numbers or refer to a table of sixteen to f32 (spec/gguf.md). Codes are
+// extracted sixteen at a time, as signed bytes. Products of scales and integers are exact in any order; adding or
+// subtracting a minimum is the only rounding.
 #pragma once
 #include <array>
 #include <bit>
@@ -25,7 +25,7 @@ inline Word word_at(const void* bytes) {
   return result;
 }
 
-// Low nibbles of sixteen bytes, less `zero`, then their high ones.
+// Low nibbles of sixteen bytes, minus `zero`, then the high nibbles.
 inline void nibbles(const Byte* b, float scale, int zero, float* out) {
   const Bytes16 q = sixteen(b);
   times(less(q & 15, zero), scale, out);
@@ -57,7 +57,7 @@ inline void block<Ggml::q1_0>(const Byte* b, Grid, float* out) {
   for (int k = 0; k < 8; ++k) times(less(spread(u16_at(b + 2 + 2 * k)) & 2, 1), d, out + 16 * k);
 }
 
-// Byte 4 k + j holds elements 16 k + 4 j on.
+// Byte 4 k + j has the elements from 16 k + 4 j on.
 template <>
 inline void block<Ggml::q2_0>(const Byte* b, Grid, float* out) {
   const float d = f16_at(b);
@@ -152,7 +152,7 @@ struct SixBits {
   }
 };
 
-// The values of Q4_K and Q5_K, whose nibbles begin at `quants`; `top(k)` is what group `k` of 16 has above them.
+// The values of Q4_K and Q5_K, whose nibbles begin at `quants`; `top(k)` are the bits above them for group `k` of 16.
 template <class Top>
 inline void six_bit_block(const Byte* b, const Byte* quants, const Top& top, float* out) {
   const SixBits scales(b);
@@ -197,10 +197,10 @@ inline void block<Ggml::iq4_xs>(const Byte* b, Grid, float* out) {
     looked_up(sixteen(b + 8 + 16 * k), kIq4, d * static_cast<float>(iq4_xs_scale(b, k)), out + 32 * k);
 }
 
-// The digit that q / 256 begins with in base 3, less 1: q * 3 >> 8.
+// The first digit of q / 256 in base 3, minus 1: q * 3 >> 8.
 inline Codes16 third(Bytes16 q) { return Codes16{} - 1 - (q > 85) - (q > 170); }
 
-// Elements of a run of bytes in base 3, the first digits of all of them first.
+// Elements of a run of bytes in base 3; the first digits of all bytes come first.
 template <int kRun>
 inline void thirds(const Byte* from, float d, float* out) {
   for (int j = 0; j < kRun; j += 16) {
@@ -232,7 +232,7 @@ inline void block<Ggml::mxfp4>(const Byte* b, Grid, float* out) {
   looked_up(sixteen(b + 1), kE2m1, std::bit_cast<float>(e < 2 ? 0x00200000u << e : (e - 1) << 23), out);
 }
 
-// Half of E4M3's numbers, the sign left out; 0x7F is 0.
+// Half of the numbers of E4M3, without the sign; 0x7F is 0.
 constexpr float half_of_e4m3(int code) {
   const int exponent = code >> 3 & 15, mantissa = code & 7;
   const float power = std::bit_cast<float>(static_cast<std::uint32_t>(exponent - 11 + 127) << 23);

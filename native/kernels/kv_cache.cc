@@ -1,5 +1,5 @@
-// Attention over packed blocks of keys and values, in f32 in a fixed order: spec/kv-cache.md, "Products".
-// Every column has a sum of its own, so that neither the width of vectors nor the number of threads shows in the bits.
+// Attention over packed blocks of keys and values, in f32 in a fixed order: spec/kv-cache.md, "Products". Every column
+// has a separate sum, so the result depends neither on the width of vectors nor on the number of threads.
 #include "kernels/kv_cache.h"
 
 #include "kernels/affine_matmul_lanes.h"
@@ -7,7 +7,7 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-constexpr std::size_t kTile = 4;    // rows of queries, or weights, that share the unpacking of codes
+constexpr std::size_t kTile = 4;    // rows of queries, or of attention weights, for which codes are unpacked once
 constexpr std::size_t kPiece = 256;  // scales widened at a time
 
 template <std::size_t kBytes>
@@ -41,7 +41,7 @@ class Columns {
     } else {
       const Words words = spread(codes) >> shifts_;
 #if defined(__AVX512F__)
-      return _mm512_permutexvar_ps(std::bit_cast<__m512i>(words), table_);  // looks at the low four bits only
+      return _mm512_permutexvar_ps(std::bit_cast<__m512i>(words), table_);  // uses the low four bits only
 #else
       return __builtin_convertvector(std::bit_cast<Ints>(words & ((1u << kBits) - 1)), Floats);
 #endif
@@ -49,7 +49,7 @@ class Columns {
   }
 
  private:
-  // The word of 32 bits that each lane's code lies in.
+  // The 32-bit word that contains each lane's code.
   static Words spread(const std::uint8_t* codes) {
     const std::uint64_t word = load_little<kBytes>(codes);
     const Words low = Words{} + static_cast<std::uint32_t>(word);
@@ -66,7 +66,7 @@ class Columns {
 #endif
 };
 
-// One block's rows: `count` of the coefficients [kTile, kKvMost] of rows of x.
+// The rows of a block: `count` of the coefficients [kTile, kKvMost] of rows of x.
 struct Block {
   const std::uint8_t* codes;
   std::size_t row_bytes, rows;
@@ -87,7 +87,7 @@ inline void sum_rows(const Columns<kBits>& columns, const Block& block, const fl
   }
 }
 
-// The target of the sums of a vector of columns: they are added to `shift` of the row, and stored or added.
+// The destination of the sums of a vector of columns: `shift` of the row is added, and the result is stored or added.
 struct Target {
   float* out;
   std::size_t stride;
@@ -142,7 +142,7 @@ void product(int bits, const Block& block, const float (*x)[kKvMost], std::size_
   product_of<8>(block, x, count, cols, to);
 }
 
-// Element i goes to partial sum i % 16; these are then added in halves.
+// Element i is added to partial sum i % 16; the partial sums are added in halves.
 float sum_products(const float* a, const float* b, std::size_t n) {
   alignas(64) float sums[kKvLanes] = {};
   const std::size_t full = n / kKvLanes * kKvLanes;

@@ -1,4 +1,4 @@
-// Declared once per instruction set, as in kernels.h.
+// Declarations, once per instruction set, as in kernels.h.
 #pragma once
 #include "core/isa.h"
 #include "core/kv_cache.h"

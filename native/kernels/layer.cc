@@ -1,5 +1,6 @@
-// A decoder layer between its products: RMS norm, rotary positions, SiLU gates, sums, attention of a few queries. In f32
-// in a fixed order, of sixteen partial sums where there is a sum over columns, and rounded where transformers rounds.
+// The operations of a decoder layer between its products: RMS norm, rotary positions, SiLU gates, sums, attention of a
+// few queries. They compute in f32 in a fixed order, with sixteen partial sums for sums over columns, and round as
+// transformers does.
 #include "kernels/layer.h"
 
 #include <cmath>
@@ -9,7 +10,7 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-constexpr std::size_t kPiece = 256;   // values that are worked on at a time
+constexpr std::size_t kPiece = 256;   // values that are processed at a time
 static_assert(kPiece % kLanes == 0 && kAttendTokens % kLanes == 0);
 
 // Calls `work.operator()<type>()`.
@@ -25,7 +26,7 @@ inline void with_type(Dtype type, const Work& work) {
   }
 }
 
-// Values of one type, as floats and back.
+// Converts values of one type to floats and back.
 template <Dtype kDtype>
 struct Values {
   using Type = TypeOf<kDtype>;
@@ -33,7 +34,7 @@ struct Values {
   static const Type* cast(const void* from, std::size_t first = 0) { return static_cast<const Type*>(from) + first; }
   static Type* cast(void* from, std::size_t first = 0) { return static_cast<Type*>(from) + first; }
 
-  // Up to a piece of them, filled up with zeros.
+  // Loads up to one piece of values, padded with zeros.
   static void load(const void* from, std::size_t first, std::size_t filled, float (&values)[kPiece]) {
     load_block<kDtype>(cast(from, first), filled, values);
     for (std::size_t i = filled; i < kPiece; ++i) values[i] = 0;
@@ -50,7 +51,7 @@ inline void in_pieces(std::size_t n, const Work& work) {
   for (std::size_t first = 0; first < n; first += kPiece) work(first, n - first < kPiece ? n - first : kPiece);
 }
 
-// Calls work.operator()<type>(some, others) for pieces of two arrays; what it leaves in the first is stored.
+// Calls work.operator()<type>(some, others) for pieces of two arrays, then stores the first.
 template <class Work>
 inline void combine(const void* x, const void* y, Dtype type, std::size_t n, void* out, const Work& work) {
   with_type(type, [&]<Dtype kDtype>() {
@@ -104,7 +105,7 @@ class Segment {
     }
   }
 
-  // Scores become powers; past the last token they are 0.
+  // Converts scores to exponentials; past the last token they are 0.
   void weigh(std::size_t m, float* part) {
     float* scores = scores_[m];
     float amax = scores[0];
@@ -119,7 +120,7 @@ class Segment {
     part[0] = amax, part[1] = sum_lanes(sums);
   }
 
-  // Values of `kSixteens` * 16 columns, weighted, token after token.
+  // Weighted sums of values in `kSixteens` * 16 columns, token after token.
   template <std::size_t kSixteens>
   void mix(std::size_t column, float* parts) {
     const auto* values = Values<kDtype>::cast(task_.values, offset_ + column);
@@ -148,7 +149,7 @@ class Segment {
 template <Dtype kDtype>
 void segment_of(const Attend& task, std::size_t head, std::size_t segment, float* parts) {
   std::size_t row = 0;
-  const auto rows = [&]<std::size_t kRows>() {  // queries that share what is read of keys and values
+  const auto rows = [&]<std::size_t kRows>() {  // queries that share loads of keys and values
     for (; row + kRows <= task.rows; row += kRows)
       Segment<kDtype, kRows>(task, head, segment, row).run(parts + row * task.part());
   };
@@ -222,7 +223,7 @@ void attend_segment(const Attend& task, std::size_t head, std::size_t segment, f
   with_type(task.type, [&]<Dtype kDtype>() { segment_of<kDtype>(task, head, segment, parts); });
 }
 
-// Segment after segment; `parts` of the first, those of the others follow.
+// Processes segment after segment; `parts` has the results of the first, then of the others.
 void attend_merge(const Attend& task, std::size_t head, const float* parts) {
   alignas(64) float sums[kAttendWidth];
   for (std::size_t row = 0; row < task.rows; ++row) {

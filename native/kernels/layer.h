@@ -1,4 +1,4 @@
-// Declarations of what a decoder layer computes around its products, once per instruction set; as kernels.h.
+// Declarations of the kernels of a decoder layer, once per instruction set, as in kernels.h.
 #pragma once
 #include "core/layer.h"
 

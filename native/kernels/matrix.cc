@@ -1,4 +1,4 @@
-// Products and triangular factors of matrices, equal to the last bit on every machine (kernels/matrix.h).
+// Products and triangular factors of matrices, with the same bits on every machine (kernels/matrix.h).
 #include "kernels/matrix.h"
 
 #include <cmath>
@@ -12,7 +12,7 @@ namespace {
 constexpr std::size_t kBlock = 64;  // columns that are factored together
 constexpr std::size_t kTogether = 16;  // rows that are solved together
 
-// The remaining part of columns of A, in f64: columns first to last, all rows before `last`, kBlock a row.
+// The remaining part of columns of A, in f64: columns first to last, all rows before `last`, in blocks of kBlock rows.
 class Columns {
  public:
   Columns(float* a, double* diagonal, std::size_t n, std::size_t first, std::size_t last)
@@ -21,7 +21,7 @@ class Columns {
       for (std::size_t j = 0; j < count_; ++j) lower_[i * kBlock + j] = static_cast<double>(a[i * n + first + j]);
   }
 
-  // Takes off what the columns behind them explain: sums over these in one order, some at a time.
+  // Subtracts the contributions of the later columns, which are already factored, in one fixed order.
   void take_off() {
     constexpr std::size_t wide = Lanes<double>::tile;
     static_assert(kBlock % wide == 0);
@@ -48,7 +48,7 @@ class Columns {
     }
   }
 
-  // The triangle that these columns have of their own rows; false where there is none.
+  // Factors the triangle of these columns; returns false if it is not positive definite.
   bool factor() {
     for (std::size_t j = count_; j-- > 0;) {
       const double diagonal = lower(first_ + j, j);
@@ -64,7 +64,7 @@ class Columns {
     return true;
   }
 
-  // The rows above.
+  // Solves for the rows above.
   void solve() {
     std::vector<double> links(kBlock * kBlock);
     for (std::size_t j = 0; j < count_; ++j)

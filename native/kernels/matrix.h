@@ -1,5 +1,5 @@
-// Products of matrices. Every element is a sum in one order, whatever the width of vectors: `kDepth` terms one after the
-// other, then the next so many; results are equal to the last bit on every machine.
+// Products of matrices. Every element is a sum in a fixed order for any width of vectors: groups of `kDepth` terms, one
+// after the other. Results have the same bits on every machine.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t kDepth = 256;
 constexpr std::size_t kTileRows = 6;
-constexpr std::size_t kTileVectors = kVectorBytes == 64 ? 4 : 2;  // 32 registers or 16
+constexpr std::size_t kTileVectors = kVectorBytes == 64 ? 4 : 2;  // 32 or 16 registers
 
 template <class T>
 struct Lanes {
@@ -43,7 +43,7 @@ void tile(const T* __restrict a, std::size_t a_stride, std::size_t depth, const 
   }
 }
 
-constexpr std::size_t kTogetherRows = 384;  // rows of `a` that are laid out densely
+constexpr std::size_t kTogetherRows = 384;  // rows of `a` that are copied contiguously
 
 // out[rows x cols] += sign * a[rows x depth] * b[depth x cols], each with its stride. `out` overlaps neither.
 template <class T>
@@ -51,7 +51,7 @@ void multiply_add(const T* a, std::size_t a_stride, const T* b, std::size_t b_st
                   std::size_t rows, std::size_t depth, std::size_t cols, T sign) {
   constexpr std::size_t wide = Lanes<T>::tile;
   alignas(64) T panel[kDepth * wide];
-  // Rows a power of two apart would fight for the same places of the cache.
+  // Rows at distances of a power of two would be mapped to the same cache sets.
   std::vector<T> dense(cols > 2 * wide ? std::min(rows, kTogetherRows) * kDepth : 0);
   for (std::size_t k = 0; k < depth; k += kDepth) {
     const std::size_t deep = std::min(kDepth, depth - k);

@@ -1,4 +1,4 @@
-// Functions that kernels share on arm64, which always has NEON: lookups in tables in registers.
+// Functions for kernels on arm64, which always has NEON: lookups in tables in registers.
 #pragma once
 
 #if defined(__aarch64__) && !defined(__AARCH64EB__)
@@ -12,7 +12,7 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-// A table of 16 * kParts entries of two or four bytes: a register or several for each byte of an entry.
+// A table of 16 * kParts entries of two or four bytes: one or more registers for each byte of an entry.
 template <class T, int kParts>
 class ByteTables {
  public:
@@ -38,7 +38,8 @@ class ByteTables {
   // The entries at sixteen indices.
   void store(uint8x16_t at, T* out) const {
     auto* to = reinterpret_cast<std::uint8_t*>(out);
-    if constexpr (sizeof(T) == 2) {  // variables: to Clang these stores are macros, and commas in braces are theirs
+    // Variables, because these stores are macros in Clang, and commas in braces would separate arguments.
+    if constexpr (sizeof(T) == 2) {
       const uint8x16x2_t two{{look(0, at), look(1, at)}};
       vst2q_u8(to, two);
     } else {
@@ -47,7 +48,7 @@ class ByteTables {
     }
   }
 
-  // Those of whole sixteens of `n` codes, one to a byte; returns how many are done.
+  // Looks up complete groups of sixteen of `n` codes, one per byte; returns the number of processed codes.
   std::size_t store_all(const std::uint8_t* codes, std::size_t n, T* out) const {
     std::size_t i = 0;
     for (; i + 16 <= n; i += 16) store(vld1q_u8(codes + i), out + i);
@@ -67,8 +68,8 @@ class ByteTables {
   uint8x16_t planes_[sizeof(T)][kParts];
 };
 
-// For each byte of a mask: where each of eight elements comes from among those that are kept, or nowhere (`spread`); which
-// elements are kept, side by side (`kept`); how many.
+// For each byte of a mask: the source of each of eight elements among the selected ones, or none (`spread`); the
+// selected elements, contiguously (`kept`); their number.
 struct MaskBytes {
   std::uint8_t spread[256][8], kept[256][8], count[256];
   constexpr MaskBytes() : spread(), kept(), count() {

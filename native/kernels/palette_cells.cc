@@ -1,5 +1,5 @@
-// Puts points into cells of about as many each (spec/palette.md, "Vectors"): every coordinate is cut at its quantiles, and cells follow each
-// other in Morton's order, so that any 64 in a row lie close together.
+// Sorts points into cells of about equal size (spec/palette.md, "Vectors"): every coordinate is divided at its
+// quantiles, and cells are in Morton order, so that 64 consecutive cells are close together.
 #include "kernels/palette_cells.h"
 
 #include <algorithm>
@@ -15,10 +15,11 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-// Keys of coordinates: even steps near 0, then 9 bits of the mantissa.
+// Keys of coordinates: equal steps near 0, then 9 bits of the mantissa.
 constexpr float kFloor = 0x1p-10F;
 constexpr int kDrop = 14;
-constexpr std::int32_t kHalfKeys = 5184, kKeys = 2 * kHalfKeys;  // for magnitudes up to 1; larger ones have the last
+// For magnitudes up to 1; larger ones have the last key.
+constexpr std::int32_t kHalfKeys = 5184, kKeys = 2 * kHalfKeys;
 constexpr std::size_t kSample = std::size_t{1} << 15, kChunk = 512, kSoon = 24;
 
 inline std::int32_t key_of(float value) {
@@ -36,7 +37,7 @@ float begin_of(std::int32_t key) {
   return key < kHalfKeys ? -magnitude : magnitude;
 }
 
-// How one coordinate is cut: the bits of the cell that each key sets, and the cut of a number of cuts.
+// The division of a coordinate: the bits of the cell for each key, and the position of each cut.
 struct Axis {
   std::vector<std::uint16_t> bits = std::vector<std::uint16_t>(kKeys);
   std::vector<float> middle, half;
@@ -59,7 +60,7 @@ struct Axis {
       const float from = begins[cut] ? std::max(begin_of(begins[cut]), smallest) : smallest;
       const float to = begins[cut + 1] < kKeys ? std::min(begin_of(begins[cut + 1]), amax) : amax;
       middle[cut] = from * 0.5F + to * 0.5F;
-      // Keys are those of rounded magnitudes.
+      // Keys are computed from rounded magnitudes.
       half[cut] = std::max(to - from, 0.0F) * 0.5F + 1e-6F * (std::abs(from) + std::abs(to) + kFloor);
     }
   }
@@ -71,7 +72,7 @@ class Cells {
   Cells(const float* points, const PaletteCellsToFill& to, std::uint16_t* order)
       : points_(points), to_(to), order_(order) {}
 
-  // Returns the sum of all squares, about.
+  // Returns the approximate sum of all squares.
   double fill() {
     lay_axes();
     const double squares = find_cells();
@@ -85,7 +86,7 @@ class Cells {
 
   void lay_axes() {
     const std::size_t all_of_them = to_.n * kNumbers;
-    float smallest[kWidth], most[kWidth];  // lane i: number i % size of all points with that lane
+    float smallest[kWidth], most[kWidth];  // lane i has coordinate i % size of all points with that lane
     for (std::size_t i = 0; i < kWidth; ++i) smallest[i] = most[i] = points_[i % kNumbers];
     Floats low = load_floats(smallest), high = load_floats(most);
     std::size_t done = 0;
@@ -138,7 +139,8 @@ class Cells {
     for (std::size_t cell = 0; cell < to_.cells; ++cell) to_.starts[cell + 1] += to_.starts[cell];
     std::vector<std::uint32_t> next(to_.starts, to_.starts + to_.cells);
     for (std::size_t i = 0; i < to_.n; ++i) {
-      const std::size_t soon = next[order_[std::min(i + kSoon, to_.n - 1)]];  // about: those between may go there too
+      // Approximate: points between may be in this cell too.
+      const std::size_t soon = next[order_[std::min(i + kSoon, to_.n - 1)]];
       for (std::size_t v = 0; v < kNumbers; ++v) __builtin_prefetch(to_.columns + v * to_.stride() + soon, 1);
       const std::size_t there = next[order_[i]]++;
       for (std::size_t v = 0; v < kNumbers; ++v) to_.columns[v * to_.stride() + there] = points_[i * kNumbers + v];
@@ -184,7 +186,7 @@ double palette_cells(const float* points, const PaletteCellsToFill& cells, std::
 
 bool palette_codes(const std::uint16_t* order, std::size_t n, const std::uint32_t* starts, std::size_t cells,
                    const std::uint8_t* codes, std::uint8_t* out) {
-  std::vector<std::uint32_t> next(std::size_t{1} << 16, 0xffffffffU);  // of cells that are not: past all points
+  std::vector<std::uint32_t> next(std::size_t{1} << 16, 0xffffffffU);  // cells that do not exist: past all points
   std::copy(starts, starts + cells, next.begin());
   bool within = true;
   for (std::size_t i = 0; i < n; ++i) {

@@ -1,4 +1,4 @@
-// Declarations of the kernels of palette_cells.cc and palette_steps.cc, as kernels.h has those of others.
+// Declarations of the kernels of palette_cells.cc and palette_steps.cc, as in kernels.h.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Indices to table entries (core/palette.h). Entries are bits of 2, 4, 8 or 16 bytes: what they mean is the caller's.
+// Looks up indices in table entries (core/palette.h). Entries have 2, 4, 8 or 16 bytes of any meaning.
 #include "kernels/gcc_headers.h"
 #include "core/palette.h"
 
@@ -56,7 +56,7 @@ void look_up(const std::uint16_t* __restrict table, int bits, const std::uint8_t
 
 #elif defined(__AVX2__)
 
-// Low and high bytes of sixteen entries are looked up apart and joined.
+// Low and high bytes of sixteen entries are looked up separately and interleaved.
 template <>
 void look_up(const std::uint16_t* __restrict table, int bits, const std::uint8_t* __restrict codes, std::size_t n,
              std::uint16_t* __restrict out) {
@@ -71,7 +71,7 @@ void look_up(const std::uint16_t* __restrict table, int bits, const std::uint8_t
     const __m256i high = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(highs)));
     for (; i + 32 <= n; i += 32) {
       const __m256i raw = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + i));
-      const __m256i index = _mm256_permute4x64_epi64(raw, 0xd8);  // joining works within halves
+      const __m256i index = _mm256_permute4x64_epi64(raw, 0xd8);  // interleaving works within halves
       const __m256i first = _mm256_shuffle_epi8(low, index), second = _mm256_shuffle_epi8(high, index);
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), _mm256_unpacklo_epi8(first, second));
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i + 16), _mm256_unpackhi_epi8(first, second));
@@ -86,7 +86,7 @@ template <class T>
 void decode(const PaletteLayout& layout, const std::uint8_t* packed, const T* tables, std::size_t n, T* out) {
   const Unpack unpack = unpacker<false>(layout.bits);
   Codes buffer;
-  std::size_t run = 0, left = layout.run - layout.phase;  // of the present run
+  std::size_t run = 0, left = layout.run - layout.phase;  // remaining indices of the current run
   for (std::size_t i = 0; i < n; i += kChunk) {
     const std::size_t count = std::min(kChunk, n - i);
     const std::uint8_t* from = packed + i / 8 * static_cast<std::size_t>(layout.bits);

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::size_t kHalf = kBins / 2;
 
-// The bits of the value that is number `place` in ascending order, negative ones first.
+// The bits of the value at position `place` in ascending order, negative values first.
 inline std::uint16_t key_at(std::size_t position) {
   return static_cast<std::uint16_t>(position < kHalf ? kBins - 1 - position : position - kHalf);
 }
@@ -50,7 +50,7 @@ std::size_t first_bad(const void* source, std::size_t n) {
   return i;
 }
 
-// Fills `codes` by a table over all 16-bit values: a stretch of it per entry.
+// Fills `codes` with a table over all 16-bit values: a range of it per entry.
 template <Dtype kDtype>
 void assign_narrow(const void* source, std::size_t n, const double* thresholds, std::size_t k, std::uint8_t* codes) {
   std::vector<std::uint8_t> table(kBins);
@@ -74,7 +74,7 @@ void assign_narrow(const void* source, std::size_t n, const double* thresholds, 
     }
     if (to <= from) continue;
     const auto code = static_cast<std::uint8_t>(entry);
-    std::uint8_t* const bits = table.data();  // negative values lie from the end backwards
+    std::uint8_t* const bits = table.data();  // negative values are in reverse order at the end
     if (from < kHalf) std::fill(bits + kBins - std::min(to, kHalf), bits + kBins - from, code);
     if (to > kHalf) std::fill(bits + std::max(from, kHalf) - kHalf, bits + to - kHalf, code);
     from = to;
@@ -83,7 +83,7 @@ void assign_narrow(const void* source, std::size_t n, const double* thresholds, 
   for (std::size_t i = 0; i < n; ++i) codes[i] = table[in[i]];
 }
 
-// Halving without branches; past the last threshold there is infinity.
+// Bisection without branches; after the last threshold there is infinity.
 template <Dtype kDtype>
 void assign_wide(const void* source, std::size_t n, const double* thresholds, std::size_t k, std::uint8_t* codes) {
   const auto* in = static_cast<const TypeOf<kDtype>*>(source);

@@ -1,5 +1,6 @@
-// Which centroids of pairs may be nearest anywhere in a square of the plane (palette_vectors.cc), by AVX-512: a point is
-// compared with the few of its square, by what is done without a grid, in the same order, so that the same one is found.
+// Finds the centroids of pairs that can be nearest to a point in a square of the plane (palette_vectors.cc), with
+// AVX-512. A point is compared with the few centroids of its square, with the same operations in the same order as
+// without a grid, so the same centroid is found.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -15,7 +16,7 @@ namespace {
 #if defined(__AVX512F__)
 class Grid {
  public:
-  static constexpr std::size_t kLeast = 16384;  // points for which a grid is worth its making
+  static constexpr std::size_t kLeast = 16384;  // number of points from which on a grid pays
 
   // For `n` points, at least a register of them, and `k` centroids.
   void fill(const float* points, std::size_t n, const float* centroids, std::size_t k) {
@@ -25,7 +26,8 @@ class Grid {
     for (std::size_t i = 0; i < kParts; i += 2) fill_parts(i, k);
   }
 
-  // Processes sixteen points: finds codes and distances; returns a bit for each point whose square has too many candidates.
+  // Processes sixteen points: finds codes and distances; returns a bit for each point whose square has too many
+  // candidates.
   __mmask16 pass(const float* points, __m512i* codes, Floats* distances) const {
     const Floats x = Tables<2>::column(points, 0), y = Tables<2>::column(points, 1);
     const __m512i square = _mm512_add_epi32(_mm512_slli_epi32(axes_[1].cell_of(y), kSideBits), axes_[0].cell_of(x));
@@ -49,7 +51,7 @@ class Grid {
   static constexpr int kSideBits = 6;
   static constexpr std::size_t kSide = std::size_t{1} << kSideBits, kPart = 8, kParts = kSide / kPart;
 
-  // How one coordinate is cut: the centroids' range into equal steps; the outermost reach as far as any point does.
+  // The division of a coordinate: the centroids' range in equal steps; the outermost steps extend to all points.
   struct Axis {
     float low, scale;
     alignas(64) float middle[kSide + kParts], half[kSide + kParts];  // of steps, then of eight steps at a time
@@ -63,13 +65,13 @@ class Grid {
       const float width = (to - from) / kSide;
       low = from;
       scale = 1 / width;
-      if (!(scale > 0 && scale < 1e30F)) scale = 0;  // one step holds all
+      if (!(scale > 0 && scale < 1e30F)) scale = 0;  // one step contains all
       const auto element_at = [&](std::size_t i) { return from + static_cast<float>(i) * width; };
       const auto begin = [&](std::size_t i) { return scale && i ? element_at(i) : std::min(first, from); };
       const auto end = [&](std::size_t i) { return scale && i < kSide ? element_at(i) : std::max(last, to); };
       for (std::size_t i = 0; i < kSide; ++i) set(i, begin(i), end(i + 1));
       for (std::size_t i = 0; i < kParts; ++i) set(kSide + i, begin(i * kPart), end((i + 1) * kPart));
-      // Points may be put into the next step, where they lie at an end as rounded.
+      // Rounding may put a point near an end of a step into the next step.
       const float room = std::abs(width) * 1e-3F + 1e-6F * (std::abs(from) + std::abs(to));
       for (float& item : half) item += room;
     }
@@ -131,7 +133,7 @@ class Grid {
         fill_squares(parts_[i], sums[i], i % kParts * kPart, (row + i / kParts) * kPart + j);
   }
 
-  // Two rows of eight squares: up to four centroids each, ascending, the last repeated; 1, 0 stands for more.
+  // Two rows of eight squares: up to four centroids each, ascending, the last repeated; 1, 0 means more.
   void fill_squares(const std::uint8_t* listed, std::size_t n, std::size_t column, std::size_t row) {
     __m512i list{}, bits{};
     among(listed, n, boxes(column, row), [&](std::uint8_t c, __mmask16 there) {
@@ -146,9 +148,9 @@ class Grid {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(at + kSide), _mm512_extracti64x4_epi64(list, 1));
   }
 
-  // Lists for each centroid the boxes in which it may be nearest: those where the centroid nearest to the middle is not, at
-  // every corner, nearer by more than the error of squared distances in f32. For both, the square at a point is at most
-  // twice the square at the middle plus twice the square of half a diagonal.
+  // Lists for each centroid the boxes in which it may be nearest. It is excluded if, at every corner, the centroid
+  // nearest to the middle is nearer by more than the error of squared distances in f32. For both, the square at a point
+  // is at most twice the square at the middle plus twice the square of half a diagonal.
   template <class Tell>
   void among(const std::uint8_t* listed, std::size_t n, const Boxes& box, const Tell& tell) const {
     Floats smallest = all(std::numeric_limits<float>::infinity()), x{}, y{};
@@ -174,7 +176,7 @@ class Grid {
     return x * x + y * y;
   }
 
-  // Compares points with a centroid each.
+  // Compares each point with one centroid.
   void see(__m512i code, Floats x, Floats y, Floats* smallest, __m512i* which) const {
     const Floats low = _mm512_castpd_ps(_mm512_i32gather_pd(_mm512_castsi512_si256(code), centroids_, 8));
     const Floats high = _mm512_castpd_ps(_mm512_i32gather_pd(_mm512_extracti64x4_epi64(code, 1), centroids_, 8));

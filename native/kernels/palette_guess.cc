@@ -1,5 +1,5 @@
-// The start of Lloyd's steps by slacks (spec/palette.md, "Vectors"): a near centroid for each point, and the reach of each
-// centroid.
+// The start of Lloyd's iterations with slacks (spec/palette.md, "Vectors"): a near centroid for each point, and the
+// reach of each centroid.
 #include "kernels/gcc_headers.h"
 #include <algorithm>
 #include <cmath>
@@ -17,7 +17,8 @@ namespace {
 constexpr float kLess = 0.99999F;
 constexpr std::size_t kSquares = 4096, kNeighbours = 32, kMost = 256;
 
-// A grid of kSquares over three standard deviations each way, and what lies nearest to the middle of each square of it.
+// A grid of kSquares over three standard deviations in each direction, with the centroid nearest to the middle of each
+// square.
 template <int kSize>
 class Guess {
  public:
@@ -90,7 +91,7 @@ void reach(const float* before, const float* after, std::size_t k, float* reach,
       amax = larger(within ? load_floats(moved + c) : Floats{}, amax);
     }
     if (!before) {
-      // The centroid itself is the nearest.
+      // The nearest one is the centroid itself.
       float* const last = away + std::min(kNeighbours, k - 1);
       std::nth_element(away, last, away + k);
       reach[a] = std::sqrt(*last);

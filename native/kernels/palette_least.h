@@ -1,4 +1,5 @@
-// The nearest of centroids to each lane's point, by squared distances in f32, a sum of squares in the order of the numbers.
+// Finds the nearest centroid to each lane's point, by squared distances in f32, which are sums of squares in the order
+// of the coordinates.
 #pragma once
 #include <cmath>
 #include <limits>
@@ -31,7 +32,7 @@ inline float squared(const float* point, const float* centroid) {
   return distance;
 }
 
-// The two least squared distances of each lane's point, and which centroid has the least; of equals the first that was seen.
+// The two least squared distances of each lane's point, and the centroid with the least; ties go to the first.
 template <int kSize>
 struct NearestTwo {
   Floats point[kSize], smallest, second;

@@ -1,6 +1,7 @@
-// A step of Lloyd's on points with a bound of how much farther other centroids are than their own (spec/palette.md,
-// "Vectors"). When moves of centroids use that up, centroids near the point's own are tried, nearest first, until the
-// triangle inequality excludes all others, with room for rounding: codes are those of trying all.
+// An iteration of Lloyd's on points with a lower bound on how much farther other centroids are (spec/palette.md,
+// "Vectors"). When moves of centroids have used up the bound, centroids near the point's own are tried, nearest first,
+// until the triangle inequality excludes all others, with a margin for rounding. The codes equal those of trying all
+// centroids.
 #include "kernels/gcc_headers.h"
 #include "kernels/palette_near.h"
 
@@ -17,9 +18,10 @@ namespace ingot::INGOT_ISA {
 namespace {
 
 constexpr std::size_t kMost = 256, kFour = 4, kRings = 64, kChunk = std::size_t{1} << 15;
-// Orders go a little past reaches; centroids are tried until a point has slack for some steps.
+// Orders extend a little past reaches; centroids are tried until a point has slack for some iterations.
 constexpr float kCut = 1.4F, kSteps = 4, kLeastReach = 1e-15F;
-// Squared distances in f32 are wrong by less than 5e-7; slacks lose less than 1e-5 of themselves to rounding in a hundred steps.
+// Relative errors: squared distances in f32 are wrong by less than 5e-7; slacks lose less than 1e-5 to rounding in a
+// hundred iterations.
 constexpr float kMore = 1.00001F, kLess = 0.99999F, kTiny = 1e-14F;
 
 template <int kSize>
@@ -58,15 +60,15 @@ class Near {
   static constexpr auto kNumbers = static_cast<std::size_t>(kSize);
   static constexpr float kNowhere = 1e18F;
 
-  // Centroids near one, the nearest first, as rings have it, and the one behind the last until their number is one of fours; and how far
-  // from it those of each four, all later ones and all that are not here lie at least.
+  // The centroids near a centroid, nearest first, padded with a sentinel to a multiple of four. For each four: a lower
+  // bound of the distance to these four, to all later ones, and to all that are not in the list.
   struct Order {
     float far[kMost / kFour + 1];
     std::uint16_t batch[kMost];
     std::size_t count;
   };
 
-  // Lowers slacks, and lists the points that have none left.
+  // Decreases slacks, and lists the points that have none left.
   std::size_t pass(std::size_t n) {
     std::size_t open = 0, i = 0;
     for (; i + kWidth <= n; i += kWidth) {
@@ -96,7 +98,7 @@ class Near {
 #endif
   }
 
-  // Writes the numbers of some points, and what is not wanted behind; returns how many.
+  // Writes the coordinates of some points, and arbitrary values after them; returns their number.
   static std::size_t list(std::uint32_t* to, std::size_t first, std::uint32_t batch) {
     const auto count = static_cast<std::size_t>(std::popcount(batch));
 #if defined(__AVX512F__)
@@ -121,7 +123,7 @@ class Near {
     is_known_[a] = true;
     alignas(kVectorBytes) std::int32_t rings[kMost];
     std::uint32_t batch[kMost + kWidth];
-    // The reach is that of a number of neighbours, if there are as many.
+    // The reach is the distance of a neighbour of fixed rank, if there are enough neighbours.
     const float amax = std::max(from_.reach[a] * kCut, kLeastReach), per = kRings / amax;
     std::size_t count = 0;
     for (std::size_t c = 0; c < from_.k; c += kWidth) {
@@ -152,7 +154,7 @@ class Near {
     for (; first < end; first += kWidth) attempt(a, order, first, std::min(kWidth, end - first));
   }
 
-  // Tries centroids for some of the points that are sorted, all of centroid `a`.
+  // Tries centroids for some of the sorted points, all of which have centroid `a`.
   void attempt(std::size_t a, const Order& order, std::size_t first, std::size_t count) {
     const auto lanes = static_cast<std::uint32_t>((std::uint64_t{1} << count) - 1);
     NearestTwo<kSize> result;
@@ -160,8 +162,8 @@ class Near {
     gather(rows_ + first * kNumbers, result.point);
     const Floats local = root(result.from(positions_ + a * kNumbers)) * kMore,
                  gain = all(kSteps * from_.shrink[a] + kTiny);
-    Floats away{};  // of the centroids that are not tried, at least
-    if (!order.count) return try_all(a, result, first, count);  // a centroid that is no number
+    Floats away{};  // lower bound for the centroids that are not tried
+    if (!order.count) return try_all(a, result, first, count);  // a centroid that is NaN or infinite
     for (std::size_t c = 0;;) {
       for (std::size_t item = 0; item < kFour; ++item) {
         const std::size_t number = order.batch[c + item];
@@ -175,7 +177,7 @@ class Near {
     keep(a, result, away, first, count);
   }
 
-  // Whether a centroid as far away as that may be the nearest, or leaves less than some gain until it may be.
+  // Returns whether a centroid at this distance may be the nearest, or would leave too little slack.
   static std::uint32_t within_reach(const NearestTwo<kSize>& result, Floats away, Floats gain) {
     const Floats lower = result.smallest * (kMore * kMore), zero{};
     const Floats more = larger(away - gain, zero), far = larger(away - kTiny, zero);
@@ -200,7 +202,8 @@ class Near {
       which[lane] = first_of_nearest(rows + lane * kNumbers);
     }
     for (std::size_t lane = 0; lane < kWidth; ++lane) {
-      // A lane without a point, or with a point as far away as the padding after the last centroid, may get its index.
+      // A lane without a point, or with a point as far away as the padding after the last centroid, may get the
+      // padding's index.
       if (static_cast<std::size_t>(which[lane]) >= from_.k) which[lane] = lane < count ? first_of_nearest(rows + lane * kNumbers) : 0;
       reach[lane] = from_.reach[which[lane]];
     }
@@ -228,7 +231,7 @@ class Near {
     return static_cast<std::int32_t>(result);
   }
 
-  // The numbers of a register of points.
+  // The coordinates of a register of points.
   static void gather(const float* rows, Floats* columns) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
     if constexpr (kSize == 4) {
@@ -250,7 +253,7 @@ class Near {
     for (std::size_t v = 0; v < kNumbers; ++v) columns[v] = load_floats(to[v]);
   }
 
-  // Adds a point to its centroid's sum, or takes it away.
+  // Adds a point to its centroid's sum, or subtracts it.
   template <int kSign>
   void count(const float* point, std::size_t code) {
     for (std::size_t v = 0; v < kNumbers; ++v)
@@ -266,7 +269,7 @@ class Near {
   alignas(kVectorBytes) float positions_[(kMost + kFour) * kNumbers];
   alignas(kVectorBytes) float columns_[kNumbers][kMost + kFour];
   std::uint32_t open_[kChunk + kWidth], sorted_[kChunk];
-  float rows_[(kChunk + kWidth) * kNumbers];  // the numbers of points, sorted
+  float rows_[(kChunk + kWidth) * kNumbers];  // the coordinates of points, sorted
   Order orders_[kMost];
   bool is_known_[kMost] = {};
 };

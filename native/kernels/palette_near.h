@@ -1,4 +1,4 @@
-// Declarations of the kernels of palette_near.cc and palette_guess.cc, as kernels.h has those of others.
+// Declarations of the kernels of palette_near.cc and palette_guess.cc, as in kernels.h.
 #pragma once
 #include "core/palette.h"
 #include "core/palette_near.h"

@@ -1,5 +1,6 @@
-// The slow part of exact k-means in one dimension (spec/palette.md, "Codebooks"): the values of a histogram in ascending
-// order, and the best partition for a penalty. Sums of doubles, without contraction: the same on every machine.
+// The slow part of exact k-means in one dimension (spec/palette.md, "Codebooks"): the values of a histogram in
+// ascending order, and the best partition for a penalty. Sums are doubles without contraction, which are the same on
+// every machine.
 #include "kernels/gcc_headers.h"
 #include <algorithm>
 #include <bit>
@@ -17,9 +18,9 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-// The best beginning of the last run never moves back (the squared error has the quadrangle inequality): a queue of
-// candidates, each with the point from which on it is best, finds all of them in about O(n) (Galil, Park: "Dynamic programming
-// with convexity, concavity and sparsity", 1992, section 4).
+// The best beginning of the last run never moves back, because the squared error satisfies the quadrangle inequality. A
+// queue of candidates, each with the first end for which it is best, finds all beginnings in about O(n) (Galil, Park:
+// "Dynamic programming with convexity, concavity and sparsity", 1992, section 4).
 class Penalized {
  public:
   explicit Penalized(const PaletteRuns& input) : input_(input) {}
@@ -52,7 +53,8 @@ class Penalized {
       look(l, older, low);
   }
 
-  // The newer one wins from some point past `low` on: near the beginning as a rule, so steps grow from there.
+  // Finds the first end past `low` for which the newer candidate wins: usually close to `low`, so steps grow from
+  // there.
   void look(std::uint32_t l, std::uint32_t older, std::size_t low) {
     std::size_t high = low, step = 1;
     while (true) {
@@ -73,7 +75,7 @@ class Penalized {
   std::size_t front_ = 0, back_ = 0;
 };
 
-#if defined(__AVX__)  // compilers make nothing good of choices among two doubles without it
+#if defined(__AVX__)  // compilers do not vectorize selections between two doubles without it
 // Doubles side by side.
 #if defined(__AVX512F__)
 constexpr std::size_t kSide = 8;
@@ -87,12 +89,12 @@ constexpr Numbers kUp = {0, 1, 2, 3, 4, 5, 6, 7};
 #else
 constexpr Numbers kUp = {0, 1, 2, 3};
 #endif
-// A block takes at most 1 / kShare of the wanted ends of a run, and at most kMost ends.
+// A block has at most 1 / kShare of the requested ends of a run, and at most kMost ends.
 constexpr std::size_t kShare = 5, kMost = 128;
 
 inline void load(const double* from, Ends& to) { std::memcpy(&to, from, sizeof to); }
 
-// The least of some values and its number, lane by lane; of equals the first.
+// The least value and its index, lane by lane; ties go to the first.
 struct Best {
   Ends smallest;
   Numbers which;
@@ -101,7 +103,7 @@ struct Best {
     which = value < smallest ? number : which;
     smallest = value < smallest ? value : smallest;
   }
-  // The number in the least lane, of equals the least one.
+  // The index in the least lane; ties go to the least index.
   std::size_t number() const {
     Best all = *this;
 #if defined(__AVX512F__)
@@ -126,14 +128,15 @@ struct Best {
   }
 };
 
-// The same where runs are long: for blocks of ends whose runs all begin before the block, and between those of the end before the
-// block and the last in it. So that of the last is looked for first, then that of the one in the middle, and so on; those of
-// kSide ends in a row are found side by side, an end a lane. Here too the first of equals counts.
+// The same for long runs: for blocks of ends whose runs all begin before the block, between the beginnings of the end
+// before the block and of the last end in it. So the beginning of the last end is computed first, then that of the
+// middle end, and so on; those of kSide consecutive ends are computed in parallel, one end per lane. Ties go to the
+// first here too.
 class Blocks {
  public:
   explicit Blocks(const PaletteRuns& input) : input_(input) {}
 
-  // False if a run begins and ends in one block: then nothing was found.
+  // Returns false, without a result, if a run begins and ends in one block.
   bool solve(double penalty, std::size_t block) {
     input_.best[0] = 0;
     penalty_ = penalty;
@@ -150,14 +153,14 @@ class Blocks {
   }
 
  private:
-  // The first best beginning from `low` to `high` of a run that ends at r.
+  // The first best beginning from `low` to `high` for a run that ends at r.
   std::size_t begin(std::size_t r, std::size_t low, std::size_t high) const {
     if (high + 1 < kSide) return begin_early(r, low, high);
     const Ends sum = Ends{} + input_.sum[r], weight = Ends{} + input_.weight[r],
                never = Ends{} + std::numeric_limits<double>::infinity();
     const Numbers from = Numbers{} + static_cast<std::int64_t>(low);
     Best result{never, from};
-    const std::size_t last = high + 1 - kSide;  // of this register lanes may lie before `low`, or be seen again
+    const std::size_t last = high + 1 - kSide;  // lanes of this register may be before `low`, or were processed before
     for (std::size_t l = low;; l += kSide) {
       l = std::min(l, last);
       Ends s, w, best;
@@ -190,7 +193,7 @@ class Blocks {
     return input_.best[l] - s * s / (input_.weight[r] - input_.weight[l]);
   }
 
-  // The ends from `first` on, whose runs begin from `low` to `high`.
+  // Processes the ends from `first` on, whose runs begin from `low` to `high`.
   void fill(std::size_t first, std::size_t size, std::size_t low, std::size_t high) {
     if (size > kSide) {
       const std::size_t half = size / 2 / kSide * kSide, middle = begin(first + half - 1, low, high);
@@ -226,8 +229,8 @@ class Blocks {
 };
 #endif
 
-// Collects those of kPassed bins from `first` on that have weight, ascending or descending; returns their number. Up to
-// kPassed elements may be written.
+// Collects the bins with weight among kPassed bins from `first` on, ascending or descending; returns their number. Up
+// to kPassed elements may be written.
 template <bool kDown>
 inline std::size_t keys_of(const double* weights, std::size_t first, std::uint16_t* keys) {
   std::size_t count = 0;

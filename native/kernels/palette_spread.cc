@@ -1,7 +1,8 @@
-// Points to begin with, each drawn by its squared distance from those before (k-means++; spec/palette.md, "Vectors"). Which one is
-// drawn is said by sums of distances from the first point on, each rounded: a chain. Sums in any order differ from these by less
-// than is known, and as a rule that leaves one point; the chain is gone through where it does not. Distances in f32 tell first which
-// points have come nearer, fewer with every draw, and sums of others stay.
+// Initial centroids by k-means++, each drawn with a probability proportional to its squared distance from those before
+// (spec/palette.md, "Vectors"). By definition, the draw uses a sequential sum of rounded distances from the first point
+// on. Sums in any other order differ from it by less than a known bound, which usually determines the same point;
+// otherwise the sequential sum is computed. Distances in f32 first show which points are nearer to the new centroid,
+// fewer in every draw; the sums of other points stay.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -18,11 +19,11 @@ using Narrow = float __attribute__((vector_size(kVectorBytes / 2)));
 
 // The state of each point.
 struct Scratch {
-  double* distance;  // the least squared one
-  double* upto;      // sums, one after the other
+  double* distance;  // the least squared distance
+  double* upto;      // sequential sums
   double* blocks;    // sums of kBlock distances each
-  float* columns;    // the points' numbers, [size, n]
-  float* limits;     // a point whose squared distance in f32 is above has come no nearer
+  float* columns;    // the points' coordinates, [size, n]
+  float* limits;     // if a point's squared distance in f32 is above it, it is not nearer
 };
 
 template <int kSize>
@@ -32,7 +33,7 @@ class Draw {
     std::fill(to_.distance, to_.distance + all_points.n, std::numeric_limits<double>::infinity());
     std::fill(to_.limits, to_.limits + all_points.n, std::numeric_limits<float>::infinity());
     std::fill(to_.blocks, to_.blocks + all_points.n / kBlock + 1,
-              std::numeric_limits<double>::infinity());  // NaNs never come nearer
+              std::numeric_limits<double>::infinity());  // NaN is never nearer
     for (std::size_t i = 0; i < all_points.n; ++i)
       for (std::size_t v = 0; v < kNumbers; ++v)
         to_.columns[v * all_points.n + i] = all_points.points[i * kNumbers + v];
@@ -53,7 +54,7 @@ class Draw {
  private:
   static constexpr auto kNumbers = static_cast<std::size_t>(kSize);
 
-  // Lowers the distances of some points, and adds all of these up if any is another.
+  // Decreases the distances of some points, and adds all of these up if any changed.
   void come_nearer(std::size_t first, std::size_t end) {
     bool any = false;
     std::size_t i = first;
@@ -98,13 +99,13 @@ class Draw {
     std::memcpy(&least, to_.distance + i, sizeof least);
     least = squares < least ? squares : least;
     std::memcpy(to_.distance + i, &least, sizeof least);
-    // Squared distances in f32 are wrong by less than 5e-7, or where they are tiny.
+    // Relative error of squared distances in f32: less than 5e-7, except for tiny ones.
     const Narrow limit = __builtin_convertvector(least * 1.00001, Narrow) + 1e-30F;
     std::memcpy(to_.limits + i, &limit, sizeof limit);
   }
 
-  // The first point past the draw, n if it is not sure. Sums of n numbers that are not negative are wrong by less than n units of
-  // 2^-53, whatever their order: that of all, twice, and that up to a point, twice.
+  // Returns the first point past the draw, or n if it is uncertain. Sums of n non-negative numbers in any order have a
+  // relative error below n 2^-53; this applies twice to the total and twice to the sum up to a point.
   std::size_t look(double total, double draw) const {
     const double room = total * (static_cast<double>(points_.n) + 64) * 8e-16, place = draw * total;
     double sum = 0;

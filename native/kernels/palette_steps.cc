@@ -1,5 +1,5 @@
-// A step of Lloyd's on points in cells (spec/palette.md, "Vectors"): centroids that are nearest nowhere in a cell are not tried
-// for its points, and where one is left that all points have already, none is looked at.
+// An iteration of Lloyd's on points in cells (spec/palette.md, "Vectors"): centroids that cannot be nearest anywhere in
+// a cell are not tried for its points. If one centroid is left that all points already have, no point is read.
 #include "kernels/gcc_headers.h"
 #include <algorithm>
 #include <bit>
@@ -54,9 +54,9 @@ class Step {
     }
   }
 
-  // Lists the centroids that may be nearest in each of a register of boxes: those for which the centroid nearest to the
-  // middle is not, at every corner, nearer by more than the error of squared distances in f32. For both, the square at a
-  // point is at most twice the square at the middle plus twice the square of half a diagonal.
+  // Lists the centroids that may be nearest in each of a register of boxes. A centroid is excluded if, at every corner,
+  // the centroid nearest to the middle is nearer by more than the error of squared distances in f32. For both, the
+  // square at a point is at most twice the square at the middle plus twice the square of half a diagonal.
   void among(const std::uint8_t* batch, std::size_t count, std::size_t box, Lists& lists) const {
     Floats middle[kNumbers], half[kNumbers], nearest[kNumbers], least = all(std::numeric_limits<float>::infinity()), room{};
     for (std::size_t v = 0; v < kNumbers; ++v) {
@@ -96,12 +96,12 @@ class Step {
     return distance;
   }
 
-  // Gives the points of a cell to the nearest of some centroids, of equals to the first.
+  // Assigns the points of a cell to the nearest of some centroids; ties go to the first.
   void settle(std::size_t cell, const std::uint8_t* batch, std::size_t count) {
     const std::size_t from = cells_.starts[cell], to = cells_.starts[cell + 1];
     std::uint16_t& owner = steps_.owners[cell];
     if (from >= to || to > cells_.n || count == 0 || (count == 1 && owner == batch[0]))
-      return;  // 0: centroids are not numbers
+      return;  // 0: centroids are NaN
     if (count == 1 && owner != kMixed) {
       pass_on(from, to, owner, batch[0]);
       owner = batch[0];
@@ -122,7 +122,7 @@ class Step {
     owner = count == 1 ? batch[0] : kMixed;
   }
 
-  // All points of a cell go from one centroid, if any, to another.
+  // Moves all points of a cell from one centroid, if any, to another.
   void pass_on(std::size_t from, std::size_t to, std::uint16_t before, std::uint8_t after) {
     for (std::size_t v = 0; v < kNumbers; ++v) {
       const float* const column = cells_.columns + v * cells_.stride();
@@ -168,7 +168,7 @@ class Step {
 #endif
   }
 
-  // Adds a point to its centroid's sum, or takes it away.
+  // Adds a point to its centroid's sum, or subtracts it.
   template <int kSign>
   void count(std::size_t point, std::size_t code) {
     for (std::size_t v = 0; v < kNumbers; ++v)

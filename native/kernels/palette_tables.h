@@ -1,5 +1,6 @@
-// Distances of points to the centroids of their codes, and whether other centroids may be nearer (palette_vectors.cc), by sixteen
-// lanes of AVX-512 with the centroids in registers; element by element what is done without.
+// Distances of points to the centroids of their codes, and whether other centroids may be nearer (palette_vectors.cc),
+// with sixteen lanes of AVX-512 and the centroids in registers; element by element the results equal those of the other
+// code.
 #pragma once
 #include <cstring>
 
@@ -8,7 +9,8 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-// Squared distances in f32 are wrong by less than 8 units in the last place, 5e-7; squares below kTiny may be wrong by more.
+// Squared distances in f32 are wrong by less than 8 units in the last place, 5e-7; squares below kTiny may have larger
+// errors.
 constexpr float kRoom = 1.00001F, kTiny = 1e-30F, kLess = 1 - 2e-6F;
 
 #if defined(__AVX512F__)
@@ -27,7 +29,8 @@ class Tables {
     is_few_ = k <= 2 * kWidth;
   }
 
-  // Processes sixteen points: lowers their bounds and finds their distances; returns a bit for each whose code is sure.
+  // Processes sixteen points: decreases their bounds and computes their distances; returns a bit for each whose code is
+  // certain.
   __mmask16 pass(const float* points, const std::uint8_t* codes, float moved, float* bounds, float* distances) const {
     const __m512i code = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
     Floats distance{};
@@ -42,13 +45,13 @@ class Tables {
     return _mm512_cmp_ps_mask(room * room, distance * kRoom + kTiny, _CMP_GT_OQ);
   }
 
-  // Number `v` of each point.
+  // Coordinate `v` of each point.
   static Floats column(const float* points, int v) {
     const __m512i from = _mm512_add_epi32(_mm512_mullo_epi32(numbers_of_lanes(), _mm512_set1_epi32(kSize)), _mm512_set1_epi32(v));
     const Floats first = _mm512_permutex2var_ps(load_floats(points), from, load_floats(points + kWidth));
     if constexpr (kSize == 2) return first;
     const Floats second = _mm512_permutex2var_ps(load_floats(points + 2 * kWidth), from, load_floats(points + 3 * kWidth));
-    return _mm512_mask_mov_ps(first, 0xff00, second);  // places count modulo two registers
+    return _mm512_mask_mov_ps(first, 0xff00, second);  // indices are modulo two registers
   }
 
  private:

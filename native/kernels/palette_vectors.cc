@@ -1,9 +1,9 @@
-// Clusters of short vectors (spec/palette.md, "Vectors"): the nearest centroid of each point.
-// All centroids are tried for two registers of points at a time. If bounds are stored, only points whose code may have
-// changed are tried: another centroid is too far for the others, by the triangle inequality (Hamerly, "Making k-means even
-// faster", 2010), with room for rounding, so that codes and sums are those of trying all. If sums are exact, they change
-// only by the points that move. With many centroids of pairs, few are nearest anywhere in a square of the plane: a grid of
-// squares, built anew each time, takes the place of bounds.
+// Clusters of short vectors (spec/palette.md, "Vectors"): the nearest centroid of each point. All centroids are tried
+// for two registers of points at a time. With stored bounds, only points whose code may have changed are tried: for the
+// others, all other centroids are too far by the triangle inequality (Hamerly, "Making k-means even faster", 2010),
+// with a margin for rounding, so that codes and sums equal those of trying all. If sums are exact, only points that
+// change their centroid are added and subtracted. With many centroids of pairs, few can be nearest in a square of the
+// plane: a grid of squares, built in each iteration, replaces the bounds.
 #include "kernels/gcc_headers.h"
 #include <algorithm>
 #include <bit>
@@ -42,7 +42,7 @@ struct Vector<4> {
 struct Chunk {
   alignas(64) float distance[kChunk], guard[kChunk];
   alignas(64) float moved_here[4 * kChunk];
-  alignas(64) std::uint32_t open[kChunk + kSums];  // points that are to be tried; some more are overwritten
+  alignas(64) std::uint32_t open[kChunk + kSums];  // points to try; some elements after them are overwritten
   alignas(64) std::uint8_t shut[kChunk];
 };
 
@@ -85,7 +85,7 @@ class Nearest {
   }
 
  private:
-  // Half of how far the nearest other centroid lies: no point nearer than that has another.
+  // Half of the distance to the nearest other centroid: a nearer point cannot have another centroid.
   void find_guards() {
     for (std::size_t a = 0; a < k_; ++a) {
       float smallest = std::numeric_limits<float>::infinity();
@@ -95,7 +95,7 @@ class Nearest {
     }
   }
 
-  // Lowers the bounds by what centroids moved, and lists the points for which they no longer say enough.
+  // Decreases the bounds by the moves of centroids, and lists the points for which they no longer suffice.
   std::size_t pass(const float* points, const std::uint8_t* codes, float* bounds, std::size_t n) {
     std::size_t done = 0, open = 0;
 #if defined(__AVX512F__)
@@ -140,7 +140,7 @@ class Nearest {
     return chunk_.shut[i] ? 0 : 1;
   }
 
-  // Bounds become 0. Most are already, and memory that is not written need not be there.
+  // Sets bounds to 0. Most are 0 already, and pages that are not written need no memory.
   static void forget(float* bounds, std::size_t n) {
     std::uint32_t any = 0;
     for (std::size_t i = 0; i < n; ++i) any |= std::bit_cast<std::uint32_t>(bounds[i]);
@@ -174,7 +174,7 @@ class Nearest {
   }
 
 #if defined(__AVX512F__)
-  // Takes those of sixteen points that have another code from one sum to another.
+  // Moves those of sixteen points that have a new code from one sum to another.
   void move(const float* points, __m512i before, __m512i after, __mmask16 other) {
     alignas(64) std::uint32_t from[kWidth], to[kWidth];
     _mm512_store_si512(from, before);
@@ -193,7 +193,7 @@ class Nearest {
   }
 #endif
 
-  // Tries all centroids for up to two vectors of open points.
+  // Tries all centroids for up to two vectors of listed points.
   void attempt(const float* points, std::uint8_t* codes, float* bounds, std::size_t first, std::size_t end) {
     alignas(64) float columns[kSize][2 * kWidth];
     for (std::size_t lane = 0; lane < 2 * kWidth; ++lane) {
@@ -236,7 +236,7 @@ class Nearest {
     }
   }
 
-  // Adds a point to its centroid's sum, or takes it away.
+  // Adds a point to its centroid's sum, or subtracts it.
   template <int kSign>
   void count(const float* values_in, std::size_t code) {
     using Narrow = typename Vector<kSize>::Narrow;

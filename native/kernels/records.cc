@@ -5,8 +5,8 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-constexpr std::size_t kBlock = 512;  // stays in the nearest cache between the two steps
-// Files do not align records; the type declares this to the compiler for vectorization.
+constexpr std::size_t kBlock = 512;  // stays in the first-level cache between the two steps
+// Records in files are not aligned; this type tells the compiler so when it vectorizes.
 using Word = std::uint32_t __attribute__((aligned(1), may_alias));
 
 struct Differences {

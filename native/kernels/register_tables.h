@@ -1,5 +1,5 @@
-// Tables of 16-bit numbers that lie in registers of AVX-512: of up to 32 entries for codes as a stream has them, of 256
-// for codes of a byte each.
+// Tables of 16-bit numbers in registers of AVX-512: of up to 32 entries for a stream of codes, of 256 for codes in
+// bytes.
 #pragma once
 #if defined(__AVX512BW__)
 #include <immintrin.h>
@@ -10,15 +10,15 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-// A register holds 32 entries; a table of fewer is repeated, so that the bits above a code need no mask.
+// A register has 32 entries; a smaller table is repeated, so that the bits above a code need no mask.
 inline __m512i repeated(const std::uint16_t* table, int bits) {
   alignas(64) std::uint16_t all[32];
   for (int i = 0; i < 32; ++i) all[i] = table[i & ((1 << bits) - 1)];
   return _mm512_load_si512(all);
 }
 
-// The position of each of 32 codes: the two bytes that contain it, as a 16-bit number, and its shift. Bits above the code
-// stay.
+// The position of each of 32 codes: the two bytes that contain it, as a 16-bit number, and its shift. Bits above the
+// code are kept.
 template <int kBits, bool kMsb>
 struct StreamWindows {
   alignas(64) std::uint8_t bytes[64];
@@ -41,7 +41,7 @@ inline __m512i stream_bytes(const std::uint8_t* in) {
   return _mm512_broadcast_i32x4(_mm_maskz_loadu_epi8((1 << 4 * kBits) - 1, in));
 }
 
-// out[i] = entry of the i-th code of a stream that begins at a byte; kBits is at most 4.
+// out[i] = the entry of the i-th code of a stream that begins at a byte; kBits is at most 4.
 template <int kBits, bool kMsb>
 void look_up_stream(__m512i table, const std::uint8_t* __restrict in, std::size_t n, std::uint16_t* __restrict out) {
   static constexpr StreamWindows<kBits, kMsb> index;
@@ -67,7 +67,7 @@ inline LookUpStream stream_look_up(int bits, bool msb) {
   return table[msb][bits - 1];
 }
 
-// Entries of a table of 256 in eight registers, of which there are 32 codes in 16 bits each.
+// Looks up 32 codes of 16 bits each in a table of 256 entries in eight registers.
 inline __m512i look_up_wide(const __m512i* table, __m512i indices) {
   const __mmask32 sixth = _mm512_test_epi16_mask(indices, _mm512_set1_epi16(64));
   const __mmask32 seventh = _mm512_test_epi16_mask(indices, _mm512_set1_epi16(128));

@@ -1,5 +1,5 @@
-// Rounding with feedback (GPTQ, arXiv 2210.17323), and coordinate descent on the error under two factors. Sums have one
-// order at any width of vectors.
+// Rounding with feedback (GPTQ, arXiv 2210.17323), and coordinate descent on the error under two factors. Sums have a
+// fixed order for any width of vectors.
 #include <vector>
 
 #include "kernels/kernels.h"
@@ -18,7 +18,8 @@ void rounding_nearest(const Grid& grid, const Rounded& to, const float* values) 
     }
 }
 
-// Columns first to last, whose targets take in the errors of all before; these of each other are added here.
+// Columns first to last. Their targets include the errors of all columns before; the errors within the range are added
+// here.
 void rounding_feedback(const Grid& grid, const Rounded& to, std::size_t first, std::size_t last, const float* original,
                        float* targets, const float* factor, float* errors) {
   const Levels levels(grid);

@@ -30,7 +30,7 @@ class Levels {
     for (std::size_t i = 0; i + 1 < grid.count; ++i) between_[i] = grid.levels[i] + (grid.levels[i + 1] - grid.levels[i]) / 2;
   }
 
-  // The code whose level is nearest; of two as near the even integer, or the lower level of a table.
+  // Returns the code of the nearest level; ties go to the even integer, or to the lower level of a table.
   std::uint8_t nearest(float x) const {
     if (grid_.uniform) {
       const float low = grid_.levels[0];

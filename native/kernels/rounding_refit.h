@@ -1,5 +1,6 @@
-// The scale, and zero, of a group of one row that take the error under both factors down: values are scale * level + base,
-// of which the error is a quadratic. Among what can be stored: numbers of a type, integers, or integers times a unit.
+// Improves the scale, and zero, of a group of one row to reduce the error under both factors: values are scale * level
+// + base, and the error is quadratic in scale and base. Only representable values are considered: an element type,
+// integers, or integers times a unit.
 #pragma once
 #include <vector>
 
@@ -61,7 +62,7 @@ class Refit {
     if (spread > 0x1p-18f * (error.squares * error.ones)) {
       const float scale =
           stored_scale(now.scale + (error.both * error.shift - error.ones * error.along) / spread, now.scale, index);
-      // The base of least error for the scale that is stored.
+      // The best base for the rounded scale.
       attempt(scale, from - (error.shift + error.both * (scale - now.scale)) / error.ones);
     }
     return best;

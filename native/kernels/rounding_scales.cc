@@ -1,4 +1,4 @@
-// Scales, and zeros, of one group by weighted search. Sums have one order at any width of vectors.
+// Finds scales, and zeros, of a group by weighted search. Sums have a fixed order for any width of vectors.
 #include <vector>
 
 #include "kernels/kernels.h"
@@ -8,9 +8,10 @@ namespace ingot::INGOT_ISA {
 namespace {
 
 constexpr int kFactors = 16, kTurns = 3;
-constexpr float kFirstFactor = 0.40f, kFactorStep = 0.052f;  // of the scale by which the largest magnitude just fits
+// Relative to the scale at which the largest magnitude just fits.
+constexpr float kFirstFactor = 0.40f, kFactorStep = 0.052f;
 
-// Values of one group with what their errors weigh, padded to whole lanes with weights of 0.
+// Values of a group with the weights of their errors, padded to complete lanes with weights of 0.
 struct Group {
   std::vector<float> values, weights, among, levels;
   std::size_t size = 0;
@@ -20,7 +21,8 @@ struct Group {
     for (auto* item : {&values, &weights, &among, &levels}) item->assign(size, 0.0f);
   }
 
-  // Weighted sums over the group: of the error, and of v, l, v l and l l, with l the level less the point (if there are points).
+  // Weighted sums over the group: of the error, and of v, l, v l and l l, where l is the level minus the zero point (if
+  // there are zero points).
   struct Sums {
     float error, value, level, product, square;
   };
@@ -52,7 +54,7 @@ struct Best {
   float scale = 0, zero = 0, error = std::numeric_limits<float>::infinity();
 };
 
-// Tries a scale, then the scale of least error for the levels that it gave, and so on.
+// Tries a scale, then repeatedly the best scale for the resulting levels.
 void consider(Group& group, const Levels& levels, const Grid& grid, float scale, Best& best) {
   for (int turn = 0; turn < kTurns; ++turn) {
     scale = as_stored(scale, grid.scale_type);
@@ -66,7 +68,7 @@ void consider(Group& group, const Levels& levels, const Grid& grid, float scale,
   }
 }
 
-// The same with a zero point (an integer among the levels) or an offset; scale and zero by regression.
+// The same with a zero point (an integer among the levels) or an offset; scale and zero by linear regression.
 void consider_both(Group& group, const Levels& levels, const Grid& grid, float scale, float zero, float weight, Best& best) {
   const float first = grid.levels[0], last = grid.levels[grid.count - 1];
   for (int turn = 0; turn < kTurns; ++turn) {
@@ -79,7 +81,7 @@ void consider_both(Group& group, const Levels& levels, const Grid& grid, float s
     if (!(spread > 0x1p-18f * (weight * sums.square))) return;
     const float slope = (weight * sums.product - sums.value * sums.level) / spread, rest = (sums.value - slope * sums.level) / weight;
     if (!(slope > 0)) return;
-    // Points: v = slope * (level - zero) + rest, and the next zero takes up the rest.
+    // Zero points: v = slope * (level - zero) + rest, and the next zero absorbs the rest.
     const float other = grid.offset ? rest : zero - rest / slope;
     if (slope == scale && other == zero) return;
     scale = slope;
@@ -100,7 +102,7 @@ void consider_range(Group& group, const Levels& levels, const Grid& grid, float 
   }
 }
 
-// All values are one: an offset, or a point in the middle beside a scale of 0.
+// If all values are equal: an offset, or a zero point in the middle with a scale of 0.
 Best flat(const Grid& grid, float value) {
   return {0, grid.offset ? as_stored(value, grid.scale_type) : grid.levels[grid.count / 2], 0};
 }
@@ -111,7 +113,7 @@ Best both(Group& group, const Levels& levels, const Grid& grid, std::size_t cols
     low = std::min(low, group.values[j]);
     high = std::max(high, group.values[j]);
   }
-  if (!grid.offset) {  // a point is among the levels
+  if (!grid.offset) {  // a zero point is one of the levels
     low = std::min(low, 0.0f);
     high = std::max(high, 0.0f);
   }
@@ -150,7 +152,7 @@ std::size_t rounding_scales(const Grid& grid, const float* values, std::size_t s
     if (zeros != nullptr) zeros[row * scale_stride] = best.zero;
     const bool none = best.scale == 0 && best.error > 0;
     if (magnitude > 0 && ((none && magnitude / amax > 1) || !is_finite(best.zero)))
-      return row;  // past the range of the type
+      return row;  // exceeds the range of the type
   }
   return rows;
 }

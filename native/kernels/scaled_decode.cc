@@ -1,5 +1,5 @@
-// Codes to scale * value (core/scaled.h): one product in f32, then one rounding to the target. Tables of up to 16 entries
-// stay in a register: sixteen products a group, then shuffles.
+// Decodes codes to scale * value (core/scaled.h): one product in f32, then one rounding to the target. For tables of up
+// to 16 entries, the sixteen products of a group are kept in a register and selected by shuffles.
 #include "kernels/gcc_headers.h"
 #include "core/scaled.h"
 
@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::size_t kBlock = 64;
 
-// Two codes a byte, the first one in the high bits.
+// Two codes per byte, the first in the high bits.
 void unpack_high(const std::uint8_t* __restrict in, std::size_t n, std::uint8_t* __restrict out) {
   for (std::size_t i = 0; i < n; ++i) {
     std::uint16_t word = static_cast<std::uint16_t>(in[i] >> 4 | (in[i] & 15) << 8);
@@ -72,7 +72,7 @@ Convert<kDtype> converter(const ScaledLayout& layout) {
   return layout.bits <= 4 && layout.group >= 8 ? look_up<kDtype> : convert<kDtype, ScaledValues::table>;
 }
 
-// Makes runs of codes; `place` is the number of a run in its row.
+// Divides the codes into runs; `place` is the position of a run in its row.
 template <Dtype kDtype>
 class Runs {
  public:
@@ -89,8 +89,9 @@ class Runs {
     if constexpr (kDtype == Dtype::bf16 || kDtype == Dtype::f16)
       if (shared_ && position < kPlaces) {
         Products& products = products_[position];
-        const bool equal = products.scale == scale;  // never where one is NaN
-        if (equal && std::signbit(products.scale) == std::signbit(scale)) {  // seen in the row above: more rows of the block may follow
+        const bool equal = products.scale == scale;  // not if it is NaN
+        // Computed for the row above: more rows of the block may follow.
+        if (equal && std::signbit(products.scale) == std::signbit(scale)) {
           if (!products.is_filled) convert_e4m3<kDtype>(kEvery.codes, 128, scale, products.bits);
           products.is_filled = true;
           return look_up_e4m3(codes, n, products, out);
@@ -104,7 +105,7 @@ class Runs {
 
  private:
   Convert<kDtype> make_;
-  alignas(64) float table_[256] = {};  // of fewer than 16 entries the rest is unused
+  alignas(64) float table_[256] = {};  // with fewer than 16 entries the others are unused
 #if defined(__AVX512BW__)
   static constexpr std::size_t kPlaces = 64, kLeastShared = 64;
   struct Every {
@@ -125,8 +126,9 @@ void decode(const ScaledLayout& layout, const std::uint8_t* packed, std::size_t 
   const Unpack unpack = unpacker<false>(layout.bits);
   Codes buffer;
   std::size_t index = layout.phase / layout.group,
-              row_left = layout.cols - layout.phase;                          // the present group, and columns left
-  std::size_t position = index;                                               // of the group in its row
+              // The current group, and its remaining columns.
+              row_left = layout.cols - layout.phase;
+  std::size_t position = index;                                               // position of the group in its row
   std::size_t remaining = std::min(layout.group - layout.phase % layout.group, row_left);
   for (std::size_t start = 0; start < n; start += kChunk) {
     const std::size_t count = std::min(kChunk, n - start);

@@ -1,5 +1,5 @@
-// Codes of small floats and of tables of sixteen, times a scale: a number alone, and many as each instruction set looks
-// them up.
+// Multiplies codes of small floats, and of tables of sixteen, by a scale: one at a time, and many with the look-ups of
+// each instruction set.
 #pragma once
 #include "core/scaled.h"
 
@@ -13,7 +13,8 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-// A number of one sign bit, `kExponent` and `kMantissa` bits without infinities, by integers: no subnormal is multiplied.
+// A number of one sign bit, `kExponent` and `kMantissa` bits without infinities, computed with integers, so that no
+// subnormal is multiplied.
 inline float e4m3_to_f32(std::uint8_t code) {
   const int exponent = code >> 3 & 15, mantissa = code & 7;
   const int integer = mantissa + (exponent != 0 ? 8 : 0);
@@ -43,14 +44,14 @@ inline float value_of(std::uint8_t code, const float* table) {
   return table[code];
 }
 
-// Codes below 16 of one group: its sixteen products are made once and looked up. `table` has 16 entries.
+// Codes below 16 of a group: the sixteen products are computed once and looked up. `table` has 16 entries.
 template <Dtype kDtype>
 void look_up(const std::uint8_t* __restrict codes, std::size_t n, float scale, const float* __restrict table,
              TypeOf<kDtype>* __restrict out);
 
 #if defined(__AVX512BW__)
 
-// The magnitudes of E4M3 as bf16, which has them all: code 127 is NaN.
+// The magnitudes of E4M3 as bf16, which represents all of them: code 127 is NaN.
 struct Magnitudes {
   alignas(64) std::uint16_t bits[128];
   constexpr Magnitudes() : bits{} {
@@ -67,8 +68,8 @@ struct Magnitudes {
 };
 constexpr Magnitudes kMagnitudes;
 
-// Codes of E4M3, thirty-two at a time: each is looked up as bf16, and multiplied in f32. Returns how many are done. A
-// scale that is NaN is left to others: what stays of its payload needs more care than the rounding here takes.
+// Codes of E4M3, thirty-two at a time: each is looked up as bf16, and multiplied in f32. Returns the number of
+// processed codes; none if the scale is NaN, because preserving its payload needs other rounding.
 template <Dtype kDtype>
 std::size_t convert_e4m3(const std::uint8_t* __restrict codes, std::size_t n, float scale,
                          TypeOf<kDtype>* __restrict out) {
@@ -85,7 +86,7 @@ std::size_t convert_e4m3(const std::uint8_t* __restrict codes, std::size_t n, fl
                   high = _mm512_permutex2var_epi16(third, indices, fourth);
     const __m512i magnitude = _mm512_mask_mov_epi16(low, _mm512_test_epi16_mask(indices, upper), high);
     const __m512i value = _mm512_or_si512(magnitude, _mm512_and_si512(_mm512_slli_epi16(indices, 8), sign));
-    if constexpr (kDtype == Dtype::bf16) {  // in lanes of eight, apart and together again
+    if constexpr (kDtype == Dtype::bf16) {  // separated and joined in lanes of eight
       const __m512i ones = _mm512_set1_epi32(1), half = _mm512_set1_epi32(0x7fff), none = _mm512_setzero_si512();
       const auto rounded = [&](__m512i bits) {
         const __m512i result = _mm512_castps_si512(product(bits));
@@ -107,14 +108,14 @@ std::size_t convert_e4m3(const std::uint8_t* __restrict codes, std::size_t n, fl
   return i;
 }
 
-// The product of every magnitude of E4M3 with the scale of one position in a row, which rows of a block share.
+// The products of every magnitude of E4M3 with the scale of one position in a row, which the rows of a block share.
 struct Products {
   float scale = std::numeric_limits<float>::quiet_NaN();
   bool is_filled = false;
   alignas(64) std::uint16_t bits[128];
 };
 
-// Codes of E4M3 by their products, rounded; the sign of a code changes that of its product.
+// Looks up codes of E4M3 in their rounded products; the sign of a code changes that of its product.
 inline void look_up_e4m3(const std::uint8_t* __restrict codes, std::size_t n, const Products& products,
                          std::uint16_t* __restrict out) {
   const std::uint16_t* bits = products.bits;
@@ -174,7 +175,7 @@ void look_up(const std::uint8_t* __restrict codes, std::size_t n, float scale, c
   if constexpr (kDtype == Dtype::f32) {
     for (; i + 8 <= n; i += 8) {
       const __m256i indices = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes + i)));
-      const __m256 high = _mm256_castsi256_ps(_mm256_slli_epi32(indices, 28));  // bit 3 becomes the sign
+      const __m256 high = _mm256_castsi256_ps(_mm256_slli_epi32(indices, 28));  // moves to bit 3
       _mm256_storeu_ps(out + i, _mm256_blendv_ps(_mm256_permutevar8x32_ps(first, indices),
                                                  _mm256_permutevar8x32_ps(second, indices), high));
     }
@@ -184,7 +185,7 @@ void look_up(const std::uint8_t* __restrict codes, std::size_t n, float scale, c
     _mm256_store_ps(tail + 8, second);
     for (; i < n; ++i) out[i] = tail[codes[i]];
   } else {
-    // Low and high bytes of the sixteen entries are looked up apart and joined.
+    // Low and high bytes of the sixteen entries are looked up separately and interleaved.
     const __m128i ones = store_eight<kDtype>(first), two = store_eight<kDtype>(second), mask = _mm_set1_epi16(0xff);
     const __m256i low =
         _mm256_broadcastsi128_si256(_mm_packus_epi16(_mm_and_si128(ones, mask), _mm_and_si128(two, mask)));
@@ -193,7 +194,7 @@ void look_up(const std::uint8_t* __restrict codes, std::size_t n, float scale, c
       const __m256i indices =
           _mm256_permute4x64_epi64(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + i)), 0xd8);
       const __m256i lows = _mm256_shuffle_epi8(low, indices),
-                    highs = _mm256_shuffle_epi8(high, indices);  // joined within halves
+                    highs = _mm256_shuffle_epi8(high, indices);  // interleaved within halves
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), _mm256_unpacklo_epi8(lows, highs));
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i + 16), _mm256_unpackhi_epi8(lows, highs));
     }
@@ -229,8 +230,8 @@ void look_up(const std::uint8_t* __restrict codes, std::size_t n, float scale, c
 }
 
 #if defined(INGOT_NEON)
-// Codes of E4M3, sixteen at a time: as f16 they are 2^-8 of what they stand for, subnormal ones too. Returns how many are
-// done. As above, a scale that is NaN is left to others.
+// Codes of E4M3, sixteen at a time: interpreted as f16, they are 2^-8 of their value, also if subnormal. Returns the
+// number of processed codes; none if the scale is NaN, as above.
 template <Dtype kDtype>
 std::size_t convert_e4m3(const std::uint8_t* __restrict codes, std::size_t n, float scale,
                          TypeOf<kDtype>* __restrict out) {

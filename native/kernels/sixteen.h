@@ -1,5 +1,5 @@
-// Sixteen bytes in a register: codes of blocks on their way to f32. Written with the compiler's vector types, and with
-// intrinsics where one instruction does what it would take many for.
+// Sixteen bytes in a register: codes of blocks while they are converted to f32. Written with the compiler's vector
+// types, and with intrinsics for single instructions that replace many.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -25,7 +25,7 @@ inline Bytes16 sixteen(const std::uint8_t* from) {
   return result;
 }
 
-// As signed numbers, less `zero`.
+// The bytes as signed integers, minus `zero`.
 inline Codes16 less(Bytes16 q, int zero) { return reinterpret_cast<Codes16>(q - static_cast<std::uint8_t>(zero)); }
 
 // Entries 0 to 15 of a table.
@@ -54,13 +54,13 @@ inline Bytes16 spread(std::uint32_t bits) {
 #endif
 }
 
-// Minus what the mask has.
+// Negates where the mask is set.
 inline Codes16 negated(Codes16 values, Bytes16 mask) {
   const Codes16 all = reinterpret_cast<Codes16>(mask);
   return (values ^ all) - all;
 }
 
-// out[j] = scale * q[j] - minimum; the product alone where there is none.
+// out[j] = scale * q[j] - minimum, or only the product if there is no minimum.
 #if defined(__AVX512F__)
 template <bool kMinimum>
 inline void widen(Codes16 q, float scale, float minimum, float* out) {

@@ -1,5 +1,5 @@
-// Values between a dense array and the kept ones alone, by a mask of one bit per element, bit 0 of a byte first
-// (spec/sparse_mask.md). Elements are bits of 1, 2, 4 or 8 bytes.
+// Moves values between a dense array and a compact array of the selected ones, by a mask of one bit per element, bit 0
+// of a byte first (spec/sparse_mask.md). Elements have 1, 2, 4 or 8 bytes of any meaning.
 #include "kernels/gcc_headers.h"
 #include <bit>
 #include <cstring>
@@ -15,7 +15,7 @@ inline bool is_selected(const std::uint8_t* mask, std::size_t i) { return mask[i
 
 #if defined(__AVX512F__)
 
-// Sixteen (8 bytes: eight) elements at a time, widened to what vpexpandd takes; needs as many readable values.
+// Sixteen elements (eight of 8 bytes) at a time, widened for vpexpandd; needs that many readable values.
 template <class T>
 inline void expand_some(unsigned bits, const T* values, T* out) {
   if constexpr (sizeof(T) == 8) {
@@ -57,7 +57,7 @@ constexpr std::size_t kStep = 8;
 #endif
 
 inline std::size_t ones(unsigned bits) {
-#if defined(INGOT_NEON)  // which counts in registers of vectors alone: a look-up is one step
+#if defined(INGOT_NEON)  // counts in vector registers only: a look-up is one step
   if (bits < 256) return kMaskBytes.count[bits];
 #endif
   return static_cast<std::size_t>(std::popcount(bits));

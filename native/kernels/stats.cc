@@ -14,10 +14,10 @@ namespace {
 
 constexpr std::size_t kBlock = 256;
 constexpr std::size_t kLanes = 8;
-constexpr std::int64_t kRest = 0x7fffffffffffffff;  // of a double, without its sign
+constexpr std::int64_t kRest = 0x7fffffffffffffff;  // bits of a double, without its sign
 
 constexpr std::size_t kDoubles = sizeof(Doubles) / sizeof(double);
-constexpr std::size_t kVectors = kLanes / kDoubles;  // of them hold the eight partial sums
+constexpr std::size_t kVectors = kLanes / kDoubles;  // vectors that hold the eight partial sums
 
 struct Sums {
   Doubles squared_error[kVectors] = {};
@@ -28,7 +28,7 @@ struct Sums {
   Longs same[kVectors] = {};
 };
 
-// The type of the terms of sums: f32 for shorter types, or doubles.
+// The element type of the terms: f32 for shorter types, otherwise f64.
 template <Dtype kOne, Dtype kTwo>
 using Wide = std::conditional_t<kOne == Dtype::f64 || kTwo == Dtype::f64, double, float>;
 
@@ -54,7 +54,7 @@ inline Doubles load(const double* from) {
 
 inline Doubles load(const float* from) { return load_doubles(from); }
 
-// `a > b ? a : b`, of which compilers make two instructions.
+// `a > b ? a : b`, which compilers translate to two instructions.
 inline Doubles larger(Doubles a, Doubles b) {
 #if defined(__AVX512F__)
   return _mm512_maskz_max_pd(0xff, a, b);
@@ -65,7 +65,7 @@ inline Doubles larger(Doubles a, Doubles b) {
 #endif
 }
 
-// sum + a * b. The product of two f32 values is exact in f64, so that there is one rounding either way.
+// sum + a * b. The product of two f32 values is exact in f64, so there is one rounding with and without fusing.
 template <class T>
 Doubles plus_product(Doubles sum, Doubles a, Doubles b) {
 #if defined(__AVX512F__)
@@ -76,9 +76,10 @@ Doubles plus_product(Doubles sum, Doubles a, Doubles b) {
   return sum + a * b;
 }
 
-// Adds `n` pairs, a multiple of kLanes; returns false and leaves `sums` alone where one is not finite. Without kAll it
-// adds squared errors alone. No sum of squares of f32's values overflows: it is finite if they all are. One vector of
-// partial sums after the other: the registers do not hold two of each.
+// Adds `n` pairs, a multiple of kLanes; returns false, and leaves `sums` unchanged, if a value is not finite. Without
+// kAll it adds only squared errors. Sums of squares of f32 values cannot overflow, so a finite sum proves that all
+// values are finite. Partial sums are computed one vector after the other, because the registers do not hold two of
+// each.
 template <bool kAll, class T>
 bool add(Sums& sums, const T* first, const T* second, std::size_t n) {
   Sums now;
@@ -116,7 +117,7 @@ bool add(Sums& sums, const T* first, const T* second, std::size_t n) {
   return true;
 }
 
-// Takes pairs that are not finite out of the sums, and counts them.
+// Excludes pairs that are not finite from the sums, and counts them.
 template <class T>
 void set_aside(T* first, T* second, std::size_t n, PairStats& stats) {
   using Bits = std::conditional_t<std::is_same_v<T, float>, std::uint32_t, std::uint64_t>;
@@ -152,7 +153,7 @@ PairStats measure(const void* reference, const void* other, std::size_t n) {
     widen<kTwo>(other, start, count, second);
     stats.finite += count;
     for (; count % kLanes; ++count) first[count] = second[count] = 0;
-    stats.different += count;  // less those that are the same
+    stats.different += count;  // minus the equal ones
     if (!add<kAll>(sums, first, second, count)) {
       set_aside(first, second, count, stats);
       add<kAll>(sums, first, second, count);

@@ -12,8 +12,8 @@
 #include <immintrin.h>
 #endif
 
-// The vector code needs byte-wise compress and expand (VBMI2), which some AVX-512 processors lack: it is compiled for
-// them by an attribute and asked for at run time.
+// The vector code needs byte-wise compress and expand (VBMI2), which some AVX-512 processors lack: it has a target
+// attribute, and the processor is checked at run time.
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
 #define INGOT_TCA_VECTOR 1
 // GCC 12 takes the undefined vectors inside of its own intrinsics for a mistake (its bug 105593).
@@ -31,8 +31,8 @@ constexpr std::size_t kSide = 64;               // rows and columns of a global 
 constexpr std::size_t kWords = 64;              // small tiles of a global tile, one word per bitmap each
 constexpr std::size_t kStripe = 16;             // rows of a median tile, which is as wide as a global tile
 constexpr std::size_t kStripeWords = 16;        // small tiles of a median tile
-constexpr std::size_t kHighUnit = 16;           // high bytes of a global tile are padded to a multiple
-constexpr std::size_t kFallbackUnit = 8;        // fallback elements likewise
+constexpr std::size_t kHighUnit = 16;           // high bytes of a global tile are padded to a multiple of this
+constexpr std::size_t kFallbackUnit = 8;        // fallback elements are padded likewise
 constexpr std::size_t kElements = kSide * kSide;
 
 // One median tile, row by row.
@@ -40,8 +40,8 @@ struct alignas(64) Stripe {
   std::uint16_t values[kStripe * kSide];
 };
 
-// The offset of the small tile of word `word` in its stripe: groups of 16 x 16 along the columns, in a group the tiles
-// (row 0, column 0), (8, 0), (0, 8), (8, 8).
+// The offset of the small tile of word `word` in its stripe: groups of 16 x 16 along the columns; within a group the
+// tiles (row 0, column 0), (8, 0), (0, 8), (8, 8).
 inline std::size_t word_offset(std::size_t word) {
   return (word & 1) * 8 * kSide + (word >> 2) * 16 + (word >> 1 & 1) * 8;
 }

@@ -5,16 +5,16 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-constexpr std::size_t kAhead = 8;  // high bytes that may be read behind a tile's last one
+constexpr std::size_t kAhead = 8;  // high bytes that may be read after a tile's last one
 
-// The next parts of a tile; their sizes were checked.
+// The remaining parts of a tile; their sizes were checked.
 struct Feed {
   const std::uint64_t* bitmaps[3];
   const std::uint8_t* high;
   const std::uint16_t* fallback;
 };
 
-// Takes the high bytes of those of eight values whose bit in `mask` is set.
+// Consumes the high bytes of those of eight values whose bit in `mask` is set.
 inline void take_eight(std::uint64_t mask, Feed& feed, std::uint8_t* bytes) {
 #if defined(__BMI2__)
   store_word(_pdep_u64(load_word(feed.high), kSpread.words[mask] * 0xff), bytes);
@@ -73,7 +73,7 @@ void decode_stripe(Feed& feed, int start, Stripe& stripe) {
 }
 
 #if defined(INGOT_TCA_VECTOR)
-// 32 values of their high bytes and codes, and of the fallback elements where a code is 0.
+// Decodes 32 values from high bytes and codes, and from fallback elements where a code is 0.
 INGOT_VBMI2 inline __m512i compose(__m256i bytes, const std::uint32_t planes[3], __m512i base, Feed& feed) {
   __m512i exponents = base;
   for (int plane = 0; plane < 3; ++plane)
@@ -134,7 +134,7 @@ void store_stripe(const Stripe& stripe, std::size_t stride, std::size_t rows, st
     for (std::size_t row = 0; row < rows; ++row) std::memcpy(out + row * stride, stripe.values + row * kSide, 2 * cols);
 }
 
-// Whether a tile's counts are those of its bitmaps.
+// Returns whether a tile's counts match its bitmaps.
 bool fits(const Feed& feed, const std::uint16_t* counts) {
   std::size_t ones = 0;
   for (std::size_t word = 0; word < kWords; ++word)

@@ -5,14 +5,14 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-// The output of the next parts of a tile. Up to 64 bytes after `high` and `fallback` may be overwritten.
+// The output for the remaining parts of a tile. Up to 64 bytes after `high` and `fallback` may be overwritten.
 struct Sink {
   std::uint64_t* bitmaps[3];
   std::uint8_t* high;
   std::uint16_t* fallback;
 };
 
-// Copies at most kStripe rows and kSide columns; the rest of the stripe is `padding`.
+// Copies at most kStripe rows and kSide columns; the remainder of the stripe is `padding`.
 void load_stripe(const std::uint16_t* in, std::size_t stride, std::size_t rows, std::size_t cols, std::uint16_t padding,
                  Stripe& stripe) {
   if (rows < kStripe || cols < kSide)
@@ -101,7 +101,7 @@ INGOT_VBMI2 inline __m512i load_rows(const std::uint16_t* from) {
   return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
 }
 
-// Codes of 32 values; appends those without one to the fallback elements.
+// Codes of 32 values; appends those without a code to the fallback elements.
 INGOT_VBMI2 inline __mmask32 classify(__m512i values, __m512i start, std::uint32_t planes[3], Sink& sink) {
   const __m512i exponents = _mm512_and_si512(_mm512_srli_epi16(values, 7), _mm512_set1_epi16(0xff));
   const __m512i codes = _mm512_sub_epi16(exponents, start);
@@ -158,7 +158,7 @@ std::size_t pad_fallback(Sink& sink, const std::uint16_t* start) {
   return size;
 }
 
-constexpr std::size_t kTables = 4;  // equal neighbours would wait for each other's increments in one table
+constexpr std::size_t kTables = 4;  // equal neighbours would wait for each other's increments in a single table
 
 }  // namespace
 
@@ -185,7 +185,7 @@ TcaSizes tca_tbe_encode(const std::uint16_t* in, std::size_t rows, std::size_t c
 }
 
 void bf16_exponents(const std::uint16_t* in, std::size_t n, std::uint64_t* counts) {
-  constexpr std::size_t limit = std::size_t{1} << 30;  // that many increments fit a counter
+  constexpr std::size_t limit = std::size_t{1} << 30;  // a counter cannot overflow with this number of increments
   for (std::size_t start = 0; start < n; start += limit) {
     const std::size_t end = n - start < limit ? n : start + limit;
     std::uint32_t tables[kTables][256] = {};

@@ -1,5 +1,5 @@
-// Bit streams through a trellis to scale * value (core/trellis.h): a window of each column's stream is looked up; one
-// product in f32, then one rounding to the target.
+// Decodes bit streams through a trellis to scale * value (core/trellis.h): a window of each column's stream is looked
+// up; one product in f32, then one rounding to the target.
 #include "kernels/gcc_headers.h"
 #include "core/trellis.h"
 
@@ -13,7 +13,7 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-// Columns `first` to `first` + `all` of a row; `scales` begins with that of the first one's group.
+// Columns from `first` to `first` + `all` of a row; `scales` begins with that of the first column's group.
 template <Dtype kDtype>
 void decode_row(const TrellisBand& band, const float* values, const float* scales, std::size_t row, std::size_t first,
                 std::size_t all, TypeOf<kDtype>* out) {
@@ -50,7 +50,7 @@ void decode_tile(const TrellisMatrix& matrix, const Tile& tile) {
   for (std::size_t i = 0; i < tile.rows; ++i) {
     const std::size_t row = tile.row + i, start = row / matrix.band * matrix.band,
                       height = std::min(matrix.band, matrix.rows - start);
-    const std::size_t positions = matrix.band * static_cast<std::size_t>(matrix.bits) / 16;  // of a whole band
+    const std::size_t positions = matrix.band * static_cast<std::size_t>(matrix.bits) / 16;  // of a complete band
     const TrellisBand band{height, matrix.cols, matrix.group, matrix.bits,
                            matrix.words + start / matrix.band * positions * matrix.cols * 2};
     load_floats_of(matrix.scales, matrix.scale_type, row * groups + from, to - from, scales);

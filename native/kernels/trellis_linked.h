@@ -1,7 +1,8 @@
-// The stream of least error where rows touch each other: e' G e of a column's errors e, G = (L + I) D (L + I)', is the sum
-// of D[k] * (e[k] + what the errors of rows behind k add)^2. A search goes from the last row to the first, and each path
-// that it keeps has targets of its own (per-survivor processing: Raheli and others, IEEE Trans. Commun. 43, 1995).
-// Between blocks of sixteen rows only the few paths that all others come from have their errors carried further.
+// Finds the stream of least error if rows depend on each other: e' G e of a column's errors e, with G = (L + I) D (L +
+// I)', is the sum of D[k] * (e[k] + contributions of the errors of later rows)^2. A search proceeds from the last row
+// to the first, and each surviving path has its own targets (per-survivor processing: Raheli and others, IEEE Trans.
+// Commun. 43, 1995). Between blocks of sixteen rows, errors are propagated only for the few paths from which all others
+// descend.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -29,8 +30,8 @@ class Linked : private Search<kBits> {
     back_.resize(rows * kPlane);
   }
 
-  // The windows that give `scales` * value nearest to `aims`, all in the order of L. Errors count from `targets`;
-  // `between` is what the windows behind the last row and of the first share.
+  // Finds the windows whose `scales` * value are nearest to `aims`, in the order of L. Errors are relative to
+  // `targets`; `between` are the bits that the windows after the last row and of the first row share.
   const std::uint16_t* find(const float* targets, const float* aims, const float* scales, std::size_t between) {
     this->start(static_cast<int>(between));
     begin(aims);
@@ -65,7 +66,7 @@ class Linked : private Search<kBits> {
     std::fill(slot_.begin(), slot_.end(), std::uint16_t{0});
   }
 
-  // Every path that was kept has its window of `row` now.
+  // Every surviving path has its window of `row` now.
   void follow(std::size_t row, float target, float scale, const std::uint8_t* back) {
     const std::size_t lane = row % kBlock;
     Block link = {};
@@ -86,7 +87,7 @@ class Linked : private Search<kBits> {
     if (lane == 0) cross(row);
   }
 
-  // The block that begins at `first` is done: targets of the one before it.
+  // The block that begins at `first` is complete: computes the targets of the block before it.
   void cross(std::size_t first) {
     constexpr std::uint16_t kNone = 0xffff;
     std::fill(number_.begin(), number_.end(), kNone);
@@ -139,7 +140,7 @@ class Linked : private Search<kBits> {
 
   const TrellisLinks& links_;
   std::size_t rows_, stride_ = 0;
-  alignas(64) float aim_[kPlane + 16] = {};  // read past the end, as least_
+  alignas(64) float aim_[kPlane + 16] = {};  // reads past the end, like least_
   std::vector<Block> near_, errors_, next_near_, next_errors_, before_;
   std::vector<std::uint16_t> origin_, next_origin_, slot_, number_;
   std::vector<float> pending_, next_pending_;

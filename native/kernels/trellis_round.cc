@@ -1,5 +1,5 @@
-// Choosing streams: of least weighed error, with feedback between columns (GPTQ, arXiv 2210.17323), and down the error
-// under two factors. Sums have one order at any width of vectors.
+// Chooses streams: of least weighted error, with feedback between columns (GPTQ, arXiv 2210.17323), and by descent on
+// the error under two factors. Sums have a fixed order for any width of vectors.
 #include "kernels/gcc_headers.h"
 #include "core/trellis.h"
 
@@ -16,9 +16,9 @@ namespace ingot::INGOT_ISA {
 namespace {
 
 constexpr std::size_t kSixteen = 16;
-constexpr float kFar = 0x1p20f;  // of a target over its scale: nothing is gained beyond the largest value
+constexpr float kFar = 0x1p20f;  // limit of a target over its scale: beyond the largest value nothing is gained
 constexpr std::size_t kPart = 24;  // rows of a descent that are searched together
-constexpr float kSofter = 4.0f;  // second try: errors weigh so much more, and fewer change
+constexpr float kSofter = 4.0f;  // weight of errors in a second attempt: fewer windows change
 
 inline float as_stored(float value, Dtype type) {
   if (type == Dtype::f16) return f16_to_f32(f32_to_f16(value));
@@ -37,7 +37,7 @@ inline float dot(const float* __restrict a, const float* __restrict b, std::size
   return sum;
 }
 
-// A column as searches take it: targets over scales, and what the squares of these weigh.
+// A column as input of searches: targets divided by scales, and the weights of their squares.
 class Column {
  public:
   explicit Column(const TrellisColumns& columns) : columns_(columns), targets_(columns.rows), weights_(columns.rows) {}
@@ -75,7 +75,7 @@ void search(const TrellisColumns& to, const float* target, bool open) {
   }
 }
 
-// A column whose rows touch each other: what it is to be and its scales over the largest of them.
+// A column with dependent rows: targets and scales, divided by the largest scale.
 template <int kBits>
 class LinkedColumn {
  public:
@@ -90,7 +90,7 @@ class LinkedColumn {
 
   bool there() const { return there_; }
 
-  // The windows, where what goes on from the last row to the first stays as it is.
+  // Searches windows with the bits between the last and the first row fixed.
   void again(const float* target, std::size_t col, std::uint16_t* windows) {
     const std::size_t rows = columns_.rows;
     const float* scales = columns_.scales + col / columns_.group * rows;
@@ -177,7 +177,7 @@ class Descend {
     }
   }
 
-  // One column's windows, all others as they are.
+  // Changes one column's windows, all others fixed.
   void move(std::size_t first, std::size_t last, std::size_t col) {
     const std::size_t rows = to_.rows;
     const float diagonal = input(col, col);
@@ -186,7 +186,7 @@ class Descend {
     std::copy_n(windows, rows, before_.data());
     if (rows <= kPart + kSpan) {
       search(col, diagonal, 0, rows);
-    } else {  // parts of the rows, which touch each other less
+    } else {  // parts of the rows, which depend less on each other
       for (std::size_t done = 0; done < rows; done += kPart)
         search(col, diagonal, (down_.turn + done) % rows, kPart + kSpan - 1);
     }
@@ -205,7 +205,8 @@ class Descend {
     for (std::size_t i = 0; i < rows; ++i) change[i] += moved_[i];
   }
 
-  // The gradients of a group's columns after column `col` moved by moved_; that of `done` has it already.
+  // Updates the gradients of a group's columns after column `col` changed by moved_; the gradient of `done` is already
+  // updated.
   void apply(std::size_t first, std::size_t last, std::size_t col, std::size_t done) {
     for (std::size_t other = first; other < last; ++other) {
       if (other == done) continue;
@@ -220,7 +221,7 @@ class Descend {
     if (!searched(col, diagonal, 1.0f, first, count)) searched(col, diagonal, kSofter, first, count);
   }
 
-  // A search as if rows did not touch each other; kept where the error falls though they do.
+  // Searches as if rows were independent; the result is used if the real error decreases.
   bool searched(std::size_t col, float diagonal, float weight, std::size_t first, std::size_t count) {
     const std::size_t rows = to_.rows;
     float* __restrict slope = down_.gradient + col * rows;
@@ -246,7 +247,7 @@ class Descend {
     return true;
   }
 
-  // The symbol of one row, whose bit lies in the windows of the rows before it too.
+  // Changes the symbol of one row, whose bits are in the windows of the rows before it too.
   void one_symbol(std::uint16_t* windows, float* slope, const float* scale, float diagonal, std::size_t row) {
     const std::size_t rows = to_.rows;
     std::size_t index[kSpan];
@@ -285,7 +286,7 @@ class Descend {
     }
   }
 
-  // The scale of a row's group: D changes by (new scale - scale) * value.
+  // Changes the scale of a row's group: D changes by (new scale - scale) * value.
   void refit(std::size_t first, std::size_t last, std::size_t row) {
     const std::size_t rows = to_.rows, size = last - first;
     float& scale = to_.scales[first / to_.group * rows + row];
@@ -340,7 +341,8 @@ void trellis_search(const TrellisColumns& to, const float* target, bool open) {
   search<4>(to, target, open);
 }
 
-// Columns first to last, whose targets take in the errors of all before; these of each other are added here.
+// Columns first to last. Their targets include the errors of all columns before; the errors within the range are added
+// here.
 void trellis_feedback(const TrellisColumns& to, const TrellisLinks& links, std::size_t first, std::size_t last,
                       const float* original, float* targets, const float* factor, float* errors) {
   if (to.bits == 2) return feedback<2>(to, links, first, last, original, targets, factor, errors);

@@ -1,6 +1,6 @@
-// The stream of least squared error through a trellis (Viterbi, IEEE Trans. Inf. Theory 13, 1967), from the last row to
-// the first: a row's window is the next row's, one symbol down, with the row's own symbol in its low bits. Among paths of
-// equal cost, the one of the lower number stays, so that results are the same at any width of vectors.
+// Finds the stream of least squared error through a trellis (Viterbi, IEEE Trans. Inf. Theory 13, 1967), from the last
+// row to the first: a row's window is the next row's, shifted by one symbol, with the row's symbol in its low bits.
+// Among paths of equal cost, the one with the lower number wins, so that results are the same for any width of vectors.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -29,7 +29,7 @@ inline Costs load_costs(const float* from) {
   return result;
 }
 
-// Each of the first entries as often as symbols follow it.
+// Repeats each of the first entries once per possible symbol.
 template <int kBits>
 inline Costs repeated(const float* from) {
 #if defined(__AVX512F__)
@@ -40,7 +40,7 @@ inline Costs repeated(const float* from) {
   const __m256i indices = _mm256_srli_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), kBits);
   return reinterpret_cast<Costs>(_mm256_permutevar8x32_ps(_mm256_loadu_ps(from), indices));
 #else
-  return Costs{} + *from;  // four lanes, and four symbols at least
+  return Costs{} + *from;  // four lanes, and at least four symbols
 #endif
 }
 
@@ -50,15 +50,15 @@ template <int kBits>
 class Search {
  public:
   static constexpr std::size_t kSymbols = std::size_t{1} << kBits;
-  static constexpr std::size_t kPlane = kTrellisStates / kSymbols;  // windows less one symbol
-  static constexpr std::size_t kSpan = kTrellisBits / kBits;        // symbols of a window
+  static constexpr std::size_t kPlane = kTrellisStates / kSymbols;  // number of windows without one symbol
+  static constexpr std::size_t kSpan = kTrellisBits / kBits;        // number of symbols of a window
   static constexpr std::size_t kBrief = 12;                         // windows of a stream that counts as short
-  static constexpr std::size_t kTried = 14;                         // bits of a stream short enough to try every one
+  static constexpr std::size_t kTried = 14;                         // bits of a stream short enough to try all
 
   explicit Search(const float* values) : values_(values) {}
 
-  // The windows of a whole stream that goes round: where it begins follows from a search that begins half-way, of short
-  // ones one round before; these are searched again from other rows.
+  // Finds the windows of a complete cyclic stream. Its beginning comes from a search that starts half-way; for short
+  // streams, one round before, and these are searched again from other rows.
   void search_all(const float* targets, const float* weights, std::size_t rows, std::uint16_t* windows) {
     if (rows * kBits <= kTried) return all(targets, weights, rows, windows);
     const std::size_t half = rows / 2;
@@ -71,7 +71,7 @@ class Search {
     for (std::size_t turn = 1; brief && turn < kSpan; ++turn) again(targets, weights, rows, turn * rows / kSpan, windows);
   }
 
-  // The windows where what goes on from row `turn` - 1 to row `turn` stays as it is: their cost never grows.
+  // Finds the windows with fixed bits between row `turn` - 1 and row `turn`: their cost never increases.
   void again(const float* targets, const float* weights, std::size_t rows, std::size_t turn, std::uint16_t* windows) {
     if (rows * kBits <= kTried) return all(targets, weights, rows, windows);
     const int between = windows[(turn + rows - 1) % rows] >> kBits;
@@ -81,7 +81,8 @@ class Search {
     for (std::size_t i = 0; i < rows; ++i) windows[(turn + i) % rows] = path_[i];
   }
 
-  // Searches the windows of `rows` rows from `first` on, cyclically; the bits that they share with their neighbours stay.
+  // Searches the windows of `rows` rows from `first` on, cyclically; the bits that they share with their neighbours are
+  // fixed.
   void within(const float* targets, const float* weights, std::size_t rows, std::size_t first, std::size_t count,
               std::uint16_t* windows) {
     turned(targets, weights, rows, first, count);
@@ -90,7 +91,7 @@ class Search {
     for (std::size_t i = 0; i < count; ++i) windows[(first + i) % rows] = path_[i];
   }
 
-  // A path with free ends: what errors a whole search would leave, nearly.
+  // A path with free ends: approximately the errors of a complete search.
   void open(const float* targets, const float* weights, std::size_t rows, std::uint16_t* windows) {
     turned(targets, weights, rows, 0, rows);
     run(kAny);
@@ -116,14 +117,14 @@ class Search {
     for (std::size_t i = targets_.size(); i-- > 0;) step(targets_[i], weights_[i], back_.data() + i * kPlane);
   }
 
-  // `after`: the low bits of the window behind the last row.
+  // `after` are the low bits of the window after the last row.
   void start(int after) {
     std::fill_n(cost_, kTrellisStates, after == kAny ? 0.0f : std::numeric_limits<float>::infinity());
     if (after != kAny)
       for (std::size_t k = 0; k < kSymbols; ++k) cost_[k * kPlane + static_cast<std::size_t>(after)] = 0;
   }
 
-  // The window behind of least cost, for each that it may go on to.
+  // The best next window, for each window that may precede it.
   void choose(std::uint8_t* __restrict back) {
     for (std::size_t u = 0; u < kPlane; u += kCosts) {
       Costs best = load_costs(cost_ + u);
@@ -149,7 +150,7 @@ class Search {
     }
   }
 
-  // `low`: the low bits of the first window.
+  // `low` are the low bits of the first window.
   void trace(int low) { trace(low, targets_.size()); }
 
   void trace(int low, std::size_t rows) {
@@ -163,7 +164,7 @@ class Search {
     }
   }
 
-  // Streams of about a window: every one is tried.
+  // Streams of about one window: all are tried.
   void all(const float* targets, const float* weights, std::size_t rows, std::uint16_t* windows) const {
     const std::size_t total = rows * kBits;
     float smallest = std::numeric_limits<float>::infinity();
@@ -183,7 +184,7 @@ class Search {
   }
 
   alignas(64) float cost_[kTrellisStates];
-  alignas(64) float smallest_[kPlane + 16] = {};  // read past the end, for entries that go unused
+  alignas(64) float smallest_[kPlane + 16] = {};  // read past the end, for unused entries
   const float* values_;
   std::vector<float> targets_, weights_;
   std::vector<std::uint16_t> path_;

@@ -1,5 +1,5 @@
-// Windows of streams (spec/trellis.md): twelve bits from each of many columns, at one row. All columns' windows begin at
-// the same bit of their words, so that they are cut out side by side.
+// Extracts windows of streams (spec/trellis.md): twelve bits from each of many columns, at one row. All columns'
+// windows begin at the same bit of their words, so that they are extracted in parallel.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -16,7 +16,7 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-constexpr std::size_t kWindows = 1024;  // columns handled at a time
+constexpr std::size_t kWindows = 1024;  // columns processed at a time
 constexpr std::uint32_t kWindowMask = kTrellisStates - 1;
 
 class RowWindows {
@@ -26,7 +26,7 @@ class RowWindows {
     const std::size_t begin = row * static_cast<std::size_t>(band.bits);
     place_ = begin / 16;
     shift_ = static_cast<int>(begin % 16);
-    left_ = total_ - begin;  // bits from the window's first to the end of the stream
+    left_ = total_ - begin;  // bits from the window's first bit to the end of the stream
   }
 
   // windows[j] is that of column `start + j`.
@@ -59,7 +59,7 @@ class RowWindows {
     return word;
   }
 
-  // A window that goes on at the stream's first bit, more than once where the stream is shorter than it.
+  // A window that continues at the stream's first bit, several times if the stream is shorter than a window.
   std::uint16_t round(std::size_t col) const {
     const std::size_t last = (total_ + 15) / 16;
     std::uint32_t result = load(word_at(place_, col), 0);

@@ -1,5 +1,5 @@
-// Declarations of the kernels that turn scales and lines of words, as kernels.h has those of all others: apart from it,
-// for a change of that header compiles every kernel anew.
+// Declarations of the kernels that transpose scales and lines of words, as in kernels.h; in a separate file, because a
+// change of kernels.h recompiles every kernel.
 #pragma once
 #include <cstddef>
 #include <cstdint>

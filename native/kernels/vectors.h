@@ -1,5 +1,6 @@
-// GCC's and Clang's vector types of the machine's width, for the loops that come out slow from plain arrays: several
-// running values per loop. Element order is the same at any width; only how many are held side by side changes.
+// GCC's and Clang's vector types of the machine's width, for loops that compilers translate badly from plain arrays:
+// loops with several running values. The order of elements is the same at any width; only the number of elements per
+// vector differs.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -1,4 +1,5 @@
-// The magnitude of the k-th largest of many values: by a sample and a look at what is near it, or by counting.
+// Finds the magnitude of the k-th largest of many values: with a sample and a look at the values near it, or by
+// counting.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -14,25 +15,26 @@ namespace {
 
 constexpr std::uint32_t kMagnitude = 0x7fffffffu, kInfinity = 0x7f800000u;
 constexpr std::size_t kBins = std::size_t{1} << 16;
-constexpr std::size_t kSample = std::size_t{1} << 15;  // values that tell about where the largest begin
-constexpr std::size_t kSmall = 4 * kSample;            // values of which no sample is worth while
+constexpr std::size_t kSample = std::size_t{1} << 15;  // size of the sample
+constexpr std::size_t kSmall = 4 * kSample;            // number of values below which a sample does not pay
 
 std::uint32_t magnitude(float x) { return std::bit_cast<std::uint32_t>(x) & kMagnitude; }
 
-// Walks bins from the top until they hold `k` values; returns the bin, and lowers `k` by what lies above it.
+// Walks bins from the top until they contain `k` values; returns the bin, and decreases `k` by the number of values
+// above it.
 std::size_t bin_of(const std::uint64_t* bins, std::size_t k, std::size_t& above) {
   std::size_t bin = kBins - 1;
   while (above + bins[bin] < k) above += bins[bin--];
   return bin;
 }
 
-// Magnitude of the k-th largest value, and how many are strictly larger.
+// The magnitude of the k-th largest value, and the number of strictly larger values.
 struct TopBound {
   std::uint32_t bits;
   std::size_t above;
 };
 
-// Magnitudes between which that of the k-th largest value lies in all likelihood, by a sample.
+// Returns magnitudes between which that of the k-th largest value very likely is, from a sample.
 struct Bracket {
   std::uint32_t low, high;
 };
@@ -40,7 +42,7 @@ struct Bracket {
 template <class At>
 Bracket bracket_of(const At& value_at, std::size_t n, std::size_t k) {
   std::vector<std::uint32_t> sample(kSample);
-  // A step that is odd and no simple fraction of n visits all columns of a matrix.
+  // An odd step that is not a simple fraction of n visits all columns of a matrix.
   const std::size_t step = n / kSample | 1;
   for (std::size_t i = 0, at = 0; i < kSample; ++i, at = at + step < n ? at + step : at + step - n)
     sample[i] = magnitude(value_at(at));
@@ -62,7 +64,7 @@ Bracket bracket_in(std::size_t n, std::size_t k, const At& value_at) {
   return n < kSmall ? Bracket{0, kMagnitude} : bracket_of(value_at, n, k);
 }
 
-// Finds the bound among values that are at least the k largest, most likely inside of the bracket.
+// Finds the bound among values that include the k largest, and that is probably inside of the bracket.
 TopBound bound_among(const float* values, std::size_t n, std::size_t k, const Bracket& bracket) {
   std::size_t above = 0, reach = 0;
   for (std::size_t start = 0; start < n; start += kSmall) {  // blocks: 32-bit sums vectorize better
@@ -74,7 +76,7 @@ TopBound bound_among(const float* values, std::size_t n, std::size_t k, const Br
     }
     above += mask, reach += more;
   }
-  if (above >= k || reach < k) return bound_among(values, n, k, {0, kMagnitude});  // a sample that misled
+  if (above >= k || reach < k) return bound_among(values, n, k, {0, kMagnitude});  // the sample was misleading
   const auto filled = std::make_unique_for_overwrite<std::uint32_t[]>(reach - above + 1);  // one more is written to
   const std::span doubtful(filled.get(), reach - above);
   for (std::size_t i = 0, at = 0; i < n; ++i) {
@@ -88,7 +90,7 @@ TopBound bound_among(const float* values, std::size_t n, std::size_t k, const Br
   return {bits, above};
 }
 
-// The bound by counting, whatever the values are.
+// Finds the bound by counting, for any values.
 TopBound bound_by_bins(const float* in, std::size_t n, std::size_t k) {
   const auto bins = std::make_unique<std::uint64_t[]>(2 * kBins);
   std::uint64_t *high = bins.get(), *low = high + kBins;

@@ -1,4 +1,4 @@
-// Codes of 4 bits and signs to elements of two or four bytes: what decoding and adding share.
+// Converts codes of 4 bits, and signs, to elements of two or four bytes; shared by decoding and adding.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -21,7 +21,7 @@ struct Pairs {
   };
   Pair entries[256];
   T single[16];
-  std::uint8_t planes[sizeof(T)][16];  // a byte of each, the lowest first
+  std::uint8_t planes[sizeof(T)][16];  // the bytes of an element, lowest first
 
   explicit Pairs(const T* table) {
     for (int code = 0; code < 16; ++code) {
@@ -46,11 +46,11 @@ struct Pairs {
   }
 
  private:
-  // Decodes as many of `bytes` bytes as registers that hold the table take; returns how many.
+  // Decodes as many of `bytes` bytes as registers allow; returns their number.
   std::size_t expand_many(const std::uint8_t* packed, std::size_t bytes, T* out) const {
     std::size_t i = 0;
 #if defined(__AVX2__)
-    if constexpr (sizeof(T) == 2) {  // by low and by high bytes
+    if constexpr (sizeof(T) == 2) {  // low and high bytes apart
       const __m128i first = _mm_loadu_si128(reinterpret_cast<const __m128i*>(single));
       const __m128i second = _mm_loadu_si128(reinterpret_cast<const __m128i*>(single + 8));
       const __m128i mask = _mm_set1_epi16(0xff), nibble = _mm_set1_epi8(15);
@@ -69,7 +69,7 @@ struct Pairs {
       }
     }
 #if defined(__AVX512F__)
-    if constexpr (sizeof(T) == 4) {  // masks, since GCC 12 takes the plain forms for uses of something uninitialized
+    if constexpr (sizeof(T) == 4) {  // masked forms, because GCC 12 warns of uninitialized values in the plain forms
       const __m512i table = _mm512_loadu_si512(single);
       const __m128i nibble = _mm_set1_epi8(15);
       for (; i + 8 <= bytes; i += 8) {
@@ -81,7 +81,7 @@ struct Pairs {
     }
 #else
     if constexpr (sizeof(T) == 4) i = expand_planes(packed, bytes, out);
-    if constexpr (sizeof(T) == 4) {  // each half of the table, chosen by bit 3
+    if constexpr (sizeof(T) == 4) {  // bit 3 selects the half of the table
       const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(single));
       const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(single + 8));
       const __m128i nibble = _mm_set1_epi8(15);
@@ -112,10 +112,10 @@ struct Pairs {
   }
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
-  // Thirty-two codes at a time, each byte of what they stand for looked up apart.
+  // Thirty-two codes at a time; each byte of their values is looked up separately.
   std::size_t expand_planes(const std::uint8_t* packed, std::size_t bytes, T* out) const {
     const __m128i nibble = _mm_set1_epi8(15);
-    const __m256i turns = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);  // so that halves follow each other when joined
+    const __m256i turns = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);  // so that interleaved halves are in order
     __m256i plane[4];
     for (std::size_t byte = 0; byte < 4; ++byte)
       plane[byte] = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(planes[byte])));
@@ -158,7 +158,7 @@ constexpr SignMasks<T> kMasks;
 template <class T>
 using Eight __attribute__((vector_size(8 * sizeof(T)))) = T;
 
-// Decodes `n` signs that begin with sign `first` of the stream: the scale, negated where its bit is 0.
+// Decodes `n` signs that begin with sign `first` of the stream: the scale, negated if the bit is 0.
 template <class T>
 void sign_row(const std::uint8_t* bits, std::size_t first, T scale, std::size_t n, T* out) {
   bits += first / 8;

@@ -1,5 +1,5 @@
-// Decoding of float32 differences into elements of two or four bytes, whose bits were prepared by the caller: sixteen
-// values of a 4-bit code, a scale per row, values at positions.
+// Decodes float32 differences to elements of two or four bytes. The caller has prepared their bits: sixteen values for
+// a 4-bit code, a scale per row, values at positions.
 #include "kernels/kernels.h"
 #include "kernels/wdelta_codes.h"
 

@@ -1,4 +1,4 @@
-// Differences of two arrays, or those that are there already, a block at a time that stays in the first-level cache.
+// Computes differences of two arrays, or reads given differences, in blocks that stay in the first-level cache.
 #pragma once
 #include <bit>
 #include <cstddef>
@@ -10,7 +10,7 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-// The sum, or difference, whose NaN is that of the first operand, else of the second: compilers may exchange them.
+// The sum, or difference. If operands are NaN, the result is the first NaN; compilers could exchange them.
 template <bool kLess>
 inline float sum_of(float first, float second) {
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(first);
@@ -18,7 +18,7 @@ inline float sum_of(float first, float second) {
   return (bits & 0x7fffffffu) > 0x7f800000u ? std::bit_cast<float>(bits | 0x00400000u) : sum;
 }
 
-constexpr std::size_t kDifferences = 2048;  // of a block
+constexpr std::size_t kDifferences = 2048;  // elements of a block
 
 template <Dtype kDtype>
 void subtract_block(const TypeOf<kDtype>* __restrict first, const TypeOf<kDtype>* __restrict second, std::size_t n,
@@ -51,7 +51,7 @@ inline float difference_at(const Differences& differences, std::size_t i) {
   return sum_of<true>(load_at(differences.tuned, differences.type, i), load_at(differences.base, differences.type, i));
 }
 
-// Calls `each(start, n, values)` for block after block of elements from `first` on, before `last`.
+// Calls `each(start, n, values)` for block after block of elements from `first` to `last`.
 template <class Each>
 void by_blocks(const Differences& differences, std::size_t first, std::size_t last, const Each& for_each) {
   alignas(64) float values[kDifferences];

@@ -1,4 +1,4 @@
-// Encoding of float32 differences: 4-bit codes of all but the largest.
+// Encodes float32 differences: 4-bit codes of all but the largest.
 #include <bit>
 #include <cstring>
 

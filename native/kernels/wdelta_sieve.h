@@ -1,4 +1,4 @@
-// Values taken apart by a bound: those above it go to their places, the others tell their range.
+// Separates values by a bound: those above it are stored with their positions, the others extend the range.
 #pragma once
 #include <bit>
 #include <cstddef>
@@ -13,7 +13,7 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-// Sixteen at a time, so that no comparison waits for the one before.
+// Sixteen at a time, so that no comparison waits for the previous one.
 using Lanes = float __attribute__((vector_size(64)));
 constexpr std::size_t kLanes = 16;
 
@@ -26,7 +26,7 @@ void widen(FloatRange& range, float x) {
 using Words = std::int32_t __attribute__((vector_size(64)));
 #endif
 
-// A bit for each of sixteen values whose magnitude is above `below`; the others widen the range.
+// A bit for each of sixteen values whose magnitude is above `below`; the others extend the range.
 inline std::uint32_t sieve(const float* in, std::int32_t below, Lanes& lows, Lanes& highs) {
 #if defined(__AVX512F__)
   const __m512 x = _mm512_loadu_ps(in);
@@ -56,13 +56,14 @@ inline std::uint32_t sieve(const float* in, std::int32_t below, Lanes& lows, Lan
 #endif
 }
 
-// Takes differences apart: those that go to their places, and the range of the others. Positions are counted, or known.
+// Separates differences: stores the selected ones, and computes the range of the others. Positions are counted, or
+// given.
 class Sieve {
  public:
   explicit Sieve(const TopPlaces& to, const std::int64_t* sorted = nullptr)
       : to_(to), known_(sorted), equals_(to.equals) {}
 
-  // Returns whether there was room.
+  // Returns false if there is no space.
   bool take(std::size_t start, std::size_t n, const float* in) {
     const std::int32_t below = equals_ ? to_.bound - 1 : to_.bound;
     Lanes lows = lows_, highs = highs_;
@@ -96,7 +97,7 @@ class Sieve {
   }
 
  private:
-  // Puts those of sixteen that are hit, in registers; false where that is not possible.
+  // Stores the selected ones of sixteen values, in registers; returns false if that is not possible.
   bool put_sixteen([[maybe_unused]] std::uint32_t hits, [[maybe_unused]] std::size_t index,
                    [[maybe_unused]] const float* in) {
 #if defined(__AVX512F__)
@@ -126,7 +127,7 @@ class Sieve {
 #endif
   }
 
-  // Returns whether there was room.
+  // Returns false if there is no space.
   bool put(std::size_t index, float x) {
     if (static_cast<std::int32_t>(magnitude(x)) == to_.bound) {
       if (!equals_) {

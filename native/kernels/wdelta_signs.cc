@@ -1,4 +1,4 @@
-// Encoding of float32 differences: signs, and the sums of rows' magnitudes.
+// Encodes float32 differences as signs, and sums the magnitudes of rows.
 #include <bit>
 #include <cstring>
 
@@ -12,12 +12,12 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-constexpr std::size_t kLeaf = 128;  // values that are summed without being halved
+constexpr std::size_t kLeaf = 128;  // values that are summed without division into halves
 constexpr std::size_t kBits = 64;
 
 float magnitude(float x) { return std::bit_cast<float>(std::bit_cast<std::uint32_t>(x) & 0x7fffffffu); }
 
-// A bit for each of 64 values that is not below zero, the first in the lowest.
+// A bit for each of 64 values, set if it is not below zero, the first value in the lowest bit.
 inline std::uint64_t signs_of(const float* in) {
   std::uint64_t result = 0;
 #if defined(__AVX512F__)
@@ -34,14 +34,14 @@ inline std::uint64_t signs_of(const float* in) {
   return result;
 }
 
-// The bits of each byte in the opposite order.
+// Reverses the bits of each byte.
 inline std::uint64_t turned(std::uint64_t x) {
   x = (x >> 1 & 0x5555555555555555u) | (x & 0x5555555555555555u) << 1;
   x = (x >> 2 & 0x3333333333333333u) | (x & 0x3333333333333333u) << 2;
   return (x >> 4 & 0x0f0f0f0f0f0f0f0fu) | (x & 0x0f0f0f0f0f0f0f0fu) << 4;
 }
 
-// One bit per value, set unless it is below zero, the first value in the highest bit; the last byte is filled with 0.
+// One bit per value, set unless it is below zero, the first value in the highest bit; the last byte is padded with 0.
 void pack_signs(const float* in, std::size_t n, std::uint8_t* out) {
   std::size_t i = 0;
   for (; i + kBits <= n; i += kBits) {
@@ -56,7 +56,8 @@ void pack_signs(const float* in, std::size_t n, std::uint8_t* out) {
 }
 
 // NumPy's pairwise sum of magnitudes (numpy/_core/src/umath/loops_utils.h describes it): blocks of 128 in eight running
-// sums, halves of a multiple of eight above that. The mean of a row must round to the same float16 everywhere.
+// sums; longer ranges are divided into halves at a multiple of eight. The mean of a row must round to the same float16
+// everywhere.
 float leaf_sum(const float* in, std::size_t n) {
   if (n < 8) {
     float sum = 0;
@@ -74,7 +75,7 @@ float leaf_sum(const float* in, std::size_t n) {
 }
 
 #if defined(__AVX2__)
-// leaf_sum and pack_signs of `n` differences, a multiple of eight: what a NaN among them is makes no difference.
+// leaf_sum and pack_signs of `n` differences, a multiple of eight. For NaN, the bit does not matter.
 template <Dtype kDtype>
 float encode_leaf(const TypeOf<kDtype>* tuned, const TypeOf<kDtype>* base, std::size_t n, std::uint8_t* out) {
   const __m256 remainder = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
@@ -92,7 +93,8 @@ float encode_leaf(const TypeOf<kDtype>* tuned, const TypeOf<kDtype>* base, std::
 }
 #endif
 
-// Sums the magnitudes of `n` values from `start` on; `leaf` gives the sum of at most kLeaf, each asked for once, in order.
+// Sums the magnitudes of `n` values from `start` on; `leaf` returns the sum of at most kLeaf values, and is called once
+// for each leaf, in order.
 template <class Leaf>
 float pairwise(std::size_t start, std::size_t n, const Leaf& leaf) {
   if (n <= kLeaf) return leaf(start, n);
@@ -101,13 +103,13 @@ float pairwise(std::size_t start, std::size_t n, const Leaf& leaf) {
   return first + pairwise(start + half, n - half, leaf);
 }
 
-// The first value from `start` on that is not finite; `stop` where all are.
+// The first value from `start` on that is not finite; `stop` if all are.
 std::size_t first_odd(const Differences& differences, std::size_t start, std::size_t stop) {
   while (start < stop && is_finite(difference_at(differences, start))) ++start;
   return start;
 }
 
-// Rows of whole bytes: each piece of a row is subtracted, summed and packed while it is in registers or close to them.
+// Rows of complete bytes: each piece of a row is subtracted, summed and packed while it is in registers or in cache.
 template <Dtype kDtype>
 std::size_t encode_pair(const Differences& differences, std::size_t rows, std::size_t cols, float* sums,
                         std::uint8_t* bits) {
@@ -125,7 +127,7 @@ std::size_t encode_pair(const Differences& differences, std::size_t rows, std::s
   };
   for (std::size_t row = 0; row < rows; ++row) {
     sums[row] = pairwise(row * cols, cols, leaf);
-    if (is_finite(sums[row])) continue;  // it may be too large for f32, too
+    if (is_finite(sums[row])) continue;  // the sum may overflow f32, too
     const std::size_t stop = (row + 1) * cols, odd = first_odd(differences, row * cols, stop);
     if (odd < stop) return odd;
   }

@@ -1,5 +1,5 @@
-// The largest differences by magnitude, and the range of the rest: of all, in one pass after a look at a sample, or
-// piece after piece.
+// Finds the largest differences by magnitude, and the range of the others: in one pass after a sample, or piece after
+// piece.
 #include <bit>
 #include <cstring>
 #include <memory>
@@ -12,7 +12,7 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-// Sorts differences; stops where there is no room.
+// Separates differences; stops if there is no space.
 bool sieve_all(const Differences& differences, Sieve& sieve) {
   bool fits = true;
   by_blocks(differences, 0, differences.count, [&](std::size_t start, std::size_t n, const float* values) {
@@ -21,7 +21,7 @@ bool sieve_all(const Differences& differences, Sieve& sieve) {
   return fits;
 }
 
-// Keeps of those found the ones above the bound and the first that equal it; what is not kept widens the range.
+// Keeps the found values above the bound and the first that equal it; the others extend the range.
 void keep_of_found(const TopPlaces& from, std::size_t count, const TopPlaces& to, FloatRange& other_range) {
   Sieve sieve(to, from.positions);
   for (std::size_t i = 0; i < count; i += kDifferences)
@@ -47,7 +47,7 @@ bool all_finite(const float* largest, std::size_t k) {
   return finite;
 }
 
-// Keeps of all differences those above the bound and the first that equal it.
+// Keeps, of all differences, those above the bound and the first that equal it.
 TopFound kept_of(const Differences& differences, const TopBound& bound, std::size_t k, std::int64_t* positions,
                  float* values) {
   Sieve sieve({static_cast<std::int32_t>(bound.bits), k - bound.above, 0, positions, values, k});
@@ -68,7 +68,7 @@ FloatRange range_between(const float* in, std::size_t n, const std::int64_t* ski
       for (; index < end; ++index) widen(range, in[index]);
     } else {
       for (; index < end; index += kLanes) {
-        if (end - index < kLanes) index = end - kLanes;  // once more over what was seen changes nothing
+        if (end - index < kLanes) index = end - kLanes;  // repeating it for values already seen changes nothing
         std::memcpy(&x, in + index, sizeof x);
         lows = x < lows ? x : lows;
         highs = x > highs ? x : highs;
@@ -100,7 +100,7 @@ TopFound top_of(const Differences& differences, std::size_t k, std::int64_t* pos
     keep_of_found(to, sieve.count(), {bits, k - bound.above, 0, positions, values, k}, other_range);
     return {k, all_finite(values, k) ? n : first_not_finite(differences), other_range, -1, 0};
   }
-  // A sample that misled.
+  // The sample was misleading.
   const auto all = std::make_unique_for_overwrite<float[]>(n);
   by_blocks(differences, 0, n, [&](std::size_t start, std::size_t batch, const float* from) {
     std::memcpy(all.get() + start, from, batch * sizeof *from);
@@ -126,7 +126,7 @@ std::int32_t top_prune(std::int64_t* positions, float* values, std::size_t n, st
   const Bracket bracket = bracket_in(n, k, [&](std::size_t i) { return values[i]; });
   const TopBound bound = bound_among(values, n, k, bracket);
   const auto bits = static_cast<std::int32_t>(bound.bits);
-  // In place: what is kept never lies before where it goes, and sixteen are read before they are written.
+  // In place: kept values move only to lower positions, and sixteen are read before they are written.
   Sieve sieve({bits, k - bound.above, 0, positions, values, n}, positions);
   sieve.take(0, n, values);
   return bits;

@@ -1,5 +1,5 @@
-// Words of 32 bits turned, and their scales and zero points: what GPTQ and AWQ lay out input by input becomes rows of
-// outputs, and back; and the one's lines as the other's.
+// Transposes 32-bit words, and their scales and zero points: GPTQ and AWQ store them by inputs, rows store them by
+// outputs. Also converts lines of one packing to the other.
 #include <cstring>
 #include <utility>
 
@@ -15,10 +15,11 @@ using Byte = std::uint8_t;
 using Words = std::uint32_t __attribute__((vector_size(kVectorBytes)));
 
 constexpr std::size_t kLanes = kVectorBytes / 4;
-// Rows and columns of words that are processed together, so that their pages stay in the TLB and full lines are written.
+// Rows and columns of words that are processed together, so that their pages stay in the TLB and complete cache lines
+// are written.
 constexpr std::size_t kSpan = 64;
 
-// Files do not align what they hold.
+// Data in files are not aligned.
 inline Words load(const Byte* bytes) {
   Words words;
   std::memcpy(&words, bytes, sizeof words);
@@ -38,7 +39,7 @@ inline void store(const Words& words, Byte* bytes, std::size_t count = kLanes) {
     std::memcpy(bytes, &words, 4 * count);
 }
 
-// The elements of `low` whose number has the bit kBit change places with those of `high` that have it not.
+// Exchanges the elements of `low` whose index has bit kBit with those of `high` whose index does not.
 template <std::size_t kBit, class Vector, std::size_t... kLane>
 inline void swap_lanes(Vector& low, Vector& high, std::index_sequence<kLane...>) {
   constexpr std::size_t kCount = sizeof...(kLane);
@@ -48,7 +49,7 @@ inline void swap_lanes(Vector& low, Vector& high, std::index_sequence<kLane...>)
   low = first;
 }
 
-// A square becomes its transpose.
+// Transposes a square.
 template <std::size_t kBit = 1, class Vector, std::size_t kCount>
 inline void turn_rows(Vector (&x)[kCount]) {
   for (std::size_t row = 0; row < kCount; ++row)
@@ -56,7 +57,7 @@ inline void turn_rows(Vector (&x)[kCount]) {
   if constexpr (2 * kBit < kCount) turn_rows<2 * kBit>(x);
 }
 
-// In each lane a matrix of 8 x 8 codes of 4 bits, a word for each row, becomes its transpose.
+// Transposes in each lane a matrix of 8 x 8 codes of 4 bits, with a word for each row.
 inline void turn_codes(Words (&x)[8]) {
   constexpr std::uint32_t kMasks[3] = {0x0000ffffu, 0x00ff00ffu, 0x0f0f0f0fu};
   for (int stage = 0; stage < 3; ++stage) {
@@ -72,11 +73,11 @@ inline void turn_codes(Words (&x)[8]) {
 
 inline std::size_t min_of(std::size_t remaining, std::size_t limit) { return remaining < limit ? remaining : limit; }
 
-// Elements of a type that are turned together: words in vectors of the machine's width, the shorter ones in 16 bytes.
+// Types of elements that are transposed together: words in vectors of the machine's width, shorter ones in 16 bytes.
 template <class T>
 constexpr std::size_t kSquare = sizeof(T) == 4 ? kLanes : 16 / sizeof(T);
 
-// Some elements of some rows: out[column, row] = in[row, column], both of at most kSquare.
+// Transposes a part: out[column, row] = in[row, column], both of at most kSquare.
 template <class T>
 void turn_square(const Byte* in, std::size_t stride, std::size_t rows, std::size_t cols, Byte* out,
                  std::size_t out_stride) {
@@ -104,8 +105,8 @@ void tiles(std::size_t rows, std::size_t cols, Tile tile) {
           tile(i, min_of(rows - i, kLanes), j, min_of(cols - j, kLanes));
 }
 
-// Tiles are copied before they are turned: rows whose distance is a power of two share few places in a cache, and an
-// address between two of its lines would have both fetched for every square.
+// Tiles are copied before they are transposed: rows at distances of a power of two share few cache sets, and an
+// unaligned square would fetch two lines per row each time.
 template <class T>
 void turn(const WordMatrix& in, const WordWindow& out) {
   constexpr std::size_t kStride = kSpan * sizeof(T) + 64, kCount = kSquare<T>;
@@ -137,7 +138,7 @@ void halves_turn(const WordMatrix& in, const WordWindow& out) { turn<std::uint16
 
 void bytes_turn(const WordMatrix& in, const WordWindow& out) { turn<Byte>(in, out); }
 
-// Eight words of one line are an 8 x 8 matrix of codes, of which the other form has a word in each of eight lines.
+// Eight words of a line are an 8 x 8 matrix of codes; the other packing has one word of it in each of eight lines.
 void lines_to_awq(const WordMatrix& in, std::uint8_t* out) {
   const std::size_t blocks = in.cols / 8;
   for (std::size_t line = 0; line < in.rows; ++line)

@@ -1,7 +1,7 @@
-"""Ingot: model weights at rest and on the move.
+"""Ingot: tools for the weights of language models.
 
-Shrinks, ships, verifies, patches, converts and loads model weights in the containers people use. Names are imported on
-first use, so that ``import ingot`` costs little more than NumPy.
+It quantizes, converts, verifies, patches and loads model weights in common file formats. Names are imported at their
+first use, so that ``import ingot`` takes little longer than importing NumPy.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Every error that Ingot raises on purpose.
+"""The errors that Ingot raises.
 
-An error message is one line that says what was expected, what was found, where, and what to do. A refusal of a file
-also names a *rule* (``zt.blob-out-of-bounds``), listed on the spec page of the format, so that tests and tools match
-rules and not words. Whatever a file's bytes can cause is a ``ValueError`` too, as callers of other readers expect: a
-changed byte breaks a rule, a digest or a codec's parts, or turns a known version or element type into an unknown one.
+An error message is one line: what is wrong, where, what was expected, and what to do. An error about a file also has a
+*rule* (``zt.blob-out-of-bounds``), listed on the spec page of the format, so that tests and tools can match rules and
+not wordings. All errors that a file's bytes can cause are ``ValueError`` too, as callers of other readers expect.
 """
 
 from __future__ import annotations
@@ -18,28 +17,28 @@ INGOT_VERSION = "0.1.0"
 
 
 def install_hint(extra: str) -> str:
-    """Return the command that installs what an extra brings."""
+    """Return the command that installs an extra."""
     return f"pip install '{DISTRIBUTION}[{extra}]'"
 
 
 def printable(text: str) -> str:
-    """Show what would break or disguise a line (newlines, terminal sequences, lone surrogates) as escapes."""
+    """Return text with escapes for characters that are not printable: newlines, terminal sequences, lone surrogates."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 class IngotError(Exception):
-    """Base class. ``exit_code`` is what the command line returns for it.
+    """The base class of all errors; ``exit_code`` is the exit code of the command line.
 
     Parameters
     ----------
     message : str
-        What was expected, what was found, and what to do.
+        The problem, the expected input, and the advice.
     rule : str, optional
-        Stable identifier of the violated rule.
+        The stable identifier of the violated rule.
     where : str, optional
-        File, tensor, field or byte offset.
+        The file, tensor, field or byte offset.
     """
 
     exit_code = 1
@@ -55,17 +54,17 @@ class IngotError(Exception):
         return f"{text} [{self.rule}]" if self.rule else text
 
     def at(self, where: str) -> IngotError:
-        """Return self with ``where`` put in front of the present place; used where the outer layer knows more."""
+        """Put ``where`` in front of the error's location and return the error; for outer layers of the code."""
         self.where = f"{where}: {self.where}" if self.where else where
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle and copy by state: the subclasses' constructors differ, and errors cross process borders."""
-        return _revived, (type(self), self.args, dict(self.__dict__))
+        """Pickle and copy by state, because errors are sent between processes and the constructors differ."""
+        return _restore, (type(self), self.args, dict(self.__dict__))
 
 
-def _revived(kind: type[IngotError], args: tuple[Any, ...], state: dict[str, Any]) -> IngotError:
-    error = kind.__new__(kind, *args)
+def _restore(cls: type[IngotError], args: tuple[Any, ...], state: dict[str, Any]) -> IngotError:
+    error = cls.__new__(cls, *args)
     error.__dict__.update(state)
     return error
 
@@ -78,7 +77,7 @@ class FormatError(IngotError, ValueError):
 
 
 class IntegrityError(IngotError, ValueError):
-    """The bytes are well-formed but not those that were promised (digest, length, a file that changed)."""
+    """The bytes are well-formed, but do not match a digest or length, or the file changed."""
 
     def __init__(self, rule: str, message: str, *, where: str | None = None) -> None:
         super().__init__(message, rule=rule, where=where)
@@ -92,20 +91,20 @@ class CodecError(IngotError, ValueError):
 
 
 class UnsupportedError(IngotError, ValueError):
-    """Well-formed, but Ingot has no decoder for it, or the target cannot carry it.
+    """The input is well-formed, but Ingot cannot decode it, or the target cannot represent it.
 
-    A ``ValueError`` too: one changed byte makes a known version, element type or codec one that nobody knows.
+    It is a ``ValueError``, because one changed byte can turn a version, element type or codec into an unknown one.
     """
 
 
 class UsageError(IngotError):
-    """The call itself is wrong: an option, a name, a path."""
+    """The caller passed an invalid option, name or path."""
 
     exit_code = 2
 
 
 class ResourceError(IngotError):
-    """The machine said no: disk full, RAM ceiling too low, target not writable."""
+    """The machine lacks a resource: disk space, memory within the limit, permission to write."""
 
 
 class PluginError(IngotError):
@@ -113,7 +112,7 @@ class PluginError(IngotError):
 
 
 class MissingExtraError(IngotError, ImportError):
-    """An optional dependency is needed and not installed."""
+    """An optional package is needed and not installed."""
 
     exit_code = 3
 

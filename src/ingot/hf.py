@@ -1,13 +1,13 @@
-"""Import it, and transformers opens the folders that Ingot writes (``spec/loading.md``).
+"""Importing this module lets transformers load the folders that Ingot writes (``spec/loading.md``).
 
     import ingot.hf
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained("folder")  # packed .zt, .squizd, MLX's safetensors
-    model.save_pretrained("copy")  # packed layers as they are
+    model.save_pretrained("copy")  # packed layers stay packed
     ingot.hf.use_kv_cache(model, "int4")  # keys and values in packed blocks
 
-Raises ``MissingExtraError`` where torch or transformers is not installed.
+Raises ``MissingExtraError`` if torch or transformers is not installed.
 """
 
 from __future__ import annotations

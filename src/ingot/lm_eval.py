@@ -2,7 +2,7 @@
 
     python -m ingot.lm_eval run --model ingot --model_args path=./packed,keep_packed=True --tasks lambada_openai
 
-All other arguments are the harness's own.
+All other arguments are those of the harness.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ EXTRA = "eval"
 
 
 def register() -> None:
-    """Make the model name ``ingot`` known to the harness in this process.
+    """Register the model name ``ingot`` with the harness in this process.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""MLX over every format that Ingot opens: models as ``mlx_lm.load`` makes them, files as ``mx.load`` and back."""
+"""Loading and saving with MLX in all formats of Ingot: models like ``mlx_lm.load``, files like ``mx.load``."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def load_file(
 ) -> dict[str, Any]:
     """Load all tensors of a checkpoint file or folder, decoded, as ``mlx.core.array``.
 
-    Raises what ``ingot.open`` and ``Tensor.numpy`` raise, and ``UnsupportedError`` ``adapter.dtype``.
+    Raises the errors of ``ingot.open`` and ``Tensor.numpy``, and ``UnsupportedError`` ``adapter.dtype``.
     """
     with open_checkpoint(path, io=io, max_decompressed=max_decompressed) as checkpoint:
         checkpoint.require_whole()
@@ -47,5 +47,5 @@ def load_file(
 
 @bordered
 def save_file(tensors: Mapping[str, Any], path: str | PathLike[str], metadata: Mapping[str, str] | None = None) -> None:
-    """Save ``mlx.core.array`` tensors; the suffix of ``path`` names the format. Raises what ``ingot.save`` raises."""
+    """Save ``mlx.core.array`` tensors in the format of the suffix of ``path``; raise the errors of ``ingot.save``."""
     save_checkpoint(path, {name: to_numpy(array) for name, array in tensors.items()}, metadata)

@@ -1,4 +1,4 @@
-"""Drop-in for ``safetensors.numpy`` over every format that Ingot opens."""
+"""A drop-in replacement for ``safetensors.numpy`` that reads all formats of Ingot."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from os import PathLike
 from typing import Any
 
 from ingot.artifacts.open import open as open_checkpoint
-from ingot.artifacts.owned_arrays import load_owned
+from ingot.artifacts.owned_arrays import load_arrays
 from ingot.artifacts.save import save as save_checkpoint
 from ingot.artifacts.state_dict import open_bytes, save_bytes
 from ingot.core.border import bordered
@@ -20,27 +20,27 @@ __all__ = ["load", "load_file", "save", "save_file"]
 def load_file(
     path: str | PathLike[str], *, io: str = "auto", max_decompressed: int | str | None = None
 ) -> dict[str, Array]:
-    """Load all tensors of a checkpoint file or folder, decoded, as arrays of their own.
+    """Load all tensors of a checkpoint file or folder, decoded, as writable arrays that own their memory.
 
-    Raises what ``ingot.open`` and ``Tensor.numpy`` raise.
+    Raises the errors of ``ingot.open`` and ``Tensor.numpy``.
     """
     with open_checkpoint(path, io=io, max_decompressed=max_decompressed) as checkpoint:
-        return load_owned(checkpoint)
+        return load_arrays(checkpoint)
 
 
 @bordered
 def load(data: bytes) -> dict[str, Array]:
     """Load all tensors of a checkpoint that is a bytes object."""
-    return load_owned(open_bytes(data))
+    return load_arrays(open_bytes(data))
 
 
 @bordered
 def save_file(tensors: Mapping[str, Any], path: str | PathLike[str], metadata: Mapping[str, str] | None = None) -> None:
-    """Save arrays; the suffix of ``path`` names the format. Raises what ``ingot.save`` raises."""
+    """Save arrays in the format of the suffix of ``path``; raise the errors of ``ingot.save``."""
     save_checkpoint(path, tensors, metadata)
 
 
 @bordered
 def save(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> bytes:
-    """Return arrays as the bytes of a safetensors file."""
+    """Return the bytes of a safetensors file with these arrays."""
     return save_bytes(tensors, metadata)

@@ -1,4 +1,4 @@
-"""Drop-in for ``safetensors.torch`` over every format that Ingot opens."""
+"""A drop-in replacement for ``safetensors.torch`` that reads all formats of Ingot."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from os import PathLike
 from typing import Any
 
 from ingot.artifacts.open import open as open_checkpoint
-from ingot.artifacts.owned_arrays import load_owned
+from ingot.artifacts.owned_arrays import load_arrays
 from ingot.artifacts.save import save as save_checkpoint
 from ingot.artifacts.state_dict import open_bytes, save_bytes
 from ingot.core.border import bordered
@@ -24,9 +24,9 @@ def load_file(
 ) -> dict[str, Any]:
     """Load all tensors of a checkpoint file or folder, decoded, as ``torch.Tensor`` on ``device``.
 
-    Quantized matrices go to another device than the CPU packed, and are decoded there, with the same bits.
+    For devices other than the CPU, quantized matrices are copied packed and decoded on the device, with the same bits.
 
-    Raises what ``ingot.open`` and ``Tensor.torch`` raise.
+    Raises the errors of ``ingot.open`` and ``Tensor.torch``.
     """
     with open_checkpoint(path, io=io, max_decompressed=max_decompressed) as checkpoint:
         return _loaded(checkpoint, device)
@@ -40,23 +40,23 @@ def load(data: bytes, device: Any = "cpu") -> dict[str, Any]:
 
 @bordered
 def save_file(tensors: Mapping[str, Any], path: str | PathLike[str], metadata: Mapping[str, str] | None = None) -> None:
-    """Save tensors; the suffix of ``path`` names the format. Raises what ``ingot.save`` raises."""
+    """Save tensors in the format of the suffix of ``path``; raise the errors of ``ingot.save``."""
     save_checkpoint(path, tensors, metadata)
 
 
 @bordered
 def save(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> bytes:
-    """Return tensors as the bytes of a safetensors file."""
+    """Return the bytes of a safetensors file with these tensors."""
     return save_bytes(tensors, metadata)
 
 
 def _loaded(checkpoint: Checkpoint, device: Any) -> dict[str, Any]:
-    """Hand the tensors over one by one, so that host and device never hold everything twice."""
-    there = {name for name, tensor in checkpoint.items() if decodes_on_device(tensor, None, device)}
-    if there:
+    """Return all tensors on ``device``, copied one by one, so that memory never contains all of them twice."""
+    on_device = {name for name, tensor in checkpoint.items() if decodes_on_device(tensor, None, device)}
+    if on_device:
         checkpoint.require_whole()
-    arrays = load_owned(checkpoint, [name for name in checkpoint if name not in there] if there else None)
+    arrays = load_arrays(checkpoint, [name for name in checkpoint if name not in on_device] if on_device else None)
     return {
-        name: tensor.torch(device=device) if name in there else from_numpy(arrays.pop(name), device)
+        name: tensor.torch(device=device) if name in on_device else from_numpy(arrays.pop(name), device)
         for name, tensor in checkpoint.items()
     }

@@ -27,7 +27,7 @@ import atheris
 import numpy as np
 
 import ingot
-from ingot.artifacts.open import open_found
+from ingot.artifacts.open import open_source_in_store
 from ingot.core.numeric.dtypes import BY_SAFETENSORS
 from ingot.errors import IngotError
 from ingot.stores.memory import MemoryStore
@@ -243,7 +243,7 @@ def one_input(data: bytes) -> None:
     """What the fuzzer calls."""
     files = as_they_are(data[1:]) if data[:1] >= b"\x80" else chosen(atheris.FuzzedDataProvider(data[1:]))
     try:
-        source = open_found(MemoryStore(files), "")
+        source = open_source_in_store(MemoryStore(files), "")
         read_all(source.catalog)
     except IngotError as error:
         checked(error)

@@ -105,7 +105,7 @@ def one_input(data: bytes) -> None:
         except (TypeError, ValueError):
             return
     try:
-        recipe = parse_recipe(text, where="recipe")
+        recipe = parse_recipe(text, location="recipe")
         recipe.fingerprint()
         for name in NAMES:
             for shape in SHAPES:

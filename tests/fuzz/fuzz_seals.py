@@ -18,7 +18,7 @@ import numpy as np
 from ingot.errors import IngotError
 from ingot.model.bytesource import MemorySource
 from ingot.model.seal import HEAD, parse_seal, seal_of
-from ingot.stores.remote.proof import Proven
+from ingot.stores.remote.sealed_reader import SealedReader
 from tests.fuzz.common import VALUES, as_json, changed, fuzz
 from tests.support.reading import checked
 
@@ -35,12 +35,12 @@ def read(raw: bytes) -> None:
     if parse_seal(seal.encoded(), "again") != seal:
         raise AssertionError("expected a seal that is written as it was read")
     seal.require_size(len(FILE), "file")
-    seal.bad(SOURCE)
+    seal.damaged_chunks(SOURCE)
 
     def fetch(start: int, out: memoryview) -> None:
         out[:] = FILE[start : start + out.nbytes]
 
-    proven = Proven(seal, fetch, "file")
+    proven = SealedReader(seal, fetch, "file")
     proven.check_head(memoryview(FILE)[:HEAD])
     out = bytearray(49_000)
     proven.read([(1_000_000, memoryview(out))])

@@ -59,7 +59,7 @@ def int2(name: str, rows: int = 4, cols: int = 64, group: int | str = 32, layer:
 def values(dtype: str, *shape: int) -> bytes:
     """Small numbers for the floats, bytes in turn for the rest."""
     count = int(np.prod(shape))
-    if DTYPES[dtype].kind == "f" and DTYPES[dtype].bits >= 16:
+    if DTYPES[dtype].category == "f" and DTYPES[dtype].bits >= 16:
         return ((np.arange(count) % 29 - 14) / 8).astype(numpy_dtype(dtype)).tobytes()
     size = DTYPES[dtype].nbytes(count)
     return bytes(index % 2 if dtype == "bool" else index % 251 for index in range(size))

@@ -10,7 +10,7 @@ import pytest
 import safetensors
 
 from ingot.artifacts.open import open as open_checkpoint
-from ingot.artifacts.owned_arrays import load_owned
+from ingot.artifacts.owned_arrays import load_arrays
 from ingot.errors import IngotError
 
 ROOT = Path(__file__).parent.parent.parent
@@ -48,7 +48,7 @@ def test_there_are_enough():
 def test_valid_files_open_and_load(name, io):
     with open_checkpoint(FOLDER / "valid" / name, io=io) as checkpoint:
         loadable = [key for key, tensor in checkpoint.items() if not tensor.dtype.startswith(("f4", "f6"))]
-        assert len(load_owned(checkpoint, loadable)) == len(loadable)
+        assert len(load_arrays(checkpoint, loadable)) == len(loadable)
         assert all(bytes(tensor.parts["data"].stored()) is not None for tensor in checkpoint.values())
 
 

@@ -346,7 +346,7 @@ def test_sentencepiece_s_tokens_keep_their_order_of_merges() -> None:
             },
         }
     )
-    assert not words.lost
+    assert not words.dropped
     assert words.typed["tokenizer.ggml.token_type"][1] == [2, 3, 6, 1, 1, 1, 1, 1, 1]
     assert words.typed["tokenizer.ggml.scores"][1] == [0, 0, 0, 0, 0, 0, -0.0, -1, -2]
     files, _ = tokenizer.to_files({key: value for key, (_, value) in words.typed.items()})

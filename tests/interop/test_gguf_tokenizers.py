@@ -12,7 +12,7 @@ import pytest
 
 from ingot.errors import UnsupportedError
 from ingot.runtime.loading.transformers_tokenizer import _PROBE
-from ingot.translate import companions, pieces, pretokenizers, tokenizer
+from ingot.translate import companions, pretokenizers, tokenizer, wordpiece_unigram
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -28,7 +28,7 @@ def metadata_of(made: dict[str, Any], settings: dict[str, Any], config: dict[str
 
 def both(made: dict[str, Any], settings: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
     """Return a tokenizer, what came back of it, and the metadata between them."""
-    assert not tokenizer.to_metadata(made).lost
+    assert not tokenizer.to_metadata(made).dropped
     metadata = metadata_of(made, settings)
     files, unsaid = tokenizer.to_files(metadata)
     assert not unsaid
@@ -62,10 +62,10 @@ def bytewise(pre: dict[str, Any], *, whole: bool = False) -> dict[str, Any]:
 @pytest.mark.parametrize("name", sorted(pretokenizers.STEPS))
 def test_pre_tokenizers_keep_their_names_and_words(name: str) -> None:
     steps = pretokenizers.STEPS[name]
-    one, other, metadata = both(bytewise(pretokenizers.pre_tokenizer(steps), whole=steps.whole), {})
+    one, other, metadata = both(bytewise(pretokenizers.pre_tokenizer(steps), whole=steps.ignore_merges), {})
     assert metadata["tokenizer.ggml.pre"] == name
     same(one, other)
-    assert json.loads(other.to_str())["model"]["ignore_merges"] == steps.whole
+    assert json.loads(other.to_str())["model"]["ignore_merges"] == steps.ignore_merges
 
 
 def test_tekken_is_known_by_its_expression_and_ignores_merges() -> None:
@@ -79,7 +79,7 @@ def test_tekken_is_known_by_its_expression_and_ignores_merges() -> None:
     same(one, other)
     words = tokenizer.to_metadata(bytewise(pre))
     assert words.typed["tokenizer.ggml.pre"][1] == "tekken"
-    assert words.lost == ["ignore_merges False"]
+    assert words.dropped == ["ignore_merges False"]
 
 
 def test_falcon_is_known_by_its_steps() -> None:
@@ -94,7 +94,7 @@ def test_falcon_is_known_by_its_steps() -> None:
     assert metadata["tokenizer.ggml.pre"] == "falcon"
     same(one, other)
     pre["pretokenizers"][0]["behavior"] = "Isolated"
-    assert tokenizer.to_metadata(bytewise(pre)).lost
+    assert tokenizer.to_metadata(bytewise(pre)).dropped
 
 
 def test_deepseeks_letters_are_those_of_its_file() -> None:
@@ -119,7 +119,7 @@ def test_deepseeks_letters_are_those_of_its_file() -> None:
 def test_pre_tokenizers_without_a_name_are_told(pre: dict[str, Any]) -> None:
     words = tokenizer.to_metadata(bytewise(pre))
     assert words.typed["tokenizer.ggml.pre"][1] == "default"
-    assert words.lost
+    assert words.dropped
 
 
 def test_roberta_s_step_around_a_text() -> None:
@@ -232,7 +232,7 @@ def wordpiece() -> dict[str, Any]:
 
 def test_wordpiece_comes_back() -> None:
     one, other, metadata = both(wordpiece(), {"cls_token": "[CLS]", "sep_token": {"content": "[SEP]"}})
-    assert metadata["tokenizer.ggml.model"] == pieces.WPM
+    assert metadata["tokenizer.ggml.model"] == wordpiece_unigram.WPM
     assert {"\u2581the", "server", "[SEP]"} <= set(metadata["tokenizer.ggml.tokens"])
     assert (metadata["tokenizer.ggml.bos_token_id"], metadata["tokenizer.ggml.seperator_token_id"]) == (2, 3)
     same(one, other)
@@ -241,7 +241,7 @@ def test_wordpiece_comes_back() -> None:
 def test_upper_case_that_llama_cpp_lowers_is_told() -> None:
     made = wordpiece()
     made["normalizer"]["lowercase"] = False
-    assert tokenizer.to_metadata(made).lost
+    assert tokenizer.to_metadata(made).dropped
 
 
 @pytest.mark.parametrize("spaces", [False, True])
@@ -258,7 +258,7 @@ def test_unigram_comes_back(spaces: bool) -> None:
         single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", 1)]
     )
     one, other, metadata = both(json.loads(made.to_str()), {"eos_token": "</s>", "pad_token": "<pad>"})
-    assert metadata["tokenizer.ggml.model"] == pieces.UGM
+    assert metadata["tokenizer.ggml.model"] == wordpiece_unigram.UGM
     assert metadata["tokenizer.ggml.scores"][4] == -3.0
     assert metadata["tokenizer.ggml.token_type"][:4] == [3, 3, 2, 1]
     assert metadata["tokenizer.ggml.add_eos_token"] is True
@@ -271,7 +271,7 @@ def test_a_table_of_characters_moves_as_its_bytes() -> None:
             "normalizer": {"type": "Precompiled", "precompiled_charsmap": table},
             "pre_tokenizer": {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always"}}  # fmt: skip
     words = tokenizer.to_metadata(made)
-    assert not words.lost
+    assert not words.dropped
     assert words.typed["tokenizer.ggml.precompiled_charsmap"] == ("array:u8", list(range(256)))
     files, _ = tokenizer.to_files({key: value for key, (_, value) in words.typed.items()})
     assert files["tokenizer.json"]["normalizer"] == made["normalizer"]

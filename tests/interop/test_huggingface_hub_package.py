@@ -47,4 +47,4 @@ def test_what_a_cached_snapshot_links_to_travels(tmp_path: Path, monkeypatch: py
     cached = huggingface_hub.try_to_load_from_cache("org/name", "config.json", cache_dir=tmp_path)
     companions = find_companions(LocalStore(snapshot))
     assert companions.files == {"config.json": cached}
-    assert list(companions.left.values()) == [["tokenizer.json"]]
+    assert list(companions.skipped.values()) == [["tokenizer.json"]]

@@ -57,7 +57,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     sizes = dict.fromkeys(NAMES, 256) | {NAMES[7]: 8000}
     path = tmp_path / "m.safetensors"
     ingot.save(path, {name: rng.standard_normal((rows, 256)).astype(np.float32) for name, rows in sizes.items()})
-    monkeypatch.setattr(tasks, "LEAST", 1 << 18)
+    monkeypatch.setattr(tasks, "MIN_TASK_BYTES", 1 << 18)
     return path
 
 

@@ -90,7 +90,7 @@ def test_a_library_is_kept_in_a_bucket(tmp_path: Path) -> None:
     assert library.add(tuned, "org/tuned").deltas == 2
     library.rm("base")
     kept = Location.parse(library.address).share()
-    with kept.using(), pytest.raises(IngotError) as caught:
+    with kept.shared_lock(), pytest.raises(IngotError) as caught:
         library.gc(wait=0)
     assert caught.value.rule == "library.busy"
     assert library.gc().objects == 1

@@ -33,7 +33,7 @@ TORCH = tuple(safetensors.torch._TYPES)
 
 def values(spelling: str, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
     row = BY_SAFETENSORS[spelling]
-    top = 2 if row.kind == "b" else 256
+    top = 2 if row.category == "b" else 256
     data = np.random.default_rng(seed).integers(0, top, prod(shape) * row.bits // 8, np.uint8)
     return data.view(numpy_dtype(row.name)).reshape(shape)
 
@@ -100,7 +100,7 @@ def test_the_order_of_all_dtypes_is_theirs():
     arrays = {}
     specs = {}
     for index, (spelling, row) in enumerate(sorted(BY_SAFETENSORS.items())):
-        data = np.full(8, index, np.uint8) if row.kind != "b" else np.zeros(8, np.uint8)
+        data = np.full(8, index, np.uint8) if row.category != "b" else np.zeros(8, np.uint8)
         for name in (row.torch, row.numpy, spelled.get(spelling)):
             try:
                 shape = (8,) if spelling == "F4" else (64 // row.bits,)

@@ -201,7 +201,7 @@ def test_what_llama_cpp_cannot_do_is_told(options: dict[str, Any], told: int) ->
     vocab = {"vocab_size": 40} if "byte_fallback" in options else {"vocab_size": 290} if "model_type" in options else {}
     found = sentencepiece.read(trained(**options, **vocab), "x")
     assert found is not None
-    assert len(sentencepiece.to_metadata(found, {}, {}).lost) == told
+    assert len(sentencepiece.to_metadata(found, {}, {}).dropped) == told
 
 
 def test_models_of_other_kinds_are_refused(tmp_path: Path) -> None:
@@ -254,4 +254,4 @@ def test_ids_outside_are_told_and_never_filled_up_to() -> None:
 
 
 def test_metadata_that_hold_no_base64_hold_no_model() -> None:
-    assert not companions.kept({"ingot.companion.tokenizer.model": "%%%"})
+    assert not companions.stored_files({"ingot.companion.tokenizer.model": "%%%"})

@@ -17,7 +17,7 @@ import numpy as np
 
 from ingot.codecs.table import CODECS
 from ingot.core.numeric.dtypes import numpy_dtype
-from ingot.core.runtime import isa
+from ingot.core.runtime import native
 from ingot.errors import IngotError, MissingExtraError
 from ingot.model.part import Part, memory_part
 from ingot.model.tensor import Tensor
@@ -75,8 +75,8 @@ def case(name: str, rng: np.random.Generator) -> None:
     tensor = encode_tensor(codec, values.astype(numpy_dtype(dtype)), options_of(name, rng), dtype=dtype, cuts=(3, 17))
     target = dtype if codec.lossless else "f32"
     found = set()
-    for instructions in isa.available_isas():
-        isa.set_isa(instructions)
+    for instructions in native.available_isas():
+        native.set_isa(instructions)
         whole = tensor.numpy(target)
         out = np.zeros((shape[0], 2 * shape[1]), whole.dtype)[:, ::2]
         reader = codec.reader(tensor)

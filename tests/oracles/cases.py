@@ -322,7 +322,7 @@ def astc(rng: Random) -> Made | None:
     return encoded(rng, "astc", {"footprint": footprint, "quality": 0}, rank=int(rng.integers(0, 3)))
 
 
-EXACT = tuple(row.name for row in DTYPES.values() if row.bits >= 8 and row.kind != "c")
+EXACT = tuple(row.name for row in DTYPES.values() if row.bits >= 8 and row.category != "c")
 
 
 def exact_delta(codec: str) -> Callable[[Random], Made | None]:
@@ -335,7 +335,7 @@ def exact_delta(codec: str) -> Callable[[Random], Made | None]:
         word = np.dtype(f"u{base.dtype.itemsize}")
         steps = rng.integers(-pick(rng, 1, 5, 40), 6, shape) * (rng.random(shape) < pick(rng, 0.02, 0.3, 1.0))
         tuned = (base.view(word) + np.asarray(steps).astype(word)).view(base.dtype)
-        if DTYPES[dtype].kind == "b" or rng.random() < 0.2:
+        if DTYPES[dtype].category == "b" or rng.random() < 0.2:
             tuned = np.where(rng.random(shape) < 0.3, random_bits(rng, shape, dtype), base).astype(base.dtype)
         old, new = base.reshape(-1, 1), np.asarray(tuned).reshape(-1, 1)
         options: dict[str, Any] = {"chunk": 1 << 17 if large else pick(rng, 256, 512)} if codec == "delta_exact" else {}

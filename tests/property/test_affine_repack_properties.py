@@ -52,7 +52,7 @@ def tensors(draw: st.DrawFn) -> Tensor:
         params = {"codec_version": 1, **plain, **granularity, "axis": -1, "signed": signed, "zeros": kind != "none"}
         params["dtype"] = "f32"
     parts = {"zeros": memory_part(np.empty(0, np.uint8), scale_dtype)} if kind != "none" else {}
-    known = AffineLayout.of(Tensor("tensor", shape, "f32", "affine", parts, params))
+    known = AffineLayout.from_tensor(Tensor("tensor", shape, "f32", "affine", parts, params))
     packed = rng.integers(0, 256, known.packed_bytes(*shape), np.uint8)
     count = known.scale_shape(*shape)
     found = {"packed_weight": memory_part(packed, known.packed_dtype)}
@@ -94,7 +94,7 @@ def shiftable(tensor: Tensor, delta: int, dtype: str) -> bool:
 @given(tensors(), st.lists(st.integers(0, 34), max_size=4))
 def test_re_laid_tensors_decode_to_the_same_bits(tensor: Tensor, cuts: list[int]) -> None:
     CODEC.check(tensor)
-    stored, wanted = AffineLayout.of(tensor), decoded(tensor)
+    stored, wanted = AffineLayout.from_tensor(tensor), decoded(tensor)
     found = repacks(CODEC, tensor)
     assert {repack.layout.signed for repack in found} == {False, True}
     for repack in found:
@@ -118,7 +118,7 @@ def test_re_laid_tensors_decode_to_the_same_bits(tensor: Tensor, cuts: list[int]
         other = repacked(repack, tensor, cuts)
         CODEC.check(other)
         assert decoded(other) == wanted
-        assert AffineLayout.of(other) == repack.layout
+        assert AffineLayout.from_tensor(other) == repack.layout
         check_codes(other, delta, tensor)
         assert repack.layout.packing in ("rows_lsb", "flat_lsb")
 
@@ -134,7 +134,7 @@ def wide_zeros(tensor: Tensor) -> Array:
 
 
 def codes_of(tensor: Tensor) -> Array:
-    params, (rows, cols) = AffineLayout.of(tensor), tensor.matrix_shape
+    params, (rows, cols) = AffineLayout.from_tensor(tensor), tensor.matrix_shape
     packed = np.frombuffer(tensor.parts["packed_weight"].view(), np.uint8)
     if params.packing == "flat_lsb":
         return reference.from_flat(packed, (rows, cols), params.bits)
@@ -144,8 +144,8 @@ def codes_of(tensor: Tensor) -> Array:
 
 def check_codes(other: Tensor, delta: int, source: Tensor) -> None:
     """Every integer is the source's plus delta, and spare bits are 0."""
-    bits, target = AffineLayout.of(source).bits, AffineLayout.of(other)
-    before = reference.values_of(codes_of(source), bits, signed=AffineLayout.of(source).signed)
+    bits, target = AffineLayout.from_tensor(source).bits, AffineLayout.from_tensor(other)
+    before = reference.values_of(codes_of(source), bits, signed=AffineLayout.from_tensor(source).signed)
     after = codes_of(other)
     assert np.array_equal(reference.values_of(after, bits, signed=target.signed), before + delta)
     if target.packing == "rows_lsb":

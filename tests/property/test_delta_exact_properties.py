@@ -16,7 +16,7 @@ from tests.support.reference import delta_exact as reference
 from tests.support.strategies import Array, arrays, shapes
 
 CODEC = ExactDelta()
-TYPES = st.sampled_from([row.name for row in DTYPES.values() if row.bits >= 8 and row.kind != "c"])
+TYPES = st.sampled_from([row.name for row in DTYPES.values() if row.bits >= 8 and row.category != "c"])
 CUTS = st.lists(st.integers(0, 6400), max_size=6).map(tuple)
 
 

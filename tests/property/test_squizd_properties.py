@@ -121,7 +121,7 @@ def prune(draw: st.DrawFn, item: Item, block: int) -> Item:
         return item
     mask = sum(1 << number for number in kept).to_bytes(-(-len(whole) // 8), "little")
     channels = len(whole) * block
-    assert Blocks(channels, block, mask).kept == size
+    assert Blocks(channels, block, mask).kept_channels == size
     params = {"codec_version": 1, "axis": axis, "block": block, "channels": channels, "kept": size}
     params |= {"inner": file_id(spec.codec), "inner_params": dict(spec.params), "dtype": spec.dtype}
     shape = (channels, spec.shape[1]) if axis == 0 else (spec.shape[0], channels)

@@ -165,7 +165,7 @@ def prune(draw: Any, state: State) -> State:
         channels = arrays[name].shape[axis]
         count = block_count(channels, block)
         kept = draw(st.lists(st.booleans(), min_size=count, max_size=count))
-        prunings[name] = views.Pruning(axis, Blocks.of(channels, block, kept))
+        prunings[name] = views.Pruning(axis, Blocks.from_flags(channels, block, kept))
         array = np.zeros_like(arrays[name])
         channel = np.repeat(np.array(kept, bool), block)[:channels]
         index = (channel, slice(None)) if axis == 0 else (slice(None), channel)

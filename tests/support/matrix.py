@@ -19,9 +19,9 @@ from ingot.codecs.base import IN_F32
 from ingot.codecs.table import CODECS
 from ingot.conversion.onnx.into_graph import into_graph
 from ingot.conversion.options import ConvertOptions
-from ingot.conversion.placement import as_stored
+from ingot.conversion.placement import plan_exact
 from ingot.conversion.prepare_source import prepare_source
-from ingot.conversion.report import equality
+from ingot.conversion.report import exactness
 from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.engine.steps import Repack
 from ingot.engine.work import Step
@@ -30,8 +30,8 @@ from ingot.formats.detect import FORMATS
 from ingot.formats.gguf.format import GgufFormat
 from ingot.formats.onnx.format import OnnxFormat
 from ingot.model.checkpoint import Checkpoint
-from ingot.model.layouts.affine import OFFSETS, POINTS, ROW, ROWS_LSB, WHOLE, AffineLayout, Constant, Group, Zero
-from ingot.model.layouts.alternatives import CODEBOOKS, OWN
+from ingot.model.layouts.affine import OFFSETS, PER_TENSOR, POINTS, ROW, ROWS_LSB, AffineLayout, Constant, Group, Zero
+from ingot.model.layouts.alternatives import CODEBOOKS, UNPACKED
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.ggml import BLOCKS, TYPES, GgmlBlocksLayout
 from ingot.model.layouts.scaled_codebook import HIGH_FIRST, Run, ScaledCodebookLayout, Tiles
@@ -41,7 +41,7 @@ from ingot.naming.config import CONFIG
 from ingot.reporting.report import Texts
 from ingot.stores.location import Location
 from ingot.testing.encoding import repacked
-from ingot.views.second import rounded_seconds
+from ingot.views.nvfp4_scales import rounded_second_scales
 from tests.support.onnx import Graph, numbers
 
 NAME = "model.layers.0.mlp.up_proj.weight"
@@ -127,14 +127,14 @@ def _way(source: Tensor, target: str, folder: Path) -> tuple[Tensor | None, bool
 
 def _taken(source: Tensor, target: str) -> tuple[Tensor | None, Texts]:
     format = FORMATS[target]
-    return _made(source, as_stored(source, format, ""), format)
+    return _made(source, plan_exact(source, format, ""), format)
 
 
 def _made(source: Tensor, step: Step | None, format: Format) -> tuple[Tensor | None, Texts]:
     if not isinstance(step, Repack):
         return (None if step is None else source), ()
     made = repacked(step.repack, source)
-    return replace(made, dtype=step.spec.dtype, decoder=CODECS[made.codec]), equality(step, format, ()) or ()
+    return replace(made, dtype=step.spec.dtype, decoder=CODECS[made.codec]), exactness(step, format, ()) or ()
 
 
 def _in_graph(source: Tensor, target: str, folder: Path) -> tuple[Tensor | None, Texts]:
@@ -152,7 +152,7 @@ def _in_graph(source: Tensor, target: str, folder: Path) -> tuple[Tensor | None,
         if placed.codec == DenseLayout.codec:
             return None, ()
         format = OnnxFormat().for_attachments(view.attachments)
-        return _made(placed, as_stored(placed, format, ""), format)
+        return _made(placed, plan_exact(placed, format, ""), format)
 
 
 def _in_model(source: Tensor, target: str, config: Path) -> tuple[bool, bool]:
@@ -167,8 +167,8 @@ def _in_model(source: Tensor, target: str, config: Path) -> tuple[bool, bool]:
         {},
     ).checkpoint as view:
         packed = all(tensor.codec != DenseLayout.codec or tensor.size == 1 for tensor in view.values())
-        known = packed and all(as_stored(tensor, format, "") is not None for tensor in view.values())
-    return known and bool(rounded_seconds(held)) and target == GgufFormat.name, known
+        known = packed and all(plan_exact(tensor, format, "") is not None for tensor in view.values())
+    return known and bool(rounded_second_scales(held)) and target == GgufFormat.name, known
 
 
 def _alone(source: Tensor, companions: Mapping[str, str] | None = None) -> Checkpoint:
@@ -185,7 +185,7 @@ def _sources() -> Iterator[tuple[str, str, int | None, bool, Tensor]]:
                         made = plain if family == "zt" else _taken(plain, family)[0]
                         if made is not None:
                             yield family, f"{bits} bits, {zero}", group, few, made
-    for kind in OWN:
+    for kind in UNPACKED:
         yield "gguf", kind.upper(), None, False, blocks(kind)
     for family, what, layout in FLOATS:
         yield family, what, None, False, floats(layout)
@@ -235,9 +235,9 @@ FLOATS: Sequence[tuple[str, str, ScaledCodebookLayout]] = (
     ("compressed-tensors", "NVFP4, divided", replace(_NVFP4, second="divide")),
     ("fp8", "FP8, blocks of 128", replace(_FP8, grid=Tiles(128, 128))),
     ("fp8", "MXFP8, blocks of 1 x 32", replace(_FP8, grid=Tiles(1, 32), scales="f8_e8m0fnu")),
-    ("fp8", "FP8, one scale", replace(_FP8, grid=WHOLE)),
-    ("modelopt", "FP8, one scale", replace(_FP8, grid=WHOLE)),
-    ("onnx Gemm", "FP8, one scale", replace(_FP8, grid=WHOLE, dtype="f32")),
+    ("fp8", "FP8, one scale", replace(_FP8, grid=PER_TENSOR)),
+    ("modelopt", "FP8, one scale", replace(_FP8, grid=PER_TENSOR)),
+    ("onnx Gemm", "FP8, one scale", replace(_FP8, grid=PER_TENSOR, dtype="f32")),
     ("fp8", "FP8, rows", replace(_FP8, grid=ROW)),
     ("onnx Gemm", "FP8, rows", replace(_FP8, grid=ROW, dtype="f32")),
     ("compressed-tensors", "FP8, rows", replace(_FP8, grid=ROW)),
@@ -308,7 +308,7 @@ def _obstacle(item: Found, target: str, rows: Mapping[tuple[str, str], Mapping[s
     if item.what.endswith("transposed"):
         return "order"
     family, what = item.family, item.what
-    own = OWN.get(what.lower()) if family == "gguf" else None
+    own = UNPACKED.get(what.lower()) if family == "gguf" else None
     if isinstance(own, AffineLayout):
         family, what = "zt", f"{own.bits} bits, {OFFSET if own.offset else SYMMETRIC}"
     bits, said, zero = what.partition(" bits, ")

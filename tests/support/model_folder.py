@@ -48,7 +48,7 @@ def tokenizer(more: Iterable[str] = (), processor: Any = None, pre: str = "qwen2
         for index, text in enumerate((*SPECIAL, *more))
     ]  # fmt: skip
     vocabulary = {text: number for number, text in enumerate([*byte_characters(), "th"])}
-    model = {"type": "BPE", "vocab": vocabulary, "merges": [["t", "h"]], "ignore_merges": steps.whole}
+    model = {"type": "BPE", "vocab": vocabulary, "merges": [["t", "h"]], "ignore_merges": steps.ignore_merges}
     return {
         "version": "1.0",
         "truncation": None,

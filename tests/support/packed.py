@@ -8,7 +8,7 @@ import numpy as np
 
 from ingot.codecs.affine.matmul import PackedMatrix
 from ingot.core.numeric.dtypes import numpy_dtype
-from ingot.model.layouts.affine import NO_ZERO, OFFSETS, POINTS, ROW, WHOLE, AffineLayout, Constant, Group
+from ingot.model.layouts.affine import NO_ZERO, OFFSETS, PER_TENSOR, POINTS, ROW, AffineLayout, Constant, Group
 from tests.support.reference import affine
 from tests.support.reference.affine_matmul import Weights
 
@@ -19,7 +19,7 @@ KINDS = (
     replace(PLAIN, signed=False, zero=OFFSETS, grid=Group(64)),
     replace(PLAIN, signed=False, zero=Constant(7)),
     replace(PLAIN, bits=8, grid=ROW),
-    replace(PLAIN, bits=8, grid=WHOLE, signed=False, zero=POINTS),
+    replace(PLAIN, bits=8, grid=PER_TENSOR, signed=False, zero=POINTS),
     replace(PLAIN, bits=3, grid=Group(7)),
     replace(PLAIN, bits=5, packing="rows_msb", grid=ROW, zero=POINTS),
     replace(PLAIN, packing="rows_msb"),

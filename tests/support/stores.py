@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ingot.errors import IngotError, IntegrityError, ResourceError
-from ingot.model.bytesource import Buffer, ByteSource, Range, Ranged, Sink, Target
-from ingot.model.reading.ranges import coalesced, pieces_of
+from ingot.model.bytesource import Buffer, ByteSource, Range, RangedSource, Sink, Target
+from ingot.model.reading.ranges import coalesce, slice_ranges
 from ingot.model.store import Listing, Store
 
 
@@ -49,7 +49,7 @@ class CountingStore(Store):
         self.nbytes += sum(length for _, length in ranges)
 
 
-class _CountedSource(Ranged):
+class _CountedSource(RangedSource):
     mapped = False
 
     def __init__(self, store: CountingStore, source: ByteSource) -> None:
@@ -65,9 +65,9 @@ class _CountedSource(Ranged):
         self._source.readinto(offset, out)
 
     def ranges(self, ranges: Sequence[Range]) -> Sequence[memoryview]:
-        joined = coalesced(ranges, self.gap)
+        joined = coalesce(ranges, self.gap)
         self._store.count(joined)
-        return pieces_of(ranges, {start: self._source.view(start, length) for start, length in joined})
+        return slice_ranges(ranges, {start: self._source.view(start, length) for start, length in joined})
 
     def changed(self) -> bool:
         return self._source.changed()

@@ -1,8 +1,8 @@
-"""Recognise adapters: files of what a fine-tune adds to a base (LoRA and its relatives), which are no model alone.
+"""Recognition of adapter files (LoRA and related methods), which contain no full model.
 
 A PEFT folder has ``adapter_config.json`` and ``adapter_model.safetensors``, an MLX folder ``adapters.safetensors``; a
-GGUF file states ``general.type = adapter``. A file alone is recognised by names such as ``...q_proj.lora_A.weight``,
-unless it has the weights of ``q_proj`` too: then it is a model that contains an adapter.
+GGUF file states ``general.type = adapter``. A single file is recognized by names such as ``...q_proj.lora_A.weight``.
+If it also has the weights of ``q_proj``, it is a model that contains an adapter.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ingot.stores.location import Location
 RULE = "model.adapter"
 CONFIG = "adapter_config.json"
 HOLDS_ANY = ("safetensors", "zt", "zt2", "npz")
-"""Formats that hold tensors of any names, and say nothing of what they are."""
+"""Formats that store tensors with arbitrary names and do not state whether they are an adapter."""
 
 _FILES = ("adapter_model.", "adapters.safetensors", "adapters.npz")
 _PART = re.compile(
@@ -33,25 +33,25 @@ _PART = re.compile(
 )
 _GGUF = "adapter."  # before the names of an adapter's settings
 _METHODS = {"LORA": "LoRA", "DORA": "DoRA"}
-_BESIDE = (".bias", ".alpha", ".dora_scale", ".m")
+_SIBLINGS = (".bias", ".alpha", ".dora_scale", ".m")
 _MERGE = {
     "PEFT": "merge it into its base (PEFT: merge_and_unload, then save_pretrained) and use the merged model; llama.cpp "
-    "takes it with --lora once convert_lora_to_gguf.py has converted it",
+    "loads it with --lora after convert_lora_to_gguf.py has converted it",
     "MLX": "merge it into its base (mlx_lm.fuse) and use the merged model",
-    "GGUF": "llama.cpp takes it beside its base with --lora; llama-export-lora merges both",
+    "GGUF": "llama.cpp loads it together with its base by --lora; llama-export-lora merges both",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """An adapter: its method (``LORA``, ..., or nothing), the program that wrote it, and its base if that is stated."""
+    """An adapter: its method (``LORA``, ..., or empty), the tool that wrote it, and its base if the files state it."""
 
     method: str
     program: str
     base: str | None = None
 
     def describe(self) -> str:
-        """Return a sentence about what it is, and what to do with it."""
+        """Return a sentence that describes the adapter and its use."""
         of_base = f" of the base {self.base[:200]!r}" if self.base else ""
         title = f"{_METHODS.get(self.method, self.method)} adapter" if self.method else "adapter"
         return f"found an adapter, not a model: {title} ({self.program}){of_base}; {_MERGE[self.program]}"
@@ -69,38 +69,38 @@ def refuse_adapter(source: Source) -> None:
 
 
 def adapter_of(source: Source) -> Adapter | None:
-    """Return what adapter an opened source is; None if it is none."""
+    """Return the adapter that an opened source contains; None if it is not an adapter."""
     return recognise(source.catalog.tensors, source.catalog.metadata, source.store)
 
 
 def adapter_in(checkpoint: Checkpoint, location: Location) -> Adapter | None:
-    """Return the adapter that a checkpoint opened from this location is; None if it is not an adapter."""
+    """Return the adapter that a checkpoint contains, which was opened from ``location``; None if it is not one."""
     if recognise(checkpoint, checkpoint.metadata, None) is None:
         return None
     return recognise(checkpoint, checkpoint.metadata, find(location)[0])
 
 
 def note_on_config(source: Source, *, directory: bool) -> str:
-    """Return what to say where a file is made of an adapter's folder: its settings do not travel into it."""
+    """Return a note for a conversion of an adapter's folder into a file, which loses its settings; else empty."""
     if directory or not source.is_folder or adapter_of(source) is None or not _config(source.store):
         return ""
-    return f"{CONFIG} has the adapter's rank and scale and is not in the file: keep it, or convert into a folder"
+    return f"{CONFIG} with the adapter's rank and scale is not in the file: keep it, or convert into a folder"
 
 
 def recognise(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any], store: Store | None) -> Adapter | None:
-    """Return what adapter these tensors are, with the ``adapter_config.json`` of ``store`` beside them."""
+    """Return the adapter that tensors are; reads the ``adapter_config.json`` of ``store``. None if they are a model."""
     if metadata.get("general.type") == "adapter":
         base = metadata.get("general.base_model.0.repo_url") or metadata.get("general.base_model.0.name")
         return Adapter(str(metadata.get(f"{_GGUF}type") or "")[:40].upper(), "GGUF", _text(base))
     part = _first_part(tensors)
-    named = part is not None and not _has_base(tensors, part)
-    if not named and not _is_adapter_file(tensors):
+    has_adapter_names = part is not None and not _has_base(tensors, part)
+    if not has_adapter_names and not _is_adapter_file(tensors):
         return None
     config = {} if store is None else _config(store)
     if "fine_tune_type" in config or (part is not None and part.endswith((".lora_a", ".lora_b"))):
         method = str(config.get("fine_tune_type") or "lora")[:40].upper()
         return Adapter("" if method == "FULL" else method, "MLX", _text(config.get("model")))
-    method = str(config.get("peft_type") or ("LORA" if named else ""))[:40]
+    method = str(config.get("peft_type") or ("LORA" if has_adapter_names else ""))[:40]
     return Adapter(method, "PEFT", _text(config.get("base_model_name_or_path")))
 
 
@@ -109,30 +109,30 @@ def _text(value: object) -> str | None:
 
 
 def _first_part(names: Iterable[str]) -> str | None:
-    """Return the first name that only a part of an adapter has."""
+    """Return the first name that only tensors of adapters have."""
     return next((name for name in names if "lora" in name and _PART.search(name)), None)
 
 
 def _has_base(names: Iterable[str], part: str) -> bool:
-    """Whether the weights that a part of an adapter is added to are there too."""
+    """Whether ``names`` contain the weights to which the adapter tensor ``part`` belongs."""
     match = _PART.search(part)
     assert match is not None
     module = part[: match.start()]
     return any(
-        name == module or (name.startswith(f"{module}.") and not _PART.search(name) and not name.endswith(_BESIDE))
+        name == module or (name.startswith(f"{module}.") and not _PART.search(name) and not name.endswith(_SIBLINGS))
         for name in names
     )
 
 
 def _is_adapter_file(tensors: Mapping[str, Tensor]) -> bool:
-    """Whether the first tensor lies in a file that has the name of an adapter's."""
+    """Whether the file of the first tensor has the name of an adapter's file."""
     tensor = next(iter(tensors.values()), None)
     part = None if tensor is None else next(iter(tensor.parts.values()), None)
     return part is not None and PurePosixPath(part.source.name).name.startswith(_FILES)
 
 
 def _config(store: Store) -> dict[str, Any]:
-    """Return the ``adapter_config.json`` of a store; nothing where there is none that can be read."""
+    """Return the ``adapter_config.json`` of a store; empty if it is missing or cannot be read."""
     try:
         return parse_config(store.read(CONFIG, MAX_CONFIG, RULE), RULE, CONFIG)
     except IngotError:

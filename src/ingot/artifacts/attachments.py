@@ -1,4 +1,4 @@
-"""What travels beside the weights: packing it, and taking it out again (``spec/attachments.md``)."""
+"""Packing and extraction of attachments, such as draft heads and Core ML packages (``spec/attachments.md``)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from os import PathLike
 import msgspec
 
 from ingot.artifacts.destination import destination
-from ingot.artifacts.draft_head import DraftShape, check_head
+from ingot.artifacts.draft_head import DraftShape, check_head_or_none
 from ingot.artifacts.extract_options import CoremlOptions, DraftOptions
 from ingot.artifacts.open import open_source
 from ingot.artifacts.save import plan_tensors, save_planned
@@ -21,14 +21,20 @@ from ingot.errors import FormatError, IngotError, UnsupportedError, UsageError
 from ingot.formats.base import Format
 from ingot.model.part import Part
 from ingot.model.store import Store
-from ingot.stores.cache import cached, default_cache, scratch_folder
-from ingot.stores.files import unnamed
+from ingot.stores.cache import cached, default_cache
+from ingot.stores.files import temporary_source
 from ingot.stores.local import LocalStore
 from ingot.stores.location import AnyPath, Location
+from ingot.stores.temporary import temporary_folder
 
-KINDS = {"draft": "draft head", "coreml": "Core ML package", "program": "Core ML program", "graph": "ONNX graph"}
+ATTACHMENT_TITLES = {
+    "draft": "draft head",
+    "coreml": "Core ML package",
+    "program": "Core ML program",
+    "graph": "ONNX graph",
+}
 WITH_WEIGHTS = ("draft", "coreml")
-"""Kinds that hold weights of their own; a program or graph uses those of the checkpoint."""
+"""Attachments with separate weights; a program or graph uses the weights of the checkpoint."""
 PACKAGE_SUFFIX = ".mlpackage"
 _MANIFEST = "Manifest.json"
 _PACKAGE_RULE = "attachments.coreml-package"
@@ -36,12 +42,12 @@ _LARGEST_MANIFEST = 1 << 20
 _CHUNK = 1 << 20
 
 
-def require_carried(format: Format, kinds: Collection[str]) -> None:
-    """Refuse, by rule ``convert.attachment``, kinds of attachments that ``format`` cannot carry."""
-    for kind in sorted(set(kinds) - set(format.traits.attachments)):
-        other = {"program": "a .mlpackage", "graph": "a .onnx"}.get(kind, "a .squizd, for instance")
+def require_carried(format: Format, names: Collection[str]) -> None:
+    """Raise ``UnsupportedError`` ``convert.attachment`` for attachments that ``format`` cannot store."""
+    for name in sorted(set(names) - set(format.traits.attachments)):
+        alternative = {"program": "a .mlpackage", "graph": "a .onnx"}.get(name, "a .squizd, for instance")
         raise UnsupportedError(
-            f"{format.name} cannot carry a {KINDS[kind]}; leave --{kind} out, or write {other}",
+            f"{format.name} cannot carry a {ATTACHMENT_TITLES[name]}; leave --{name} out, or write {alternative}",
             rule="convert.attachment",
         )
 
@@ -49,18 +55,18 @@ def require_carried(format: Format, kinds: Collection[str]) -> None:
 def pack_package(location: Location) -> Part:
     """Zip a Core ML package into an unnamed temporary file (in ``$TMPDIR``) and return it as a part.
 
-    The bytes depend on the files' names and contents alone. The part's source is to be closed.
+    The bytes depend only on the names and contents of the files. The caller closes the part's source.
 
     Raises
     ------
     FormatError
-        ``attachments.coreml-package``; ``archive.*`` for links and for names that could not be unpacked everywhere.
+        ``attachments.coreml-package``; ``archive.*`` for links and for names that some systems cannot unpack.
     UsageError, ResourceError
         ``open.missing``; the disk is full.
     """
     store = _package_at(location)
     require_package(store)
-    source = unnamed(partial(pack, store.require_path("", "packing a Core ML package")))
+    source = temporary_source(partial(pack, store.require_path("", "packing a Core ML package")))
     part = Part("u8", source.size, source, where=f"{location} (packed)")
     part.digest = f"sha256:{package_digest(part)}"
     return part
@@ -83,48 +89,48 @@ def _no_package_folder(location: Location) -> UsageError:
 
 
 def require_package(store: Store, folder: str = "") -> None:
-    """Check that a folder is a Core ML package: ``Manifest.json`` names a root model, and that is there.
+    """Check that a folder is a Core ML package: ``Manifest.json`` names a root model, which exists.
 
-    The layout is that of coremltools' ``ModelPackage``: items lie under ``Data``. Raises ``FormatError``
+    As in coremltools' ``ModelPackage``, the items of a package are in the folder ``Data``. Raises ``FormatError``
     ``attachments.coreml-package``.
     """
-    where = store.location_of(folder)
+    location = store.location_of(folder)
     try:
-        manifest = msgspec.json.decode(store.read(_within(folder, _MANIFEST), _LARGEST_MANIFEST, _PACKAGE_RULE))
+        manifest = msgspec.json.decode(store.read(_join(folder, _MANIFEST), _LARGEST_MANIFEST, _PACKAGE_RULE))
         root = manifest["rootModelIdentifier"]
-        item = manifest["itemInfoEntries"][root]["path"]
-        pieces = item.split("/")
+        path = manifest["itemInfoEntries"][root]["path"]
+        components = path.split("/")
     except IngotError as error:
-        raise _no_package(where, f"{_MANIFEST} ({error.message})") from error
+        raise _no_package(location, f"{_MANIFEST} ({error.message})") from error
     except (msgspec.DecodeError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        raise _no_package(where, f"{_MANIFEST} with the root model's path, found {type(error).__name__}") from error
-    inside = item.isprintable() and not any(piece in ("", ".", "..") for piece in pieces)
-    if not inside or not _is_there(store, _within(folder, f"Data/{item}")):
-        raise _no_package(where, f"the root model Data/{item!r}, found nothing there")
+        raise _no_package(location, f"{_MANIFEST} with the root model's path, found {type(error).__name__}") from error
+    is_inside = path.isprintable() and not any(component in ("", ".", "..") for component in components)
+    if not is_inside or not _exists(store, _join(folder, f"Data/{path}")):
+        raise _no_package(location, f"the root model Data/{path!r}, which does not exist")
 
 
-def _within(folder: str, name: str) -> str:
+def _join(folder: str, name: str) -> str:
     return f"{folder}/{name}" if folder else name
 
 
-def _is_there(store: Store, name: str) -> bool:
-    """Whether a store has a file or folder of this name."""
-    outer, _, last = name.rpartition("/")
+def _exists(store: Store, name: str) -> bool:
+    """Whether a store has a file or folder with this name."""
+    folder, _, base_name = name.rpartition("/")
     try:
-        return store.exists(name) or last in store.list(outer).folders
-    except IngotError:  # too long a name
+        return store.exists(name) or base_name in store.list(folder).folders
+    except IngotError:  # the name is too long
         return False
 
 
 def package_digest(part: Part) -> str:
-    """Return the sha256 of a zipped package in hex; checks the part's own digest on the way."""
+    """Return the SHA-256 of a zipped package in hexadecimal digits; also checks the part's digest."""
     reader = part.reader()
     running = hashlib.sha256()
     buffer = bytearray(_CHUNK)
     for start in range(0, part.nbytes, _CHUNK):
-        piece = memoryview(buffer)[: min(_CHUNK, part.nbytes - start)]
-        reader.readinto(piece)
-        running.update(piece)
+        chunk = memoryview(buffer)[: min(_CHUNK, part.nbytes - start)]
+        reader.readinto(chunk)
+        running.update(chunk)
     reader.finish()
     return running.hexdigest()
 
@@ -132,37 +138,38 @@ def package_digest(part: Part) -> str:
 def extract_package(part: Part, cache: AnyPath | None = None) -> PathLike[str]:
     """Unpack a zipped Core ML package into the cache and return the package's folder.
 
-    The folder is named by the sha256 of the zip and appears whole, flushed to disk, or not at all, also with several
-    processes at it. What is there already is compared with the zip, and replaced where a file is missing or another.
+    The folder's name is the SHA-256 of the zip. It appears only when it is complete and on disk, also if several
+    processes unpack it. An existing folder is compared with the zip and replaced if a file is missing or differs.
 
     Raises
     ------
     FormatError, IntegrityError
-        ``archive.*``, ``attachments.coreml-package``: nothing is left in the cache.
+        ``archive.*``, ``attachments.coreml-package``; nothing remains in the cache.
     ResourceError
         Disk full, cache not writable.
     """
     name = f"{package_digest(part)}{PACKAGE_SUFFIX}"
     folder = default_cache("coreml") if cache is None else Location.parse(cache).text
-    store = cached(folder, name, partial(_holds, part), partial(_fill, part))
+    store = cached(folder, name, partial(_is_unpacked, part), partial(_unpack, part))
     return store.local_path(_package_in(store))
 
 
-def _holds(part: Part, store: LocalStore) -> bool:
+def _is_unpacked(part: Part, store: LocalStore) -> bool:
     return is_unpacked(_reading(part), part.nbytes, store.local_path(), part.where)
 
 
-def _fill(part: Part, store: LocalStore) -> None:
+def _unpack(part: Part, store: LocalStore) -> None:
     unpack(_reading(part), part.nbytes, store.local_path(), part.where)
     _package_in(store)
 
 
 def check_package(part: Part) -> None:
-    """Check that a zipped Core ML package can be unpacked; only its names and its manifest are, for a moment.
+    """Check that a zipped Core ML package can be unpacked; unpacks only its manifest, into a temporary folder.
 
-    Raises as ``extract_package``.
+    Raises the errors of ``extract_package``.
     """
-    with scratch_folder() as store:
+    with temporary_folder() as folder:
+        store = LocalStore(folder)
         package_digest(part)
         unpack(_reading(part), part.nbytes, store.local_path(), part.where, keep=_is_manifest)
         _package_in(store)
@@ -174,12 +181,12 @@ def _is_manifest(entry: Entry) -> bool:
 
 @takes(DraftOptions, "extract")
 def extract_draft(options: DraftOptions) -> DraftShape | None:
-    """Write the draft head of the artifact ``path`` to ``out`` (a file by its suffix, or a folder), names included.
+    """Write the draft head of the artifact ``path`` to ``out``, a file with a format's suffix or a folder.
 
     Raises
     ------
     UsageError
-        ``attachments.none``: the artifact carries none; ``target.exists``, ``target.foreign``.
+        ``attachments.none``: the artifact has no draft head; ``target.exists``, ``target.foreign``.
     FormatError
         ``draft.*``.
     """
@@ -190,7 +197,7 @@ def extract_draft(options: DraftOptions) -> DraftShape | None:
         if draft is None:
             raise no_attachment("draft", location)
         with located(location.display):
-            shape = check_head(draft)
+            shape = check_head_or_none(draft)
         target_place = destination(Location.parse(options.out), options.format)
         target = target_place.format
         tensors = {
@@ -207,7 +214,7 @@ def extract_draft(options: DraftOptions) -> DraftShape | None:
 def extract_coreml(options: CoremlOptions) -> PathLike[str]:
     """Unpack the Core ML package of the artifact ``path``; see ``extract_package``.
 
-    Raises ``UsageError`` ``attachments.none`` where the artifact carries none.
+    Raises ``UsageError`` ``attachments.none`` if the artifact has no Core ML package.
     """
     location = Location.parse(options.path)
     source = open_source(location, io="pread")
@@ -221,7 +228,7 @@ def extract_coreml(options: CoremlOptions) -> PathLike[str]:
 
 
 def _package_in(store: Store) -> str:
-    """Return the package's own folder: the archive's root, or the one folder in it, as other packers make them."""
+    """Return the folder of the package: the root of the archive, or its only folder, as some tools pack it."""
     folder = ""
     if not store.exists(_MANIFEST):
         listing = store.list()
@@ -242,23 +249,23 @@ def _reading(part: Part) -> Callable[[int, memoryview], None]:
 
 
 @contextlib.contextmanager
-def located(where: str) -> Iterator[None]:
-    """Say in errors of draft heads where the head is."""
+def located(location: str) -> Iterator[None]:
+    """Add the location of a draft head to errors."""
     try:
         yield
     except IngotError as error:
-        raise error.at(where) from None
+        raise error.at(location) from None
 
 
-def _no_package(where: str, expected: str) -> FormatError:
-    return FormatError(_PACKAGE_RULE, f"expected a Core ML package: {expected}", where=where)
+def _no_package(location: str, expected: str) -> FormatError:
+    return FormatError(_PACKAGE_RULE, f"expected a Core ML package: {expected}", where=location)
 
 
-def no_attachment(kind: str, location: Location) -> UsageError:
-    """Return the error ``attachments.none``."""
-    advice = f"put one in with `ingot convert MODEL OUT --{kind} PATH`"
+def no_attachment(name: str, location: Location) -> UsageError:
+    """Return the error ``attachments.none`` for a missing attachment."""
+    advice = f"add it with `ingot convert MODEL OUT --{name} PATH`"
     return UsageError(
-        f"expected a {KINDS[kind]} in this artifact, found none: {advice}",
+        f"this artifact has no {ATTACHMENT_TITLES[name]}; {advice}",
         rule="attachments.none",
         where=location.display,
     )

@@ -1,6 +1,6 @@
-"""Companion files: what lies beside the weights in a model folder and travels with them (config, tokenizer, README).
+"""Companion files: further files of a model folder, such as config, tokenizer and README, which conversions copy.
 
-What travels is settled in ``spec/operations.md``.
+``spec/operations.md`` defines the files that are copied.
 """
 
 from __future__ import annotations
@@ -27,52 +27,59 @@ _INDEX_SUFFIX = ".index.json"
 _WEIGHTS = "weights"
 _LINK = "links out of the folder"
 _MODEL = "folders with weights"
-_DEEP = "folders in folders"
+_NESTED = "folders in folders"
 
 
-def holds_a_model(format: str) -> bool:
-    """Return whether files of a format hold a model's config and tokenizer as metadata, under names of the format."""
+def has_model_metadata(format: str) -> bool:
+    """Whether a format stores a model's config and tokenizer as metadata, under names of the format."""
     return format == "gguf"
 
 
 @dataclass(frozen=True, slots=True)
 class Companions:
-    """What travels (names in the folder's store, sorted, to paths or addresses), and what lies there too and does not
-    (kind to names)."""
+    """The companions of a model folder.
+
+    Parameters
+    ----------
+    files : mapping of name to path or address
+        The companions by their sorted names in the folder.
+    skipped : mapping of reason to names
+        Further entries of the folder, which are not copied.
+    """
 
     files: dict[str, str] = field(default_factory=dict)
-    left: dict[str, list[str]] = field(default_factory=dict)
+    skipped: dict[str, list[str]] = field(default_factory=dict)
 
     def note(self) -> str:
-        """Return one line on what stays behind; empty where nothing does."""
-        kinds = [f"{kind}: {_listed(names)}" for kind, names in self.left.items()]
-        return f"not carried along: {'; '.join(kinds)}" if kinds else ""
+        """Return one line about skipped entries; empty if there are none."""
+        groups = [f"{reason}: {_listed(names)}" for reason, names in self.skipped.items()]
+        return f"not carried along: {'; '.join(groups)}" if groups else ""
 
 
-def find_companions(store: Store, own: Collection[str] = ()) -> Companions:
+def find_companions(store: Store, artifact_files: Collection[str] = ()) -> Companions:
     """Return a model folder's companions.
 
     Parameters
     ----------
     store : Store
         The folder.
-    own : collection of str
-        Names of the artifact's own files: no companions, and nothing to tell of.
+    artifact_files : collection of str
+        Names of the artifact's files, which are neither companions nor skipped entries.
 
-    Weights of any container, their indexes, hidden files and links out of the folder are none. A subfolder's files
-    belong to the model too (sentence-transformers has ``1_Pooling/config.json``), unless weights lie among them: then
-    it is a model of its own. One level deep.
+    Weights of any container, their indexes, hidden files and links out of the folder are not companions. Files in
+    subfolders are companions (sentence-transformers has ``1_Pooling/config.json``), unless the subfolder contains
+    weights: then it is another model. Deeper folders are skipped.
     """
     companions = Companions()
-    mine = {name.partition("/")[0] for name in own if "/" in name}
+    artifact_folders = {name.partition("/")[0] for name in artifact_files if "/" in name}
     listing = store.list()
     for name in _names(listing):
-        if name in own or name in mine:
+        if name in artifact_files or name in artifact_folders:
             continue
         if name in listing.folders:
-            _take_subfolder(companions, name, listing, store)
+            _add_subfolder(companions, name, listing, store)
         else:
-            _take(companions, name, listing, store)
+            _add_entry(companions, name, listing, store)
     return companions
 
 
@@ -81,39 +88,39 @@ def _names(listing: Listing) -> list[str]:
     return sorted(name for name in every if not name.startswith("."))
 
 
-def _take(companions: Companions, name: str, listing: Listing, store: Store) -> None:
+def _add_entry(companions: Companions, name: str, listing: Listing, store: Store) -> None:
     last = name.rpartition("/")[2]
     if is_weights(last):
-        companions.left.setdefault(_WEIGHTS, []).append(name)
+        companions.skipped.setdefault(_WEIGHTS, []).append(name)
     elif last in listing.outside:
-        companions.left.setdefault(_LINK, []).append(name)
+        companions.skipped.setdefault(_LINK, []).append(name)
     elif last.endswith((SEALS, RECEIPTS)):
-        return  # of a file that stays behind
+        return  # it belongs to a file that is not copied
     elif last in listing.files:
         path = store.local_path(name)
         companions.files[name] = store.url_of(name) if path is None else fspath(path)
 
 
-def _take_subfolder(companions: Companions, folder: str, outer: Listing, store: Store) -> None:
+def _add_subfolder(companions: Companions, folder: str, outer: Listing, store: Store) -> None:
     try:
         listing = store.list(folder)
-    except IngotError:  # lost+found and the like: nobody's model
+    except IngotError:  # a folder without read permission, such as lost+found
         return
     names = _names(listing)
     if folder in outer.outside:
-        companions.left.setdefault(_LINK, []).append(f"{folder}/")
+        companions.skipped.setdefault(_LINK, []).append(f"{folder}/")
     elif any(is_weights(name) for name in (folder, *names)):
-        companions.left.setdefault(_MODEL, []).append(f"{folder}/")
+        companions.skipped.setdefault(_MODEL, []).append(f"{folder}/")
     else:
         for name in names:
             if name in listing.folders:
-                companions.left.setdefault(_DEEP, []).append(f"{folder}/{name}/")
+                companions.skipped.setdefault(_NESTED, []).append(f"{folder}/{name}/")
             else:
-                _take(companions, f"{folder}/{name}", listing, store)
+                _add_entry(companions, f"{folder}/{name}", listing, store)
 
 
 def is_weights(name: str) -> bool:
-    """Whether a file or folder of this name holds weights, or the index of some, in any container."""
+    """Whether a file or folder with this name contains weights or an index of weights, in any container."""
     return name.lower().endswith(_suffixes())
 
 
@@ -128,10 +135,10 @@ def _listed(names: list[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ConfigChange:
-    """What a conversion makes untrue in a ``config.json``.
+    """The changes of a ``config.json`` that a conversion requires.
 
-    ``drop`` are keys that described how the source packed its tensors. ``dtypes`` says which element type became which,
-    ``dtype`` which most elements have now. ``untie``: the head is no longer the embedding.
+    ``drop`` contains the keys that describe the packing of the source. ``dtypes`` maps old element types to new ones;
+    ``dtype`` is the new type of most elements. ``untie`` is set if the head is no longer tied to the embedding.
     """
 
     drop: Collection[str] = ()
@@ -142,25 +149,25 @@ class ConfigChange:
     def __bool__(self) -> bool:
         return bool(self.drop or self.dtypes or self.untie)
 
-    def applied(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the config as it is true of the result; configs within it likewise."""
-        kept = {key: value for key, value in config.items() if key not in self.drop}
-        for key, value in kept.items():
+    def apply(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the config with the changes, also in configs inside it."""
+        changed = {key: value for key, value in config.items() if key not in self.drop}
+        for key, value in changed.items():
             if key in ("dtype", "torch_dtype"):
-                kept[key] = self._retyped(value)
+                changed[key] = self._retyped(value)
             elif key == "tie_word_embeddings" and self.untie:
-                kept[key] = False
+                changed[key] = False
             elif key.endswith("_config") and isinstance(value, dict):
-                kept[key] = self.applied(value)
-        return kept
+                changed[key] = self.apply(value)
+        return changed
 
     def _retyped(self, value: Any) -> Any:
-        plain = value.removeprefix("torch.") if isinstance(value, str) else ""
-        was = next((name for name, names in _TYPES.items() if plain in names), None)
-        if was is None or not self.dtypes:
+        spelling = value.removeprefix("torch.") if isinstance(value, str) else ""
+        old = next((dtype for dtype, spellings in _TYPES.items() if spelling in spellings), None)
+        if old is None or not self.dtypes:
             return value
-        now = self.dtypes.get(was, was if was in self.dtypes.values() else self.dtype)
-        return value if now == was else value.replace(plain, _TYPES[now][0])
+        new = self.dtypes.get(old, old if old in self.dtypes.values() else self.dtype)
+        return value if new == old else value.replace(spelling, _TYPES[new][0])
 
 
 _TYPES = {
@@ -172,21 +179,21 @@ _TYPES = {
 _NO_CHANGE = ConfigChange()
 
 
-def changed_config(companions: Mapping[str, str], change: ConfigChange) -> bytes | None:
-    """Return the ``config.json`` among companions as it is true of the result; None where there is none.
+def updated_config(companions: Mapping[str, str], change: ConfigChange) -> bytes | None:
+    """Return the ``config.json`` of ``companions`` with the changes; None if there is none.
 
     Raises ``FormatError`` ``companions.config``.
     """
     if CONFIG not in companions:
         return None
     store, file = Location.parse(companions[CONFIG]).find(io="pread")
-    return _changed(store.read(file, MAX_CONFIG, _RULE), change, companions[CONFIG])
+    return _apply_change(store.read(file, MAX_CONFIG, _RULE), change, companions[CONFIG])
 
 
 def companion_config(companions: Mapping[str, str], rule: str) -> dict[str, Any]:
-    """Return the ``config.json`` among companions; nothing where there is none.
+    """Return the ``config.json`` of ``companions``; empty if there is none.
 
-    Raises ``FormatError`` with ``rule`` for one that is no JSON object.
+    Raises ``FormatError`` with ``rule`` if it is not a JSON object.
     """
     if CONFIG not in companions:
         return {}
@@ -195,28 +202,28 @@ def companion_config(companions: Mapping[str, str], rule: str) -> dict[str, Any]
 
 
 def copy_companions(companions: Mapping[str, str], target: Target, change: ConfigChange = _NO_CHANGE) -> list[str]:
-    """Copy them into ``target``; return their names.
+    """Copy companions into ``target``; return their names.
 
     Parameters
     ----------
     companions : mapping of name to path or address
     target : Target
     change : ConfigChange
-        What is no longer true of ``config.json``.
+        The changes of ``config.json``.
 
     Raises
     ------
     FormatError
-        ``companions.config``: a ``config.json`` that has to be changed is not one JSON object.
+        ``companions.config``: a ``config.json`` that has to be changed is not a JSON object.
     ResourceError, UsageError
-        A companion cannot be read, or the target not written; the error names which.
+        A companion cannot be read, or the target cannot be written; the error contains the name.
     """
     for name, address in companions.items():
         store, file = Location.parse(address).find(io="pread")
         sink = target.create(name)
         try:
             if name == CONFIG and change:
-                data = _changed(store.read(file, MAX_CONFIG, _RULE), change, address)
+                data = _apply_change(store.read(file, MAX_CONFIG, _RULE), change, address)
                 sink.write_at(0, data)
                 sink.truncate(len(data))
             else:
@@ -226,11 +233,11 @@ def copy_companions(companions: Mapping[str, str], target: Target, change: Confi
     return list(companions)
 
 
-def _changed(raw: bytes, change: ConfigChange, where: str) -> bytes:
-    """Return a companion as ``change`` makes it; the same bytes where that is no change.
+def _apply_change(raw: bytes, change: ConfigChange, location: str) -> bytes:
+    """Return a ``config.json`` with the changes; the same bytes if nothing changes.
 
-    JSON as transformers and mlx_lm read it: NaN and Infinity are kept.
+    NaN and Infinity are preserved, because transformers and mlx_lm read them.
     """
-    found = parse_config(raw, _RULE, where)
-    applied = change.applied(found)
-    return raw if applied == found else (json.dumps(applied, indent=2) + "\n").encode()
+    config = parse_config(raw, _RULE, location)
+    applied = change.apply(config)
+    return raw if applied == config else (json.dumps(applied, indent=2) + "\n").encode()

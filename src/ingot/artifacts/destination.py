@@ -1,4 +1,4 @@
-"""Where a result goes: a single file, or a folder with companions; in which format."""
+"""Destinations of results: a single file or a folder with companions, and its format."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ingot.core.registry import did_you_mean
 from ingot.errors import ResourceError, UsageError
 from ingot.formats.base import Format
 from ingot.formats.detect import FORMATS
-from ingot.model.store import Replaced
+from ingot.model.store import OverwritePolicy
 from ingot.stores.location import Location
 
 Digest = Literal["crc32c", "sha256"]
@@ -34,7 +34,7 @@ MAX_DECOMPRESSED = about(
     metavar="SIZE",
     panel=LIMITS,
 )
-THREADS = about("Threads; default: all processors.", metavar="N", least=1, panel=LIMITS)
+THREADS = about("Threads; default: all processors.", metavar="N", minimum=1, panel=LIMITS)
 OVERWRITE = about("Replace a file, or a folder that holds a checkpoint and nothing else.")
 PROGRESS = about(
     "Called with a ProgressEvent: bytes done, bytes in all, what is being worked on.",
@@ -57,24 +57,24 @@ _ENGINES = ("local", "processes", "ray")
 
 
 def about_engine(more: str) -> Mapping[str, About]:
-    """Return what is known of an operation's option ``engine``: ``more`` says what else it means there."""
+    """Return the description of an operation's option ``engine``; ``more`` is the end of its help text."""
     return about(
-        "Who does the work: local (this process), processes (one per processor here) or ray (a cluster that sees the "
-        f"same files); {more}",
+        "The workers: local (this process), processes (one for each processor of this machine) or ray (a cluster with "
+        f"access to the same files); {more}",
         panel=_CLUSTER,
     )
 
 
 ADDRESS = about(
-    "Of the Ray cluster; default: RAY_ADDRESS, or that of ray start. Without one, processes of this machine work.",
+    "Address of the Ray cluster; default: RAY_ADDRESS, or the cluster of ray start. Without a cluster, Ray runs here.",
     panel=_CLUSTER,
 )
 
 
-def is_elsewhere(engine: str, address: str | None) -> bool:
-    """Whether others than this process do the work.
+def is_distributed(engine: str, address: str | None) -> bool:
+    """Whether worker processes do the work.
 
-    Raises ``UsageError`` ``cluster.engine``: no engine, or an address for one that has none.
+    Raises ``UsageError`` ``cluster.engine`` for an unknown engine, or for an address of an engine that has none.
     """
     if engine not in _ENGINES:
         raise UsageError(f"expected the engine local, processes or ray, found {engine[:40]!r}", rule="cluster.engine")
@@ -108,7 +108,7 @@ class Destination:
 
     @property
     def url(self) -> str:
-        """The address, also of a path."""
+        """The address of the location, also for a path."""
         return self.location.url
 
     @property
@@ -118,22 +118,22 @@ class Destination:
 
     @property
     def is_local(self) -> bool:
-        """Whether other programs find it under its path."""
+        """Whether the location is a path on this machine."""
         return self.url.startswith("file:")
 
 
 def destination(location: Location, format: str | None = None, container: int | str | None = None) -> Destination:
-    """Choose file or folder, and the format, by the suffix of a location.
+    """Return the destination for a location: file or folder, and the format, according to the suffix.
 
-    A known suffix means a single file of that format. No suffix, or a slash at the end, means a folder. ``container``
-    is the version of the format's container to write.
+    The suffix of a format means a single file of that format. No suffix or a slash at the end means a folder.
+    ``container`` is the version of the format's container to write.
 
     Raises
     ------
     UsageError
-        ``format`` is unknown or contradicts the suffix, the path is that of an existing file without a known suffix, or
-        it has a suffix of another program (``save.suffix``); a file where a package, a folder, is to be
-        (``target.exists``); the format has no such version of a container (``convert.container``).
+        ``save.suffix``: ``format`` is unknown or contradicts the suffix, the path is an existing file without a
+        format's suffix, or the suffix belongs to another program. ``target.exists``: a file exists at the path of a
+        package, which is a folder. ``convert.container``: the format has no such version of its container.
     """
     target = _destination(location, format)
     return target if container is None else replace(target, format=_in_container(target.format, str(container)))
@@ -153,13 +153,13 @@ def _in_container(format: Format, version: str) -> Format:
 def _destination(location: Location, format: str | None) -> Destination:
     existing = _existing(location)
     text = location.display
-    last = PurePosixPath(text)
-    by_suffix = format_of_suffix(last.name)
+    path = PurePosixPath(text)
+    by_suffix = format_of_suffix(path.name)
     chosen = FORMATS.get_or_refuse(format) if format is not None else by_suffix
-    whole = by_suffix is not None and by_suffix.traits.folder
-    named = existing == "folder" or location.ends_in_slash
-    if (named or by_suffix is None or whole) and not (whole and chosen is not by_suffix):
-        if whole and existing == "file":
+    is_package = by_suffix is not None and by_suffix.traits.folder
+    is_folder = existing == "folder" or location.ends_in_slash
+    if (is_folder or by_suffix is None or is_package) and not (is_package and chosen is not by_suffix):
+        if is_package and existing == "file":
             raise UsageError(
                 "expected a folder, which such a package is, or nothing; found a file of this name: remove it or "
                 "choose another destination",
@@ -167,18 +167,18 @@ def _destination(location: Location, format: str | None) -> Destination:
                 where=text,
             )
         files_too = chosen is None or bool(chosen.suffixes)
-        if existing == "file" or (files_too and not named and not whole and _foreign_suffix(last.name)):
-            raise _unknown_suffix(text, last.suffix)
+        if existing == "file" or (files_too and not is_folder and not is_package and _foreign_suffix(path.name)):
+            raise _unknown_suffix(text, path.suffix)
         chosen = chosen or FORMATS[DEFAULT_FORMAT]
         return Destination(location, True, chosen, chosen.file_name(STEM))
-    if by_suffix is not None and chosen is not None and not last.name.lower().endswith(chosen.suffixes):
+    if by_suffix is not None and chosen is not None and not path.name.lower().endswith(chosen.suffixes):
         raise UsageError(
             f"expected a file name that fits format {chosen.name} ({', '.join(chosen.suffixes)})",
             rule="save.suffix",
             where=text,
         )
     assert chosen is not None
-    return Destination(location, False, chosen, last.name)
+    return Destination(location, False, chosen, path.name)
 
 
 def stage(target: Destination, *, overwrite: bool, resume: bool = False, names: Container[str] = ()) -> Staging:
@@ -189,7 +189,7 @@ def stage(target: Destination, *, overwrite: bool, resume: bool = False, names: 
     ``core.files.atomic.Staging`` and ``require_ours``.
     """
     ours = partial(require_ours, also=names)
-    return target.location.stage(Replaced(overwrite, ours), directory=target.directory, resume=resume)
+    return target.location.stage(OverwritePolicy(overwrite, ours), directory=target.directory, resume=resume)
 
 
 def _existing(location: Location) -> str | None:
@@ -205,24 +205,24 @@ def _existing(location: Location) -> str | None:
 
 
 def _foreign_suffix(name: str) -> bool:
-    """Whether a name ends like a file of another program: ``.tflite``, and not the ``.1-8B`` of ``Llama-3.1-8B``."""
+    """Whether a name has the suffix of another program, such as ``.tflite``, but not ``.1-8B`` of ``Llama-3.1-8B``."""
     return re.fullmatch(r"\.[A-Za-z][A-Za-z0-9_]{0,14}", PurePosixPath(name).suffix) is not None
 
 
-def _unknown_suffix(where: str, suffix: str) -> UsageError:
+def _unknown_suffix(location: str, suffix: str) -> UsageError:
     written = (format for _, format in FORMATS.available() if not format.traits.last_resort)
-    known = list(dict.fromkeys(suffix for format in written for suffix in format.suffixes))
-    near = did_you_mean(suffix.lower(), known) if suffix else ""
+    suffixes = list(dict.fromkeys(suffix for format in written for suffix in format.suffixes))
+    near = did_you_mean(suffix.lower(), suffixes) if suffix else ""
     return UsageError(
-        f"expected a file name ending in {', '.join(known)}{near}, or a folder, whose name may end in a slash; found "
-        f"{suffix or 'a file without suffix'}",
+        f"expected a file name ending in {', '.join(suffixes)}{near}, or a folder, whose name may end in a slash; "
+        f"found {suffix or 'a file without suffix'}",
         rule="save.suffix",
-        where=where,
+        where=location,
     )
 
 
 def format_of_suffix(name: str) -> Format | None:
-    """Return the format whose suffix ``name`` has."""
+    """Return the format whose suffix ``name`` has; None if there is none."""
     for _, format in FORMATS.available():
         if name.lower().endswith(format.suffixes) and not format.traits.last_resort:
             return format

@@ -1,7 +1,7 @@
-"""EAGLE-3 draft heads: what a published one must hold (``spec/attachments.md``).
+"""Checks of EAGLE-3 draft heads: tensors, shapes and vocabulary mappings (``spec/attachments.md``).
 
-The tensors and their shapes are those of ``SafeAILab/EAGLE`` (``model/cnets.py``) and, with ``layers.0.`` in place of
-``midlayer.``, of vLLM's ``llama_eagle3.py`` and the speculators checkpoints.
+Names and shapes follow ``SafeAILab/EAGLE`` (``model/cnets.py``). vLLM's ``llama_eagle3.py`` and the speculators
+checkpoints use ``layers.0.`` instead of ``midlayer.``.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ingot.model.tensor import Tensor
 from ingot.naming.config import parse_config
 
 CONFIG_KEY = "draft_config"
-"""Key of the metadata of an artifact that carries a head: the head's own ``config.json``, as JSON text."""
+"""The metadata key for the ``config.json`` of a draft head, as JSON text, in an artifact that contains the head."""
 
 _LAYER = re.compile(r"(?:midlayer|layers\.([0-9]{1,4}))\.(.+)")
-# A head reads the inputs of three of its target's layers.
+# A draft head reads the inputs of three layers of its target model.
 _FEATURES = 3
 
 
@@ -33,9 +33,9 @@ _FEATURES = 3
 class DraftShape:
     """The sizes of a draft head.
 
-    ``target_hidden`` is the width of the model it drafts for, ``attention`` and ``kv`` the widths of queries and keys,
-    ``vocab`` the target's vocabulary and ``draft_vocab`` its own; ``mapped`` tells whether d2t and t2d lie between
-    them, ``embedded`` whether it brings token embeddings of its own.
+    ``target_hidden`` is the hidden size of the target model. ``attention`` and ``kv`` are the widths of queries and
+    keys. ``vocab`` and ``draft_vocab`` are the vocabulary sizes of the target and of the head; ``mapped`` is set if d2t
+    and t2d map between them. ``embedded`` is set if the head has token embeddings.
     """
 
     layers: int
@@ -50,8 +50,8 @@ class DraftShape:
     embedded: bool
 
 
-def check_head(tensors: Mapping[str, Tensor]) -> DraftShape | None:
-    """Check a draft head that may have no names, of which nothing is known: then None. Errors as ``check_draft``."""
+def check_head_or_none(tensors: Mapping[str, Tensor]) -> DraftShape | None:
+    """Check a draft head. Return None if it has only placeholder names. Raises the errors of ``check_draft``."""
     return None if is_nameless(tensors) else check_draft(tensors)
 
 
@@ -84,10 +84,10 @@ def check_draft(tensors: Mapping[str, Tensor]) -> DraftShape:
 
 
 def config_of_draft(head: Checkpoint) -> dict[str, Any]:
-    """Return what a head's own ``config.json`` says: that of its folder, or, of an artifact that carries a head, as the
-    artifact has it; empty where there is none.
+    """Return the ``config.json`` of a draft head; empty if there is none.
 
-    Raises ``FormatError`` ``draft.config`` for one that is no JSON object.
+    It is in the head's folder, or in the metadata of an artifact that contains a head. Raises ``FormatError``
+    ``draft.config`` if it is not a JSON object.
     """
     if head.attachments.draft is None:
         return companion_config(head.companions, "draft.config")
@@ -96,7 +96,7 @@ def config_of_draft(head: Checkpoint) -> dict[str, Any]:
 
 
 class _Head:
-    """Access to a draft head's tensors that refuses what does not fit."""
+    """Access to a draft head's tensors that raises ``FormatError`` for missing tensors, types and shapes."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = tensors
@@ -109,8 +109,8 @@ class _Head:
 
     def floats(self, name: str) -> Tensor:
         tensor = self.get(name)
-        known = DTYPES.get(tensor.dtype)
-        if known is None or not known.is_float:
+        row = DTYPES.get(tensor.dtype)
+        if row is None or not row.is_float:
             _refuse("draft.dtype", f"expected floats, found {tensor.dtype}", name)
         return tensor
 
@@ -136,28 +136,29 @@ class _Head:
         return tensor.shape[0]
 
     def layers(self) -> list[str]:
-        """Return what the names of each layer begin with: ``midlayer.``, or ``layers.0.`` and on."""
+        """Return the prefixes of the layers' names: ``midlayer.``, or ``layers.0.``, ``layers.1.``, ..."""
         matches = [match for name in self._tensors if (match := _LAYER.fullmatch(name))]
         numbers = {int(match[1]) for match in matches if match[1] is not None}
         middle = any(match[1] is None for match in matches)
         if not matches:
-            _refuse("draft.missing", "expected tensors of a layer in a draft head, found none", "midlayer")
+            _refuse("draft.missing", "this draft head has no tensors of a layer", "midlayer")
         if (middle and numbers) or numbers - set(range(len(numbers))):
             stray = sorted(numbers)[:8]
             _refuse("draft.layers", f"expected midlayer, or layers from 0 on, found {stray}, midlayer: {middle}", None)
         return ["midlayer."] if middle else [f"layers.{number}." for number in range(len(numbers))]
 
     def layer(self, start: str, hidden: int, *, first: bool) -> tuple[int, int, int]:
-        """Check one layer; return the widths of queries, of keys and of the feed-forward part.
+        """Check one layer; return the widths of queries, of keys and of the feed-forward network.
 
-        The first layer takes the embedding beside the hidden state; what follows it may take the hidden state alone.
+        The inputs of the first layer are the embedding and the hidden state; later layers may have the hidden state
+        only.
         """
         q, k, v, o, gate, up, down = (start + name for name in MATRICES)
-        attention, taken = self.matrix(q)
-        if taken not in ((2 * hidden,) if first else (hidden, 2 * hidden)):
-            _refuse("draft.shape", f"expected {2 * hidden} columns, found {taken}", q)
-        kv, _ = self.matrix(k, cols=taken)
-        self.matrix(v, kv, taken)
+        attention, inputs = self.matrix(q)
+        if inputs not in ((2 * hidden,) if first else (hidden, 2 * hidden)):
+            _refuse("draft.shape", f"expected {2 * hidden} columns, found {inputs}", q)
+        kv, _ = self.matrix(k, cols=inputs)
+        self.matrix(v, kv, inputs)
         self.matrix(o, hidden, attention)
         inner, _ = self.matrix(gate, cols=hidden)
         self.matrix(up, inner, hidden)
@@ -168,18 +169,18 @@ class _Head:
         return attention, kv, inner
 
     def mapped(self) -> bool:
-        there = [name for name in (TO_TARGET, IN_DRAFT) if name in self._tensors]
-        if len(there) == 1:
-            _refuse("draft.mapping", f"expected both {TO_TARGET} and {IN_DRAFT}, or neither, found one", there[0])
-        return bool(there)
+        present = [name for name in (TO_TARGET, IN_DRAFT) if name in self._tensors]
+        if len(present) == 1:
+            _refuse("draft.mapping", f"expected both {TO_TARGET} and {IN_DRAFT}, or neither, found one", present[0])
+        return bool(present)
 
 
 def _check_mapping(to_target: Tensor, in_draft: Tensor, draft_vocab: int, vocab: int) -> None:
-    """Draft token ``i`` is the target's ``i + d2t[i]``: inside its vocabulary, ascending, just those of the mask."""
-    own = np.arange(draft_vocab, dtype=np.int64)
+    """Check that the target tokens ``i + d2t[i]`` are in the vocabulary, ascend, and equal the tokens of the mask."""
+    draft_tokens = np.arange(draft_vocab, dtype=np.int64)
     offsets = to_target.numpy()
     mask = in_draft.numpy()
-    outside = np.flatnonzero((offsets < -own) | (offsets >= vocab - own))
+    outside = np.flatnonzero((offsets < -draft_tokens) | (offsets >= vocab - draft_tokens))
     if len(outside):
         token = int(outside[0])
         _refuse(
@@ -187,10 +188,10 @@ def _check_mapping(to_target: Tensor, in_draft: Tensor, draft_vocab: int, vocab:
             f"expected target tokens below {vocab}, found {token + int(offsets[token])} for draft token {token}",
             TO_TARGET,
         )
-    targets = own + offsets
-    falling = np.flatnonzero(np.diff(targets) <= 0)
-    if len(falling):
-        token = int(falling[0])
+    targets = draft_tokens + offsets
+    not_ascending = np.flatnonzero(np.diff(targets) <= 0)
+    if len(not_ascending):
+        token = int(not_ascending[0])
         _refuse(
             "draft.order",
             f"expected ascending target tokens, found {targets[token]} and then {targets[token + 1]} at draft token "
@@ -206,5 +207,5 @@ def _check_mapping(to_target: Tensor, in_draft: Tensor, draft_vocab: int, vocab:
         )
 
 
-def _refuse(rule: str, message: str, where: str | None) -> NoReturn:
-    raise FormatError(rule, message, where=where)
+def _refuse(rule: str, message: str, location: str | None) -> NoReturn:
+    raise FormatError(rule, message, where=location)

@@ -1,4 +1,4 @@
-"""The options of ``extract``, a struct per operation. The command is made from them: nothing heavy is imported."""
+"""Options of ``ingot extract``, one class for each operation, from which the command is built without heavy imports."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ingot.stores.location import AnyPath
 if TYPE_CHECKING:
     from ingot.core.runtime.progress import ProgressCallback
 
-_PATH = about("Artifact that carries a draft head or a Core ML package; any for --layer, --model.", argument=True)
+_PATH = about("Artifact with a draft head or a Core ML package; any artifact for --layer, --model.", argument=True)
 _PACKAGE = about("Package to write for --layer or --model: X.mlpackage.", "--out", "-o")
 _OPSET = about("For --layer and --model: iOS16, iOS17 or iOS18.")
 
 
 @dataclass(frozen=True, slots=True)
 class DraftOptions:
-    """The draft head of an artifact: of which, and where to."""
+    """Options for extracting the draft head of an artifact."""
 
     path: AnyPath = field(metadata=_PATH)
     out: AnyPath = field(
@@ -34,7 +34,7 @@ class DraftOptions:
 
 @dataclass(frozen=True, slots=True)
 class CoremlOptions:
-    """The Core ML package of an artifact: of which, and where it is unpacked."""
+    """Options for unpacking the Core ML package of an artifact."""
 
     path: AnyPath = field(metadata=_PATH)
     cache: AnyPath | None = field(
@@ -44,7 +44,7 @@ class CoremlOptions:
 
 @dataclass(frozen=True, slots=True)
 class LayerOptions:
-    """A package of one layer: of which, and where to."""
+    """Options for writing a Core ML package of one layer."""
 
     path: AnyPath = field(metadata=_PATH)
     name: str = field(
@@ -58,16 +58,16 @@ class LayerOptions:
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """A package of a whole model: of which, where to, and how."""
+    """Options for writing a Core ML package of a full model."""
 
     path: AnyPath = field(metadata=_PATH)
     out: AnyPath = field(metadata=_PACKAGE)
     _: KW_ONLY
     opset: str = field(default="iOS16", metadata=_OPSET)
     context: int | None = field(
-        default=None, metadata=about("For --model: tokens at once; default: the model's own, at most 512.")
+        default=None, metadata=about("For --model: tokens of a pass; default: the model's context length, at most 512.")
     )
     max_ram: int | str | None = field(default=None, metadata=about("For --model: memory ceiling, such as 2GiB."))
-    resume: bool = field(default=False, metadata=about("For --model: go on where a killed run stopped."))
+    resume: bool = field(default=False, metadata=about("For --model: continue a killed run."))
     overwrite: bool = field(default=False, metadata=OVERWRITE)
     progress: ProgressCallback | None = field(default=None, metadata=PROGRESS)

@@ -1,4 +1,4 @@
-"""Open a checkpoint: find its format, let the format locate the parts, hand each tensor its decoder."""
+"""Opening of checkpoints: detect the format, read the catalog of tensors, and attach a decoder to each tensor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any
 
 from ingot.artifacts.companions import Companions, find_companions
-from ingot.artifacts.unread_dialects import Dialect, of_config, of_tensors
+from ingot.artifacts.unsupported_packers import Packer, packer_of_config, packer_of_tensors
 from ingot.codecs.table import CODECS
 from ingot.core.border import bordered
 from ingot.core.registry import did_you_mean
@@ -22,24 +22,24 @@ from ingot.formats.shared.foreign import HEAD
 from ingot.model.bytesource import StampedSource
 from ingot.model.checkpoint import Checkpoint, CheckpointSource
 from ingot.model.delta import KEY
-from ingot.model.reading.lazy import Many, as_many
+from ingot.model.reading.lazy import TensorMap, as_tensor_map
 from ingot.model.reading.limits import require_decompressed
-from ingot.model.store import Listed, Store, Without
+from ingot.model.store import CachedStore, FilteredStore, Store
 from ingot.model.tensor import Tensor
 from ingot.naming.config import CONFIG
 from ingot.stores.location import AnyPath, Location
-from ingot.stores.table import STORES
+from ingot.stores.scheme import STORES
 
-STORES.add("library", "ingot.library.place:LibraryScheme")  # what it reads takes formats and codecs: it lies here
+STORES.add("library", "ingot.library.place:LibraryScheme")  # registered here because it needs formats and codecs
 
 
 @dataclass(slots=True)
 class Source(CheckpointSource):
     """An opened artifact before decoders are attached: its store, format, entry file and catalog.
 
-    ``location`` is the address that it was opened by, for messages and reports. ``name`` is the opened file in
-    ``store``; empty if the store itself, a folder, was opened. ``requested_io`` and ``max_decompressed`` are options of
-    ``ingot.open`` with which a copy of its checkpoint is opened; without ``requested_io`` there are no copies.
+    ``location`` is the opened address, for messages and reports. ``name`` is the opened file in ``store``; it is empty
+    if the folder of the store was opened. ``requested_io`` and ``max_decompressed`` are options of ``ingot.open`` for
+    copies of the checkpoint; without ``requested_io`` it cannot be copied.
     """
 
     location: str
@@ -52,15 +52,12 @@ class Source(CheckpointSource):
     verify: bool = True
     requested_io: str | None = None
     max_decompressed: int | str | None = None
-    _whole: bool = False
+    _is_checked: bool = False
 
     def require_unchanged(self) -> None:
-        """Refuse a source that was written to since it was opened: what was read of it may be of two versions.
+        """Raise ``IntegrityError`` ``store.changed`` if a file was written to since it was opened.
 
-        Raises
-        ------
-        IntegrityError
-            ``store.changed``.
+        The values that were read may belong to two versions of the file then.
         """
         for source in self.catalog.sources:
             if source.changed():
@@ -71,29 +68,29 @@ class Source(CheckpointSource):
                 )
 
     def require_whole(self) -> None:
-        """Compare the digest that covers the whole file, where the format has one and digests are to be checked; once.
+        """Compare the digest of the full file once, if the format stores one and ``verify`` is set.
 
         Raises ``IntegrityError`` with the format's rule.
         """
-        if self.verify and not self._whole and self.catalog.check_whole is not None:
+        if self.verify and not self._is_checked and self.catalog.check_whole is not None:
             self.catalog.check_whole()
-            self._whole = True
+            self._is_checked = True
 
-    def require_decompressed(self, asked: int | str | None = None) -> None:
-        """Refuse compressed parts that would become larger than ``asked``; see ``model.reading.limits``."""
+    def require_decompressed(self, limit: int | str | None = None) -> None:
+        """Refuse compressed parts whose decompressed size exceeds ``limit``; see ``model.reading.limits``."""
         draft = self.catalog.attachments.draft or {}
-        require_decompressed(chain(self.catalog.tensors.values(), draft.values()), asked, self.location)
+        require_decompressed(chain(self.catalog.tensors.values(), draft.values()), limit, self.location)
 
-    def dialect(self) -> Dialect | None:
-        """Return who packed the weights, where that is a program whose words Ingot does not decode.
+    def packer(self) -> Packer | None:
+        """Return the tool that packed the weights if Ingot cannot decode its packing; else None.
 
-        Told by the folder's ``config.json``, unless its format goes by that, and by the tensors themselves.
+        The folder's ``config.json`` identifies the tool, unless the format itself uses the config; else the tensors do.
         """
         config = {} if self.format.traits.config_keys else self.config()
-        return of_config(config, self.store.location_of(CONFIG)) or of_tensors(self.catalog.tensors)
+        return packer_of_config(config, self.store.location_of(CONFIG)) or packer_of_tensors(self.catalog.tensors)
 
     def config(self) -> dict[str, Any]:
-        """Return what the folder's ``config.json`` says; nothing for a file, or where no object can be read."""
+        """Return the folder's ``config.json``; empty for a single file, or if it cannot be read as a JSON object."""
         if not self.is_folder:
             return {}
         try:
@@ -102,9 +99,9 @@ class Source(CheckpointSource):
             return {}
 
     def identity(self) -> list[list[Any]]:
-        """Return what tells this source from another: digests of the headers, and the stamps of the open files.
+        """Return JSON values that identify this source: digests of the headers, and the stamps of the open files.
 
-        What is read later comes from these very files, or is refused; a path may lead elsewhere by now.
+        Later reads use the open files, although the path may lead to other files by then.
         """
         headers = [[ascii(name), hashlib.sha256(raw).hexdigest()] for name, raw in self.catalog.headers.items()]
         sources = self.catalog.sources
@@ -112,24 +109,24 @@ class Source(CheckpointSource):
 
     @property
     def is_folder(self) -> bool:
-        """Whether a folder was opened, not a file in one."""
+        """Whether a folder was opened instead of a file."""
         return not self.name
 
     @property
     def url(self) -> str:
-        """Where another process finds the artifact; empty where none can."""
+        """The address at which other processes can open the artifact; empty if there is none."""
         return self.store.url_of(self.name)
 
     def stored(self) -> int:
-        """Return the bytes of the artifact's own files."""
+        """Return the total size of the artifact's files in bytes, without companions."""
         return sum(self.store.stat(name).size for name in self.catalog.headers)
 
-    def is_lost(self, target: str, *, folder: bool) -> bool:
+    def would_overwrite(self, target: str, *, folder: bool) -> bool:
         """Whether a new file, or a new folder, at the address ``target`` would remove one of the artifact's files."""
-        return self.store.is_lost({self.name, *self.catalog.headers}, target, folder=folder)
+        return self.store.would_overwrite({self.name, *self.catalog.headers}, target, folder=folder)
 
     def companions(self) -> Companions:
-        """Return what lies beside the artifact's own files in its folder; nothing where a single file was opened."""
+        """Return the companions in the artifact's folder; none if a single file was opened."""
         return find_companions(self.store, self.catalog.headers) if self.is_folder else Companions()
 
     def view(self) -> Checkpoint:
@@ -164,22 +161,21 @@ class Source(CheckpointSource):
 
 
 def with_decoders(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Return the same tensors, each given its codec's decoder when it is first asked for."""
-
+    """Return the same tensors; each gets its codec's decoder on access."""
     return _Decoding(tensors)
 
 
-class _Decoding(Many[Tensor]):
-    """Tensors that get their decoders when they are asked for: who keeps them is the mapping behind this one."""
+class _Decoding(TensorMap[Tensor]):
+    """A mapping that attaches a decoder to each tensor of another mapping on access; the other mapping may cache."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._tensors = as_many(tensors)
+        self._tensors = as_tensor_map(tensors)
 
     def __getitem__(self, name: str) -> Tensor:
         return _decoding(self._tensors[name])
 
-    def passing(self, name: str) -> Tensor:
-        return _decoding(self._tensors.passing(name))
+    def get_uncached(self, name: str) -> Tensor:
+        return _decoding(self._tensors.get_uncached(name))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
@@ -201,65 +197,68 @@ def _decoding(tensor: Tensor) -> Tensor:
 def open(
     path: AnyPath, *, io: str = "auto", verify: bool = True, max_decompressed: int | str | None = None
 ) -> Checkpoint:
-    """Open a checkpoint: a file in any format that Ingot reads, or a folder that holds one.
+    """Open a checkpoint: a file in any format that Ingot reads, or a folder that contains one.
 
     Parameters
     ----------
     path : path or address
         A ``.zt`` or ``.safetensors`` file, a ``model.safetensors.index.json``, or a folder with one of them.
     io : {"auto", "mmap", "pread"}
-        How bytes are read: mapped (free of copies), by read calls (right on network disks), or chosen by file system.
+        The method of reading: memory mapping (without copies), read calls (safe on network disks), or a choice by file
+        system.
     verify : bool
-        Check each part's digest when it is read whole.
+        Whether a part's digest is checked when the full part is read.
     max_decompressed : int or str, optional
-        The most bytes that one compressed part may become, such as ``"2GiB"``; by default what the environment variable
-        ``INGOT_MAX_DECOMPRESSED`` says. A file that states more is refused: ``FormatError`` ``part.max-decompressed``.
+        The largest decompressed size of one part, such as ``"2GiB"``; by default the environment variable
+        ``INGOT_MAX_DECOMPRESSED``. A file with a larger part is refused: ``FormatError`` ``part.max-decompressed``.
 
     Returns
     -------
     Checkpoint
-        Header or manifest completely validated; no tensor read yet.
+        The header or manifest is completely validated; no tensor is read yet.
 
     Raises
     ------
     UsageError
-        The path does not exist, or the folder holds no checkpoint or several.
+        The path does not exist, or the folder contains no checkpoint or several.
     FormatError, IntegrityError, UnsupportedError
-        The file breaks a rule of its format; ``model.quantized``: another program packed its weights.
+        The file breaks a rule of its format. ``model.quantized``: another program packed its weights.
     """
-    return open_there(*find(Location.parse(path), io), io=io, verify=verify, max_decompressed=max_decompressed)
+    return open_in_store(*find(Location.parse(path), io), io=io, verify=verify, max_decompressed=max_decompressed)
 
 
-def open_there(
+def open_in_store(
     store: Store, name: str, *, io: str = "auto", verify: bool = True, max_decompressed: int | str | None = None
 ) -> Checkpoint:
-    """Open what ``find`` has found; see ``open``."""
-    return weights_of(open_found(store, name, verify=verify, max_decompressed=max_decompressed, requested_io=io))
+    """Open the checkpoint with the store and name that ``find`` returns; see ``open``."""
+    return weights_of(
+        open_source_in_store(store, name, verify=verify, max_decompressed=max_decompressed, requested_io=io)
+    )
 
 
 def weights_of(source: Source) -> Checkpoint:
-    """Return the checkpoint of a source whose tensors are to be decoded.
+    """Return the checkpoint of a source whose tensors will be decoded.
 
-    If another program has packed them, it raises ``UnsupportedError`` ``model.quantized`` and closes the source.
+    If another program packed them, it closes the source and raises ``UnsupportedError`` ``model.quantized``.
     """
-    dialect = source.dialect()
-    if dialect is not None:
+    packer = source.packer()
+    if packer is not None:
         source.close()
-        raise _located(dialect.refusal(), source.location)
+        raise _located(packer.refusal(), source.location)
     return source.view()
 
 
 def _open_again(
     url: str, io: str, verify: bool, identity: list[list[Any]], max_decompressed: int | str | None
 ) -> Checkpoint:
-    """Open what a pickled checkpoint was opened from; ``IntegrityError`` ``store.changed`` where that is another."""
+    """Open the files of a pickled checkpoint again. Raises ``IntegrityError`` ``store.changed`` if they differ."""
     source = open_source(Location.parse(url), io=io, verify=verify, max_decompressed=max_decompressed, requested_io=io)
     if source.identity() != identity:
         source.close()
         raise IntegrityError(
             "store.changed",
-            "expected the checkpoint that the copied one was opened from, found one that was written to or replaced "
-            "since; open it by its path",
+            "expected the files of the copied checkpoint, found files that were written to or replaced since; open the "
+            "checkpoint by its path",
             where=source.location,
         )
     return source.view()
@@ -272,7 +271,7 @@ def find(location: Location, io: str = "auto") -> tuple[Store, str]:
     """
     if io not in ("auto", "mmap", "pread"):
         raise UsageError(f"expected io 'auto', 'mmap' or 'pread', found {io!r}", rule="open.io")
-    if not location.given:  # an unset variable of a shell; it would be the current folder
+    if not location.user_text:  # an unset variable of a shell, not the current folder
         raise missing_error(location)
     try:
         return location.find_model(io)
@@ -283,7 +282,7 @@ def find(location: Location, io: str = "auto") -> tuple[Store, str]:
 
 
 def address_of(location: Location) -> str:
-    """Return the address at which another process finds an artifact; empty if no process can.
+    """Return the address at which other processes can open an artifact; empty if there is none.
 
     Raises the errors of ``find``.
     """
@@ -311,15 +310,19 @@ def open_source(
     trust_index: bool = False,
     requested_io: str | None = None,
 ) -> Source:
-    """Locate and validate; see ``open``. With ``trust_index``, weight files that a folder's index does not list are
-    ignored."""
+    """Open and validate an artifact; see ``open``.
+
+    With ``trust_index``, weight files that a folder's index does not list are ignored.
+    """
     store, name = find(location, io)
     if trust_index and not name:
-        store = Without(store, unlisted_files(store))
-    return open_found(store, name, verify=verify, max_decompressed=max_decompressed, requested_io=requested_io)
+        store = FilteredStore(store, unlisted_files(store))
+    return open_source_in_store(
+        store, name, verify=verify, max_decompressed=max_decompressed, requested_io=requested_io
+    )
 
 
-def open_found(
+def open_source_in_store(
     store: Store,
     name: str,
     *,
@@ -328,7 +331,7 @@ def open_found(
     requested_io: str | None = None,
 ) -> Source:
     """Open and validate a file or folder of a store; see ``open`` and ``Source``."""
-    listed = Listed(store)
+    listed = CachedStore(store)
     location = store.location_of(name)
     try:
         format, entry = detect(listed, name)
@@ -336,7 +339,9 @@ def open_found(
     except IngotError as error:
         inner = _fallback_folder(listed) if error.rule == "detect.none" else None
         if inner is not None:
-            return open_found(inner, "", verify=verify, max_decompressed=max_decompressed, requested_io=requested_io)
+            return open_source_in_store(
+                inner, "", verify=verify, max_decompressed=max_decompressed, requested_io=requested_io
+            )
         raise _located(explain(error, store), location) from None
     source = Source(
         location, store, name, format, entry, catalog, _io_of(catalog), verify, requested_io, max_decompressed
@@ -350,7 +355,7 @@ def open_found(
 
 
 def _fallback_folder(store: Store) -> Store | None:
-    """Return the folder inside ``store`` that holds the weights, if a format finds one."""
+    """Return the folder inside ``store`` with the weights, if a format recognizes one."""
     for _, format in FORMATS.available():
         folder = format.fallback_folder(store)
         if folder is not None:
@@ -359,8 +364,10 @@ def _fallback_folder(store: Store) -> Store | None:
 
 
 def detect(store: Store, name: str) -> tuple[Format, str]:
-    """Return the format and the entry file of a file, or of a folder where ``name`` is empty; raises as the functions
-    of ``formats.detect``."""
+    """Return the format and the entry file of a file, or of the folder if ``name`` is empty.
+
+    Raises the errors of ``formats.detect``.
+    """
     if name:
         return detect_file(name, store.head(name, HEAD)), name
     return detect_folder(listing(store), store)
@@ -368,18 +375,19 @@ def detect(store: Store, name: str) -> tuple[Format, str]:
 
 def _located(error: IngotError, location: str) -> IngotError:
     if error.where and location.endswith(f"/{error.where}"):
-        error.where = location  # the same file, by its name alone
-    places = (error.where or "").split(": ")
-    named = any(place == location or place.startswith(f"{location}/") for place in places)
-    return error if named else error.at(location)
+        error.where = location  # the error names the same file without its folder
+    locations = (error.where or "").split(": ")
+    has_location = any(item == location or item.startswith(f"{location}/") for item in locations)
+    return error if has_location else error.at(location)
 
 
 def open_delta(
     location: Location, *, io: str = "auto", verify: bool = True, max_decompressed: int | str | None = None
 ) -> Source:
-    """Open what is to be applied to a base; see ``open``.
+    """Open a delta or a patch; see ``open``.
 
-    A safetensors file of nothing but pairs of positions and values is ordinary tensors elsewhere; here it is a patch.
+    A safetensors file that consists of pairs of positions and values is opened as a sparse patch here. ``open_source``
+    opens it as ordinary tensors.
     """
     source = open_source(location, io=io, verify=verify, max_decompressed=max_decompressed)
     if source.format.name == "safetensors" and KEY not in source.catalog.metadata:
@@ -417,7 +425,7 @@ def missing_error(location: Location, error: IngotError | None = None) -> UsageE
         message = "there is no file or folder at this address" if error is None else error.message
         return UsageError(message, rule="open.missing", where=location.display)
     hint = ""
-    names = location.siblings() if location.given else None
+    names = location.siblings() if location.user_text else None
     if location.may_be_hub_id and names is None:
         hint = f"; to read a model of the Hugging Face Hub by its name: {install_hint('hub')}"
     elif names:

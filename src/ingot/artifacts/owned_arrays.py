@@ -1,4 +1,4 @@
-"""Load whole tensors into arrays of their own, by read calls on a few threads, as fast as memory takes them."""
+"""Loading of full tensors into new arrays, by read calls on a few threads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from ingot.codecs.base import empty
 from ingot.codecs.dense.codec import DenseReader
 from ingot.codecs.table import CODECS
-from ingot.core.numeric.buffers import is_own
+from ingot.core.numeric.buffers import owns_memory
 from ingot.core.numeric.dtypes import DTYPES, little_endian
 from ingot.core.runtime.memory import gc_paused
 from ingot.core.runtime.parallel import default_workers, ordered
@@ -20,43 +20,43 @@ from ingot.model.layouts.dense import DenseLayout
 from ingot.model.reading.limits import require_room
 from ingot.model.tensor import Array, Tensor
 
-# Bytes per read of a big tensor, and the least that is worth a hand-over between threads.
-PIECE = 16 << 20
+# Bytes of one read of a large tensor, and the smallest amount of work for one task of a thread.
+CHUNK = 16 << 20
 BATCH = 2 << 20
-# Threads beyond this wait for memory, not for processors.
+# More threads do not help: the memory bandwidth is the limit.
 _MAX_WORKERS = 8
 
 _Job = Callable[[], None]
 
 
-def load_owned(
+def load_arrays(
     checkpoint: Checkpoint, names: Iterable[str] | None = None, workers: int | None = None
 ) -> dict[str, Array]:
-    """Return every tensor, or those named, decoded in its own dtype into a writable array of its own.
+    """Return tensors decoded into new writable arrays, without a change of dtype.
 
     Parameters
     ----------
     checkpoint : Checkpoint
-        Stays open; the arrays do not depend on it.
+        It stays open; the arrays do not depend on it.
     names : iterable of str, optional
-        In the order wanted; all in file order by default.
+        The names in the order of the result; by default all in file order.
     workers : int, optional
-        Threads; 0 or 1 works in the calling thread. ``default_workers()``, at most 8, by default.
+        Number of threads; 0 or 1 uses the calling thread. By default ``default_workers()``, at most 8.
 
     Raises
     ------
     UsageError
         ``tensor.unknown``.
     IntegrityError, FormatError, CodecError, UnsupportedError
-        As ``Tensor.numpy``. Digests are checked along the way.
+        The errors of ``Tensor.numpy``. Digests are checked.
     """
     chosen = list(checkpoint) if names is None else list(names)
     for name in chosen if names is not None else ():
         if name not in checkpoint:
             raise checkpoint.no_tensor(name)
-    many = checkpoint.many
-    with gc_paused():  # many small objects, none of them garbage
-        tensors = [many.passing(name) for name in chosen]
+    tensor_map = checkpoint.tensor_map
+    with gc_paused():  # many new objects would trigger useless collections
+        tensors = [tensor_map.get_uncached(name) for name in chosen]
         require_room(tensors, checkpoint.location, retyped=True)
     if names is None or (len(chosen) >= len(checkpoint) and set(chosen) == set(checkpoint)):
         checkpoint.require_whole()
@@ -75,7 +75,7 @@ def _run(batch: list[_Job]) -> None:
 
 
 def _batches(tensors: Iterable[Tensor], arrays: dict[str, Array]) -> Iterator[list[_Job]]:
-    """Cut the work into lists of jobs that each move about ``BATCH`` bytes or one big piece."""
+    """Yield lists of jobs that read about ``BATCH`` bytes or one chunk of a large tensor."""
     batch: list[_Job] = []
     size = 0
     for tensor in tensors:
@@ -90,7 +90,7 @@ def _batches(tensors: Iterable[Tensor], arrays: dict[str, Array]) -> Iterator[li
 
 
 def _jobs(tensor: Tensor, arrays: dict[str, Array]) -> Iterator[tuple[_Job, int]]:
-    """Yield the jobs that fill ``arrays[tensor.name]``, each with the bytes it moves."""
+    """Yield the jobs that fill ``arrays[tensor.name]``, each with the number of bytes that it reads."""
     if tensor.codec != DenseLayout.codec:
         yield partial(_decode, tensor, arrays), tensor.nbytes
         return
@@ -99,21 +99,21 @@ def _jobs(tensor: Tensor, arrays: dict[str, Array]) -> Iterator[tuple[_Job, int]
         yield partial(_decode, tensor, arrays), tensor.nbytes
         return
     out = arrays[tensor.name] = empty(tensor.shape, tensor.dtype, tensor.name)
-    if not _in_pieces(tensor):
+    if not _can_split(tensor):
         yield partial(_read, tensor, out), out.nbytes
         return
     data = out.reshape(-1).view(np.uint8).data
-    for start in range(0, out.nbytes, PIECE):
-        piece = data[start : start + PIECE]
-        yield partial(tensor.parts["data"].readinto, start, piece), piece.nbytes
+    for start in range(0, out.nbytes, CHUNK):
+        chunk = data[start : start + CHUNK]
+        yield partial(tensor.parts["data"].readinto, start, chunk), chunk.nbytes
 
 
-def _in_pieces(tensor: Tensor) -> bool:
-    """Whether ranges of the part are ranges of the array, and no digest or check wants to see them in one go."""
+def _can_split(tensor: Tensor) -> bool:
+    """Whether a tensor can be read in separate ranges: its bytes equal those of the array, and no check needs all."""
     part = tensor.parts["data"]
-    checked = part.digest is not None and part.verify
-    plain = part.encoding == "raw" and tensor.dtype != "bool" and little_endian(part.dtype).isnative
-    return plain and not checked and part.nbytes > PIECE
+    is_checked = part.digest is not None and part.verify
+    is_plain = part.encoding == "raw" and tensor.dtype != "bool" and little_endian(part.dtype).isnative
+    return is_plain and not is_checked and part.nbytes > CHUNK
 
 
 def _read(tensor: Tensor, out: Array) -> None:
@@ -124,4 +124,4 @@ def _read(tensor: Tensor, out: Array) -> None:
 
 def _decode(tensor: Tensor, arrays: dict[str, Array]) -> None:
     values = tensor.numpy()
-    arrays[tensor.name] = values if is_own(values) else values.copy()
+    arrays[tensor.name] = values if owns_memory(values) else values.copy()

@@ -1,4 +1,4 @@
-"""Which folders a command may replace: those that hold a checkpoint and nothing else."""
+"""Protection of folders: a command may replace only folders that contain a checkpoint and nothing else."""
 
 from __future__ import annotations
 
@@ -9,31 +9,30 @@ from ingot.errors import UsageError
 from ingot.formats.detect import FORMATS
 from ingot.model.store import Store
 
-# What Ingot writes beside the suffixes of its formats.
+# Suffixes of further files that Ingot writes.
 _WEIGHTS = (".npy", ".npy.zst", ".onnx.data", ".onnx_data")
 _PACKAGE = ".mlpackage"
 _SENTINELS = (".ready", ".manifest_ready", ".ingot-tiers.lock")
-_SQUISH = ".squish_"  # what squish's own sentinels begin with
-# Configuration, tokenizers, texts: what belongs to a model by its name. Programs (``.py``) may be anybody's.
+_SQUISH = ".squish_"  # the prefix of squish's sentinels
+# Configuration, tokenizers and texts, which belong to a model by their names. Programs (``.py``) may be the user's.
 _COMPANIONS = (".json", ".txt", ".md", ".model", ".jinja", ".tiktoken", ".vocab", ".spm", ".bpe", ".merges")
 _NAMES = ("LICENSE", "LICENCE", "NOTICE", "README", "USE_POLICY")
 
 
 def require_ours(store: Store, also: Container[str] = ()) -> None:
-    """Refuse to replace a folder in which anything else lies than weights of a format that Ingot writes and what
-    belongs to them.
+    """Refuse to replace a folder that contains other files than weights of Ingot's formats and their companions.
 
     Parameters
     ----------
     store : Store
-        The folder, not empty.
+        The folder; it is not empty.
     also : container of str
-        Files, relative with slashes, that the new folder will hold too.
+        Further names of files that are accepted, relative with slashes: those of the new folder.
 
     Raises
     ------
     UsageError
-        ``target.foreign``: names what is not known, or says that there are no weights.
+        ``target.foreign``: the folder contains another file, which the message names, or no weights.
     """
     written = (format for _, format in FORMATS.available() if not format.traits.last_resort)
     suffixes = (*(suffix for format in written for suffix in format.suffixes), *_WEIGHTS)
@@ -49,22 +48,22 @@ def require_ours(store: Store, also: Container[str] = ()) -> None:
 
 
 def _shown(name: str) -> str:
-    """Return a name up to the first hidden folder in it, which nothing that belongs to weights lies in."""
-    pieces = name.split("/")
-    hidden = next((index for index, piece in enumerate(pieces[:-1]) if piece.startswith(".")), None)
-    return name if hidden is None else "/".join(pieces[: hidden + 1]) + "/"
+    """Return a name up to its first hidden folder; hidden folders never belong to a checkpoint."""
+    components = name.split("/")
+    hidden = next((index for index, component in enumerate(components[:-1]) if component.startswith(".")), None)
+    return name if hidden is None else "/".join(components[: hidden + 1]) + "/"
 
 
 def _is_weights(name: str, suffixes: tuple[str, ...], package: bool) -> bool:
-    pieces = name.lower().split("/")
-    inside = package or any(piece.endswith(_PACKAGE) for piece in pieces[:-1])
-    visible = not any(piece.startswith(".") for piece in pieces)
-    return visible and (name.lower().endswith(suffixes) or (inside and pieces[-1].endswith((".bin", ".mlmodel"))))
+    components = name.lower().split("/")
+    inside = package or any(component.endswith(_PACKAGE) for component in components[:-1])
+    visible = not any(component.startswith(".") for component in components)
+    return visible and (name.lower().endswith(suffixes) or (inside and components[-1].endswith((".bin", ".mlmodel"))))
 
 
 def _belongs(name: PurePosixPath) -> bool:
-    """Whether a file is one that belongs to weights, by its name; those of a subfolder too (``1_Pooling``)."""
-    if any(piece.startswith(".") for piece in name.parts[:-1]):
+    """Whether a file belongs to a checkpoint according to its name, also in a subfolder (``1_Pooling``)."""
+    if any(component.startswith(".") for component in name.parts[:-1]):
         return False
     if name.name.startswith("."):
         return name.name in _SENTINELS or name.name.startswith(_SQUISH)
@@ -72,9 +71,9 @@ def _belongs(name: PurePosixPath) -> bool:
     return len(name.parts) <= 2 and (named or name.suffix.lower() in _COMPANIONS)
 
 
-def _foreign(store: Store, found: str) -> UsageError:
+def _foreign(store: Store, reason: str) -> UsageError:
     return UsageError(
-        f"--overwrite (overwrite=True) replaces a folder with a checkpoint and nothing else; this one {found}: remove "
+        f"--overwrite (overwrite=True) replaces a folder with a checkpoint and nothing else; this one {reason}: remove "
         "it yourself if you do not need it, or choose another folder",
         rule="target.foreign",
         where=store.location,

@@ -1,4 +1,4 @@
-"""Save arrays or tensors to a new artifact, published whole or not at all."""
+"""Saving of arrays and tensors in a new artifact, which is published only when it is complete."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ingot.model.layouts.sparse import CsrLayout
 from ingot.model.part import StoredReader
 from ingot.model.sparse import FROM_SPARSE, SparseArrays
 from ingot.model.spec import TensorSpec
-from ingot.model.tensor import TO_NUMPY, Tensor, part_of
+from ingot.model.tensor import TO_NUMPY, Tensor, array_part
 from ingot.stores.local import LocalTarget
 from ingot.stores.location import AnyPath, Location
 
@@ -49,29 +49,29 @@ def save(
     path : path
         A file name with a format's suffix, or a folder.
     tensors : mapping of name to array or Tensor
-        NumPy, torch or other arrays are stored dense, bit for bit; sparse ones of ``scipy.sparse`` and torch as
-        ``sparse_csr`` or ``sparse_coo``; a ``Tensor`` (of an opened checkpoint, of ``Tensor.from_parts``) moves
-        its parts as they are stored. Sources may lie in the file that is replaced.
+        Arrays of NumPy, torch and other libraries are stored dense, bit for bit. Sparse arrays of ``scipy.sparse`` and
+        torch are stored as ``sparse_csr`` or ``sparse_coo``. The parts of a ``Tensor`` (of an opened checkpoint or of
+        ``Tensor.from_parts``) are copied unchanged. Sources may be in the file that is replaced.
     metadata : mapping, optional
-        The file's own metadata; safetensors takes strings only.
+        The metadata of the file; safetensors stores strings only.
     format : str, optional
-        By default what the suffix says, ``zt`` for folders.
+        The format; by default according to the suffix, ``zt`` for folders.
     digest : {"crc32c", "sha256", None}
-        Written per part where the format has digests.
+        The digest of each part, if the format stores digests.
     overwrite : bool
-        Replace a folder that holds a checkpoint and nothing else. A single file is replaced in any case, as safetensors
-        does: what the caller has in memory is newer.
+        Whether to replace a folder that contains a checkpoint and nothing else. A single file is always replaced, as
+        safetensors does: the caller's values are newer.
     attributes : mapping of name to mapping, optional
-        What to say of single tensors beside what their codecs say, JSON-like; ``Tensor.params`` has it when the file is
-        read. Formats without a place for it refuse it.
+        Further JSON-like attributes of tensors, in addition to those of their codecs. ``Tensor.params`` contains them
+        when the file is read. Formats that cannot store them refuse them.
 
     Raises
     ------
     UsageError
-        ``target.exists``, ``target.foreign``: a folder that may not be replaced. ``save.attributes``: of no tensor, or
-        of a name that the codec uses.
+        ``target.exists``, ``target.foreign``: a folder that must not be replaced. ``save.attributes``: attributes of a
+        missing tensor, or with a name that the codec uses.
     UnsupportedError
-        The format cannot carry a tensor, or no attributes.
+        The format does not support a tensor or attributes.
     CodecError
         A sparse object with a position outside its shape.
     ResourceError
@@ -90,7 +90,7 @@ def save_planned(
     digest: str | None = "crc32c",
     overwrite: bool = False,
 ) -> None:
-    """Write tensors as they were planned; what exists is replaced with ``overwrite`` only. Errors as ``save``."""
+    """Write planned tensors; an existing target is replaced only with ``overwrite``. Raises the errors of ``save``."""
     options = WriteOptions(digest=digest)
     specs = [spec for _, spec in planned]
     with stage(target, overwrite=overwrite) as staging:
@@ -103,10 +103,10 @@ def save_planned(
 def plan_tensors(
     format: Format, tensors: Mapping[str, Any], attributes: Mapping[str, Mapping[str, Any]] = NO_ATTRIBUTES
 ) -> list[tuple[Tensor, TensorSpec]]:
-    """View values as tensors and say how each will be stored, in the order that the format wants.
+    """Return tensors for values, each with its spec, in the order in which the format stores them.
 
-    Raises ``UnsupportedError`` for what the format cannot carry; ``IntegrityError`` where digests that cover more than
-    one part of a checkpoint, or that pieces of parts are not checked by, do not fit.
+    Raises ``UnsupportedError`` if the format does not support a tensor, and ``IntegrityError`` if the digest of a full
+    file differs.
     """
     if isinstance(tensors, Checkpoint):
         tensors.require_whole()
@@ -132,7 +132,7 @@ def plan_tensors(
 
 
 def named_tensors(tensors: Mapping[str, Any]) -> Iterator[Tensor]:
-    """Yield values as tensors; ``UsageError`` ``save.name``, and what ``as_tensor`` raises, told by name."""
+    """Yield values as tensors. Raises ``UsageError`` ``save.name``, and the errors of ``as_tensor`` with the name."""
     for name, value in tensors.items():
         if not isinstance(name, str):
             raise UsageError(f"expected text as a tensor's name, found {name!r}", rule="save.name")
@@ -144,17 +144,17 @@ def named_tensors(tensors: Mapping[str, Any]) -> Iterator[Tensor]:
 
 
 def _with_attributes(tensor: Tensor, attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tensor's attributes with more beside them, which must not change what its parts mean."""
+    """Return a tensor's attributes with further attributes, which must not change the meaning of its parts."""
     layout = tensor.layout
-    taken = next((key for key in attributes if key == "dtype" or key in layout.attributes()), None)
-    if taken is None:
-        made = {**tensor.params, **attributes}
-        other = replace(tensor, params=made)
+    reserved = next((key for key in attributes if key == "dtype" or key in layout.attributes()), None)
+    if reserved is None:
+        params = {**tensor.params, **attributes}
+        changed = replace(tensor, params=params)
         try:
             if tensor.decoder is not None:
-                CODECS[tensor.codec].check(other)
-            if isinstance(layout, OtherLayout) or other.layout == layout:
-                return made
+                CODECS[tensor.codec].check(changed)
+            if isinstance(layout, OtherLayout) or changed.layout == layout:
+                return params
         except IngotError as error:
             raise UsageError(
                 f"expected attributes that codec {tensor.codec} passes over: {error.message}",
@@ -162,14 +162,14 @@ def _with_attributes(tensor: Tensor, attributes: Mapping[str, Any]) -> dict[str,
                 where=tensor.name,
             ) from error
     raise UsageError(
-        f"expected attributes that codec {tensor.codec} does not use, found {taken or sorted(attributes)!r:.80}",
+        f"expected attributes that codec {tensor.codec} does not use, found {reserved or sorted(attributes)!r:.80}",
         rule="save.attributes",
         where=tensor.name,
     )
 
 
 def write_tensors(writer: FormatWriter, planned: Sequence[tuple[Tensor, TensorSpec]]) -> list[str]:
-    """Write everything, in order, and return the names of the finished files."""
+    """Write all tensors in order and return the names of the finished files."""
     try:
         for item, spec in planned:
             writer.begin(spec)
@@ -197,7 +197,7 @@ def _copy(item: Tensor, writer: FormatWriter) -> None:
 
 
 def as_tensor(name: str, value: Any) -> Tensor:
-    """View whatever the user gave as a tensor with parts in memory."""
+    """Return a tensor, an array or a sparse object as a tensor; arrays become parts in memory."""
     if isinstance(value, Tensor):
         return Tensor(name, value.shape, value.dtype, value.codec, value.parts, value.params, value.decoder)
     arrays = None if isinstance(value, np.ndarray) else _sparse_arrays(value)
@@ -210,28 +210,28 @@ def as_tensor(name: str, value: Any) -> Tensor:
             f"{row.name} arrays hold one element a byte and would have to be packed; move such tensors as parts",
             where=name,
         )
-    parts = {"data": part_of(array)}
+    parts = {"data": array_part(array)}
     return Tensor(name, array.shape, row.name, DenseLayout.codec, parts, decoder=CODECS[DenseLayout.codec])
 
 
 def _sparse_arrays(value: Any) -> SparseArrays | None:
-    """Return what a sparse object of another library stores, None for anything else.
+    """Return the arrays of a sparse object of another library; None for any other object.
 
-    Such objects are known by a module that must have been imported by whoever made one.
+    Only libraries whose module is already imported are considered.
     """
     libraries = (FROM_SPARSE[module] for module in FROM_SPARSE if module in sys.modules)
     return next((arrays for library in libraries if (arrays := library(value)) is not None), None)
 
 
 def _sparse_tensor(name: str, arrays: SparseArrays) -> Tensor:
-    """View sparse arrays as a tensor; raises the codec's rules where positions do not fit the shape."""
+    """Return sparse arrays as a tensor. Raises ``CodecError`` if positions are outside the shape."""
     layout = arrays.layout
-    values = part_of(arrays.values)
-    words = [np.ascontiguousarray(each).view(np.uint64) for each in arrays.positions]
+    values = array_part(arrays.values)
+    positions = [np.ascontiguousarray(indices).view(np.uint64) for indices in arrays.positions]
     if isinstance(layout, CsrLayout):
-        parts = {"values": values, "indices": part_of(words[1]), "indptr": part_of(words[0])}
+        parts = {"values": values, "indices": array_part(positions[1]), "indptr": array_part(positions[0])}
     else:
-        parts = {"values": values, "coords": part_of(np.concatenate([np.empty(0, np.uint64), *words]))}
+        parts = {"values": values, "coords": array_part(np.concatenate([np.empty(0, np.uint64), *positions]))}
     codec = CODECS[layout.codec]
     tensor = Tensor(name, arrays.shape, layout.dtype, layout.codec, parts, decoder=codec)
     codec.sparse(tensor, layout.dtype)
@@ -239,9 +239,9 @@ def _sparse_tensor(name: str, arrays: SparseArrays) -> Tensor:
 
 
 def as_numpy(value: Any) -> np.ndarray[Any, np.dtype[Any]]:
-    """Convert an array of any framework to NumPy, without a copy where the framework allows.
+    """Return an array of any framework as a NumPy array, without a copy if the framework permits.
 
-    A torch tensor is known by its module's name, so that torch is imported only by those who have it already.
+    Torch tensors are recognized only if torch is already imported.
     """
     if isinstance(value, np.ma.MaskedArray):
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Open and save checkpoints that are bytes in memory, and read state dicts as if they were opened."""
+"""Checkpoints in memory: open and save bytes, and treat state dicts as opened sources."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from ingot.stores.memory import MemoryStore, MemoryTarget
 
 _NAME = "<bytes>"
 _STATE = "<state dict>"
-_HOLDER = "safetensors"  # the format that a state dict is said to be of: tensors by name and nothing else
+_STATE_FORMAT = "safetensors"  # the nominal format of a state dict, which has named tensors only
 
 
 def open_bytes(
     data: bytes | bytearray | memoryview, *, verify: bool = True, max_decompressed: int | str | None = None
 ) -> Checkpoint:
-    """Open a checkpoint that is one buffer, in any format that Ingot reads; errors as ``ingot.open``.
+    """Open a checkpoint in a buffer, in any format that Ingot reads. Raises the errors of ``ingot.open``.
 
     Tensors refer to ``data``, which must not change while they are in use.
     """
@@ -42,7 +42,7 @@ def open_bytes(
 def save_bytes(
     tensors: Mapping[str, Any], metadata: Mapping[str, Any] | None = None, *, format: str = "safetensors"
 ) -> bytes:
-    """Return the single file that ``ingot.save`` would write; errors as there, disk trouble excepted."""
+    """Return the bytes of the single file that ``ingot.save`` would write. Raises the errors of ``ingot.save``."""
     chosen: Format = FORMATS.get_or_refuse(format)
     planned = plan_tensors(chosen, tensors)
     target = MemoryTarget()
@@ -51,30 +51,34 @@ def save_bytes(
     return bytes(target.files[name])
 
 
-def opened(
+def open_weights(
     weights: AnyPath | Mapping[str, Any],
     *,
     io: str = "auto",
     verify: bool = True,
     max_decompressed: int | str | None = None,
 ) -> Source:
-    """Open a path, or view a mapping of names to arrays or tensors as what was opened; errors as ``ingot.open``.
+    """Open a path, or return a mapping of names to arrays or tensors as a source. Raises the errors of ``ingot.open``.
 
-    Nothing of a mapping is copied: it must not change while it is in use. What a checkpoint's file says of itself, and
-    its digest over the whole file, stay with its tensors.
+    The values of a mapping are not copied; they must not change while they are in use. If the mapping is a checkpoint,
+    the source has its metadata and the digest of its file.
     """
     if not isinstance(weights, Mapping):
         return open_source(Location.parse(weights), io=io, verify=verify, max_decompressed=max_decompressed)
     catalog = Catalog({item.name: item for item in named_tensors(weights)})
-    source = _StateSource(_STATE, MemoryStore({}, _STATE), _STATE, FORMATS[_HOLDER], _STATE, catalog, "mmap", verify)
+    source = _StateSource(
+        _STATE, MemoryStore({}, _STATE), _STATE, FORMATS[_STATE_FORMAT], _STATE, catalog, "mmap", verify
+    )
     if isinstance(weights, Checkpoint):
-        catalog.metadata, catalog.check_whole, source.checkpoint = weights.metadata, weights.require_whole, weights
+        catalog.metadata = weights.metadata
+        catalog.check_whole = weights.require_whole
+        source.checkpoint = weights
     return source
 
 
 @dataclass(slots=True)
 class _BytesSource(Source):
-    """A buffer as a source. A copy of its checkpoint has a copy of the bytes."""
+    """A buffer as a source. Copies of its checkpoint contain a copy of the bytes."""
 
     data: bytes | bytearray | memoryview = b""
 
@@ -84,7 +88,7 @@ class _BytesSource(Source):
 
 @dataclass(slots=True)
 class _StateSource(Source):
-    """A mapping as a source; ``checkpoint`` where it is an open one, whose files stay open with it."""
+    """A mapping as a source. ``checkpoint`` is the mapping if it is an opened checkpoint; the caller closes it."""
 
     checkpoint: Checkpoint | None = None
 

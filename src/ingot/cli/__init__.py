@@ -1,1 +1,1 @@
-"""The command line, one file per command."""
+"""The command line. Each module defines one or a few related commands."""

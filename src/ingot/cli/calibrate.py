@@ -18,16 +18,16 @@ EPILOG = (
 
 @declare("calibrate", EPILOG)
 def command(options: CalibrateOptions, quiet: Quiet = False, json: Json = False) -> None:
-    """Take what a model's matrices multiply, by which recipes with a quantizer round; no text is needed.
+    """Collect statistics of the inputs of a model's matrices, for recipes with a quantizer; no text is needed.
 
     Needs the extra transformers.
     """
     from ingot.runtime.calibration.calibrate import calibrate
 
-    def say(plan: CalibratePlan) -> None:
+    def print_plan(plan: CalibratePlan) -> None:
         if not quiet:
             line(f"calibrating takes {plan.describe()}", stream=sys.stderr)
 
     with progress_bar("calibrating", quiet=quiet or json) as progress:
-        done = calibrate(replace(options, progress=progress, plan=say))
-    render(done.report(), json=json, quiet=quiet)
+        result = calibrate(replace(options, progress=progress, plan=print_plan))
+    render(result.report(), json=json, quiet=quiet)

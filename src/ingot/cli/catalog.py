@@ -1,8 +1,11 @@
-"""``ingot formats``, ``ingot codecs`` and ``ingot recipes``: what there is, and what carries what."""
+"""``ingot formats``, ``ingot codecs``, ``ingot recipes`` and ``ingot doctor``: the contents of this installation."""
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
+
+from click.exceptions import Exit
 
 from ingot.cli.declare import declare
 from ingot.cli.output import Json, render
@@ -43,3 +46,14 @@ def recipes(
         print(preset_text(name), end="")
         return
     render(recipes_report(runtime), json=json)
+
+
+@declare("doctor")
+def doctor(json: Json = False) -> None:
+    """Check this installation: show its optional parts, and how to install the missing ones."""
+    from ingot.inspect.doctor import checks_report, examine
+
+    checks = examine()
+    render(checks_report(checks), json=json)
+    sys.stdout.flush()
+    raise Exit(1 if any(item.state == "bad" for item in checks) else 0)

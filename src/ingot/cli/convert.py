@@ -1,4 +1,4 @@
-"""``ingot convert``."""
+"""``ingot convert`` and ``ingot run-plan``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated
 from ingot.artifacts.destination import LIMITS
 from ingot.cli.declare import declare
 from ingot.cli.output import Json, Quiet, line, progress_bar, render
-from ingot.conversion.options import ConvertOptions
+from ingot.conversion.options import ConvertOptions, ExecuteOptions
 from ingot.core.options import About
 
 EPILOG = (
@@ -67,6 +67,26 @@ def _dry_run(options: ConvertOptions, plan_out: str | None, *, quiet: bool, json
 
 
 def _warn(warnings: Sequence[str]) -> None:
-    """Tell on stderr what has no effect, whatever stdout is for."""
+    """Print warnings on stderr, also with ``--quiet`` and ``--json``."""
     for text in warnings:
         line(f"warning: {text}", stream=sys.stderr)
+
+
+RUN_PLAN_EPILOG = (
+    "Examples:\n\n"
+    "  ingot convert ./Llama-3-8B out.zt --recipe int4 --plan-out plan.json\n\n"
+    "  ingot run-plan plan.json --max-ram 2GiB --resume"
+)
+
+
+@declare("run-plan", RUN_PLAN_EPILOG)
+def run_plan(options: ExecuteOptions, quiet: Quiet = False, json: Json = False) -> None:
+    """Carry out a plan that `ingot convert --plan-out` wrote, on this or on another machine with the same files.
+
+    The result has the same bytes as that of `ingot convert`.
+    """
+    from ingot.conversion.execute_plan import execute
+
+    with progress_bar("converting", quiet=quiet or json) as progress:
+        report = execute(replace(options, progress=progress))
+    render(report.report(), json=json, quiet=quiet)

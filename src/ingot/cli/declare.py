@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 NONE = "none"
-_NOT_GIVEN = (None, ())
+_NOT_GIVEN = (None, ())  # values that the parser passes for options without a value
 
 
 def declare(name: str, epilog: str = "") -> Callable[[Callable[..., object]], click.Command]:
@@ -43,12 +43,12 @@ def declare(name: str, epilog: str = "") -> Callable[[Callable[..., object]], cl
         names = {key: [item.name for item in _command_fields(struct)] for key, struct in structs.items()}
 
         def call(**values: Any) -> object:
-            given = {key: declared[key].convert(value) for key, value in values.items() if value not in _NOT_GIVEN}
+            arguments = {key: declared[key].convert(value) for key, value in values.items() if value not in _NOT_GIVEN}
             options = {
-                key: struct(**{item: given.pop(item) for item in names[key] if item in given})
+                key: struct(**{item: arguments.pop(item) for item in names[key] if item in arguments})
                 for key, struct in structs.items()
             }
-            return function(**options, **given)
+            return function(**options, **arguments)
 
         parameters = [item.parameter for item in declared.values()]
         return Command(name, callback=call, params=parameters, help=inspect.getdoc(function), epilog=epilog)
@@ -87,10 +87,12 @@ def _declarations(
 
 
 class _OnlyPython:
-    """Replaces a type that is imported for type checkers only: the command line has no value of it."""
+    """A stand-in for types that are imported only for type checkers. The command line cannot make values of them."""
 
 
 class _Names(dict[str, Any]):
+    """The names in which type hints are evaluated; unknown names are ``_OnlyPython``."""
+
     def __missing__(self, name: str) -> Any:
         return _OnlyPython
 
@@ -122,7 +124,8 @@ def _declaration(name: str, hint: Any, default: Any, about: About) -> _Declarati
     elif tuple in origins:
         convert = partial(low_high, option=flags[0])
     elif Literal in origins and optional:
-        accepted, convert = click.Choice([*accepted.choices, NONE]), _none_or_text
+        accepted = click.Choice([*accepted.choices, NONE])
+        convert = _none_or_text
     common: dict[str, Any] = {"type": accepted, "required": default is MISSING, "metavar": about.metavar}
     if accepted is click.STRING:
         common["shell_complete"] = _complete_path
@@ -165,13 +168,13 @@ def _accepted(members: Sequence[Any], origins: Sequence[Any], about: About) -> t
     types = {bool: click.BOOL, int: click.INT, float: click.FLOAT}
     if members[0] not in types:
         raise TypeError(f"the command line has no values of type {members[0]!r}")
-    if members[0] is int and about.least is not None:
-        return _AtLeast(min=about.least), _unchanged
+    if members[0] is int and about.minimum is not None:
+        return _AtLeast(min=about.minimum), _unchanged
     return types[members[0]], _unchanged
 
 
 class _AtLeast(click.IntRange):
-    name = "integer"  # of error messages
+    name = "integer"  # error messages show it
 
 
 def _unchanged(value: Any) -> Any:
@@ -183,7 +186,7 @@ def _none_or_text(value: str) -> str | None:
 
 
 def _complete_path(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Let the shell complete the names of files: any text may be one."""
+    """Return the completion for file names, because any text option may be a path."""
     from click.shell_completion import CompletionItem
 
     return [CompletionItem(incomplete, type="file")]

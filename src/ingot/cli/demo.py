@@ -47,10 +47,10 @@ def _print(report: Any) -> None:
         for row in report.rows
     ]
     heads = ("recipe", "container", "file", "bits/weight", "convert", "load", "worst error", "mean error", "perplexity")
-    table(heads, rows, left=2, optional=("load", "convert", "mean error"))
+    table(heads, rows, text_columns=2, optional=("load", "convert", "mean error"))
     for text in (
-        "Errors are RMS error over RMS value, per tensor. Rows without error hold the bits of the original.",
-        "Bits per weight count the whole file: embeddings, head and norms stay bf16, a fifth of so small a model.",
+        "Errors are RMS error over RMS value, per tensor. Rows without error contain the bits of the original.",
+        "Bits per weight count the full file: embeddings, head and norms stay bf16, a fifth of so small a model.",
         "int2 and int2-hybrid keep the first and the last of its four layers at 4 bits.",
         "A group's scale takes 2 bytes in .zt and 16 in .squizd.",
     ):
@@ -58,20 +58,20 @@ def _print(report: Any) -> None:
     folder = report.folder
     print(f"\nThe files are in {printable(str(folder))}. Try next:\n")
     program = _program()
-    for words in (
+    for arguments in (
         f"inspect {folder}/model-int4.zt --by role",
-        f"inspect {folder}/model-int2-hybrid.squizd --no-tensors     # and what would run it, where",
+        f"inspect {folder}/model-int2-hybrid.squizd --no-tensors     # and which stack would run it",
         f"compare {folder}/original/model.safetensors {folder}/model-int2.zt",
         f"convert {folder}/original {folder}/packed --recipe int4",
         f"convert {folder}/model-int8.zt {folder}/back.safetensors",
         f"verify {folder}/model-lossless.zt",
         "recipes int4        # a preset as TOML, to start your own",
     ):
-        line(f"  {program} {words}", whole=True)
+        line(f"  {program} {arguments}", wrap=False)
 
 
 def _program() -> str:
-    """Return what to type for this command: its name where the shell finds it, else the path that was started."""
+    """Return the program's name if the shell finds it, else the relative path of the running script."""
     if shutil.which("ingot") or Path(sys.argv[0]).name != "ingot":
         return "ingot"
     return os.path.relpath(sys.argv[0])

@@ -1,4 +1,4 @@
-"""``ingot diff``."""
+"""``ingot diff`` and ``ingot patch``."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 from ingot.cli.declare import declare
 from ingot.cli.output import Json, Quiet, line, progress_bar, render
 from ingot.core.options import About
-from ingot.delta.options import DiffOptions
+from ingot.delta.options import DiffOptions, PatchOptions
 
 if TYPE_CHECKING:
-    from ingot.delta.strategy import DiffPlan
+    from ingot.delta.strategy import RoundingEstimate
 
 EPILOG = (
     "Examples:\n\n"
@@ -30,16 +30,37 @@ def command(
     tensors: Annotated[bool, About("List every tensor.")] = False,
     json: Json = False,
 ) -> None:
-    """Store what turns BASE into FINETUNED: exactly, or smaller and measured.
+    """Store FINETUNED as a delta to BASE: exactly, or smaller with measured errors.
 
-    The delta names its base by content, so that a re-sharded or converted one is known again.
+    The delta identifies its base by content, so that it also applies to a re-sharded or converted copy of the base.
     """
     from ingot.delta.diff import diff
 
-    def say(plan: DiffPlan) -> None:
+    def print_plan(plan: RoundingEstimate) -> None:
         if not quiet:
-            line(plan.told(), stream=sys.stderr)
+            line(plan.describe(), stream=sys.stderr)
 
     with progress_bar("comparing", quiet=quiet or json) as progress:
-        report = diff(replace(options, progress=progress, plan=say))
+        report = diff(replace(options, progress=progress, plan=print_plan))
     render(report.report(tensors=tensors), json=json, quiet=quiet)
+
+
+PATCH_EPILOG = (
+    "Examples:\n\n"
+    "  ingot patch ./Llama-3-8B coder.zt -o ./Llama-3-8B-coder\n\n"
+    "  ingot patch base.safetensors step1.zt step2.zt step3.zt -o step3.safetensors --verify\n\n"
+    "  ingot patch ./base tuned.wdelta -o tuned.safetensors --dtype bf16"
+)
+
+
+@declare("patch", PATCH_EPILOG)
+def patch(options: PatchOptions, quiet: Quiet = False, json: Json = False) -> None:
+    """Turn BASE into a fine-tune by one DELTA, or by several in the given order.
+
+    A wrong base and a wrong order of deltas are errors; then nothing appears under OUT.
+    """
+    from ingot.delta.patch import patch as apply_deltas
+
+    with progress_bar("patching", quiet=quiet or json) as progress:
+        report = apply_deltas(replace(options, progress=progress))
+    render(report.report(), json=json, quiet=quiet)

@@ -1,4 +1,4 @@
-"""Entry point of the console script: imports the commands where Ctrl-C and a lack of resources are already handled."""
+"""Entry point of the console script. It handles Ctrl-C and errors during the import of the commands."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    """Run ``ingot``; what goes wrong with the imports ends it in one line, as later errors do."""
+    """Run ``ingot``; an error during the imports is printed in one line, like later errors."""
     try:
         from ingot.cli.main import main as run
     except KeyboardInterrupt:

@@ -35,7 +35,7 @@ def command(
 ) -> None:
     """Measure a model on a text: perplexity, speed, memory; with --reference also KL and top-1 agreement.
 
-    With intervals of 95 %, over windows drawn again. Exit code 1 if the model does not keep to --gate.
+    Figures have 95 % intervals from a bootstrap over windows. Exit code 1 if the model fails --gate.
     Needs the extra transformers.
     """
     from ingot.runtime.evaluation.evaluate import evaluate

@@ -39,36 +39,38 @@ def command(
     overwrite: Annotated[bool, option(ModelOptions, "overwrite")] = False,
     json: Json = False,
 ) -> None:
-    """Take out what an artifact carries beside its weights (the draft head, the Core ML package), or make a Core ML
-    package of one layer or of the whole model.
+    """Extract an artifact's attachments (the draft head, the Core ML package), or make a Core ML package of one layer
+    or of the full model.
 
-    All are checked on the way out. Exit code 2 if the artifact has none.
+    Every result is checked. Exit code 2 if the artifact lacks the attachment.
     """
-    whole = ModelOptions(
+    model_options = ModelOptions(
         path, out or "", opset=opset, context=context, max_ram=max_ram, resume=resume, overwrite=overwrite
     )
-    _require(_Asked(draft is not None, coreml, layer is not None, model), whole)
+    _require_one_request(_Requests(draft is not None, coreml, layer is not None, model), model_options)
     if model:
-        _model(whole, json=json)
+        _extract_model(model_options, json=json)
         return
-    taken: dict[str, tuple[Any, str]] = {}
+    results: dict[str, tuple[Any, str]] = {}
     if layer is not None:
-        taken["layer"] = _layer(LayerOptions(path, layer, whole.out, opset=opset, overwrite=overwrite))
+        results["layer"] = _extract_layer(
+            LayerOptions(path, layer, model_options.out, opset=opset, overwrite=overwrite)
+        )
     if draft is not None:
-        taken["draft"] = _draft(DraftOptions(path, draft, format=format, overwrite=overwrite))
+        results["draft"] = _extract_draft(DraftOptions(path, draft, format=format, overwrite=overwrite))
     if coreml:
-        taken["coreml"] = _coreml(CoremlOptions(path, cache))
+        results["coreml"] = _extract_coreml(CoremlOptions(path, cache))
     if json:
-        print_json({"path": path, **{kind: figures for kind, (figures, _) in taken.items()}})
+        print_json({"path": path, **{name: figures for name, (figures, _) in results.items()}})
         return
-    for kind in ("draft", "coreml", "layer"):
-        if kind in taken:
-            print(taken[kind][1])
+    for name in ("draft", "coreml", "layer"):
+        if name in results:
+            print(results[name][1])
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """Which of the things that can be taken out or made are asked for."""
+class _Requests:
+    """The results that the options request, one flag for each."""
 
     draft: bool
     coreml: bool
@@ -76,42 +78,42 @@ class _Asked:
     model: bool
 
 
-def _require(asked: _Asked, whole: ModelOptions) -> None:
-    """Refuse options that do not belong together: ``extract.nothing``."""
-    if not (asked.draft or asked.coreml or asked.layer or asked.model):
+def _require_one_request(requests: _Requests, options: ModelOptions) -> None:
+    """Raise ``extract.nothing`` if the options request nothing, or do not go together."""
+    if not (requests.draft or requests.coreml or requests.layer or requests.model):
         raise UsageError("expected --draft OUT, --coreml, --layer NAME or --model", rule="extract.nothing")
-    if asked.model and (asked.draft or asked.coreml or asked.layer):
+    if requests.model and (requests.draft or requests.coreml or requests.layer):
         raise UsageError("expected --model alone, found something else to extract too", rule="extract.nothing")
-    if (asked.layer or asked.model) != bool(whole.out):
+    if (requests.layer or requests.model) != bool(options.out):
         raise UsageError("expected --layer NAME or --model, and --out X.mlpackage with it", rule="extract.nothing")
-    if not asked.model and (whole.context, whole.max_ram, whole.resume) != (None, None, False):
+    if not requests.model and (options.context, options.max_ram, options.resume) != (None, None, False):
         raise UsageError("expected --model with --context, --max-ram and --resume", rule="extract.nothing")
 
 
-def _draft(options: DraftOptions) -> tuple[dict[str, Any], str]:
-    """Take out the draft head; return its figures, and a line for people."""
+def _extract_draft(options: DraftOptions) -> tuple[dict[str, Any], str]:
+    """Extract the draft head; return its figures as JSON has them, and a line of text."""
     from ingot.artifacts.attachments import extract_draft
 
     shape = extract_draft(options)
     out = Location.parse(options.out).display
-    where = printable(out)
+    label = printable(out)
     if shape is None:
-        return {"path": out}, f"{where}: draft head without names"
+        return {"path": out}, f"{label}: draft head without names"
     line = (
-        f"{where}: draft head, {shape.layers} layer(s), hidden size {shape.hidden}, vocabulary {shape.draft_vocab} of "
+        f"{label}: draft head, {shape.layers} layer(s), hidden size {shape.hidden}, vocabulary {shape.draft_vocab} of "
         f"{shape.vocab}"
     )
     return {"path": out, **asdict(shape)}, line
 
 
-def _coreml(options: CoremlOptions) -> tuple[dict[str, Any], str]:
+def _extract_coreml(options: CoremlOptions) -> tuple[dict[str, Any], str]:
     from ingot.artifacts.attachments import extract_coreml
 
-    where = str(extract_coreml(options))
-    return {"path": where}, printable(where)
+    package = str(extract_coreml(options))
+    return {"path": package}, printable(package)
 
 
-def _layer(options: LayerOptions) -> tuple[dict[str, Any], str]:
+def _extract_layer(options: LayerOptions) -> tuple[dict[str, Any], str]:
     from ingot.conversion.coreml.layer import extract_layer
 
     report = extract_layer(options)
@@ -123,7 +125,7 @@ def _layer(options: LayerOptions) -> tuple[dict[str, Any], str]:
     return asdict(report), line
 
 
-def _model(options: ModelOptions, *, json: bool) -> None:
+def _extract_model(options: ModelOptions, *, json: bool) -> None:
     from ingot.conversion.coreml.model import extract_model
 
     with progress_bar("writing", quiet=json) as progress:

@@ -31,31 +31,30 @@ def command(
     *,
     load: LoadOptions,
     prompt: Annotated[str, About("Text to continue.", argument=True)],
-    max_tokens: Annotated[int, About("Limit of new tokens.", metavar="N", least=1)] = 32,
+    max_tokens: Annotated[int, About("Limit of new tokens.", metavar="N", minimum=1)] = 32,
     draft: Annotated[bool, About("Decode speculatively with the EAGLE-3 head that the model carries.")] = False,
     drafting: Draft,
     json: Json = False,
 ) -> None:
-    """Load a model with transformers, continue a prompt, always by the likeliest token, and say what it took.
+    """Load a model with transformers, continue a prompt by the likeliest token each time, and show time and memory.
 
-    Needs the extra transformers. The text goes to stdout, the figures to stderr. With a draft head the text is the
-    same, and sooner there where the head is often right.
+    Needs the extra transformers. The text goes to stdout, the figures to stderr. A draft head does not change the text;
+    it saves time if most of its proposed tokens are right.
     """
     from ingot.runtime.evaluation.generate import generate
 
-    asked = drafting if draft or drafting.head is not None else None
-    generated = generate(load, prompt, max_tokens, asked)
+    generated = generate(load, prompt, max_tokens, drafting if draft or drafting.head is not None else None)
     if json:
         print_json(generated)
         return
     text = generated.prompt + generated.text
-    print(_NOT_BLANK.sub(lambda match: printable(match[0]), text))  # a terminal obeys what a model writes
+    print(_NOT_BLANK.sub(lambda match: printable(match[0]), text))  # a model may write terminal escape sequences
     for text in summary(generated):
         line(text, stream=sys.stderr)
 
 
 def summary(generated: Any) -> list[str]:
-    """Return what a load and a generation took, as lines."""
+    """Return the lines that show time, memory and tokens of a load and a generation."""
     load = generated.load
     speed = "" if generated.tokens_per_second is None else f", then {generated.tokens_per_second:.3g} tokens/s"
     end = ", ended by itself" if generated.stopped else ""
@@ -66,19 +65,20 @@ def summary(generated: Any) -> list[str]:
         f"{load.model}, {load.dtype}, from {load.format}: {load.tier} ({printable(load.why)})",
         f"{size_text(load.mapped)} mapped, {size_text(load.decoded)} decoded, {packed}{streamed}",
         f"{times}; {len(generated.tokens)} tokens{end}",
-        *([] if generated.drafted is None else [_drafted(generated.drafted)]),
-        *([] if generated.kv_cache is None else [_cached(generated.kv_cache)]),
+        *([] if generated.drafted is None else [_draft_line(generated.drafted)]),
+        *([] if generated.kv_cache is None else [_cache_line(generated.kv_cache)]),
     ]
 
 
-def _cached(use: Any) -> str:
-    each = f"{use.bytes_per_token:.0f} bytes a token, {use.full_bytes_per_token:.0f} in full precision"
-    return f"KV cache {use.kind}: {size_text(use.nbytes)} of {use.tokens} tokens, {each}"
+def _cache_line(use: Any) -> str:
+    per_token = f"{use.bytes_per_token:.0f} bytes a token, {use.full_bytes_per_token:.0f} in full precision"
+    return f"KV cache {use.kind}: {size_text(use.nbytes)} of {use.tokens} tokens, {per_token}"
 
 
-def _drafted(drafted: Any) -> str:
+def _draft_line(drafted: Any) -> str:
     if drafted.dropped:
         return f"draft head not used: {drafted.dropped}"
-    each = "-" if drafted.tokens_per_pass is None else f"{drafted.tokens_per_pass:.2f}"
-    faster = "" if drafted.speed_up is None else f", {drafted.speed_up:.2f} times as fast as token by token"
-    return f"draft head: {drafted.accepted} of {drafted.proposed} proposed tokens right, {each} tokens a pass{faster}"
+    per_pass = "-" if drafted.tokens_per_pass is None else f"{drafted.tokens_per_pass:.2f}"
+    speed = "" if drafted.speed_up is None else f", {drafted.speed_up:.2f} times as fast as token by token"
+    accepted = f"{drafted.accepted} of {drafted.proposed} proposed tokens right"
+    return f"draft head: {accepted}, {per_pass} tokens a pass{speed}"

@@ -1,7 +1,7 @@
 """The help of a command: usage, arguments, options by group, examples.
 
-A command with many options shows those that belong to no group, and only the names of the others; ``--help-all`` shows
-every option. A field's ``About.panel`` names the group of an option.
+A command with many options describes only the options without a group, and lists the names of the grouped options;
+``--help-all`` describes every option. A field's ``About.panel`` names the group of its option.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ingot.core.registry import did_you_mean
 ALL = "--help-all"
 _ARGUMENTS = "Arguments"
 _OPTIONS = "Options"
-_MANY = 12  # a command with no more options shows them all
+_BRIEF_LIMIT = 12  # a command with at most this number of parameters shows them all
 _EXAMPLES = 3
 _WIDTH = 78
 _SPACE = "\N{NO-BREAK SPACE}"
@@ -39,7 +39,7 @@ class Command(click.Command):
 
     def __init__(self, name: str, **attributes: Any) -> None:
         super().__init__(name, **attributes)
-        if len(self.params) > _MANY and any(_panel(parameter) for parameter in self.params):
+        if len(self.params) > _BRIEF_LIMIT and any(_panel(parameter) for parameter in self.params):
             self.params.append(_help_all())
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -99,7 +99,7 @@ def write_help(command: click.Command, ctx: click.Context, formatter: click.Help
 
 
 def _closing(names: dict[str, list[str]], epilog: str, is_brief: bool) -> Iterator[tuple[str, Iterable[str]]]:
-    """Yield the parts after the options: the names of options that are not shown, and examples."""
+    """Yield the title and the lines of each section after the options: names of undescribed options, examples."""
     if names:
         yield f"More options, which {ALL} describes:", _name_lines(names)
     title, *examples = [paragraph for paragraph in epilog.split("\n\n") if paragraph] or [""]
@@ -114,7 +114,7 @@ def _name_lines(names: dict[str, list[str]]) -> Iterator[str]:
 
 
 def _example(text: str) -> str:
-    """Return an example, broken into lines that a shell accepts."""
+    """Return an example, wrapped with backslashes so that a shell accepts it."""
     indent = " " * (len(text) - len(text.lstrip()))
     lines = wrap(
         text.lstrip(), _WIDTH - 2, initial_indent=indent, subsequent_indent=f"{indent}    ", break_on_hyphens=False
@@ -127,7 +127,7 @@ def _first_paragraph(command: click.Command) -> str:
 
 
 def _unbroken(text: str) -> str:
-    """Return text that is broken neither at hyphens nor inside a default; ``write_help`` restores the characters."""
+    """Return text with characters that the formatter does not break at; ``write_help`` restores the originals."""
     return text.replace("-", _HYPHEN).replace("[default: ", f"[default:{_SPACE}")
 
 
@@ -137,7 +137,7 @@ def _panel(parameter: click.Parameter) -> str | None:
 
 
 def _styled(text: str, **style: Any) -> str:
-    """Return text with a style; a stream that is no terminal drops the style later."""
+    """Return text with a style, unless the environment forbids it; click removes styles if stdout is no terminal."""
     is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     return text if is_plain else click.style(text, **style)
 

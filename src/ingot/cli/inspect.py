@@ -26,10 +26,10 @@ EPILOG = (
 
 
 class FileInspector(Protocol):
-    """Shows files that are not checkpoints, or whose tensors are only a part of what they contain."""
+    """An extension of ``ingot inspect`` for files that are not checkpoints, or that contain more than tensors."""
 
     def recognizes(self, head: bytes) -> bool:
-        """Return whether this inspector shows a file; ``head`` is its first 16 bytes, or all if it has fewer."""
+        """Return whether this inspector handles a file; ``head`` is its first 16 bytes, or fewer if it is shorter."""
         ...
 
     def show(self, path: AnyPath, details: bool, json: bool) -> None:
@@ -44,9 +44,9 @@ INSPECTORS: Instances[FileInspector] = Instances("inspector", group="ingot.inspe
 def command(options: InspectOptions, json: Json = False) -> None:
     """Show what is in a checkpoint: tensors, sizes, codecs, totals. Reads headers, no weights.
 
-    Of a .squizd also its features, and which stack would run it on this machine and on named platforms, with reasons.
-    Of a kernel unit (`ingot kernel`) its sections and records, of a compiled program (.hwx) its sections, registers and
-    kernels.
+    For a .squizd it also shows the features, and which stack would run it on this machine and on named platforms, with
+    reasons. For a kernel unit (`ingot kernel`) it shows sections and records; for a compiled program (.hwx) sections,
+    registers and kernels.
     """
     from ingot.artifacts.open import find
     from ingot.inspect.overview import describe

@@ -1,7 +1,7 @@
 """The command ``ingot``: collects the commands and turns errors into one line and an exit code.
 
-Exit codes: 0 fine; 1 the answer is no (corrupt, differs, illegal); 2 wrong usage; 3 a needed extra is missing; 130
-interrupted by Ctrl-C, 143 by SIGTERM.
+Exit codes: 0 success; 1 the check failed (corrupt, different, illegal); 2 wrong usage; 3 a required extra is missing;
+130 interrupted by Ctrl-C, 143 by SIGTERM.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ import shlex
 import signal
 import sys
 import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ingot.cli.commands import BRIEFLY, COMMANDS
+from ingot.cli.commands import BRIEFLY, COMMANDS, GROUP_OF, PLUGINS
 from ingot.cli.help import Group
 from ingot.cli.output import Output, line, open_streams, print_json
 from ingot.core.border import foreign_error, system_error
@@ -27,12 +29,6 @@ from ingot.errors import INGOT_VERSION, IngotError, PluginError, ResourceError, 
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
-
-
-from collections.abc import Iterator, Sequence
-from itertools import groupby
-
-from ingot.cli.commands import GROUP_OF, PLUGINS
 
 _WIDTH = 80
 
@@ -47,7 +43,7 @@ JOBS = {
 
 
 def welcome() -> None:
-    """Print the jobs."""
+    """Print an example command for each of the common jobs."""
     for job, command in JOBS.items():
         line(f"{job}:")
         line(f"  {command}")
@@ -55,13 +51,13 @@ def welcome() -> None:
 
 
 def overview(usage: Sequence[str], about: str, parameters: Sequence[Any]) -> Iterator[str]:
-    """Yield the lines of ``ingot --help``, a screen of them: commands by group, then the options before a command."""
+    """Yield the lines of ``ingot --help``, at most one screen: commands by group, then the general options."""
     yield f"Usage: ingot {' '.join(usage)}"
     yield about
     for group, names in groupby(GROUP_OF, GROUP_OF.__getitem__):
         yield ""
-        for place, name in enumerate(names):
-            yield f"{'' if place else group:<8} {name:<10} {BRIEFLY[name]}"
+        for index, name in enumerate(names):
+            yield f"{'' if index else group:<8} {name:<10} {BRIEFLY[name]}"
     if COMMANDS.plugins():
         yield ""
     for index, (name, plugin) in enumerate(COMMANDS.plugins().items()):
@@ -69,13 +65,13 @@ def overview(usage: Sequence[str], about: str, parameters: Sequence[Any]) -> Ite
         row = f"{'' if index else PLUGINS:<8} {printable(name):<10} {summary}"
         yield row if len(row) <= _WIDTH else f"{row[: _WIDTH - 3]}..."
     yield ""
-    for place, option in enumerate(parameters):
+    for index, option in enumerate(parameters):
         flag = " ".join(filter(None, (max(option.opts, key=len), option.metavar)))
-        yield f"{'' if place else 'Options':<8} {flag:<23} {option.help.partition(',')[0].rstrip('.')}"
+        yield f"{'' if index else 'Options':<8} {flag:<23} {option.help.partition(',')[0].rstrip('.')}"
 
 
 class _Commands(Group):
-    """Imports a command when it is called."""
+    """The group of all commands; it imports a command when the user calls it."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -94,12 +90,12 @@ class _Commands(Group):
         try:
             return super().get_command(ctx, cmd_name)
         except PluginError:
-            if ctx.resilient_parsing:  # completion in a shell lists the commands that can be loaded
+            if ctx.resilient_parsing:  # shell completion skips commands that cannot be loaded
                 return None
             raise
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Return names of commands, without the import of Ingot's own commands, and names of options."""
+        """Return names of commands and options; built-in commands are not imported for that."""
         from click.shell_completion import CompletionItem
 
         names = [name for name in self.commands if name.startswith(incomplete)]
@@ -112,7 +108,7 @@ class _Commands(Group):
             return super().invoke(ctx)
         except KeyboardInterrupt as error:  # the parser would print an empty line
             raise click.Abort from error
-        except (BrokenPipeError, EOFError) as error:  # the parser assumes that a reader left, or Ctrl-C
+        except (BrokenPipeError, EOFError) as error:  # click would take them for a closed pipe or Ctrl-C
             raise _translated(error) from error
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -163,7 +159,7 @@ def _show_completion(ctx: click.Context, parameter: click.Parameter, shell: str 
     help="Print the completion script of SHELL, which is bash, zsh or fish.",
 )
 def app(debug: bool, cache_folder: str | None, cache_size: str | None) -> None:
-    """Take the options that precede the command."""
+    """Apply the options that precede the command."""
     _DEBUG["on"] = debug
     for name, value in (("INGOT_REMOTE_CACHE", cache_folder), ("INGOT_REMOTE_CACHE_SIZE", cache_size)):
         if value is not None:
@@ -171,7 +167,7 @@ def app(debug: bool, cache_folder: str | None, cache_size: str | None) -> None:
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """Run the command line and return its exit code; with ``--json`` an error is a JSON document on stdout as well."""
+    """Run the command line and return its exit code; with ``--json`` an error is also printed as JSON on stdout."""
     json = "--json" in (sys.argv[1:] if arguments is None else arguments)
     result: Any = 0
     try:
@@ -184,46 +180,50 @@ def run(arguments: list[str] | None = None) -> int:
     except Exception as error:
         if _DEBUG["on"]:
             raise
-        return _report(_failure(error), json)
+        return _report(_failure_of(error), json)
     if result == INTERRUPTED:
         message = "interrupted; nothing was left under the final name"
         if PUBLISHED:
             message = f"interrupted after {printable(PUBLISHED[-1])} was complete"
-        given = sys.argv[1:] if arguments is None else arguments
-        if "--resume" in given:
-            message += f"; what is finished is kept, go on with: {printable(shlex.join(['ingot', *given]))}"
+        command = sys.argv[1:] if arguments is None else arguments
+        if "--resume" in command:
+            message += f"; finished parts are kept, continue with: {printable(shlex.join(['ingot', *command]))}"
         return _report(Failure(_STOPPED["by"], "interrupted", message), json, "")
     return result if isinstance(result, int) else 0
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What the command line says of an error: the exit code, the rule, a sentence, and where."""
+    """An error as the command line prints it: exit code, rule, message, and the file or tensor if there is one."""
 
     exit_code: int
     rule: str
     message: str
-    where: str = ""
+    location: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the data that ``--json`` prints."""
+        return {"exit_code": self.exit_code, "rule": self.rule, "message": self.message, "where": self.location}
 
 
-def _failure(error: Exception) -> Failure:
-    """Return what to print about an error."""
+def _failure_of(error: Exception) -> Failure:
+    """Return the failure to print for an error."""
     if isinstance(error, click.ClickException):
-        return _usage(error)
+        return _usage_failure(error)
     translated = _translated(error)
     return Failure(translated.exit_code, translated.rule or "", str(translated), translated.where or "")
 
 
 def _translated(error: Exception) -> IngotError:
-    """Return Ingot's error for any error."""
+    """Return the error as one of Ingot's errors; an unexpected one becomes ``cli.defect``."""
     return foreign_error(error, has_caller=False) or ResourceError(
         f"a defect of Ingot: {type(error).__name__}: {error}. Please report it with what `ingot --debug ...` prints",
         rule="cli.defect",
     )
 
 
-def _usage(error: click.ClickException) -> Failure:
-    """Return the failure for an error of the parser: an unknown option, a missing argument."""
+def _usage_failure(error: click.ClickException) -> Failure:
+    """Return the failure for an error of the parser, such as an unknown option or a missing argument."""
     context = error.ctx if isinstance(error, click.UsageError) else None
     command = context.command_path if context else PROGRAM
     text = " ".join(error.format_message().split())
@@ -233,25 +233,25 @@ def _usage(error: click.ClickException) -> Failure:
 
 
 def _report(failure: Failure, json: bool, label: str = "error: ") -> int:
-    """Say it on stderr, and on stdout as data where data was asked for; return the exit code."""
+    """Print a failure on stderr, with ``json`` also as JSON on stdout; return the exit code."""
     if json:
-        print_json({"error": failure})
+        print_json({"error": failure.as_json()})
     line(f"{label}{failure.message}", stream=sys.stderr)
     _REPORTED["error"] = True
     return failure.exit_code
 
 
-def _warned(message: Warning | str, *_: Any, **__: Any) -> None:
+def _print_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     line(f"warning: {' '.join(str(message).split())}", stream=sys.stderr)
 
 
-def _terminated(number: int, frame: FrameType | None) -> None:
+def _on_sigterm(number: int, frame: FrameType | None) -> None:
     _STOPPED["by"] = TERMINATED
     raise KeyboardInterrupt
 
 
-def _finished(code: int) -> int:
-    """Return the exit code of a command after all of its output is written, or could not be."""
+def _flush(code: int) -> int:
+    """Flush the output of a command. Return its exit code; if output was lost, the exit code of that error."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     cause = sys.stdout.incomplete if isinstance(sys.stdout, Output) else None
@@ -265,10 +265,10 @@ def _finished(code: int) -> int:
 
 def main() -> None:
     """Entry point of the console script."""
-    signal.signal(signal.SIGTERM, _terminated)  # a polite kill cleans up like Ctrl-C
+    signal.signal(signal.SIGTERM, _on_sigterm)  # SIGTERM cleans up like Ctrl-C
     open_streams()
-    warnings.showwarning = _warned  # in one line, and not by the line of code that found it
-    sys.exit(_finished(run()))
+    warnings.showwarning = _print_warning  # one line, without the line of code that raised the warning
+    sys.exit(_flush(run()))
 
 
 if __name__ == "__main__":

@@ -16,9 +16,9 @@ EPILOG = (
 
 @declare("matrix", EPILOG)
 def command(options: MatrixOptions, json: Json = False) -> None:
-    """Show for every format what a conversion would keep: what is moved, repacked exactly or decoded, and why.
+    """Show for every format how a conversion would treat each tensor: move, repack exactly or decode it, and why.
 
-    Writes nothing. Reads headers, and scales and zero points where only they tell.
+    Writes nothing. Reads headers, and scales and zero points if the answer depends on them.
     """
     from ingot.conversion.matrix import matrix
 

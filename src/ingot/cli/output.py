@@ -1,4 +1,4 @@
-"""What commands print with: tables for people, JSON for tools, a progress bar on stderr."""
+"""Output of commands: text and tables for people, JSON for programs, a progress bar on stderr."""
 
 from __future__ import annotations
 
@@ -22,42 +22,42 @@ from ingot.core.options import About
 from ingot.core.runtime.memory import format_size
 from ingot.core.runtime.progress import ProgressCallback, ProgressEvent
 from ingot.errors import printable
-from ingot.reporting.report import LEFT, Figure, Line, Report, Table, cell, told
+from ingot.reporting.report import LEFT_ALIGNED, Figure, Line, Report, Table, cell, format_lines
 
 _GAP = 2
-_NARROWEST = 20  # columns; below it nothing readable fits
-_NAME = 34  # columns that a shortened name keeps where another column can give way instead
-_TEXT = 24  # columns that other text keeps before optional columns go
+_NARROWEST = 20  # columns; a narrower terminal is treated as one of this width
+_NAME = 34  # columns to which names are shortened before other text is narrowed below ``_NARROWEST // 2``
+_TEXT = 24  # columns to which other text is narrowed before optional columns are left out
 _LABEL = re.compile(r" *\S+ {2,}")
-_UNKNOWN_WIDTH = 80  # columns of a terminal that states none
+_UNKNOWN_WIDTH = 80  # columns of a terminal that reports no size
 
 BARS: list[Any] = []
 """Classes of the progress bars on the terminal; ``line`` removes the bars while it prints."""
 
 
 def terminal_width(stream: IO[str] | None = None) -> int | None:
-    """Return the columns of a terminal, ``COLUMNS`` first; None where a file or a program reads, and nothing is cut."""
+    """Return the columns of a terminal, by default those of ``COLUMNS``; None if the stream is no terminal."""
     stream = sys.stdout if stream is None else stream
-    asked = os.environ.get("COLUMNS", "")
-    if asked.isascii() and asked.isdigit():
-        return max(int(asked), _NARROWEST)
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isascii() and columns.isdigit():
+        return max(int(columns), _NARROWEST)
     try:
         if not stream.isatty():
             return None
         return max(os.get_terminal_size(stream.fileno()).columns or _UNKNOWN_WIDTH, _NARROWEST)
-    except (OSError, ValueError):  # a terminal without a size, a stream that is closed
+    except (OSError, ValueError):  # a terminal without a size, or a closed stream
         return None
 
 
-def line(text: str, *, stream: IO[str] | None = None, whole: bool = False) -> None:
-    """Print one line; on a terminal it is broken between words, and what follows is indented below the first words.
+def line(text: str, *, stream: IO[str] | None = None, wrap: bool = True) -> None:
+    """Print one line; a terminal gets it wrapped between words, with the further lines indented.
 
-    What is ``whole`` the terminal breaks, so that it is copied as one line.
+    Without ``wrap`` the terminal itself breaks the line, so that a user copies it as one line.
     """
     stream = sys.stdout if stream is None else stream
     width = terminal_width(stream)
     text = printable(text)
-    if width is not None and len(text) > width and not whole:
+    if width is not None and len(text) > width and wrap:
         label = _LABEL.match(text)
         indent = len(text) - len(text.lstrip())
         text = "\n".join(
@@ -75,59 +75,62 @@ def line(text: str, *, stream: IO[str] | None = None, whole: bool = False) -> No
 
 
 def table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1, optional: Sequence[str] = ()
+    columns: Sequence[str], rows: Sequence[Sequence[str]], *, text_columns: int = 1, optional: Sequence[str] = ()
 ) -> None:
-    """Print a table; the first ``left`` columns are text, the others numbers on the right. Cells are plain text.
+    """Print a table of plain text; the first ``text_columns`` columns are aligned left, the number columns right.
 
-    Where the terminal is too narrow, the ``optional`` columns go first, in their order, and a line says so; then the
-    first column is shortened in the middle, and other text is wrapped between words. Columns without content are left
-    out.
+    Columns without content are left out. If the terminal is too narrow, the ``optional`` columns are left out too, in
+    their order, and a line below the table lists them. If that is not enough, names in the first column are shortened
+    in the middle, and other text is wrapped between words.
     """
     cells = [[printable(cell) for cell in row] for row in rows]
-    kept = [i for i in range(len(columns)) if not cells or any(row[i] for row in cells)]
+    shown = [i for i in range(len(columns)) if not cells or any(row[i] for row in cells)]
     natural = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
     width = terminal_width()
-    gone: list[str] = []
+    omitted: list[str] = []
     for name in optional:
-        if width is None or _least(natural, kept, left) <= width:
+        if width is None or _minimum_width(natural, shown, text_columns) <= width:
             break
-        if columns.index(name) in kept:
-            kept.remove(columns.index(name))
-            gone.append(name)
-    widths = [natural[i] for i in kept]
-    texts = sum(i < left for i in kept)
+        if columns.index(name) in shown:
+            shown.remove(columns.index(name))
+            omitted.append(name)
+    widths = [natural[i] for i in shown]
+    texts = sum(i < text_columns for i in shown)
     if width is not None:
         _narrow(widths, texts, width)
-    names = _distinct([row[kept[0]] for row in (columns, *cells)], widths[0])
+    names = _shorten_names([row[shown[0]] for row in (columns, *cells)], widths[0])
     for index, (name, row) in enumerate(zip(names, (columns, *cells), strict=True)):
-        for printed in _lines([name, *(row[i] for i in kept[1:])], widths, texts):
+        for printed in _row_lines([name, *(row[i] for i in shown[1:])], widths, texts):
             sys.stdout.write(f"{printed}\n")
         if index == 0:
             sys.stdout.write(("─" if _encodes("─") else "-") * (sum(widths) + _GAP * (len(widths) - 1)) + "\n")
-    if gone:
-        line(f"(left out at {width} columns: {', '.join(gone)}; COLUMNS=200 or a wider terminal shows all)")
+    if omitted:
+        line(f"(left out at {width} columns: {', '.join(omitted)}; COLUMNS=200 or a wider terminal shows all)")
 
 
-def _least(natural: Sequence[int], kept: Sequence[int], left: int) -> int:
-    """Return the columns that a table takes when its text is as narrow as is tolerable."""
-    least = (min(natural[i], _NAME if i == 0 else _TEXT) if i < left else natural[i] for i in kept)
-    return sum(least) + _GAP * (len(kept) - 1)
+def _minimum_width(natural: Sequence[int], shown: Sequence[int], text_columns: int) -> int:
+    """Return the width of a table, in characters, with its text columns narrowed to ``_NAME`` and ``_TEXT``."""
+    widths = (min(natural[i], _NAME if i == 0 else _TEXT) if i < text_columns else natural[i] for i in shown)
+    return sum(widths) + _GAP * (len(shown) - 1)
 
 
 def _narrow(widths: list[int], texts: int, width: int) -> None:
-    """Make text columns narrower until a table fits: the widest first, the names past the tolerable only at last."""
-    room = width - _GAP * (len(widths) - 1)
+    """Reduce the widths of the first ``texts`` columns, the widest first, until the table fits into ``width``.
+
+    The first column stays at ``_NAME`` or more as long as narrowing the other text columns is enough.
+    """
+    available = width - _GAP * (len(widths) - 1)
     for name, text in ((_NAME, _NARROWEST // 2), (_NARROWEST // 2, _NARROWEST // 2)):
-        while sum(widths) > room:
-            least = [name, *[text] * (texts - 1)]
-            spare, index = max(((widths[i], i) for i in range(texts) if widths[i] > least[i]), default=(0, -1))
+        while sum(widths) > available:
+            minimums = [name, *[text] * (texts - 1)]
+            spare, index = max(((widths[i], i) for i in range(texts) if widths[i] > minimums[i]), default=(0, -1))
             if not spare:
                 break
             widths[index] -= 1
 
 
-def _distinct(names: Sequence[str], width: int) -> Sequence[str]:
-    """Return names of at most ``width`` columns; whole where what is left of them would not tell them apart."""
+def _shorten_names(names: Sequence[str], width: int) -> Sequence[str]:
+    """Return names of at most ``width`` characters; unchanged names if two would become equal."""
     for head in (None, 0):
         short = [shortened(name, width, head) for name in names]
         if len(set(short)) == len(set(names)):
@@ -135,24 +138,28 @@ def _distinct(names: Sequence[str], width: int) -> Sequence[str]:
     return names
 
 
-def _lines(row: Sequence[str], widths: Sequence[int], texts: int) -> Iterable[str]:
-    """Lay one row out: more than one line where a text is wrapped."""
-    pieces = [
+def _row_lines(row: Sequence[str], widths: Sequence[int], texts: int) -> Iterable[str]:
+    """Yield the lines of one row; wrapped text takes more than one line."""
+    wrapped = [
         textwrap.wrap(cell, width, break_long_words=False, break_on_hyphens=False)
         if 0 < i < texts and len(cell) > width
         else [cell]
         for i, (cell, width) in enumerate(zip(row, widths, strict=True))
     ]
-    for words in zip_longest(*pieces, fillvalue=""):
-        fitted = (
+    for cells in zip_longest(*wrapped, fillvalue=""):
+        padded = (
             (cell if i == 0 else shortened(cell, width)).ljust(width) if i < texts else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(words, widths, strict=True))
+            for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
         )
-        yield (" " * _GAP).join(fitted).rstrip()
+        yield (" " * _GAP).join(padded).rstrip()
 
 
 def shortened(text: str, width: int, head: int | None = None) -> str:
-    """Return text of at most ``width`` columns: the middle goes, and most of the end stays, which tells names apart."""
+    """Return text of at most ``width`` characters: an ellipsis replaces the middle.
+
+    Most of the end stays, because it distinguishes tensor names. ``head`` is the number of characters kept at the
+    beginning, by default about a sixth of ``width``.
+    """
     if len(text) <= width:
         return text
     mark = "…" if _encodes("…") else "..."
@@ -173,14 +180,14 @@ Json = Annotated[bool, About("Print data as JSON on stdout.")]
 Quiet = Annotated[bool, About("No progress bar and no summary.", ("--quiet", "-q"))]
 
 _BEYOND_ASCII = re.compile(r"[^\x00-\x7e]")
-_SHOWN_WORKERS = 4  # more workers are summarized
+_SHOWN_WORKERS = 4  # rates of more workers are summarized
 
 
 class Output(io.TextIOWrapper):
     """Standard output or error that never stops a command.
 
-    After the first error the rest is dropped, and ``error`` is that error. If the reader of a pipe has left, as in
-    ``ingot inspect ... | head``, the command still does all of its work.
+    After the first error all further output is dropped, and ``error`` is that error. If the reader of a pipe has
+    closed it, as in ``ingot inspect ... | head``, the command still does all of its work.
     """
 
     error: OSError | None = None
@@ -208,42 +215,46 @@ class Output(io.TextIOWrapper):
 
     @property
     def incomplete(self) -> OSError | None:
-        """The error for which a reader that is still there did not get all; None if it did."""
+        """The error that made output incomplete; None if there was none, or if the reader had closed the pipe."""
         return None if self.error is None or is_reader_gone(self.error) else self.error
 
 
 def open_streams() -> None:
-    """Make standard output and error print whatever the locale can print, and never stop a command.
+    """Replace standard output and error by streams that escape what the locale cannot print and never stop a command.
 
-    A stream that the shell closed is one that drops everything.
+    A stream that the shell closed is replaced by one that drops everything.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if type(stream) is io.TextIOWrapper:
             encoding = stream.encoding
-            by_line = stream.line_buffering
-            at_once = stream.write_through
+            line_buffering = stream.line_buffering
+            write_through = stream.write_through
             stream = Output(
-                stream.detach(), encoding, "backslashreplace", line_buffering=by_line, write_through=at_once
+                stream.detach(),
+                encoding,
+                "backslashreplace",
+                line_buffering=line_buffering,
+                write_through=write_through,
             )
         elif stream is None:
-            stream = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - as long as the process
+            stream = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - open until the process ends
         setattr(sys, name, stream)
 
 
 def print_json(value: Any) -> None:
     """Print a value (dataclasses included) as one JSON document; infinities become null.
 
-    Characters that a terminal obeys or that reorder text (controls, bidirectional marks) are printed as JSON's escapes.
+    Characters that control a terminal or reorder text (controls, bidirectional marks) are printed as JSON escapes.
     """
     try:
         data = msgspec.json.encode(value, enc_hook=str)
-    except UnicodeEncodeError:  # a file name that is not text
+    except UnicodeEncodeError:  # a file name with undecodable bytes
         data = msgspec.json.encode(_encodable(msgspec.to_builtins(value, enc_hook=str)))
     text = msgspec.json.format(data, indent=2).decode()
     try:
         text.encode(sys.stdout.encoding or "utf-8")
-    except UnicodeEncodeError:  # escapes of JSON's own, where the terminal or the locale cannot take UTF-8
+    except UnicodeEncodeError:  # the stream is not UTF-8: escape everything beyond ASCII
         text = json.dumps(json.loads(text), indent=2)
     print(_BEYOND_ASCII.sub(_escaped, text))
 
@@ -269,19 +280,20 @@ def progress_bar(label: str, *, quiet: bool = False) -> Iterator[ProgressCallbac
     from tqdm import tqdm
 
     class Bar(tqdm):  # type: ignore[misc] # tqdm has no types
-        monitor_interval = 0  # no thread
+        monitor_interval = 0  # no monitor thread
 
-    Bar.set_lock(threading.RLock())  # the default lock is one of processes
-    size = {"ncols": terminal_width(sys.stderr), "nrows": 20}  # tqdm draws nothing on a terminal that states no size
+    Bar.set_lock(threading.RLock())  # tqdm's default lock also uses multiprocessing
+    size = {"ncols": terminal_width(sys.stderr), "nrows": 20}  # tqdm draws nothing if the terminal reports no size
     with Bar(desc=label, file=sys.stderr, leave=False, miniters=0, bar_format="{desc}", **size) as bar:
 
         def show(event: ProgressEvent) -> None:
             total = f" of {format_size(event.total)}" if event.total else ""
             speed = bar.format_dict["rate"]
             rate = f", {format_size(int(speed))}/s" if speed else ""
-            text = f"{label} {format_size(event.done)}{total}{rate}{_by_workers(event.rates)}"
+            text = f"{label} {format_size(event.done)}{total}{rate}{_worker_rates(event.rates)}"
             bar.set_description_str(text, refresh=False)
-            bar.total, bar.ncols = event.total or None, terminal_width(sys.stderr)
+            bar.total = event.total or None
+            bar.ncols = terminal_width(sys.stderr)
             bar.bar_format = "{desc} {bar} {remaining}" if event.total else "{desc}"
             bar.update(event.done - bar.n)
 
@@ -292,20 +304,20 @@ def progress_bar(label: str, *, quiet: bool = False) -> Iterator[ProgressCallbac
             BARS.remove(Bar)
 
 
-def _by_workers(rates: Mapping[str, float]) -> str:
-    """Say how fast workers are: each of a few, by their machines, or how far apart many are."""
+def _worker_rates(rates: Mapping[str, float]) -> str:
+    """Return the text for bytes per second by worker; for more than ``_SHOWN_WORKERS`` only the slowest and fastest."""
     if not rates:
         return ""
     if len(rates) <= _SHOWN_WORKERS:
-        each = ", ".join(f"{name} {format_size(int(rate))}/s" for name, rate in sorted(rates.items()))
-        return f" ({each})"
+        listed = ", ".join(f"{name} {format_size(int(rate))}/s" for name, rate in sorted(rates.items()))
+        return f" ({listed})"
     low = format_size(int(min(rates.values())))
     high = format_size(int(max(rates.values())))
     return f" ({len(rates)} workers, {low}/s to {high}/s each)"
 
 
 def render(report: Report, *, json: bool = False, quiet: bool = False) -> None:
-    """Print a report; ``quiet`` leaves out what is for people."""
+    """Print a report as JSON or as text; with ``quiet`` no text is printed."""
     if json:
         print_json(data_of(report))
     elif not quiet:
@@ -321,13 +333,13 @@ def data_of(report: Report) -> Any:
 
 
 def rows_of(item: Table) -> list[dict[str, Any]]:
-    """Return a table's rows by the names of its columns."""
+    """Return a table's rows as dictionaries by column name."""
     named = [(index, column.name) for index, column in enumerate(item.columns) if column.name]
     return [{name: row[index] for index, name in named} for row in item.rows]
 
 
 def print_text(report: Report) -> None:
-    """Print a report for people."""
+    """Print a report as text: lines, tables, closing lines."""
     figures = {item.name: item for item in report.figures}
     print_lines(report.lines, figures)
     shown = [item for item in report.tables if item.shown]
@@ -339,20 +351,21 @@ def print_text(report: Report) -> None:
 
 
 def print_lines(lines: Sequence[Line], figures: Mapping[str, Figure]) -> None:
-    """Print lines with their figures put in."""
-    for item, text in told(lines, figures):
-        line((f"  {item.label:<8} " if item.label else "") + text, whole=item.whole)
+    """Print lines with their figures filled in."""
+    for item, text in format_lines(lines, figures):
+        line((f"  {item.label:<8} " if item.label else "") + text, wrap=not item.copyable)
 
 
 def print_table(item: Table) -> None:
-    """Print a table's columns that are for people."""
+    """Print a table's columns that have a heading."""
     shown = [(index, column) for index, column in enumerate(item.columns) if column.head]
     columns = [column for _, column in shown]
-    left = next((i for i, column in enumerate(columns) if column.kind not in LEFT), len(columns))
-    dropped = sorted((column for column in columns if column.drop), key=lambda column: column.drop)
+    text_columns = next((i for i, column in enumerate(columns) if column.unit not in LEFT_ALIGNED), len(columns))
+    droppable = sorted((column for column in columns if column.drop), key=lambda column: column.drop)
     rows = [[cell(row[index], column) for index, column in shown] for row in item.rows]
     if item.title:
         line(item.title)
-    table([column.head for column in columns], rows, left=left, optional=[column.head for column in dropped])
+    optional = [column.head for column in droppable]
+    table([column.head for column in columns], rows, text_columns=text_columns, optional=optional)
     if item.after:
         line(item.after)

@@ -32,10 +32,10 @@ EPILOG = (
 
 @declare("add")
 def add(options: AddOptions, quiet: Quiet = False, json: Json = False) -> None:
-    """Add a folder or file with all in it; what the library has already is not stored again.
+    """Add a folder or file with its full contents; tensors that the library has already are not stored again.
 
-    New tensors are stored as differences to those of the nearest artifact, or compressed, whichever is smaller; before
-    the artifact is listed, all files are made again and compared.
+    New tensors are stored as differences to those of the nearest artifact, or compressed, whichever is smaller. Before
+    the artifact is listed, all files are rebuilt from the library and compared.
     """
     from ingot.library.add import add as add_to
 
@@ -56,7 +56,7 @@ def get(options: GetOptions, quiet: Quiet = False, json: Json = False) -> None:
 
 @declare("ls")
 def ls(options: ListOptions, json: Json = False) -> None:
-    """List the artifacts: bytes of their files, bytes that they take, and how many of these are shared."""
+    """List the artifacts: bytes of their files, bytes stored for them, and how many of those are shared."""
     from ingot.library.keep import ls as list_all
 
     render(list_all(options).report(), json=json)
@@ -64,7 +64,7 @@ def ls(options: ListOptions, json: Json = False) -> None:
 
 @declare("rm")
 def rm(options: RemoveOptions) -> None:
-    """Remove an artifact from the list; its objects go with `ingot store gc`, unless others need them."""
+    """Remove an artifact from the list; `ingot store gc` then deletes the objects that no other artifact needs."""
     from ingot.library.keep import rm as remove
 
     remove(options)
@@ -72,7 +72,7 @@ def rm(options: RemoveOptions) -> None:
 
 @declare("gc")
 def gc(options: CollectOptions, json: Json = False) -> None:
-    """Remove objects that no artifact needs, and what interrupted additions left, while nobody uses the library."""
+    """Delete objects that no artifact needs, and remains of interrupted additions, if no process uses the library."""
     from ingot.library.keep import gc as collect
 
     render(collect(options).report(), json=json)
@@ -80,7 +80,7 @@ def gc(options: CollectOptions, json: Json = False) -> None:
 
 @declare("verify")
 def verify(options: CheckOptions, quiet: Quiet = False, json: Json = False) -> None:
-    """Check the digest of every object and that each artifact's are there; exit code 1 where anything is damaged."""
+    """Check that all objects of the artifacts exist and match their digests; exit code 1 if anything is damaged."""
     from ingot.inspect.findings import verify_report
     from ingot.library.keep import verify as check
 

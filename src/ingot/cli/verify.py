@@ -1,4 +1,4 @@
-"""``ingot verify``."""
+"""``ingot verify`` and ``ingot seal``."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Annotated
 from click.exceptions import Exit
 
 from ingot.cli.declare import declare
-from ingot.cli.output import Json, line, progress_bar, render
+from ingot.cli.output import Json, Quiet, line, progress_bar, render
 from ingot.core.options import About
-from ingot.inspect.options import VerifyOptions
+from ingot.inspect.options import SealOptions, VerifyOptions
 
 EPILOG = (
     "Examples:\n\n"
@@ -28,7 +28,7 @@ def command(
     quiet: Annotated[bool, About("No progress bar; print errors only.", ("--quiet", "-q"))] = False,
     json: Json = False,
 ) -> None:
-    """Check that a checkpoint is whole and well-formed: structure, digests, every tensor decodes.
+    """Check that a checkpoint is complete and well-formed: structure, digests, every tensor decodes.
 
     With --for, check also that a program would load it. Exit code 1 if it is not, or would not.
     """
@@ -44,3 +44,25 @@ def command(
     else:
         render(verify_report(options.path, findings), json=json)
     raise Exit(1 if errors else 0)
+
+
+SEAL_EPILOG = (
+    "Examples:\n\n"
+    "  ingot seal model.safetensors\n\n"
+    "  ingot verify --repair --from https://host/model.safetensors model.safetensors"
+)
+
+
+@declare("seal", SEAL_EPILOG)
+def seal(options: SealOptions, quiet: Quiet = False, json: Json = False) -> None:
+    """Write the digests of a checkpoint's files to X.ingot.json next to each file, for containers without digests.
+
+    Ingot checks each chunk that it reads from a remote store against them. `ingot verify` checks all, and
+    `ingot verify --repair` replaces damaged chunks.
+    """
+    from ingot.inspect.seal import seal as write_digests
+    from ingot.inspect.seal import sealed_report
+
+    with progress_bar("sealing", quiet=quiet or json) as progress:
+        written = write_digests(replace(options, progress=progress))
+    render(sealed_report(written), json=json, quiet=quiet)

@@ -1,1 +1,1 @@
-"""Run a plan's steps on many workers: tasks, their results, and how they get into the artifact."""
+"""Run the steps of a plan on many workers: tasks, their results, and the transfer of results into the artifact."""

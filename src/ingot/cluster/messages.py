@@ -1,7 +1,8 @@
 """Messages between a driver and its workers: JSON objects, one on a line, which both sides check.
 
-Nothing is pickled: a message names a task type of a fixed table (``task_types``), and its fields have a schema. The
-standard module ``json`` writes and reads the text because it keeps infinite numbers and names that are not UTF-8.
+Nothing is pickled: a message names a task type of the table ``tasks.TASK_TYPES``, and its fields have a schema. The
+standard module ``json`` encodes and decodes the text, because it supports infinite numbers and names that are not
+UTF-8.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from msgspec import Meta, Struct
 
 from ingot import errors
 from ingot.core.numeric.stats import ErrorStats
-from ingot.core.parsing.strictjson import warm
+from ingot.core.parsing.strictjson import preload
 from ingot.errors import IngotError, MissingExtraError
 
 T = TypeVar("T")
 
 LARGEST = 1 << 28
-"""Bytes of the longest line that either side reads."""
+"""The length in bytes of the longest line that either side reads."""
 
 _LONGEST_TEXT = 1 << 16
 _ERRORS = {
@@ -45,18 +46,18 @@ class InvalidMessageError(ValueError):
 
 
 class WorkerLostError(Exception):
-    """A worker ended before it answered, or was given up: it stopped, or what it answered is wrong.
+    """A worker ended before it answered, stopped responding, or returned an invalid answer.
 
-    Another worker may do the task.
+    Another worker may run the task.
     """
 
 
-@warm
+@preload
 class Task(Struct, frozen=True, forbid_unknown_fields=True):
-    """Consecutive steps of a plan, from ``start`` to before ``stop``, which read ``nbytes``.
+    """Consecutive steps of a plan, ``start`` (inclusive) to ``stop`` (exclusive), which read ``nbytes``.
 
-    With ``rows`` the task is these rows of a single step, from the first to before the second. With ``files`` it is all
-    steps of these files of the result, which the worker makes in full.
+    With ``rows`` the task is a range of rows of a single step, the first inclusive and the second exclusive. With
+    ``files`` the task has all steps of these files of the result, and the worker writes the files in full.
     """
 
     start: _Count
@@ -67,19 +68,19 @@ class Task(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def name(self) -> str:
-        """The common beginning of the names of the task's files."""
+        """The common prefix of the names of the task's files."""
         rows = "" if self.rows is None else f"-{self.rows[0]}-{self.rows[1]}"
         return f"{self.start:06}-{self.stop:06}{rows}"
 
 
-@warm
+@preload
 class StepResult(Struct, frozen=True, forbid_unknown_fields=True):
-    """The result of a step, or of some of its rows.
+    """The result of a step, or of a range of its rows.
 
-    The stored bytes lie in ``file`` from ``offset`` on, ``runs`` of a part's role and a number of bytes each, and
-    ``crc`` is the CRC-32C over all of them. Or they lie in their final place, and ``written`` is the writer's record.
-    ``params`` are parameters that were fitted to the values, as ``engine.data.plain`` returns them. ``notes`` are those
-    of ``StepRun.notes``.
+    The stored bytes are either in ``file`` from ``offset`` on, or at their final offsets in the artifact. In ``file``
+    they consist of ``runs``, each with the role of a part and a number of bytes, and ``crc`` is the CRC-32C over all of
+    them. For final offsets ``written`` is the record of the format's writer. ``params`` are the parameters fitted to
+    the values, in the form of ``engine.data.plain``. ``notes`` are those of ``StepRun.notes``.
     """
 
     number: _Count
@@ -94,16 +95,16 @@ class StepResult(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def nbytes(self) -> int:
-        """Bytes in the file."""
+        """The number of bytes in the file."""
         return sum(count for _, count in self.runs)
 
 
-@warm
+@preload
 class TaskResult(Struct, frozen=True, forbid_unknown_fields=True):
-    """A finished task: the worker's name, seconds, and a result for each step.
+    """A finished task: the worker's name, the seconds that it took, and a result for each step.
 
-    ``attempt`` is the token of the attempt. ``files`` are those that the worker left in the shared folder, and
-    ``states`` the store's description of each: its size, and the name of a version where the store has versions.
+    ``attempt`` is the token of the attempt. ``files`` are the files that the worker wrote to the shared folder, and
+    ``states`` the store's description of each: its size, and its version if the store has versions.
     """
 
     task: Task
@@ -115,9 +116,9 @@ class TaskResult(Struct, frozen=True, forbid_unknown_fields=True):
     states: list[str] = []
 
 
-@warm
+@preload
 class ErrorData(Struct, frozen=True, forbid_unknown_fields=True):
-    """An error on its way to the driver: the name of its class, and the fields of its text."""
+    """An error of a worker as data: the name of its class and the fields of its text."""
 
     type: str
     message: str
@@ -127,9 +128,9 @@ class ErrorData(Struct, frozen=True, forbid_unknown_fields=True):
     errno: int | None = None
 
 
-@warm
+@preload
 class Request(Struct, frozen=True, forbid_unknown_fields=True):
-    """A task for a worker: its number, the driver's version of Ingot, the type, and the fields of that type."""
+    """A task for a worker: its id, the driver's version of Ingot, the task type, and the fields of that type."""
 
     id: int
     ingot: str
@@ -137,36 +138,36 @@ class Request(Struct, frozen=True, forbid_unknown_fields=True):
     body: dict[str, Any]
 
 
-@warm
+@preload
 class Answer(Struct, frozen=True, forbid_unknown_fields=True):
-    """The answer to a request: a result or an error. ``id`` is None if the request has no id that can be read."""
+    """The answer to a request: a result or an error. ``id`` is None if the request has no readable id."""
 
     id: int | None
     result: Any = None
     error: ErrorData | None = None
 
 
-@warm
+@preload
 class Beat(Struct, frozen=True, forbid_unknown_fields=True):
-    """A worker's heartbeat: the seconds of processor time that its tasks have used so far."""
+    """A worker's heartbeat with the seconds of processor time that its tasks have used so far."""
 
     beat: _Seconds
 
 
 BEAT = b'{"beat"'
-"""The first bytes of a heartbeat's line."""
+"""The first bytes of the line of a heartbeat."""
 
 
 def encode(message: Any) -> bytes:
-    """Return a message as a line without its end; raises ``TypeError``, ``ValueError``, ``RecursionError``."""
+    """Return a message as a line without a newline; raise ``TypeError``, ``ValueError``, ``RecursionError``."""
     line = json.dumps(msgspec.to_builtins(message)).encode()
     if len(line) > LARGEST:
-        raise ValueError(f"a message of {len(line)} bytes is longer than any is allowed to be, {LARGEST}")
+        raise ValueError(f"a message of {len(line)} bytes exceeds the limit of {LARGEST}")
     return line
 
 
 def decode(line: bytes, cls: type[T]) -> T:
-    """Return the message of a line; raises ``InvalidMessageError``."""
+    """Return the message in a line; raise ``InvalidMessageError``."""
     if len(line) > LARGEST:
         raise InvalidMessageError(f"expected a message of at most {LARGEST} bytes")
     try:
@@ -178,7 +179,7 @@ def decode(line: bytes, cls: type[T]) -> T:
 
 
 def convert(value: Any, cls: type[T]) -> T:
-    """Return parsed JSON as a value of a type; raises ``InvalidMessageError``."""
+    """Return parsed JSON as a value of a type; raise ``InvalidMessageError``."""
     try:
         return msgspec.convert(value, cls)
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
@@ -186,7 +187,7 @@ def convert(value: Any, cls: type[T]) -> T:
 
 
 def encode_error(error: BaseException, worker: str) -> ErrorData:
-    """Return an error as data. What is no ``IngotError`` and no ``OSError`` is described in words."""
+    """Return an error as data. Other classes than ``IngotError`` and ``OSError`` become a text."""
     if isinstance(error, IngotError):
         name = next(cls.__name__ for cls in type(error).__mro__ if cls.__name__ in {*_ERRORS, "IngotError"})
         extra = _text(error.extra) if isinstance(error, MissingExtraError) else None
@@ -202,7 +203,7 @@ def encode_error(error: BaseException, worker: str) -> ErrorData:
 
 
 def decode_error(data: ErrorData) -> Exception:
-    """Return the error that ``encode_error`` was given; a ``RuntimeError`` for one without a class of Ingot's own."""
+    """Return the error that ``encode_error`` encoded; one that is only a text becomes a ``RuntimeError``."""
     if data.type == "OSError":
         return OSError(data.errno, data.message, data.location)
     cls = _ERRORS.get(data.type, IngotError if data.type == "IngotError" else None)
@@ -216,7 +217,7 @@ def decode_error(data: ErrorData) -> Exception:
 
 
 def _text(value: object) -> str:
-    """Return the text of a value; that of an error may itself raise."""
+    """Return the text of a value, also if its ``__str__`` raises."""
     try:
         return str(value)[:_LONGEST_TEXT]
     except Exception as error:

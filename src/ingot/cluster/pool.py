@@ -1,4 +1,4 @@
-"""Workers that run tasks, and what watches over them: a worker that ends, stops or answers wrongly is given up."""
+"""Pools of workers that run tasks. A worker that ends, stops responding or answers wrongly is replaced."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _ENDING = 10.0  # seconds that a killed process may take to end
 
 
 class ProcessWorker:
-    """A process and its pipes. A ``Worker``."""
+    """A worker process and its pipes; implements ``Worker``."""
 
     def __init__(self, interval: float) -> None:
         self.beats = 0
         self.cpu = 0.0
         pipe = subprocess.PIPE
-        # A group of its own keeps Ctrl-C at the terminal from the worker. Closing an unbuffered pipe never waits.
+        # A separate process group keeps Ctrl-C from the worker. Closing an unbuffered pipe never blocks.
         try:
             self._process = subprocess.Popen(  # noqa: S603
                 isolated_command("ingot.cluster.worker", "serve", str(interval)),
@@ -52,20 +52,20 @@ class ProcessWorker:
 
     @property
     def name(self) -> str:
-        """As ``Worker.name``."""
+        """The name with the process id; see ``Worker.name``."""
         return f"process {self._process.pid}"
 
     @property
     def pid(self) -> int:
-        """The process's number."""
+        """The process id."""
         return self._process.pid
 
     def send(self, line: bytes) -> None:
-        """As ``Worker.send``: in a thread, because a worker that is stopped reads nothing."""
+        """Send a request from a thread, because a suspended worker does not read; see ``Worker.send``."""
         threading.Thread(target=self._write, args=(line + b"\n",), name="ingot-request", daemon=True).start()
 
     def poll(self, seconds: float) -> bytes | None:
-        """As ``Worker.poll``."""
+        """Return the next answer; see ``Worker.poll``."""
         try:
             line = self._lines.get(timeout=seconds)
         except Empty:
@@ -76,7 +76,7 @@ class ProcessWorker:
         return line or None
 
     def kill(self) -> None:
-        """As ``Worker.kill``. A process inside a call to a file system that hangs ends when the call does."""
+        """Kill the process; see ``Worker.kill``. During a hanging file system call, it ends when the call does."""
         self._process.kill()
         try:
             self._process.wait(_ENDING)
@@ -91,11 +91,11 @@ class ProcessWorker:
         try:
             while remaining:
                 remaining = remaining[self._process.stdin.write(remaining) or 0 :]
-        except (OSError, ValueError):  # it ended, or was killed: so does its output
+        except (OSError, ValueError):  # the process has ended; ``_receive`` notices the end of its output
             return
 
     def _receive(self) -> None:
-        """Take heartbeats, and queue every other line."""
+        """Read the worker's output: record heartbeats, and queue every other line."""
         assert self._process.stdout is not None
         with os.fdopen(os.dup(self._process.stdout.fileno()), "rb") as lines:
             self._process.stdout.close()
@@ -105,59 +105,60 @@ class ProcessWorker:
                 except InvalidMessageError:
                     beat = None
                 if beat is not None:
-                    self.cpu, self.beats = beat.beat, self.beats + 1
+                    self.cpu = beat.beat
+                    self.beats += 1
                 self._lines.put(line if beat is None else b"")
         self._lines.put(None)
 
 
 TIMEOUT = "INGOT_WORKER_TIMEOUT"
-"""The environment variable that sets after how many seconds without a heartbeat a worker is given up."""
+"""The environment variable with the number of seconds without a heartbeat after which a worker is replaced."""
 
 _DEFAULT_TIMEOUT = 20.0
-_STALLED = 3  # times the timeout: a worker that sends heartbeats and uses no processor time is given up
+_STALLED = 3  # a worker without processor time is replaced after this multiple of the timeout
 _LEAST_CPU = 1e-3  # seconds of processor time that count as work
-_STARTS = 3  # how often a worker is started before a task fails for it
+_STARTS = 3  # attempts to start a worker before its task fails
 _JOIN = 15.0
 _PAUSE = 0.05
 _LONGEST_PAUSE = 5.0
 
 
 class Pool(Protocol):
-    """Workers, each of which runs one task at a time."""
+    """A set of workers, each of which runs one task at a time."""
 
     @property
     def slots(self) -> int:
-        """The number of tasks that can run at a time, now."""
+        """The number of tasks that can run at the same time at present."""
         ...
 
     @property
     def is_local(self) -> bool:
-        """Whether all workers run on this machine, so that it has in its memory what they have just written."""
+        """Whether all workers run on this machine, so that files they have just written are in its page cache."""
         ...
 
     def submit(self, task_type: str, body: Any, check: Callable[[Any], None] | None = None) -> Future[Any]:
-        """Have a worker run a task of a type in ``TASK_TYPES``.
+        """Run a task of a type in ``TASK_TYPES`` on a worker, and return a future for its result.
 
-        ``check`` gets the result before the future does, and raises ``WorkerLostError`` if the worker cannot have done
-        the task. The future raises that error too if the worker ends, stops or answers wrongly, and else what the task
-        raised. What cannot be sent is an error of the future, not of the call.
+        ``check`` gets the result before the future does, and raises ``WorkerLostError`` if the result is not that of
+        the task. The future raises ``WorkerLostError`` also if the worker ends, stops responding or answers wrongly,
+        and otherwise the error of the task. If the task cannot be sent, the future raises the error, not this call.
         """
         ...
 
     def close(self) -> None:
-        """Stop all workers, inside their tasks too, and wait until they have ended."""
+        """Stop all workers, even during a task, and wait until they have ended."""
         ...
 
 
 class Worker(Protocol):
-    """A started worker. ``beats`` counts its heartbeats, ``cpu`` is the processor time that the last one states."""
+    """A started worker. ``beats`` counts its heartbeats, ``cpu`` is the processor time in the last one."""
 
     beats: int
     cpu: float
 
     @property
     def name(self) -> str:
-        """What messages call the worker."""
+        """The worker's name in error messages."""
         ...
 
     def send(self, line: bytes) -> None:
@@ -165,19 +166,19 @@ class Worker(Protocol):
         ...
 
     def poll(self, seconds: float) -> bytes | None:
-        """Return the next answer; None for a heartbeat, and after ``seconds``.
+        """Return the next answer; None after a heartbeat, or if there is no answer within ``seconds``.
 
         Raises ``WorkerLostError`` if the worker has ended.
         """
         ...
 
     def kill(self) -> None:
-        """End the worker, and wait for its end as far as that is possible."""
+        """End the worker, and wait for its end for a limited time."""
         ...
 
 
 def worker_timeout() -> float:
-    """Return the seconds without a heartbeat after which a worker is given up.
+    """Return the number of seconds without a heartbeat after which a worker is replaced.
 
     Raises ``UsageError`` ``cluster.timeout`` if ``INGOT_WORKER_TIMEOUT`` is not a positive number.
     """
@@ -193,7 +194,7 @@ def worker_timeout() -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A task on its way, as the line that is sent."""
+    """A submitted task: its request as a line, the type of its result, and its future."""
 
     id: int
     line: bytes
@@ -203,9 +204,9 @@ class _Job:
 
 
 class _Watch:
-    """Notices that a worker has stopped, or waits for something that does not come.
+    """A monitor that detects a worker without heartbeats or without processor time.
 
-    Time counts only as far as this process was awake to see it: one that was suspended does not blame its workers.
+    Only time during which this process was running counts, so that a suspended driver does not replace its workers.
     """
 
     def __init__(self, worker: Worker, timeout: float) -> None:
@@ -216,12 +217,14 @@ class _Watch:
         self._silent = self._stalled = 0.0
 
     def check(self, seconds: float) -> None:
-        """Look at the worker after ``seconds``; raises ``WorkerLostError``."""
+        """Check the worker after ``seconds`` have passed; raise ``WorkerLostError``."""
         worker = self._worker
         self._silent = 0.0 if worker.beats != self._beats else self._silent + seconds
         working = abs(worker.cpu - self._cpu) >= _LEAST_CPU
         self._stalled = 0.0 if working else self._stalled + seconds
-        self._beats, self._cpu = worker.beats, worker.cpu if working else self._cpu
+        self._beats = worker.beats
+        if working:
+            self._cpu = worker.cpu
         if self._silent >= self._timeout:
             raise WorkerLostError(f"{worker.name} sent no heartbeat for {self._timeout:g} seconds")
         if self._stalled >= _STALLED * self._timeout:
@@ -229,19 +232,19 @@ class _Watch:
 
 
 class WorkerPool:
-    """Workers that are started when tasks wait. A ``Pool``.
+    """A pool that starts workers when tasks are waiting; implements ``Pool``.
 
-    A thread per worker hands it one task after the other. After a worker is lost the thread waits a moment, so that
-    another worker gets the task first, and starts a new one.
+    One thread per worker sends it one task after the other. After a worker is lost the thread pauses, so that another
+    worker gets the task first, and then starts a new worker.
 
     Parameters
     ----------
     start : callable
-        Starts a worker; gets the seconds between its heartbeats.
+        Starts a worker; its argument is the number of seconds between heartbeats.
     timeout : float
-        Seconds without a heartbeat after which a worker is given up.
+        Seconds without a heartbeat after which a worker is replaced.
     starting : float
-        Seconds that a worker may take until its first heartbeat.
+        Seconds until the first heartbeat after which a starting worker is replaced.
     """
 
     is_local = True
@@ -251,7 +254,7 @@ class WorkerPool:
         self._timeout = timeout
         self._starting = starting
         self._interval = min(1.0, timeout / 10)
-        self._numbers = itertools.count()
+        self._ids = itertools.count()
         self._changed = threading.Condition()
         self._jobs: deque[_Job] = deque()
         self._threads: list[threading.Thread] = []
@@ -261,15 +264,16 @@ class WorkerPool:
 
     @property
     def slots(self) -> int:
-        """As ``Pool.slots``."""
+        """The number of tasks that can run at the same time; see ``Pool.slots``."""
         raise NotImplementedError
 
     def submit(self, task_type: str, body: Any, check: Callable[[Any], None] | None = None) -> Future[Any]:
-        """As ``Pool.submit``."""
+        """Queue a task; see ``Pool.submit``."""
         try:
-            number, result = next(self._numbers), TASK_TYPES.get_or_refuse(task_type).result
-            line = messages.encode({"id": number, "ingot": INGOT_VERSION, "type": task_type, "body": body})
-            job = _Job(number, line, result, check)
+            task_id = next(self._ids)
+            result_type = TASK_TYPES.get_or_refuse(task_type).result
+            line = messages.encode({"id": task_id, "ingot": INGOT_VERSION, "type": task_type, "body": body})
+            job = _Job(task_id, line, result_type, check)
         except Exception as error:
             failed: Future[Any] = Future()
             failed.set_exception(error)
@@ -288,10 +292,11 @@ class WorkerPool:
         return job.future
 
     def close(self) -> None:
-        """As ``Pool.close``."""
+        """Cancel waiting tasks and kill all workers; see ``Pool.close``."""
         with self._changed:
             self._closed = True
-            jobs, workers = list(self._jobs), list(self._workers)
+            jobs = list(self._jobs)
+            workers = list(self._workers)
             self._jobs.clear()
             self._changed.notify_all()
         for job in jobs:
@@ -303,14 +308,14 @@ class WorkerPool:
         self._workers.clear()
 
     def _serve(self) -> None:
-        """Run tasks on one worker, and on others after it, until the pool closes."""
+        """Run tasks on a worker, and on new workers after it is lost, until the pool closes."""
         worker: Worker | None = None
         losses = 0
         while self._wait_for_job():
             failure: Exception | None = None
             if worker is None:
                 try:
-                    worker = self._started(losses)
+                    worker = self._start_with_retries(losses)
                 except Exception as error:
                     failure = error
             job = self._take_job()
@@ -328,7 +333,7 @@ class WorkerPool:
                 self._finish(job, result)
 
     def _wait_for_job(self) -> bool:
-        """Wait until there is a task; return False if the pool is closed."""
+        """Wait until a task is waiting; return False if the pool is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._jobs or self._closed)
             return not self._closed
@@ -352,8 +357,8 @@ class WorkerPool:
         else:
             job.future.set_exception(error)
 
-    def _started(self, losses: int) -> Worker:
-        """Start a worker and wait for its first heartbeat; after ``losses`` of others, only after a pause."""
+    def _start_with_retries(self, losses: int) -> Worker:
+        """Start a worker and wait for its first heartbeat; pause first if ``losses`` workers were lost in a row."""
         for attempt in range(_STARTS):
             self._pause(losses + attempt)
             worker: Worker | None = None
@@ -382,7 +387,7 @@ class WorkerPool:
                 self._changed.wait_for(lambda: self._closed, min(_PAUSE * 2**losses, _LONGEST_PAUSE))
 
     def _run(self, worker: Worker | None, failure: Exception | None, job: _Job) -> Any:
-        """Return the result of a task, or the task's own error as ``_Failed``; raises ``WorkerLostError``."""
+        """Return the result of a task, or the error that the task raised as ``_Failed``; raise ``WorkerLostError``."""
         if worker is None:
             raise failure or WorkerLostError("no worker has started")
         worker.send(job.line)
@@ -396,7 +401,7 @@ class WorkerPool:
         return result
 
     def _wait(self, worker: Worker, timeout: float, *, is_start: bool = False) -> bytes:
-        """Return the next answer of a worker, or nothing for its first heartbeat at the start.
+        """Return the next answer of a worker; with ``is_start`` return empty bytes after its first heartbeat.
 
         Raises ``WorkerLostError``.
         """
@@ -413,7 +418,7 @@ class WorkerPool:
     def _give_up(self, worker: Worker | None) -> None:
         if worker is None:
             return
-        with suppress(Exception):  # of a cluster that is gone: its workers are too
+        with suppress(Exception):  # the cluster may have ended together with its workers
             worker.kill()
         with self._changed:
             self._workers.discard(worker)
@@ -421,13 +426,13 @@ class WorkerPool:
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    """A task's own error: the worker is well."""
+    """An error that a task raised; its worker can run further tasks."""
 
     error: Exception
 
 
 def _result_in(line: bytes, job: _Job) -> Any:
-    """Return the result, or the error, that an answer states; raises ``InvalidMessageError``."""
+    """Return the result or the error in an answer; raise ``InvalidMessageError``."""
     answer = messages.decode(line, Answer)
     if answer.id != job.id:
         raise InvalidMessageError(f"expected an answer to task {job.id}, found one to {answer.id}")
@@ -437,14 +442,17 @@ def _result_in(line: bytes, job: _Job) -> Any:
 
 
 class Processes(WorkerPool):
-    """Processes of this machine. A ``Pool``.
+    """A pool of processes on this machine.
 
     Parameters
     ----------
     workers : int, optional
-        Processes; one per processor by default.
+        Number of processes; one per processor by default.
 
-    Raises ``UsageError`` ``cluster.timeout``.
+    Raises
+    ------
+    UsageError
+        ``cluster.timeout``.
     """
 
     def __init__(self, workers: int | None = None) -> None:
@@ -454,18 +462,18 @@ class Processes(WorkerPool):
 
     @property
     def slots(self) -> int:
-        """As ``Pool.slots``."""
+        """The number of processes; see ``Pool.slots``."""
         return self._slots
 
     @property
     def pids(self) -> list[int]:
-        """The processes that run now."""
+        """The ids of the running processes."""
         with self._changed:
             return [worker.pid for worker in self._workers if isinstance(worker, ProcessWorker)]
 
 
 def process_pool(address: str | None, threads: int) -> Pool:
-    """Return a worker for each processor of this machine."""
+    """Return a pool with a process for each processor of this machine."""
     return Processes()
 
 
@@ -473,11 +481,11 @@ POOLS: Registry[Callable[[str | None, int], Pool]] = Registry(
     "engine",
     (("processes", "ingot.cluster.pool:process_pool"), ("ray", "ingot.cluster.ray:ray_pool")),
 )
-"""Name of an engine to the function that returns its workers for an address and a number of threads."""
+"""The engines by name: functions that return a pool for an address and a number of threads per task."""
 
 
 def pool_of(engine: str, address: str | None, threads: int = 1) -> Pool:
-    """Return the workers of an engine of ``POOLS``; each task takes ``threads``.
+    """Return the pool of an engine in ``POOLS``; each task uses ``threads``.
 
     Raises the errors of ``Processes`` and ``ray.ray_pool``.
     """

@@ -1,4 +1,4 @@
-"""Workers of a Ray cluster; this is the only module that knows Ray."""
+"""Workers of a Ray cluster. No other module uses Ray."""
 
 from __future__ import annotations
 
@@ -22,52 +22,53 @@ from ingot.errors import IngotError, ResourceError
 from ingot.stores.local import LocalStore
 
 WAIT = 10.0
-"""Seconds for a connection, and for the first answer to it."""
+"""Seconds to wait for a connection, and for the first answer on it."""
 
-# How a connection of HTTP/2, which Ray's servers speak, begins, and empty settings (RFC 9113, 3.4 and 6.5).
+# The preface of an HTTP/2 connection with empty settings (RFC 9113, 3.4 and 6.5). Ray's servers use HTTP/2.
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 _HEAD = 9
 _SETTINGS = 4
 
 _CURRENT = "ray/ray_current_cluster"
-_LARGEST = 1 << 12
+_MAX_ADDRESS_BYTES = 1 << 12
 _AUTO = "auto"
-_NONE = ("", "local")
+_NO_CLUSTER = ("", "local")
 
 
 def require_cluster(address: str | None) -> bool:
-    """Return whether a cluster is named, and connect to it to see that it is one.
+    """Return whether a cluster is configured; if so, connect to it to check that it answers.
 
     Parameters
     ----------
     address : str, optional
-        As ``ray.init`` takes it: host and port, ``ray://`` before them, ``auto``, ``local``. By default, and for
-        ``auto``, the address of ``RAY_ADDRESS``, or of the file that ``ray start`` leaves.
+        An address for ``ray.init``: host and port, optionally after ``ray://``, or ``auto`` or ``local``. By default,
+        and for ``auto``, the address in ``RAY_ADDRESS``, or in the file that ``ray start`` writes.
 
     Raises
     ------
     ResourceError
-        ``cluster.address``: nothing answers there within ``WAIT`` seconds, or not in HTTP/2; ``auto`` finds no address.
+        ``cluster.address``: no server with HTTP/2 answers within ``WAIT`` seconds; ``auto`` finds no address.
     """
-    named, origin = _named(address)
-    if named in _NONE:
+    configured, origin = _configured_address(address)
+    if configured in _NO_CLUSTER:
         if address == _AUTO:
-            raise refusal("found no address", address)
+            raise address_error("found no address", address)
         return False
-    target = _host_and_port(named)
-    if target is None:  # an address of a scheme that only Ray can read
+    target = _host_and_port(configured)
+    if target is None:  # only Ray can parse this address
         return True
     try:
         with socket.create_connection(target, WAIT) as connection:
-            speaks = os.environ.get("RAY_USE_TLS", "0") not in ("", "0") or _speaks(connection)
+            uses_tls = os.environ.get("RAY_USE_TLS", "0") not in ("", "0")
+            is_cluster = uses_tls or _is_http2(connection)
     except OSError as error:
-        raise refusal(f"found none ({error})", named, origin) from error
-    if not speaks:
-        raise refusal("found something else", named, origin)
+        raise address_error(f"connecting failed ({error})", configured, origin) from error
+    if not is_cluster:
+        raise address_error("found another server", configured, origin)
     return True
 
 
-def refusal(reason: str, address: str | None, origin: str = "") -> ResourceError:
+def address_error(reason: str, address: str | None, origin: str = "") -> ResourceError:
     """Return the error for an address without a cluster."""
     return ResourceError(
         f"expected a Ray cluster that answers{origin}, {reason}: start one by `ray start`, or give its --address",
@@ -76,18 +77,18 @@ def refusal(reason: str, address: str | None, origin: str = "") -> ResourceError
     )
 
 
-def _named(address: str | None) -> tuple[str, str]:
-    """Return the address that Ray takes, and words for its origin; nothing if Ray would start a cluster."""
+def _configured_address(address: str | None) -> tuple[str, str]:
+    """Return the address that Ray would use, and a text on its origin; two empty texts if Ray would start a cluster."""
     if address not in (None, "", _AUTO):
         return str(address), ""
     if variable := os.environ.get("RAY_ADDRESS", ""):
-        return variable, ", as RAY_ADDRESS says"
+        return variable, " at the address in RAY_ADDRESS"
     folder = LocalStore(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp", "pread")  # noqa: S108 - as Ray
     try:
-        text = folder.read(_CURRENT, _LARGEST, "cluster.address").decode()
+        text = folder.read(_CURRENT, _MAX_ADDRESS_BYTES, "cluster.address").decode()
     except (IngotError, UnicodeDecodeError):
         return "", ""
-    return text.strip(), f", as {folder.location_of(_CURRENT)} says (`ray stop` removes it)"
+    return text.strip(), f" at the address in {folder.location_of(_CURRENT)} (`ray stop` removes it)"
 
 
 def _host_and_port(address: str) -> tuple[str, int] | None:
@@ -97,8 +98,8 @@ def _host_and_port(address: str) -> tuple[str, int] | None:
     return host.strip("[]"), int(port)
 
 
-def _speaks(connection: socket.socket) -> bool:
-    """Whether the other side answers with the settings of HTTP/2."""
+def _is_http2(connection: socket.socket) -> bool:
+    """Return whether the server answers with HTTP/2 settings."""
     connection.sendall(_PREFACE)
     head = b""
     while len(head) < _HEAD:
@@ -116,18 +117,18 @@ class IngotWorker:
     """A worker as an actor of Ray: one thread answers requests, another sends heartbeats."""
 
     def __init__(self) -> None:
-        self._others = set(_threads())
+        self._excluded_threads = set(_threads())
 
     def run(self, line: bytes) -> bytes:
         """Answer a request."""
-        self._others.discard(threading.get_native_id())
+        self._excluded_threads.discard(threading.get_native_id())
         return answer(line)
 
     def beat(self, seconds: float) -> bytes:
-        """Return a heartbeat after ``seconds``; its processor time is that of threads that Ray did not start."""
+        """Return a heartbeat after ``seconds``, with the processor time of all threads that run tasks."""
         time.sleep(seconds)
-        self._others.add(threading.get_native_id())
-        used = sum(seconds for thread, seconds in _threads().items() if thread not in self._others)
+        self._excluded_threads.add(threading.get_native_id())
+        used = sum(seconds for thread, seconds in _threads().items() if thread not in self._excluded_threads)
         return messages.encode(Beat(used))
 
 
@@ -139,7 +140,7 @@ def _threads() -> dict[int, float]:
 
 
 class RayWorker:
-    """An actor, and the calls that are under way. A ``Worker``."""
+    """An actor and its pending calls; implements ``Worker``."""
 
     def __init__(self, ray: Any, error: type[Exception], actor: Any, interval: float) -> None:
         self.beats = 0
@@ -153,20 +154,20 @@ class RayWorker:
 
     @property
     def name(self) -> str:
-        """As ``Worker.name``."""
+        """The actor's name; see ``Worker.name``."""
         return str(self._actor)
 
     def send(self, line: bytes) -> None:
-        """As ``Worker.send``."""
+        """Send a request; see ``Worker.send``."""
         self._task = self._actor.run.options(concurrency_group="run").remote(line)
 
     def poll(self, seconds: float) -> bytes | None:
-        """As ``Worker.poll``."""
+        """Return the next answer; see ``Worker.poll``."""
         calls = [self._beat] if self._task is None else [self._task, self._beat]
         try:
             ready = self._ray.wait(calls, num_returns=1, timeout=seconds)[0]
             data = self._ray.get(ready[0]) if ready else None
-        except Exception as error:  # Ray's own, and those of a connection that is gone
+        except Exception as error:  # errors of Ray, and of a lost connection
             raise WorkerLostError(f"{self.name} ended ({type(error).__name__})") from error
         if not ready:
             return None
@@ -177,13 +178,13 @@ class RayWorker:
         try:
             self.cpu = messages.decode(line, Beat).beat
         except InvalidMessageError as error:
-            raise WorkerLostError(f"{self.name} sent something else than a heartbeat") from error
+            raise WorkerLostError(f"{self.name} sent an invalid heartbeat") from error
         self.beats += 1
         self._beat = self._next_beat(self._interval)
         return None
 
     def kill(self) -> None:
-        """As ``Worker.kill``."""
+        """Kill the actor; see ``Worker.kill``."""
         self._ray.kill(self._actor, no_restart=True)
         try:
             self._ray.get(self._next_beat(0.0), timeout=_ENDING)
@@ -195,19 +196,24 @@ class RayWorker:
 
 
 class RayPool(WorkerPool):
-    """The processors of a Ray cluster. A ``Pool``.
+    """A pool of the processors of a Ray cluster.
 
-    Ray puts the driver's current folder, and that of its script, into the module search path of workers, unless the job
-    has a working folder. This job has one, an empty one, so that workers import nothing from the folder of the data.
+    Ray adds the driver's current folder, and that of its script, to the module search path of workers, unless the job
+    has a working folder. This job has an empty one, so that workers import no modules from the folder of the data.
 
     Parameters
     ----------
     address : str
-        As ``ray.init`` takes it. A connection that this process has already is used instead.
+        An address for ``ray.init``. If this process is already connected to a cluster, that cluster is used.
     threads : int
-        Processors that a task takes.
+        Number of processors for each task.
 
-    Raises ``ResourceError`` ``cluster.address`` if no cluster answers; ``UsageError`` ``cluster.timeout``.
+    Raises
+    ------
+    ResourceError
+        ``cluster.address``: no cluster answers.
+    UsageError
+        ``cluster.timeout``.
     """
 
     def __init__(self, ray: Any, address: str, threads: int) -> None:
@@ -217,7 +223,7 @@ class RayPool(WorkerPool):
         self._error: type[Exception] = ray.exceptions.RayError
         self._connected_here = not ray.is_initialized()
         if self._connected_here:
-            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere unless the user wants it
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray sends usage statistics only if the user opts in
             try:
                 with tempfile.TemporaryDirectory() as folder:
                     ray.init(
@@ -227,7 +233,7 @@ class RayPool(WorkerPool):
                         runtime_env={"working_dir": folder},
                     )
             except (ConnectionError, ValueError) as error:
-                raise refusal(f"found none ({str(error)[:200]})", address) from error
+                raise address_error(f"connecting failed ({str(error)[:200]})", address) from error
         self._actor = ray.remote(
             num_cpus=threads,
             max_restarts=0,
@@ -237,15 +243,15 @@ class RayPool(WorkerPool):
         )(IngotWorker)
         hosts = {node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
         self.is_local = hosts <= {socket.gethostname()}
-        super().__init__(self._start_worker, timeout, math.inf)  # the cluster may have other work first
+        super().__init__(self._start_worker, timeout, math.inf)  # other jobs of the cluster may run first
 
     @property
     def slots(self) -> int:
-        """As ``Pool.slots``: the processors of all nodes that are there now."""
+        """The number of tasks that the processors of all present nodes can run; see ``Pool.slots``."""
         return int(self._ray.cluster_resources().get("CPU", 1)) // self._per_task or 1
 
     def close(self) -> None:
-        """As ``Pool.close``; the cluster stays."""
+        """Kill all workers, and disconnect from the cluster, which keeps running; see ``Pool.close``."""
         super().close()
         if self._connected_here:
             self._ray.shutdown()
@@ -254,22 +260,21 @@ class RayPool(WorkerPool):
         try:
             return RayWorker(self._ray, self._error, self._actor.remote(), interval)
         except Exception as error:
-            raise WorkerLostError(f"Ray starts no worker: {type(error).__name__}: {str(error)[:200]}") from error
+            raise WorkerLostError(f"Ray cannot start a worker: {type(error).__name__}: {str(error)[:200]}") from error
 
 
 def ray_pool(address: str | None, threads: int) -> Pool:
-    """Return the workers of a Ray cluster; those of this machine, with a warning, if no cluster is named.
+    """Return a pool of a Ray cluster; if no cluster is configured, warn and return processes of this machine.
 
-    Ingot starts no Ray: its servers would listen on every network, and for one machine processes do the same.
-
-    Raises ``MissingExtraError``; ``ResourceError`` ``cluster.address`` if a cluster is named and none answers.
+    Ingot does not start Ray, because its servers would listen on every network, and processes suffice for one machine.
+    Raises ``MissingExtraError``; ``ResourceError`` ``cluster.address`` if the configured cluster does not answer.
     """
     ray = require("ray", "ray")
     if ray.is_initialized() or require_cluster(address):
         return RayPool(ray, address or "auto", threads)
     warnings.warn(
-        "no Ray cluster is named (--address, RAY_ADDRESS, ray start): the processors of this machine do the work, as "
-        "with --engine processes",
+        "no Ray cluster is named (--address, RAY_ADDRESS, ray start): using the processors of this machine, as with "
+        "--engine processes",
         stacklevel=2,
     )
     return Processes(max(default_workers() // threads, 1))

@@ -1,4 +1,4 @@
-"""The step of a tensor that a worker does: waits for its result, and passes on the bytes that it left."""
+"""A step that a worker executes: the driver waits for its result and copies the bytes from the worker's file."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ingot.cluster.messages import StepResult
 from ingot.cluster.task_runner import TaskRunner
 from ingot.core.bytes import checksums
 from ingot.engine import resources as cost
-from ingot.engine.data import unplain
-from ingot.engine.watch import Watches
+from ingot.engine.data import from_json_value
+from ingot.engine.hashing import HashFactories
 from ingot.engine.work import AcquireBudget, ChunkBudget, ChunkPlan, ChunkTask, EncodedChunk, Step, StepRun
 from ingot.errors import IntegrityError
 from ingot.model.store import Store
@@ -25,7 +25,7 @@ _CHUNK = 16 << 20
 
 @dataclass(frozen=True)
 class RemoteStep(Step):
-    """The step ``local``, done by a worker of ``runner``. ``store`` is where workers leave files."""
+    """The step ``local``, executed by a worker of ``runner``; ``store`` contains the files of the workers."""
 
     local: Step = field(kw_only=True)
     number: int = field(kw_only=True)
@@ -50,25 +50,27 @@ class RemoteStep(Step):
         size = max(cost.MOVE_LEAST, min(_CHUNK, budget.limit // budget.slots))
         return ChunkPlan(self.out_bytes, 1, size, min(size, max(self.out_bytes, 1)))
 
-    def start(self, chunk_plan: ChunkPlan, watches: Watches, *, measured: bool) -> StepRun[Any]:
+    def start(self, chunk_plan: ChunkPlan, watches: HashFactories, *, measured: bool) -> StepRun[Any]:
         assert not watches, "the worker hashes the values"
-        return _Waiting(self, chunk_plan, watches, measured)
+        return _RemoteRun(self, chunk_plan, watches, measured)
 
 
 def remote_step(step: Step, number: int, runner: TaskRunner, store: Store) -> RemoteStep:
-    """Return a step of a plan as one that a worker does."""
+    """Return the remote form of a step of a plan; ``number`` is its index."""
     fields = (step.tensor, step.spec, step.action, step.rule, step.exact)
     return RemoteStep(*fields, local=step, number=number, runner=runner, store=store)
 
 
 @dataclass
-class _Waiting(StepRun[RemoteStep]):
+class _RemoteRun(StepRun[RemoteStep]):
+    """The run of a remote step in the driver."""
+
     _results: list[StepResult] = field(default_factory=list, init=False)
 
     def fit(self) -> Mapping[str, Any] | None:
-        """Wait for the worker; return the parameters that it fitted."""
+        """Wait for the worker, and return the parameters that it fitted."""
         self._results = self.step.runner.results(self.step.number)
-        params: Mapping[str, Any] | None = unplain(self._results[0].params)
+        params: Mapping[str, Any] | None = from_json_value(self._results[0].params)
         return params
 
     @property
@@ -76,7 +78,7 @@ class _Waiting(StepRun[RemoteStep]):
         return self._results[0].written
 
     def tasks(self, acquire: AcquireBudget) -> Iterator[tuple[ChunkTask, int]]:
-        """Pass on what is in files. The runner has counted the source bytes."""
+        """Yield chunks of the worker's files. Their source bytes are 0, because the runner has counted them."""
         for result in self._results:
             if result.nbytes:
                 yield from self._read(result, acquire)
@@ -103,13 +105,13 @@ class _Waiting(StepRun[RemoteStep]):
         if not checksums.same(result.crc, crc.text()):
             raise IntegrityError(
                 "cluster.part",
-                "the bytes that a worker left for this tensor have changed since; run again without --resume",
+                "the bytes that a worker wrote for this tensor have changed since; run again without --resume",
                 where=f"{self.step.store.location}: {self.step.tensor.name}",
             )
 
     def notes(self) -> dict[str, Any]:
-        first, *others = [result.notes for result in self._results]
+        first, *further = [result.notes for result in self._results]
         return {
-            key: value + sum(notes[key] for notes in others) if isinstance(value, int | float) else value
+            key: value + sum(notes[key] for notes in further) if isinstance(value, int | float) else value
             for key, value in first.items()
         }

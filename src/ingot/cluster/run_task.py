@@ -1,4 +1,4 @@
-"""Runs a task in a worker: its steps leave their bytes in the final place, or in a file that the driver copies."""
+"""Run a task in a worker. Its steps write bytes at their final offsets, or into a file that the driver copies."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, Generic, TypeVar
 from ingot.cluster.messages import StepResult, Task
 from ingot.core.bytes import checksums
 from ingot.core.numeric.stats import ErrorStats
-from ingot.engine.data import plain
-from ingot.engine.pipeline import Begin, End, Pipeline, Sink, TensorSink, Watching, drive
-from ingot.engine.resources import Resources, cut
+from ingot.engine.data import to_json_value
+from ingot.engine.hashing import HashFactories, HashThread, TensorHashes
+from ingot.engine.pipeline import Begin, End, HashSelector, Pipeline, Sink, TensorSink, write_chunks
+from ingot.engine.resources import Resources, choose_chunks
 from ingot.engine.steps import Encode
-from ingot.engine.watch import ContentWatch, Lane, Watches
 from ingot.engine.work import Plan, Step
 from ingot.formats.by_many import Skips
 from ingot.model import bytesource
@@ -27,7 +27,7 @@ Opened = TypeVar("Opened")
 
 
 class OpenJob(Generic[Job, Opened]):
-    """Files that stay open between two tasks of one job; ``enter`` opens them."""
+    """Files that stay open between the tasks of one job; ``enter`` opens them."""
 
     def __init__(self, enter: Callable[[Job], AbstractContextManager[Opened]]) -> None:
         self._enter = enter
@@ -48,19 +48,19 @@ class OpenJob(Generic[Job, Opened]):
 
 
 def is_fitted(step: Step) -> bool:
-    """Whether a step reads its tensor before it encodes it, to complete the spec's parameters."""
+    """Return whether a step reads its tensor before encoding, to complete the parameters of the spec."""
     return isinstance(step, Encode) and step.encoder.fit_passes > 0
 
 
-def has_fixed_place(step: Step) -> bool:
-    """Whether the plan alone determines where a step's result lies, and what its header says."""
+def has_fixed_offset(step: Step) -> bool:
+    """Return whether the plan alone determines the offset of a step's result and its entry in the header."""
     return step.spec.nbytes is not None and not is_fitted(step)
 
 
 class SharedWriter:
-    """A writer of all tensors of a plan, in a process that writes some of them.
+    """A writer for all tensors of a plan, in a process that writes some of them.
 
-    ``names`` are those of all steps, in order; ``position`` is the number of the next.
+    ``names`` are the tensors of all steps in order; ``position`` is the index of the next.
     """
 
     def __init__(self, writer: Skips, names: Sequence[str]) -> None:
@@ -68,17 +68,17 @@ class SharedWriter:
         self.names = names
         self.position = 0
 
-    def skip_to(self, number: int) -> None:
-        """Pass over all tensors before this one; ``ValueError`` if the writer is already past it."""
-        if number < self.position:
-            raise ValueError(f"the writer is at {self.position}, past {number}")
-        for name in self.names[self.position : number]:
+    def skip_to(self, index: int) -> None:
+        """Skip all tensors before ``index``; raise ``ValueError`` if the writer is already past it."""
+        if index < self.position:
+            raise ValueError(f"the writer is at {self.position}, past {index}")
+        for name in self.names[self.position : index]:
             self.writer.skip(name)
-        self.position = number
+        self.position = index
 
 
 class PrefixedTarget:
-    """A target whose files get names with a prefix."""
+    """A target that adds a prefix to the names of its files."""
 
     def __init__(self, target: bytesource.Target, prefix: str) -> None:
         self._target = target
@@ -90,7 +90,7 @@ class PrefixedTarget:
 
 
 class PartsFile:
-    """A file of the stored bytes of tensors, one after the other."""
+    """A file with the stored bytes of tensors, one after the other. It is created at the first write."""
 
     def __init__(self, target: bytesource.Target, name: str) -> None:
         self._target = target
@@ -102,12 +102,14 @@ class PartsFile:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was written, and no file created."""
+        """Whether nothing was written, so that there is no file."""
         return self._sink is None
 
     def begin(self, spec: TensorSpec) -> None:
         """Start a tensor."""
-        self._offset, self._runs, self._crc = self._end, [], checksums.hasher("crc32c")
+        self._offset = self._end
+        self._runs = []
+        self._crc = checksums.hasher("crc32c")
 
     def write(self, role: str, data: Buffer) -> None:
         """Append bytes of a part."""
@@ -121,7 +123,7 @@ class PartsFile:
         self._end += view.nbytes
 
     def end(self) -> dict[str, Any]:
-        """End the tensor; return where its bytes are."""
+        """End the tensor; return file, offset, runs and CRC of its bytes, as ``StepResult`` has them."""
         return {"file": self.name, "offset": self._offset, "runs": self._runs, "crc": self._crc.text()}
 
     def close(self) -> None:
@@ -130,14 +132,15 @@ class PartsFile:
             self._sink.close()
 
 
-def _watching(lane: Lane, hashed: Sequence[Sequence[int]]) -> Watching:
-    """Return the hashes of each step, which come in order, at these points."""
-    watch, following = ContentWatch(lane), iter(hashed)
+def _watching(lane: HashThread, hashed: Sequence[Sequence[int]]) -> HashSelector:
+    """Return a function that returns the hashing watches of each step; it must be called in the order of the steps."""
+    watch = TensorHashes(lane)
+    points_by_step = iter(hashed)
 
-    def of_step(step: Step) -> Watches:
-        return dict.fromkeys(next(following), watch)
+    def watches_of(step: Step) -> HashFactories:
+        return dict.fromkeys(next(points_by_step), watch)
 
-    return of_step
+    return watches_of
 
 
 def run_task(
@@ -150,19 +153,19 @@ def run_task(
 ) -> list[StepResult]:
     """Run a task and return a result for each of its steps.
 
-    ``plan`` has these steps alone, ``resources`` are this worker's. ``placed`` gets the tensors whose place is fixed,
-    and ``parts`` all others, and rows of a step. ``hashed`` are the points of each step at which values that pass are
-    hashed, but not for rows of a step. Raises ``CodecError``, ``FormatError``, ``IntegrityError``, ``ResourceError``,
-    ``MissingExtraError``.
+    ``plan`` contains only the steps of the task; ``resources`` are those of this worker. Tensors with a fixed offset
+    are written to ``placed``; all others, and ranges of rows, to ``parts``. ``hashed`` are the points of each step at
+    which values are hashed; for a range of rows nothing is hashed. Raises ``CodecError``, ``FormatError``,
+    ``IntegrityError``, ``ResourceError``, ``MissingExtraError``.
     """
     require_in_proportion([tensor for step in plan.steps if (tensor := step.decodes) is not None], "")
-    chunk_plans, budget, recycled = cut(plan, resources)
+    chunk_plans, budget, recycled = choose_chunks(plan, resources)
     if task.rows is not None:
         chunk_plans = [replace(chunk_plans[0], first=task.rows[0], last=task.rows[1])]
         hashed = [()]
     results: list[StepResult] = []
     with (
-        Lane("values") as lane,
+        HashThread("values") as lane,
         Pipeline(
             plan.steps,
             chunk_plans,
@@ -170,32 +173,32 @@ def run_task(
             budget=budget,
             measured=plan.measured,
             recycled=recycled,
-            watching=_watching(lane, hashed),
+            hash_selector=_watching(lane, hashed),
         ) as pipeline,
     ):
 
-        def opened(event: Begin) -> Sink:
+        def open_sink(event: Begin) -> Sink:
             step = event.step
             pending = resources.workers + 2
             writer: Any = parts
-            if placed is not None and task.rows is None and has_fixed_place(step):
+            if placed is not None and task.rows is None and has_fixed_offset(step):
                 placed.skip_to(task.start + len(results))
                 writer = placed.writer
             return TensorSink(writer, step.spec, compress=step.compress_parts, pool=pipeline.pool, pending=pending)
 
-        def finished(event: End, record: dict[str, Any], error: ErrorStats) -> None:
-            number = task.start + len(results)
+        def add_result(event: End, record: dict[str, Any], error: ErrorStats) -> None:
+            index = task.start + len(results)
             notes = event.running.notes()
             if "runs" in record:
-                params = plain(event.step.spec.params) if is_fitted(event.step) else None
-                results.append(StepResult(number, error, notes, params, **record))
+                params = to_json_value(event.step.spec.params) if is_fitted(event.step) else None
+                results.append(StepResult(index, error, notes, params, **record))
             else:
                 assert placed is not None
-                placed.position = number + 1
-                results.append(StepResult(number, error, notes, written=record))
+                placed.position = index + 1
+                results.append(StepResult(index, error, notes, written=record))
             if event.step.encoder is not None:
                 event.step.encoder.forget()
 
-        drive(pipeline, opened, finished, lambda count, item: None)
+        write_chunks(pipeline, open_sink, add_result, lambda count, item: None)
     parts.close()
     return results

@@ -1,4 +1,4 @@
-"""Giving tasks to workers, and once more to another worker if one is lost."""
+"""Schedule tasks on workers, with retries on other workers."""
 
 from __future__ import annotations
 
@@ -17,31 +17,34 @@ from ingot.errors import ResourceError
 R = TypeVar("R")
 
 TRIES = 4
-"""How often a task is started before the run ends with its error."""
+"""The number of attempts of a task before the run ends with its error."""
 
 _WAIT = 0.25
 _AHEAD = 2  # tasks submitted per worker, so that no worker waits for the driver
 
 
 @dataclass(slots=True)
-class _Share:
+class _WorkerTotals:
     nbytes: int = 0
     seconds: float = 0.0
 
 
 class WorkerStats:
-    """The bytes and seconds of each worker. ``progress`` gets the bytes of every finished task, and each worker's rate
-    while it had a task."""
+    """The bytes and seconds of each worker.
+
+    ``progress`` gets the bytes of every finished task, and the rate of each worker while it was running tasks.
+    """
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
-        self._shares: dict[str, _Share] = {}
+        self._totals: dict[str, _WorkerTotals] = {}
 
     def add(self, worker: str, nbytes: int, seconds: float) -> None:
-        """Count a finished task."""
-        share = self._shares.setdefault(worker, _Share())
-        share.nbytes, share.seconds = share.nbytes + nbytes, share.seconds + seconds
-        rates = {name: item.nbytes / max(item.seconds, 1e-9) for name, item in self._shares.items()}
+        """Add a finished task."""
+        totals = self._totals.setdefault(worker, _WorkerTotals())
+        totals.nbytes += nbytes
+        totals.seconds += seconds
+        rates = {name: item.nbytes / max(item.seconds, 1e-9) for name, item in self._totals.items()}
         self._progress.advance(nbytes, "", rates)
 
 
@@ -49,20 +52,20 @@ def run_tasks(
     pool: Pool,
     tasks: Sequence[Task],
     submit: Callable[[Task], Future[R]],
-    settle: Callable[[Task, R], Iterable[Task] | None],
+    commit: Callable[[Task, R], Iterable[Task] | None],
     stop: threading.Event | None = None,
 ) -> None:
-    """Run all tasks, in order as far as workers are free, and wait for them.
+    """Run all tasks, started in their order, and wait for them.
 
     Parameters
     ----------
     pool : Pool
-        Not closed here.
+        The caller closes it.
     tasks : sequence of Task
-        In the order in which one process would do them.
+        In the order in which a single process would run them.
     submit : callable
         Submits a task to the pool.
-    settle : callable
+    commit : callable
         Gets each task with its result, in the order in which they finish. It returns tasks to run again because their
         results do not fit together.
     stop : Event, optional
@@ -73,8 +76,7 @@ def run_tasks(
     ResourceError
         ``cluster.lost``: the workers of a task were lost ``TRIES`` times.
     Exception
-        Any other error of a task: that of the first task in order that has one. The tasks before it are finished, as
-        they are if one process does all.
+        The error of the first task in order that raised one. All tasks before it are finished, as with one process.
     """
     stop = stop or threading.Event()
     state = _Schedule[R](deque(tasks))
@@ -94,7 +96,7 @@ def run_tasks(
                         return
                     state.retry_or_fail(task, error)
                     continue
-                for again in settle(task, result) or ():
+                for again in commit(task, result) or ():
                     state.retry_or_fail(again, WorkerLostError("results of several workers do not fit together"))
             state.drop_later()
         if state.failed is not None:
@@ -106,7 +108,7 @@ def run_tasks(
 
 @dataclass(slots=True)
 class _Schedule(Generic[R]):
-    """Tasks that no worker has yet, tasks that run, and the first task in order that failed."""
+    """The state of a run: waiting tasks, running tasks, attempts by task, and the first task in order that failed."""
 
     waiting: deque[Task]
     running: dict[Future[R], Task] = field(default_factory=dict)
@@ -114,16 +116,16 @@ class _Schedule(Generic[R]):
     failed: tuple[Task, BaseException] | None = None
 
     def retry_or_fail(self, task: Task, error: Exception) -> None:
-        """Put a task first in the queue again, or note its error."""
+        """Put a task at the front of the queue again, or record its error if no retry remains."""
         self.tries[task.name] += 1
-        final = _final(task, error, self.tries[task.name])
+        final = _final_error(task, error, self.tries[task.name])
         if final is None:
             self.waiting.appendleft(task)
         elif self.failed is None or _position(task) < _position(self.failed[0]):
             self.failed = task, final
 
     def drop_later(self) -> None:
-        """If a task has failed, wait only for those before it."""
+        """If a task has failed, cancel all tasks after it."""
         if self.failed is None:
             return
         position = _position(self.failed[0])
@@ -138,8 +140,8 @@ def _position(task: Task) -> tuple[int, int]:
     return task.start, (task.rows or (0, 0))[0]
 
 
-def _final(task: Task, error: Exception, tries: int) -> BaseException | None:
-    """Return what to raise for a task's error; None if another attempt may succeed."""
+def _final_error(task: Task, error: Exception, tries: int) -> BaseException | None:
+    """Return the error to raise for a failed task; None if another attempt may succeed."""
     if not isinstance(error, (WorkerLostError, CancelledError, ResourceError)):
         return error
     if tries < TRIES:

@@ -1,4 +1,4 @@
-"""Runs the tasks of a plan on workers, and hands the results of each step to the thread that writes."""
+"""Run the tasks of a plan on workers, and pass the results of each step to the thread that writes."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from concurrent.futures import Future
 from ingot.cluster.messages import StepResult, Task, TaskResult
 from ingot.cluster.pool import Pool
 from ingot.cluster.scheduler import WorkerStats, run_tasks
-from ingot.core.runtime.parallel import go_on
+from ingot.core.runtime.parallel import check_cancelled
 from ingot.core.runtime.progress import Progress
 
 _WAIT = 0.25
 
 
 class TaskRunner:
-    """The tasks of a plan while they run; a context manager that ends all workers.
+    """The running tasks of a plan; a context manager that ends all workers.
 
     Parameters
     ----------
     pool : Pool
-        Closed at the end.
+        The runner closes it.
     tasks : sequence of Task
-        All that are to be done; each step is in one, or its rows are in several.
+        Each step is in one task, or its rows are in several.
     submit : callable
         Submits a task to the pool.
     earlier : iterable of TaskResult
-        What an earlier run left, of other steps than those of ``tasks``.
+        Results of an earlier run for steps that are not in ``tasks``.
     progress : Progress
-        Gets the bytes of every finished task, and each worker's rate.
+        Gets the bytes of every finished task, and the rate of each worker.
     fits : callable
-        Whether the results of a step, those of its rows in order, have the bytes that the step makes.
+        Returns whether the results of a step, or of all its rows in order, have the right number of bytes.
 
     Attributes
     ----------
     files : dict
-        Files of the result that workers have made in full, and the names under which they have left them.
+        Files of the result that workers have written in full, and their names in the shared folder.
 
     Raises
     ------
     ResourceError
-        By ``results``: ``cluster.lost``, and other errors of tasks, as ``run_tasks``.
+        ``cluster.lost``, and the other errors of ``run_tasks``; the method ``results`` raises them.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class TaskRunner:
         self._stats = WorkerStats(progress)
         self._changed = threading.Condition()
         self._results: dict[int, list[tuple[Task, StepResult]]] = {}
-        self._missing: dict[int, int] = {}  # tasks of a step without a result
+        self._missing: dict[int, int] = {}  # number of tasks without a result, by step
         self.files: dict[str, str] = {}
         for task in tasks:
-            for number in range(task.start, task.stop):
-                self._missing[number] = self._missing.get(number, 0) + 1
+            for index in range(task.start, task.stop):
+                self._missing[index] = self._missing.get(index, 0) + 1
         self._failure: BaseException | None = None
         self._stop = threading.Event()
         self._started = False
@@ -83,10 +83,10 @@ class TaskRunner:
         if started:
             self._thread.join()
 
-    def results(self, number: int) -> list[StepResult]:
-        """Wait for all results of a step and return them in the order of its rows; raises the error of any task.
+    def results(self, index: int) -> list[StepResult]:
+        """Wait for all results of a step and return them in the order of its rows; raise the error of any task.
 
-        The first call starts the tasks: the files that workers write into are ready then.
+        The first call starts the tasks, because the files that workers write into exist by then.
         """
         with self._changed:
             if not self._started:
@@ -96,20 +96,20 @@ class TaskRunner:
             with self._changed:
                 if self._failure is not None:
                     raise self._failure
-                if self._missing.get(number, 0) == 0 and number in self._results:
-                    return _in_order(self._results.pop(number))
+                if self._missing.get(index, 0) == 0 and index in self._results:
+                    return _in_order(self._results.pop(index))
                 self._changed.wait(_WAIT)
-            go_on()
+            check_cancelled()
 
     def _run(self) -> None:
         try:
-            run_tasks(self._pool, self._tasks, self._submit, self._settle, self._stop)
+            run_tasks(self._pool, self._tasks, self._submit, self._commit, self._stop)
         except BaseException as error:
             with self._changed:
                 self._failure = error
                 self._changed.notify_all()
 
-    def _settle(self, task: Task, result: TaskResult) -> list[Task]:
+    def _commit(self, task: Task, result: TaskResult) -> list[Task]:
         with self._changed:
             again = self._add(task, result)
             self._changed.notify_all()
@@ -117,18 +117,18 @@ class TaskRunner:
         return again
 
     def _add(self, task: Task, result: TaskResult) -> list[Task]:
-        """Keep a task's results. Return the tasks of a step whose results do not fit, which are dropped."""
+        """Store a task's results. If the results of a step do not fit, drop them and return their tasks."""
         self.files.update(zip(task.files, result.files, strict=bool(task.files)))
         again: list[Task] = []
         for item in result.steps:
-            number = item.number
-            if number in self._missing:
-                self._missing[number] -= 1
-            results = self._results.setdefault(number, [])
+            index = item.number
+            if index in self._missing:
+                self._missing[index] -= 1
+            results = self._results.setdefault(index, [])
             results.append((task, item))
-            if self._missing.get(number, 0) == 0 and not self._fits(number, _in_order(results)):
-                again += [task for task, _ in self._results.pop(number)]
-                self._missing[number] = len(again)
+            if self._missing.get(index, 0) == 0 and not self._fits(index, _in_order(results)):
+                again += [task for task, _ in self._results.pop(index)]
+                self._missing[index] = len(again)
         return again
 
 

@@ -1,4 +1,4 @@
-"""Cutting work into tasks: runs of consecutive steps or tensors, and rows of large ones."""
+"""Split work into tasks: runs of consecutive steps or tensors, and row ranges of large ones."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Result = TypeVar("Result")
 
 @dataclass
 class TaskType(Generic[Body, Result]):
-    """A function that workers run, and the types of its argument and its result, which messages are checked against."""
+    """A function that workers run, with the types of its argument and result, by which messages are validated."""
 
     body: type[Body]
     result: type[Result]
     run: Callable[[Body], Result]
 
     def close(self) -> None:
-        """Close the files that a task has left open for the next one."""
+        """Close the files that stay open between tasks."""
 
 
 TASK_TYPES: Registry[TaskType[Any, Any]] = Registry(
@@ -44,59 +44,61 @@ TASK_TYPES: Registry[TaskType[Any, Any]] = Registry(
 )
 
 
-LEAST, MOST = 32 << 20, 1 << 30
-"""Source bytes of a task."""
+MIN_TASK_BYTES = 32 << 20
+MAX_TASK_BYTES = 1 << 30
+"""Bounds of the source bytes of a task."""
 
 
-def runs_of(
+def split_tasks(
     sizes: Sequence[int],
     slots: int,
-    done: Collection[int] = (),
-    pieces: Callable[[int], tuple[int, int] | None] | None = None,
+    excluded: Collection[int] = (),
+    row_ranges: Callable[[int], tuple[int, int] | None] | None = None,
 ) -> list[Task]:
-    """Cut what reads so many bytes each into tasks, of consecutive numbers and an eighth of a worker's share of all.
+    """Split steps or tensors into tasks of consecutive indices, each about an eighth of a worker's share.
 
     Parameters
     ----------
     sizes : sequence of int
         Bytes that each step or tensor reads.
     slots : int
-        Workers.
-    done : collection of int
-        Numbers that are in no task.
-    pieces : callable, optional
-        Asked of what is more than a worker's share: its rows, and at whose multiples it may be cut; None where it may
-        not.
+        Number of workers.
+    excluded : collection of int
+        Indices that are in no task.
+    row_ranges : callable, optional
+        Returns the number of rows of a step and the unit at whose multiples it may be split, None if it may not. It is
+        called for steps that are larger than a worker's share.
     """
     total = sum(sizes)
-    size = min(max(total // (8 * max(slots, 1)), LEAST), MOST)
-    share = max(total // max(slots, 1), LEAST)
+    size = min(max(total // (8 * max(slots, 1)), MIN_TASK_BYTES), MAX_TASK_BYTES)
+    share = max(total // max(slots, 1), MIN_TASK_BYTES)
     tasks: list[Task] = []
     start = nbytes = 0
-    for number, count in enumerate(sizes):
-        cut = pieces(number) if pieces is not None and number not in done and count > share else None
-        alone = number in done or cut is not None
-        if start < number and (alone or nbytes + count > size):
-            tasks.append(Task(start, number, nbytes))
-            start = number
+    for index, count in enumerate(sizes):
+        is_large = count > share and index not in excluded
+        rows = row_ranges(index) if row_ranges is not None and is_large else None
+        is_separate = index in excluded or rows is not None
+        if start < index and (is_separate or nbytes + count > size):
+            tasks.append(Task(start, index, nbytes))
+            start = index
             nbytes = 0
-        if cut is not None:
-            tasks += _pieces_of(number, count, cut, size)
+        if rows is not None:
+            tasks += _split_rows(index, count, rows, size)
         nbytes += count
-        if alone:
-            start = number + 1
+        if is_separate:
+            start = index + 1
             nbytes = 0
     if start < len(sizes):
         tasks.append(Task(start, len(sizes), nbytes))
     return tasks
 
 
-def _pieces_of(number: int, nbytes: int, pieces: tuple[int, int], size: int) -> list[Task]:
-    """Return the tasks that do one step, of ``pieces`` rows at whose multiples of the second they may be cut."""
-    rows, unit = pieces
-    each = max(rows * size // nbytes // unit, 1) * unit
-    cuts = [*range(0, rows, each), rows]
+def _split_rows(index: int, nbytes: int, row_range: tuple[int, int], size: int) -> list[Task]:
+    """Return the tasks of one step of ``nbytes``; ``row_range`` is its number of rows and the unit of splits."""
+    rows, unit = row_range
+    task_rows = max(rows * size // nbytes // unit, 1) * unit
+    cuts = [*range(0, rows, task_rows), rows]
     return [
-        Task(number, number + 1, nbytes * stop // rows - nbytes * start // rows, (start, stop))
+        Task(index, index + 1, nbytes * stop // rows - nbytes * start // rows, (start, stop))
         for start, stop in pairwise(cuts)
     ]

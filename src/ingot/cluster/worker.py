@@ -1,7 +1,7 @@
-"""A worker: answers requests, and sends heartbeats from a thread of its own while it works.
+"""A worker: it answers requests, and a separate thread sends heartbeats.
 
-As a process it reads requests on standard input and writes answers on standard output (``serve``). Workers of Ray
-call ``answer`` themselves.
+A worker process reads requests from standard input and writes answers to standard output (``serve``). Workers of Ray
+call ``answer``.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from ingot.errors import INGOT_VERSION, FormatError, UsageError
 
 
 def worker_name() -> str:
-    """Return the name of this worker in reports: its machine and process."""
+    """Return the name of this worker for reports: host name and process id."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def answer(line: bytes) -> bytes:
-    """Return the answer to a line, whatever is in it and whatever the task raises."""
-    number: int | None = None
+    """Run the request in a line and return the answer; all errors, also of the request, become an answer."""
+    request_id: int | None = None
     try:
         request = messages.decode(line, Request)
-        number = request.id
-        return messages.encode(Answer(number, result=_run(request)))
+        request_id = request.id
+        return messages.encode(Answer(request_id, result=_run(request)))
     except BaseException as error:  # also SystemExit, which would end the worker without an answer
         if isinstance(error, InvalidMessageError):
-            error = FormatError("cluster.task", f"expected a task as a driver of this version sends it: {error}")
-        return messages.encode(Answer(number, error=messages.encode_error(error, worker_name())))
+            error = FormatError("cluster.task", f"this is no valid task of a driver of this version: {error}")
+        return messages.encode(Answer(request_id, error=messages.encode_error(error, worker_name())))
 
 
 def _run(request: Request) -> object:
@@ -53,25 +53,25 @@ def _run(request: Request) -> object:
 
 
 def serve(interval: str) -> None:
-    """Answer the requests on standard input, one after the other, until it ends.
+    """Answer the requests on standard input, one after the other, until the input ends.
 
-    ``interval``, a text because it is an argument of the process, is the number of seconds between heartbeats.
+    ``interval`` is the number of seconds between heartbeats, as text because it is a command line argument.
 
-    The process ends with its input, inside a task too: then the driver is gone. A child of the driver may keep the pipe
-    open, and a process that is stopped reads nothing; so the system, and the heartbeat's thread, end it too.
+    At the end of the input the driver has ended, and the process ends even during a task. If a child of the driver
+    keeps the pipe open, or the process is suspended, the system and the heartbeat thread end it instead.
     """
     end_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver, which stops its workers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles Ctrl-C and stops its workers
     output = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints is not an answer
-    writing = threading.Lock()
+    os.dup2(2, 1)  # redirect prints of libraries to standard error
+    lock = threading.Lock()
 
     def send(line: bytes) -> None:
         try:
-            with writing:
+            with lock:
                 output.write(line + b"\n")
                 output.flush()
-        except OSError:  # the driver is gone
+        except OSError:  # the driver has ended
             os._exit(1)
 
     requests: SimpleQueue[bytes] = SimpleQueue()
@@ -82,7 +82,7 @@ def serve(interval: str) -> None:
 
 
 def _receive(requests: SimpleQueue[bytes]) -> None:
-    """Read lines until the input ends. Requests are parsed by the main thread, so no line can end this one."""
+    """Queue lines until the input ends. The main thread parses them, so that an invalid line cannot end this thread."""
     try:
         with os.fdopen(os.dup(0), "rb") as lines:
             while line := lines.readline(messages.LARGEST + 1):
@@ -92,9 +92,10 @@ def _receive(requests: SimpleQueue[bytes]) -> None:
 
 
 def _beat(send: Callable[[bytes], None], interval: float) -> None:
+    """Send heartbeats until the parent process changes."""
     parent = os.getppid()
     while os.getppid() == parent:
-        # Without this thread's own time: a worker whose task waits for ever uses none.
+        # Without the time of this thread, so that a worker whose task hangs reports no progress.
         send(messages.encode(Beat(max(time.process_time() - time.thread_time(), 0.0))))
         time.sleep(interval)
     os._exit(0)

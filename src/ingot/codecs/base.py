@@ -397,7 +397,7 @@ class Repacked:
         """
         if not self.exact:
             return ()
-        in_steps = isinstance(self.layout, AffineLayout) and self.layout.in_steps
+        in_steps = isinstance(self.layout, AffineLayout) and self.layout.rounds_products
         lacking = {IN_F32: self.rounded, IN_TYPE: steps and in_steps}
         return tuple(grade for grade in GRADES if not lacking.get(grade))
 

@@ -47,11 +47,11 @@ def _allowed(source: str, target: str) -> bool:
     new = DTYPES[target]
     if old.bits < 8 or new.bits < 8:
         return False
-    if old.kind == "c" or new.kind == "c":
-        return old.kind == new.kind
-    if new.kind == "f":
+    if old.category == "c" or new.category == "c":
+        return old.category == new.category
+    if new.category == "f":
         return target in _FLOAT_TARGETS
-    return old.kind != "f" and np.can_cast(numpy_dtype(source), numpy_dtype(target), "safe")
+    return old.category != "f" and np.can_cast(numpy_dtype(source), numpy_dtype(target), "safe")
 
 
 @cache
@@ -63,16 +63,16 @@ def exact_cast(source: str, target: str) -> bool:
         return False
     old = DTYPES[source]
     new = DTYPES[target]
-    if old.kind == "c":
+    if old.category == "c":
         return old.bits <= new.bits
-    if new.kind != "f":
+    if new.category != "f":
         return True
     limits = _finfo(target)
-    if old.kind == "f":
+    if old.category == "f":
         mine = _finfo(source)
         finer = float(limits.smallest_subnormal) <= float(mine.smallest_subnormal)
         return bool(limits.nmant >= mine.nmant and finer and _covers(source, target))
-    digits = old.bits - (old.kind == "i") if old.kind != "b" else 1
+    digits = old.bits - (old.category == "i") if old.category != "b" else 1
     return bool(limits.nmant + 1 >= digits and float(limits.max) >= 2.0**digits)
 
 
@@ -104,7 +104,7 @@ def cast_into(array: Array, out: Array, location: str | None = None) -> None:
     rounded = flat(out)
     source_name = source.name
     target_name = target.name
-    if source.kind == "c" and source is not target:
+    if source.category == "c" and source is not target:
         values = values.view(numpy_dtype(source.storage))
         rounded = rounded.view(numpy_dtype(target.storage))
         source_name = source.storage
@@ -116,11 +116,11 @@ def cast_into(array: Array, out: Array, location: str | None = None) -> None:
 
 
 def _cast_chunk(array: Array, out: Array, source: str, target: str, location: str | None) -> None:
-    if source == target or DTYPES[target].kind != "f":
+    if source == target or DTYPES[target].category != "f":
         out[...] = array
         return
     values = array
-    if DTYPES[source].kind != "f":
+    if DTYPES[source].category != "f":
         values = _exact_f64(array, location)
         source = "f64"
     # NumPy casts the types that the native kernel lacks, through float32.

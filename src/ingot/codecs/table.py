@@ -52,5 +52,5 @@ CODECS: Instances[Codec] = Instances(
 
 def stored_exactly(tensor: Tensor) -> bool:
     """Return whether a tensor's stored form is lossless; blocks dropped by pruning do not count."""
-    codec = BlocksLayout.of(tensor).inner.codec if tensor.codec == BlocksLayout.codec else tensor.codec
+    codec = BlocksLayout.from_tensor(tensor).inner.codec if tensor.codec == BlocksLayout.codec else tensor.codec
     return CODECS[codec].lossless

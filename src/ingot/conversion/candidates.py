@@ -1,6 +1,6 @@
-"""Measuring the candidates of a recipe's rule on a sample of a tensor, so that a plan can pick one of them.
+"""Measure the candidates of a recipe's rule on a sample of a tensor, so that a plan can pick one of them.
 
-The sample is the same for any number of threads and any ceiling of memory: what is picked may not depend on them.
+The sample does not depend on the number of threads or the memory limit, and neither does the pick.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ingot.codecs.table import CODECS
 from ingot.core.bytes import encodings
 from ingot.core.numeric.dtypes import DTYPES, FLOATS, from_file, numpy_dtype
 from ingot.core.numeric.stats import measure
-from ingot.engine.chunks import pieces
+from ingot.engine.chunks import leading_rows
 from ingot.errors import CodecError, IngotError, UnsupportedError
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.spec import PartSpec, TensorSpec
@@ -26,21 +26,22 @@ from ingot.model.tensor import Array, Tensor
 from ingot.recipes.choice import SMALLEST, Choice, Measured
 
 SAMPLE = 1 << 20
-"""Elements that a sample has at most, in whole rows unless one row is longer."""
+"""The largest number of elements of a sample. A sample consists of full rows unless a row is longer than it."""
 
-_PIECES = 16
-_PIECE_ROWS = 64
-# A row this long is sampled in runs instead of whole.
-_RUN = SAMPLE // _PIECES
+_RUN_COUNT = 16
+_RUN_ROWS = 64
+
+# Longer rows are not sampled in full, but in runs of this number of elements.
+_RUN_LENGTH = SAMPLE // _RUN_COUNT
 STORED = "as stored"
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One way that tensor and target allow: what will be stored, and whether every value survives.
+    """A choice that the tensor and the target allow: the stored tensor, and whether it has the same values.
 
-    ``choice`` is None for the tensor as it is stored already. ``share`` of the tensor is left by pruning; how well the
-    rest is kept is measured as if nothing was pruned.
+    ``choice`` is None for the tensor as the source stores it. ``share`` is the share of the tensor, 0 to 1, that
+    pruning leaves; errors are measured on the unpruned tensor.
     """
 
     choice: Choice | None
@@ -54,16 +55,16 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Picked:
-    """The candidate's index, None if every one failed, and why it was picked, for the report."""
+    """The index of the picked candidate, None if all failed, and the reason for the report."""
 
     index: int | None
     reason: str
 
 
 def pick(tensor: Tensor, measured: Measured, candidates: Sequence[Candidate]) -> Picked:
-    """Pick one of ``candidates``; reads a sample of the tensor where figures known beforehand do not decide.
+    """Pick one of ``candidates``; read a sample of the tensor if the sizes in the specs do not decide.
 
-    A candidate whose codec refuses the sampled values (``CodecError``) is left out, and the reason says so.
+    A candidate whose codec raises ``CodecError`` for the sampled values is left out, and the reason names it.
     """
     trials = _Trials(tensor)
     best = _smallest(trials, candidates) if measured.pick == SMALLEST else _accurate(trials, measured, candidates)
@@ -72,9 +73,9 @@ def pick(tensor: Tensor, measured: Measured, candidates: Sequence[Candidate]) ->
 
 
 def trial_snr_db(tensor: Tensor, choice: Choice) -> float | None:
-    """Return the signal-to-noise ratio in decibels of a tensor's sample stored as ``choice`` says.
+    """Return the signal-to-noise ratio in decibels of a tensor's sample stored by ``choice``.
 
-    Infinite where nothing is lost, None where the codec refuses the values.
+    It is infinite if no value changes, and None if the codec refuses the values.
     """
     spec = TensorSpec(tensor.name, tensor.shape, tensor.dtype, choice.codec, ())
     exact = CODECS[choice.codec].lossless and not choice.changes_values
@@ -82,9 +83,9 @@ def trial_snr_db(tensor: Tensor, choice: Choice) -> float | None:
 
 
 def stored_rows(tensor: Tensor, choice: Choice, rows: Array) -> Array:
-    """Return what rows of a tensor become if they are stored as ``choice`` says: f32 of their shape.
+    """Encode rows of a tensor by ``choice`` and return the decoded values, f32 of the same shape.
 
-    Raises ``CodecError`` and ``UnsupportedError`` where the codec refuses them.
+    Raises ``CodecError`` and ``UnsupportedError`` if the codec refuses the values or the shape.
     """
     encoder = _fitted(tensor, choice, rows)
     decoded = np.empty(rows.shape, np.float32)
@@ -93,19 +94,19 @@ def stored_rows(tensor: Tensor, choice: Choice, rows: Array) -> Array:
 
 
 def _fitted(tensor: Tensor, choice: Choice, rows: Array) -> Encoder:
-    """Return an encoder of a sample's rows that has seen them as often as it wants to."""
+    """Return an encoder for a sample's rows after all of its fitting passes over them."""
 
-    def made(options: Mapping[str, Any]) -> Encoder:
+    def build(options: Mapping[str, Any]) -> Encoder:
         return CODECS[choice.codec].encoder(_shape(tensor, rows), tensor.dtype, options)
 
-    encoder = resolve_range(made(choice.options), made, choice.options, [(0, rows)])[0]
+    encoder = resolve_range(build(choice.options), build, choice.options, [(0, rows)])[0]
     for _ in range(encoder.fit_passes):
         encoder.fit_pass(rows)
     return encoder
 
 
 def _shape(tensor: Tensor, rows: Array) -> tuple[int, ...]:
-    """Return the shape to encode a sample under: the tensor's number of dimensions, where that is possible."""
+    """Return the shape under which a sample is encoded, with the tensor's number of dimensions if possible."""
     shape = tensor.shape
     if rows.size == tensor.size:
         return shape
@@ -128,30 +129,30 @@ def _sizes(trials: _Trials, candidates: Sequence[Candidate]) -> Iterator[tuple[i
 
 
 def _accurate(trials: _Trials, measured: Measured, candidates: Sequence[Candidate]) -> Picked:
-    least = measured.min_snr_db or 0.0
+    limit = measured.min_snr_db or 0.0
     below: list[tuple[int, float]] = []
     for index, candidate in enumerate(candidates):
         snr = trials.snr_db(candidate)
-        if snr is not None and snr >= least:
-            return Picked(index, _compared(below, least) + _reached(candidate, snr, least))
+        if snr is not None and snr >= limit:
+            return Picked(index, _failed_label(below, limit) + _passed_label(candidate, snr, limit))
         if snr is not None:
             below.append((index, snr))
     if not below:
         return Picked(None, "")
     last = below[-1][0]
-    return Picked(last, _compared(below, least) + str(candidates[last]))
+    return Picked(last, _failed_label(below, limit) + str(candidates[last]))
 
 
-def _compared(below: Sequence[tuple[int, float]], least: float) -> str:
-    return f"{', '.join(f'{snr:.2f}' for _, snr in below)} dB < {least:g}: " if below else ""
+def _failed_label(below: Sequence[tuple[int, float]], limit: float) -> str:
+    return f"{', '.join(f'{snr:.2f}' for _, snr in below)} dB < {limit:g}: " if below else ""
 
 
-def _reached(candidate: Candidate, snr: float, least: float) -> str:
-    return f"{candidate}, exact" if snr == inf else f"{candidate}, {snr:.2f} dB >= {least:g}"
+def _passed_label(candidate: Candidate, snr: float, limit: float) -> str:
+    return f"{candidate}, exact" if snr == inf else f"{candidate}, {snr:.2f} dB >= {limit:g}"
 
 
 class _Trials:
-    """Encodes one sample of one tensor in several ways."""
+    """Encodings of one sample of one tensor by several candidates. The sample is read on first use."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
@@ -159,41 +160,42 @@ class _Trials:
         self.failed: list[tuple[Choice, str]] = []
 
     def size(self, candidate: Candidate) -> float | None:
-        """Return the stored bytes of the whole tensor: exact where they are known, else in proportion to the sample's.
+        """Return the stored bytes of the full tensor: exact if the spec has them, else extrapolated from the sample.
 
-        None where the codec refuses the values.
+        None if the codec refuses the values.
         """
-        spec, choice = candidate.spec, candidate.choice
-        lengths = [part.length for part in spec.parts]
+        choice = candidate.choice
+        parts = candidate.spec.parts
+        lengths = [part.length for part in parts]
         if choice is None or None not in lengths:
             return float(sum(length or 0 for length in lengths))
-        parts = self._encoded(choice)
-        if parts is None:
+        encoded = self._encode(choice)
+        if encoded is None:
             return None
         scale = candidate.share * self._tensor.size / max(self._rows().size, 1)
-        return sum(_stored(part, parts.get(part.role), scale) for part in spec.parts)
+        return sum(_part_size(part, encoded.get(part.role), scale) for part in parts)
 
     def snr_db(self, candidate: Candidate) -> float | None:
-        """Return the signal-to-noise ratio over the sample; infinite for what is exact, None where it is refused."""
+        """Return the signal-to-noise ratio over the sample; infinite if exact, None if the codec refuses the values."""
         if candidate.exact or candidate.choice is None:
             return inf
         rows = self._rows()
         choice = candidate.choice
         try:
             return measure(rows, stored_rows(self._tensor, choice, rows)).snr_db
-        except (CodecError, UnsupportedError) as error:  # the latter: groups that fit the tensor and not its sample
-            self._failed(choice, error)
+        except (CodecError, UnsupportedError) as error:  # UnsupportedError: groups that fit the tensor, not the sample
+            self._record_failure(choice, error)
             return None
 
-    def _encoded(self, choice: Choice) -> dict[str, Array] | None:
+    def _encode(self, choice: Choice) -> dict[str, Array] | None:
         rows = self._rows()
         try:
             return _fitted(self._tensor, choice, rows).encode(rows)
         except (CodecError, UnsupportedError) as error:
-            self._failed(choice, error)
+            self._record_failure(choice, error)
             return None
 
-    def _failed(self, choice: Choice, error: IngotError) -> None:
+    def _record_failure(self, choice: Choice, error: IngotError) -> None:
         self.failed.append((choice, error.rule or "refused"))
 
     def _rows(self) -> Array:
@@ -202,8 +204,8 @@ class _Trials:
         return self._sample
 
 
-def _stored(part: PartSpec, sample: Array | None, scale: float) -> float:
-    """Return the bytes of a part whose like over the sample is ``sample``."""
+def _part_size(part: PartSpec, sample: Array | None, scale: float) -> float:
+    """Return the bytes of a part, extrapolated by ``scale`` from the same part of the encoded sample."""
     if part.length is not None or sample is None:
         return float(part.at_most)
     if part.encoding == "raw":
@@ -213,90 +215,93 @@ def _stored(part: PartSpec, sample: Array | None, scale: float) -> float:
         len(encodings.compress_frame(data[start : start + encodings.FRAME].data))
         for start in range(0, max(data.nbytes, 1), encodings.FRAME)
     )
-    whole = part.uncompressed_length or 0
-    return float(packed) if whole == data.nbytes else packed * whole / max(data.nbytes, 1)
+    length = part.uncompressed_length or 0
+    return float(packed) if length == data.nbytes else packed * length / max(data.nbytes, 1)
 
 
-def sample_of(tensor: Tensor, most: int = SAMPLE) -> Array:
-    """Return evenly spaced rows of a tensor, at most about ``most`` elements: a matrix in its own dtype.
+def sample_of(tensor: Tensor, max_elements: int = SAMPLE) -> Array:
+    """Return evenly spaced rows of a tensor as a matrix in the tensor's dtype, about ``max_elements`` at most.
 
-    All of it where it is small. Dense raw tensors are read where the rows lie, others from the start to the last row
-    of the sample. Digests, which are of whole parts, are left to the conversion.
+    A tensor with fewer elements is returned in full. For a raw dense tensor only the sampled rows are read, for others
+    everything from the start to the last sampled row. Digests are not checked.
     """
-    streams_runs = tensor.codec in CODECS and CODECS[tensor.codec].elementwise
+    elementwise = tensor.codec in CODECS and CODECS[tensor.codec].elementwise
     rows, cols = tensor.matrix_shape
-    if cols > _RUN and tensor.size > most and streams_runs:
-        rows = tensor.size // _RUN
-        cols = _RUN
-    pieces = _pieces(rows, cols, most)
-    out = empty((sum(count for _, count in pieces), cols), tensor.dtype, tensor.name)
+    if cols > _RUN_LENGTH and tensor.size > max_elements and elementwise:
+        rows = tensor.size // _RUN_LENGTH
+        cols = _RUN_LENGTH
+    runs = _sampled_runs(rows, cols, max_elements)
+    out = empty((sum(count for _, count in runs), cols), tensor.dtype, tensor.name)
     if not out.size:
         return out
     part = tensor.parts.get("data")
     if tensor.codec == DenseLayout.codec and part is not None and part.encoding == "raw":
-        _read_at(tensor, pieces, out)
+        _read_runs(tensor, runs, out)
     else:
-        _read_on(tensor, pieces, out, streams_runs)
+        _decode_runs(tensor, runs, out, elementwise)
     return out
 
 
-def sampled_rows(tensor: Tensor, most: int = SAMPLE) -> Array | None:
-    """Return which rows ``sample_of`` takes: i64; None where it takes runs of other lengths."""
+def sampled_rows(tensor: Tensor, max_elements: int = SAMPLE) -> Array | None:
+    """Return the indices of the rows that ``sample_of`` returns, i64; None if it returns parts of rows."""
     rows, cols = tensor.matrix_shape
-    if cols > _RUN and tensor.size > most:
+    if cols > _RUN_LENGTH and tensor.size > max_elements:
         return None
-    return np.concatenate([np.arange(start, start + count) for start, count in _pieces(rows, cols, most)])
+    return np.concatenate([np.arange(start, start + count) for start, count in _sampled_runs(rows, cols, max_elements)])
 
 
-def _pieces(rows: int, cols: int, most: int) -> list[tuple[int, int]]:
-    """Return starts and numbers of the sampled rows."""
-    if rows * cols <= most:
+def _sampled_runs(rows: int, cols: int, max_elements: int) -> list[tuple[int, int]]:
+    """Return the first row and the number of rows of each run of sampled rows."""
+    if rows * cols <= max_elements:
         return [(0, rows)]
-    each = max(1, min(_PIECE_ROWS, most // (_PIECES * cols)))
-    count = max(1, most // (each * cols))
-    return [(index * (rows - each) // max(count - 1, 1), each) for index in range(count)]
+    run_rows = max(1, min(_RUN_ROWS, max_elements // (_RUN_COUNT * cols)))
+    count = max(1, max_elements // (run_rows * cols))
+    return [(index * (rows - run_rows) // max(count - 1, 1), run_rows) for index in range(count)]
 
 
-def _read_at(tensor: Tensor, pieces: Sequence[tuple[int, int]], out: Array) -> None:
-    # Unchecked: a sample only helps to choose, and whoever then encodes the tensor checks all of it.
+def _read_runs(tensor: Tensor, runs: Sequence[tuple[int, int]], out: Array) -> None:
+    # Without checks of digests: a sample only guides a choice, and encoding the tensor later checks all of it.
     row = DTYPES[tensor.dtype]
     part = replace(tensor.parts["data"], verify=False)
     width = out.shape[1] * row.bits // 8
-    done = 0
-    for start, count in pieces:
+    filled = 0
+    for start, count in runs:
         raw = np.empty(count * width, np.uint8)
         part.readinto(start * width, raw.data)
         values = from_file(raw, row.storage).view(numpy_dtype(row.name))
-        out[done : done + count] = values.reshape(count, -1)
-        done += count
+        out[filled : filled + count] = values.reshape(count, -1)
+        filled += count
 
 
-def _read_on(tensor: Tensor, pieces: Sequence[tuple[int, int]], out: Array, runs: bool) -> None:
+def _decode_runs(tensor: Tensor, runs: Sequence[tuple[int, int]], out: Array, elementwise: bool) -> None:
     cols = out.shape[1]
     reader = CODECS[tensor.codec].reader(tensor)
-    skipped = empty((max(1, SAMPLE // _PIECES // cols), cols), tensor.dtype, tensor.name)
-    position = done = 0
+    skipped = empty((max(1, SAMPLE // _RUN_COUNT // cols), cols), tensor.dtype, tensor.name)
+    position = filled = 0
 
     def read(rows: Array) -> None:
-        reader.read_into(rows.reshape(-1, 1) if runs else rows)
+        reader.read_into(rows.reshape(-1, 1) if elementwise else rows)
 
-    for start, count in pieces:
+    for start, count in runs:
         while position < start:
             step = min(len(skipped), start - position)
             read(skipped[:step])
             position += step
-        read(out[done : done + count])
+        read(out[filled : filled + count])
         position = position + count
-        done = done + count
+        filled = filled + count
 
 
 def first_values(tensor: Tensor) -> Iterator[tuple[int, Array]]:
-    """Yield rows from the first on; no more where those begin small and a sample of the others is all zeros."""
+    """Yield (first row, values) of the chunks of a tensor of floats, in order.
+
+    After the first chunk a sample is read; if that is all zeros, no further chunk is yielded.
+    """
     if tensor.dtype not in FLOATS:
         return
-    looked = False
-    for start, values in pieces(tensor):
-        if start and not looked and not sample_of(tensor).any():
+    sampled = False
+    for start, values in leading_rows(tensor):
+        if start and not sampled and not sample_of(tensor).any():
             return
-        looked = start > 0
+        sampled = start > 0
         yield start, values[0]

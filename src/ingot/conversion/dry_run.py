@@ -1,14 +1,14 @@
-"""What a planned conversion would do: ``--dry-run``."""
+"""The report of a planned conversion for ``--dry-run``."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from ingot.artifacts.attachments import KINDS
+from ingot.artifacts.attachments import ATTACHMENT_TITLES
 from ingot.conversion.budget.report import BudgetReport
 from ingot.conversion.plan import ConvertPlan
-from ingot.conversion.report import action_of, counted, equality, exact, said, source_nbytes
+from ingot.conversion.report import action_of, count_grades, exact, exactness, exactness_summary, source_nbytes
 from ingot.engine.work import Step
 from ingot.model.account import Account
 from ingot.model.layouts.table import codec_name
@@ -44,38 +44,38 @@ _GROUPS = (
 def dry_run(
     plan: ConvertPlan, notes: Sequence[str], budget: BudgetReport | None, inexact: Collection[str], account: Account
 ) -> Report:
-    """Return which rule hits which tensor, and the resulting size.
+    """Return a report of the rule that hits each tensor, and of the resulting size.
 
-    Of the tensors ``inexact`` the values are not all equal in f32.
+    ``inexact`` are the tensors whose values a view has changed in f32.
     """
-    carried = [f"with the {KINDS[kind]}" for kind in plan.attachments.kinds()]
+    attachments = [f"with the {ATTACHMENT_TITLES[name]}" for name in plan.attachments.names()]
     elements = max(sum(step.tensor.size for step in plan.steps), 1)
-    equal = [equality(step, plan.format, inexact) for step in plan.steps]
-    grades = counted(equal)
+    equal = [exactness(step, plan.format, inexact) for step in plan.steps]
+    grades = count_grades(equal)
     repacked = len(equal) - equal.count(None)
     figures = [
         Figure("format", plan.format.name),
         Figure("recipe", plan.recipe),
         Figure("size", plan.size, "bytes"),
         Figure("size_exact", plan.size_exact, "flag"),
-        Figure("notes", [*carried, *notes], "texts"),
+        Figure("notes", [*attachments, *notes], "texts"),
         Figure("warnings", plan.warnings, "texts"),
         Figure("superseded", dict(account.superseded), "data"),
         Figure("dropped", dict(account.dropped), "data"),
         Figure("grades", grades, "counts"),
-        Figure("equal", said(repacked, grades), data=False),
+        Figure("equal", exactness_summary(repacked, grades), data=False),
         Figure("count", len(plan.steps), "count", data=False),
         Figure("nbytes", plan.size, "position", data=False),
         Figure("bits", 8 * plan.size / elements, "bits", data=False),
     ]
-    exactly = "exactly" if plan.size_exact else "at most (as if nothing shrank)"
+    precision = "exactly" if plan.size_exact else "at most (if compression saves nothing)"
     lines = [
         Line(
-            f"{{count}} tensors, recipe {{recipe}}, format {{format}}: {exactly} {{nbytes}} bytes ({{size}}), "
+            f"{{count}} tensors, recipe {{recipe}}, format {{format}}: {precision} {{nbytes}} bytes ({{size}}), "
             "{bits} bits per weight; nothing was written"
         ),
         *([Line("equal, {equal}")] if repacked else []),
-        Line("note: {item}", each="notes"),
+        Line("note: {item}", items="notes"),
     ]
     report = Report(figures, lines, [_tensors(plan.steps, equal), _groups(plan.steps)])
     return report if budget is None else budget.around(report)
@@ -102,7 +102,7 @@ def _tensors(steps: Sequence[Step], equal: Sequence[Texts | None]) -> Table:
 
 
 def _groups(steps: Sequence[Step]) -> Table:
-    """Return what becomes of each tensor, equal layers in one row with the sum of their bytes."""
+    """Return the table of actions; equal layers share one row with the sum of their bytes."""
 
     def key(step: Step) -> tuple[Any, ...]:
         codec = codec_name(step.spec.codec, step.spec.params, (part.encoding for part in step.spec.parts))

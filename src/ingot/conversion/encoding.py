@@ -1,30 +1,35 @@
-"""How a tensor is stored as a rule of a recipe chooses, in a layout that the format takes."""
+"""Plan how a tensor is encoded by a rule of a recipe, in a layout that the format accepts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import isqrt
-from typing import Any
+from typing import Any, NoReturn
+
+import numpy as np
 
 from ingot.codecs.base import Encoder
 from ingot.codecs.dense.repack import holder_of
 from ingot.codecs.range_probe import AUTO
+from ingot.codecs.repacked_encoder import REPACKED_FROM, RepackedEncoder, repacked
 from ingot.codecs.resolve_range import RULE as UNDERFLOW
 from ingot.codecs.resolve_range import describe_types, merge_options, resolve_range
 from ingot.codecs.table import CODECS, stored_exactly
 from ingot.conversion.candidates import first_values
-from ingot.conversion.placement import keep, nearest_refusal
+from ingot.conversion.placement import nearest_refusal, plan_unchanged
 from ingot.core.numeric.blocks import Blocks
 from ingot.core.numeric.dtypes import DTYPES
 from ingot.core.registry import did_you_mean
 from ingot.engine.steps import DECODED, ENCODED, Encode, Move, Repack
 from ingot.engine.work import Step, encoded_spec, same_storage
 from ingot.errors import UnsupportedError, UsageError
-from ingot.formats.base import Format, encoding_in, layout_variants, with_layout
+from ingot.formats.base import RAW, Format, encoding_in, layout_variants, with_layout
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.alternatives import alternatives
+from ingot.model.layouts.base import Storable
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.ggml import GgmlBlocksLayout
 from ingot.model.layouts.palette import PaletteLayout
@@ -32,38 +37,42 @@ from ingot.model.layouts.sparse import BlocksLayout, CsrLayout
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Array, Tensor
 from ingot.recipes.choice import Choice, Measured
-from ingot.recipes.load import made_for
+from ingot.recipes.load import preset_hint
 from ingot.recipes.recipe import Decision, Recipe, Rule
-from ingot.views.regrouped import even_group
+from ingot.views.regroup import even_group
 
-# So many rules are named one by one.
-_NAMED = 8
+# The largest number of rules or tensors that a note lists by name.
+_MAX_LISTED = 8
+# Rows of a sample that is repacked on trial: packed words hold up to 32 rows.
+_SAMPLE_ROWS = 64
 
 
-def without_effect(
+def unused_settings(
     recipe: Recipe | None, decisions: Mapping[str, Decision], importance: Mapping[str, Array]
 ) -> list[str]:
-    """Return a line for each thing that was asked for and does nothing.
+    """Return a note for each rule that hits no tensor, and one if ``--importance`` has no effect.
 
     Parameters
     ----------
     recipe : Recipe or None
-    decisions : what it says of each tensor, by name
-    importance : what errors of columns weigh, by name of the matrix
+    decisions : mapping of str to Decision
+        The recipe's decision on each tensor, by name.
+    importance : mapping of str to array
+        Weights of column errors, by name of the matrix.
     """
     notes = []
     if recipe is not None and decisions:
-        notes += _idle_rules(recipe, decisions)
-    if importance and not any(_weighs(decisions[name].choice) for name in importance if name in decisions):
+        notes += _unused_rules(recipe, decisions)
+    if importance and not any(_uses_importance(decisions[name].choice) for name in importance if name in decisions):
         notes.append(
-            "--importance has no effect: errors of columns are weighed where a recipe makes palettes or searches "
-            "ggml's blocks, and it does that to none of these matrices"
+            "--importance has no effect: only palettes and the search of ggml's blocks use weights of column errors, "
+            "and the recipe applies neither to these matrices"
         )
     return notes
 
 
 def constants_that_stay(source: Checkpoint, format: Format, decisions: Mapping[str, Decision]) -> list[str]:
-    """Return a line for each reason why a program keeps tensors that a recipe would change."""
+    """Return a note for each reason why the format keeps constants that a recipe would change."""
     reasons: dict[str, list[str]] = {}
     for name, decision in decisions.items():
         choice = decision.choice
@@ -74,48 +83,48 @@ def constants_that_stay(source: Checkpoint, format: Format, decisions: Mapping[s
             reasons.setdefault(reason, []).append(name)
     lines = []
     for reason, names in reasons.items():
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        count = "1 tensor stays as it is" if len(names) == 1 else f"{len(names)} tensors stay as they are"
-        listed = ", ".join(name[:200] for name in names[:_NAMED])
-        lines.append(f"{count}, whatever the recipe says ({reason}): {listed}{more}")
+        more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+        count = "1 tensor stays unchanged" if len(names) == 1 else f"{len(names)} tensors stay unchanged"
+        listed = ", ".join(name[:200] for name in names[:_MAX_LISTED])
+        lines.append(f"{count}, although the recipe has a rule for it ({reason}): {listed}{more}")
     return lines
 
 
-def require_effect(warnings: Sequence[str]) -> None:
-    """Refuse what has no effect; raises ``UsageError`` ``convert.idle``."""
+def require_all_used(warnings: Sequence[str]) -> None:
+    """Raise ``UsageError`` ``convert.idle`` if there are notes of ``unused_settings``."""
     if warnings:
         raise UsageError("; ".join(warnings), rule="convert.idle")
 
 
-def _idle_rules(recipe: Recipe, decisions: Mapping[str, Decision]) -> list[str]:
-    hit = {decision.rule_index for decision in decisions.values()}
-    if hit == {None} and recipe.rules:
+def _unused_rules(recipe: Recipe, decisions: Mapping[str, Decision]) -> list[str]:
+    used = {decision.rule_index for decision in decisions.values()}
+    if used == {None} and recipe.rules:
         text = (
-            f"recipe {recipe.name} changes nothing here: no rule hits any of {len(decisions)} tensors. Rules go by "
-            "role, name and shape (`ingot recipes`); those of ane-m1, ane-m4, ane-m5 and ane-int8 take names that say "
-            "nothing"
+            f"recipe {recipe.name} changes nothing here: no rule hits any of {len(decisions)} tensors. Rules select by "
+            "role, name and shape (`ingot recipes`); those of ane-m1, ane-m4, ane-m5 and ane-int8 hit tensors of any "
+            "name"
         )
         return [text]
     if recipe.general:
         return []
-    idle = [(index, rule) for index, rule in enumerate(recipe.rules) if index not in hit]
-    lines = [_line(index, rule, decisions) for index, rule in idle[:_NAMED]]
-    return lines + ([f"{len(idle) - _NAMED} more rules hit no tensor"] if len(idle) > _NAMED else [])
+    unused = [(index, rule) for index, rule in enumerate(recipe.rules) if index not in used]
+    lines = [_unused_rule(index, rule, decisions) for index, rule in unused[:_MAX_LISTED]]
+    return lines + ([f"{len(unused) - _MAX_LISTED} more rules hit no tensor"] if len(unused) > _MAX_LISTED else [])
 
 
-def _line(index: int, rule: Rule, names: Mapping[str, Decision]) -> str:
-    near = next((hint for text in rule.match if text not in names and (hint := did_you_mean(text, names))), "")
-    return f"rules[{index}] ({rule.label}) hits no tensor: none fits, or rules before it take those that do{near}"
+def _unused_rule(index: int, rule: Rule, names: Mapping[str, Decision]) -> str:
+    similar = next((hint for text in rule.match if text not in names and (hint := did_you_mean(text, names))), "")
+    return f"rules[{index}] ({rule.label}) hits no tensor: none matches, or earlier rules hit all that do{similar}"
 
 
-def _weighs(choice: Choice | Measured | None) -> bool:
-    """Whether a choice, or one of its candidates, looks at what errors of columns weigh."""
-    ways = choice.candidates if isinstance(choice, Measured) else (choice,)
-    return any(option is not None and weighs(option) for option in ways)
+def _uses_importance(choice: Choice | Measured | None) -> bool:
+    """Return whether a choice, or one of its candidates, uses weights of column errors."""
+    choices = choice.candidates if isinstance(choice, Measured) else (choice,)
+    return any(option is not None and uses_importance(option) for option in choices)
 
 
-def weighs(choice: Choice) -> bool:
-    """Whether a way to store a tensor looks at what errors of its columns weigh."""
+def uses_importance(choice: Choice) -> bool:
+    """Return whether the codec of a choice uses weights of column errors."""
     if choice.codec == GgmlBlocksLayout.codec:
         return choice.options.get("search", True) is True
     return choice.codec == PaletteLayout.codec and choice.options.get("vector", 1) == 1
@@ -126,25 +135,25 @@ DENSE = Choice(DenseLayout.codec)
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What a tensor lacks: blocks along ``axis``; ``stored`` where its file lacks them already."""
+    """The pruned blocks of a tensor along ``axis``; ``stored`` if its file omits them already."""
 
     axis: int
     blocks: Blocks
     stored: bool
 
     def options(self) -> dict[str, object]:
-        """Return the options of ``sparse_blocks`` that say so."""
+        """Return the options of the codec ``sparse_blocks`` for these blocks."""
         return {"axis": self.axis, "block": self.blocks.block, "mask": self.blocks.mask}
 
     def around(self, codec: str, options: Mapping[str, Any], format: Format) -> dict[str, object]:
-        """Return the options of ``sparse_blocks`` around a codec: in full size where the format asks for that."""
-        whole = {"whole": True} if full_size(format) else {}
-        return {**self.options(), "inner": codec, "options": options, **whole}
+        """Return the options of ``sparse_blocks`` with an inner codec, in full size if the format requires that."""
+        size = {"whole": True} if full_size(format) else {}
+        return {**self.options(), "inner": codec, "options": options, **size}
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What decides on a tensor beside its rule: what tensors lack, and what errors of their columns weigh."""
+class EncodingInputs:
+    """Inputs of a decision besides the rule: pruned blocks by tensor, and weights of column errors by matrix."""
 
     allow_requantize: bool
     prune: Mapping[str, Pruned]
@@ -152,38 +161,42 @@ class Asked:
 
 
 def full_size(format: Format) -> bool:
-    """Whether a format wants pruned matrices in their full size."""
+    """Return whether a format stores pruned matrices in their full size."""
     return format.traits.full_size
 
 
-def encode(tensor: Tensor, format: Format, rule: str, choice: Choice, asked: Asked) -> Step:
-    """Encode as a choice says; a tensor whose values are too small for it stays as it is: the label says so."""
+def plan_encoding_or_keep(tensor: Tensor, format: Format, rule: str, choice: Choice, inputs: EncodingInputs) -> Step:
+    """Return the step that encodes a tensor by a choice.
+
+    A tensor without a decoder, or with values too small for the codec, is kept unchanged, and the rule's label says so.
+    """
     if tensor.decoder is None or tensor.dtype not in DTYPES:
-        return keep(tensor, format, f"{rule} (kept: no decoder for {tensor.codec})")
+        return plan_unchanged(tensor, format, f"{rule} (kept: no decoder for {tensor.codec})")
     try:
-        return as_chosen(tensor, format, rule, choice, asked)
+        return plan_encoding(tensor, format, rule, choice, inputs)
     except UnsupportedError as error:
         if error.rule != UNDERFLOW:
             raise
     rule = f"{rule} (kept: values too small)"
-    pruning = asked.prune.get(tensor.name)
+    pruning = inputs.prune.get(tensor.name)
     if pruning is None or pruning.stored:
-        return keep(tensor, format, rule)
-    return as_chosen(tensor, format, rule, DENSE, asked)
+        return plan_unchanged(tensor, format, rule)
+    return plan_encoding(tensor, format, rule, DENSE, inputs)
 
 
-def as_chosen(tensor: Tensor, format: Format, rule: str, choice: Choice, asked: Asked) -> Step:
-    """Return how a tensor becomes what is chosen: moved or repacked where it is that already, else encoded.
+def plan_encoding(tensor: Tensor, format: Format, rule: str, choice: Choice, inputs: EncodingInputs) -> Step:
+    """Return the step that stores a tensor by a choice: moved or repacked if it has that storage, else encoded.
 
     Raises
     ------
     UnsupportedError
-        ``convert.unsupported``: the format cannot carry it; the codec cannot reach values as small as these.
+        ``convert.unsupported``: the format cannot carry the result, or the tensor's values are too small for the codec.
     UsageError
-        ``convert.requantize``: it is quantized already.
+        ``convert.requantize``: the tensor is already quantized.
     """
-    pruning = asked.prune.get(tensor.name)
-    codec, inner = choice.codec, _options(tensor, choice, asked)
+    pruning = inputs.prune.get(tensor.name)
+    codec = choice.codec
+    inner = _options(tensor, choice, inputs)
     settings = CODECS.get_or_refuse(codec).encoder(tensor.shape, tensor.dtype, inner)
     keeps = settings.lossless
     exact = keeps
@@ -193,83 +206,143 @@ def as_chosen(tensor: Tensor, format: Format, rule: str, choice: Choice, asked: 
         loses, rule = _pruned(pruning, rule)
         exact = keeps and not loses
 
-    def made(options: Mapping[str, Any]) -> Encoder:
+    def build(options: Mapping[str, Any]) -> Encoder:
         return CODECS[codec].encoder(tensor.shape, tensor.dtype, options)
 
     def around(inner: Mapping[str, Any]) -> Mapping[str, Any]:
         return inner if pruning is None else pruning.around(choice.codec, inner, format)
 
-    def specified(encoder: Encoder) -> TensorSpec:
+    def spec_of(encoder: Encoder) -> TensorSpec:
         return encoded_spec(tensor.name, tensor, encoder, encoding_in(format, choice.encoding))
 
     options = around(inner)
-    encoder = made(options)
-    spec = specified(encoder)
+    encoder = build(options)
+    spec = spec_of(encoder)
     reason = format.why_unsupported(spec)
     if reason is not None:
         if pruning is None and choice.codec == tensor.codec == DenseLayout.codec and tensor.dtype == spec.dtype:
-            return keep(tensor, format, rule)
-        others = _instead(choice, inner, settings, format, _stored_columns(tensor, pruning, format))
-        taken = _first_taken(others, lambda inner: format.why_unsupported(specified(made(around(inner)))) is None)
-        if taken is None:
-            reason = _in_two_steps(format, spec) or nearest_refusal(format, spec) or reason
-            raise UnsupportedError(
-                f"{format.name} cannot carry what rule {rule!r} asks for: {reason}{made_for(format.name, choice)}",
-                rule="convert.unsupported",
-            )
-        options = around(taken[0])
-        encoder = made(options)
-        spec = specified(encoder)
-        rule = rule + taken[1]
-    if not loses and (stays := _as_asked(tensor, spec, rule)) is not None:
-        return stays
-    encoder, more = resolve_range(
-        encoder, made, options, first_values(tensor), lambda wide: format.why_unsupported(specified(wide)) is None
+            return plan_unchanged(tensor, format, rule)
+        variants = _option_variants(choice, inner, settings, format, _stored_columns(tensor, pruning, format))
+        accepted = _first_accepted(
+            variants, lambda inner: format.why_unsupported(spec_of(build(around(inner)))) is None
+        )
+        if accepted is None:
+            more = _option_variants(choice, inner, settings, format, tensor.matrix_shape[1])
+            variants = chain([(inner, "")], more) if pruning is None else iter(())
+            return _plan_repacked(tensor, format, rule, choice, variants, inputs) or _refuse(format, spec, rule, choice)
+        options = around(accepted[0])
+        encoder = build(options)
+        spec = spec_of(encoder)
+        rule = rule + accepted[1]
+    if not loses and (exact_step := _plan_same_codes(tensor, spec, rule)) is not None:
+        return exact_step
+    encoder, wider = resolve_range(
+        encoder, build, options, first_values(tensor), lambda wide: format.why_unsupported(spec_of(wide)) is None
     )
-    if more:
-        spec = specified(encoder)
-        rule = f"{rule} ({describe_types(more)}: small values)"
-        if not loses and (stays := _as_asked(tensor, spec, rule)) is not None:
-            return stays
+    if wider:
+        spec = spec_of(encoder)
+        rule = f"{rule} ({describe_types(wider)}: small values)"
+        if not loses and (exact_step := _plan_same_codes(tensor, spec, rule)) is not None:
+            return exact_step
     action = DECODED if not stored_exactly(tensor) and exact else ENCODED
-    if not keeps and codec != DenseLayout.codec:  # a narrower type rounds once more, as anybody who decodes it has to
-        _refuse_requantizing(tensor, rule, asked)
+    if not keeps and codec != DenseLayout.codec:  # a dense tensor of a narrower dtype is no second quantization
+        _refuse_requantizing(tensor, rule, inputs)
     return Encode(
-        tensor, spec, action, rule, exact, encoder=encoder, options=merge_options(options, more), keeps_weights=keeps
+        tensor, spec, action, rule, exact, encoder=encoder, options=merge_options(options, wider), keeps_weights=keeps
     )
 
 
-def _in_two_steps(format: Format, spec: TensorSpec) -> str:
-    """Return how numbers that a recipe makes get into a format that has them in a layout of its own; empty if not."""
-    if next(layout_variants(format, spec), None) is None:
-        return ""
-    return (
-        f"its layers hold such numbers, but recipes make them in another layout: convert to a .zt by this recipe, and "
-        f"that to {format.name} without one"
+def _refuse(format: Format, spec: TensorSpec, rule: str, choice: Choice) -> NoReturn:
+    reason = nearest_refusal(format, spec) or format.why_unsupported(spec)
+    raise UnsupportedError(
+        f"{format.name} cannot carry the result of rule {rule!r}: {reason}{preset_hint(format.name, choice)}",
+        rule="convert.unsupported",
     )
 
 
-def _as_asked(tensor: Tensor, spec: TensorSpec, rule: str) -> Step | None:
-    """Return how a tensor's own numbers become what is asked for: moved, or repacked exactly; None if they do not."""
+def _plan_repacked(
+    tensor: Tensor,
+    format: Format,
+    rule: str,
+    choice: Choice,
+    variants: Iterable[tuple[Mapping[str, Any], str]],
+    inputs: EncodingInputs,
+) -> Step | None:
+    """Return the step that encodes a tensor as chosen and repacks it for the format; None if no layout is exact.
+
+    ``variants`` are options of the codec, each with a label for the report.
+    """
+    codec = CODECS[choice.codec]
+
+    def prepare(options: Mapping[str, Any]) -> Encoder:
+        return codec.encoder(tensor.shape, tensor.dtype, options)
+
+    def layouts(encoder: Encoder) -> Iterator[tuple[Storable, TensorSpec]]:
+        return layout_variants(format, encoded_spec(tensor.name, tensor, encoder, RAW))
+
+    for options, label in variants:
+        encoder = prepare(options)
+        if "dtype" not in encoder.params or next(layouts(encoder), None) is None:
+            continue
+        encoder, wider = resolve_range(
+            encoder, prepare, options, first_values(tensor), lambda wide: next(layouts(wide), None) is not None
+        )
+        text = f" ({describe_types(wider)}: small values)" if wider else ""
+        chosen = merge_options(options, wider)
+        if same_storage(tensor, encoded_spec(tensor.name, tensor, encoder, RAW)):
+            return plan_unchanged(tensor, format, rule)
+        if encoder.lossless:
+            continue
+        for layout, spec in layouts(encoder):
+            if not _repacks_sample(tensor, choice.codec, chosen, layout):
+                continue
+            _refuse_requantizing(tensor, rule, inputs)
+            return Encode(
+                tensor,
+                spec,
+                ENCODED,
+                rule + label + text,
+                exact=False,
+                encoder=RepackedEncoder(encoder, tensor.name, tensor.shape, layout),
+                options={REPACKED_FROM: {"codec": choice.codec, "options": chosen}},
+                keeps_weights=False,
+            )
+    return None
+
+
+def _repacks_sample(tensor: Tensor, codec: str, options: Mapping[str, Any], layout: Storable) -> bool:
+    """Return whether the tensor's first rows, encoded, have an exact form in ``layout``."""
+    first = next((values for _, values in first_values(tensor)), None)
+    if first is None:
+        return False
+    rows = np.resize(first, (_SAMPLE_ROWS, first.shape[1]))
+    encoder = CODECS[codec].encoder(rows.shape, tensor.dtype, options)
+    for _ in range(encoder.fit_passes):
+        encoder.fit_pass(rows)
+    return repacked(encoder, encoder.encode(rows), tensor.name, rows.shape, layout).exact
+
+
+def _plan_same_codes(tensor: Tensor, spec: TensorSpec, rule: str) -> Step | None:
+    """Return the step that moves or exactly repacks a tensor into ``spec``; None if neither is possible."""
     if same_storage(tensor, spec):
         return Move(tensor, tensor.spec(), rule=rule)
     if tensor.codec == DenseLayout.codec or tensor.codec not in CODECS:
         return None
     for layout in alternatives(tensor.layout, tensor):
         if layout.codec == spec.codec and with_layout(tensor.spec(), layout) == spec:
-            found = CODECS[tensor.codec].repack(tensor, layout)
-            return Repack(tensor, spec, rule=rule, repack=found) if found.exact else None
+            repack = CODECS[tensor.codec].repack(tensor, layout)
+            return Repack(tensor, spec, rule=rule, repack=repack) if repack.exact else None
     return None
 
 
-def _instead(
+def _option_variants(
     choice: Choice, options: Mapping[str, Any], encoder: Encoder, format: Format, cols: int
 ) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """Yield options for layouts that other formats take, each with a label for the report, empty where none is needed.
+    """Yield options for equivalent layouts that formats may accept, each with a label for the report, often empty.
 
-    Values in a wider type, rows of codes without padding, columns that are known to ascend, unsigned codes around the
-    point in the middle. For formats that need even groups, groups that divide the matrix's ``cols`` columns. For
-    formats of operators, also scales of the values' own type.
+    The layouts are: values in a wider dtype, rows of codes without padding, ascending column indices, and unsigned
+    codes with the middle as zero point. For formats that need even groups, the group size divides the matrix's
+    ``cols`` columns. For formats of operators, scales may have the dtype of the values.
     """
     if choice.codec == DenseLayout.codec and choice.encoding == "raw":
         holder = holder_of(encoder)
@@ -290,30 +363,32 @@ def _instead(
     if sizes is not None and group is not None:
         even, label = _even_group(group, cols, sizes)
         size = "row" if even == cols and not sizes else even
-        forms = [{**zero, **packing} for zero in zeros for packing in packings if even]
-        yield from (({**options, **form, "group": size}, label) for form in forms)
+        yield from (
+            ({**options, **zero, **packing, "group": size}, label) for zero in zeros for packing in packings if even
+        )
     if format.traits.fixed_scales:
-        own = {} if options.get("scales", AUTO) != AUTO else {"scales": "source"}
-        yield from (({**options, **own, **zero, **packing}, "") for zero in zeros for packing in packings)
+        scales = {} if options.get("scales", AUTO) != AUTO else {"scales": "source"}
+        yield from (({**options, **scales, **zero, **packing}, "") for zero in zeros for packing in packings)
 
 
 def _stored_columns(tensor: Tensor, pruning: Pruned | None, format: Format) -> int:
-    """Return the columns of the matrix that the format stores: without those that are dropped where it wants that."""
+    """Return the number of columns that the format stores, without pruned columns if the format omits them."""
     compacts = pruning is not None and pruning.axis == 1 and not full_size(format)
-    return pruning.blocks.kept if pruning is not None and compacts else tensor.matrix_shape[1]
+    return pruning.blocks.kept_channels if pruning is not None and compacts else tensor.matrix_shape[1]
 
 
-def _first_taken(
-    others: Iterator[tuple[Mapping[str, Any], str]], takes: Callable[[Mapping[str, Any]], bool]
+def _first_accepted(
+    variants: Iterator[tuple[Mapping[str, Any], str]], accepts: Callable[[Mapping[str, Any]], bool]
 ) -> tuple[Mapping[str, Any], str] | None:
-    return next((other for other in others if takes(other[0])), None)
+    return next((variant for variant in variants if accepts(variant[0])), None)
 
 
 def _even_group(group: int, cols: int, sizes: Sequence[int]) -> tuple[int | None, str]:
-    """Return the number of columns that takes the place of ``group``, if any, and a label for the report.
+    """Return the group size that replaces ``group``, None if there is none, and a label for the report.
 
-    Among the sizes that a format lists, the largest that divides ``group`` and the columns. Without a list, the largest
-    divisor of the columns from half of ``group`` on, else the smallest one above it, up to four times as many.
+    If the format lists sizes, it is the largest that divides ``group`` and the columns. Without a list, it is the
+    largest divisor of the columns between half of ``group`` and ``group``, else the smallest one up to four times
+    ``group``.
     """
     if sizes:
         return even_group(group, cols, sizes), ""
@@ -325,13 +400,13 @@ def _even_group(group: int, cols: int, sizes: Sequence[int]) -> tuple[int | None
 
 
 def _pruned(pruning: Pruned, rule: str) -> tuple[bool, str]:
-    """Return whether a pruning drops something now, and the rule's label that says so."""
+    """Return whether this conversion prunes the tensor, and the rule's label with the pruned share if it does."""
     loses = not pruning.stored and pruning.blocks.sparsity > 0
     return loses, f"{rule} (pruned {100 * pruning.blocks.sparsity:.1f} %)" if loses else rule
 
 
-def _refuse_requantizing(tensor: Tensor, rule: str, asked: Asked) -> None:
-    if not stored_exactly(tensor) and not asked.allow_requantize:
+def _refuse_requantizing(tensor: Tensor, rule: str, inputs: EncodingInputs) -> None:
+    if not stored_exactly(tensor) and not inputs.allow_requantize:
         raise UsageError(
             f"the tensor is already stored as {tensor.codec}; quantizing it again by rule {rule!r} loses more than "
             "quantizing the original would. Start from the original, or pass --allow-requantize "
@@ -340,7 +415,7 @@ def _refuse_requantizing(tensor: Tensor, rule: str, asked: Asked) -> None:
         )
 
 
-def _options(tensor: Tensor, choice: Choice, asked: Asked) -> Mapping[str, Any]:
-    """Return a choice's options, with what the errors of this tensor's columns weigh where that is known."""
-    weighed = tensor.name in asked.importance and weighs(choice)
-    return {**choice.options, "importance": asked.importance[tensor.name]} if weighed else choice.options
+def _options(tensor: Tensor, choice: Choice, inputs: EncodingInputs) -> Mapping[str, Any]:
+    """Return a choice's options, with the tensor's weights of column errors if the codec uses them."""
+    weighed = tensor.name in inputs.importance and uses_importance(choice)
+    return {**choice.options, "importance": inputs.importance[tensor.name]} if weighed else choice.options

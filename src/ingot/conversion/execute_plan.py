@@ -1,4 +1,4 @@
-"""Execute the plan of a conversion that another process has made (``spec/operations.md``, "Plans")."""
+"""Execute the plan of a conversion that another process wrote (``spec/operations.md``, "Plans")."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from ingot.stores.location import Location
 
 @takes(ExecuteOptions, "execute")
 def execute(options: ExecuteOptions) -> ConvertReport:
-    """Carry out the plan of a conversion that another process has made.
+    """Carry out a plan of a conversion that ``ingot convert --plan-out`` wrote.
 
-    The result is byte for byte that of the conversion itself. A plan with some of the steps makes an artifact of those
-    tensors.
+    The result has the same bytes as that of the conversion itself. If steps were removed from the plan, the artifact
+    contains only the tensors of the remaining steps.
 
     Returns
     -------
@@ -36,12 +36,12 @@ def execute(options: ExecuteOptions) -> ConvertReport:
     Raises
     ------
     FormatError
-        ``plan.json``, ``plan.version``: no plan, or that of another version of Ingot. ``plan.step``: a step does not
-        fit its source or the format.
+        ``plan.json``, ``plan.version``: the file is no plan, or a plan of another version of Ingot. ``plan.step``: a
+        step does not fit its source or the format.
     IntegrityError
-        ``plan.source``: the source, or what is carried beside the weights, is not what the plan was made for.
+        ``plan.source``: the source or an attachment has changed since the plan was made.
     UsageError, UnsupportedError, CodecError, ResourceError
-        As ``ingot.convert``. Nothing is left under the final name.
+        See ``ingot.convert``. Nothing is left under the final name.
     """
     started = time.perf_counter()
     data = read_plan(Location.parse(options.plan), PlanData)
@@ -59,21 +59,18 @@ def _prepared(data: PlanData, out: Location | None) -> Prepared:
     try:
         plan = opened.plan(range(len(data.steps)))
         _require_order(plan.format, plan.specs)
-        plan = with_config(plan, opened.source, opened.checkpoint, opened.place, untie=data.untie)
+        plan = with_config(plan, opened.source, opened.checkpoint, opened.target, untie=data.untie)
     except BaseException:
         opened.checkpoint.close()
         raise
-    source = opened.source
-    checkpoint = opened.checkpoint
-    place = opened.place
     return Prepared(
-        source,
-        checkpoint,
+        opened.source,
+        opened.checkpoint,
         plan,
-        place,
+        opened.target,
         untie=data.untie,
         notes=data.notes,
-        read=opened.view.bytes_read,
+        bytes_read=opened.view.bytes_read,
         inexact=opened.view.inexact,
         account=Account(data.superseded, data.dropped),
     )
@@ -81,4 +78,4 @@ def _prepared(data: PlanData, out: Location | None) -> Prepared:
 
 def _require_order(format: Format, specs: Sequence[TensorSpec]) -> None:
     if len({spec.name for spec in specs}) != len(specs) or list(format.order(specs)) != list(range(len(specs))):
-        raise FormatError(STEP, "expected each tensor once, in the order in which the format wants them")
+        raise FormatError(STEP, "expected each tensor once, in the order of the format")

@@ -8,14 +8,15 @@ from ingot.artifacts.destination import Destination, destination, format_of_suff
 from ingot.artifacts.open import open_source
 from ingot.conversion.options import ConvertOptions, MatrixOptions
 from ingot.conversion.plan import ConvertPlan
-from ingot.errors import UsageError
+from ingot.errors import UnsupportedError, UsageError
+from ingot.formats.base import Format
 from ingot.formats.detect import FORMATS
 from ingot.model.layouts.dense import DenseLayout
-from ingot.model.reading.lazy import as_many
+from ingot.model.reading.lazy import as_tensor_map
 from ingot.recipes.load import load_recipe
 from ingot.recipes.recipe import Recipe
 from ingot.runtimes.accepts import accepts, accepts_specs, container_name, readable_containers, refusal
-from ingot.runtimes.fit import container_for, presets_of
+from ingot.runtimes.fit import choices_of, container_for, holds, presets_held, presets_of
 from ingot.runtimes.profile import RuntimeProfile
 from ingot.runtimes.table import runtime_named
 from ingot.stores.location import Location
@@ -63,7 +64,7 @@ def _container_of_source(profile: RuntimeProfile, options: ConvertOptions) -> st
     names = readable_containers(profile)
     source = open_source(Location.parse(options.src))
     try:
-        dense = all(tensor.codec == DenseLayout.codec for tensor in as_many(source.catalog.tensors).uncached())
+        dense = all(tensor.codec == DenseLayout.codec for tensor in as_tensor_map(source.catalog.tensors).uncached())
         same = source.format.name
         accepted = same in names and accepts(profile, source).accepted
     finally:
@@ -77,6 +78,25 @@ def _container_of_source(profile: RuntimeProfile, options: ConvertOptions) -> st
     targets = matrix(MatrixOptions(options.src, names, keep_names=options.keep_names)).targets
     best = min(targets, key=lambda item: (item.decoded_nbytes + item.refused_nbytes, names.index(item.format)))
     return best.format
+
+
+def require_held(format: Format, recipe: Recipe | None) -> None:
+    """Refuse a preset with a quantizer if a container would store its matrices as 16-bit values.
+
+    Raises ``UnsupportedError`` ``convert.not-held`` with the presets that the container holds.
+    """
+    if recipe is None or not recipe.general:
+        return
+    has_quantizer = any(choice.quantizer for rule in recipe.rules for choice in choices_of(rule))
+    if not has_quantizer or holds(FORMATS.get(format.name, format), recipe):
+        return  # without a quantizer, the plan refuses codecs that the container cannot hold
+    names = ", ".join(presets_held(format)) or "none"
+    raise UnsupportedError(
+        f"{format.name} cannot hold the result of preset {recipe.name}; it would store the matrices as 16-bit values. "
+        f"Presets that {format.name} holds: {names}. For the decoded values: convert to a .zt by this preset, and "
+        f"that to {format.name}",
+        rule="convert.not-held",
+    )
 
 
 def checked_plan(plan: ConvertPlan, options: ConvertOptions, target: Destination) -> ConvertPlan:

@@ -1,4 +1,4 @@
-"""What the errors of a matrix's columns weigh when its codebook is chosen: the mean squares of what they multiply.
+"""Weights of column errors for the choice of a matrix's codebook: the mean squares of the column's inputs.
 
 Changing a weight by d changes the output by d times its input: the output's squared error is the sum of d^2 times the
 mean square of the column's input.
@@ -19,21 +19,24 @@ RULE = "convert.importance"
 
 
 def read_importance(path: AnyPath, source: Checkpoint) -> dict[str, Array]:
-    """Return weights per column by name of the matrix, from a checkpoint of activation norms.
+    """Read activation norms and return weights per column, f64 with mean 1, by name of the matrix.
 
     Parameters
     ----------
-    path : a checkpoint with a vector per matrix, under the matrix's name or that of its module: the root mean square
-        (or, what is the same up to a factor, the norm) of each input channel
-    source : the checkpoint whose matrices are meant
+    path : path
+        A checkpoint with a vector per matrix, under the name of the matrix or of its module: the root mean square of
+        each input channel, up to a common factor.
+    source : Checkpoint
+        The checkpoint with the matrices.
 
     Raises
     ------
     UsageError
-        ``convert.importance``: a vector that no matrix has the columns for, or that is no magnitude; and what opening
-        the checkpoint raises.
+        ``convert.importance``: a vector with the wrong length, dtype or values, or no vector for any matrix.
+    IngotError
+        Errors of opening the checkpoint.
     """
-    found = {}
+    weights = {}
     location = Location.parse(path)
     with open_checkpoint(location) as norms:
         for name, vector in norms.items():
@@ -50,7 +53,11 @@ def read_importance(path: AnyPath, source: Checkpoint) -> dict[str, Array]:
             squares = np.square(vector.numpy().astype(np.float64))
             if not np.isfinite(squares).all() or not squares.any():
                 raise UsageError("expected finite magnitudes, not all 0", rule=RULE, where=name)
-            found[matrix] = squares / squares.mean()
-    if not found:
-        raise UsageError("expected a vector under a matrix's name, found none", rule=RULE, where=location.display)
-    return found
+            weights[matrix] = squares / squares.mean()
+    if not weights:
+        raise UsageError(
+            "no vector has the name of a matrix of the source; name each vector after its matrix or module",
+            rule=RULE,
+            where=location.display,
+        )
+    return weights

@@ -1,4 +1,4 @@
-"""What a conversion without a recipe would do with every tensor, for every format: moved, repacked exactly, decoded."""
+"""The action of a conversion without a recipe for every tensor and format: move, repack exactly, decode, or refuse."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from ingot.artifacts.account import account_of_conversion, dropped
+from ingot.artifacts.account import account_of_conversion, dropped_omissions
 from ingot.artifacts.adapter_files import HOLDS_ANY, Adapter, adapter_of
 from ingot.artifacts.destination import STEM, Destination
-from ingot.artifacts.open import Source, open_found, open_source
+from ingot.artifacts.open import Source, open_source, open_source_in_store
 from ingot.conversion.model_folder import needs_family, with_model_folder
 from ingot.conversion.options import ConvertOptions, MatrixOptions
-from ingot.conversion.placement import kept, obstacle
+from ingot.conversion.placement import plan_without_rule, why_not_exact
 from ingot.conversion.prepare_source import prepare_source
-from ingot.conversion.report import action_of, counted, equality, said
+from ingot.conversion.report import action_of, count_grades, exactness, exactness_summary
 from ingot.core.options import takes
 from ingot.engine.steps import DECODED, MOVED, REPACKED
 from ingot.errors import CodecError, FormatError, IngotError, MissingExtraError, UnsupportedError, UsageError
@@ -24,7 +24,7 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.tensor import Tensor
 from ingot.reporting.report import Bytes, Column, Count, Counts, Figure, Line, Report, Table, Texts, table_of
-from ingot.reporting.shown import Shown
+from ingot.reporting.reportable import Reportable
 from ingot.runtimes.accepts import readable_containers
 from ingot.runtimes.table import runtime_named
 from ingot.stores.location import Location
@@ -33,11 +33,11 @@ REFUSED = "refused"
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """What becomes of one tensor in one format, and why it is not kept as it is stored.
+class TensorOutcome:
+    """The action for one tensor in one format, and the reason if it is decoded or refused.
 
-    ``action`` is moved, repacked, decoded or refused; ``nbytes`` are those of the parts. ``equal``, of what is
-    repacked: in which grades it is equal (``integers``, ``scales``, ``f32``, ``type``).
+    ``action`` is moved, repacked, decoded or refused; ``nbytes`` are the bytes of the result's parts. ``equal`` are the
+    grades in which a repacked tensor is equal (``integers``, ``scales``, ``f32``, ``type``).
     """
 
     format: str
@@ -51,10 +51,10 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """One format: how many tensors, and how many of their stored bytes, go which way; the first obstacle.
+class FormatTotals:
+    """The tensors and their stored bytes by action for one format, and the first reason for a decoded or refused one.
 
-    ``grades`` counts the repacked ones that are equal in each grade.
+    ``grades`` counts the repacked tensors that are equal in each grade.
     """
 
     format: str
@@ -68,45 +68,48 @@ class Target:
     refused_nbytes: Bytes = 0
     nbytes: Bytes = 0
     obstacle: str | None = None
-    grades: Counts = field(default_factory=lambda: counted(()))
+    grades: Counts = field(default_factory=lambda: count_grades(()))
 
 
 @dataclass(frozen=True, slots=True)
-class Matrix(Shown):
-    """A checkpoint, and what becomes of it in each format."""
+class Matrix(Reportable):
+    """The outcome of converting a checkpoint to each format: totals by format, and the outcome of every tensor."""
 
     path: str
     format: str
-    targets: Sequence[Target]
-    ways: Sequence[Way]
+    targets: Sequence[FormatTotals]
+    tensors: Sequence[TensorOutcome]
 
     def report(self) -> Report:
-        """Return the targets for people, and all ways for programs."""
+        """Return the report: text shows the totals, JSON also has every tensor."""
         obstacles = Figure("obstacles", _obstacles(self.targets), "texts", data=False)
         figures = [Figure("path", self.path), Figure("format", self.format), obstacles]
-        told = table_of("targets", self.targets, Target)
         return Report(
             figures,
-            [Line("{path} ({format}): tensors, and bytes as stored now, by what becomes of them")],
-            [told, _shown(self.targets), table_of("tensors", self.ways, Way)],
-            [Line("{item}", each="obstacles")],
+            [Line("{path} ({format}): tensors, and bytes as stored now, by the action for each format")],
+            [
+                table_of("targets", self.targets, FormatTotals),
+                _totals_table(self.targets),
+                table_of("tensors", self.tensors, TensorOutcome),
+            ],
+            [Line("{item}", items="obstacles")],
         )
 
 
 @takes(MatrixOptions, "matrix")
 def matrix(options: MatrixOptions) -> Matrix:
-    """Tell for every format, or those asked for, what a conversion without a recipe would do with each tensor.
+    """Return the action of a conversion without a recipe for each tensor, for every format or for those of ``to``.
 
-    Reads headers, and what decides whether a tensor can be repacked: scales and zero points.
+    Reads headers, and the scales and zero points that decide whether a tensor can be repacked.
 
     Raises
     ------
     UsageError
-        ``format.unknown``: a format that there is not.
+        ``format.unknown``: no such format.
     UnsupportedError
-        ``model.quantized``: words that another program packed and that Ingot does not decode.
+        ``model.quantized``: another program packed the weights in a way that Ingot does not decode.
     IngotError
-        What opening the checkpoint raises.
+        Errors of opening the checkpoint.
     """
     names = options.to
     if options.runtime is not None:
@@ -118,29 +121,31 @@ def matrix(options: MatrixOptions) -> Matrix:
     source = open_source(Location.parse(options.src), io=options.io, verify=options.verify)
     with ExitStack() as stack:
         stack.callback(source.close)
-        dialect = source.dialect()
+        dialect = source.packer()
         if dialect is not None:
             raise dialect.refusal()
-        config, adapter = source.config(), adapter_of(source)
+        config = source.config()
+        adapter = adapter_of(source)
         formats = [format.for_source(config) for format in formats]
-        found = {format.name: list(_ways(source, options, format, stack, adapter)) for format in formats}
-    targets = [_target(name, ways) for name, ways in found.items()]
-    return Matrix(source.location, source.format.name, targets, [way for ways in found.values() for way in ways])
+        outcomes = {format.name: list(_outcomes(source, options, format, stack, adapter)) for format in formats}
+    targets = [_totals(name, tensors) for name, tensors in outcomes.items()]
+    tensors = [outcome for tensors in outcomes.values() for outcome in tensors]
+    return Matrix(source.location, source.format.name, targets, tensors)
 
 
-def _ways(
+def _outcomes(
     source: Source, options: MatrixOptions, format: Format, stack: ExitStack, adapter: Adapter | None
-) -> Iterator[Way]:
-    """Yield what becomes of each tensor under the names that a conversion gives them; views are closed by ``stack``."""
-    place = Destination(Location.parse(""), True, format, format.file_name(STEM))
+) -> Iterator[TensorOutcome]:
+    """Yield the outcome of each tensor, under the name that a conversion gives it; ``stack`` closes the views."""
+    target = Destination(Location.parse(""), True, format, format.file_name(STEM))
     keep_names = options.keep_names or adapter is not None
-    wanted = ConvertOptions(options.src, "", keep_names=keep_names, no_tokenizer=options.no_tokenizer)
+    convert_options = ConvertOptions(options.src, "", keep_names=keep_names, no_tokenizer=options.no_tokenizer)
     checkpoint = source.view()
     try:
         if adapter is not None and format.name not in HOLDS_ANY:
             raise adapter.refusal(source.location)
-        checkpoint = checkpoint if keep_names else _with_folder(source, checkpoint, place, stack)
-        prepared = prepare_source(checkpoint, place, wanted, dropped(checkpoint, options.drop))
+        checkpoint = checkpoint if keep_names else _with_folder(source, checkpoint, target, stack)
+        prepared = prepare_source(checkpoint, target, convert_options, dropped_omissions(checkpoint, options.drop))
         view = prepared.checkpoint
         stack.callback(view.close)
         format = format.for_attachments(view.attachments)
@@ -149,47 +154,47 @@ def _ways(
             yield _refused(format, tensor, error)
         return
     account = account_of_conversion(checkpoint, view, view, format, options.drop)
-    for name, reason in account.lost.items():
+    for name, reason in account.missing.items():
         codec, nbytes = (checkpoint[name].codec, checkpoint[name].nbytes) if name in checkpoint else ("", 0)
-        yield Way(format.name, name, codec, REFUSED, nbytes, 0, why=reason)
-    yield from (_way(format, view[name], prepared.inexact) for name in view)
+        yield TensorOutcome(format.name, name, codec, REFUSED, nbytes, 0, why=reason)
+    yield from (_outcome(format, view[name], prepared.inexact) for name in view)
 
 
-def _with_folder(source: Source, checkpoint: Checkpoint, place: Destination, stack: ExitStack) -> Checkpoint:
-    """Return the checkpoint with the files of its folder, as a conversion takes it (``with_model_folder``)."""
-    if source.is_folder or not needs_family(place):
+def _with_folder(source: Source, checkpoint: Checkpoint, target: Destination, stack: ExitStack) -> Checkpoint:
+    """Return the checkpoint with the files of its folder if a conversion uses them (``with_model_folder``)."""
+    if source.is_folder or not needs_family(target):
         return checkpoint
-    again = open_found(source.store, source.name, verify=source.verify)
+    again = open_source_in_store(source.store, source.name, verify=source.verify)
     stack.callback(again.close)
-    opened, _ = with_model_folder(again, place, None)
+    opened, _ = with_model_folder(again, target, None)
     stack.callback(opened.close)
     return opened.view()
 
 
-def _way(format: Format, tensor: Tensor, inexact: frozenset[str]) -> Way:
+def _outcome(format: Format, tensor: Tensor, inexact: frozenset[str]) -> TensorOutcome:
     try:
-        step = kept(tensor, format)
+        step = plan_without_rule(tensor, format)
     except (UnsupportedError, CodecError) as error:
         return _refused(format, tensor, error)
-    why = obstacle(tensor, format) if step.action == DECODED and tensor.codec != DenseLayout.codec else None
+    why = why_not_exact(tensor, format) if step.action == DECODED and tensor.codec != DenseLayout.codec else None
     codec = tensor.decoded_from or tensor.codec
-    equal = equality(step, format, inexact)
-    return Way(format.name, tensor.name, codec, action_of(step), tensor.nbytes, step.out_bytes, equal, why)
+    equal = exactness(step, format, inexact)
+    return TensorOutcome(format.name, tensor.name, codec, action_of(step), tensor.nbytes, step.out_bytes, equal, why)
 
 
-def _refused(format: Format, tensor: Tensor, error: IngotError) -> Way:
-    return Way(format.name, tensor.name, tensor.codec, REFUSED, tensor.nbytes, 0, why=error.message)
+def _refused(format: Format, tensor: Tensor, error: IngotError) -> TensorOutcome:
+    return TensorOutcome(format.name, tensor.name, tensor.codec, REFUSED, tensor.nbytes, 0, why=error.message)
 
 
-def _target(format: str, ways: Sequence[Way]) -> Target:
+def _totals(format: str, tensors: Sequence[TensorOutcome]) -> FormatTotals:
     def count(action: str) -> int:
-        return sum(way.action == action for way in ways)
+        return sum(item.action == action for item in tensors)
 
     def nbytes(action: str) -> int:
-        return sum(way.source_nbytes for way in ways if way.action == action)
+        return sum(item.source_nbytes for item in tensors if item.action == action)
 
-    first = next((way for way in ways if way.why), None)
-    return Target(
+    first = next((item for item in tensors if item.why), None)
+    return FormatTotals(
         format,
         count(MOVED),
         nbytes(MOVED),
@@ -199,36 +204,37 @@ def _target(format: str, ways: Sequence[Way]) -> Target:
         nbytes(DECODED),
         count(REFUSED),
         nbytes(REFUSED),
-        sum(way.nbytes for way in ways),
+        sum(item.nbytes for item in tensors),
         f"{first.name}: {first.why}" if first else None,
-        counted(way.equal for way in ways),
+        count_grades(item.equal for item in tensors),
     )
 
 
-def _shown(targets: Sequence[Target]) -> Table:
+def _totals_table(targets: Sequence[FormatTotals]) -> Table:
     columns = [Column("", head="format")]
     for action in (MOVED, REPACKED, DECODED, REFUSED):
         columns += [Column("", "count", action), Column("", "bytes", "bytes", drop=1)]
     columns.append(Column("", "bytes", "becomes", drop=2))
     rows = []
-    for of in targets:
+    for totals in targets:
         pairs = (
-            (of.moved, of.moved_nbytes),
-            (of.repacked, of.repacked_nbytes),
-            (of.decoded, of.decoded_nbytes),
-            (of.refused, of.refused_nbytes),
+            (totals.moved, totals.moved_nbytes),
+            (totals.repacked, totals.repacked_nbytes),
+            (totals.decoded, totals.decoded_nbytes),
+            (totals.refused, totals.refused_nbytes),
         )
-        rows.append((of.format, *(item for pair in pairs for item in pair), of.nbytes))
+        rows.append((totals.format, *(item for pair in pairs for item in pair), totals.nbytes))
     return Table("", columns, rows, data=False)
 
 
-def _obstacles(targets: Sequence[Target]) -> list[str]:
-    """Return the first obstacle of each format and the grades of what is repacked, formats of the same together."""
-    alike: dict[str, list[str]] = {}
-    for of in targets:
-        if of.obstacle:
-            alike.setdefault(of.obstacle, []).append(of.format)
-    for of in targets:
-        if of.repacked:
-            alike.setdefault(f"equal, {said(of.repacked, of.grades)}", []).append(of.format)
-    return [f"{', '.join(formats)}: {told}" for told, formats in alike.items()]
+def _obstacles(targets: Sequence[FormatTotals]) -> list[str]:
+    """Return lines with the first obstacle and the grades of repacked tensors; equal texts of formats share a line."""
+    formats_by_text: dict[str, list[str]] = {}
+    for totals in targets:
+        if totals.obstacle:
+            formats_by_text.setdefault(totals.obstacle, []).append(totals.format)
+    for totals in targets:
+        if totals.repacked:
+            text = f"equal, {exactness_summary(totals.repacked, totals.grades)}"
+            formats_by_text.setdefault(text, []).append(totals.format)
+    return [f"{', '.join(formats)}: {text}" for text, formats in formats_by_text.items()]

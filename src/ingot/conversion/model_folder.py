@@ -1,12 +1,12 @@
-"""The model folder around a single weight file: its ``config.json`` and tokenizer, which some targets need."""
+"""The model folder around a single weight file. Some targets need its ``config.json`` and tokenizer."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from ingot.artifacts.companions import holds_a_model
+from ingot.artifacts.companions import has_model_metadata
 from ingot.artifacts.destination import Destination
-from ingot.artifacts.open import Source, open_found
+from ingot.artifacts.open import Source, open_source_in_store
 from ingot.errors import IngotError, UsageError
 from ingot.formats.detect import detect_folder, listing
 from ingot.formats.packed_folders.mlx import MlxFormat
@@ -16,34 +16,34 @@ RULE = "convert.part"
 
 
 def needs_family(target: Destination) -> bool:
-    """Return whether a target's program opens models of families that it knows alone, which ``config.json`` states."""
-    return holds_a_model(target.format.name) or (target.format.name == MlxFormat.name and target.directory)
+    """Return whether the target's runtime opens only models of certain families, which ``config.json`` declares."""
+    return has_model_metadata(target.format.name) or (target.format.name == MlxFormat.name and target.directory)
 
 
 def with_model_folder(source: Source, target: Destination, max_decompressed: int | str | None) -> tuple[Source, str]:
-    """Return the source with the files of its folder, and a note; itself if the target needs none, or there are none.
+    """Return the source with the files of its folder, and a note; the source itself if the target needs no folder.
 
-    A single file whose folder has a ``config.json``, and no weights but those, is opened as its folder. Closes what it
-    replaces.
+    A single weight file is opened as its folder if the folder has a ``config.json`` and no other weights. The function
+    then closes the source that was passed.
 
     Raises
     ------
     UsageError
-        ``convert.part``: the file is not all of the weights in its folder.
+        ``convert.part``: the folder has other weight files.
     IngotError
-        What opening the folder raises.
+        Errors of opening the folder.
     """
-    if source.is_folder or holds_a_model(source.format.name) or not needs_family(target):
+    if source.is_folder or has_model_metadata(source.format.name) or not needs_family(target):
         return source, ""
     if "general.architecture" in source.catalog.metadata or not _has_config(source):
         return source, ""
     try:
         _, entry = detect_folder(listing(source.store), source.store)
     except IngotError as error:
-        raise _part(source, error.message) from error
+        raise _partial_source(source, error.message) from error
     if entry != source.name:
-        raise _part(source, f"those are {entry}")
-    folder = open_found(source.store, "", verify=source.verify, max_decompressed=max_decompressed)
+        raise _partial_source(source, f"its weights are {entry}")
+    folder = open_source_in_store(source.store, "", verify=source.verify, max_decompressed=max_decompressed)
     source.close()
     return replace(folder, location=source.location), f"{CONFIG} and the tokenizer beside {source.name} are used"
 
@@ -51,14 +51,14 @@ def with_model_folder(source: Source, target: Destination, max_decompressed: int
 def _has_config(source: Source) -> bool:
     try:
         return source.store.exists(CONFIG)
-    except IngotError:  # a store that lists nothing
+    except IngotError:  # a store without listings
         return False
 
 
-def _part(source: Source, reason: str) -> UsageError:
+def _partial_source(source: Source, reason: str) -> UsageError:
     return UsageError(
-        f"the file is not all of the weights in its folder ({reason}), so its {CONFIG} may not be true of it; convert "
-        "the folder, or pass --keep-names to write the tensors under the names that they have",
+        f"the file is not all of the weights in its folder ({reason}), so that its {CONFIG} may describe another "
+        "model; convert the folder, or pass --keep-names to write the tensors under their present names",
         rule=RULE,
         where=source.location,
     )

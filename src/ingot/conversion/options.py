@@ -1,4 +1,4 @@
-"""The options of a conversion. The command line is made from them, so that nothing heavy may be imported here."""
+"""The options of a conversion. The command line imports this module for its help, so that its imports stay light."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _BUDGET = "Budget"
 
 @dataclass(frozen=True, slots=True)
 class ConvertOptions:
-    """A conversion: what, where to, and how."""
+    """The options of ``ingot.convert`` and of ``ingot convert``."""
 
     src: AnyPath = field(metadata=about("A file or folder in any format, or org/name.", argument=True, metavar="SRC"))
     dst: AnyPath = field(
@@ -93,16 +93,16 @@ class ConvertOptions:
     overlay: AnyPath | None = field(
         default=None,
         metadata=about(
-            "Name what this file, in the folder of DST, has already instead of storing it again. For .zt of container "
-            "2.",
+            "Refer to tensors that this file, in the folder of DST, contains already instead of storing them again. "
+            "For .zt of container 2.",
             panel=_TARGET,
         ),
     )
     tp: int | None = field(
         default=None,
         metadata=about(
-            "Write so many folders, DST/rank0 and on, each with a rank's slices for tensor parallelism, as vLLM and "
-            "Megatron cut.",
+            "Shard for tensor parallelism into this number of folders, DST/rank0, DST/rank1, ..., with the slices of "
+            "vLLM and Megatron.",
             panel=_TARGET,
         ),
     )
@@ -119,39 +119,40 @@ class ConvertOptions:
     prune_compact: bool = field(
         default=False,
         metadata=about(
-            "In .squizd, store of pruned matrices only what is left: smaller, but a reader of the format's document "
-            "cannot recover their shapes. Other formats always do.",
+            "In .squizd, store only the remaining channels of pruned matrices: smaller, but readers of the format's "
+            "specification cannot recover the shapes. Other formats always do.",
             panel=_PRUNING,
         ),
     )
     activations: AnyPath | None = field(
         default=None,
         metadata=about(
-            "Checkpoint of activation norms, a vector per down projection, to choose channels by; without it they "
-            "are chosen by weights alone, which says little.",
+            "Checkpoint of activation norms, a vector per down projection, to choose channels by; without it the "
+            "weights alone decide, which is less accurate.",
             panel=_PRUNING,
         ),
     )
     importance: AnyPath | None = field(
         default=None,
         metadata=about(
-            "Checkpoint of activation norms, a vector per matrix, that say what errors of its columns weigh; for "
-            "recipes that make palettes or search ggml's blocks.",
+            "Checkpoint of activation norms, a vector per matrix, that weight the errors of its columns; for recipes "
+            "with palettes or with a search of ggml's blocks.",
             panel=_ROUNDING,
         ),
     )
     calibration: AnyPath | Statistics | None = field(
         default=None,
         metadata=about(
-            "Statistics that `ingot calibrate` took of this model, or an importance matrix of llama.cpp, for recipes "
-            "with a quantizer and for budgets; without it such recipes calibrate the model on samples of its own.",
+            "Statistics of this model from `ingot calibrate`, or an importance matrix of llama.cpp, for recipes with a "
+            "quantizer and for budgets; without it such recipes calibrate the model on text that it generates.",
             panel=_ROUNDING,
         ),
     )
     rotate: str | None = field(
         default=None,
         metadata=about(
-            "Turn the model within itself first, r1, r2 or r1,r2: short for a recipe's table [rotate].",
+            "Rotate the residual stream (r1), the value heads (r2) or both (r1,r2) before quantizing; short for a "
+            "recipe's table [rotate].",
             metavar="STREAMS",
             panel=_ROUNDING,
         ),
@@ -159,8 +160,8 @@ class ConvertOptions:
     target_size: int | str | None = field(
         default=None,
         metadata=about(
-            "Instead of a recipe: make the one of least estimated loss whose weight files take at most this, such as "
-            "4.1GiB.",
+            "Instead of a recipe: search the recipe with the least estimated loss whose weight files have at most this "
+            "size, such as 4.1GiB.",
             metavar="SIZE",
             panel=_BUDGET,
         ),
@@ -172,8 +173,8 @@ class ConvertOptions:
     max_kl: float | None = field(
         default=None,
         metadata=about(
-            "Instead of a recipe: make the smallest whose KL(source || result) is at most this, such as 0.02 nats a "
-            "token. Measured, of a few recipes; language models only.",
+            "Instead of a recipe: search the smallest result whose measured KL(source || result) is at most this, such "
+            "as 0.02 nats a token. Language models only.",
             "--max-kl",
             metavar="NATS",
             panel=_BUDGET,
@@ -186,7 +187,7 @@ class ConvertOptions:
     text: AnyPath | None = field(
         default=None,
         metadata=about(
-            "Text in UTF-8 that the KL is measured on; default: samples of the model, others than for calibration.",
+            "Text in UTF-8 that the KL is measured on; default: text that the model generates, not the calibration's.",
             metavar="FILE",
             panel=_BUDGET,
         ),
@@ -194,14 +195,14 @@ class ConvertOptions:
     sequences: int | None = field(
         default=None,
         metadata=about(
-            "Windows, of 256 tokens, that the KL is measured on; default 96.", metavar="N", least=1, panel=_BUDGET
+            "Windows, of 256 tokens, that the KL is measured on; default 96.", metavar="N", minimum=1, panel=_BUDGET
         ),
     )
     types: str | Sequence[str] = field(
         default=(),
         metadata=about(
-            "What a budget chooses among: int2 to int8, ggml's types, such with -calibrated, presets, TOML files: "
-            "int3,int4,q6_k; default: what the format carries.",
+            "Types that a budget chooses among, such as int3,int4,q6_k: int2 to int8, ggml's types, both also with "
+            "-calibrated, presets, TOML files; default: those that the format carries.",
             "--types",
             metavar="NAMES",
             panel=_BUDGET,
@@ -210,7 +211,7 @@ class ConvertOptions:
     recipe_out: AnyPath | None = field(
         default=None,
         metadata=about(
-            "Where the budget's recipe is written as TOML; default: beside DST, in a dry run nowhere.",
+            "File for the budget's recipe as TOML; default: beside DST, none in a dry run.",
             metavar="FILE",
             panel=_BUDGET,
         ),
@@ -218,14 +219,14 @@ class ConvertOptions:
     draft: AnyPath | None = field(
         default=None,
         metadata=about(
-            "EAGLE-3 draft head to put in: a file or folder in any format. For formats that carry one: squizd.",
+            "EAGLE-3 draft head to attach: a file or folder in any format. For formats that carry one: squizd.",
             panel=_ATTACHMENTS,
         ),
     )
     coreml: AnyPath | None = field(
         default=None,
         metadata=about(
-            "Core ML package (folder X.mlpackage) to put in. For formats that carry one: squizd.", panel=_ATTACHMENTS
+            "Core ML package (folder X.mlpackage) to attach. For formats that carry one: squizd.", panel=_ATTACHMENTS
         ),
     )
     program: AnyPath | None = field(
@@ -246,16 +247,16 @@ class ConvertOptions:
     keep_names: bool = field(
         default=False,
         metadata=about(
-            "Into GGUF, MLX or out of GGUF, leave names, order of rows and files as they are, for a family of models "
-            "that is not translated or for tensors that are no model. llama.cpp does not open such a file.",
+            "Into GGUF, MLX or out of GGUF, do not change names, order of rows and files: for model families that "
+            "Ingot does not translate, and for tensors that are no model. llama.cpp does not open such a file.",
             panel=_TARGET,
         ),
     )
     no_tokenizer: bool = field(
         default=False,
         metadata=about(
-            "Into GGUF or out of it, accept a result without a tokenizer if there is none that it can hold; programs "
-            "then take ids of tokens.",
+            "Into GGUF or out of it, accept a result without a tokenizer if the source has none that fits; programs "
+            "then need token ids as input.",
             panel=_TARGET,
         ),
     )
@@ -266,11 +267,11 @@ class ConvertOptions:
     )
     metadata: Mapping[str, Any] = field(
         default_factory=dict,
-        metadata=about("Entry of the result's metadata: NAME=VALUE; any number.", panel=_ATTACHMENTS),
+        metadata=about("Entry of the result's metadata: NAME=VALUE; can be repeated.", panel=_ATTACHMENTS),
     )
     engine: str = field(
         default="local",
-        metadata=about_engine("the bytes are the same. --max-ram and --threads are each worker's then."),
+        metadata=about_engine("the bytes are the same. --max-ram and --threads then apply to each worker."),
     )
     address: str | None = field(default=None, metadata=ADDRESS)
     io: str = field(default="pread", metadata=IO)
@@ -278,11 +279,11 @@ class ConvertOptions:
 
 @dataclass(frozen=True, slots=True)
 class ExecuteOptions:
-    """The execution of a plan: which, where to, and what it may take."""
+    """The options of ``ingot.execute`` and of ``ingot run-plan``."""
 
-    plan: AnyPath = field(metadata=about("What `ingot convert --plan-out` wrote.", argument=True))
+    plan: AnyPath = field(metadata=about("Plan of `ingot convert --plan-out`.", argument=True))
     out: AnyPath | None = field(
-        default=None, metadata=about("Another destination than the plan's, of the same format.", "--out", "-o")
+        default=None, metadata=about("Destination instead of the plan's, of the same format.", "--out", "-o")
     )
     _: KW_ONLY
     max_ram: int | str | None = field(default=None, metadata=MAX_RAM)
@@ -294,11 +295,11 @@ class ExecuteOptions:
 
 @dataclass(frozen=True, slots=True)
 class MatrixOptions:
-    """A look at what conversions would keep: of what, into which formats."""
+    """The options of ``ingot matrix``: the source, the formats, and options of a conversion."""
 
     src: AnyPath = field(metadata=about("Checkpoint: a file or folder in any format that Ingot reads.", argument=True))
     to: Sequence[str] = field(
-        default=(), metadata=about("A format to look at; default: all. Any number.", "--to", metavar="FORMAT")
+        default=(), metadata=about("A format to check; default: all. Can be repeated.", "--to", metavar="FORMAT")
     )
     _: KW_ONLY
     runtime: str | None = field(
@@ -306,7 +307,7 @@ class MatrixOptions:
         metadata=about("Look at the formats that this program reads.", "--for", metavar="RUNTIME"),
     )
     keep_names: bool = field(
-        default=False, metadata=about("Into GGUF, MLX or out of GGUF, names and order of rows stay as they are.")
+        default=False, metadata=about("Into GGUF, MLX or out of GGUF, do not change names and order of rows.")
     )
     no_tokenizer: bool = field(
         default=False, metadata=about("Into GGUF or out of it, accept a result without a tokenizer.")

@@ -1,7 +1,7 @@
-"""Packed layers of a folder for another program: which of them stay dense, and why.
+"""Packed layers of a folder for an inference server: which of them stay dense, and why.
 
 vLLM multiplies by q_proj, k_proj and v_proj, and by gate_proj and up_proj, as one matrix, and by all experts of a layer
-together. It refuses a folder in which one of these is packed and the next one is not.
+together. It refuses a folder in which parts of a merged matrix are packed and other parts are not.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ingot.conversion.placement import KEEP, decoded, keep, obstacle
+from ingot.conversion.placement import KEEP, plan_decoded, plan_unchanged, why_not_exact
 from ingot.engine.steps import DECODED, Encode
 from ingot.engine.work import Step
 from ingot.errors import UnsupportedError
@@ -23,7 +23,7 @@ from ingot.recipes.choice import Choice
 from ingot.recipes.recipe import Decision
 
 _SCHEME = ("bits", "group_size", "granularity", "group", "values", "scales", "second")
-_MOST_REASONS = 3
+_MAX_REASONS = 3
 _MERGES = (
     "vLLM multiplies by q_proj, k_proj and v_proj, by gate_proj and up_proj, and by all experts of a layer, as one"
 )
@@ -31,17 +31,19 @@ _MERGES = (
 
 @dataclass(frozen=True, slots=True)
 class PackedLayers:
-    """The steps of a conversion, some of them replaced, and notes for the report."""
+    """The steps of a conversion after changes for merged matrices, and notes for the report."""
 
     steps: Sequence[Step]
     notes: Sequence[str] = ()
 
 
-def settle(steps: Sequence[Step], format: Format, decisions: Mapping[str, Decision], *, general: bool) -> PackedLayers:
-    """Return the steps with every merged matrix packed in one way, if that is no choice of the user.
+def unify_merged_layers(
+    steps: Sequence[Step], format: Format, decisions: Mapping[str, Decision], *, general: bool
+) -> PackedLayers:
+    """Return the steps with all parts of each merged matrix packed alike, as far as the user has not chosen otherwise.
 
-    ``general``: a preset made the decisions, or nothing did. A recipe of the user's own may pack a part of a merged
-    matrix: then a note says that vLLM refuses it.
+    ``general`` is true if a preset or no recipe made the decisions. A recipe file may pack only some parts of a merged
+    matrix; then a note says that vLLM refuses the result.
     """
     if not format.traits.packed_codecs:
         return PackedLayers(steps)
@@ -53,7 +55,7 @@ def settle(steps: Sequence[Step], format: Format, decisions: Mapping[str, Decisi
 
 
 def repeated_scales(steps: Sequence[Step], groups: Mapping[str, int]) -> str:
-    """Return a note about packed layers with smaller groups than the source has; empty if there are none."""
+    """Return a note about packed layers whose groups are smaller than in the source; empty if there are none."""
     if not groups:
         return ""
     stored = [step.spec for step in steps if step.tensor.name in groups and step.spec.codec != DenseLayout.codec]
@@ -75,7 +77,7 @@ def require_layers(steps: Sequence[Step], format: Format) -> None:
     stored = [step for step in steps if step.action == DECODED]
     text = "the source is dense, and no recipe asks for packed layers"
     if stored:
-        text = f"none of the {len(stored)} quantized tensors fits: {obstacle(stored[0].tensor, format)}"
+        text = f"none of the {len(stored)} quantized tensors fits: {why_not_exact(stored[0].tensor, format)}"
     raise UnsupportedError(
         f"nothing would be quantized in this {format.name} folder: {text}. To quantize: "
         f"{format.traits.how_to_quantize}. For a plain copy: --format safetensors",
@@ -85,29 +87,29 @@ def require_layers(steps: Sequence[Step], format: Format) -> None:
 
 def _share_scheme(steps: Sequence[Step], format: Format, *, general: bool) -> PackedLayers:
     shared = list(steps)
-    dense = 0
-    differ = 0
+    dense_count = 0
+    mixed_count = 0
     for indices in _merged(steps).values():
         packed = [index for index in indices if steps[index].spec.codec in format.traits.packed_codecs]
-        others = [steps[index] for index in indices if index not in packed]
-        lost = any(step.action == DECODED for step in others)
+        dense = [steps[index] for index in indices if index not in packed]
+        decoded = any(step.action == DECODED for step in dense)
         encoded = general and all(isinstance(steps[index], Encode) for index in packed)
-        if packed and others and (lost or encoded):
+        if packed and dense and (decoded or encoded):
             for index in packed:
                 shared[index] = _as_dense(steps[index], format)
-            dense += len(packed)
+            dense_count += len(packed)
         else:
-            differ += len({_scheme(steps[index].spec, format) for index in indices}) > 1
+            mixed_count += len({_scheme(steps[index].spec, format) for index in indices}) > 1
     notes = []
-    if dense:
-        notes.append(f"{dense} more layers stay dense, as others of the same merged matrix do: {_MERGES}")
-    if differ:
-        notes.append(f"vLLM refuses {differ} merged matrices, whose parts are packed in different ways: {_MERGES}")
+    if dense_count:
+        notes.append(f"{dense_count} more layers stay dense, as others of the same merged matrix do: {_MERGES}")
+    if mixed_count:
+        notes.append(f"vLLM refuses {mixed_count} merged matrices, whose parts are packed in different ways: {_MERGES}")
     return PackedLayers(shared, notes)
 
 
 def _merged(steps: Sequence[Step]) -> Mapping[str, list[int]]:
-    """Return the positions of the matrices that vLLM merges, by what they have in common."""
+    """Return the indices of the steps whose matrices vLLM merges, by name of the merged matrix."""
     positions: dict[str, list[int]] = {}
     for index, step in enumerate(steps):
         common = merged_matrix(step.spec.name)
@@ -119,16 +121,18 @@ def _merged(steps: Sequence[Step]) -> Mapping[str, list[int]]:
 def _as_dense(step: Step, format: Format) -> Step:
     tensor = step.tensor
     rule = f"{step.rule} (dense: part of a merged matrix)"
-    return keep(tensor, format, rule) if tensor.codec == DenseLayout.codec else decoded(tensor, format, rule)
+    if tensor.codec == DenseLayout.codec:
+        return plan_unchanged(tensor, format, rule)
+    return plan_decoded(tensor, format, rule)
 
 
 def _scheme(spec: TensorSpec, format: Format) -> Hashable:
-    """Return what vLLM compares: bits and groups of integers, and what shares a scale of floats."""
+    """Return the parameters that vLLM requires to be equal in a merged matrix; None for a dense tensor."""
     return tuple(str(spec.params.get(key)) for key in _SCHEME) if spec.codec in format.traits.packed_codecs else None
 
 
 def _smaller_groups(steps: Sequence[Step], format: Format, decisions: Mapping[str, Decision]) -> Iterator[str]:
-    """Say how many layers have smaller groups than the recipe asks for."""
+    """Yield notes with the numbers of layers whose groups are smaller than the recipe's."""
     if format.traits.group_sizes is None:
         return
     counts: Counter[tuple[int, int, int]] = Counter()
@@ -144,34 +148,37 @@ def _smaller_groups(steps: Sequence[Step], format: Format, decisions: Mapping[st
 
 
 def _decoded_layers(steps: Sequence[Step], format: Format) -> Iterator[str]:
-    """Say how many quantized layers are decoded although no rule asks for it, and why."""
-    lost = [step for step in steps if step.action == DECODED and step.rule == KEEP]
+    """Yield a note with the number of quantized layers that are decoded although no rule requires it, and reasons."""
+    decoded = [step for step in steps if step.action == DECODED and step.rule == KEEP]
     by_layout: dict[Hashable, str] = {}
     reasons: Counter[str] = Counter()
-    for step in lost:
+    for step in decoded:
         tensor = step.tensor
         key = tensor.codec, tensor.shape, str(tensor.params)
         if key not in by_layout:
-            by_layout[key] = obstacle(tensor, format)
+            by_layout[key] = why_not_exact(tensor, format)
         reasons[by_layout[key]] += 1
-    if lost:
-        usual = reasons.most_common(_MOST_REASONS)
-        shown = "; ".join(f"{reason} ({count})" for reason, count in usual)
-        others = len(lost) - sum(count for _, count in usual)
+    if decoded:
+        common = reasons.most_common(_MAX_REASONS)
+        shown = "; ".join(f"{reason} ({count})" for reason, count in common)
+        remaining = len(decoded) - sum(count for _, count in common)
         listing = f", named under {format.traits.dense_key} of config.json" if format.traits.dense_key else ""
-        more = f"; other reasons ({others})" if others else ""
-        yield f"{len(lost)} quantized layers are decoded and stay dense{listing}: {shown}{more}"
+        more = f"; other reasons ({remaining})" if remaining else ""
+        yield f"{len(decoded)} quantized layers are decoded and stay dense{listing}: {shown}{more}"
 
 
 def _unlike_scales(steps: Sequence[Step]) -> Iterator[str]:
-    """Say how many merged matrices have scales that vLLM does not keep apart: blocks that begin within one part and end
-    in the next, and second scales of NVFP4, of which each encoded part has its own."""
+    """Yield notes with the numbers of merged matrices whose scales vLLM mixes up.
+
+    These are matrices with blocks that begin in one part and end in the next, and matrices in NVFP4 whose encoded parts
+    have different second scales.
+    """
     blocks = 0
     size = 0
     second = 0
     for indices in _merged(steps).values():
         parts = [steps[index] for index in indices if steps[index].spec.codec == ScaledCodebookLayout.codec]
-        layouts = [ScaledCodebookLayout.of(step.spec) for step in parts]
+        layouts = [ScaledCodebookLayout.from_tensor(step.spec) for step in parts]
         if len(parts) < 2:
             continue
         uneven = [
@@ -179,7 +186,8 @@ def _unlike_scales(steps: Sequence[Step]) -> Iterator[str]:
             for step, layout in zip(parts, layouts, strict=True)
             if isinstance(layout.grid, Tiles) and step.spec.shape[-2] % layout.grid.rows
         ]
-        blocks, size = blocks + bool(uneven), max([size, *uneven])
+        blocks += bool(uneven)
+        size = max([size, *uneven])
         encoded = [layout for step, layout in zip(parts, layouts, strict=True) if isinstance(step, Encode)]
         second += sum(layout.second is not None for layout in encoded) > 1
     if blocks:

@@ -1,10 +1,10 @@
-"""How a tensor goes into a format as it is stored: moved, repacked exactly, or decoded; and what is in the way."""
+"""Plan how a tensor is stored in a format without quantizing it: moved, repacked exactly, or decoded; and why."""
 
 from __future__ import annotations
 
 from ingot.codecs.table import CODECS
 from ingot.core.numeric.dtypes import DTYPES
-from ingot.core.numeric.retype import HOLDERS
+from ingot.core.numeric.exact_cast import EXACT_WIDER_DTYPES
 from ingot.engine.steps import DECODED, Encode, Move, Repack, recode
 from ingot.engine.work import Step, encoded_spec
 from ingot.errors import IngotError, UnsupportedError
@@ -20,60 +20,63 @@ KEEP = "keep"
 """The rule of a tensor that no rule hits."""
 
 
-def kept(tensor: Tensor, format: Format) -> Step:
-    """Return how a tensor goes into a format without a recipe: moved, repacked or decoded.
+def plan_without_rule(tensor: Tensor, format: Format) -> Step:
+    """Return the step that stores a tensor in a format without a recipe: move, repack or decode.
 
     Raises
     ------
     CodecError
-        By the codec's rules: parameters and parts do not fit together.
+        Rules of the codec: parameters and parts do not fit together.
     UnsupportedError
         ``convert.unsupported``: the format cannot carry it.
     """
     try:
         if tensor.codec in CODECS:
             CODECS[tensor.codec].check(tensor)
-        return keep(tensor, format, KEEP)
+        return plan_unchanged(tensor, format, KEEP)
     except IngotError as error:
-        raise located(error, tensor.name) from None
+        raise error_at_tensor(error, tensor.name) from None
 
 
-def as_stored(tensor: Tensor, format: Format, rule: str) -> Step | None:
-    """Return how the tensor keeps what is stored of it: moved, or repacked where the format wants another layout."""
+def plan_exact(tensor: Tensor, format: Format, rule: str) -> Step | None:
+    """Return the step that moves a tensor, or repacks it exactly if the format requires another layout.
+
+    None if the format accepts neither.
+    """
     spec = tensor.spec()
-    stays = Move(tensor, spec, rule=rule) if format.why_unsupported(spec) is None else None
+    move = Move(tensor, spec, rule=rule) if format.why_unsupported(spec) is None else None
     foreign = is_rows_first(tensor.layout) and not format.traits.config_keys
-    ways = [] if stays is not None else [recode(tensor, wanted, rule) for wanted in encoding_variants(format, spec)]
-    for way in ways:
-        if any(part.encoding != RAW for part in way.spec.parts):
-            return way
-    if tensor.codec not in CODECS or (stays is not None and not foreign):
-        return stays or next(iter(ways), None)
-    for layout, wanted in layout_variants(format, spec):
-        found = CODECS[tensor.codec].repack(tensor, layout)
-        if found.exact:
-            told = f"{rule} (values equal in {tensor.dtype}, not in f32)" if found.rounded else rule
-            return Repack(tensor, wanted, rule=told, repack=found)
-    if tensor.codec == DenseLayout.codec:  # its values are its bytes
-        return stays
-    return stays or next(iter(ways), None)
+    recoded = [] if move is not None else [recode(tensor, variant, rule) for variant in encoding_variants(format, spec)]
+    for step in recoded:
+        if any(part.encoding != RAW for part in step.spec.parts):
+            return step
+    if tensor.codec not in CODECS or (move is not None and not foreign):
+        return move or next(iter(recoded), None)
+    for layout, variant in layout_variants(format, spec):
+        repack = CODECS[tensor.codec].repack(tensor, layout)
+        if repack.exact:
+            label = f"{rule} (values equal in {tensor.dtype}, not in f32)" if repack.rounded else rule
+            return Repack(tensor, variant, rule=label, repack=repack)
+    if tensor.codec == DenseLayout.codec:  # decoding keeps its bytes too, so that recoding is not needed
+        return move
+    return move or next(iter(recoded), None)
 
 
-def keep(tensor: Tensor, format: Format, rule: str) -> Step:
-    """Return how a tensor stays as it is stored, or is decoded where a format does not take it; raises as ``kept``."""
-    stays = as_stored(tensor, format, rule)
-    if stays is not None:
-        return stays
-    return decoded(tensor, format, rule)
+def plan_unchanged(tensor: Tensor, format: Format, rule: str) -> Step:
+    """Return the step that stores a tensor with its values: move or repack, else decode.
+
+    Raises ``UnsupportedError`` ``convert.unsupported`` if the format cannot carry it.
+    """
+    return plan_exact(tensor, format, rule) or plan_decoded(tensor, format, rule)
 
 
-def decoded(tensor: Tensor, format: Format, rule: str) -> Step:
-    """Return how a tensor is decoded for a format; raises ``UnsupportedError`` ``convert.unsupported``."""
+def plan_decoded(tensor: Tensor, format: Format, rule: str) -> Step:
+    """Return the step that decodes a tensor for a format; raises ``UnsupportedError`` ``convert.unsupported``."""
     reason = format.why_unsupported(tensor.spec())
     if tensor.decoder is None or tensor.dtype not in DTYPES:
         raise UnsupportedError(f"{format.name} cannot carry this tensor: {reason}", rule="convert.unsupported")
-    wanted = format.declared_dtype(tensor.name)
-    for dtype in dict.fromkeys((tensor.dtype, *(("f32",) if tensor.dtype in HOLDERS else ()), wanted or tensor.dtype)):
+    declared = format.declared_dtype(tensor.name) or tensor.dtype
+    for dtype in dict.fromkeys((tensor.dtype, *(("f32",) if tensor.dtype in EXACT_WIDER_DTYPES else ()), declared)):
         dense = _decoded(tensor, rule, dtype)
         reason = format.why_unsupported(dense.spec)
         if reason is None:
@@ -81,27 +84,28 @@ def decoded(tensor: Tensor, format: Format, rule: str) -> Step:
     raise UnsupportedError(f"{format.name} cannot carry this tensor: {reason}", rule="convert.unsupported")
 
 
-def obstacle(tensor: Tensor, format: Format) -> str:
-    """Return why a tensor is neither moved nor repacked.
+def why_not_exact(tensor: Tensor, format: Format) -> str:
+    """Return why a tensor is neither moved nor repacked into a format.
 
-    Of the layouts that the format takes the nearest one's reason; else the format's reason against the nearest of a
-    codec that it carries, or against the tensor as stored.
+    If the format accepts another layout of the tensor's codes, this is the reason why repacking into it is not exact.
+    Otherwise it is the reason why the format refuses the tensor (``nearest_refusal``).
     """
     spec = tensor.spec()
     for layout, _ in layout_variants(format, spec) if tensor.codec in CODECS else ():
-        found = CODECS[tensor.codec].repack(tensor, layout)
-        if not found.exact:
-            return found.why_not or ""
+        repack = CODECS[tensor.codec].repack(tensor, layout)
+        if not repack.exact:
+            return repack.why_not or ""
     return nearest_refusal(format, spec)
 
 
 def nearest_refusal(format: Format, spec: TensorSpec) -> str:
-    """Return why a format refuses the layout of a tensor's numbers that comes nearest to its own."""
-    carried, forms = format.traits.packed_codecs, format.traits.word_forms
-    others = [with_layout(spec, layout) for layout in alternatives(layout_of(spec), spec)]
-    near = [other for other in (spec, *others) if other.codec in carried]
-    nearest = next((other for other in near if not forms or other.params.get("form") in forms), next(iter(near), spec))
-    return format.why_unsupported(nearest) or ""
+    """Return why a format refuses a tensor, in the layout of its codes that comes nearest to the format's layouts."""
+    packed_codecs = format.traits.packed_codecs
+    packings = format.traits.word_forms
+    variants = [with_layout(spec, layout) for layout in alternatives(layout_of(spec), spec)]
+    near = [variant for variant in (spec, *variants) if variant.codec in packed_codecs]
+    fitting = [variant for variant in near if not packings or variant.params.get("form") in packings]
+    return format.why_unsupported(next(iter([*fitting, *near]), spec)) or ""
 
 
 def _decoded(tensor: Tensor, rule: str, dtype: str) -> Step:
@@ -111,6 +115,6 @@ def _decoded(tensor: Tensor, rule: str, dtype: str) -> Step:
     return Encode(tensor, spec, DECODED, rule, encoder=encoder, options=options)
 
 
-def located(error: IngotError, name: str) -> IngotError:
-    """Return an error that names the tensor it is about."""
+def error_at_tensor(error: IngotError, name: str) -> IngotError:
+    """Return the error with the name of its tensor as location, unless its location names the tensor already."""
     return error if error.where and name in error.where else error.at(name)

@@ -1,8 +1,8 @@
-"""Planning a conversion: which rule hits which tensor, what will be stored, how large the result is.
+"""Plan a conversion: the rule that hits each tensor, the storage of the result, and its size.
 
-Headers alone decide, except where a rule lists candidates, which are measured on samples, where zero points would have
-to be shifted, which are read, and where a codec's scales might not reach down to small values: of these tensors the
-beginning is read, as far as it must be to know.
+Planning reads headers, and tensor data only in three cases. Candidates of a rule are measured on samples. Zero points
+are read if repacking would shift them. If values may be too small for a codec's scales, only as many leading rows are
+read as the decision needs.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from ingot.codecs.table import CODECS
 from ingot.conversion.candidates import Candidate, pick
 from ingot.conversion.encoding import (
     DENSE,
-    Asked,
+    EncodingInputs,
     Pruned,
-    as_chosen,
     constants_that_stay,
-    encode,
     full_size,
-    without_effect,
+    plan_encoding,
+    plan_encoding_or_keep,
+    unused_settings,
 )
-from ingot.conversion.packed_layers import settle
-from ingot.conversion.placement import KEEP, as_stored, keep, located
+from ingot.conversion.packed_layers import unify_merged_layers
+from ingot.conversion.placement import KEEP, error_at_tensor, plan_exact, plan_unchanged
 from ingot.core.numeric.dtypes import DTYPES
 from ingot.core.runtime.memory import gc_paused
 from ingot.core.runtime.parallel import ordered
@@ -41,15 +41,17 @@ from ingot.model.tensor import Tensor
 from ingot.naming.names import count_layers
 from ingot.recipes.choice import SMALLEST, Choice, Measured
 from ingot.recipes.recipe import Decision, Recipe, resolve
+from ingot.views.regroup import even_group
 
 _KEEP = Decision(None, KEEP, None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertPlan(Plan):
-    """The plan of a conversion: the recipe's name, and ``warnings`` that say what was asked for and has no effect.
+    """The plan of a conversion with the recipe's name, ``warnings`` about options without effect, and ``notes``.
 
-    ``notes`` say which layers stay dense, or are packed otherwise than asked for, because of the format's programs.
+    ``notes`` list layers that stay dense, or are packed otherwise than the recipe requires, because of the runtimes
+    that read the format.
     """
 
     recipe: str = "keep"
@@ -59,10 +61,10 @@ class ConvertPlan(Plan):
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """What is asked of a plan, beside source and target format.
+    """The options of a plan besides source and target format.
 
-    ``workers`` are threads, as many as pay by default; ``measured`` tells whether the error of what is not exact is to
-    be measured.
+    ``workers`` is the number of threads (None: chosen automatically); ``measured`` requests the measurement of errors
+    of tensors that are not exact.
     """
 
     recipe: Recipe | None = None
@@ -73,37 +75,37 @@ class PlanRequest:
 
 
 def plan_conversion(source: Checkpoint, format: Format, request: PlanRequest) -> ConvertPlan:
-    """Decide for every tensor of ``source`` and compute the exact size.
+    """Plan a step for every tensor of ``source`` and compute the size of the result.
 
-    Reads no tensor bytes but samples of tensors whose rule lists candidates, zero points where they decide whether a
-    tensor can be repacked, and the first values of what is quantized.
+    Reads headers, and tensor data in the cases that the module's docstring lists.
 
     Raises
     ------
     UnsupportedError
-        The target cannot carry a tensor in any way that keeps its values.
+        ``convert.unsupported``: the target cannot carry a tensor with its values.
     UsageError
-        A lossy codec on tensors that are already quantized, without ``allow_requantize``.
+        ``convert.requantize``: a lossy codec on a tensor that is already quantized, without ``allow_requantize``.
     """
     format = format.for_attachments(source.attachments)
     if request.options.compact:
         format = format.compacted()
     layer_count = layers_of(source)
-    asked = Asked(request.allow_requantize, dict(_prunings(source)), source.importance)
+    inputs = EncodingInputs(request.allow_requantize, dict(_prunings(source)), source.importance)
     with gc_paused():  # many small objects, none of them garbage
-        # Without a recipe all are kept; those are asked for that something else goes by.
-        every = source if request.recipe is not None else [name for name in source.importance if name in source]
-        decisions = {name: decide(source, name, request.recipe, layer_count) for name in every}
+        # Without a recipe every tensor is kept; only the check of --importance needs decisions then.
+        decided = source if request.recipe is not None else [name for name in source.importance if name in source]
+        decisions = {name: decide(source, name, request.recipe, layer_count) for name in decided}
+        decisions |= _common_groups(source, format, decisions)
         planned = [
-            # Errors are measured against the tensor as it was before views changed its values.
-            _step_or_where(source[name].origin or source[name], format, asked, decisions.get(name, _KEEP))
+            # Errors are measured against the tensor before views changed its values.
+            _plan_tensor(source[name].origin or source[name], format, inputs, decisions.get(name, _KEEP))
             for name in source
         ]
-    open_steps = [item for item in planned if isinstance(item, _Open)]
-    measured = ordered(lambda item: item.step(format, asked), open_steps, request.workers if open_steps else 0)
+    unmeasured = [item for item in planned if isinstance(item, _Unmeasured)]
+    measured = ordered(lambda item: item.step(format, inputs), unmeasured, request.workers if unmeasured else 0)
     with gc_paused():
-        steps = [next(measured) if isinstance(item, _Open) else item for item in planned]
-        steps, notes = _settled(steps, format, request.recipe, decisions)
+        steps = [next(measured) if isinstance(item, _Unmeasured) else item for item in planned]
+        steps, notes = _unify_layers(steps, format, request.recipe, decisions)
         steps = [steps[index] for index in format.order([step.spec for step in steps])]
         plan = ConvertPlan(
             steps=steps,
@@ -114,132 +116,165 @@ def plan_conversion(source: Checkpoint, format: Format, request: PlanRequest) ->
             attachments=source.attachments,
             recipe=request.recipe.name if request.recipe else "keep",
             warnings=[
-                *without_effect(request.recipe, decisions, source.importance),
+                *unused_settings(request.recipe, decisions, source.importance),
                 *constants_that_stay(source, format, decisions),
             ],
             notes=notes,
         )
-        _ = plan.size  # refuses what the format cannot carry together
+        _ = plan.size  # raises if the format cannot carry these tensors together
     return plan
 
 
-def _settled(
+def _common_groups(source: Checkpoint, format: Format, decisions: Mapping[str, Decision]) -> dict[str, Decision]:
+    """Return new decisions for matrices whose groups must become smaller, if all groups of a format have one size.
+
+    These are decisions of dense matrices without a quantizer; ``regroup`` splits the groups of other integers. Empty if
+    no size of the format divides all groups.
+    """
+    sizes = format.traits.group_sizes
+    if not format.traits.one_group or not sizes:
+        return {}
+    choices: dict[str, tuple[Choice, int]] = {}
+    for name, decision in decisions.items():
+        choice = decision.choice
+        tensor = source[name]
+        group = choice.options.get("group") if isinstance(choice, Choice) else None
+        if tensor.codec == DenseLayout.codec and isinstance(choice, Choice) and isinstance(group, int) and group:
+            choices[name] = choice, even_group(group, tensor.matrix_shape[1], sizes) or group
+    groups = {group for _, group in choices.values()}
+    size = next((size for size in sizes if all(group % size == 0 for group in groups)), None)
+    if size is None or len(groups) < 2:
+        return {}
+    return {
+        name: replace(decisions[name], choice=replace(choice, options={**choice.options, "group": size}))
+        for name, (choice, group) in choices.items()
+        if group != size
+    }
+
+
+def _unify_layers(
     steps: list[Step], format: Format, recipe: Recipe | None, decisions: Mapping[str, Decision]
 ) -> tuple[list[Step], Sequence[str]]:
-    """Return the steps as the programs take them that read a folder of packed layers, and notes for the report."""
+    """Return the steps after ``unify_merged_layers`` for a folder of packed layers, and notes for the report."""
     if not format.traits.packed_codecs:
         return steps, ()
-    layers = settle(steps, format, decisions, general=recipe is None or recipe.general)
+    layers = unify_merged_layers(steps, format, decisions, general=recipe is None or recipe.general)
     return list(layers.steps), layers.notes
 
 
 def _prunings(source: Checkpoint) -> Iterator[tuple[str, Pruned]]:
-    """Yield what tensors lack, in their files already or by a view; reads masks alone."""
+    """Yield name and pruned blocks of each tensor that is pruned in its file or by a view; read only masks."""
     from ingot.codecs.sparse.blocks import stored_mask
 
-    for name in source.many.where(lambda tensor: tensor.codec == BlocksLayout.codec and tensor.decoder is not None):
+    for name in source.tensor_map.names_where(
+        lambda tensor: tensor.codec == BlocksLayout.codec and tensor.decoder is not None
+    ):
         tensor = source[name]
         mask = stored_mask(tensor)  # checks the parameters
         yield name, Pruned(int(tensor.params["axis"]), mask, stored=tensor.origin is None)
 
 
 @dataclass(frozen=True, slots=True)
-class _Open:
-    """A tensor whose rule lists candidates: to be measured."""
+class _Unmeasured:
+    """A tensor whose rule lists candidates, before they are measured."""
 
     tensor: Tensor
     rule: str
     measured: Measured
 
-    def step(self, format: Format, asked: Asked) -> Step:
+    def step(self, format: Format, inputs: EncodingInputs) -> Step:
+        """Measure the candidates and return the step of the picked one."""
         try:
-            return _measured_step(self, format, asked)
+            return _plan_measured(self, format, inputs)
         except IngotError as error:
-            raise located(error, self.tensor.name) from None
+            raise error_at_tensor(error, self.tensor.name) from None
 
 
 def layers_of(source: Checkpoint) -> int:
-    """Return the number of layers, as names tell it that recipes go by."""
+    """Return the number of layers by the tensor names that recipes use."""
     return count_layers([source.aliases.get(name, name) for name in source])
 
 
-def decide(source: Checkpoint, name: str, recipe: Recipe | None, layer_count: int, *, turned: bool = False) -> Decision:
-    """Return what a recipe says of a tensor, by its name or what it is called where that tells nothing.
+def decide(
+    source: Checkpoint, name: str, recipe: Recipe | None, layer_count: int, *, transposed: bool = False
+) -> Decision:
+    """Return a recipe's decision on a tensor, by its alias if it has one, else by its name.
 
-    ``turned``: of the matrix with its rows and columns in each other's place.
+    ``transposed``: decide for the transposed matrix.
     """
     if recipe is None:
         return _KEEP
     tensor = source[name]
-    shape = tensor.shape[::-1] if turned else tensor.shape
+    shape = tensor.shape[::-1] if transposed else tensor.shape
     return resolve(recipe, source.aliases.get(name, name), shape, tensor.dtype, layer_count)
 
 
-def _step_or_where(tensor: Tensor, format: Format, asked: Asked, decision: Decision) -> Step | _Open:
+def _plan_tensor(tensor: Tensor, format: Format, inputs: EncodingInputs, decision: Decision) -> Step | _Unmeasured:
+    """Return the step of a tensor, or its candidates to measure; errors name the tensor."""
     try:
-        return _step(tensor, format, asked, decision)
+        return _plan_decision(tensor, format, inputs, decision)
     except IngotError as error:
-        raise located(error, tensor.name) from None
+        raise error_at_tensor(error, tensor.name) from None
 
 
-def _step(tensor: Tensor, format: Format, asked: Asked, decision: Decision) -> Step | _Open:
+def _plan_decision(tensor: Tensor, format: Format, inputs: EncodingInputs, decision: Decision) -> Step | _Unmeasured:
     if tensor.codec in CODECS:
         CODECS[tensor.codec].check(tensor)
     rule = decision.rule_label
     choice = decision.choice
     if choice is not None and _is_exempt(tensor, format):
-        return keep(tensor, format, f"{rule} (kept: {format.name} has it in {tensor.dtype})")
+        return plan_unchanged(tensor, format, f"{rule} (kept: {format.name} has it in {tensor.dtype})")
     reason = format.why_constant(tensor.name) if choice is not None else None
     if reason is not None:
-        return keep(tensor, format, f"{rule} (kept: {reason})")
+        return plan_unchanged(tensor, format, f"{rule} (kept: {reason})")
     if isinstance(choice, Measured):
-        return _Open(tensor, rule, choice)
-    is_encoded = choice is not None and tensor.source_bits and tensor.codec == choice.codec != DenseLayout.codec
-    if choice is not None and (choice.quantizer is not None or is_encoded):
+        return _Unmeasured(tensor, rule, choice)
+    if choice is not None and choice.quantizer is not None:
         if tensor.codec == DenseLayout.codec:
             raise UnsupportedError(
-                f"rule {rule!r} asks for a quantizer, which rounds matrices under the names that they have in the "
-                "source, and hits this one under its name in the result alone; name both, or no names",
+                f"rule {rule!r} has a quantizer, which rounds matrices by their names in the source, but it hits this "
+                "tensor only by its name in the result; match both names, or neither",
                 rule="quantizer.matrix",
             )
-        return keep(tensor, format, rule)  # a view has rounded or encoded it (conversion.encode_first)
-    pruning = asked.prune.get(tensor.name)
-    resized = pruning is not None and full_size(format) and as_stored(tensor, format, rule) is None
+        return plan_unchanged(tensor, format, rule)  # rounding_view has rounded it
+    pruning = inputs.prune.get(tensor.name)
+    resized = pruning is not None and full_size(format) and plan_exact(tensor, format, rule) is None
     if choice is None and (pruning is None or pruning.stored) and not resized:
-        return keep(tensor, format, rule)
-    return encode(tensor, format, rule, choice or DENSE, asked)
+        return plan_unchanged(tensor, format, rule)
+    return plan_encoding_or_keep(tensor, format, rule, choice or DENSE, inputs)
 
 
 def _is_exempt(tensor: Tensor, format: Format) -> bool:
-    """Whether the programs that read the format take this tensor only as it is."""
+    """Return whether the format requires the dtype of this dense tensor, so that no rule applies to it."""
     return tensor.codec == DenseLayout.codec and tensor.dtype == format.required_dtype(tensor.name, tensor.shape)
 
 
-def _measured_step(item: _Open, format: Format, asked: Asked) -> Step:
-    """Measure the candidates that the tensor and the target allow; keep the tensor where none is left."""
+def _plan_measured(item: _Unmeasured, format: Format, inputs: EncodingInputs) -> Step:
+    """Return the step of the picked candidate; the tensor is kept if no candidate applies."""
     tensor = item.tensor
     rule = item.rule
     measured = item.measured
     if tensor.decoder is None or tensor.dtype not in DTYPES:
-        return encode(tensor, format, rule, measured.candidates[0], asked)
-    ways: list[tuple[Choice | None, Step]] = []
+        return plan_encoding_or_keep(tensor, format, rule, measured.candidates[0], inputs)
+    options: list[tuple[Choice | None, Step]] = []
     for choice in measured.candidates:
         try:
-            ways.append((choice, as_chosen(tensor, format, rule, choice, asked)))
+            options.append((choice, plan_encoding(tensor, format, rule, choice, inputs)))
         except UnsupportedError:
             continue
-    pruning = asked.prune.get(tensor.name)
+    pruning = inputs.prune.get(tensor.name)
     may_stay = pruning is None or pruning.stored
-    if may_stay and measured.pick == SMALLEST and (stays := as_stored(tensor, format, rule)) is not None:
-        ways.append((None, stays))
+    if may_stay and measured.pick == SMALLEST and (exact_step := plan_exact(tensor, format, rule)) is not None:
+        options.append((None, exact_step))
     share = 1 - pruning.blocks.sparsity if pruning is not None else 1.0
-    candidates = [Candidate(choice, step.spec, _keeps_weights(step), share) for choice, step in ways]
+    candidates = [Candidate(choice, step.spec, _keeps_weights(step), share) for choice, step in options]
     picked = pick(tensor, measured, candidates)
-    if picked.index is None and not may_stay:
-        return encode(tensor, format, f"{rule} ({picked.reason or 'no candidate applies'})", DENSE, asked)
     if picked.index is None:
-        return keep(tensor, format, f"{rule} (kept: {picked.reason or 'no candidate applies'})")
-    step = ways[picked.index][1]
+        reason = picked.reason or "no candidate applies"
+        if may_stay:
+            return plan_unchanged(tensor, format, f"{rule} (kept: {reason})")
+        return plan_encoding_or_keep(tensor, format, f"{rule} ({reason})", DENSE, inputs)
+    step = options[picked.index][1]
     label = f"{step.rule} ({picked.reason})"
     return replace(step, rule=label)
 

@@ -18,8 +18,8 @@ from ingot.conversion.options import ConvertOptions
 from ingot.conversion.plan import ConvertPlan
 from ingot.conversion.prepare_source import prepare_source
 from ingot.conversion.prepared import Prepared, for_source, refuse_same
-from ingot.core.parsing.strictjson import strict_json, warm
-from ingot.engine.data import StepData, bound_steps, specs_of, step_data
+from ingot.core.parsing.strictjson import preload, strict_json
+from ingot.engine.data import StepData, bind_steps, parse_specs, step_data
 from ingot.errors import INGOT_VERSION, FormatError, IntegrityError, UnsupportedError, UsageError
 from ingot.formats.base import Format, FormatWriter, WriteOptions
 from ingot.model.account import Omission
@@ -30,17 +30,17 @@ from ingot.model.reading.view import View
 from ingot.stores.location import AnyPath, Location
 
 VERSION = 6
-"""Of the fields and of what they mean; another one is refused, never guessed at."""
+"""The version of the fields and of their meaning; plans of other versions are refused."""
 RULE = "plan.json"
-_LARGEST = 1 << 30
-_VIEWED = ("prune", "prune_block", "metadata", "keep_names", "no_tokenizer")
+_MAX_BYTES = 1 << 30
+_VIEW_OPTIONS = ("prune", "prune_block", "metadata", "keep_names", "no_tokenizer")
 P = TypeVar("P", bound=Struct)
 _ADDRESSES = ("activations", "importance", "draft", "coreml", "program", "graph")
 
 
-@warm
+@preload
 class SourceData(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a plan reads: where it is, how it is read, and what tells it from another."""
+    """The source of a plan: its address, how it is read, and its identity."""
 
     url: str
     io: str
@@ -50,9 +50,9 @@ class SourceData(Struct, frozen=True, forbid_unknown_fields=True):
     trust_index: bool = False
 
 
-@warm
+@preload
 class TargetData(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a plan writes: path, format, and the options of its writer."""
+    """The target of a plan: path, format, and the options of the writer."""
 
     path: str
     format: str
@@ -61,9 +61,9 @@ class TargetData(Struct, frozen=True, forbid_unknown_fields=True):
     compact: bool
 
 
-@warm
+@preload
 class ViewData(Struct, frozen=True, forbid_unknown_fields=True):
-    """How the source is viewed: the options of the conversion that say so, and tensors that are left out."""
+    """The views of the source: the options of the conversion that define them, and the omitted tensors."""
 
     prune: float | None
     prune_block: int | None
@@ -79,9 +79,9 @@ class ViewData(Struct, frozen=True, forbid_unknown_fields=True):
     no_tokenizer: bool
 
 
-@warm
+@preload
 class PlanData(Struct, frozen=True, forbid_unknown_fields=True):
-    """The plan of a conversion."""
+    """The plan of a conversion as its JSON file contains it."""
 
     ingot: str
     version: int
@@ -99,34 +99,31 @@ class PlanData(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def plan_json(prepared: Prepared, options: ConvertOptions) -> bytes:
-    """Return a prepared conversion as JSON: everything that determines the result's bytes, and where the source is.
+    """Return a prepared conversion as JSON: the addresses of its files, and all that determines the result's bytes.
 
-    Raises ``UsageError`` ``plan.tp``: slices of several ranks are a plan each; ``plan.overlay``. ``UnsupportedError``
-    ``plan.quantizer``.
+    Raises
+    ------
+    UsageError
+        ``plan.tp``: a plan cannot contain slices for several ranks. ``plan.overlay``: nor an overlay.
+    UnsupportedError
+        ``plan.quantizer``: nor quantizers and rotations.
     """
     if options.tp is not None:
         raise UsageError(
-            "expected a conversion into one artifact, found slices for several ranks (tp), which no plan holds: "
-            "convert at once, here",
+            "a plan cannot contain slices for several ranks (tp); convert without --plan-out and --engine",
             rule="plan.tp",
         )
     if options.overlay is not None:
         raise UsageError(
-            "expected a conversion into a file of its own, found an overlay, which no plan holds: convert at once, "
-            "here",
-            rule="plan.overlay",
+            "a plan cannot contain an overlay; convert without --plan-out and --engine", rule="plan.overlay"
         )
-    plan, place, source = prepared.plan, prepared.place, prepared.source
-    if prepared.encoding.encoders:
-        raise UnsupportedError(
-            f"integers for {prepared.place.format.name} are encoded and repacked where the conversion runs, and plans "
-            "do not say how: convert at once, here, or convert to a .zt first",
-            rule="plan.quantizer",
-        )
+    plan = prepared.plan
+    target = prepared.target
+    source = prepared.source
     if prepared.rounding is not None or (prepared.recipe is not None and prepared.recipe.rotate is not None):
         raise UnsupportedError(
-            "a recipe with a quantizer or a rotation computes matrices where it runs, and plans do not say how: "
-            "convert at once, here",
+            "a plan cannot contain the matrices that a quantizer or a rotation computes; convert without --plan-out "
+            "and --engine",
             rule="plan.quantizer",
         )
     data = {
@@ -141,8 +138,8 @@ def plan_json(prepared: Prepared, options: ConvertOptions) -> bytes:
             "identity": prepared.checkpoint.identity(),
         },
         "target": {
-            "path": _target_text(place),
-            "format": place.format.name,
+            "path": _target_text(target),
+            "format": target.format.name,
             "digest": plan.options.digest,
             "max_shard": plan.options.max_shard,
             "compact": plan.options.compact,
@@ -176,46 +173,50 @@ def save_plan(prepared: Prepared, options: ConvertOptions, path: AnyPath) -> Non
     Location.parse(path).write(plan_json(prepared, options))
 
 
-def _target_text(place: Destination) -> str:
-    return f"{place.url.rstrip('/')}/" if place.directory else place.url
+def _target_text(target: Destination) -> str:
+    return f"{target.url.rstrip('/')}/" if target.directory else target.url
 
 
 def _address(path: AnyPath | None) -> str | None:
-    """Return the address at which another process finds a file or folder."""
+    """Return the absolute address of a file or folder, which is valid in other processes too."""
     if path is None:
         return None
     store, name = Location.parse(path).find()
     return store.url_of(name)
 
 
-def read_plan(location: Location, kind: type[P]) -> P:
-    """Return a plan of the given type; raise the errors of ``execute`` and ``Location.find``."""
-    where = location.display
+def read_plan(location: Location, plan_type: type[P]) -> P:
+    """Read a plan of the given type; raise the errors of ``execute`` and ``Location.find``."""
+    path = location.display
     store, name = location.find()
     if not name:
-        raise UsageError("this is a folder; name the file of a plan", rule="open.missing", where=where)
-    found = strict_json(store.read(name, _LARGEST, RULE), RULE, RULE, where)
-    if found.get("version") != VERSION or found.get("ingot") != INGOT_VERSION:
+        raise UsageError("this is a folder; name the file of a plan", rule="open.missing", where=path)
+    data = strict_json(store.read(name, _MAX_BYTES, RULE), RULE, RULE, path)
+    if data.get("version") != VERSION or data.get("ingot") != INGOT_VERSION:
         raise FormatError(
             "plan.version",
-            f"expected a plan of version {VERSION} made by Ingot {INGOT_VERSION}, which encodes alike; found "
-            f"{found.get('version')!r:.20} of {found.get('ingot')!r:.20}: make it again",
-            where=where,
+            f"expected a plan of version {VERSION} made by Ingot {INGOT_VERSION}, found version "
+            f"{data.get('version')!r:.20} of Ingot {data.get('ingot')!r:.20}: other versions may encode differently, "
+            "so make the plan again",
+            where=path,
         )
     try:
-        return msgspec.convert(found, kind)
+        return msgspec.convert(data, plan_type)
     except msgspec.ValidationError as error:
-        raise FormatError(RULE, f"expected a plan of this kind: {error}", where=where) from error
+        raise FormatError(RULE, f"this is no valid plan: {error}", where=path) from error
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedPlan:
-    """A plan whose source is open and identical to the one that the plan was made for, and the view of the source."""
+    """A plan with its source opened, the view of the source, and the target.
+
+    The identity of the source is that of the plan.
+    """
 
     data: PlanData
     source: Source
     view: View
-    place: Destination
+    target: Destination
     format: Format
     writing: WriteOptions
 
@@ -224,9 +225,9 @@ class OpenedPlan:
         """The checkpoint that the steps read."""
         return self.view.checkpoint
 
-    def plan(self, numbers: range) -> ConvertPlan:
-        """Return the plan of some of its steps; raises ``FormatError`` ``plan.step``."""
-        steps = list(bound_steps(self.data.steps[numbers.start : numbers.stop], [self.checkpoint], self.format))
+    def plan(self, indices: range) -> ConvertPlan:
+        """Return a plan with only the steps at ``indices``; raises ``FormatError`` ``plan.step``."""
+        steps = list(bind_steps(self.data.steps[indices.start : indices.stop], [self.checkpoint], self.format))
         return ConvertPlan(
             steps=steps,
             format=self.format,
@@ -240,73 +241,73 @@ class OpenedPlan:
 
     @property
     def names(self) -> Sequence[str]:
-        """As ``cluster.driver.distribute.Shared.names``."""
+        """The names of the planned tensors; see ``cluster.driver.distribute.Shared.names``."""
         return [str(step.spec.get("name")) for step in self.data.steps]
 
-    def hashed(self, numbers: range) -> Sequence[Sequence[int]]:
-        """As ``Shared.hashed``: nothing is."""
-        return [()] * len(numbers)
+    def hashed(self, indices: range) -> Sequence[Sequence[int]]:
+        """Return no inputs to hash for each step; see ``Shared.hashed``."""
+        return [()] * len(indices)
 
     def writer(self, target: Target) -> FormatWriter:
-        """As ``Shared.writer``."""
+        """Return the writer of the artifact; see ``Shared.writer``."""
         plan = self.plan(range(0))
-        artifact = Artifact(specs_of(self.data.steps), plan.metadata, plan.attachments)
-        return self.format.writer(target, self.place.name, artifact, self.writing)
+        artifact = Artifact(parse_specs(self.data.steps), plan.metadata, plan.attachments)
+        return self.format.writer(target, self.target.name, artifact, self.writing)
 
     def require_unchanged(self) -> None:
-        """As ``Shared.require_unchanged``."""
+        """Raise if a file of the source has changed since it was opened; see ``Shared.require_unchanged``."""
         self.checkpoint.require_unchanged()
 
     def close(self) -> None:
-        """As ``Shared.close``."""
+        """Close the checkpoint and its source."""
         self.checkpoint.close()
 
 
-def shared(location: Location) -> OpenedPlan:
-    """Open a plan, in a worker's process; errors as ``execute``."""
+def open_shared_plan(location: Location) -> OpenedPlan:
+    """Open a plan in a worker's process; raise the errors of ``execute``."""
     return open_plan(read_plan(location, PlanData))
 
 
 def open_plan(data: PlanData, out: Location | None = None) -> OpenedPlan:
-    """Open what a plan reads, as it says; errors as ``execute``. Who calls closes the checkpoint."""
-    place = destination(Location.parse(data.target.path) if out is None else out, data.target.format)
-    told = data.source
+    """Open the source of a plan and its view; raise the errors of ``execute``. The caller closes the result."""
+    target = destination(Location.parse(data.target.path) if out is None else out, data.target.format)
     source = open_source(
-        Location.parse(told.url),
-        io=told.io,
-        verify=told.verify,
-        max_decompressed=told.max_decompressed,
-        trust_index=told.trust_index,
+        Location.parse(data.source.url),
+        io=data.source.io,
+        verify=data.source.verify,
+        max_decompressed=data.source.max_decompressed,
+        trust_index=data.source.trust_index,
     )
     close = source.close
     try:
-        refuse_same(source, place)
-        place = for_source(place, source)
-        named = {name: getattr(data.view, name) for name in (*_VIEWED, *_ADDRESSES)}
-        options = ConvertOptions(data.source.url, place.location, **named)
+        refuse_same(source, target)
+        target = for_source(target, source)
+        view_options = {name: getattr(data.view, name) for name in (*_VIEW_OPTIONS, *_ADDRESSES)}
+        options = ConvertOptions(data.source.url, target.location, **view_options)
         planned = [str(step.spec.get("name")) for step in data.steps]
         without = dict.fromkeys(data.view.without, Omission(""))
-        view = prepare_source(source.view(), place, options, without, planned)
-        checkpoint, close = view.checkpoint, view.checkpoint.close
+        view = prepare_source(source.view(), target, options, without, planned)
+        checkpoint = view.checkpoint
+        close = checkpoint.close
         require_same(checkpoint.identity(), data.source.identity, source.location)
-        writing = WriteOptions(data.target.digest, data.target.max_shard, data.target.compact, place.directory)
-        format = place.format.for_attachments(checkpoint.attachments)
+        writing = WriteOptions(data.target.digest, data.target.max_shard, data.target.compact, target.directory)
+        format = target.format.for_attachments(checkpoint.attachments)
         format = format.compacted() if writing.compact else format
-        return OpenedPlan(data, source, view, place, format, writing)
+        return OpenedPlan(data, source, view, target, format, writing)
     except BaseException:
         close()
         raise
 
 
-def require_same(found: Sequence[Any], expected: Sequence[Any], where: str) -> None:
-    """Refuse a source that is not the one whose identity a plan states: ``IntegrityError`` ``plan.source``."""
-    if not same_identity(found, expected):
+def require_same(identity: Sequence[Any], expected: Sequence[Any], location: str) -> None:
+    """Raise ``IntegrityError`` ``plan.source`` if a source's identity is not that of the plan."""
+    if not same_identity(identity, expected):
         raise IntegrityError(
             "plan.source",
-            "expected what the plan was made for, found another, or one that was written to since; plan again",
-            where=where,
+            "the source is not the one that the plan was made for, or has changed since; plan again",
+            where=location,
         )
 
 
-TASKS = StepsType(shared)
-"""The tasks of a plan; workers keep the last plan open."""
+TASKS = StepsType(open_shared_plan)
+"""The tasks of a plan. Workers keep the last plan open."""

@@ -1,4 +1,4 @@
-"""The views of a conversion, between opening and planning: as the options and the target's program require."""
+"""The views of a conversion between opening and planning, as the options and the target's runtime require them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from ingot.artifacts.attachments import KINDS, WITH_WEIGHTS, located, require_carried
-from ingot.artifacts.companions import companion_config, holds_a_model
+from ingot.artifacts.attachments import ATTACHMENT_TITLES, WITH_WEIGHTS, located, require_carried
+from ingot.artifacts.companions import companion_config, has_model_metadata
 from ingot.artifacts.destination import Destination
-from ingot.artifacts.draft_head import check_head
-from ingot.artifacts.equal_tensors import alike, equal_values
+from ingot.artifacts.draft_head import check_head_or_none
+from ingot.artifacts.identity import equal_values, same_type
 from ingot.conversion.importance import read_importance
-from ingot.conversion.onnx.graphs import as_graph, as_weights
+from ingot.conversion.onnx.graphs import transpose_for_graph, with_weight_names
 from ingot.conversion.onnx.into_graph import place_in_graph
 from ingot.conversion.options import ConvertOptions
 from ingot.core.runtime.memory import anonymous_in_use, parse_size
@@ -29,33 +29,33 @@ from ingot.model.tensor import Tensor
 from ingot.naming.names import role_of
 from ingot.recipes.recipe import Recipe
 from ingot.stores.location import Location
-from ingot.translate.apart import experts_for
 from ingot.translate.companions import RULE
+from ingot.translate.families import UNSUPPORTED
 from ingot.translate.mlx_families import for_mlx, is_opened
-from ingot.translate.unknown import RULE as UNKNOWN
-from ingot.translate.unknown import kept_note
+from ingot.translate.split_tensors import experts_for_format
+from ingot.translate.unsupported_families import keep_names_note
 from ingot.translate.view import is_translated, to_gguf, to_model
 from ingot.views.attach import attach, describe, detach
 from ingot.views.names import omit
 from ingot.views.pruning.prune import BLOCK, PruneOptions, choose_pruning
-from ingot.views.regrouped import regroup, smaller_groups
+from ingot.views.regroup import regroup, smaller_groups
 from ingot.views.values import prune, weigh
 
 DEFAULT_SHARD = 5_000_000_000
-# What a thread takes that encodes a sample of a tensor, of the widest type, in the ways that a recipe lists.
-_PER_SAMPLE = 40 << 20
+# Memory in bytes of a thread that encodes a sample of a tensor of the widest dtype by the candidates of a rule.
+_SAMPLE_MEMORY = 40 << 20
 
 
-def within(options: ConvertOptions) -> ConvertOptions:
-    """Return the options to plan with: no more threads than may measure samples under the ceiling, but one."""
+def with_thread_limit(options: ConvertOptions) -> ConvertOptions:
+    """Return the options with a number of threads whose samples fit into ``max_ram``; at least one thread."""
     if options.max_ram is None:
         return options
-    room = parse_size(options.max_ram) - anonymous_in_use() - RESERVE
-    return replace(options, threads=max(1, min(options.threads or default_workers(), room // _PER_SAMPLE)))
+    available = parse_size(options.max_ram) - anonymous_in_use() - RESERVE
+    return replace(options, threads=max(1, min(options.threads or default_workers(), available // _SAMPLE_MEMORY)))
 
 
 def write_options(options: ConvertOptions, target: Destination) -> WriteOptions:
-    """Return what is asked of the writer; raises ``UsageError`` ``convert.shard``."""
+    """Return the options of the writer; raises ``UsageError`` ``convert.shard``."""
     shard = options.max_shard
     if shard is not None and not (target.directory and target.format.traits.shards):
         raise UsageError(
@@ -63,49 +63,50 @@ def write_options(options: ConvertOptions, target: Destination) -> WriteOptions:
             rule="convert.shard",
             where=target.display,
         )
-    usual = DEFAULT_SHARD if target.directory and not target.format.traits.shards_on_request else None
-    size = usual if shard is None else parse_size(shard)
-    compact = options.prune_compact
-    beside = target.directory
+    default_size = DEFAULT_SHARD if target.directory and not target.format.traits.shards_on_request else None
     return WriteOptions(
-        digest=options.digest, max_shard=size, compact=compact, siblings=beside, base=target.format.base_identity()
+        digest=options.digest,
+        max_shard=default_size if shard is None else parse_size(shard),
+        compact=options.prune_compact,
+        siblings=target.directory,
+        base=target.format.base_identity(),
     )
 
 
 _RULE = "convert.overlay"
 
 
-def laid_over(place: Destination, options: ConvertOptions) -> Destination:
-    """Return the destination with the format that refers to the file ``overlay``, where one is asked for.
+def with_overlay_base(target: Destination, options: ConvertOptions) -> Destination:
+    """Return the destination with a format that refers to the base file of the option ``overlay``, if it is set.
 
     Raises
     ------
     UsageError
-        ``convert.overlay``: the format has no such thing, or the base is not another file in the same folder, where
-        readers look for it.
+        ``convert.overlay``: the format cannot refer to other files, or the base is not another file in the same folder,
+        where readers look for it.
     FormatError, IntegrityError, UnsupportedError
         The base cannot be read.
     """
     if options.overlay is None:
-        return place
-    format = place.format
-    if not format.traits.overlays or place.directory:
+        return target
+    format = target.format
+    if not format.traits.overlays or target.directory:
         raise UsageError(
             f"expected one file of a format that refers to others, such as x.zt with --container 2; found a "
-            f"{'folder' if place.directory else 'file'} of format {format.name}",
+            f"{'folder' if target.directory else 'file'} of format {format.name}",
             rule=_RULE,
-            where=place.display,
+            where=target.display,
         )
     base = Location.parse(options.overlay)
     store, name = base.find()
-    if not name or place.url != store.url_of(place.name) or name == place.name:
+    if not name or target.url != store.url_of(target.name) or name == target.name:
         raise UsageError(
             "expected the base as another file in the folder of the overlay, where readers look for it; copy or link "
             "it there",
             rule=_RULE,
             where=base.display,
         )
-    return replace(place, format=format.overlay(store, name, place.name, options.digest))
+    return replace(target, format=format.overlay(store, name, target.name, options.digest))
 
 
 _HEAD = "lm_head.weight"
@@ -113,28 +114,32 @@ _KEY = "tie_word_embeddings"
 
 
 @dataclass(frozen=True, slots=True)
-class Tied:
-    """What is to be done: leave out the tensors in ``without``, or say in the config that nothing is tied."""
+class TiedHead:
+    """The handling of a tied head: tensors to omit, or a change of ``config.json`` that unties the head."""
 
     without: Mapping[str, Omission] = field(default_factory=dict)
     untie: bool = False
     note: str = ""
 
 
-def untangle(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Tied:
-    """Decide for a checkpoint; reads a head and its embeddings where the config ties them."""
-    inner = config.get("text_config")
-    if config.get(_KEY) is not True and not (isinstance(inner, Mapping) and inner.get(_KEY) is True):
-        return Tied()
+def resolve_tied_head(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> TiedHead:
+    """Return how to handle a stored head that ``config.json`` ties to the embeddings.
+
+    If their values are equal the head is omitted, else the config is changed. Reads both tensors only if the config
+    ties them.
+    """
+    text_config = config.get("text_config")
+    if config.get(_KEY) is not True and not (isinstance(text_config, Mapping) and text_config.get(_KEY) is True):
+        return TiedHead()
     head = next((name for name in tensors if name == _HEAD or name.endswith(f".{_HEAD}")), None)
     if head is None:
-        return Tied()
-    embeddings = [name for name in tensors if role_of(name) == "embedding" and alike(tensors[name], tensors[head])]
+        return TiedHead()
+    embeddings = [name for name in tensors if role_of(name) == "embedding" and same_type(tensors[name], tensors[head])]
     same = next((name for name in embeddings if equal_values(tensors[name], tensors[head])), None)
     if same is not None:
         reason = f"the values of {same}, to which config.json ties it: {_KEY}"
-        return Tied({head: Omission(reason, superseded=True)})
-    return Tied(untie=True, note=f"config.json now says {_KEY} false: {head} has values of its own")
+        return TiedHead({head: Omission(reason, superseded=True)})
+    return TiedHead(untie=True, note=f"{_KEY} is set to false in config.json: {head} differs from the embeddings")
 
 
 _HINT = " (--keep-names leaves them as they are)"
@@ -149,7 +154,7 @@ def prepare_source(
 ) -> View:
     """Return the view of an opened checkpoint that a conversion without quantizers writes.
 
-    It is ``view_weights``, ``view_for_target`` and ``regroup`` in turn; arguments and errors are described there.
+    It applies ``view_weights``, ``view_for_target`` and ``regroup``, whose docstrings describe arguments and errors.
     """
     view = view_weights(opened, target, options, without)
     view = view.then(partial(view_for_target, target=target, options=options, planned=planned))
@@ -159,29 +164,29 @@ def prepare_source(
 def view_weights(
     opened: Checkpoint, target: Destination, options: ConvertOptions, without: Mapping[str, Omission]
 ) -> View:
-    """Return the weights as quantizers read them: under names of a model folder, less the tensors ``without``, pruned.
+    """Return the weights for quantizers: with the names of a model folder, without the tensors ``without``, pruned.
 
-    Tensors of a GGUF file get the names of a model folder if the target is a folder, unless the options say to keep
-    names. Only known families are translated, and only known families are written for MLX, whose program computes with
-    code of the family.
+    If the target is a folder, tensors of a GGUF file get the names of a model folder, unless the option ``keep_names``
+    is set. Only known families are translated. Only known families are written for MLX, because mlx_lm has code for
+    each family.
 
     Pruning reads the feed-forward networks and reports to ``options.progress``. Closing the result closes ``opened``;
-    if the function raises, ``opened`` is still the caller's to close.
+    if the function raises, the caller closes ``opened``.
 
     Raises
     ------
     UsageError
         ``convert.prune``, ``convert.activations``, ``attachments.none``.
     UnsupportedError
-        ``convert.attachment``: the format cannot carry what is to be attached; ``architecture.*``: the target's program
-        would not open the result.
+        ``convert.attachment``: the format cannot carry an attachment; ``architecture.*``: the target's runtime would
+        not open the result.
     """
     require_carried(target.format, _attachments(options))
     omitted = View(omit(opened, without))
     if options.keep_names:
         view = omitted.then(partial(_as_model, target=target, options=options))
     else:
-        view = omitted.then(partial(as_weights, place=target))
+        view = omitted.then(partial(with_weight_names, target=target))
         view = view.then(partial(_as_model, target=target, options=options)).then(partial(_with_experts, target=target))
     return view.then(partial(_for_mlx, target=target, options=options)).then(partial(_pruned, options=options))
 
@@ -189,11 +194,12 @@ def view_weights(
 def view_for_target(
     checkpoint: Checkpoint, target: Destination, options: ConvertOptions, planned: Collection[str] = ()
 ) -> View:
-    """Return the weights of ``view_weights``, rounded or not, as the target's program reads them but for groups.
+    """Return the weights of ``view_weights``, rounded or not, in the form that the target's runtime reads.
 
-    Attachments and metadata are those of the options. Tensors of a model folder get llama.cpp's names in GGUF, unless
-    the options say to keep names. Matrices of an ONNX graph are transposed if its operators require it: as the loaded
-    recipe of the options decides, or as the tensor names ``planned`` of an earlier plan show.
+    Only groups are not yet made smaller (``groups_for``). Attachments and metadata of the options are added. In GGUF,
+    tensors of a model folder get llama.cpp's names, unless the option ``keep_names`` is set. Matrices of an ONNX graph
+    are transposed if its operators require it, by the decisions of the options' recipe, or by the tensor names
+    ``planned`` of an earlier plan.
 
     Closing the result closes ``checkpoint``.
 
@@ -202,22 +208,23 @@ def view_for_target(
     UsageError
         ``convert.importance``, ``attachments.none``, ``convert.graph``.
     UnsupportedError
-        ``architecture.*``: the target's program would not open the result.
+        ``architecture.*``: the target's runtime would not open the result.
     FormatError
         ``draft.*``, ``attachments.coreml-package``, ``archive.*``; and the errors of opening attachments.
     """
-    format, paths = target.format, _attachments(options)
+    format = target.format
+    paths = _attachments(options)
     view = View(checkpoint)
     if options.importance is not None:
         view = view.then(partial(weigh, importance=read_importance(options.importance, checkpoint)))
     attachments = view.checkpoint.attachments
-    dropped = [kind for kind in attachments.kinds() if kind not in format.traits.attachments]
+    dropped = [name for name in attachments.names() if name not in format.traits.attachments]
     if dropped:
         view = view.then(partial(detach, kinds=dropped))
         attachments = view.checkpoint.attachments
     if attachments.draft is not None and "draft" not in paths:
         with located("draft head"):
-            check_head(attachments.draft)
+            check_head_or_none(attachments.draft)
     graph = paths.pop("graph", None)
     if paths:
         view = view.then(partial(attach, **paths))
@@ -227,42 +234,43 @@ def view_for_target(
         view = view.then(partial(place_in_graph, path=graph))
     recipe = options.recipe if isinstance(options.recipe, Recipe) else None
     requantize = options.allow_requantize
-    view = view.then(partial(as_graph, place=target, recipe=recipe, planned=planned, requantize=requantize))
+    view = view.then(partial(transpose_for_graph, target=target, recipe=recipe, planned=planned, requantize=requantize))
     view = view.then(partial(_as_gguf, target=target, options=options))
-    lost = [kind for kind in dropped if kind not in WITH_WEIGHTS]
-    return view.with_notes(*(f"{format.name} holds weights alone, not the {KINDS[kind]}" for kind in lost))
+    noted = [name for name in dropped if name not in WITH_WEIGHTS]
+    return view.with_notes(*(f"{format.name} holds weights alone, not the {ATTACHMENT_TITLES[name]}" for name in noted))
 
 
 def groups_for(checkpoint: Checkpoint, format: Format) -> Mapping[str, int]:
-    """Return the tensors that need smaller groups of columns in a format, and the columns of a group there."""
+    """Return the group size in columns of each tensor whose groups must become smaller for a format."""
     sizes = format.traits.group_sizes
-    return {} if sizes is None else smaller_groups(checkpoint, sizes, one=format.traits.one_group)
+    return {} if sizes is None else smaller_groups(checkpoint, sizes, common_size=format.traits.one_group)
 
 
 def _attachments(options: ConvertOptions) -> dict[str, Any]:
-    return {kind: path for kind in KINDS if (path := getattr(options, kind, None)) is not None}
+    """Return the paths of the options' attachments by name of the attachment."""
+    return {name: path for name in ATTACHMENT_TITLES if (path := getattr(options, name, None)) is not None}
 
 
 def _as_model(view: Checkpoint, target: Destination, options: ConvertOptions) -> View:
     """Return the checkpoint of a GGUF file with the names and files of a model folder, if the target needs them."""
     names = target.directory or options.graph is not None
-    if not holds_a_model(view.format) or holds_a_model(target.format.name) or not names:
+    if not has_model_metadata(view.format) or has_model_metadata(target.format.name) or not names:
         return View(view)
     if options.keep_names:
-        return View(view, [kept_note(target.format.name)] if target.directory else [])
+        return View(view, [keep_names_note(target.format.name)] if target.directory else [])
     try:
         return to_model(view, no_tokenizer=options.no_tokenizer, hint=_HINT)
     except UnsupportedError as error:
-        if target.directory or error.rule != UNKNOWN:
+        if target.directory or error.rule != UNSUPPORTED:
             raise
-        return View(view)  # a graph takes tensors by name, and refuses unknown names
+        return View(view)  # tensors go into a graph by name, and unknown names raise an error later
 
 
 def _with_experts(view: Checkpoint, target: Destination) -> View:
-    """Return the checkpoint with experts as the programs store them that read such folders; GGUF has its own names."""
-    if holds_a_model(view.format) or not (target.directory or holds_a_model(target.format.name)):
+    """Return the checkpoint with experts stored as the target's runtimes expect; GGUF files are translated later."""
+    if has_model_metadata(view.format) or not (target.directory or has_model_metadata(target.format.name)):
         return View(view)
-    return experts_for(view, target.format.name, hint=_HINT)
+    return experts_for_format(view, target.format.name, hint=_HINT)
 
 
 def _for_mlx(view: Checkpoint, target: Destination, options: ConvertOptions) -> View:
@@ -272,24 +280,24 @@ def _for_mlx(view: Checkpoint, target: Destination, options: ConvertOptions) -> 
     config = companion_config(view.companions, RULE)
     if not options.keep_names:
         return View(for_mlx(view, config))
-    return View(view, [] if is_opened(config) else [kept_note(MlxFormat.name)])
+    return View(view, [] if is_opened(config) else [keep_names_note(MlxFormat.name)])
 
 
 def _as_gguf(view: Checkpoint, target: Destination, options: ConvertOptions) -> View:
-    """Return the checkpoint of a model folder as llama.cpp reads it; the checkpoint itself for other formats."""
-    if not holds_a_model(target.format.name) or is_translated(view):
+    """Return the checkpoint of a model folder translated for llama.cpp; the checkpoint itself for other formats."""
+    if not has_model_metadata(target.format.name) or is_translated(view):
         return View(view)
     if options.keep_names:
-        return View(view, [kept_note(target.format.name)])
+        return View(view, [keep_names_note(target.format.name)])
     return to_gguf(view, no_tokenizer=options.no_tokenizer, hint=_HINT)
 
 
 def _pruned(view: Checkpoint, options: ConvertOptions) -> View:
     if options.prune is None:
         if options.prune_block is not None or options.activations is not None:
-            raise UsageError("expected a fraction to prune beside its options, found none", rule="convert.prune")
+            raise UsageError("--prune-block and --activations need --prune with a share", rule="convert.prune")
         return View(view)
     block = BLOCK if options.prune_block is None else options.prune_block
-    how = PruneOptions(options.prune, block, None, options.threads)
-    plan = choose_pruning(view, how, options.activations, options.progress)
+    prune_options = PruneOptions(options.prune, block, None, options.threads)
+    plan = choose_pruning(view, prune_options, options.activations, options.progress)
     return View(prune(view, plan.tensors), plan.notes, plan.read)

@@ -1,4 +1,4 @@
-"""A conversion that is planned and has not started, and the parts of it that depend on source and destination."""
+"""A planned conversion that has not started, and the parts of it that depend on source and destination."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from ingot.artifacts.companions import ConfigChange, changed_config
+from ingot.artifacts.companions import ConfigChange, updated_config
 from ingot.artifacts.destination import Destination
 from ingot.artifacts.open import Source
 from ingot.conversion.budget.report import BudgetReport
@@ -20,29 +20,44 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.naming.config import parse_config
 from ingot.recipes.recipe import Recipe
 from ingot.reporting.report import Report
-from ingot.reporting.shown import Shown
-from ingot.views.encoded import Encoding
+from ingot.reporting.reportable import Reportable
 from ingot.views.rounded_view import Rounding
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared(Shown):
-    """A conversion that is planned and not begun: the opened source, the views over it, the plan, the destination.
+class Prepared(Reportable):
+    """A planned conversion that has not started: the opened source, its view, the plan and the destination.
 
-    ``untie``: the result's config.json is to say that the head is not the embedding. ``notes`` are for the report,
-    ``read`` bytes were read to make the views, tensors ``without`` are left out of them. ``budget`` is
-    what made the recipe; values of the tensors ``inexact`` are not all equal in f32. ``account``: source tensors that
-    the result does not hold.
+    Attributes
+    ----------
+    checkpoint : Checkpoint
+        The view that the plan writes.
+    untie : bool
+        Whether the result's config.json must declare that the head is not tied to the embeddings.
+    notes : sequence of str
+        Notes for the report.
+    bytes_read : int
+        Bytes that were read to build the views.
+    without : set of str
+        Tensors that the views omit.
+    original : Checkpoint or None
+        The view of the source before rounding; None if it is ``checkpoint``.
+    budget : BudgetReport or None
+        The search that chose the recipe.
+    inexact : set of str
+        Tensors whose values a view has changed in f32.
+    account : Account
+        Source tensors that the result does not contain.
     """
 
     source: Source
     checkpoint: Checkpoint
     plan: ConvertPlan
-    place: Destination
+    target: Destination
     recipe: Recipe | None = None
     untie: bool = False
     notes: Sequence[str] = ()
-    read: int = 0
+    bytes_read: int = 0
     without: frozenset[str] = frozenset()
     rounding: Rounding | None = None
     original: Checkpoint | None = None
@@ -50,15 +65,14 @@ class Prepared(Shown):
     inexact: frozenset[str] = frozenset()
     account: Account = field(default_factory=Account)
     runtime: str | None = None
-    encoding: Encoding = field(default_factory=Encoding)
 
     @property
     def weights(self) -> Checkpoint:
-        """The source as quantizers see it."""
+        """The view of the source that quantizers read."""
         return self.original or self.checkpoint
 
     def report(self) -> Report:
-        """Return which rule hits which tensor, and the resulting size."""
+        """Return a report of the rule that hits each tensor, and of the resulting size."""
         return dry_run(self.plan, self.notes, self.budget, self.inexact, self.account)
 
     def __enter__(self) -> Prepared:
@@ -69,10 +83,13 @@ class Prepared(Shown):
 
 
 def refuse_same(source: Source, target: Destination) -> None:
-    """Refuse a destination that is a file of the source, or a folder around one: publishing would remove it."""
-    if source.is_lost(target.url, folder=target.directory):
+    """Raise ``convert.same-path`` if the destination is a file of the source, or a folder that contains one.
+
+    Publishing the result would delete the source.
+    """
+    if source.would_overwrite(target.url, folder=target.directory):
         raise UsageError(
-            "the destination is the source, or holds it and would replace it; choose another destination",
+            "the destination is the source, or contains it and would replace it; choose another destination",
             rule="convert.same-path",
             where=target.display,
         )
@@ -86,25 +103,25 @@ def for_source(target: Destination, source: Source) -> Destination:
 
 
 def with_config(
-    plan: ConvertPlan, source: Source, checkpoint: Checkpoint, place: Destination, *, untie: bool
+    plan: ConvertPlan, source: Source, checkpoint: Checkpoint, target: Destination, *, untie: bool
 ) -> ConvertPlan:
-    """Return the plan with the ``config.json`` that is true of the result, for formats that write into it."""
-    if not (place.format.traits.config_keys and place.directory):
+    """Return the plan with the ``config.json`` of the result, for formats that write keys into it."""
+    if not (target.format.traits.config_keys and target.directory):
         return plan
-    config = changed_config(checkpoint.companions, config_change(source, plan, untie=untie))
+    config = updated_config(checkpoint.companions, config_change(source, plan, untie=untie))
     return replace(plan, config=_completed(config, source))
 
 
 def _completed(config: bytes | None, source: Source) -> bytes | None:
-    """Return a ``config.json`` with what another file of the source says of packing."""
+    """Return a ``config.json`` with the packing keys that the source has in another file."""
     if config is None or not source.format.traits.config_keys:
         return config
-    own = parse_config(config, "companions.config", source.location)
-    more = {key: value for key, value in source.config().items() if key in PACKING_KEYS and key not in own}
-    return json.dumps({**own, **more}, indent=2).encode() if more else config
+    values = parse_config(config, "companions.config", source.location)
+    missing = {key: value for key, value in source.config().items() if key in PACKING_KEYS and key not in values}
+    return json.dumps({**values, **missing}, indent=2).encode() if missing else config
 
 
 def config_change(source: Source, plan: ConvertPlan, *, untie: bool) -> ConfigChange:
-    """Return what the plan makes untrue in ``config.json``; keys of its own are the format's to replace."""
+    """Return the changes that ``config.json`` needs, except for keys that the target's format writes itself."""
     drop = () if plan.format.traits.config_keys else source.format.traits.config_keys
     return ConfigChange(drop, *retyped(plan.steps), untie)

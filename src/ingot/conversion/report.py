@@ -1,4 +1,4 @@
-"""What a conversion did, tensor by tensor."""
+"""The report of a finished conversion, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from ingot.core.numeric.dtypes import FLOATS
 from ingot.core.numeric.stats import ErrorStats
 from ingot.engine.execute import Executed
 from ingot.engine.steps import DECODED, ENCODED, MOVED, REPACKED, Repack
-from ingot.engine.work import Done, Step
+from ingot.engine.work import CompletedStep, Step
 from ingot.formats.base import PROMPT, Format, WrittenArtifact, in_python
 from ingot.model.layouts.sparse import BlocksLayout
-from ingot.model.reading.lazy import as_many
+from ingot.model.reading.lazy import as_tensor_map
 from ingot.naming.config import CONFIG
 from ingot.quantization.tensor import Outcome
 from ingot.reporting.report import (
@@ -42,21 +42,21 @@ from ingot.reporting.report import (
     table_of,
     worst_of,
 )
-from ingot.reporting.shown import Shown
+from ingot.reporting.reportable import Reportable
 
 
-def unsaid(source: Source, plan: ConvertPlan) -> str:
-    """Return a note of what is not carried; empty where nothing is lost."""
-    said = source.format.activations(source.config()) if source.format.traits.config_keys else {}
-    if not said:
+def dropped_settings_note(source: Source, plan: ConvertPlan) -> str:
+    """Return a note about activation and KV-cache settings that the target cannot express; empty if there are none."""
+    settings = source.format.activations(source.config()) if source.format.traits.config_keys else {}
+    if not settings:
         return ""
     if plan.config is not None:
-        lost = plan.format.dropped_settings(plan.artifact, said)
+        dropped = plan.format.dropped_settings(plan.artifact, settings)
     else:
-        lost = [f"{key} ({value})" for key, value in said.items()]
-    if not lost:
+        dropped = [f"{key} ({value})" for key, value in settings.items()]
+    if not dropped:
         return ""
-    return f"not carried into {plan.format.name}: what the source's {CONFIG} says of {', '.join(lost)}"
+    return f"not carried into {plan.format.name}: settings of the source's {CONFIG}: {', '.join(dropped)}"
 
 
 _TEXT = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
@@ -64,10 +64,10 @@ _TEXT = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 
 @dataclass(frozen=True, slots=True)
 class SourceFacts:
-    """What a report says of a source, taken before the result is published: nothing may fail afterwards.
+    """The properties of a source for the report, read before the result is published, because errors after it are late.
 
-    ``size`` and ``nbytes`` are the bytes of its files and of its tensors' parts, ``architectures`` those that its
-    ``config.json`` names, ``companions`` the names of the files beside its weights.
+    ``size`` and ``nbytes`` are the bytes of its files and of its tensors' parts, ``architectures`` those of its
+    ``config.json``, ``companions`` the names of the files beside its weights.
     """
 
     location: str
@@ -78,53 +78,51 @@ class SourceFacts:
 
     @classmethod
     def from_source(cls, source: Source) -> SourceFacts:
-        """Read the facts; errors as those of the source's store."""
+        """Read the facts; raise the errors of the source's store."""
         architectures = source.config().get("architectures")
         return cls(
             source.location,
             source.stored(),
-            sum(tensor.nbytes for tensor in as_many(source.catalog.tensors).uncached()),
+            sum(tensor.nbytes for tensor in as_tensor_map(source.catalog.tensors).uncached()),
             [str(name) for name in architectures] if isinstance(architectures, list) else (),
             frozenset(source.companions().files),
         )
 
     def generates(self, files: Collection[str]) -> bool:
-        """Whether files make the weights a model that continues a text, as far as the source says what it is."""
+        """Return whether the weights with ``files`` can continue a text: a language model with config and tokenizer."""
         writes_text = not self.architectures or any(name.endswith(_TEXT) for name in self.architectures)
         return CONFIG in files and writes_text and any(name.startswith("tokenizer") for name in files)
 
 
 def commands_for(
-    place: Destination, plan: ConvertPlan, executed: Executed, source: SourceFacts, runtime: str | None = None
+    target: Destination, plan: ConvertPlan, executed: Executed, source: SourceFacts, runtime: str | None = None
 ) -> list[str]:
-    """Return the commands that run what was made; one that checks it where nothing is known to."""
-    path = _plain(place.display)
-    made = WrittenArtifact(
+    """Return shell commands that run the result; ``ingot verify`` if there are none."""
+    path = _not_an_option(target.display)
+    artifact = WrittenArtifact(
         path,
-        path if not (place.directory and executed.files) else f"{path.rstrip('/')}/{executed.files[0]}",
-        place.directory,
-        place.directory and source.generates({*executed.companions, *executed.files}),
+        path if not (target.directory and executed.files) else f"{path.rstrip('/')}/{executed.files[0]}",
+        target.directory,
+        target.directory and source.generates({*executed.companions, *executed.files}),
         plan.metadata,
     )
     lines: list[str] = []
-    found: list[Sequence[str]] = []
-    if place.is_local:
-        lines += run_commands(place.display, plan.format, made, runtime)
-    if made.generates:
-        found.append(("ingot", "generate", path, PROMPT))
-    elif not lines and not place.directory and source.generates(source.companions):
+    if target.is_local:
+        lines += run_commands(target.display, plan.format, artifact, runtime)
+    if artifact.generates:
+        lines.append(shlex.join(("ingot", "generate", path, PROMPT)))
+    elif not lines and not target.directory and source.generates(source.companions):
         call = "import ingot; print(ingot.load_model({}, model_dir={}))"
-        found.append(in_python(call, path, source.location))
-    lines += [shlex.join(words) for words in found]
+        lines.append(shlex.join(in_python(call, path, source.location)))
     return lines or [shlex.join(("ingot", "verify", path))]
 
 
-def _plain(path: str) -> str:
-    """Return a path that no program takes for an option."""
+def _not_an_option(path: str) -> str:
+    """Return the path in a form that command lines do not read as an option."""
     return f"./{path}" if path.startswith("-") else path
 
 
-_SAID: Mapping[str, str] = {
+_GRADE_LABELS: Mapping[str, str] = {
     INTEGERS: "integers",
     SCALES: "scales",
     IN_F32: "values in f32",
@@ -132,36 +130,36 @@ _SAID: Mapping[str, str] = {
 }
 
 
-def equality(step: Step, format: Format, inexact: Collection[str]) -> Texts | None:
-    """Return the grades in which a tensor is equal in ``format``; None for what is not repacked.
+def exactness(step: Step, format: Format, inexact: Collection[str]) -> Texts | None:
+    """Return the grades in which a repacked tensor is equal in ``format``; None for other steps.
 
-    ``inexact`` are tensors of which a view has changed the values in f32.
+    ``inexact`` are the tensors whose values a view has changed in f32.
     """
     if not isinstance(step, Repack):
         return None
-    found = step.repack.equal(steps=format.traits.rounds_steps)
-    return [grade for grade in found if grade != IN_F32 or step.spec.name not in inexact]
+    grades = step.repack.equal(steps=format.traits.rounds_steps)
+    return [grade for grade in grades if grade != IN_F32 or step.spec.name not in inexact]
 
 
-def counted(found: Iterable[Texts | None]) -> Counts:
-    """Return how many repacked tensors are equal in each grade."""
-    repacked = [grades for grades in found if grades is not None]
+def count_grades(grades_by_tensor: Iterable[Texts | None]) -> Counts:
+    """Return the number of repacked tensors that are equal in each grade."""
+    repacked = [grades for grades in grades_by_tensor if grades is not None]
     return {grade: sum(grade in grades for grades in repacked) for grade in GRADES}
 
 
-def said(count: int, grades: Counts) -> str:
+def exactness_summary(count: int, grades: Counts) -> str:
     """Return a sentence with the number of repacked tensors of each grade; ``count`` is their total."""
-    return f"of {count} repacked: " + ", ".join(f"{_SAID[grade]} of {number}" for grade, number in grades.items())
+    return f"of {count} repacked: " + ", ".join(f"{_GRADE_LABELS[grade]} of {n}" for grade, n in grades.items())
 
 
 @dataclass(frozen=True, slots=True)
 class TensorReport:
-    """One tensor: what happened (``moved``, ``repacked``, ``decoded``, ``encoded``), by which rule, sizes in bytes,
-    error where lossy.
+    """One tensor of the result: its action, the rule, sizes in bytes, and the error if it is lossy.
 
-    ``error`` has ``max_abs``, ``rms``, ``snr_db`` and ``cosine``; None where ``exact`` or where it was not measured.
-    ``equal``, of what was repacked: in which grades it is equal (``integers``, ``scales``, ``f32``, ``type``).
-    ``sparsity`` is the share of the values that structured pruning left out, 0 to 1; they count in the error.
+    ``action`` is ``moved``, ``repacked``, ``decoded`` or ``encoded``. ``error`` has ``max_abs``, ``rms``, ``snr_db``
+    and ``cosine``; it is None if the tensor is ``exact`` or was not measured. ``equal`` are the grades in which a
+    repacked tensor is equal (``integers``, ``scales``, ``f32``, ``type``). ``sparsity`` is the share of the values, 0
+    to 1, that structured pruning omitted; the error includes them.
     """
 
     name: str
@@ -184,13 +182,25 @@ class TensorReport:
 
 
 @dataclass(frozen=True, slots=True)
-class ConvertReport(Shown):
+class ConvertReport(Reportable):
     """A finished conversion.
 
-    Sizes in bytes: ``source_size`` and ``size`` of all weight files, ``source_nbytes`` of the source's stored parts
-    alone; ``seconds`` of wall time. ``warnings`` say what was asked for and had no effect, ``commands`` what runs the
-    result, ``rounded`` what quantizers did to each matrix. ``superseded`` and ``dropped`` are source tensors that the
-    result does not hold, with the reason (``model.account``).
+    Attributes
+    ----------
+    source_size, size : int
+        Bytes of all weight files.
+    source_nbytes : int
+        Bytes of the source's stored parts alone.
+    seconds : float
+        Wall time.
+    warnings : sequence of str
+        Options and rules without effect.
+    commands : sequence of str
+        Shell commands that run the result.
+    rounded : sequence of Outcome
+        The results of quantizers by matrix.
+    superseded, dropped : mapping of str to str
+        Source tensors that the result does not contain, with the reason (``model.account``).
     """
 
     source: str
@@ -224,27 +234,27 @@ class ConvertReport(Shown):
 
     @property
     def exact(self) -> bool:
-        """Whether the result holds every tensor of the source, each exactly: its values, or its codes and scales."""
+        """Whether the result contains every tensor of the source exactly: its values, or its codes and scales."""
         return not self.dropped and all(tensor.exact for tensor in self.tensors)
 
     @property
     def actions(self) -> Counts:
-        """How many tensors were moved, repacked, decoded, encoded."""
+        """The numbers of moved, repacked, decoded and encoded tensors."""
         return dict(Counter(tensor.action for tensor in self.tensors))
 
     @property
     def grades(self) -> Counts:
-        """How many of the repacked tensors are equal in each grade."""
-        return counted(tensor.equal for tensor in self.tensors)
+        """The number of repacked tensors that are equal in each grade."""
+        return count_grades(tensor.equal for tensor in self.tensors)
 
     @property
     def pruned(self) -> Sequence[TensorReport]:
-        """The tensors that lack blocks."""
+        """The tensors with pruned blocks."""
         return [tensor for tensor in self.tensors if tensor.sparsity]
 
     @property
     def sparsity(self) -> Ratio:
-        """Share of the pruned tensors' values that is left out, 0 to 1."""
+        """The share of the pruned tensors' values that pruning omitted, 0 to 1."""
         return sum(item.sparsity * item.elements for item in self.pruned) / max(
             sum(item.elements for item in self.pruned), 1
         )
@@ -256,8 +266,8 @@ class ConvertReport(Shown):
 
     def report(self) -> Report:
         """Return all figures and the tensors."""
-        beside = ("tensors", "commands", "budget", "rounded", "superseded", "dropped")
-        figures = [item for item in figures_of(self, *_COMPUTED) if item.name not in beside]
+        separate = ("tensors", "commands", "budget", "rounded", "superseded", "dropped")
+        figures = [item for item in figures_of(self, *_COMPUTED) if item.name not in separate]
         speed = self.source_nbytes / max(self.seconds, 1e-9)
         share = self.size / max(self.source_size, 1)
         figures += [
@@ -266,7 +276,7 @@ class ConvertReport(Shown):
             Figure("share", share, "ratio", data=False),
             Figure("pruned", len(self.pruned), "count", data=False),
             Figure("commands", self.commands, "texts", data=False),
-            Figure("equal", said(self.actions.get(REPACKED, 0), self.grades), data=False),
+            Figure("equal", exactness_summary(self.actions.get(REPACKED, 0), self.grades), data=False),
         ]
         figures += [Figure("superseded", dict(self.superseded), "data"), Figure("dropped", dict(self.dropped), "data")]
         if self.rounded:
@@ -284,48 +294,48 @@ class ConvertReport(Shown):
             lines.append(Line("{pruned} tensors, {sparsity} of their weights, in whole blocks of channels", "pruned"))
         if self.companions:
             lines.append(Line("{companions}", "with"))
-        measured, told = loss(self.tensors, _KEPT[REPACKED in self.actions] if self.exact else None)
-        figures += measured
-        lines += told
-        lines.append(Line("{item}", "note", each="notes"))
+        loss_figures, loss_lines = loss(self.tensors, _EXACT_TEXTS[REPACKED in self.actions] if self.exact else None)
+        figures += loss_figures
+        lines += loss_lines
+        lines.append(Line("{item}", "note", items="notes"))
         if self.commands:
-            lines += [Line("next:"), Line("  {item}", each="commands", whole=True)]
+            lines += [Line("next:"), Line("  {item}", items="commands", copyable=True)]
         report = Report(figures, lines, [table_of("tensors", self.tensors, TensorReport)])
         return report if self.budget is None else self.budget.around(report)
 
 
 _COMPUTED = ("bits_per_weight", "exact", "sparsity", "actions", "grades")
-_KEPT = {
+_EXACT_TEXTS = {  # by whether tensors were repacked
     False: "every value is kept bit for bit",
     True: "every number is kept bit for bit: values, or codes with their scales",
 }
 
 
 def action_of(step: Step) -> str:
-    """Return what happens to a tensor: what a view computes is not moved, though the step only copies its bytes."""
+    """Return the action for the report; a tensor that a view computes counts as encoded or decoded, not as moved."""
     if step.action != MOVED:
         return step.action
     return ENCODED if step.tensor.source_bits else DECODED if step.tensor.decoded_from else MOVED
 
 
 def exact(step: Step) -> bool:
-    """Whether what is written has the values of the source: not where a view has computed others."""
+    """Return whether the result has the source's values; false if a view computed other values."""
     return step.exact and not step.tensor.source_bits
 
 
 def source_nbytes(step: Step) -> int:
-    """Return the stored bytes of the source's tensor, or of as much of it as this one is."""
+    """Return the stored bytes of the source's tensor, or of the part of it that this tensor consists of."""
     tensor = step.tensor
     return round(tensor.size * tensor.source_bits / 8) or step.in_bytes
 
 
-def tensor_reports(done: Sequence[Done], equal: Callable[[Step], Texts | None]) -> list[TensorReport]:
-    """Describe finished steps; ``equal`` returns the grades in which one that was repacked is equal."""
-    return [tensor_report(item.step, item.nbytes, item.error, equal(item.step)) for item in done]
+def tensor_reports(completed: Sequence[CompletedStep], equal: Callable[[Step], Texts | None]) -> list[TensorReport]:
+    """Return the reports of completed steps; ``equal`` returns the grades of a step (``exactness``)."""
+    return [tensor_report(item.step, item.nbytes, item.error, equal(item.step)) for item in completed]
 
 
 def tensor_report(step: Step, nbytes: int, error: ErrorStats | None, equal: Texts | None) -> TensorReport:
-    """Describe a finished step, of which ``equal`` are the grades in which what was repacked is equal."""
+    """Return the report of a completed step; ``equal`` are its grades (``exactness``)."""
     return TensorReport(
         name=step.tensor.name,
         shape=step.tensor.shape,
@@ -344,14 +354,17 @@ def tensor_report(step: Step, nbytes: int, error: ErrorStats | None, equal: Text
 
 
 def retyped(steps: Sequence[Step]) -> tuple[dict[str, str], str]:
-    """Return which floating-point type most elements of each became where that is another, and which most have now."""
-    became: dict[str, Counter[str]] = {}
+    """Return the changes of float dtypes, source to result, and the most common float dtype of the result.
+
+    Dtypes are compared by number of elements; the second value is empty if there are no floats.
+    """
+    counts: dict[str, Counter[str]] = {}
     for step in steps:
         if step.tensor.dtype in FLOATS and step.spec.dtype in FLOATS:
-            became.setdefault(step.tensor.dtype, Counter())[step.spec.dtype] += step.tensor.size
-    most = {was: count.most_common(1)[0][0] for was, count in became.items()}
-    total: Counter[str] = sum(became.values(), Counter())
-    changed = {was: now for was, now in most.items() if was != now}
+            counts.setdefault(step.tensor.dtype, Counter())[step.spec.dtype] += step.tensor.size
+    common = {before: count.most_common(1)[0][0] for before, count in counts.items()}
+    total: Counter[str] = sum(counts.values(), Counter())
+    changed = {before: after for before, after in common.items() if before != after}
     return changed, total.most_common(1)[0][0] if total else ""
 
 

@@ -1,4 +1,4 @@
-"""Rules of a recipe that name a quantizer: matrices are rounded in a view, before the plan, whatever the container."""
+"""The view that rounds the matrices of rules with a quantizer, before the plan and independent of the format."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from ingot.recipes.recipe import Recipe, Rotate
 from ingot.stores.location import Location
 from ingot.views.folding.fold import Folding, changed_names
 from ingot.views.folding.graph import Graph, graph_of
-from ingot.views.folding.rotate import rotated
-from ingot.views.folding.scale import ScaleFolding, Searched, scaled, scales
+from ingot.views.folding.rotate import fold_rotations
+from ingot.views.folding.scale import ScaleFolding, ScaleSearch, fold_scales, has_scales
 from ingot.views.folding.statistics import FoldedStatistics
-from ingot.views.rounded_view import Known, Rounding, round_to
+from ingot.views.rounded_view import LoadStatistics, Rounding, round_to
 
-# Who runs models lies above this room.
+# ``ingot.runtime`` imports this package, so that it is imported by name on first use.
 _CALIBRATE: Registry[Any] = Registry("calibration", (("model", "ingot.runtime.calibration.calibrate:statistics_of"),))
 _NO_PREFIX = (
-    "the statistics do not state what their windows begin with; those of earlier releases begin without BOS: if the "
+    "the statistics do not declare how their windows begin; those of earlier releases begin without BOS: if the "
     "tokenizer puts BOS before a text, calibrate again"
 )
 
 
-def told(rounding: Rounding | None) -> list[str]:
-    """Return lines for the report of a conversion, once its matrices were read."""
-    every = outcomes_of(rounding)
-    if rounding is None or not every:
+def rounding_notes(rounding: Rounding | None) -> list[str]:
+    """Return notes about rounded matrices for the report of a conversion, after the matrices were read."""
+    outcomes = outcomes_of(rounding)
+    if rounding is None or not outcomes:
         return []
-    more = [] if rounding.more is None else rounding.more()
-    return [*outcome_lines(every, rounding.said), *_bias_lines(rounding.corrected), *more]
+    more = [] if rounding.extra_notes is None else rounding.extra_notes()
+    return [*outcome_lines(outcomes, rounding.statistics_id), *_bias_lines(rounding.bias_changes), *more]
 
 
 def _bias_lines(corrected: Mapping[str, float | None]) -> list[str]:
@@ -54,52 +54,52 @@ def _bias_lines(corrected: Mapping[str, float | None]) -> list[str]:
 
 
 def outcomes_of(rounding: Rounding | None) -> Sequence[Outcome]:
-    """Return what became of the matrices that were rounded, by name."""
+    """Return the outcomes of the rounded matrices, sorted by name."""
     return () if rounding is None else [rounding.outcomes[name] for name in sorted(rounding.outcomes)]
 
 
-class _Known:
-    """Statistics that are opened, or taken, when the first matrix is read."""
+class _LazyStatistics:
+    """The model's statistics, opened or collected on the first call. Safe for several threads."""
 
     def __init__(self, checkpoint: Checkpoint, options: ConvertOptions) -> None:
         self._checkpoint = checkpoint
         self._options = options
         self._lock = threading.Lock()
-        self._found: Statistics | None = None
+        self._statistics: Statistics | None = None
 
     def __call__(self) -> Statistics:
         with self._lock:
-            if self._found is None:
-                stated = self._options.calibration
-                if isinstance(stated, Statistics):
-                    self._found = stated
-                elif stated is not None:
-                    self._found = Statistics.open(stated, self._checkpoint)
+            if self._statistics is None:
+                calibration = self._options.calibration
+                if isinstance(calibration, Statistics):
+                    self._statistics = calibration
+                elif calibration is not None:
+                    self._statistics = Statistics.open(calibration, self._checkpoint)
                 else:
-                    take = _CALIBRATE["model"]
-                    self._found = take(self._options.src, max_ram=self._options.max_ram)
-            return self._found
+                    calibrate = _CALIBRATE["model"]
+                    self._statistics = calibrate(self._options.src, max_ram=self._options.max_ram)
+            return self._statistics
 
     def close(self) -> None:
-        """Release what was opened here."""
-        if self._found is not None and self._found is not self._options.calibration:
-            self._found.close()
+        """Close the statistics unless the caller passed them in the options."""
+        if self._statistics is not None and self._statistics is not self._options.calibration:
+            self._statistics.close()
 
 
 def round_weights(
     checkpoint: Checkpoint, recipe: Recipe | None, options: ConvertOptions
 ) -> tuple[View, Rounding | None]:
-    """Return the model with the matrices rounded whose rules name a quantizer, and the rounding.
+    """Return a view of the model that rounds the matrices of rules with a quantizer, and the rounding.
 
-    The recipe's rotations and scales are folded in first. Without matrices to round there is no rounding.
+    The recipe's rotations and scales are folded in first. The rounding is None if there are no matrices to round.
 
     Raises
     ------
     UsageError
-        ``convert.requantize``: such a matrix is quantized already; ``convert.calibration``: statistics for a recipe
-        without a quantizer; what ``Statistics.open`` raises.
+        ``convert.requantize``: such a matrix is already quantized; ``convert.calibration``: statistics for a recipe
+        without a quantizer; the errors of ``Statistics.open``.
     UnsupportedError
-        ``fold.*``.
+        ``fold.*``, ``quantizer.matrix``.
     """
     view = rotate_by_recipe(checkpoint, recipe)
     choices = dict(_choices(view.checkpoint, recipe, options)) if recipe is not None else {}
@@ -107,29 +107,29 @@ def round_weights(
     if recipe is None or not choices:
         if calibration is not None:
             raise UsageError(
-                "expected a recipe with a quantizer beside --calibration, such as q4_0-calibrated; found none that "
-                "hits a matrix",
+                "--calibration needs a recipe with a quantizer that hits a matrix, such as q4_0-calibrated",
                 rule="convert.calibration",
             )
         return view, None
-    statistics = _Known(checkpoint, options)
+    statistics = _LazyStatistics(checkpoint, options)
     notes = list(view.notes)
     if calibration is not None:
-        opened = statistics()  # another model's are refused before anything is read
+        opened = statistics()  # statistics of another model raise an error before any tensor is read
         notes += [_NO_PREFIX] if opened.model_id is not None and WINDOW_PREFIX not in opened.metadata else []
     if calibration is None or isinstance(calibration, Statistics):
         metadata = calibration.metadata if isinstance(calibration, Statistics) else {}
         source = metadata.get("source", "samples of the model")
     else:
         source = Location.parse(calibration).display
-    rounding = Rounding(choices, statistics, source, statistics.close, at_hand=calibration is not None)
+    rounding = Rounding(choices, statistics, source, statistics.close, statistics_ready=calibration is not None)
     folded, rounding = fold_model(checkpoint, recipe, rounding)
     return View(round_to(folded, rounding), notes), rounding
 
 
 def _choices(view: Checkpoint, recipe: Recipe, options: ConvertOptions) -> Sequence[tuple[str, QuantizerSpec]]:
+    """Return the names and quantizers of the matrices that rules with a quantizer hit."""
     layer_count = layers_of(view)
-    found = []
+    specs = []
     for name, tensor in view.items():
         choice = decide(view, name, recipe, layer_count).choice
         if not isinstance(choice, Choice) or choice.quantizer is None:
@@ -137,7 +137,7 @@ def _choices(view: Checkpoint, recipe: Recipe, options: ConvertOptions) -> Seque
         if len(tensor.shape) < 2 or not tensor.size or tensor.dtype not in WEIGHT_DTYPES:
             raise UnsupportedError(
                 f"expected a matrix of weights for quantizer {choice.quantizer}, found {tensor.dtype} of shape "
-                f"{list(tensor.shape)}; let the rule ask for min_ndim = 2",
+                f"{list(tensor.shape)}; add min_ndim = 2 to the rule",
                 rule="quantizer.matrix",
                 where=name,
             )
@@ -147,10 +147,10 @@ def _choices(view: Checkpoint, recipe: Recipe, options: ConvertOptions) -> Seque
                 rule="convert.requantize",
                 where=name,
             )
-        wanted = parse_quantizer(choice.quantizer, choice.codec, choice.options)
-        wanted.require(tensor.shape, name)
-        found.append((name, wanted))
-    return found
+        spec = parse_quantizer(choice.quantizer, choice.codec, choice.options)
+        spec.require(tensor.shape, name)
+        specs.append((name, spec))
+    return specs
 
 
 def with_rotate_option(recipe: Recipe | None, rotate: str | None) -> Recipe | None:
@@ -164,27 +164,27 @@ def with_rotate_option(recipe: Recipe | None, rotate: str | None) -> Recipe | No
         raise UsageError(
             f"expected one of --rotate and the table [rotate], found both in {recipe.name}", rule="recipe.rotate"
         )
-    return replace(recipe or Recipe("rotate", ()), rotate=Rotate.of(rotate))
+    return replace(recipe or Recipe("rotate", ()), rotate=Rotate.parse(rotate))
 
 
 def rotate_by_recipe(checkpoint: Checkpoint, recipe: Recipe | None) -> View:
-    """Return the model rotated as the recipe requires, in its own element types; raises the errors of ``rotate``."""
+    """Return the model rotated as the recipe requires, in the dtypes of its tensors; raise the errors of ``rotate``."""
     if recipe is None or recipe.rotate is None:
         return View(checkpoint)
     graph = graph_of(checkpoint)
-    return rotated(checkpoint, graph, _options(recipe.rotate), _dtypes_of(checkpoint, graph))[0]
+    return fold_rotations(checkpoint, graph, _options(recipe.rotate), _dtypes_of(checkpoint, graph))[0]
 
 
 def fold_model(checkpoint: Checkpoint, recipe: Recipe, rounding: Rounding) -> tuple[Checkpoint, Rounding]:
     """Return the model with the recipe's rotations and scales folded in, and the rounding of its matrices.
 
-    Matrices to round are in f32. The returned rounding has statistics of the changed model, the element types that the
-    matrices had, and notes on the scales.
+    The matrices to round are f32 in the result. The returned rounding has statistics of the folded model, the dtypes of
+    the source's matrices, and notes on the scales.
 
     Parameters
     ----------
     checkpoint : Checkpoint
-        The model without any of the changes.
+        The model before folding.
     recipe : Recipe
     rounding : Rounding
         Choices by the names of the rotated model; statistics of ``checkpoint``.
@@ -198,42 +198,42 @@ def fold_model(checkpoint: Checkpoint, recipe: Recipe, rounding: Rounding) -> tu
     dtypes = {name: "f32" if name in choices else dtype for name, dtype in stored.items()}
     rounding = replace(rounding, dtypes=stored)
     if recipe.rotate is not None:
-        # Tensors that scales are folded into afterwards are not rounded in between.
-        scaled_names = set(changed_names(graph, lambda stream: scales(graph, grids, stream)))
+        # Tensors that scales are folded into later stay f32 until then, so that they are rounded only once.
+        scaled_names = set(changed_names(graph, lambda stream: has_scales(graph, grids, stream)))
         exact = {name: "f32" if name in scaled_names else dtype for name, dtype in dtypes.items()}
-        view, rotations = rotated(checkpoint, graph, _options(recipe.rotate), exact)
+        view, rotations = fold_rotations(checkpoint, graph, _options(recipe.rotate), exact)
         checkpoint = view.checkpoint
-        rounding = replace(rounding, known=_folded_statistics(rounding.known, rotations))
+        rounding = replace(rounding, load_statistics=_folded_statistics(rounding.load_statistics, rotations))
     if not grids:
         return checkpoint, rounding
-    folding = ScaleFolding(checkpoint, graph, grids, rounding.known, dtypes)
+    folding = ScaleFolding(checkpoint, graph, grids, rounding.load_statistics, dtypes)
     rounding = replace(
-        rounding, known=_folded_statistics(rounding.known, folding), more=partial(_scale_notes, folding.searched)
+        rounding,
+        load_statistics=_folded_statistics(rounding.load_statistics, folding),
+        extra_notes=partial(_scale_notes, folding.search),
     )
-    return scaled(folding, rounding.said), rounding
+    return fold_scales(folding, rounding.statistics_id), rounding
 
 
-def _scale_notes(searched: Searched) -> Sequence[str]:
-    gains = list(searched.gains.values())
+def _scale_notes(search: ScaleSearch) -> Sequence[str]:
+    gains = list(search.gains.values())
     if not gains:
         return []
     changed = sum(gain < 1 for gain in gains)
     mean = sum(gains) / len(gains)
-    groups = (
-        f"{changed} of {len(gains)} groups of matrices got scales for their channels, folded into what comes before"
-    )
-    return [f"{groups}; they leave {mean:.1%} of the error of nearest rounding on average"]
+    groups = f"{changed} of {len(gains)} groups of matrices got channel scales, folded into the preceding module"
+    return [f"{groups}; on average {mean:.1%} of the error of nearest rounding remains"]
 
 
 def _options(rotate: Rotate) -> tuple[bool, bool, int]:
     return rotate.r1, rotate.r2, rotate.seed
 
 
-def _folded_statistics(statistics: Known, folding: Folding) -> Known:
+def _folded_statistics(statistics: LoadStatistics, folding: Folding) -> LoadStatistics:
     return lambda: FoldedStatistics(statistics(), folding)
 
 
 def _dtypes_of(checkpoint: Checkpoint, graph: Graph) -> dict[str, str]:
-    """Return the element types of the graph's tensors; a head without a tensor has that of the embedding."""
+    """Return the dtypes of the graph's tensors; a tied head has the dtype of the embedding."""
     names = [*graph.sites, graph.head]
     return {name: checkpoint[name if name in checkpoint else graph.embedding].dtype for name in names}

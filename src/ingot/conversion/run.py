@@ -1,4 +1,4 @@
-"""Convert a checkpoint: tensor by tensor, in bounded memory, resumable, published whole or not at all."""
+"""Convert a checkpoint tensor by tensor, in bounded memory. It can be resumed; only a complete result is published."""
 
 from __future__ import annotations
 
@@ -9,38 +9,44 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ingot.artifacts.account import account_of_conversion, dropped, unused_patterns
+from ingot.artifacts.account import account_of_conversion, dropped_omissions, unused_patterns
 from ingot.artifacts.adapter_files import HOLDS_ANY, note_on_config, refuse_adapter
 from ingot.artifacts.companions import copy_companions
-from ingot.artifacts.destination import Destination, destination, is_elsewhere, stage
+from ingot.artifacts.destination import Destination, destination, is_distributed, stage
 from ingot.artifacts.open import Source, open_source
 from ingot.artifacts.remarks import UNREAD, remarks
-from ingot.conversion.budget.search import budgeted
-from ingot.conversion.encode_first import compute_weights, with_errors
-from ingot.conversion.encoding import require_effect
-from ingot.conversion.for_runtime import checked_plan, for_runtime, require_loadable
+from ingot.conversion.budget.search import resolve_budget
+from ingot.conversion.encoding import require_all_used
+from ingot.conversion.for_runtime import checked_plan, for_runtime, require_held, require_loadable
 from ingot.conversion.model_folder import with_model_folder
 from ingot.conversion.options import ConvertOptions
 from ingot.conversion.packed_layers import repeated_scales, require_layers
 from ingot.conversion.plan import ConvertPlan, PlanRequest, plan_conversion
 from ingot.conversion.prepare_source import (
-    Tied,
+    TiedHead,
     groups_for,
-    laid_over,
-    untangle,
+    resolve_tied_head,
     view_for_target,
     view_weights,
-    within,
+    with_overlay_base,
+    with_thread_limit,
     write_options,
 )
 from ingot.conversion.prepared import Prepared, config_change, for_source, refuse_same, with_config
-from ingot.conversion.report import ConvertReport, SourceFacts, commands_for, equality, tensor_reports, unsaid
-from ingot.conversion.rounding_view import outcomes_of, told, with_rotate_option
+from ingot.conversion.report import (
+    ConvertReport,
+    SourceFacts,
+    commands_for,
+    dropped_settings_note,
+    exactness,
+    tensor_reports,
+)
+from ingot.conversion.rounding_view import outcomes_of, round_weights, rounding_notes, with_rotate_option
 from ingot.conversion.tensor_parallel import (
-    as_executed,
-    folder_of,
-    is_there,
-    of_ranks,
+    existing_results,
+    is_complete,
+    merge_rank_reports,
+    rank_folder,
     ranks_of,
     require_folder,
     require_packed,
@@ -56,14 +62,14 @@ from ingot.formats.packed_folders.base import PACKING_FILES
 from ingot.model import bytesource
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import AffineLayout
-from ingot.model.layouts.packed_words import WordsLayout
+from ingot.model.layouts.packed_ints import PackedIntLayout
 from ingot.naming.config import CONFIG
 from ingot.recipes.load import load_recipe
 from ingot.recipes.recipe import Patterns, Recipe
 from ingot.stores.location import Location
 from ingot.translate.completeness import require_complete
 from ingot.translate.parallel import Rank
-from ingot.views.regrouped import regroup
+from ingot.views.regroup import regroup
 
 if TYPE_CHECKING:
     from ingot.cluster.driver.distribute import Cluster
@@ -71,11 +77,11 @@ if TYPE_CHECKING:
 
 @takes(ConvertOptions, "convert")
 def convert(options: ConvertOptions) -> ConvertReport:
-    """Convert a checkpoint into another container, by a recipe or as it is.
+    """Convert a checkpoint into another container, by a recipe or unchanged.
 
-    Without a recipe every tensor is kept as it is stored; integers that the target takes in another layout only are
-    repacked, and what it cannot carry is decoded. With ``resume`` the output is byte for byte that of an uninterrupted
-    run.
+    Without a recipe every tensor keeps its storage. If the target accepts its codes only in another layout they are
+    repacked, and tensors that the target cannot carry are decoded. With ``resume`` the output has the same bytes as
+    that of an uninterrupted run.
 
     Returns
     -------
@@ -84,44 +90,46 @@ def convert(options: ConvertOptions) -> ConvertReport:
     Raises
     ------
     UsageError, UnsupportedError, CodecError, FormatError, IntegrityError, ResourceError
-        Nothing is left under the final name; with ``tp`` folders of ranks that are complete are.
+        Nothing is left under the final name; with ``tp``, the folders of finished ranks are left.
     """
     started = time.perf_counter()
-    is_elsewhere(options.engine, options.address)  # refused before anything is read
+    is_distributed(options.engine, options.address)  # raises for an invalid engine before anything is read
     options = for_runtime(options)
-    options, budget = budgeted(options, _planned, convert, publish=True)
+    options, budget = resolve_budget(options, _plan_for_budget, convert, publish=True)
     ranks = ranks_of(options)
     reports = [_convert(options, rank) for rank in ranks]
-    report = reports[0] if options.tp is None else of_ranks(reports, Location.parse(options.dst))
+    report = reports[0] if options.tp is None else merge_rank_reports(reports, Location.parse(options.dst))
     if options.tp is None:
         require_loadable(options, report.destination)
     return replace(report, seconds=time.perf_counter() - started, budget=budget)
 
 
 def _convert(options: ConvertOptions, rank: Rank | None) -> ConvertReport:
-    with _prepare(within(_for_rank(options, rank)), rank) as prepared:
+    """Convert into one artifact, or into the folder of one rank."""
+    with _prepare(with_thread_limit(_for_rank(options, rank)), rank) as prepared:
         require_layers(prepared.plan.steps, prepared.plan.format)
-        planned, read = prepared.plan.in_bytes, prepared.read
-        every, before = (1, 0) if rank is None else (rank.size, rank.rank)
-        total, done = every * (planned + read), before * (planned + read) + read
-        resources = Resources(options.max_ram, options.threads, Progress(total, options.progress, done=done))
+        read = prepared.bytes_read
+        rank_bytes = prepared.plan.in_bytes + read
+        rank_count, finished = (1, 0) if rank is None else (rank.size, rank.rank)
+        progress = Progress(rank_count * rank_bytes, options.progress, done=finished * rank_bytes + read)
+        resources = Resources(options.max_ram, options.threads, progress)
         if rank is not None:
             require_folder(Location.parse(options.dst), rank.size)
-        if rank is not None and options.resume and is_there(prepared.place, prepared.plan, prepared.checkpoint):
+        if rank is not None and options.resume and is_complete(prepared.target, prepared.plan, prepared.checkpoint):
             facts = SourceFacts.from_source(prepared.source)
-            return _report(prepared, as_executed(prepared.plan, prepared.place), facts)
+            return _report(prepared, existing_results(prepared.plan, prepared.target), facts)
         cluster = _cluster(prepared, options)
         return run(prepared, resources, overwrite=options.overwrite, resume=options.resume, cluster=cluster)
 
 
 def _for_rank(options: ConvertOptions, rank: Rank | None) -> ConvertOptions:
     """Return the options with the folder of one rank as the destination."""
-    return options if rank is None else replace(options, dst=folder_of(Location.parse(options.dst), rank))
+    return options if rank is None else replace(options, dst=rank_folder(Location.parse(options.dst), rank))
 
 
 def _cluster(prepared: Prepared, options: ConvertOptions) -> Cluster | None:
-    """Return the workers of the steps; None if this process does them. Errors as ``plan_json``."""
-    if not is_elsewhere(options.engine, options.address):
+    """Return the workers for the steps; None if this process executes them. Raises the errors of ``plan_json``."""
+    if not is_distributed(options.engine, options.address):
         return None
     from ingot.cluster.driver.distribute import Cluster
     from ingot.cluster.pool import pool_of
@@ -135,12 +143,12 @@ def _cluster(prepared: Prepared, options: ConvertOptions) -> Cluster | None:
 
 @takes(ConvertOptions, "convert")
 def prepare(options: ConvertOptions) -> Prepared:
-    """Open the source, view it as the options ask and plan the conversion; what ``--dry-run`` prints.
+    """Open the source, apply the views of the options and plan the conversion, without converting (``--dry-run``).
 
-    Reads headers and samples. Pruning reads the feed-forward networks, and tells ``progress``. With ``tp`` it is the
-    first rank's; all have the same shapes.
+    Reads headers and samples. Pruning reads the feed-forward networks and reports to ``progress``. With ``tp`` the plan
+    is that of the first rank; all ranks have the same shapes.
     """
-    prepared = _planned(for_runtime(options))
+    prepared = _plan_for_budget(for_runtime(options))
     try:
         require_layers(prepared.plan.steps, prepared.plan.format)
     except BaseException:
@@ -149,18 +157,17 @@ def prepare(options: ConvertOptions) -> Prepared:
     return prepared
 
 
-def _planned(options: ConvertOptions) -> Prepared:
-    """Return what ``prepare`` does, also of a folder in which nothing is packed: a budget begins with that."""
-    options, budget = budgeted(options, _planned, convert, publish=False)
+def _plan_for_budget(options: ConvertOptions) -> Prepared:
+    """Plan like ``prepare``, but accept a plan without packed layers: the search of a budget starts with one."""
+    options, budget = resolve_budget(options, _plan_for_budget, convert, publish=False)
     rank = ranks_of(options)[0]
     prepared = _prepare(_for_rank(options, rank), rank)
     return replace(prepared, budget=budget)
 
 
 def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
-    place = destination(Location.parse(options.dst), options.format, options.container)
+    target = with_overlay_base(destination(Location.parse(options.dst), options.format, options.container), options)
     recipe = options.recipe
-    target = laid_over(place, options)
     if not (recipe is None or isinstance(recipe, Recipe)):
         recipe = load_recipe(recipe)
     recipe = with_rotate_option(recipe, options.rotate)
@@ -174,23 +181,26 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
     )
     close = source.close
     try:
-        source, used = (
-            (source, "") if options.keep_names else with_model_folder(source, target, options.max_decompressed)
-        )
+        folder_note = ""
+        if not options.keep_names:
+            source, folder_note = with_model_folder(source, target, options.max_decompressed)
         close = source.close
         refuse_same(source, target)
         target = for_source(target, source)
         checkpoint = source.view()
         _require_weights(source, target, recipe, options)
         require_complete(source, checkpoint, Patterns(tuple(options.drop)))
-        opened, tied = checkpoint, _tied(source, checkpoint, target)
-        without = {**dropped(opened, options.drop), **tied.without}
+        opened = checkpoint
+        tied = _tied_head(source, checkpoint, target)
+        without = {**dropped_omissions(opened, options.drop), **tied.without}
         weights = view_weights(checkpoint, target, options, without)
-        computed, rounding, encoding = compute_weights(weights.checkpoint, target.format, options)
-        view = weights.then(lambda _: computed).then(partial(view_for_target, target=target, options=options))
+        require_held(target.format, recipe)
+        rounded, rounding = round_weights(weights.checkpoint, recipe, options)
+        view = weights.then(lambda _: rounded).then(partial(view_for_target, target=target, options=options))
         groups = groups_for(view.checkpoint, target.format)
         view = view.then(partial(regroup, groups=groups))
-        checkpoint, close = view.checkpoint, view.checkpoint.close
+        checkpoint = view.checkpoint
+        close = checkpoint.close
         checkpoint = checkpoint if rank is None else slice_for(checkpoint, rank)
         written = write_options(options, target)
         request = PlanRequest(recipe, options.allow_requantize, written, options.threads, options.measure)
@@ -201,18 +211,23 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
         plan = with_config(plan, source, checkpoint, target, untie=tied.untie)
         plan = replace(plan, warnings=[*plan.warnings, *unused_patterns(options.drop, account)])
         if options.strict_recipe:
-            require_effect(plan.warnings)
-        behind = source.companions().note() if target.directory else ""
+            require_all_used(plan.warnings)
         if rank is not None:
             require_packed(plan, checkpoint, recipe)
-        part = "" if rank is None else f"slices of rank {rank.rank} of {rank.size}; each rank has the same shapes"
-        read = _read_narrower(plan)
-        lost = unsaid(source, plan)
-        shown = [message for rule, message in remarks(source) if rule != UNREAD]  # the account has those
-        settings = note_on_config(source, directory=target.directory)
-        packed = [*plan.notes, repeated_scales(plan.steps, groups)]
-        told = [used, *account.notes(), *shown, settings, *view.notes, *packed, part, read, lost, tied.note, behind]
-        notes = [note for note in told if note]
+        notes = [
+            folder_note,
+            *account.notes(),
+            *(message for rule, message in remarks(source) if rule != UNREAD),  # the account has notes on those
+            note_on_config(source, directory=target.directory),
+            *view.notes,
+            *plan.notes,
+            repeated_scales(plan.steps, groups),
+            "" if rank is None else f"slices of rank {rank.rank} of {rank.size}; each rank has the same shapes",
+            _narrower_dtype_note(plan),
+            dropped_settings_note(source, plan),
+            tied.note,
+            source.companions().note() if target.directory else "",
+        ]
         return Prepared(
             source,
             checkpoint,
@@ -220,7 +235,7 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
             target,
             recipe,
             tied.untie,
-            notes,
+            [note for note in notes if note],
             view.bytes_read,
             frozenset(without),
             rounding,
@@ -228,21 +243,20 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
             inexact=view.inexact,
             account=account,
             runtime=options.runtime,
-            encoding=encoding,
         )
     except BaseException:
         close()
         raise
 
 
-def _read_narrower(plan: ConvertPlan) -> str:
-    """Tell of numbers that are kept exactly, and that readers of the target round to the type of their scales."""
+def _narrower_dtype_note(plan: ConvertPlan) -> str:
+    """Return a note about exactly repacked tensors whose values the target's runtimes round to the scales' dtype."""
     if not plan.format.traits.config_keys:
         return ""
     counts: Counter[tuple[str, str]] = Counter()
     for step in plan.steps:
         layout = step.repack.layout if isinstance(step, Repack) else None
-        if not isinstance(layout, AffineLayout | WordsLayout) or layout.scales not in ("f16", "bf16"):
+        if not isinstance(layout, AffineLayout | PackedIntLayout) or layout.scales not in ("f16", "bf16"):
             continue
         if layout.scales != step.spec.dtype:
             counts[step.spec.dtype, layout.scales] += 1
@@ -253,36 +267,39 @@ def _read_narrower(plan: ConvertPlan) -> str:
     )
 
 
-def _tied(source: Source, checkpoint: Checkpoint, target: Destination) -> Tied:
-    """Decide on a head beside tied embeddings, for formats whose readers take no such thing."""
+def _tied_head(source: Source, checkpoint: Checkpoint, target: Destination) -> TiedHead:
+    """Return how to handle a stored tied head, for formats whose readers refuse one."""
     if not (target.format.traits.one_head and target.directory and source.is_folder):
-        return Tied()
-    return untangle(source.config(), checkpoint)
+        return TiedHead()
+    return resolve_tied_head(source.config(), checkpoint)
 
 
 def _require_weights(source: Source, target: Destination, recipe: Recipe | None, options: ConvertOptions) -> None:
-    """Refuse words that another program packed, unless they move as they are, beside the config.json that says so.
+    """Raise for weights that another program packed in a way that Ingot does not decode, and for adapters.
 
-    Refuse adapters too, unless the target holds tensors of any names.
+    Packed weights are allowed if they are moved unchanged together with the config.json that declares them. Adapters
+    are allowed if the target accepts tensors of any name.
     """
     if target.format.name not in HOLDS_ANY:
         refuse_adapter(source)
-    dialect = source.dialect()
+    packer = source.packer()
     as_stored = (recipe is None or all(rule.choice is None for rule in recipe.rules)) and options.prune is None
     travels = target.directory and source.is_folder and not target.format.traits.config_keys
-    if dialect is not None and not (as_stored and travels):
-        raise dialect.refusal()
+    if packer is not None and not (as_stored and travels):
+        raise packer.refusal()
 
 
 def run(
     prepared: Prepared, resources: Resources, *, overwrite: bool, resume: bool, cluster: Cluster | None = None
 ) -> ConvertReport:
-    """Execute a prepared conversion, by a ``cluster`` or here, and tell what it did; errors as ``convert``."""
-    place = prepared.place
+    """Execute a prepared conversion by a ``cluster`` or in this process; return its report.
+
+    Raises the errors of ``convert``.
+    """
     facts = SourceFacts.from_source(prepared.source)
-    names = prepared.checkpoint.companions if place.directory else ()
-    with stage(place, overwrite=overwrite, resume=resume, names=names) as staging:
-        target = Target(staging, place.name, partial(_companions, prepared))
+    names = prepared.checkpoint.companions if prepared.target.directory else ()
+    with stage(prepared.target, overwrite=overwrite, resume=resume, names=names) as staging:
+        target = Target(staging, prepared.target.name, partial(_copy_companions, prepared))
         inputs = (prepared.checkpoint,)
         if cluster is None:
             return _report(prepared, execute(prepared.plan, inputs, target, resources), facts)
@@ -291,19 +308,19 @@ def run(
         return _report(prepared, distribute(prepared.plan, inputs, target, resources, cluster), facts)
 
 
-def _companions(prepared: Prepared, target: bytesource.Target, written: Sequence[str]) -> list[str]:
-    """Copy the companions; what the writer made under the name of one stands, with what it took of ``config.json``."""
-    if not prepared.place.directory:
+def _copy_companions(prepared: Prepared, target: bytesource.Target, written: Sequence[str]) -> list[str]:
+    """Copy the companions, except for files that the format's writer has already written; return their names."""
+    if not prepared.target.directory:
         return []
     change = config_change(prepared.source, prepared.plan, untie=prepared.untie)
-    every = _true_companions(prepared.source, prepared.checkpoint)
-    left = {name: path for name, path in every.items() if name not in written}
-    copied = copy_companions(left, target, change)
-    return [name for name in every if name in copied or name == CONFIG]
+    companions = _valid_companions(prepared.source, prepared.checkpoint)
+    remaining = {name: path for name, path in companions.items() if name not in written}
+    copied = copy_companions(remaining, target, change)
+    return [name for name in companions if name in copied or name == CONFIG]
 
 
-def _true_companions(source: Source, checkpoint: Checkpoint) -> Mapping[str, str]:
-    """Return the companions without files that describe how a folder was packed, if it is packed otherwise now."""
+def _valid_companions(source: Source, checkpoint: Checkpoint) -> Mapping[str, str]:
+    """Return the companions without files that describe the packing of a packed source."""
     if not source.format.traits.config_keys:
         return checkpoint.companions
     return {name: path for name, path in checkpoint.companions.items() if name not in PACKING_FILES}
@@ -312,13 +329,13 @@ def _true_companions(source: Source, checkpoint: Checkpoint) -> Mapping[str, str
 def _report(prepared: Prepared, executed: Executed, facts: SourceFacts) -> ConvertReport:
     plan = prepared.plan
     with gc_paused():  # many small objects, none of them garbage
-        tensors = tensor_reports(executed.done, lambda step: equality(step.planned, plan.format, prepared.inexact))
+        tensors = tensor_reports(executed.done, lambda step: exactness(step.planned, plan.format, prepared.inexact))
     return ConvertReport(
         source=facts.location,
-        destination=prepared.place.display,
+        destination=prepared.target.display,
         format=plan.format.name,
         recipe=plan.recipe,
-        tensors=with_errors(tensors, prepared.encoding),
+        tensors=tensors,
         source_nbytes=facts.nbytes,
         source_size=facts.size,
         size=executed.size,
@@ -326,9 +343,9 @@ def _report(prepared: Prepared, executed: Executed, facts: SourceFacts) -> Conve
         files=executed.files,
         companions=executed.companions,
         resumed=executed.resumed,
-        notes=[*prepared.notes, *told(prepared.rounding)],
+        notes=[*prepared.notes, *rounding_notes(prepared.rounding)],
         warnings=plan.warnings,
-        commands=commands_for(prepared.place, plan, executed, facts, prepared.runtime),
+        commands=commands_for(prepared.target, plan, executed, facts, prepared.runtime),
         rounded=outcomes_of(prepared.rounding),
         superseded=prepared.account.superseded,
         dropped=prepared.account.dropped,

@@ -1,4 +1,4 @@
-"""Opening statistics of a model's matrices: Ingot's own file, or an importance matrix of llama.cpp."""
+"""Open statistics of a model's matrices: a file of ``ingot calibrate``, or an importance matrix of llama.cpp."""
 
 from __future__ import annotations
 
@@ -18,83 +18,81 @@ def open_statistics(path: AnyPath, model: Checkpoint | None = None) -> Statistic
     """Open statistics; see ``Statistics.open``."""
     location = Location.parse(path)
     if imatrix.is_binary(location.head(imatrix.HEAD)):
-        found = imatrix.from_binary(location)
+        statistics = imatrix.from_binary(location)
     else:
         checkpoint = open_checkpoint(location)
         try:
             if checkpoint.format == GgufFormat.name:
-                found = imatrix.from_gguf(checkpoint)
+                statistics = imatrix.from_gguf(checkpoint)
             else:
-                found = Statistics(checkpoint, checkpoint.metadata, location.display, checkpoint.close)
+                statistics = Statistics(checkpoint, checkpoint.metadata, location.display, checkpoint.close)
         except BaseException:
             checkpoint.close()
             raise
     if model is None:
-        return found
+        return statistics
     try:
-        return _of(found, model)
+        if statistics.model_id is not None:
+            statistics.require_model(content_id(model))
+        return _fit_to_model(statistics, model)
     except BaseException:
-        found.close()
+        statistics.close()
         raise
 
 
-def statistics_of_one(stated: AnyPath | Statistics, models: Sequence[Checkpoint]) -> Statistics:
-    """Return statistics that are of one of several models with matrices of the same names: that which they state.
+def statistics_of_one(source: AnyPath | Statistics, models: Sequence[Checkpoint]) -> Statistics:
+    """Return statistics of one of several models whose matrices have the same names.
 
-    Statistics that state none are taken to be of the first one.
+    The statistics declare the model; if they do not, they must fit the first one.
 
     Raises
     ------
     UsageError
-        ``statistics.model``: they were taken of none of the models.
+        ``statistics.model``: the statistics declare another model, or have none of the model's matrices.
     FormatError
-        ``statistics.shape``, and as ``Statistics.open``.
+        ``statistics.shape``, and the errors of ``Statistics.open``.
     """
-    found = stated if isinstance(stated, Statistics) else open_statistics(stated)
+    statistics = source if isinstance(source, Statistics) else open_statistics(source)
     try:
-        return _fitting(found, _stated(found, models))
+        return _fit_to_model(statistics, _declared_model(statistics, models))
     except BaseException:
-        if found is not stated:
-            found.close()
+        if statistics is not source:
+            statistics.close()
         raise
 
 
-def _stated(found: Statistics, models: Sequence[Checkpoint]) -> Checkpoint:
-    """Return the model that statistics state."""
-    if found.model_id is None:
+def _declared_model(statistics: Statistics, models: Sequence[Checkpoint]) -> Checkpoint:
+    """Return the model that statistics declare, or the first one if they declare none."""
+    if statistics.model_id is None:
         return models[0]
-    ids = [content_id(each) for each in models]
-    if found.model_id in ids:
-        return models[ids.index(found.model_id)]
+    ids = [content_id(model) for model in models]
+    if statistics.model_id in ids:
+        return models[ids.index(statistics.model_id)]
     raise UsageError(
-        f"expected statistics of {' or '.join(ids)}, found those of {found.model_id}: calibrate one of these models",
+        f"expected statistics of {' or '.join(ids)}, found those of {statistics.model_id}: calibrate one of these "
+        "models",
         rule="statistics.model",
-        where=found.location,
+        where=statistics.location,
     )
 
 
-def _of(found: Statistics, model: Checkpoint) -> Statistics:
-    """Return statistics under the model's names; raises ``statistics.model``, ``statistics.shape``."""
-    if found.model_id is not None:
-        found.require_model(content_id(model))
-    return _fitting(found, model)
-
-
-def _fitting(found: Statistics, model: Checkpoint) -> Statistics:
-    if found.model_id is None and not _any_of(found, model):
-        found = found.renamed(imatrix.names_of(model))
-    if not _any_of(found, model):
+def _fit_to_model(statistics: Statistics, model: Checkpoint) -> Statistics:
+    """Return statistics under the model's names; raise ``statistics.model`` or ``statistics.shape``."""
+    if statistics.model_id is None and not _any_matrix(statistics, model):
+        statistics = statistics.with_names(imatrix.names_of(model))
+    if not _any_matrix(statistics, model):
         raise UsageError(
-            "expected statistics of the model's matrices, found none under their names",
+            "the statistics contain none of the model's matrices; take statistics of this model",
             rule="statistics.model",
-            where=found.location,
+            where=statistics.location,
         )
     for name, tensor in model.items():
-        known = found.for_matrix(name)
-        if known is not None:
-            known.require_shape(*tensor.matrix_shape)
-    return found
+        matrix = statistics.for_matrix(name)
+        if matrix is not None:
+            matrix.require_shape(*tensor.matrix_shape)
+    return statistics
 
 
-def _any_of(found: Statistics, model: Checkpoint) -> bool:
-    return any(name.partition(":expert.")[0] in model for name in found.names)
+def _any_matrix(statistics: Statistics, model: Checkpoint) -> bool:
+    """Return whether the statistics contain any tensor of the model."""
+    return any(name.partition(":expert.")[0] in model for name in statistics.names)

@@ -1,8 +1,8 @@
-"""The border of Ingot: errors of the system and of other packages leave it as Ingot's own, with a rule and what to do.
+"""Translation of errors of the system and of other packages into Ingot's errors, with a rule and advice.
 
-Functions of the Python interface are marked ``@bordered``; the command line calls ``foreign_error`` itself. Defects of
-Ingot pass unchanged. So does what the caller's own code raises, such as a progress callback, unless it is an error of
-the system: no memory, a full disk, text that cannot be encoded.
+Functions of the Python interface are marked ``@bordered``; the command line calls ``foreign_error`` directly. Two types
+of errors pass unchanged: defects of Ingot, and errors of the caller's code, such as a progress callback. System errors
+of the caller's code are translated too: no memory, a full disk, text that cannot be encoded.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def require(module: str, extra: str) -> Any:
     Raises
     ------
     MissingExtraError
-        Its package is not installed; names the extra that brings it. A package that is there and fails inside its own
-        imports raises what it raises.
+        The package is not installed; the error names the extra that installs it. Errors that an installed package
+        raises while it is imported pass unchanged.
     """
     package = module.partition(".")[0]
     try:
@@ -46,12 +46,12 @@ _NO_THREADS = ("can't start new thread", "Resource temporarily unavailable", "pt
 _UNMAPPED = ("failed to map segment", "cannot allocate memory", "Cannot allocate memory", "bad allocation", "bad_alloc")
 _WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.ENAMETOOLONG)
 _READING = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE)
-# What stands for a mistake in the calling code.
+# Exceptions that mean a mistake in the calling code.
 _DEFECTS = (TypeError, AttributeError, NameError, AssertionError, LookupError)
 
 
 def bordered(function: Callable[P, R]) -> Callable[P, R]:
-    """Have a function of the Python interface raise Ingot's errors in place of the system's and other packages'."""
+    """Decorate a function so that errors of the system and of other packages become Ingot's errors."""
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -69,9 +69,9 @@ def bordered(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def foreign_error(error: Exception, *, has_caller: bool = True) -> IngotError | None:
-    """Return Ingot's error for one of the system or of another package.
+    """Return Ingot's error for an error of the system or of another package.
 
-    None for a defect of Ingot, and, if Ingot was called by other code (``has_caller``), for what that code raised.
+    None for a defect of Ingot, and, if other code called Ingot (``has_caller``), for an error of that code.
     """
     if isinstance(error, IngotError):
         return error
@@ -79,7 +79,7 @@ def foreign_error(error: Exception, *, has_caller: bool = True) -> IngotError | 
     if translated is not None:
         return translated
     packages = _packages(error.__traceback__)
-    if has_caller and any(own for _, own in packages):
+    if has_caller and any(is_callers for _, is_callers in packages):
         return None
     return _package_error(error, packages[-1][0] if packages else "ingot")
 
@@ -97,7 +97,7 @@ def _input_error(error: Exception) -> IngotError | None:
     if isinstance(error, UnicodeError):
         return encoding_error(error)
     if isinstance(error, RecursionError):
-        return ResourceError("expected input that is nested less deeply", rule="input.nesting")
+        return ResourceError("the input is nested too deeply", rule="input.nesting")
     return None
 
 
@@ -113,7 +113,7 @@ def _package_error(error: Exception, inner: str) -> IngotError | None:
 
 
 def system_error(error: OSError) -> IngotError:
-    """Return the error for one of the operating system, whatever call it came from."""
+    """Return the error for an error of the operating system, from any call."""
     location = "" if error.filename is None else str(error.filename)
     if error.errno in _NO_MEMORY:
         return no_memory()
@@ -129,23 +129,23 @@ def system_error(error: OSError) -> IngotError:
 
 
 def no_memory() -> ResourceError:
-    """Return the error for a machine, or a process, without memory."""
+    """Return the error for a machine or process that has no memory left."""
     return ResourceError(
         "not enough memory; give --max-ram (max_ram=), or use a machine with more", rule="ram.exhausted"
     )
 
 
 def no_threads() -> ResourceError:
-    """Return the error for a system that starts no further thread or process."""
+    """Return the error for a system that refuses to start another thread or process."""
     return ResourceError(
-        "the system starts no further thread or process: use fewer (--threads, threads=, OMP_NUM_THREADS), or raise "
-        "the limit (ulimit -u)",
+        "the system refuses to start another thread: use fewer threads (--threads, threads=, OMP_NUM_THREADS), or "
+        "raise the limit (ulimit -u)",
         rule="os.threads",
     )
 
 
 def encoding_error(error: UnicodeError) -> UsageError:
-    """Return the error for text that no file, path or request can have, such as half of a pair of surrogates."""
+    """Return the error for text that cannot be decoded or encoded, such as half of a pair of surrogates."""
     if isinstance(error, UnicodeDecodeError):
         message = f"expected UTF-8 text, found the bytes {error.object[error.start : error.start + 8]!r}"
     elif isinstance(error, UnicodeEncodeError):
@@ -161,7 +161,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _packages(trace: TracebackType | None) -> list[tuple[str, bool]]:
-    """Return the packages whose code an error went through, outermost first, and whether each is the caller's own."""
+    """Return the packages that an error passed through, outermost first, and whether each is the caller's code."""
     packages = []
     while trace is not None:
         frame = trace.tb_frame
@@ -173,7 +173,7 @@ def _packages(trace: TracebackType | None) -> list[tuple[str, bool]]:
 
 
 def _owner(error: Exception, inner: str) -> str:
-    """Return the package that an error is of: that of its class, else that which raised it; empty for Ingot itself."""
+    """Return the package of an error: the package of its class, else the one that raised it; empty for Ingot itself."""
     root = type(error).__module__.partition(".")[0]
     if root not in ("builtins", "ingot") and root not in sys.stdlib_module_names:
         return root

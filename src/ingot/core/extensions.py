@@ -1,7 +1,7 @@
 """The entries of the extensions that ship with Ingot: a copy of ``[project.entry-points]`` in ``pyproject.toml``.
 
-Extensions use the groups that plugins use. This copy serves a source tree whose installed metadata is older, and it
-spares programs that need no plugin the search for metadata. A test compares it with ``pyproject.toml``.
+Extensions use the same groups as plugins. This copy is valid even if the installed metadata is older than the source
+tree, and programs that use no plugin need not search for metadata. A test compares it with ``pyproject.toml``.
 """
 
 from __future__ import annotations
@@ -51,4 +51,4 @@ EXTENSIONS: dict[str, dict[str, str]] = {
         "squizd": "ingot.ext.squizd.dispatch:SquizdStacks",
     },
 }
-"""Group to names to ``"module:attribute"``."""
+"""Maps each group to its entries: names and ``"module:attribute"``."""

@@ -1,4 +1,4 @@
-"""How a Python process is started that imports nothing from the current folder, which may be that of the data."""
+"""Starts Python processes that import nothing from the current folder, which may contain untrusted data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 PACKAGE_FILE = Path(__file__).parent.parent / "__init__.py"
 """The file of the package ``ingot`` in this process."""
 
-# Imports Ingot from where this process has it, and nothing else from there: the folder is not searched for modules.
+# Imports Ingot from the folder that this process imported it from, without adding that folder to the search path.
 _START = """
 import importlib.util, sys
 if "ingot" not in sys.modules:
@@ -23,10 +23,10 @@ started.{function}(*sys.argv[2:])
 
 
 def isolated_command(module: str, function: str, *arguments: str) -> list[str]:
-    """Return the command line of a process that calls a function of Ingot with texts.
+    """Return the command line of a process that calls a function of Ingot with text arguments.
 
-    ``-P`` keeps the current folder out of the module search path. The flags by which this process itself ignores
-    variables or folders are passed on.
+    ``-P`` keeps the current folder out of the module search path. The flags ``-I``, ``-E`` and ``-s`` of this process
+    are passed on.
     """
     flags = {"-I": sys.flags.isolated, "-E": sys.flags.ignore_environment, "-s": sys.flags.no_user_site}
     passed_on = [flag for flag, is_set in flags.items() if is_set]
@@ -35,9 +35,9 @@ def isolated_command(module: str, function: str, *arguments: str) -> list[str]:
 
 
 def isolated_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of such a process: ``PYTHONPATH`` without entries that mean the current folder.
+    """Return the environment for an isolated process: ``PYTHONPATH`` without entries that mean the current folder.
 
-    An empty entry means it too: ``PYTHONPATH=$PYTHONPATH:/modules`` has one where the variable was not set before.
+    An empty entry means the current folder too. ``PYTHONPATH=$PYTHONPATH:/modules`` has one if the variable was unset.
     """
     entries = filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))
     folders = [entry for entry in entries if Path(entry).is_absolute() or os.path.normpath(entry) != os.curdir]

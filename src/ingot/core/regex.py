@@ -1,9 +1,9 @@
-"""Regular expressions that take time in proportion to the text: for patterns that come with a file.
+"""Regular expressions that match in time proportional to the text, for patterns from untrusted files.
 
 Python's ``re`` backtracks, so ``(.*.*)*x`` on a name of 60 characters never ends. Here a text is read once, from its
-last character to its first. At each position the nodes of the expression from which the rest of the text matches form
-a set. Sets are kept, and most texts need no new one. The syntax is Python's and is read by Python's own parser. What
-cannot be matched this way is refused: backreferences, lookbehind, conditions, atomic groups, possessive repeats.
+last character to its first. At each position, the nodes of the expression from which the remaining text matches form a
+set. Sets are cached, and most texts need no new set. The syntax is Python's, read by the parser of ``re``. Expressions
+that cannot be matched this way are refused: backreferences, lookbehind, conditions, atomic groups, possessive repeats.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any
 
 MAX_NODES = 2000
-"""The largest expression, in nodes: a character is one, and ``x{1,500}`` has 500."""
+"""The limit of an expression's nodes: a character is one node, and ``x{1,500}`` has 500."""
 
 _MAX_STATES = 1 << 12
 _UNSUPPORTED = {
@@ -25,32 +25,32 @@ _UNSUPPORTED = {
     "POSSESSIVE_REPEAT": "a possessive repeat",
 }
 _TYPES = re.ASCII | re.LOCALE | re.UNICODE
-# Python's parser of expressions and its compiler of what that returns: modules that ``re`` itself is made of.
+# The parser and the compiler of ``re``.
 _parser: Any = import_module("re._parser")
 _compiler: Any = import_module("re._compiler")
 
 Position = tuple[str, str, bool]
-"""The characters before and after a position, empty at an end of the text, and whether the second one is the last."""
+"""The characters before and after a position (empty at an end of the text), and whether the second one is the last."""
 Condition = Callable[[Position], bool]
 
 
 class RegexError(ValueError):
-    """No regular expression, or one that is not supported."""
+    """The text is not a regular expression, or not a supported one."""
 
 
 class Regex:
-    """A regular expression that is matched from the first character of a text on, and may end before its last.
+    """A regular expression that matches at the beginning of a text, as ``re.match`` does.
 
     Parameters
     ----------
     text : str
     flags : int
-        Those of ``re``.
+        The flags of ``re``.
 
     Raises
     ------
     RegexError
-        No regular expression, or one that cannot be matched in bounded time.
+        The text is not a regular expression, or cannot be matched in bounded time.
     """
 
     def __init__(self, text: str, flags: int = 0) -> None:
@@ -65,7 +65,7 @@ class Regex:
         self._end = _State(0, ())
 
     def matches(self, text: str) -> bool:
-        """Whether the expression matches the beginning of a text, or all of it."""
+        """Return whether the expression matches the beginning of a text, or all of it."""
         if not text.startswith(self._prefix):
             return False
         state = self._end
@@ -80,15 +80,20 @@ class Regex:
         return self._program.is_start(state)
 
     def _step(self, state: _State, position: Position) -> _State:
-        if len(self._states) >= _MAX_STATES:  # an expression that needs more is matched without them
-            self._states, self._end = {}, _State(0, ())
+        if len(self._states) >= _MAX_STATES:
+            self._states = {}
+            self._end = _State(0, ())
         earlier = self._program.step(state, position)
         earlier = state.steps[position] = self._states.setdefault(earlier.key(), earlier)
         return earlier
 
 
 class _State:
-    """Nodes from which the rest of a text matches, as bits; likewise for each lookahead; and the states before."""
+    """The set of nodes from which the remaining text matches.
+
+    ``bits`` is the set as a bit mask, ``looks`` the states of the lookaheads, and ``steps`` caches the states at the
+    position before.
+    """
 
     __slots__ = ("bits", "looks", "steps")
 
@@ -104,9 +109,8 @@ class _State:
 class _Program:
     """The nodes of an expression.
 
-    ``_characters`` has the nodes that a character leads from: by the node that it leads to, pairs of the node and the
-    test of the character. ``_links`` has the other nodes: by a node, those that lead to it without a character, and
-    under which condition.
+    ``_characters`` maps each node to the nodes that lead to it by a character, with the test of the character.
+    ``_links`` maps each node to the nodes that lead to it without a character, with the condition of the step.
     """
 
     def __init__(self, parsed: Any, flags: int) -> None:
@@ -119,11 +123,11 @@ class _Program:
         self._start = self._compiled(parsed, 0, flags)
 
     def is_start(self, state: _State) -> bool:
-        """Whether the expression matches the rest of a text."""
+        """Return whether the expression matches the remaining text."""
         return bool(state.bits >> self._start & 1)
 
     def step(self, state: _State, position: Position) -> _State:
-        """Return the state at a position, by the state after the character that follows it."""
+        """Return the state at a position from ``state``, the state after the next character."""
         after = position[1]
         looks = tuple(
             look.step(state.looks[index] if state.looks else state, position) for index, look in enumerate(self.looks)
@@ -159,12 +163,12 @@ class _Program:
         return self._count - 1
 
     def _link(self, node: int, to: int, condition: Condition | tuple[int, bool] | None = None) -> int:
-        """Let a node lead to another without a character, under a condition; return the node."""
+        """Add a step from ``node`` to ``to`` that consumes no character, under a condition; return ``node``."""
         self._links.setdefault(to, []).append((node, condition))
         return node
 
     def _compiled(self, items: Iterable[Any], following: int, flags: int) -> int:
-        """Return the node from which a sequence is matched, and then what follows."""
+        """Add a sequence that leads to the node ``following``; return its first node."""
         for item in reversed(list(items)):
             following = self._item(str(item[0]), item, following, flags)
         return following
@@ -201,7 +205,7 @@ class _Program:
         return node
 
     def _test(self, item: Any, flags: int) -> re.Pattern[str]:
-        """Return Python's own expression for one character."""
+        """Return a compiled expression of ``re`` for one character."""
         key = repr(item), flags
         if key not in self._tests:
             state = _parser.State()
@@ -227,7 +231,7 @@ class _Program:
 
 
 def _literal_prefix(parsed: Any, flags: int) -> str:
-    """Return characters that every text has at its beginning which an expression matches."""
+    """Return characters with which all texts begin that an expression matches."""
     prefix = ""
     for op, value in parsed:
         if str(op) == "LITERAL" and not flags & re.IGNORECASE:
@@ -250,7 +254,7 @@ def _word(flags: int) -> re.Pattern[str]:
 
 
 def _assertion(name: str, flags: int) -> tuple[Condition, bool]:
-    """Return the condition of an anchor or boundary, and whether it looks at the character before the position."""
+    """Return the condition of an anchor or boundary, and whether it depends on the character before the position."""
     lines = bool(flags & re.MULTILINE)
     if name == "AT_BEGINNING" and lines:
         return (lambda position: position[0] in ("", "\n")), True
@@ -262,7 +266,8 @@ def _assertion(name: str, flags: int) -> tuple[Condition, bool]:
         return (lambda position: not position[1] or (position[2] and position[1] == "\n")), False
     if name == "AT_END_STRING":
         return (lambda position: not position[1]), False
-    word, inner = _word(flags & re.ASCII), name == "AT_NON_BOUNDARY"
+    word = _word(flags & re.ASCII)
+    inner = name == "AT_NON_BOUNDARY"
 
     def condition(position: Position) -> bool:
         before, after = (word.fullmatch(char) is not None for char in position[:2])

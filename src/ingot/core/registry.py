@@ -8,10 +8,11 @@ used. No name in a file selects code that is not in a table.
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from importlib import import_module
 from importlib.machinery import PathFinder
@@ -25,16 +26,9 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 
-import difflib
-from collections.abc import Iterable
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return ``" (did you mean 'x'?)"`` where a known name is near to ``name``, else nothing.
-
-    The known names may be many and long (tensors of a checkpoint): only the nearest is looked for.
-    """
-    close = difflib.get_close_matches(name, list(known), 1)
+def did_you_mean(name: str, valid_names: Iterable[str]) -> str:
+    """Return ``" (did you mean 'x'?)"`` if a valid name is similar to ``name``, else empty text."""
+    close = difflib.get_close_matches(name, list(valid_names), 1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
@@ -50,7 +44,7 @@ class Plugin:
 
     @property
     def distribution(self) -> str:
-        """Name and version of the distribution, for messages."""
+        """The name and version of the distribution, for messages."""
         return printable(f"{_distribution_name(self._entry)} {getattr(self._entry.dist, 'version', '')}".strip())
 
     @property
@@ -61,7 +55,7 @@ class Plugin:
         return printable(" ".join(text.split()))
 
     def load(self) -> Any:
-        """Import the object; whatever the import raises."""
+        """Import and return the object; raise the errors of the import."""
         return self._entry.load()
 
 
@@ -121,7 +115,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return self._loaded[name]
 
     def _make(self, name: str, target: Any) -> T:
-        """Turn the imported attribute into the entry's value."""
+        """Return the entry's value for the imported attribute."""
         value: T = target
         return value
 
@@ -196,11 +190,11 @@ class Registry(Mapping[str, T], Generic[T]):
         try:
             target = plugin.load()
         except (Exception, SystemExit) as error:
-            raise self._plugin_error("plugin.import", plugin, f"cannot be imported: {_described(error)}") from error
+            raise self._plugin_error("plugin.import", plugin, f"cannot be imported: {_one_line(error)}") from error
         try:
             value = self._make(name, target)
         except (Exception, SystemExit) as error:
-            raise self._plugin_error("plugin.type", plugin, f"cannot be created: {_described(error)}") from error
+            raise self._plugin_error("plugin.type", plugin, f"cannot be created: {_one_line(error)}") from error
         missing = sorted(name for name in public_members(self._contract) if not hasattr(value, name))
         if missing:
             raise self._plugin_error("plugin.type", plugin, f"lacks {', '.join(missing)}")
@@ -244,10 +238,10 @@ def public_members(contract: type[Any] | None) -> set[str]:
 
 @lru_cache(maxsize=8)
 def _may_have_plugins(folders: tuple[str, ...]) -> bool:
-    """Return whether a distribution other than Ingot declares entry points for it.
+    """Return whether a distribution other than Ingot may declare entry points for Ingot.
 
     Reads ``entry_points.txt`` of each distribution in the folders of ``sys.path``, in a fraction of the time that
-    ``importlib.metadata`` takes. True if archives or other finders may contain distributions.
+    ``importlib.metadata`` takes. Returns True if archives or other finders may contain distributions.
     """
     if any(hasattr(finder, "find_distributions") and finder is not PathFinder for finder in sys.meta_path):
         return True
@@ -273,5 +267,5 @@ def _distribution_name(entry: EntryPoint) -> str:
     return getattr(entry.dist, "name", None) or "an unnamed distribution"
 
 
-def _described(error: BaseException) -> str:
+def _one_line(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:400]

@@ -1,4 +1,4 @@
-"""Apply a delta to weights in memory, in place and without a second copy of them; and take it back, bit for bit."""
+"""Apply a delta to weights in memory, in place and without a second copy of them, and revert it bit for bit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ingot.artifacts.open import Source, open_delta
 from ingot.core.border import bordered
 from ingot.core.runtime.parallel import Workers, default_workers, ordered
 from ingot.delta.chain import link_of
-from ingot.delta.in_place import Application, State, put_back
+from ingot.delta.in_place import Application, State, restore_objects
 from ingot.delta.state import shared_array
 from ingot.delta.undo import TensorUndo
 from ingot.errors import UsageError
@@ -23,9 +23,9 @@ from ingot.stores.location import AnyPath, Location
 
 @dataclass(slots=True)
 class Applied:
-    """A delta that was applied to a state dict: what was done, and how to take it back.
+    """A delta that was applied to a state dict, with the data that ``revert`` needs.
 
-    ``base_id`` and ``result_id`` are the identities that the delta states. ``nbytes`` is the memory that undoing takes.
+    ``base_id`` and ``result_id`` are the identities that the delta states. ``nbytes`` is the memory of the undo logs.
     """
 
     delta: Checkpoint
@@ -40,15 +40,15 @@ class Applied:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the undo logs take; tensors that were replaced or removed are kept beside them."""
+        """Bytes of the undo logs, without tensors that were replaced or removed."""
         return sum(undo.nbytes for undo in (self.undo or {}).values())
 
     def revert(self) -> None:
-        """Give the state dict the values back that it had; see ``ingot.revert``."""
+        """Restore the previous values of the state dict; see ``ingot.revert``."""
         revert(self.state, self)
 
     def close(self) -> None:
-        """Let go of the delta and of what undoing needs; ``revert`` is not possible any more."""
+        """Release the delta and the undo data; ``revert`` is impossible afterwards."""
         self.undo = None
         self.replaced = {}
         if self.owned:
@@ -70,20 +70,21 @@ def apply_delta(
     Parameters
     ----------
     state_dict : mutable mapping of name to NumPy array or torch tensor
-        The memory of its tensors is written to: C order, on the CPU. New, reshaped and retyped tensors are put in as
-        new objects, removed ones leave the mapping.
+        The memory of its tensors is written to: C order, on the CPU. New, reshaped and retyped tensors become new
+        objects, and removed tensors are deleted from the mapping.
     delta : path or Checkpoint
-        An opened one must stay open until the delta is reverted or ``Applied.close`` was called.
+        An opened checkpoint must stay open until the delta is reverted or ``Applied.close`` is called.
     verify_base : bool
-        Prove by its hash that the state dict holds the delta's base.
+        Check by hash that the state dict is the delta's base.
     verify : bool, optional
-        Prove, hashing while tensors are changed, that the result is the one that the delta states. By default where it
-        states one, the base is proven, and no tensor keeps another element type than the fine-tune's; True asks for it.
+        Check by hash, while tensors change, that the result is the one that the delta states. By default this is done
+        if the delta states a result, the base is checked, and no tensor keeps another element type than the
+        fine-tune's. True requires it.
     undo : bool
-        Keep what ``revert`` needs: a log that is small where little changed. Without it the differences are decoded,
-        added and rounded in one go.
+        Record what ``revert`` needs, in a log that is small if few bits change. Without it, differences are decoded,
+        added and rounded in one step.
     workers : int, optional
-        Threads; all processors this process may use by default.
+        Threads; by default all processors that this process may use.
 
     Returns
     -------
@@ -93,13 +94,13 @@ def apply_delta(
     ------
     IntegrityError
         ``delta.base``: names, shapes, element types or values are not those of the delta's base; nothing was changed.
-        ``delta.result``: the result is not the one that the delta promises; the weights were put back, or without
-        ``undo`` are to be loaded anew.
+        ``delta.result``: the result is not the one that the delta states. The previous weights were restored; without
+        ``undo`` the caller must load them again.
     UnsupportedError
-        ``delta.layout``: a tensor cannot be changed in place; ``delta.shared``: two names share memory otherwise than
-        as one tensor.
+        ``delta.layout``: a tensor cannot be changed in place; ``delta.shared``: two names share memory, but not as
+        one tensor.
     FormatError, CodecError, UsageError
-        The delta is damaged. What was changed before that was seen is put back; without ``undo`` all parts of the
+        The delta is damaged. Changes made before the damage was found are undone; without ``undo`` all parts of the
         delta are checked before anything is changed.
     """
     workers = default_workers() if workers is None else workers
@@ -117,15 +118,15 @@ def apply_delta(
 def _applied(
     state: State, delta: Checkpoint, source: Source | None, proofs: tuple[bool, bool | None], undo: bool, workers: int
 ) -> Applied:
-    """Apply an opened delta, which is closed on failure where it was opened here; ``proofs`` of base and result."""
+    """Apply an opened delta; ``proofs`` are ``verify_base`` and ``verify``. On failure a given source is closed."""
     verify_base, verify = proofs
     try:
-        with _whole(delta):
+        with _checking_file(delta):
             link = link_of(delta)
             job = Application(state, link, workers)
             if verify_base:
                 job.require_base()
-            job.prove_result(verify_base if verify is None else verify, asked=verify is True)
+            job.prove_result(verify_base if verify is None else verify, required=verify is True)
         changed = job.run(undo=undo)
     except BaseException:
         if source is not None:
@@ -145,8 +146,8 @@ def _applied(
 
 
 @contextmanager
-def _whole(delta: Checkpoint) -> Iterator[None]:
-    """Check the digest of a delta's whole file beside what is done inside; that it is damaged is said before all else.
+def _checking_file(delta: Checkpoint) -> Iterator[None]:
+    """Check the digest of a delta's file while the context runs; damage takes precedence over the context's errors.
 
     Raises ``IntegrityError`` with the format's rule.
     """
@@ -160,19 +161,20 @@ def _whole(delta: Checkpoint) -> Iterator[None]:
 
 @bordered
 def revert(state_dict: State, applied: Applied) -> None:
-    """Give ``state_dict`` the values back that it had before ``applied``, bit for bit; several in reverse order.
+    """Restore the values that ``state_dict`` had before ``applied``, bit for bit; revert several in reverse order.
 
     Raises
     ------
     UsageError
-        ``delta.reverted``: it was reverted or closed already, or applied without ``undo``. ``delta.not-applied``: the
-        tensors are not as the delta left them; a later one was not reverted, say. Nothing was changed.
+        ``delta.reverted``: it was already reverted or closed, or applied without ``undo``. ``delta.not-applied``: the
+        tensors are not as the delta left them, for example because a later delta was not reverted. Nothing was
+        changed.
     IntegrityError
-        ``store.changed``: the delta's file was written to meanwhile. Nothing was changed.
+        ``store.changed``: the delta's file was modified in the meantime. Nothing was changed.
     """
     if applied.undo is None:
         raise UsageError(
-            "expected a delta that can be taken back; this one was reverted, closed, or applied with undo=False",
+            "expected a delta that can be reverted; this delta was reverted, closed, or applied with undo=False",
             rule="delta.reverted",
         )
     undo = applied.undo
@@ -181,15 +183,15 @@ def revert(state_dict: State, applied: Applied) -> None:
     arrays = dict(ordered(lambda name: (name, _changed(state_dict, name, undo[name])), undo))
     for _ in ordered(lambda name: undo[name].revert(arrays[name]), undo):
         pass
-    put_back(state_dict, applied.replaced)
+    restore_objects(state_dict, applied.replaced)
     applied.close()
 
 
 def _changed(state: State, name: str, undo: TensorUndo) -> Array:
     array = shared_array(name, state[name]) if name in state else None
-    if array is None or not undo.holds(array):
+    if array is None or not undo.matches(array):
         raise UsageError(
-            "this tensor is not as the delta left it; revert what was applied later first",
+            "this tensor is not as the delta left it; revert later changes first",
             rule="delta.not-applied",
             where=name,
         )

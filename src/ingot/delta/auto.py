@@ -1,10 +1,10 @@
-"""Strategy ``auto``: how each tensor's difference is stored is measured, for a size or for an error.
+"""Strategy ``auto``: measure how to store each tensor's difference, for a given size or error.
 
-Every candidate is tried on a sample of the difference, one tensor on each thread; how low its rank is, on all of it in
-two passes by chunks, where the sample speaks for it. For an error, each tensor gets the smallest candidate that keeps
-to it. For a size, bytes go where they take away most error: the lower convex hulls of all tensors' sizes and errors are
-walked by steepest slope (Everett, "Generalized Lagrange multiplier method", Operations Research 11, 1963). Errors count
-relative to the mean square of the base's weights.
+Every candidate is tried on a sample of the difference, one tensor per thread. If the sample suggests a low rank, two
+passes over the full difference measure it. Given an error, each tensor gets the smallest candidate within it. Given a
+size, bytes go where they reduce the error most: the lower convex hulls of all tensors' sizes and errors are walked by
+steepest slope (Everett, "Generalized Lagrange multiplier method", Operations Research 11, 1963). Errors are relative to
+the mean square of the base's weights.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from ingot.core.numeric.dtypes import dtype as element_type
 from ingot.core.runtime.memory import parse_size
 from ingot.core.runtime.parallel import ordered
 from ingot.core.runtime.progress import Progress
-from ingot.delta.pairs import Both
+from ingot.delta.pairs import TensorPair
 from ingot.delta.strategy import EXACT, Storage, is_matrix
 from ingot.engine.chunks import chunks
-from ingot.engine.fit import fitted, narrowed
+from ingot.engine.fit import cast_exactly, fit_rows
 from ingot.errors import CodecError, UnsupportedError, UsageError
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.tensor import Array, Tensor
@@ -38,11 +38,11 @@ from ingot.model.tensor import Array, Tensor
 Pair = tuple[Tensor, Tensor]
 
 OVERHEAD = 640
-"""Bytes that a container takes per tensor beside the parts: names, attributes, digests, padding."""
+"""Bytes per tensor in a container in addition to its parts: names, attributes, digests, padding."""
 
 
-def _grid(bits: int, group: int | str, **more: Any) -> Storage:
-    return Storage(AffineLayout.codec, {"bits": bits, "group": group, **more})
+def _grid(bits: int, group: int | str, **extra: Any) -> Storage:
+    return Storage(AffineLayout.codec, {"bits": bits, "group": group, **extra})
 
 
 _FIT = {"quantizer": "mse", "unbiased": True}
@@ -62,36 +62,37 @@ CANDIDATES: tuple[Storage, ...] = (
     EXACT,
 )
 SHORTFALL = 8.0
-"""Noise of a quantizer averages out over a product, what is missing does not (``spec/deltas-quality.md``)."""
+"""The weight of missing signal relative to noise, which averages out over a product (``spec/deltas-quality.md``)."""
 LOW_RANK_ERROR = 0.1
-"""A product of thin matrices must leave at most this share of the squared norm: what it lacks is missing whole, which
-costs more perplexity than as much noise of a quantizer (``spec/deltas-quality.md``)."""
+"""The share of the squared norm that a product of thin matrices may lack. This part is missing, which costs more
+perplexity than the same amount of quantization noise (``spec/deltas-quality.md``)."""
 SAMPLE = 1 << 18
-"""Elements that candidates are tried on: mean squares of so many are within a percent of those of all."""
+"""Elements of a sample. Its mean squares are within a percent of those of all elements."""
 PER_PAIR = 96 << 20
-"""Bytes that measuring one tensor takes at most: a sample in double precision several times, and a spectrum."""
-_SPECTRUM = 16 << 20  # bytes of one of the three matrices that a spectrum takes
+"""Limit of bytes for measuring a tensor: several double-precision copies of the sample, and a spectrum."""
+_SPECTRUM = 16 << 20  # bytes of one of a spectrum's three matrices
 _CHUNK = 1 << 20
 RANKS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What a candidate costs: bytes of the whole tensor, and squared error over that of storing nothing.
+    """A candidate's estimated size in bytes for the full tensor, and its relative squared error.
 
-    ``harm`` is the error with what falls short of the difference counted ``SHORTFALL`` times: of the part along the
-    difference it is what is missing, the rest is noise.
+    An ``error`` of 1 is that of storing nothing. ``weighted_error`` counts the missing part of the difference
+    ``SHORTFALL`` times. The component of the stored difference along the true one shows what is missing; the rest is
+    noise.
     """
 
     storage: Storage
     size: float
     error: float
-    harm: float
+    weighted_error: float
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A tensor's candidates, and how much its whole difference counts."""
+    """A tensor's candidates, and the weight of its error in the sum over all tensors."""
 
     name: str
     weight: float
@@ -112,20 +113,20 @@ def choose(
     Parameters
     ----------
     target_size : int, optional
-        Bytes of all these tensors' parts together, and ``OVERHEAD`` for each.
+        Limit of bytes of all these tensors' parts, including ``OVERHEAD`` per tensor.
     max_error : float, optional
         The largest norm of a tensor's error over that of its difference (0 for exact).
     workers : int
-        Threads that measure, each with ``PER_PAIR`` bytes at the most; 0 for the caller's own.
+        Threads that measure, each with at most ``PER_PAIR`` bytes; 0 for the caller's thread.
     progress : Progress, optional
-        Told the stored bytes of each pair when it is measured.
+        Receives the stored bytes of each pair after it is measured.
     measuring : callable
-        What measures a pair, ``measure`` by default.
+        Measures a pair; by default ``measure``.
 
     Raises
     ------
     UsageError
-        ``delta.target``: neither or both given, out of range, or not to be had with these candidates.
+        ``delta.target``: neither or both limits given, out of range, or impossible with these candidates.
     """
     require_one(target_size, max_error)
     measured = []
@@ -134,44 +135,49 @@ def choose(
         measured.append(measurement)
         if progress is not None:
             progress.advance(base.nbytes + tuned.nbytes, tuned.name)
-    return chosen(measured, target_size, max_error)
+    return choose_storages(measured, target_size, max_error)
 
 
 def require_one(target_size: float | str | None, max_error: float | None) -> None:
-    """Raise ``UsageError`` ``delta.target`` unless there is one of both."""
+    """Raise ``UsageError`` ``delta.target`` unless exactly one of the two limits is given."""
     if (target_size is None) == (max_error is None):
         raise UsageError("expected a target size or a largest error for strategy auto", rule="delta.target")
     if max_error is not None and not 0 <= max_error < inf:
         raise UsageError(f"expected a largest error of at least 0, found {max_error}", rule="delta.target")
 
 
-def chosen(measured: Sequence[Measured], target_size: int | None, max_error: float | None) -> dict[str, Storage]:
-    """Return how to store what was measured; options and errors as ``choose``."""
+def choose_storages(
+    measured: Sequence[Measured], target_size: int | None, max_error: float | None
+) -> dict[str, Storage]:
+    """Return how to store measured tensors, within a size or an error as in ``choose``.
+
+    Raises ``UsageError`` ``delta.target``: the size is too small.
+    """
     if max_error is not None:
         return {item.name: _within(item, max_error).storage for item in measured}
     assert target_size is not None
     return _allocate(measured, target_size - OVERHEAD * len(measured))
 
 
-def measure_both(both: Both) -> Measured:
-    """As ``measure``, of the rows that a pair shares."""
-    return measure(*both.shared())
+def measure_pair(pair: TensorPair) -> Measured:
+    """Measure the rows that a pair shares; see ``measure``."""
+    return measure(*pair.shared())
 
 
 def measure(base: Tensor, tuned: Tensor) -> Measured:
-    """Try every candidate that fits; what a codec refuses is left out. ``delta_exact`` alone for what is no matrix."""
+    """Try every candidate that supports the values. Tensors that are no matrices only get ``delta_exact``."""
     exact = Trial(EXACT, float(tuned.nbytes), 0.0, 0.0)
     if not is_matrix(tuned.shape, tuned.dtype):
         return Measured(tuned.name, 1.0, (exact,))
     old = sample_of(base, SAMPLE)
-    other = sample_of(tuned, SAMPLE)
-    if old.shape != other.shape:  # read in runs from one file and in rows from the other
+    new = sample_of(tuned, SAMPLE)
+    if old.shape != new.shape:  # one file was sampled by runs, the other by rows
         return Measured(tuned.name, 1.0, (exact,))
-    delta = difference(old, other)
+    delta = difference(old, new)
     energy = float(np.square(delta.astype(np.float64)).sum())
     if not np.isfinite(energy):
         return Measured(tuned.name, 1.0, (exact,))
-    trials = [_exact(old, other, tuned)]
+    trials = [_exact(old, new, tuned)]
     trials += [
         trial
         for storage in CANDIDATES
@@ -184,42 +190,42 @@ def measure(base: Tensor, tuned: Tensor) -> Measured:
 
 
 def estimate(base: Tensor, tuned: Tensor, storage: Storage) -> float:
-    """Return about how many bytes the difference takes so: of a sample in proportion, if values decide.
+    """Return the approximate bytes of a stored difference, measured on a sample if they depend on values.
 
-    ``inf`` if the codec refuses the values.
+    The result is ``inf`` if the codec refuses the values.
     """
     old = sample_of(base, SAMPLE)
-    other = sample_of(tuned, SAMPLE)
-    if old.shape != other.shape:  # as of ``measure``
+    new = sample_of(tuned, SAMPLE)
+    if old.shape != new.shape:  # see ``measure``
         return float(tuned.nbytes)
     if storage == EXACT:
-        return _exact(old, other, tuned).size
-    delta = difference(old, other)
+        return _exact(old, new, tuned).size
+    delta = difference(old, new)
     trial = _trial(storage, delta, float(np.square(delta.astype(np.float64)).sum()), tuned)
     return inf if trial is None else trial.size
 
 
-def exact_bytes(old: Array, other: Array, dtype: str) -> int:
+def exact_bytes(old: Array, new: Array, dtype: str) -> int:
     """Return the bytes of the exact difference of two arrays of one element type."""
     encoder = delta_codec(EXACT.codec).encoder(old.shape, dtype, EXACT.options)
-    return sum(part.nbytes for part in encoder.encode(old, other).values())
+    return sum(part.nbytes for part in encoder.encode(old, new).values())
 
 
-def _exact(old: Array, other: Array, tuned: Tensor) -> Trial:
-    stored = exact_bytes(fitted(old, len(old), tuned.dtype), other, tuned.dtype)
-    coarse = narrowed(other, element_type(old.dtype).name) if old.dtype != other.dtype else None
+def _exact(old: Array, new: Array, tuned: Tensor) -> Trial:
+    stored = exact_bytes(fit_rows(old, len(old), tuned.dtype), new, tuned.dtype)
+    coarse = cast_exactly(new, element_type(old.dtype).name) if old.dtype != new.dtype else None
     if coarse is not None:
         stored = min(stored, exact_bytes(old, coarse, element_type(old.dtype).name))
     return Trial(EXACT, stored * tuned.size / max(old.size, 1), 0.0, 0.0)
 
 
 def _trial(storage: Storage, delta: Array, energy: float, tuned: Tensor) -> Trial | None:
-    def made(options: Mapping[str, Any]) -> Encoder:
+    def make_encoder(options: Mapping[str, Any]) -> Encoder:
         return CODECS[storage.codec].encoder(delta.shape, "f32", options)
 
     try:
-        encoder = made(storage.options)
-        encoder, _ = resolve_range(encoder, made, storage.options, [(0, delta)])
+        encoder = make_encoder(storage.options)
+        encoder, _ = resolve_range(encoder, make_encoder, storage.options, [(0, delta)])
         for _ in range(encoder.fit_passes):
             encoder.fit_pass(delta)
         parts = encoder.encode(delta)
@@ -233,19 +239,19 @@ def _trial(storage: Storage, delta: Array, energy: float, tuned: Tensor) -> Tria
     if energy:
         error = float(np.square(decoded - wide).sum()) / energy
         along = float((decoded * wide).sum()) / energy
-    return Trial(storage, _size(storage, encoder, parts, tuned, delta.size), error, _harm(error, along))
+    return Trial(storage, _size(storage, encoder, parts, tuned, delta.size), error, _weighted_error(error, along))
 
 
-def _harm(error: float, along: float) -> float:
+def _weighted_error(error: float, along: float) -> float:
     missing = (1 - along) ** 2
     return error + (SHORTFALL - 1) * missing
 
 
 def _size(storage: Storage, encoder: Encoder, parts: Mapping[str, Array], tuned: Tensor, sampled: int) -> float:
-    """Return the bytes of the whole tensor: known ones, or the sample's in proportion."""
+    """Return the bytes of the full tensor: exact if they do not depend on values, else scaled from the sample."""
     if storage.encoding == "raw":
-        whole = CODECS[storage.codec].encoder(tuned.shape, "f32", storage.options)
-        lengths = [part.length for part in whole.parts]
+        full_encoder = CODECS[storage.codec].encoder(tuned.shape, "f32", storage.options)
+        lengths = [part.length for part in full_encoder.parts]
         if None not in lengths:
             return float(sum(length or 0 for length in lengths))
     scale = tuned.size / max(sampled, 1)
@@ -261,19 +267,21 @@ def _packed(part: Array) -> int:
 
 
 def _low_ranks(base: Tensor, tuned: Tensor, sample: Array, trials: Sequence[Trial]) -> Iterable[Trial]:
-    """Yield products of thin matrices of several ranks, where some of the sample is better stored so than otherwise.
+    """Yield products of thin matrices of several ranks, if the sample is stored better by one than by other trials.
 
-    A sample's rows are nearer to a low rank than the matrix, never further.
+    A sample's rows are never further from a low rank than the full matrix.
     """
     rows, cols = tuned.matrix_shape
-    most = min(RANKS[-1], min(rows, cols) // 2, _SPECTRUM // (8 * cols) - OVERSAMPLING)
-    if most < 1 or not _promising(spectrum(lambda: [sample], sample.shape[1], most), (rows, cols), trials):
+    max_rank = min(RANKS[-1], min(rows, cols) // 2, _SPECTRUM // (8 * cols) - OVERSAMPLING)
+    if max_rank < 1 or not _is_promising(spectrum(lambda: [sample], sample.shape[1], max_rank), (rows, cols), trials):
         return
-    residual = spectrum(lambda: _differences(base, tuned), cols, most)
+    residual = spectrum(lambda: _differences(base, tuned), cols, max_rank)
     for rank in RANKS:
-        if rank <= most and residual[rank] <= LOW_RANK_ERROR:
+        if rank <= max_rank and residual[rank] <= LOW_RANK_ERROR:
             error = float(residual[rank])
-            yield Trial(Storage(LOW_RANK, {"rank": rank}), 2.0 * rank * (rows + cols), error, _harm(error, 1 - error))
+            yield Trial(
+                Storage(LOW_RANK, {"rank": rank}), 2.0 * rank * (rows + cols), error, _weighted_error(error, 1 - error)
+            )
 
 
 def _differences(base: Tensor, tuned: Tensor) -> Iterator[Array]:
@@ -284,7 +292,7 @@ def _differences(base: Tensor, tuned: Tensor) -> Iterator[Array]:
         yield difference(old, new)
 
 
-def _promising(residual: Array, shape: tuple[int, int], trials: Sequence[Trial]) -> bool:
+def _is_promising(residual: Array, shape: tuple[int, int], trials: Sequence[Trial]) -> bool:
     for rank in RANKS:
         if rank >= len(residual):
             return False
@@ -301,10 +309,10 @@ def _within(item: Measured, max_error: float) -> Trial:
 
 
 def _hull(trials: Sequence[Trial]) -> list[Trial]:
-    """Return the lower convex hull from the smallest on: each step costs bytes and takes away less harm per byte."""
+    """Return the lower convex hull by ascending size; each step reduces the weighted error less per byte."""
     hull: list[Trial] = []
-    for trial in sorted(trials, key=lambda trial: (trial.size, trial.harm)):
-        if hull and trial.harm >= hull[-1].harm:
+    for trial in sorted(trials, key=lambda trial: (trial.size, trial.weighted_error)):
+        if hull and trial.weighted_error >= hull[-1].weighted_error:
             continue
         while len(hull) > 1 and _slope(hull[-2], hull[-1]) <= _slope(hull[-1], trial):
             hull.pop()
@@ -314,41 +322,42 @@ def _hull(trials: Sequence[Trial]) -> list[Trial]:
     return hull
 
 
-def _slope(first: Trial, other: Trial) -> float:
-    return (first.harm - other.harm) / max(other.size - first.size, 1e-9)
+def _slope(first: Trial, second: Trial) -> float:
+    return (first.weighted_error - second.weighted_error) / max(second.size - first.size, 1e-9)
 
 
 def _allocate(measured: Sequence[Measured], budget: float) -> dict[str, Storage]:
     hulls = [_hull(item.trials) for item in measured]
-    left = budget - sum(hull[0].size for hull in hulls)
-    if left < 0:
-        least = int(budget - left) + OVERHEAD * len(measured)
-        raise UsageError(f"expected a target size of at least about {least} bytes", rule="delta.target")
+    remaining = budget - sum(hull[0].size for hull in hulls)
+    if remaining < 0:
+        minimum = int(budget - remaining) + OVERHEAD * len(measured)
+        raise UsageError(f"expected a target size of at least about {minimum} bytes", rule="delta.target")
     steps = sorted(
         (-item.weight * _slope(*hull[step : step + 2]), index, step)
         for index, (item, hull) in enumerate(zip(measured, hulls, strict=True))
         for step in range(len(hull) - 1)
     )
-    taken = [0] * len(hulls)
+    steps_taken = [0] * len(hulls)
     for _, index, step in steps:
         cost = hulls[index][step + 1].size - hulls[index][step].size
-        if taken[index] == step and cost <= left:
-            taken[index] = step + 1
-            left -= cost
-    return {item.name: hull[at].storage for item, hull, at in zip(measured, hulls, taken, strict=True)}
+        if steps_taken[index] == step and cost <= remaining:
+            steps_taken[index] = step + 1
+            remaining -= cost
+    return {item.name: hull[step].storage for item, hull, step in zip(measured, hulls, steps_taken, strict=True)}
 
 
-def target_bytes(size: float | str, whole: int) -> int:
-    """Return a target in bytes.
+def target_bytes(size: float | str, full_size: int) -> int:
+    """Return a target size in bytes.
 
-    ``size`` is text for ``core.runtime.memory.parse_size``, or a share of ``whole`` up to 1.
+    ``size`` is text such as ``200MiB`` (``core.runtime.memory.parse_size``), a number of bytes, or a share of
+    ``full_size`` up to 1.
 
     Raises ``UsageError`` ``delta.target`` or ``size.syntax``.
     """
     try:
-        number = float(size)
+        value = float(size)
     except ValueError:
         return parse_size(str(size))
-    if not 0 < number < inf:
+    if not 0 < value < inf:
         raise UsageError(f"expected a target size above 0, found {size}", rule="delta.target")
-    return int(number * whole) if number <= 1 else int(number)
+    return int(value * full_size) if value <= 1 else int(value)

@@ -1,6 +1,6 @@
-"""A base and the deltas that follow it: which tensors there are after each, and how each comes about.
+"""A chain of deltas: the tensors after each delta, and how each tensor is computed.
 
-*Stage* 0 is the base, stage ``i`` what the first ``i`` deltas make of it. Headers alone decide; no tensor is read.
+*Stage* 0 is the base, stage ``i`` the result of the first ``i`` deltas. Only headers are read.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from ingot.codecs.delta.rows import added_dtype
 from ingot.codecs.table import CODECS, DELTA_ROWS
 from ingot.core.numeric.dtypes import DTYPES, FLOATS
 from ingot.engine.fit import differ_in_rows, is_opaque
-from ingot.engine.patch_step import Layer, Route
+from ingot.engine.patch_step import Layer, PatchChain
 from ingot.errors import FormatError, IngotError, IntegrityError, UnsupportedError, UsageError
-from ingot.model.checkpoint import Checkpoint, many_of
+from ingot.model.checkpoint import Checkpoint, tensor_map_of
 from ingot.model.delta import KEY, Change, DeltaInfo, delta_of
-from ingot.model.reading.lazy import Made, Many, as_many
+from ingot.model.reading.lazy import ComputedMap, TensorMap, as_tensor_map
 from ingot.model.reading.limits import require_in_proportion
 from ingot.model.tensor import Tensor
 
-Routes = Many[Route]
+Routes = TensorMap[PatchChain]
 """The tensors of a stage; each route is built on access and not cached."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One delta of a chain: the opened file and what it says of itself."""
+    """One delta of a chain: the opened file and its description."""
 
     checkpoint: Checkpoint
     info: DeltaInfo
@@ -38,7 +38,7 @@ class Link:
 
 
 def link_of(checkpoint: Checkpoint) -> Link:
-    """Return an opened delta.
+    """Return the link of an opened delta.
 
     Raises
     ------
@@ -60,30 +60,30 @@ def link_of(checkpoint: Checkpoint) -> Link:
 def base_routes(base: Mapping[str, Tensor]) -> Routes:
     """Return stage 0.
 
-    Raises ``UnsupportedError`` ``codec.unknown`` where nothing here decodes a tensor.
+    Raises ``UnsupportedError`` ``codec.unknown``: a tensor without a decoder.
     """
     require_decoders(base)
-    tensors = many_of(base)
-    return Made(tensors, lambda name: Route(tensors.passing(name), 0))
+    tensors = tensor_map_of(base)
+    return ComputedMap(tensors, lambda name: PatchChain(tensors.get_uncached(name), 0))
 
 
 def require_decoders(tensors: Mapping[str, Tensor]) -> None:
-    """Raise ``UnsupportedError`` ``codec.unknown`` where nothing here decodes a tensor; what its codec refuses, too."""
-    for tensor in many_of(tensors).uncached():
+    """Raise ``UnsupportedError`` ``codec.unknown`` for a tensor without a decoder, or the error of a codec's check."""
+    for tensor in tensor_map_of(tensors).uncached():
         _require_decoder(tensor, tensor.name)
 
 
 def stages(base: Checkpoint, links: Sequence[Link]) -> list[Routes]:
-    """Return the tensors of every stage, the base's first, names in each delta's order.
+    """Return the tensors of every stage, beginning with the base; names are in each delta's order.
 
     Raises
     ------
     UsageError
         ``delta.of-delta``: the base is a delta.
     IntegrityError
-        ``delta.base``: names, shapes or element types are not those of the delta's base.
+        ``delta.base``: names, shapes or element types differ from those of the delta's base.
     FormatError
-        ``delta.tensor``, ``delta.dtype``: the delta does not fit its own description.
+        ``delta.tensor``, ``delta.dtype``: the delta contradicts its description.
     """
     if KEY in base.metadata:
         raise UsageError(
@@ -92,42 +92,43 @@ def stages(base: Checkpoint, links: Sequence[Link]) -> list[Routes]:
             where=base.location,
         )
     routes = [base_routes(base)]
-    for number, link in enumerate(links, 1):
-        routes.append(next_stage(routes[-1], link, number))
+    for stage, link in enumerate(links, 1):
+        routes.append(next_stage(routes[-1], link, stage))
     return routes
 
 
-def next_stage(before: Mapping[str, Route], link: Link, number: int) -> Routes:
-    """Return what one delta makes of the tensors ``before``; errors as ``stages``."""
-    info, routes = link.info, as_many(before)
+def next_stage(before: Mapping[str, PatchChain], link: Link, stage: int) -> Routes:
+    """Return the tensors after one delta, from those ``before``; raises the errors of ``stages``."""
+    info = link.info
+    routes = as_tensor_map(before)
     stray = next((name for name in link.checkpoint if _op(info, name) in (None, "same")), None)
     if stray is not None:
         raise FormatError(
             "delta.tensor", f"expected no tensor {stray[:200]!r}, which the delta does not list", where=link.location
         )
-    rest = [name for name in before if name not in info.tensors]
+    unlisted = [name for name in before if name not in info.tensors]
 
-    def make(name: str) -> Route:
+    def make(name: str) -> PatchChain:
         change = info.tensors.get(name)
-        route = routes.passing(name) if name in routes else None
+        route = routes.get_uncached(name) if name in routes else None
         if change is None:
             assert route is not None
             return route
-        return _route(route, link, number, name, change)
+        return _route(route, link, stage, name, change)
 
     for name in info.tensors:
         try:
             make(name)
         except IngotError as error:
             raise error.at(f"{link.location}: tensor {name[:200]!r}") from None
-    if info.base.content is None:  # other identities cover the delta's tensors only
+    if info.base.content is None:  # the base's identity covers only the delta's tensors
         removed = set(info.removed)
-        rest = [name for name in rest if name not in removed]
-        return Made(dict.fromkeys((*info.tensors, *rest)) if rest else info.tensors, make)
-    wrong = set(rest) ^ set(info.removed)
-    if wrong:
-        raise _wrong_base("the same names", f"{min(wrong)[:200]!r} in only one of them").at(link.location)
-    return Made(info.tensors, make)
+        unlisted = [name for name in unlisted if name not in removed]
+        return ComputedMap(dict.fromkeys((*info.tensors, *unlisted)) if unlisted else info.tensors, make)
+    mismatched = set(unlisted) ^ set(info.removed)
+    if mismatched:
+        raise _base_error("the same names", f"{min(mismatched)[:200]!r} in only one of them").at(link.location)
+    return ComputedMap(info.tensors, make)
 
 
 def _op(info: DeltaInfo, name: str) -> str | None:
@@ -135,7 +136,7 @@ def _op(info: DeltaInfo, name: str) -> str | None:
     return None if change is None else change.op
 
 
-def _route(before: Route | None, link: Link, number: int, name: str, change: Change) -> Route:
+def _route(before: PatchChain | None, link: Link, stage: int, name: str, change: Change) -> PatchChain:
     op = change.op
     dtype = change.dtype
     if op == "replace":
@@ -143,38 +144,40 @@ def _route(before: Route | None, link: Link, number: int, name: str, change: Cha
         _require_decoder(tensor, name)
         if tensor.dtype != dtype:
             raise FormatError("delta.dtype", f"expected {dtype[:40]!r} as listed, found {tensor.dtype[:40]!r}")
-        return Route(tensor, number)
+        return PatchChain(tensor, stage)
     if before is None:
-        raise _wrong_base("this tensor in the base", "none")
+        raise _base_error("this tensor in the base", "none")
     if op == "same":
         if before.dtype != dtype:
-            raise _wrong_base(f"element type {dtype[:40]}", before.dtype)
+            raise _base_error(f"element type {dtype[:40]}", before.dtype)
         return before
     tensor = _stored(link, name)
     _require_codec(tensor)
     if change.base_dtype not in (None, before.dtype):
-        raise _wrong_base(f"element type {change.base_dtype[:40]}", before.dtype)
+        raise _base_error(f"element type {change.base_dtype[:40]}", before.dtype)
     shape = before.shape if change.base_shape is None else tensor.shape
     if change.base_shape is not None:
         _require_rows(before, tensor, change.base_shape)
     _require_fit(before, tensor, change, shape)
-    return replace(before, layers=(*before.layers, Layer(number, tensor, dtype, shape)))
+    return replace(before, layers=(*before.layers, Layer(stage, tensor, dtype, shape)))
 
 
 def _require_codec(tensor: Tensor) -> None:
     if tensor.codec not in DELTAS and tensor.codec not in CODECS:
-        raise UnsupportedError(f"no codec {tensor.codec[:80]!r} here; a newer Ingot may have it", rule="codec.unknown")
+        raise UnsupportedError(
+            f"there is no codec {tensor.codec[:80]!r} in this version; a newer Ingot may have it", rule="codec.unknown"
+        )
 
 
-def _require_rows(before: Route, tensor: Tensor, stated: tuple[int, ...]) -> None:
-    """Refuse a change of shape that is none of the number of rows, or that stands for too much from too little."""
-    if before.shape != stated:
-        raise _wrong_base(f"shape {list(stated)[:8]}", str(list(before.shape)))
-    if not differ_in_rows(stated, tensor.shape):
+def _require_rows(before: PatchChain, tensor: Tensor, base_shape: tuple[int, ...]) -> None:
+    """Refuse a change of shape except for the number of rows, and a result too large for the stored bytes."""
+    if before.shape != base_shape:
+        raise _base_error(f"shape {list(base_shape)[:8]}", str(list(before.shape)))
+    if not differ_in_rows(base_shape, tensor.shape):
         raise FormatError(
             "delta.shape",
             f"expected a base shape that differs from {list(tensor.shape)[:8]} in the number of rows, found "
-            f"{list(stated)[:8]}",
+            f"{list(base_shape)[:8]}",
         )
     elementwise = CODECS[before.origin.codec].elementwise and all(layer.codec.elementwise for layer in before.layers)
     if len(tensor.shape) < 2 and not (elementwise and delta_codec(tensor.codec).elementwise):
@@ -184,27 +187,27 @@ def _require_rows(before: Route, tensor: Tensor, stated: tuple[int, ...]) -> Non
     require_in_proportion([tensor], tensor.name)
 
 
-def _require_fit(before: Route, tensor: Tensor, change: Change, shape: tuple[int, ...]) -> None:
+def _require_fit(before: PatchChain, tensor: Tensor, change: Change, shape: tuple[int, ...]) -> None:
     dtype = change.dtype
     codec = delta_codec(tensor.codec)
     if not codec.fits(tensor, shape):
-        raise _wrong_base(f"shape {list(tensor.shape)}", str(list(shape)))
+        raise _base_error(f"shape {list(tensor.shape)}", str(list(shape)))
     codec.check(tensor)
     floats = {before.dtype, dtype} <= set(FLOATS)
     if codec.exact and before.dtype != dtype and (change.base_dtype is None or not floats):
-        raise _wrong_base(f"element type {dtype[:40]}", before.dtype)
+        raise _base_error(f"element type {dtype[:40]}", before.dtype)
     if codec.exact and tensor.dtype not in (dtype, before.dtype):
         raise FormatError("delta.dtype", f"expected a difference in {dtype[:40]}, found one in {tensor.dtype[:40]}")
     if not codec.exact and not floats:
         raise FormatError("delta.dtype", f"expected floats to add to, found {before.dtype} and {dtype[:40]}")
     if tensor.codec == DELTA_ROWS and (shape == before.shape or added_dtype(tensor) != dtype):
-        raise FormatError("delta.dtype", f"expected added rows of {dtype[:40]} beside those of the base")
+        raise FormatError("delta.dtype", f"expected added rows of {dtype[:40]}, the element type of the result")
 
 
 def _stored(link: Link, name: str) -> Tensor:
     if name not in link.checkpoint:
-        raise FormatError("delta.tensor", "expected this tensor in the delta, which lists it, found none")
-    return link.checkpoint.many.passing(name)
+        raise FormatError("delta.tensor", "the delta lists this tensor, but does not contain it")
+    return link.checkpoint.tensor_map.get_uncached(name)
 
 
 def _require_decoder(tensor: Tensor, name: str) -> None:
@@ -216,5 +219,5 @@ def _require_decoder(tensor: Tensor, name: str) -> None:
         )
 
 
-def _wrong_base(expected: str, found: str) -> IntegrityError:
-    return IntegrityError("delta.base", f"this is not the delta's base: expected {expected}, found {found}")
+def _base_error(expected: str, actual: str) -> IntegrityError:
+    return IntegrityError("delta.base", f"this is not the delta's base: expected {expected}, found {actual}")

@@ -1,4 +1,4 @@
-"""What a diff finds out of its inputs before it plans: whether they are weights, and which tensors are the same."""
+"""Checks and comparisons of a diff's inputs before planning: whether they are weights, and which tensors are equal."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Container, Mapping
 
 import numpy as np
 
-from ingot.artifacts import equal_tensors
-from ingot.artifacts.equal_tensors import COMPARED_AT_ONCE
+from ingot.artifacts import identity
+from ingot.artifacts.identity import COMPARED_AT_ONCE
 from ingot.codecs.delta.sparse_patch import as_unsigned
 from ingot.core.runtime.progress import Progress
 from ingot.delta.chain import require_decoders
-from ingot.delta.pairs import Asking, Both, Pairs
+from ingot.delta.pairs import PairExecutor, PairMap, TensorPair
 from ingot.engine.chunks import chunks, matrix_of
 from ingot.engine.fit import is_opaque, paired_chunks, rows_of, window
 from ingot.errors import UnsupportedError, UsageError
@@ -20,14 +20,14 @@ from ingot.model.delta import KEY
 from ingot.model.tensor import Tensor
 
 
-def same_tensors(pairs: Mapping[str, Both], asking: Asking, progress: Progress) -> dict[str, str]:
-    """Return the digests of the tensors whose values are those of the base, bit for bit.
+def same_tensors(pairs: Mapping[str, TensorPair], executor: PairExecutor, progress: Progress) -> dict[str, str]:
+    """Return the digests of the tensors whose values equal the base's, bit for bit.
 
-    Reads those once, others up to the first chunk that differs.
+    Equal tensors are read once, others up to the first chunk that differs.
     """
-    names = [name for name, both in pairs.items() if both.is_alike]
+    names = [name for name, pair in pairs.items() if pair.is_same_type]
     digests = {}
-    for name, digest in zip(names, asking.each(common_digest, names), strict=True):
+    for name, digest in zip(names, executor.map(common_digest, names), strict=True):
         if digest is not None:
             digests[name] = digest
             progress.advance(pairs[name].nbytes, name)
@@ -35,15 +35,15 @@ def same_tensors(pairs: Mapping[str, Both], asking: Asking, progress: Progress) 
 
 
 def require_same_keys(base: Mapping[str, Tensor], tuned: Mapping[str, Tensor], container: str) -> None:
-    """Refuse what a container has no words for: tensors of one side, and other shapes; for patches, element types too.
+    """Refuse tensors of only one side and other shapes, for containers without them; for patches also other dtypes.
 
     Raises ``UnsupportedError`` ``delta.keys``.
     """
     for name in (*(name for name in base if name not in tuned), *(name for name in tuned if name not in base)):
         raise _keys(container, "the same tensors in base and fine-tune", "one in only one of them", name)
-    pairs = Pairs(base, tuned)
-    for both in pairs.uncached():
-        first, tensor = both.pair
+    pairs = PairMap(base, tuned)
+    for pair in pairs.uncached():
+        first, tensor = pair.tensors
         name = tensor.name
         if first.shape != tensor.shape:
             raise _keys(container, "the same shape in base and fine-tune", f"{first.shape} and {tensor.shape}", name)
@@ -53,28 +53,28 @@ def require_same_keys(base: Mapping[str, Tensor], tuned: Mapping[str, Tensor], c
             )
 
 
-def _keys(container: str, expected: str, found: str, name: str) -> UnsupportedError:
-    kind = ".wdelta" if container == "wdelta" else "sparse patch"
-    return UnsupportedError(f"a {kind} needs {expected}, found {found}; write a .zt", rule="delta.keys", where=name)
+def _keys(container: str, expected: str, actual: str, name: str) -> UnsupportedError:
+    label = ".wdelta" if container == "wdelta" else "sparse patch"
+    return UnsupportedError(f"a {label} needs {expected}, found {actual}; write a .zt", rule="delta.keys", where=name)
 
 
-def changed_elements(pairs: Mapping[str, Both], same: Container[str], asking: Asking) -> dict[str, int]:
-    """Return how many elements of each tensor differ in their bits; those in ``same`` and packed ones are left out."""
-    names = [name for name, both in pairs.items() if name not in same and not is_opaque(both.pair[1])]
-    return dict(zip(names, asking.each(changed, names), strict=True))
+def changed_elements(pairs: Mapping[str, TensorPair], same: Container[str], executor: PairExecutor) -> dict[str, int]:
+    """Return how many elements of each tensor differ in any bit; skips tensors in ``same`` and packed tensors."""
+    names = [name for name, pair in pairs.items() if name not in same and not is_opaque(pair.tensors[1])]
+    return dict(zip(names, executor.map(count_changed, names), strict=True))
 
 
-def changed(both: Both) -> int:
-    """Return how many elements of two tensors differ in their bits."""
-    first, other = both.pair
-    matrix = matrix_of(first, other.codec)
+def count_changed(pair: TensorPair) -> int:
+    """Return how many elements of two tensors differ in any bit."""
+    first, tuned = pair.tensors
+    matrix = matrix_of(first, tuned.codec)
     step = max(1, COMPARED_AT_ONCE // max(matrix[1], 1))
-    pairs = zip(chunks(first, matrix, step), chunks(other, matrix, step), strict=True)
-    return sum(int(np.count_nonzero(as_unsigned(left) != as_unsigned(right))) for left, right in pairs)
+    pairs = zip(chunks(first, matrix, step), chunks(tuned, matrix, step), strict=True)
+    return sum(int(np.count_nonzero(as_unsigned(old) != as_unsigned(new))) for old, new in pairs)
 
 
 def check_inputs(*checkpoints: Checkpoint) -> None:
-    """Refuse what has no values of its own: deltas, and tensors that nothing here decodes."""
+    """Refuse inputs without values: deltas, and tensors without a decoder."""
     for checkpoint in checkpoints:
         if KEY in checkpoint.metadata:
             raise UsageError(
@@ -85,22 +85,22 @@ def check_inputs(*checkpoints: Checkpoint) -> None:
         require_decoders(checkpoint)
 
 
-def common_digest(both: Both) -> str | None:
-    """Return the digest of two tensors of one shape and dtype with the same values, bit for bit, else None."""
-    return equal_tensors.common_digest(*both.pair)
+def common_digest(pair: TensorPair) -> str | None:
+    """Return the digest of two tensors of one shape and dtype if all bits are equal; else None."""
+    return identity.common_digest(*pair.tensors)
 
 
-def is_cast(both: Both) -> bool:
-    """Whether the fine-tune's tensor, as far as the base has rows of it, is the base's cast to its element type.
+def is_cast(pair: TensorPair) -> bool:
+    """Return whether the fine-tune's tensor, in the rows that the base has, is the base cast to its element type.
 
-    Stops at the first difference. ``both`` is comparable (``engine.fit``).
+    Reading stops at the first difference. ``pair`` must be comparable (``engine.fit``).
     """
-    base, tuned = both.pair
+    base, tuned = pair.tensors
     matrix = matrix_of(tuned, base.codec)
     shared = rows_of(base.shape, matrix[1])
-    left = max(1, COMPARED_AT_ONCE // max(matrix[1], 1))
+    step = max(1, COMPARED_AT_ONCE // max(matrix[1], 1))
     start = 0
-    for old, new in paired_chunks(base, tuned, matrix, left, tuned.dtype):
+    for old, new in paired_chunks(base, tuned, matrix, step, tuned.dtype):
         count = window(start, start + len(new), shared)
         if not np.array_equal(as_unsigned(old[:count]), as_unsigned(new[:count])):
             return False

@@ -1,4 +1,4 @@
-"""What a delta costs: for every tensor its size, and how far base + delta is from the fine-tune."""
+"""The cost of a delta: the size of every tensor, and the error of base + delta relative to the fine-tune."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from math import inf
 import numpy as np
 from msgspec import Struct
 
-from ingot.artifacts.destination import is_elsewhere
+from ingot.artifacts.destination import is_distributed
 from ingot.artifacts.identity import tensor_digest
 from ingot.artifacts.open import address_of
 from ingot.artifacts.open import open as open_checkpoint
@@ -19,13 +19,13 @@ from ingot.cluster.driver.spread import Opened, Query, ask, files_of
 from ingot.cluster.pool import pool_of
 from ingot.core.numeric.dtypes import FLOATS, file_bytes
 from ingot.core.numeric.stats import ErrorStats, measure
-from ingot.core.parsing.strictjson import warm
+from ingot.core.parsing.strictjson import preload
 from ingot.core.runtime.parallel import default_workers, ordered
 from ingot.core.runtime.progress import Progress, ProgressCallback
 from ingot.delta.chain import link_of, stages
 from ingot.delta.report import TensorDiff, tensors_table
 from ingot.engine.chunks import chunks
-from ingot.engine.patch_step import Route
+from ingot.engine.patch_step import PatchChain
 from ingot.errors import IntegrityError
 from ingot.model.tensor import Array, Tensor
 from ingot.reporting.report import Figure, Line, Report, table_of
@@ -42,34 +42,34 @@ def delta_cost(
     engine: str = "local",
     address: str | None = None,
 ) -> list[TensorDiff]:
-    """Compare ``base + delta`` with ``finetuned`` tensor by tensor, in chunks; ``max_decompressed`` as for ``open``.
+    """Compare ``base + delta`` with ``finetuned`` tensor by tensor, in chunks; ``max_decompressed`` as in ``open``.
 
-    ``engine`` and ``address`` say who does the work, as of ``ingot.compare``; the result is the same.
+    ``engine`` and ``address`` select the workers as in ``ingot.compare``; the result is the same for each.
 
     Returns
     -------
     list of TensorDiff
-        In the fine-tune's order. ``exact`` tells whether the values are equal bit for bit.
+        In the fine-tune's order. ``exact``: whether the values are equal bit for bit.
 
     Raises
     ------
     IntegrityError
-        ``delta.base``: names, shapes or types do not fit (values are not proven here); ``delta.tuned``: the fine-tune
-        has other tensors than the delta gives.
+        ``delta.base``: names, shapes or types do not match (values are not checked here); ``delta.tuned``: the
+        fine-tune's tensors are not those of the delta's result.
     FormatError
-        ``part.max-decompressed``: a compressed part of one of the three states more.
+        ``part.max-decompressed``: a compressed part of one of the three exceeds the limit.
     UsageError
-        ``cluster.engine``; with workers errors as ``cluster.driver.spread.ask``.
+        ``cluster.engine``; with workers also the errors of ``cluster.driver.spread.ask``.
     """
-    by_workers = is_elsewhere(engine, address)
+    distributed = is_distributed(engine, address)
     locations = {"base": Location.parse(base), "delta": Location.parse(delta), "finetuned": Location.parse(finetuned)}
     opened = DeltaFiles(**{name: item.text for name, item in locations.items()}, max_decompressed=max_decompressed)
     with open_items(opened) as items:
         state = Progress(sum(item.tuned.nbytes for item in items.items), progress)
-        if by_workers:
+        if distributed:
             addresses = {name: address_of(item) for name, item in locations.items()}
             files = files_of(opened, addresses, items.identity)
-            queries = [Query(number, item.route.name, item.tuned.nbytes) for number, item in enumerate(items.items)]
+            queries = [Query(index, item.route.name, item.tuned.nbytes) for index, item in enumerate(items.items)]
             with closing(pool_of(engine, address)) as pool:
                 return ask("delta-cost", files, queries, pool, state)
         costs = []
@@ -79,9 +79,9 @@ def delta_cost(
         return costs
 
 
-@warm
+@preload
 class DeltaFiles(Struct, frozen=True, forbid_unknown_fields=True):
-    """A base, a delta and a fine-tune, as a worker opens them."""
+    """The locations of a base, a delta and a fine-tune, from which workers open them."""
 
     base: str
     delta: str
@@ -91,9 +91,9 @@ class DeltaFiles(Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """A tensor of the fine-tune, how it comes about by the delta, and what that stores for it."""
+    """A tensor of the fine-tune, its route from the base, and the delta's operation and tensor for it."""
 
-    route: Route
+    route: PatchChain
     tuned: Tensor
     op: str
     stored: Tensor | None
@@ -101,7 +101,7 @@ class _Item:
 
 @contextmanager
 def open_items(files: DeltaFiles) -> Iterator[Opened[_Item]]:
-    """Open all three, in a worker too; errors as ``delta_cost``."""
+    """Open the three files, also in a worker; raises the errors of ``delta_cost``."""
     opened = partial(open_checkpoint, io="pread", max_decompressed=files.max_decompressed)
     with opened(files.base) as first, opened(files.delta) as second, opened(files.finetuned) as tuned:
         link = link_of(second)
@@ -110,7 +110,7 @@ def open_items(files: DeltaFiles) -> Iterator[Opened[_Item]]:
         if unmatched:
             raise IntegrityError(
                 "delta.tuned",
-                f"expected the tensors of the delta's result, found {min(unmatched)[:200]!r} in only one of them",
+                f"expected the tensors of the delta's result, found {min(unmatched)[:200]!r} in only one of the two",
                 where=tuned.location,
             )
         ops = {name: change.op for name, change in link.info.tensors.items()}
@@ -119,8 +119,8 @@ def open_items(files: DeltaFiles) -> Iterator[Opened[_Item]]:
 
 
 def cost_report(base: AnyPath, delta: AnyPath, finetuned: AnyPath, costs: Sequence[TensorDiff], top: int = 0) -> Report:
-    """Return what ``delta_cost`` gave; people get the ``top`` tensors with the largest errors, all for 0."""
-    same = all(item.exact for item in costs)
+    """Return a report on ``delta_cost``; its text shows the ``top`` tensors with the largest errors, all for 0."""
+    is_exact = all(item.exact for item in costs)
     stored = sum(item.nbytes for item in costs)
     tuned = sum(item.tuned_nbytes for item in costs)
     ranked = sorted(costs, key=lambda item: item.error["snr_db"] if item.error else inf)
@@ -128,13 +128,13 @@ def cost_report(base: AnyPath, delta: AnyPath, finetuned: AnyPath, costs: Sequen
         Figure("base", Location.parse(base).display),
         Figure("tuned", Location.parse(finetuned).display),
         Figure("delta", Location.parse(delta).display),
-        Figure("same", same, "flag"),
+        Figure("same", is_exact, "flag"),
         Figure("stored", stored, "bytes", data=False),
         Figure("share", stored / max(tuned, 1), "ratio", data=False),
         Figure("unequal", sum(not item.exact for item in costs), "count", data=False),
         Figure("more", max(len(costs) - top, 0) if top else 0, "count", data=False),
     ]
-    equal = "equal bit for bit" if same else "{unequal} tensors are not equal"
+    equal = "equal bit for bit" if is_exact else "{unequal} tensors are not equal"
     closing = [Line(f"{{stored}} stored, {{share}} of the fine-tune; {equal}")]
     if top and len(costs) > top:
         closing.insert(0, Line("... and {more} more (--top 0 shows all)"))
@@ -143,7 +143,7 @@ def cost_report(base: AnyPath, delta: AnyPath, finetuned: AnyPath, costs: Sequen
 
 
 def cost_of(item: _Item) -> TensorDiff:
-    """Return what a tensor costs."""
+    """Return the size and the error of one tensor."""
     route = item.route
     tuned = item.tuned
     stored = item.stored
@@ -167,26 +167,26 @@ def cost_of(item: _Item) -> TensorDiff:
     )
 
 
-def _values(route: Route, tuned: Tensor) -> tuple[bool, ErrorStats]:
+def _values(route: PatchChain, tuned: Tensor) -> tuple[bool, ErrorStats]:
     if route.opaque:
         return tensor_digest(route.origin) == tensor_digest(tuned), ErrorStats()
     same = True
     error = ErrorStats()
-    for rows, wanted in _pairs(route, tuned):
-        same = same and np.array_equal(_bits(rows), _bits(wanted))
+    for rows, expected in _pairs(route, tuned):
+        same = same and np.array_equal(_bits(rows), _bits(expected))
         if route.dtype in FLOATS:
-            error = error + measure(wanted, rows)
+            error = error + measure(expected, rows)
     return same, error
 
 
-def _pairs(route: Route, tuned: Tensor) -> Iterator[tuple[Array, Array]]:
-    """Yield both in chunks of whole rows, which any codec takes."""
-    if route.resized and len(route.shape) < 2:  # one row, of another length before
+def _pairs(route: PatchChain, tuned: Tensor) -> Iterator[tuple[Array, Array]]:
+    """Yield the computed and the expected values in chunks of full rows, which every codec supports."""
+    if route.resized and len(route.shape) < 2:  # one row, of another length in the base
         yield np.concatenate([*route.chunks()]).reshape(1, -1), tuned.numpy().reshape(1, -1)
         return
     rows, cols = tuned.matrix_shape
-    wanted = chunks(tuned, (rows, cols), max(1, (1 << 20) // max(cols, 1)))
-    yield from zip(route.chunks(by_rows=True), wanted, strict=True)
+    expected = chunks(tuned, (rows, cols), max(1, (1 << 20) // max(cols, 1)))
+    yield from zip(route.chunks(by_rows=True), expected, strict=True)
 
 
 def _bits(rows: Array) -> Array:

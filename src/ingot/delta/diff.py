@@ -1,37 +1,40 @@
-"""Diff: what turns a base into a fine-tune, as a delta, in bounded memory.
+"""Diff: compute the delta from a base to a fine-tune, in bounded memory.
 
-What is equal is read once. What differs is read up to the first difference (a chunk of a million elements), then once
-for every fit pass that its codec asks for, and once to be encoded; hashes are taken on the way. Strategy ``auto`` reads
-a sample before, and twice all of a matrix whose sample speaks for a low rank; a sparse patch counts the changes before;
-a ``.wdelta`` of a sharded base reads the base once more, in the order of its shards.
+Equal tensors are read once. Other tensors are read up to the first difference (by chunks of a million elements), then
+once per fit pass of their codec, and once for encoding; hashes are computed in the same passes. Strategy ``auto`` first
+reads a sample, and a full matrix twice if its sample suggests a low rank. A sparse patch first counts the changes. A
+``.wdelta`` of a sharded base reads the base once more, in the order of its shards.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ingot.artifacts.account import account_of_reading
 from ingot.artifacts.adapter_files import refuse_adapter
 from ingot.artifacts.companions import copy_companions
-from ingot.artifacts.destination import Destination, destination, is_elsewhere, stage
+from ingot.artifacts.destination import Destination, destination, is_distributed, stage
 from ingot.artifacts.open import Source, weights_of
-from ingot.artifacts.state_dict import opened
+from ingot.artifacts.state_dict import open_weights
 from ingot.conversion.prepared import refuse_same
 from ingot.conversion.statistics_files import statistics_of_one
 from ingot.core.options import takes
-from ingot.core.runtime.memory import anonymous_in_use, parse_size
+from ingot.core.runtime.memory import anonymous_in_use, format_size, parse_size
+from ingot.core.runtime.parallel import ordered
 from ingot.core.runtime.progress import Progress
 from ingot.delta.auto import (
     PER_PAIR,
     Measured,
     choose,
-    chosen,
+    choose_storages,
+    estimate,
     measure,
-    measure_both,
+    measure_pair,
     require_one,
     target_bytes,
 )
@@ -39,12 +42,23 @@ from ingot.delta.compare_inputs import changed_elements, check_inputs, is_cast, 
 from ingot.delta.explain import note_lines
 from ingot.delta.observe import PARENT, Identify
 from ingot.delta.options import DiffOptions
-from ingot.delta.pairs import Asking, Here, PairFiles, digest_of, pairs_of
+from ingot.delta.pairs import LocalExecutor, PairExecutor, PairFiles, PairMap, TensorPair, digest_of
 from ingot.delta.parent import parent_orders
-from ingot.delta.plan import Draft, Drafted
+from ingot.delta.plan import DiffPlanner, PlannedDiff
 from ingot.delta.report import DiffReport, tensor_diffs
-from ingot.delta.strategy import AUTO, BY_CONTAINER, CALIBRATED, DEFAULTS, EVERY, EXACT, Storage, expected, is_matrix
-from ingot.engine.data import bound_steps
+from ingot.delta.strategy import (
+    AUTO,
+    BY_CONTAINER,
+    CALIBRATED,
+    DEFAULTS,
+    EVERY,
+    EXACT,
+    Storage,
+    choices,
+    estimate_rounding_time,
+    is_matrix,
+)
+from ingot.engine.data import bind_steps
 from ingot.engine.execute import Executed, Target, execute
 from ingot.engine.fit import is_opaque
 from ingot.engine.resources import RESERVE, Resources
@@ -57,45 +71,43 @@ from ingot.model.reading.limits import require_in_proportion
 from ingot.model.statistics import Statistics
 from ingot.model.tensor import Tensor
 from ingot.quantization.outcome_text import few, outcome_lines
-from ingot.quantization.tensor import has_statistics
+from ingot.quantization.tensor import Outcome, has_statistics
 from ingot.stores.location import AnyPath, Location
 
 if TYPE_CHECKING:
     from ingot.cluster.pool import Pool
 
 
-from collections.abc import Iterable
-from functools import partial
-
-from ingot.core.runtime.memory import format_size
-from ingot.core.runtime.parallel import ordered
-from ingot.delta.auto import estimate
-from ingot.delta.pairs import Both
-from ingot.delta.strategy import choices
-
 STRATEGIES = ("exact", "int8", "int4", "int3", "int2", "int1")
-"""Strategies of a ``.zt`` that are proposed, the nearest to the fine-tune first."""
-_SPARE, _PER_TENSOR = 4096, 64
+"""Strategies of a ``.zt`` that error messages propose, the most exact first."""
+_SPARE = 4096
+_SPARE_PER_TENSOR = 64
 """Bytes by which a delta may exceed the fine-tune, in total and per tensor: overhead of tiny tensors."""
 
 
 def require_smaller(
-    nbytes: int, tuned_nbytes: int, changed: Iterable[Both], count: int, strategy: str, location: str, workers: int
+    nbytes: int,
+    tuned_nbytes: int,
+    changed: Iterable[TensorPair],
+    count: int,
+    strategy: str,
+    location: str,
+    workers: int,
 ) -> None:
-    """Raise ``UsageError`` ``delta.larger`` if parts of ``nbytes`` are more than those of the fine-tune.
+    """Raise ``UsageError`` ``delta.larger`` if a delta's parts take more bytes than those of the fine-tune.
 
     Parameters
     ----------
     nbytes, tuned_nbytes : int
-        Stored bytes of all parts.
-    changed : iterable of Both
+        Stored bytes of all parts of the delta, and of the fine-tune.
+    changed : iterable of TensorPair
         The tensors that the delta stores; read only to find a smaller strategy.
     count : int
-        Their number.
+        Their count.
     strategy : str
-        The delta's, which is not proposed.
+        The delta's strategy, which is not proposed.
     """
-    if nbytes <= tuned_nbytes + _SPARE + _PER_TENSOR * count:
+    if nbytes <= tuned_nbytes + _SPARE + _SPARE_PER_TENSOR * count:
         return
     advice = _advice([*changed], strategy, tuned_nbytes, workers)
     raise UsageError(
@@ -106,7 +118,7 @@ def require_smaller(
     )
 
 
-def _advice(changed: list[Both], refused: str, limit: int, workers: int) -> str:
+def _advice(changed: list[TensorPair], refused: str, limit: int, workers: int) -> str:
     for strategy in (name for name in STRATEGIES if name != refused):
         size = sum(ordered(partial(_size, strategy=strategy), changed, workers))
         if size < limit:
@@ -115,31 +127,32 @@ def _advice(changed: list[Both], refused: str, limit: int, workers: int) -> str:
     return "no strategy is smaller: keep the fine-tune as it is"
 
 
-def _size(both: Both, strategy: str) -> float:
-    """Return about how many bytes a strategy of a ``.zt`` takes for a tensor: by a sample where need be."""
-    assert both.tuned is not None
-    tuned = both.tuned
-    if not (both.is_alike or both.is_fitted):
+def _size(pair: TensorPair, strategy: str) -> float:
+    """Return the approximate bytes that a strategy of a ``.zt`` takes for a tensor, by a sample if necessary."""
+    assert pair.tuned is not None
+    tuned = pair.tuned
+    if not (pair.is_same_type or pair.is_comparable):
         return tuned.nbytes
-    base, shared = both.shared()
+    base, shared = pair.shared()
     storage = choices(strategy, tuned.name, tuned.shape, tuned.dtype)
-    return estimate(base, shared, storage) + both.added_nbytes
+    return estimate(base, shared, storage) + pair.added_nbytes
 
 
 PATCH = "safetensors"
 """The format whose deltas are sparse patches."""
-_LEAST = 256 << 20
+_MIN_MEMORY = 256 << 20
 
 
 @takes(DiffOptions, "diff")
 def diff(options: DiffOptions) -> DiffReport:
     """Write the delta that turns ``base`` into ``finetuned``.
 
-    Layout, container and lossless codecs of the two do not matter; either may be a state dict: arrays, torch tensors or
-    ``Tensor`` objects by name, an open checkpoint. The strategy ``exact`` gives the fine-tune back bit
-    for bit, others are smaller (``delta.strategy``). New, reshaped and retyped tensors are stored whole; equal ones
-    are not stored. A ``.wdelta`` knows the strategies of that format, ``.safetensors`` a sparse patch. With ``resume``
-    the output is byte for byte that of an uninterrupted run. It is the same whoever the ``engine`` has do the work.
+    The layouts, containers and lossless codecs of the inputs do not matter. Either input may be a state dict: arrays,
+    torch tensors or ``Tensor`` objects by name, or an open checkpoint. Strategy ``exact`` restores the fine-tune bit
+    for bit; other strategies take fewer bytes (``delta.strategy``). New, reshaped and retyped tensors are stored whole,
+    equal tensors are not stored. A ``.wdelta`` has strategies of its format, a ``.safetensors`` file only sparse
+    patches. With ``resume`` the output is byte for byte that of an uninterrupted run. It is the same for every
+    ``engine``.
 
     Returns
     -------
@@ -148,14 +161,14 @@ def diff(options: DiffOptions) -> DiffReport:
     Raises
     ------
     UsageError
-        ``cluster.engine``, ``delta.container``, ``delta.strategy``, an option; ``delta.resume``: a run of state dicts
+        ``cluster.engine``, ``delta.container``, ``delta.strategy``, an option; ``delta.resume``: a diff of state dicts
         cannot be resumed.
     CodecError
         A value that the strategy cannot store, such as a NaN in a quantized difference.
     UnsupportedError
-        ``delta.keys``: the two have not the same tensors and the container knows no other case.
+        ``delta.keys``: the inputs have different tensors, which the container cannot represent.
     FormatError, IntegrityError, ResourceError
-        As ``ingot.convert``. Nothing is left under the final name.
+        As ``ingot.convert``. No file remains under the final name.
     """
     started = time.perf_counter()
     target = destination(Location.parse(options.out))
@@ -165,52 +178,59 @@ def diff(options: DiffOptions) -> DiffReport:
             rule="delta.container",
             where=target.display,
         )
-    elsewhere = is_elsewhere(options.engine, options.address)
+    distributed = is_distributed(options.engine, options.address)
     with ExitStack() as stack:
         sources = []
         for weights in (options.base, options.finetuned):
-            _require_file(weights, options, elsewhere=elsewhere)
-            source = opened(weights, io=options.io, verify=options.verify, max_decompressed=options.max_decompressed)
+            _require_file(weights, options, is_distributed=distributed)
+            source = open_weights(
+                weights, io=options.io, verify=options.verify, max_decompressed=options.max_decompressed
+            )
             stack.callback(source.close)
             refuse_adapter(source)
             refuse_same(source, target)
             sources.append(source)
-        _require_calibrated(options, target, elsewhere=elsewhere)
-        stated = options.calibration
-        known = None if stated is None else statistics_of_one(stated, [weights_of(sources[1]), weights_of(sources[0])])
-        if known is not None and known is not stated:
-            stack.callback(known.close)
-        pool = stack.enter_context(closing(_pool(options))) if elsewhere else None
-        report = _Diff(sources, target, options, pool, known).run()
+        _require_calibrated(options, target, is_distributed=distributed)
+        calibration = options.calibration
+        statistics = (
+            None
+            if calibration is None
+            else statistics_of_one(calibration, [weights_of(sources[1]), weights_of(sources[0])])
+        )
+        if statistics is not None and statistics is not calibration:
+            stack.callback(statistics.close)
+        pool = stack.enter_context(closing(_pool(options))) if distributed else None
+        report = _Diff(sources, target, options, pool, statistics).run()
     return replace(report, seconds=time.perf_counter() - started)
 
 
-def _require_file(weights: AnyPath | Mapping[str, Any], options: DiffOptions, *, elsewhere: bool) -> None:
-    """Refuse a state dict where a file is wanted."""
+def _require_file(weights: AnyPath | Mapping[str, Any], options: DiffOptions, *, is_distributed: bool) -> None:
+    """Refuse a state dict if a run needs files."""
     if not isinstance(weights, Mapping):
         return
-    if elsewhere:
+    if is_distributed:
         raise UsageError("expected files that workers can open, found a state dict", rule="cluster.engine")
     if options.resume:
-        raise UsageError("expected files to resume a run of, found a state dict", rule="delta.resume")
+        raise UsageError("expected files, which resume needs, found a state dict", rule="delta.resume")
 
 
-def _require_calibrated(options: DiffOptions, target: Destination, *, elsewhere: bool) -> None:
-    """Refuse statistics where nothing goes by them."""
+def _require_calibrated(options: DiffOptions, target: Destination, *, is_distributed: bool) -> None:
+    """Refuse statistics that the strategy, the container or the engine does not use."""
     if options.calibration is None:
         return
     strategies = (*CALIBRATED, AUTO)
-    named = options.strategy in strategies or any(item.quantizer for item in options.storages.values())
-    if target.format.name != "zt" or not named or elsewhere:
+    is_calibrated = options.strategy in strategies or any(item.quantizer for item in options.storages.values())
+    if target.format.name != "zt" or not is_calibrated or is_distributed:
         raise UsageError(
-            f"expected --calibration with a strategy that goes by it ({', '.join(strategies)}), in .zt, by no engine; "
-            f"found {options.strategy or DEFAULTS[target.format.name]} in {target.format.name}, by {options.engine}",
+            f"expected --calibration with a strategy that uses it ({', '.join(strategies)}), in .zt, without an "
+            f"engine; found {options.strategy or DEFAULTS[target.format.name]} in {target.format.name}, engine "
+            f"{options.engine}",
             rule="delta.calibration",
         )
 
 
 def _pool(options: DiffOptions) -> Pool:
-    """Start, or connect to, the workers; errors as ``pool_of``."""
+    """Start or connect to the workers; raises the errors of ``pool_of``."""
     from ingot.cluster.pool import pool_of
 
     return pool_of(options.engine, options.address, options.threads or 1)
@@ -218,7 +238,7 @@ def _pool(options: DiffOptions) -> Pool:
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """What is stored, in order, and what the delta says of every tensor of the fine-tune."""
+    """The plan of the stored tensors, the delta's description, and whether each tensor of the fine-tune is exact."""
 
     plan: Plan
     info: DeltaInfo
@@ -226,7 +246,7 @@ class _Planned:
 
 
 class _Diff:
-    """One run."""
+    """One run of ``diff``."""
 
     def __init__(
         self,
@@ -234,69 +254,70 @@ class _Diff:
         target: Destination,
         options: DiffOptions,
         pool: Pool | None,
-        known: Statistics | None,
+        statistics: Statistics | None,
     ) -> None:
         self._sources = sources
-        self._place = target
+        self._destination = target
         self._options = options
         self._pool = pool
-        self._known = known
+        self._statistics = statistics
         container = target.format.name
         strategy = self._strategy = options.strategy or DEFAULTS[container]
-        said = "" if known is None else f"{known.location} {sorted(known.metadata.items())}"
-        self._draft = Draft(container, strategy, options.strategy is None, options.options, known, said)
-        assert self._draft.asked  # a strategy that is known
+        identity = "" if statistics is None else f"{statistics.location} {sorted(statistics.metadata.items())}"
+        is_default = options.strategy is None
+        self._planner = DiffPlanner(container, strategy, is_default, options.options, statistics, identity)
+        self._planner.matrix_storage()  # raises UsageError for an unknown strategy
         self._base, self._tuned = (weights_of(source) for source in sources)
-        self._pairs = pairs_of(self._base, self._tuned)
+        self._pairs = PairMap(self._base, self._tuned)
         self._wdelta = container == PARENT
         self._patch = container == PATCH
-        if not self._draft.auto and (options.target_size, options.max_error) != (None, None):
+        if not self._planner.auto and (options.target_size, options.max_error) != (None, None):
             raise UsageError("expected strategy auto, in .zt, with a target size or largest error", rule="delta.target")
         self._storages: Mapping[str, Storage] = {}
         self._progress = Progress(self._base.nbytes + self._tuned.nbytes, options.progress)
-        self._resources = Resources(options.max_ram, options.threads, self._progress, _LEAST)
-        self._asking: Asking = Here(self._pairs, self._resources.workers)
+        self._resources = Resources(options.max_ram, options.threads, self._progress, _MIN_MEMORY)
+        self._executor: PairExecutor = LocalExecutor(self._pairs, self._resources.workers)
         if pool is not None:
-            from ingot.delta.questions import ByWorkers
+            from ingot.delta.questions import ClusterExecutor
 
             weights = (options.base, options.finetuned)
             texts = [Location.parse(path).text for path in weights if not isinstance(path, Mapping)]
-            how = (options.io, options.verify, options.max_decompressed)
-            files = PairFiles(texts[0], texts[1], *how)
-            self._asking = ByWorkers(self._pairs, sources, files, pool, self._progress)
-        self._shards: Sequence[str] | None = None  # the order in which a sharded base's parent hash goes
+            reading = (options.io, options.verify, options.max_decompressed)
+            files = PairFiles(texts[0], texts[1], *reading)
+            self._executor = ClusterExecutor(self._pairs, sources, files, pool, self._progress)
+        self._shards: Sequence[str] | None = None  # the order of tensors in the parent hash of a sharded base
         self._counts: Mapping[str, int] = {}
         self._account = Account()
         self._same: dict[str, str] = {}
-        self._moved: dict[str, str] = {}
+        self._copied: dict[str, str] = {}
 
     def run(self) -> DiffReport:
         check_inputs(self._base, self._tuned)
         self._account = account_of_reading((self._base, self._tuned), self._tuned.location, self._options.drop)
         for checkpoint in (self._base, self._tuned):
             require_in_proportion(checkpoint.values(), checkpoint.location)
-        place = self._place
+        destination = self._destination
         if self._wdelta or self._patch:
-            require_same_keys(self._base, self._tuned, place.format.name)
-        companions = self._tuned.companions if place.directory else {}
+            require_same_keys(self._base, self._tuned, destination.format.name)
+        companions = self._tuned.companions if destination.directory else {}
         overwrite = self._options.overwrite
         resume = self._options.resume
-        with stage(place, overwrite=overwrite, resume=resume, names=companions) as staging:
-            planned = self._prepared()
+        with stage(destination, overwrite=overwrite, resume=resume, names=companions) as staging:
+            planned = self._plan()
             observer = Identify(
                 self._base,
                 self._tuned,
                 planned.info,
-                known=self._same | self._moved,
+                digests=self._same | self._copied,
                 same=self._same,
                 metadata=self._metadata,
-                digests=self._digests,
-                require=self._require_smaller,
+                compute_digests=self._digests,
+                require_size=self._require_smaller,
                 progress=self._progress,
                 wdelta=self._wdelta,
                 shards=self._shards,
             )
-            target = Target(staging, place.name, lambda made, _: copy_companions(companions, made))
+            target = Target(staging, destination.name, lambda output, _: copy_companions(companions, output))
             executed = self._execute(planned.plan, target, observer)
         return self._report(planned, observer.info, executed)
 
@@ -306,142 +327,145 @@ class _Diff:
         from ingot.cluster.driver.distribute import Cluster, distribute
         from ingot.delta.planfile import delta_plan_json, source_data
 
-        pool, options = self._pool, self._options
+        pool = self._pool
+        options = self._options
         read = [
             source_data(checkpoint, source.url, options.io, options.verify, options.max_decompressed)
             for checkpoint, source in zip((self._base, self._tuned), self._sources, strict=True)
         ]
-        told = delta_plan_json("diff", plan, read, self._place, observer.points)
-        cluster = Cluster(lambda: pool, options.max_ram, options.threads or 1, told, "delta")
+        plan_json = delta_plan_json("diff", plan, read, self._destination, observer.points)
+        cluster = Cluster(lambda: pool, options.max_ram, options.threads or 1, plan_json, "delta")
         return distribute(plan, self._sources, target, self._resources, cluster, observer)
 
     def _digests(self, side: int, names: Sequence[str]) -> Mapping[str, str]:
-        return dict(zip(names, self._asking.each(digest_of, names, [(side,)] * len(names)), strict=True))
+        return dict(zip(names, self._executor.map(digest_of, names, [(side,)] * len(names)), strict=True))
 
-    def _prepared(self) -> _Planned:
-        """Find out what is the same, choose how the rest is stored, and plan it."""
+    def _plan(self) -> _Planned:
+        """Find the equal tensors, choose how the others are stored, and plan the steps."""
         if self._wdelta:
             self._shards = parent_orders(self._base, sorted(self._tuned)).get("shards")
         else:
-            self._same = same_tensors(self._pairs, self._asking, self._progress)
-        if self._patch:  # a header comes before what it describes
-            self._counts = changed_elements(self._pairs, self._same, self._asking)
-        by_measure = self._measured() if self._draft.auto else {}
-        self._storages = {**by_measure, **self._cast(), **self._options.storages}
+            self._same = same_tensors(self._pairs, self._executor, self._progress)
+        if self._patch:  # its header, which is written first, states the counts
+            self._counts = changed_elements(self._pairs, self._same, self._executor)
+        by_measure = self._choose_auto() if self._planner.auto else {}
+        self._storages = {**by_measure, **self._exact_casts(), **self._options.storages}
         names = sorted(self._tuned) if self._wdelta else list(self._tuned)
-        drafted = self._drafted(names)
-        self._moved = {name: item.digest for name, item in drafted.items() if item.digest is not None}
-        unordered = [item.step for item in drafted.values()]
-        steps = [unordered[index] for index in self._place.format.order([step.spec for step in unordered])]
+        planned = self._plan_tensors(names)
+        self._copied = {name: item.digest for name, item in planned.items() if item.digest is not None}
+        unordered = [item.step for item in planned.values()]
+        steps = [unordered[index] for index in self._destination.format.order([step.spec for step in unordered])]
         changes = {
-            name: drafted[name].change if name in drafted else Change("same", self._tuned[name].dtype) for name in names
+            name: planned[name].change if name in planned else Change("same", self._tuned[name].dtype) for name in names
         }
         if any(step.spec.params.get("layout") == 2 for step in steps):
-            self._shards = None  # version 2 of .wdelta hashes sorted names, whatever the shards
+            self._shards = None  # version 2 of .wdelta hashes names in sorted order, regardless of shards
         removed = [name for name in self._base if name not in self._tuned]
         info = DeltaInfo(
             version_for(changes.values()),
             self._strategy,
-            self._unknown_base(),
-            self._unknown_base() if self._patch else Identity(),
+            self._placeholder_identity(),
+            self._placeholder_identity() if self._patch else Identity(),
             tensors=changes,
             removed=removed,
         )
         options = WriteOptions(digest=self._options.digest)
         measured = self._options.measure
-        plan = Plan(steps, self._place.format, self._metadata(info), options, measured)
-        at_least = sum(part.length or 0 for step in steps for part in step.spec.parts)
-        self._require_smaller(at_least)
-        return _Planned(plan, info, [name not in drafted or drafted[name].step.exact for name in names])
+        plan = Plan(steps, self._destination.format, self._metadata(info), options, measured)
+        min_bytes = sum(part.length or 0 for step in steps for part in step.spec.parts)
+        self._require_smaller(min_bytes)
+        return _Planned(plan, info, [name not in planned or planned[name].step.exact for name in names])
 
     def _require_smaller(self, nbytes: int) -> None:
         """Refuse a delta of ``nbytes`` that is larger than the fine-tune, unless the caller accepts that."""
         if not self._options.allow_larger:
-            changed = (both for name, both in self._pairs.items() if both.tuned is not None and name not in self._same)
+            changed = (pair for name, pair in self._pairs.items() if pair.tuned is not None and name not in self._same)
             count = len(self._tuned) - len(self._same)
             workers = self._resources.workers
-            strategy = "" if self._wdelta else self._strategy  # a .wdelta has an int4 of its own
-            require_smaller(nbytes, self._tuned.nbytes, changed, count, strategy, self._place.display, workers)
+            strategy = "" if self._wdelta else self._strategy  # int4 of a .wdelta differs from that of a .zt
+            require_smaller(nbytes, self._tuned.nbytes, changed, count, strategy, self._destination.display, workers)
 
     def _metadata(self, info: DeltaInfo) -> Mapping[str, Any]:
-        """Return the metadata of a delta that says ``info`` of itself."""
-        own = {key: value for key, value in self._tuned.metadata.items() if key != KEY}
-        return self._place.format.metadata({**own, KEY: info.to_metadata()})
+        """Return the metadata of a delta with the description ``info``."""
+        metadata = {key: value for key, value in self._tuned.metadata.items() if key != KEY}
+        return self._destination.format.metadata({**metadata, KEY: info.to_metadata()})
 
-    def _measured(self) -> dict[str, Storage]:
+    def _choose_auto(self) -> dict[str, Storage]:
         """Choose how each tensor's difference is stored, for strategy ``auto``."""
         changed = [tensor for name, tensor in self._tuned.items() if name not in self._same]
         measured = {item.name: self._pairs[item.name] for item in changed if self._is_measured(item)}
-        pairs = [both.shared() for both in measured.values()]
-        whole = sum(both.added_nbytes for both in measured.values())
-        whole += sum(item.nbytes for item in changed if item.name not in measured)
+        pairs = [pair.shared() for pair in measured.values()]
+        fixed_bytes = sum(pair.added_nbytes for pair in measured.values())
+        fixed_bytes += sum(item.nbytes for item in changed if item.name not in measured)
         size = self._options.target_size
         error = self._options.max_error
-        budget = None if size is None else target_bytes(size, self._tuned.nbytes) - whole
+        budget = None if size is None else target_bytes(size, self._tuned.nbytes) - fixed_bytes
         if self._pool is not None:
             require_one(budget, error)
-            return chosen(list(self._asking.each(measure_both, list(measured))), budget, error)
+            return choose_storages(list(self._executor.map(measure_pair, list(measured))), budget, error)
         self._progress.total += sum(base.nbytes + tuned.nbytes for base, tuned in pairs)
         self._progress.advance(0)
         workers = self._resources.workers
         max_ram = self._options.max_ram
         if max_ram is not None:
             workers = max(1, min(workers, (parse_size(max_ram) - anonymous_in_use() - RESERVE) // PER_PAIR))
-        told: dict[str, Any] = {"target_size": budget, "max_error": error, "progress": self._progress}
-        if self._known is not None:
-            told["measuring"] = self._measure_known
-        return choose(pairs, workers=workers, **told)
+        limits: dict[str, Any] = {"target_size": budget, "max_error": error, "progress": self._progress}
+        if self._statistics is not None:
+            limits["measuring"] = self._measure_calibrated
+        return choose(pairs, workers=workers, **limits)
 
-    def _measure_known(self, base: Tensor, tuned: Tensor) -> Measured:
-        """Measure calibrated ways too, of a tensor that statistics fit: one of as many rows in base and fine-tune."""
-        from ingot.delta.weighed import measure_known
+    def _measure_calibrated(self, base: Tensor, tuned: Tensor) -> Measured:
+        """Measure calibrated storages too, if base and fine-tune have one shape."""
+        from ingot.delta.calibrated_auto import measure_calibrated
 
-        first, other = self._pairs[tuned.name].pair
-        assert self._known is not None
-        return measure_known(base, tuned, self._known) if first.shape == other.shape else measure(base, tuned)
+        full_base, full_tuned = self._pairs[tuned.name].tensors
+        if full_base.shape != full_tuned.shape:
+            return measure(base, tuned)
+        assert self._statistics is not None
+        return measure_calibrated(base, tuned, self._statistics)
 
     def _is_measured(self, tensor: Tensor) -> bool:
-        both = self._pairs[tensor.name]
-        return (both.is_alike or both.is_fitted) and not is_opaque(tensor)
+        pair = self._pairs[tensor.name]
+        return (pair.is_same_type or pair.is_comparable) and not is_opaque(tensor)
 
-    def _cast(self) -> dict[str, Storage]:
-        """Store exactly what is the base's but for its element type or number of rows: that takes next to nothing."""
-        if self._place.format.name != "zt" or self._strategy in ("exact", *EVERY):
+    def _exact_casts(self) -> dict[str, Storage]:
+        """Store tensors exactly that only differ from the base by a cast or by rows: such differences are tiny."""
+        if self._destination.format.name != "zt" or self._strategy in ("exact", *EVERY):
             return {}
-        names = [name for name, both in self._pairs.items() if both.is_fitted]
-        return {name: EXACT for name, cast in zip(names, self._asking.each(is_cast, names), strict=True) if cast}
+        names = [name for name, pair in self._pairs.items() if pair.is_comparable]
+        return {name: EXACT for name, cast in zip(names, self._executor.map(is_cast, names), strict=True) if cast}
 
-    def _drafted(self, names: Sequence[str]) -> dict[str, Drafted]:
-        """Decide how each tensor of ``names`` that differs from the base is stored."""
+    def _plan_tensors(self, names: Sequence[str]) -> dict[str, PlannedDiff]:
+        """Plan the tensors of ``names`` that differ from the base."""
         changed = [name for name in names if name not in self._same]
         requests = [(self._storages.get(name), self._counts.get(name)) for name in changed]
         if self._pool is None:
-            drafted = list(self._asking.each(self._draft.drafted, changed, requests))
+            planned = list(self._executor.map(self._planner.plan, changed, requests))
         else:
-            from ingot.delta.plan import DraftData
+            from ingot.delta.plan import DiffPlannerData
 
-            items = list(self._asking.each(DraftData.from_draft(self._draft), changed, requests))
-            steps = bound_steps([item.step for item in items], [self._base, self._tuned], self._place.format)
-            drafted = [Drafted(item.change, step, item.digest) for item, step in zip(items, steps, strict=True)]
-        rounded = [(item.step.tensor.size, item.rounded) for item in drafted if item.rounded is not None]
+            items = list(self._executor.map(DiffPlannerData.from_planner(self._planner), changed, requests))
+            steps = bind_steps([item.step for item in items], [self._base, self._tuned], self._destination.format)
+            planned = [PlannedDiff(item.change, step, item.digest) for item, step in zip(items, steps, strict=True)]
+        rounded = [(item.step.tensor.size, item.rounded) for item in planned if item.rounded is not None]
         if rounded and self._options.plan is not None:
-            self._options.plan(expected(rounded, self._resources.workers))
-        return dict(zip(changed, drafted, strict=True))
+            self._options.plan(estimate_rounding_time(rounded, self._resources.workers))
+        return dict(zip(changed, planned, strict=True))
 
-    def _unknown_base(self) -> Identity:
-        """Return an identity as large as the base's will be: a header may have to be laid out before it is known."""
+    def _placeholder_identity(self) -> Identity:
+        """Return an identity as long as the base's, for a header that is laid out before the base is hashed."""
         unknown = "0" * 64
-        told = self._patch if not self._wdelta else self._shards
-        return Identity(f"blake3:{unknown}" if told else None, {PARENT: unknown} if self._wdelta else {})
+        has_content = self._patch if not self._wdelta else self._shards
+        return Identity(f"blake3:{unknown}" if has_content else None, {PARENT: unknown} if self._wdelta else {})
 
     def _report(self, planned: _Planned, info: DeltaInfo, executed: Executed) -> DiffReport:
-        rounded = [self._draft.outcomes[name] for name in sorted(self._draft.outcomes)]
+        rounded = [self._planner.outcomes[name] for name in sorted(self._planner.outcomes)]
         tensors = tensor_diffs(info.tensors, planned.exact, executed.done, self._base, self._tuned)
         return DiffReport(
             base=self._sources[0].location,
             tuned=self._sources[1].location,
-            destination=self._place.display,
-            format=self._place.format.name,
+            destination=self._destination.display,
+            format=self._destination.format.name,
             strategy=self._strategy,
             tensors=tensors,
             removed=info.removed,
@@ -456,17 +480,18 @@ class _Diff:
             notes=[
                 *self._account.notes(),
                 *note_lines(tensors),
-                *([] if self._known is None else [*outcome_lines(rounded, self._known.location), *self._unseen()]),
+                *([] if self._statistics is None else self._calibration_notes(rounded, self._statistics)),
             ],
             dropped=self._account.dropped,
         )
 
-    def _unseen(self) -> list[str]:
-        """Tell of matrices that changed and that there are no statistics of."""
+    def _calibration_notes(self, rounded: Sequence[Outcome], statistics: Statistics) -> list[str]:
+        """Return notes on rounded matrices, and on changed matrices without statistics."""
         changed = [tensor for name, tensor in self._tuned.items() if name not in self._same]
         names = [
             item.name
             for item in changed
-            if is_matrix(item.shape, item.dtype) and not has_statistics(self._known, item.name, item.shape)
+            if is_matrix(item.shape, item.dtype) and not has_statistics(statistics, item.name, item.shape)
         ]
-        return [f"without statistics, stored as without --calibration: {few(names)}"] if names else []
+        missing = [f"without statistics, stored as without --calibration: {few(names)}"] if names else []
+        return [*outcome_lines(rounded, statistics.location), *missing]

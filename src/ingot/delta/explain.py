@@ -1,4 +1,4 @@
-"""Notes of a report on tensors whose element type or shape is not the base's, and on those that are stored whole."""
+"""Notes on tensors whose element type or shape differs from the base's, and on tensors stored in full."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ingot.quantization.outcome_text import few
 
 
 class Explained(Protocol):
-    """A tensor of a report; ``note`` is empty where base and fine-tune are alike."""
+    """A tensor of a report; ``note`` is empty if base and fine-tune have one type and shape."""
 
     @property
     def name(self) -> str: ...
@@ -25,17 +25,17 @@ class Explained(Protocol):
     def nbytes(self) -> int: ...
 
 
-def note_of(base: Tensor | None, tuned: Tensor, op: str, taken_in: str | None) -> str:
-    """Return what a difference is taken of where base and fine-tune are not alike, or why a tensor is stored whole.
+def note_of(base: Tensor | None, tuned: Tensor, op: str, difference_dtype: str | None) -> str:
+    """Return how a difference to a base of another type or shape is stored, or why the full tensor is stored.
 
-    ``taken_in`` is the element type of an exact difference, None of others.
+    ``difference_dtype`` is the element type of an exact difference, None for an approximate one.
     """
     if op == "same":
         return ""
     if op == "replace":
         return "stored whole, new" if base is None else f"stored whole, {_why_replaced(base, tuned)}"
     assert base is not None
-    notes = [_retyped(base.dtype, tuned.dtype, taken_in)] if base.dtype != tuned.dtype else []
+    notes = [_retyped(base.dtype, tuned.dtype, difference_dtype)] if base.dtype != tuned.dtype else []
     if base.shape != tuned.shape:
         notes.append(_resized(base.shape[0], tuned.shape[0]))
     return "; ".join(notes)
@@ -47,11 +47,11 @@ def _why_replaced(base: Tensor, tuned: Tensor) -> str:
     return why_incomparable(base, tuned) or f"values of {tuned.dtype} have no exact difference"
 
 
-def _retyped(base: str, tuned: str, taken_in: str | None) -> str:
+def _retyped(base: str, tuned: str, difference_dtype: str | None) -> str:
     pair = f"base in {base}, fine-tune in {tuned}"
-    if taken_in is None:
+    if difference_dtype is None:
         return f"{pair}: differences in f32"
-    if taken_in == base:
+    if difference_dtype == base:
         return f"{pair}: exact differences in {base}, whose result is cast to {tuned}"
     cast = "cast" if exact_cast(base, tuned) else "rounded"
     return f"{pair}: exact differences to the base {cast} to {tuned}"
@@ -59,14 +59,14 @@ def _retyped(base: str, tuned: str, taken_in: str | None) -> str:
 
 def _resized(base: int, tuned: int) -> str:
     shared = min(base, tuned)
-    more = abs(tuned - base)
-    rows = f"{more} row{'' if more == 1 else 's'}"
-    kept = f"rows 0-{shared - 1} as a delta" if shared > 1 else "row 0 as a delta"
-    return f"{kept}, {rows} added" if tuned > base else f"{kept}, {rows} removed"
+    changed = abs(tuned - base)
+    rows = f"{changed} row{'' if changed == 1 else 's'}"
+    shared_rows = f"rows 0-{shared - 1} as a delta" if shared > 1 else "row 0 as a delta"
+    return f"{shared_rows}, {rows} added" if tuned > base else f"{shared_rows}, {rows} removed"
 
 
 def note_lines(tensors: Iterable[Explained]) -> list[str]:
-    """Return a line for each note: the tensors that it is about, and their bytes where they are stored whole."""
+    """Return a line per note: the tensors with this note, and their bytes if they are stored in full."""
     groups: dict[str, list[str]] = {}
     sizes: dict[str, int] = {}
     for tensor in tensors:

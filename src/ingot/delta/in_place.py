@@ -1,4 +1,4 @@
-"""Changing weights in memory by a delta: all of it is looked at before anything changes, and put back if it fails."""
+"""Change weights in memory by a delta: check everything before any change, and restore everything on failure."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ingot.codecs.table import CODECS
 from ingot.core.bytes.checksums import Blake3, hex_of
 from ingot.core.numeric.buffers import recycling, scratch
 from ingot.core.numeric.dtypes import file_bytes
-from ingot.core.runtime.parallel import go_on, ordered
+from ingot.core.runtime.parallel import check_cancelled, ordered
 from ingot.delta.chain import Link, next_stage
 from ingot.delta.parent import matching_order
-from ingot.delta.state import address, element_type, like, same_stored, shared_array, tied_names
+from ingot.delta.state import address, as_framework, element_type, same_stored, shared_array, tied_names
 from ingot.delta.undo import TensorUndo
-from ingot.engine.patch_step import Route
+from ingot.engine.patch_step import PatchChain
 from ingot.errors import IngotError, IntegrityError, UsageError
 from ingot.model.part import CHUNK
 from ingot.model.tensor import Array, Tensor
@@ -37,14 +37,14 @@ State = MutableMapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """What a run changed: undo logs by name, None without; and what the state dict held where it holds others now."""
+    """The changes of a run: undo logs by name (None without ``undo``), and replaced objects of the state dict."""
 
     undo: dict[str, TensorUndo] | None
     replaced: dict[str, Any] = field(default_factory=dict)
 
 
-def put_back(state: State, replaced: Mapping[str, Any]) -> None:
-    """Give the mapping the objects back that it had."""
+def restore_objects(state: State, replaced: Mapping[str, Any]) -> None:
+    """Restore the objects that the mapping held before."""
     for name, value in replaced.items():
         if value is _MISSING:
             state.pop(name, None)
@@ -53,7 +53,7 @@ def put_back(state: State, replaced: Mapping[str, Any]) -> None:
 
 
 class Application:
-    """One application: everything is looked at before anything is changed."""
+    """One application of a delta: everything is checked before anything is changed."""
 
     def __init__(self, state: State, link: Link, workers: int) -> None:
         self._state = state
@@ -61,97 +61,101 @@ class Application:
         self._workers = workers
         self._arrays = {name: shared_array(name, value) for name, value in state.items()}
         before = self._before()
-        self.routes = dict(next_stage(before, link, 1))  # an array each is there already
+        self.routes = dict(next_stage(before, link, 1))  # not lazy: one route per array
         changes = link.info.tensors
         self._fitted = [name for name in self.routes if name in changes and changes[name].fitted]
-        stays = [name for name, change in changes.items() if change.op == "same"]
+        unchanged = [name for name, change in changes.items() if change.op == "same"]
         in_place = {name: route for name, route in self.routes.items() if name not in self._fitted}
-        self._tied = tied_names(self._arrays, in_place, stays)
+        self._tied = tied_names(self._arrays, in_place, unchanged)
         self._promised: str | None = None
         self._digests: dict[str, str] = {}
 
-    def _before(self) -> dict[str, Route]:
-        """Return the state dict as stage 0. A name that only repeats another's tensor counts where the delta has it."""
+    def _before(self) -> dict[str, PatchChain]:
+        """Return the state dict as stage 0.
+
+        A name that repeats the memory of another name is included only if the delta has a tensor for it.
+        """
         named = {**self._link.info.tensors, **dict.fromkeys(self._link.info.removed)}
-        known = {address(array) for name, array in self._arrays.items() if name in named}
+        addresses = {address(array) for name, array in self._arrays.items() if name in named}
         routes = {}
         for name, array in self._arrays.items():
-            if name in named or address(array) not in known or self._link.info.base.content is None:
-                routes[name] = Route(as_tensor(name, array), 0)
+            if name in named or address(array) not in addresses or self._link.info.base.content is None:
+                routes[name] = PatchChain(as_tensor(name, array), 0)
         return routes
 
     def require_base(self) -> None:
-        """Raise ``IntegrityError`` ``delta.base`` unless the arrays' hash is that of the delta's base."""
-        expected = self._link.info.base
-        if expected.content is not None:
+        """Raise ``IntegrityError`` ``delta.base`` unless the arrays' hash equals the base's in the delta."""
+        identity = self._link.info.base
+        if identity.content is not None:
             names = [*(name for name in self._link.info.tensors if name in self._arrays), *self._link.info.removed]
             ids = _ids({name: self._arrays[name] for name in names}, self._workers)
-            wanted = expected.content
+            expected = identity.content
             actual = content_of(ids)
-            self._digests = {name: ids[name].digest for name in names if self._stays(name)}
-        elif PARENT in expected.hashes:
+            self._digests = {name: ids[name].digest for name in names if self._is_unchanged(name)}
+        elif PARENT in identity.hashes:
             base = {name: as_tensor(name, array) for name, array in self._arrays.items()}
-            wanted = expected.hashes[PARENT]
-            actual = "another one, in every order"
-            if matching_order(base, list(self._link.checkpoint), wanted) is not None:
-                actual = wanted
+            expected = identity.hashes[PARENT]
+            actual = "another hash, in every order"
+            if matching_order(base, list(self._link.checkpoint), expected) is not None:
+                actual = expected
         else:
             raise UsageError(
                 "the delta does not say what its base is; pass verify_base=False to trust yours",
                 rule="delta.no-identity",
                 where=self._link.location,
             )
-        if actual != wanted:
+        if actual != expected:
             raise IntegrityError(
                 "delta.base",
-                f"these weights are not what the delta was made from: expected {wanted}, found {actual}",
+                f"these weights are not the delta's base: expected {expected}, found {actual}",
                 where=self._link.location,
             )
 
-    def _stays(self, name: str) -> bool:
-        """Whether a tensor of the base is one of the result as it is."""
+    def _is_unchanged(self, name: str) -> bool:
+        """Return whether a tensor of the base is also one of the result."""
         route = self.routes.get(name)
-        return route is not None and not route.layers and not route.born
+        return route is not None and not route.layers and not route.first_stage
 
-    def prove_result(self, wanted: bool, *, asked: bool) -> None:
-        """Say before ``run`` whether the result is to be compared with what the delta states, as far as that can be.
+    def prove_result(self, verify: bool, *, required: bool) -> None:
+        """Decide before ``run`` whether to compare the result with the delta's statement, if that is possible.
 
-        Raises ``UsageError`` ``delta.no-result`` where it was ``asked`` for and cannot be.
+        Raises ``UsageError`` ``delta.no-result``: the comparison is ``required``, but impossible.
         """
         promised = self._link.info.result.content
         routes = self.routes.items()
         changed = [(name, route.dtype) for name, route in routes if route.layers and name not in self._fitted]
         retyped = next((name for name, dtype in changed if element_type(self._arrays[name]) != dtype), None)
-        if wanted and promised is not None and retyped is None:
+        if verify and promised is not None and retyped is None:
             self._promised = promised
-        elif asked:
-            why = "it does not say what its result is" if promised is None else f"{retyped!r} keeps its element type"
-            raise UsageError(f"nothing to verify against: {why}", rule="delta.no-result", where=self._link.location)
+        elif required:
+            reason = "it does not state its result" if promised is None else f"{retyped!r} keeps its element type"
+            raise UsageError(f"nothing to verify against: {reason}", rule="delta.no-result", where=self._link.location)
 
     def _require_result(self, *, undo: bool) -> None:
-        """Compare what was made with what the delta states; what was not hashed on the way is hashed now."""
+        """Compare the result with the delta's statement; tensors that were not hashed yet are hashed now."""
         if self._promised is None:
             return
-        rest = {name: self._arrays[name] for name in self.routes if name not in self._digests}
-        digests = {**self._digests, **{name: item.digest for name, item in _ids(rest, self._workers).items()}}
+        unhashed = {name: self._arrays[name] for name in self.routes if name not in self._digests}
+        digests = {**self._digests, **{name: item.digest for name, item in _ids(unhashed, self._workers).items()}}
         ids = {name: TensorId(route.dtype, route.shape, digests[name]) for name, route in self.routes.items()}
         actual = content_of(ids)
         if actual != self._promised:
-            left = "nothing was changed" if undo else "the weights were changed: load them anew"
+            consequence = "nothing was changed" if undo else "the weights were changed: load them again"
             raise IntegrityError(
                 "delta.result",
-                f"the result is not the one that the delta promises: expected {self._promised}, found {actual}; {left}",
+                f"the result is not the one that the delta states: expected {self._promised}, found {actual}; "
+                f"{consequence}",
                 where=self._link.location,
             )
 
     def run(self, *, undo: bool) -> Changed:
-        """Change everything, or nothing."""
-        kept_out = {*self._tied, *self._fitted}
-        changed = [route for name, route in self.routes.items() if route.layers and name not in kept_out]
+        """Change everything, or nothing (if ``undo`` is true)."""
+        excluded = {*self._tied, *self._fitted}
+        changed = [route for name, route in self.routes.items() if route.layers and name not in excluded]
         if not undo:
             for route in changed:
                 _check_parts(route.layers[0].tensor)
-        new = self._new_tensors()  # before anything changes that they may share memory with
+        new = self._new_tensors()  # before any change of memory that they may share
         undos = {route.name: _undo_of(route, self._arrays[route.name]) for route in changed}
         replaced: dict[str, Any] = {}
         try:
@@ -164,37 +168,38 @@ class Application:
                     replaced[name] = self._state.get(name, _MISSING)
             self._exchange(new)
         except BaseException:
-            put_back(self._state, replaced)
-            with ExitStack() as stack:  # one that cannot be put back keeps no other from it
+            restore_objects(self._state, replaced)
+            with ExitStack() as stack:  # a failure for one tensor does not stop the others
                 for name, item in undos.items() if undo else ():
                     stack.callback(item.revert, self._arrays[name])
             raise
         return Changed(undos if undo else None, replaced)
 
     def _new_tensors(self) -> dict[str, Any]:
-        """Return new objects for tensors that are new or of another element type or shape; tied ones stay tied."""
+        """Return new objects for new, retyped or reshaped tensors; tied tensors stay tied."""
         objects: dict[str, Any] = {}
         first: dict[tuple[Any, ...], str] = {}
-        for name in (*self._fitted, *(name for name, route in self.routes.items() if route.born)):
-            route, array = self.routes[name], self._arrays.get(name)
+        for name in (*self._fitted, *(name for name, route in self.routes.items() if route.first_stage)):
+            route = self.routes[name]
+            array = self._arrays.get(name)
             location = name if array is None else address(array)
-            other = first.setdefault((location, route.dtype, route.shape), name)
-            if other != name and same_stored(_stored(self.routes[other]), _stored(route)):
-                objects[name] = objects[other]
-                if other in self._digests:
-                    self._digests[name] = self._digests[other]
+            first_name = first.setdefault((location, route.dtype, route.shape), name)
+            if first_name != name and same_stored(_stored(self.routes[first_name]), _stored(route)):
+                objects[name] = objects[first_name]
+                if first_name in self._digests:
+                    self._digests[name] = self._digests[first_name]
             else:
                 objects[name] = self._owned(route)
         return objects
 
-    def _owned(self, route: Route) -> Any:
-        """Return a new tensor as what the state dict holds."""
-        array = route.origin.numpy() if route.born else _made(route)
+    def _owned(self, route: PatchChain) -> Any:
+        """Return a new tensor of the state dict's framework."""
+        array = route.origin.numpy() if route.first_stage else _compute(route)
         if self._promised is not None:
             running = Blake3()
             running.update(file_bytes(np.ascontiguousarray(array)))
             self._digests[route.name] = hex_of(running)
-        return like(self._state, array if array.flags.writeable else array.copy())
+        return as_framework(self._state, array if array.flags.writeable else array.copy())
 
     def _exchange(self, new: Mapping[str, Any]) -> None:
         for name in self._link.info.removed:
@@ -202,7 +207,7 @@ class Application:
         for name, value in new.items():
             self._state[name] = value
 
-    def _change(self, route: Route, undo: TensorUndo, keep: bool) -> None:
+    def _change(self, route: PatchChain, undo: TensorUndo, keep: bool) -> None:
         layer = route.layers[0]
         rows, cols = undo.matrix
         matrix = self._arrays[route.name].reshape(rows, cols)
@@ -217,30 +222,30 @@ class Application:
         if running is not None:
             self._digests[route.name] = hex_of(running)
 
-    def _apply(self, route: Route, matrix: Array, undo: TensorUndo, keep: bool, running: Blake3 | None) -> None:
+    def _apply(self, route: PatchChain, matrix: Array, undo: TensorUndo, keep: bool, running: Blake3 | None) -> None:
         layer = route.layers[0]
         rows = len(matrix)
         applier = layer.codec.applier(layer.tensor, route.origin.dtype)
         for start in range(0, rows, undo.step):
-            go_on()
-            piece = matrix[start : start + undo.step]
+            check_cancelled()
+            chunk = matrix[start : start + undo.step]
             if keep:
-                result = scratch(piece.shape, piece.dtype)
-                applier.apply(piece, result)
-                undo.replace(piece, result)
+                result = scratch(chunk.shape, chunk.dtype)
+                applier.apply(chunk, result)
+                undo.replace(chunk, result)
             else:
-                applier.apply(piece, piece)
+                applier.apply(chunk, chunk)
             if running is not None:
-                running.update(file_bytes(piece))
+                running.update(file_bytes(chunk))
         applier.finish()
 
 
-def _stored(route: Route) -> Tensor:
-    """Return the delta's tensor that a route ends with."""
+def _stored(route: PatchChain) -> Tensor:
+    """Return the delta's tensor that a route ends with, or its origin if the delta does not change it."""
     return route.layers[-1].tensor if route.layers else route.origin
 
 
-def _made(route: Route) -> Array:
+def _compute(route: PatchChain) -> Array:
     """Return all values of a route."""
     out = empty(route.shape, route.dtype, route.name)
     flat = out.reshape(-1)
@@ -254,15 +259,15 @@ def _made(route: Route) -> Array:
 def _add(matrix: Array, tensor: Tensor, undo: TensorUndo, running: Blake3 | None) -> None:
     reader = CODECS[tensor.codec].reader(tensor)
     for start in range(0, len(matrix), undo.step):
-        go_on()
-        piece = matrix[start : start + undo.step]
-        undo.change(piece, reader)
+        check_cancelled()
+        chunk = matrix[start : start + undo.step]
+        undo.change(chunk, reader)
         if running is not None:
-            running.update(file_bytes(piece))
+            running.update(file_bytes(chunk))
     reader.finish()
 
 
-def _undo_of(route: Route, array: Array) -> TensorUndo:
+def _undo_of(route: PatchChain, array: Array) -> TensorUndo:
     rows, cols = route.matrix()
     return TensorUndo(
         route.layers[0].tensor, array.shape, (rows, cols), max(1, UNDO_CHUNK // max(cols, 1)), array.dtype
@@ -270,7 +275,7 @@ def _undo_of(route: Route, array: Array) -> TensorUndo:
 
 
 def _check_parts(tensor: Tensor) -> None:
-    """Check a delta's tensor, and the digests of the parts that have one: these are read once."""
+    """Check a delta's tensor and the digests of its parts, each of which is read once."""
     delta_codec(tensor.codec).check(tensor)
     for part in tensor.parts.values():
         if part.encoding == "raw" and (part.digest is None or not part.verify):
@@ -283,12 +288,12 @@ def _check_parts(tensor: Tensor) -> None:
 
 
 def _ids(arrays: Mapping[str, Array], workers: int) -> dict[str, TensorId]:
-    """Return the lines of arrays in a content id, by name."""
+    """Return the ``TensorId`` of each array by name."""
 
-    def one(name: str) -> tuple[str, TensorId]:
+    def identify(name: str) -> tuple[str, TensorId]:
         running = Blake3()
         array = arrays[name]
         running.update(file_bytes(array))
         return name, TensorId(element_type(array), array.shape, hex_of(running))
 
-    return dict(ordered(one, arrays, workers))
+    return dict(ordered(identify, arrays, workers))

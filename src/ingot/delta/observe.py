@@ -1,4 +1,4 @@
-"""What a diff hashes while it runs: the identities of base and result, which a delta states."""
+"""An observer that hashes base and result during a diff, for the identities that the delta states."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ingot.core.runtime.progress import Progress
 from ingot.delta.parent import parent_hash
 from ingot.engine.diff_step import Diff
 from ingot.engine.execute import Observer
-from ingot.engine.pipeline import Watching
+from ingot.engine.hashing import BASE, RESULT, HashFactories, HashFactory, HashThread, ParentHash, TensorHashes
+from ingot.engine.pipeline import HashSelector
 from ingot.engine.steps import Encode
-from ingot.engine.watch import BASE, RESULT, ContentWatch, Lane, ParentWatch, Watch, Watches
-from ingot.engine.work import Done, Plan, Step
+from ingot.engine.work import CompletedStep, Plan, Step
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.delta import DeltaInfo, Identity
 
@@ -29,37 +29,37 @@ PARENT = "wdelta"
 
 @dataclass
 class Identify(Observer):
-    """Hashes base and result of a diff on the way.
+    """Hashes base and result while a diff reads them.
 
     Parameters
     ----------
     base, tuned : Checkpoint
     info : DeltaInfo
-        What the delta says of itself; complete after ``conclude``.
-    known : mapping
-        Digests of tensors that no step reads: those that are the same in both, and those that only move.
+        The delta's description; complete after ``conclude``.
+    digests : mapping
+        Digests of tensors that no step reads: tensors equal in both, and tensors that are only copied.
     same : mapping
-        Of ``known`` those that the base has too.
+        The entries of ``digests`` for tensors that are equal in both.
     metadata : callable
-        Makes the metadata of a description.
+        Builds the metadata from a description.
     wdelta : bool
-        Whether the parent hash of a ``.wdelta`` is asked for in place of contents.
+        Whether to compute the parent hash of a ``.wdelta`` instead of content ids.
     shards : sequence of str, optional
-        The order in which the parent hash of a sharded base goes.
-    digests : callable
-        Returns the digests of tensors of the base (0) or the fine-tune (1), by name: of what did not pass.
-    require : callable
-        Refuses a delta whose parts take so many bytes.
+        The order of tensors in the parent hash of a sharded base.
+    compute_digests : callable
+        Computes digests of tensors by name, for the base (0) or the fine-tune (1), that no step hashed.
+    require_size : callable
+        Refuses a delta whose parts take the given number of bytes, if that is too large.
     """
 
     base: Checkpoint
     tuned: Checkpoint
     info: DeltaInfo
-    known: Mapping[str, str]
+    digests: Mapping[str, str]
     same: Mapping[str, str]
     metadata: Callable[[DeltaInfo], Mapping[str, Any]]
-    digests: Callable[[int, Sequence[str]], Mapping[str, str]]
-    require: Callable[[int], None]
+    compute_digests: Callable[[int, Sequence[str]], Mapping[str, str]]
+    require_size: Callable[[int], None]
     progress: Progress
     wdelta: bool = False
     shards: Sequence[str] | None = None
@@ -74,30 +74,30 @@ class Identify(Observer):
         return ()
 
     @contextmanager
-    def watching(self, plan: Plan, resumed: int) -> Iterator[Watching]:
-        with Lane("base") as base, Lane("tuned") as tuned, Workers(1, "ingot-parent") as pool:
-            watches: dict[int, Watch] = {BASE: ContentWatch(base), RESULT: ContentWatch(tuned)}
-            parent: ParentWatch | None = None
-            here = not resumed and all(step.planned is step for step in plan.steps)
-            if self.wdelta and self.shards is None and here:
-                parent = ParentWatch(base)
+    def hash_selector(self, plan: Plan, resumed: int) -> Iterator[HashSelector]:
+        with HashThread("base") as base, HashThread("tuned") as tuned, Workers(1, "ingot-parent") as pool:
+            hash_factories: dict[int, HashFactory] = {BASE: TensorHashes(base), RESULT: TensorHashes(tuned)}
+            parent: ParentHash | None = None
+            in_order = not resumed and all(step.planned is step for step in plan.steps)
+            if self.wdelta and self.shards is None and in_order:
+                parent = ParentHash(base)
                 self._parent = lambda: parent.hex
-            elif self.wdelta:  # not in the order of steps, not from the first one on, or not here
+            elif self.wdelta:  # the steps run in another order, not all of them run, or workers run them
                 order = self.shards if self.shards is not None else sorted(self.tuned)
-                beside: Future[str] = pool.submit(parent_hash, self.base, order)
-                self._parent = beside.result
+                future: Future[str] = pool.submit(parent_hash, self.base, order)
+                self._parent = future.result
 
-            def of_step(step: Step) -> Watches:
+            def of_step(step: Step) -> HashFactories:
                 if step.planned is not step:  # the worker hashes the values
                     return {}
                 if parent is not None and isinstance(step, Diff):
                     return {BASE: parent}
-                return {point: watches[point] for point in self.points(step)}
+                return {point: hash_factories[point] for point in self.points(step)}
 
             yield of_step
 
-    def conclude(self, done: Sequence[Done]) -> Mapping[str, Any]:
-        self.require(sum(item.nbytes for item in done))
+    def conclude(self, done: Sequence[CompletedStep]) -> Mapping[str, Any]:
+        self.require_size(sum(item.nbytes for item in done))
         if self.wdelta:
             content = self._base_content(done) if self.shards is not None else None
             self.info = structs.replace(self.info, base=Identity(content, {PARENT: self._parent()}))
@@ -107,23 +107,23 @@ class Identify(Observer):
             self.info = structs.replace(self.info, base=base, result=result)
         return self.metadata(self.info)
 
-    def _base_content(self, done: Sequence[Done]) -> str:
+    def _base_content(self, done: Sequence[CompletedStep]) -> str:
         digests = {item.step.spec.name: item.digest(BASE) for item in done} | dict(self.same)
-        found = {
+        ids = {
             name: TensorId(self.base[name].dtype, self.base[name].shape, digest)
             for name, digest in digests.items()
             if digest is not None
         }
-        rest = [tensor for name, tensor in self.base.items() if name not in found]
-        others = self.digests(BASE, [tensor.name for tensor in rest])
-        for tensor in rest:
-            found[tensor.name] = TensorId(tensor.dtype, tensor.shape, others[tensor.name])
+        remaining = [tensor for name, tensor in self.base.items() if name not in ids]
+        computed = self.compute_digests(BASE, [tensor.name for tensor in remaining])
+        for tensor in remaining:
+            ids[tensor.name] = TensorId(tensor.dtype, tensor.shape, computed[tensor.name])
             self.progress.advance(tensor.nbytes, tensor.name)
-        return content_of(found)
+        return content_of(ids)
 
-    def _result_content(self, done: Sequence[Done]) -> str:
+    def _result_content(self, done: Sequence[CompletedStep]) -> str:
         passed = {item.step.spec.name: item.digest(RESULT) for item in done}
-        digests = {name: digest for name, digest in passed.items() if digest is not None} | dict(self.known)
-        # Of what was done in pieces, which gives the fine-tune's values bit for bit (``Diff.pieces``).
-        digests |= self.digests(RESULT, [name for name in self.tuned if name not in digests])
+        digests = {name: digest for name, digest in passed.items() if digest is not None} | dict(self.digests)
+        # Tasks for slices of a tensor do not hash it.
+        digests |= self.compute_digests(RESULT, [name for name in self.tuned if name not in digests])
         return content_of({name: TensorId(item.dtype, item.shape, digests[name]) for name, item in self.tuned.items()})

@@ -1,4 +1,4 @@
-"""The options of ``diff`` and ``patch``. The command line is made from them: nothing heavy may be imported here."""
+"""The options of ``diff`` and ``patch``, from which the command line is built; imports must stay light."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ingot.core.runtime.progress import ProgressCallback
-    from ingot.delta.strategy import DiffPlan, Storage
+    from ingot.delta.strategy import RoundingEstimate, Storage
     from ingot.model.statistics import Statistics
 
     StateDict = Mapping[str, Any]
@@ -39,7 +39,7 @@ ENGINE = about_engine("the bytes are the same. --max-ram and --threads are each 
 
 @dataclass(frozen=True, slots=True)
 class DiffOptions:
-    """A difference: of what, where to, and how it is stored."""
+    """The inputs and the output of a diff, and how differences are stored."""
 
     base: AnyPath | StateDict = field(
         metadata=about("The weights that the fine-tune started from: file or folder.", argument=True)
@@ -61,7 +61,7 @@ class DiffOptions:
     address: str | None = field(default=None, metadata=ADDRESS)
     storages: Mapping[str, Storage] = field(
         default_factory=dict,
-        metadata=about("How single tensors are stored, by name, whatever the strategy says of them.", command=False),
+        metadata=about("Storage of single tensors by name, which overrides the strategy's.", command=False),
     )
     target_size: float | str | None = field(
         default=None,
@@ -77,8 +77,8 @@ class DiffOptions:
     calibration: AnyPath | Statistics | None = field(
         default=None,
         metadata=about(
-            "Statistics that `ingot calibrate` took of the fine-tune (or of the base): strategies int1 to int4, "
-            "low-rank and auto, in .zt, then choose numbers by what matrices multiply."
+            "Statistics of the fine-tune (or of the base) from `ingot calibrate`: strategies int1 to int4, "
+            "low-rank and auto, in .zt, then minimize the error of each matrix's output."
         ),
     )
     max_ram: int | str | None = field(default=None, metadata=MAX_RAM)
@@ -88,18 +88,18 @@ class DiffOptions:
     io: str = field(default="pread", metadata=IO)
     verify: bool = field(default=True, metadata=about("Check the sources' digests.", panel=LIMITS))
     max_decompressed: int | str | None = field(default=None, metadata=MAX_DECOMPRESSED)
-    measure: bool = field(default=True, metadata=about("Measure the error of what is not exact.", panel=LIMITS))
+    measure: bool = field(default=True, metadata=about("Measure the error of inexact differences.", panel=LIMITS))
     overwrite: bool = field(default=False, metadata=OVERWRITE)
     resume: bool = field(default=False, metadata=RESUME)
-    plan: Callable[[DiffPlan], None] | None = field(
+    plan: Callable[[RoundingEstimate], None] | None = field(
         default=None,
-        metadata=about("Called with what rounding by `calibration` will take, before it starts.", command=False),
+        metadata=about("Called with the estimated time of rounding by `calibration`, before it starts.", command=False),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class PatchOptions:
-    """A patch: of what, by which deltas, where to, and what is proven."""
+    """The base, the deltas and the output of a patch, and which identities are checked."""
 
     base: AnyPath = field(
         metadata=about("The weights that the first delta was made from: file or folder.", argument=True)
@@ -111,12 +111,12 @@ class PatchOptions:
         metadata=about("File name with a format's suffix, or a folder (as the base's).", "--out", "-o")
     )
     _: KW_ONLY
-    verify_base: bool = field(default=True, metadata=about("Prove that the base is the right one."))
+    verify_base: bool = field(default=True, metadata=about("Check by hash that the base is the right one."))
     verify: bool | None = field(
         default=None,
         metadata=about(
-            "Prove the result against what the last delta promises; default: wherever it promises something and the "
-            "base is proven."
+            "Check the result against the identity that the last delta states; default: if it states one and the "
+            "base is checked."
         ),
     )
     drop: Sequence[str] = field(default=(), metadata=DROP)

@@ -1,4 +1,4 @@
-"""Pairs of tensors, of a base and a fine-tune, and the calls of functions for each pair."""
+"""Pairs of tensors of a base and a fine-tune, and executors that call a function for each pair."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ingot.artifacts.identity import tensor_digest
 from ingot.artifacts.open import open_source, weights_of
 from ingot.cluster.driver.spread import Opened
 from ingot.codecs.table import CODECS
-from ingot.core.parsing.strictjson import warm
+from ingot.core.parsing.strictjson import preload
 from ingot.core.runtime.parallel import ordered
 from ingot.engine.fit import why_incomparable
-from ingot.model.checkpoint import many_of
+from ingot.model.checkpoint import tensor_map_of
 from ingot.model.layouts.dense import DenseLayout
-from ingot.model.reading.lazy import Made, Many
-from ingot.model.reading.view import Rows, assemble
+from ingot.model.reading.lazy import ComputedMap, TensorMap
+from ingot.model.reading.view import ElementRuns, assemble
 from ingot.model.tensor import Tensor
 from ingot.stores.location import Location
 
@@ -29,115 +29,114 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
-class Both:
-    """A tensor of the base and that of its name in the fine-tune; None where there is none."""
+class TensorPair:
+    """The tensors of one name in base and fine-tune; None for a missing tensor."""
 
     base: Tensor | None
     tuned: Tensor | None
 
     @property
-    def pair(self) -> tuple[Tensor, Tensor]:
-        """Both, where both are there."""
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """Both tensors, which must exist."""
         assert self.base is not None
         assert self.tuned is not None
         return self.base, self.tuned
 
     @property
-    def is_alike(self) -> bool:
-        """Whether both are there, and have one shape and element type."""
-        first = self.base
-        other = self.tuned
-        return first is not None and other is not None and (first.shape, first.dtype) == (other.shape, other.dtype)
+    def is_same_type(self) -> bool:
+        """Whether both tensors exist and have one shape and element type."""
+        base = self.base
+        tuned = self.tuned
+        return base is not None and tuned is not None and (base.shape, base.dtype) == (tuned.shape, tuned.dtype)
 
     @property
-    def is_fitted(self) -> bool:
-        """Whether both are there, of other shapes or element types, and a difference leads from one to the other."""
-        first = self.base
-        other = self.tuned
-        if first is None or other is None or self.is_alike:
+    def is_comparable(self) -> bool:
+        """Whether both tensors exist and differ in shape or element type, but a difference can be computed."""
+        base = self.base
+        tuned = self.tuned
+        if base is None or tuned is None or self.is_same_type:
             return False
-        return why_incomparable(first, other) is None
+        return why_incomparable(base, tuned) is None
 
     def shared(self) -> tuple[Tensor, Tensor]:
-        """Return the rows that both have, of comparable tensors: themselves where that is all."""
-        first, other = self.pair
-        if first.shape == other.shape:
-            return first, other
-        count = min(first.shape[0], other.shape[0])
-        return first_rows(first, count), first_rows(other, count)
+        """Return the rows that comparable tensors share; the tensors themselves if their shapes are equal."""
+        base, tuned = self.tensors
+        if base.shape == tuned.shape:
+            return base, tuned
+        count = min(base.shape[0], tuned.shape[0])
+        return first_rows(base, count), first_rows(tuned, count)
 
     @property
     def added_nbytes(self) -> int:
-        """Stored bytes of the rows that only the fine-tune's tensor has, of comparable tensors."""
-        base, tuned = self.pair
+        """Stored bytes of the rows that only the fine-tune's tensor has; the tensors must be comparable."""
+        base, tuned = self.tensors
         return tuned.nbytes * max(tuned.size - base.size, 0) // max(tuned.size, 1)
 
     @property
     def nbytes(self) -> int:
-        """Stored bytes of both."""
+        """Stored bytes of both tensors."""
         return sum(tensor.nbytes for tensor in (self.base, self.tuned) if tensor is not None)
 
 
-class Pairs(Made[Both]):
-    """All tensors by their names: the fine-tune's, then those that only the base has. None is kept."""
+class PairMap(ComputedMap[TensorPair]):
+    """All pairs by name: the fine-tune's names, then those that only the base has. Pairs are not cached."""
 
     def __init__(self, base: Mapping[str, Tensor], tuned: Mapping[str, Tensor]) -> None:
-        self._base = many_of(base)
-        self._tuned = many_of(tuned)
-        more = [name for name in self._base if name not in self._tuned]
-        names = dict.fromkeys((*self._tuned, *more)) if more else self._tuned
+        self._base = tensor_map_of(base)
+        self._tuned = tensor_map_of(tuned)
+        base_only = [name for name in self._base if name not in self._tuned]
+        names = dict.fromkeys((*self._tuned, *base_only)) if base_only else self._tuned
         super().__init__(names, self._pair)
 
-    def _pair(self, name: str) -> Both:
-        return Both(_passing(self._base, name), _passing(self._tuned, name))
+    def _pair(self, name: str) -> TensorPair:
+        return TensorPair(_get_uncached(self._base, name), _get_uncached(self._tuned, name))
 
 
-def _passing(tensors: Many[Tensor], name: str) -> Tensor | None:
-    return tensors.passing(name) if name in tensors else None
+def _get_uncached(tensors: TensorMap[Tensor], name: str) -> Tensor | None:
+    return tensors.get_uncached(name) if name in tensors else None
 
 
 def first_rows(tensor: Tensor, count: int) -> Tensor:
-    """Return the first rows of a tensor, in the first dimension, as a tensor that is read when it is used."""
+    """Return the first rows of a tensor as a lazily read tensor."""
     if count == tensor.shape[0]:
         return tensor
     shape = (count, *tensor.shape[1:])
     runs = np.array([[0], [0], [prod(shape)]], np.int64)
-    return assemble(tensor.name, shape, Rows([tensor], runs), CODECS[DenseLayout.codec])
+    return assemble(tensor.name, shape, ElementRuns([tensor], runs), CODECS[DenseLayout.codec])
 
 
-def pairs_of(base: Mapping[str, Tensor], tuned: Mapping[str, Tensor]) -> Pairs:
-    """Return all tensors by their names, each pair made when it is asked for."""
-    return Pairs(base, tuned)
+class PairExecutor(Protocol):
+    """Calls a function for pairs of tensors."""
 
+    def map(
+        self, function: Callable[..., R], names: Sequence[str], arguments: Sequence[tuple[Any, ...]] = ()
+    ) -> Iterable[R]:
+        """Return ``function(pair, *arguments[i])`` for every name, in order.
 
-class Asking(Protocol):
-    """Who answers what is asked of pairs."""
-
-    def each(self, of: Callable[..., R], names: Sequence[str], told: Sequence[tuple[Any, ...]] = ()) -> Iterable[R]:
-        """Return ``of(pair, *told)`` for every name, in order.
-
-        Workers know the functions of ``delta.questions.pair_question``. ``told`` is nothing, or has as many items
-        as there are names.
+        Workers support the functions of ``delta.questions.pair_question``. ``arguments`` is empty, or has an item per
+        name.
         """
         ...
 
 
-class Here:
-    """Threads of this process answer. ``Asking``."""
+class LocalExecutor:
+    """A ``PairExecutor`` that uses threads of this process."""
 
-    def __init__(self, pairs: Mapping[str, Both], workers: int) -> None:
+    def __init__(self, pairs: Mapping[str, TensorPair], workers: int) -> None:
         self._pairs = pairs
         self._workers = workers
 
-    def each(self, of: Callable[..., R], names: Sequence[str], told: Sequence[tuple[Any, ...]] = ()) -> Iterator[R]:
-        """As ``Asking.each``."""
-        asked = zip(names, told or [()] * len(names), strict=True)
-        return ordered(lambda item: of(self._pairs[item[0]], *item[1]), asked, self._workers)
+    def map(
+        self, function: Callable[..., R], names: Sequence[str], arguments: Sequence[tuple[Any, ...]] = ()
+    ) -> Iterator[R]:
+        """Call the function for each name; see ``PairExecutor.map``."""
+        calls = zip(names, arguments or [()] * len(names), strict=True)
+        return ordered(lambda call: function(self._pairs[call[0]], *call[1]), calls, self._workers)
 
 
-@warm
+@preload
 class PairFiles(Struct, frozen=True, forbid_unknown_fields=True):
-    """A base and a fine-tune, as a worker opens them."""
+    """The locations of a base and a fine-tune, from which workers open them."""
 
     base: str
     tuned: str
@@ -147,17 +146,21 @@ class PairFiles(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @contextmanager
-def open_pairs(files: PairFiles) -> Iterator[Opened[Both]]:
-    """Open both again, in a worker."""
-    more: dict[str, Any] = {"io": files.io, "verify": files.verify, "max_decompressed": files.max_decompressed}
+def open_pairs(files: PairFiles) -> Iterator[Opened[TensorPair]]:
+    """Open base and fine-tune, in a worker."""
+    options: dict[str, Any] = {"io": files.io, "verify": files.verify, "max_decompressed": files.max_decompressed}
     locations = Location.parse(files.base), Location.parse(files.tuned)
-    with closing(open_source(locations[0], **more)) as first, closing(open_source(locations[1], **more)) as second:
-        base, tuned = weights_of(first), weights_of(second)
-        yield Opened(list(pairs_of(base, tuned).values()), [base.identity(), tuned.identity()])
+    with (
+        closing(open_source(locations[0], **options)) as first,
+        closing(open_source(locations[1], **options)) as second,
+    ):
+        base = weights_of(first)
+        tuned = weights_of(second)
+        yield Opened(list(PairMap(base, tuned).values()), [base.identity(), tuned.identity()])
 
 
-def digest_of(both: Both, side: int) -> str:
-    """Return the digest of the base's tensor (0) or the fine-tune's (1)."""
-    tensor = both.tuned if side else both.base
+def digest_of(pair: TensorPair, side: int) -> str:
+    """Return the digest of the base's tensor (side 0) or the fine-tune's (side 1)."""
+    tensor = pair.tuned if side else pair.base
     assert tensor is not None
     return tensor_digest(tensor)

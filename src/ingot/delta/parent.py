@@ -1,19 +1,19 @@
-"""The ``parent_hash`` of a ``.wdelta``: SHA-256 over names and bytes of the base, in every order that is known.
+"""The ``parent_hash`` of a ``.wdelta``: SHA-256 over names and bytes of the base's tensors, in any known order.
 
-Facts: spec/wdelta.md, "Parent hash". The tensors that the delta covers count, or, where these are fewer, all tensors of
-the base: ``load_delta`` of deltatensors hashes all, ``load_delta_from_paths`` what the delta covers. The orders:
+See spec/wdelta.md, "Parent hash". The hash covers the delta's tensors (``load_delta_from_paths`` of deltatensors), or
+all tensors of the base if these are more (``load_delta``). The orders:
 
 ``sorted``
     By name: version 2, and version 1 made in memory or as a link of a chain.
 ``records``
-    As the delta's arrays lie in the file: whoever hashed while writing hashed in this order. It is the only one known
-    for a fine-tune that was sharded otherwise than its base.
+    The order of the delta's arrays in the file, for writers that hash while writing. For a fine-tune whose shards
+    differ from the base's, no other order is known.
 ``shards``
-    By the base's files, these in the order of the first name in them: version 1 made from folders.
+    By the base's files, sorted by the first name in each: version 1 made from folders.
 
-Bytes are as stored (bf16 as its 16 bits); the orders ``sorted-f32`` and ``records-f32`` are over the values in float32,
-which is what the in-memory functions of version 1 were given for a bf16 model. ``whole-sorted``, ``whole-shards`` and
-``whole-sorted-f32`` are over all tensors of the base.
+Bytes are as stored (bf16 as 16 bits). The orders ``sorted-f32`` and ``records-f32`` hash the values as float32, which
+version 1's in-memory functions do for a bf16 model. ``whole-sorted``, ``whole-shards`` and ``whole-sorted-f32`` cover
+all tensors of the base.
 """
 
 from __future__ import annotations
@@ -32,49 +32,49 @@ from ingot.core.runtime.parallel import default_workers, ordered
 from ingot.engine.chunks import chunks, matrix_of
 from ingot.errors import IntegrityError
 from ingot.model.bytesource import Buffer
-from ingot.model.checkpoint import many_of
+from ingot.model.checkpoint import tensor_map_of
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.part import CHUNK
 from ingot.model.tensor import Tensor
 
-_PIECE = 4 * CHUNK
-_CHUNK = 1 << 20
+_READ_BYTES = 4 * CHUNK
+_CHUNK_ELEMENTS = 1 << 20
 WIDE = "-f32"
-WHOLE = "whole-"
+ALL_TENSORS = "whole-"
 
 Orders = dict[str, tuple[str, ...]]
 
 
 def parent_orders(base: Mapping[str, Tensor], names: Sequence[str]) -> Orders:
-    """Return the orders in which ``names`` (of the delta's tensors, in the file's order) may have been hashed.
+    """Return the orders in which the delta's tensors, ``names`` in the file's order, may have been hashed.
 
-    Orders that are equal come once. Raises ``IntegrityError`` ``delta.base`` where the base lacks a tensor.
+    Equal orders are listed once. Raises ``IntegrityError`` ``delta.base``: the base lacks a tensor.
     """
     missing = next((name for name in names if name not in base), None)
     if missing is not None:
-        raise IntegrityError("delta.base", f"expected a tensor {missing[:200]!r} in the base, found none")
+        raise IntegrityError("delta.base", f"the base lacks the tensor {missing[:200]!r}, which the delta changes")
     orders = _orders_of(base, names, "")
     if len(base) > len(names):
-        orders |= _orders_of(base, sorted(base), WHOLE)
+        orders |= _orders_of(base, sorted(base), ALL_TENSORS)
     return orders
 
 
 def _orders_of(base: Mapping[str, Tensor], names: Sequence[str], prefix: str) -> Orders:
-    """Return the different orders of ``names``, those over float32 last; keys begin with ``prefix``."""
+    """Return the distinct orders of ``names``, with those over float32 last; keys begin with ``prefix``."""
     by_file: dict[str, list[str]] = {}
-    tensors = many_of(base)
+    tensors = tensor_map_of(base)
     wide = False
     for name in sorted(names):
-        tensor = tensors.passing(name)
+        tensor = tensors.get_uncached(name)
         wide = wide or tensor.dtype != "f32"
         by_file.setdefault(_file_of(tensor), []).append(name)
-    known = {
+    named = {
         "sorted": tuple(sorted(names)),
         "records": tuple(names),
         "shards": tuple(name for members in by_file.values() for name in members),
     }
     orders: Orders = {}
-    for key, order in known.items():
+    for key, order in named.items():
         if order not in orders.values():
             orders[f"{prefix}{key}"] = order
     if wide:
@@ -84,31 +84,31 @@ def _orders_of(base: Mapping[str, Tensor], names: Sequence[str], prefix: str) ->
 
 
 def matching_order(base: Mapping[str, Tensor], names: Sequence[str], expected: str) -> str | None:
-    """Return the order in which ``base`` hashes to ``expected``; None if there is none, so that it is another base.
+    """Return the order in which ``base`` hashes to ``expected``; None if no order does, for another base.
 
-    The likeliest order is tried alone, for it nearly always is the right one; the others then as many at a time as
-    there are processors. The right one ends the search.
+    The likeliest order, which is nearly always right, is tried alone. The others are then tried in parallel until one
+    matches.
     """
     orders = parent_orders(base, names)
     workers = default_workers()
 
-    def hashed(key: str) -> tuple[str, str]:
+    def hash_order(key: str) -> tuple[str, str]:
         return key, parent_hash(base, orders[key], wide=key.endswith(WIDE))
 
-    first, *rest = orders
-    tries = chain([hashed(first)], ordered(hashed, rest, workers, workers) if rest else ())
+    first, *remaining = orders
+    tries = chain([hash_order(first)], ordered(hash_order, remaining, workers, workers) if remaining else ())
     return next((key for key, digest in tries if digest == expected), None)
 
 
 def parent_hash(base: Mapping[str, Tensor], order: Sequence[str], *, wide: bool = False) -> str:
-    """Return the SHA-256, in hex, over name and bytes of the tensors in ``order``; ``wide`` widens values to float32.
+    """Return the SHA-256, in hex, over name and bytes of the tensors in ``order``; ``wide`` hashes values as float32.
 
-    Reading runs ahead of hashing on a thread; memory is bounded by a few pieces.
+    A thread reads ahead while another hashes; memory is bounded by a few chunks.
     """
     running = Sha256()
-    pieces = ordered(_call, _pieces(base, order, wide=wide), 1, 3)
-    for piece in pieces:
-        running.update(piece)
+    buffers = ordered(_call, _reads(base, order, wide=wide), 1, 3)
+    for buffer in buffers:
+        running.update(buffer)
     return hex_of(running)
 
 
@@ -116,8 +116,8 @@ def _call(read: Callable[[], Buffer]) -> Buffer:
     return read()
 
 
-def _pieces(base: Mapping[str, Tensor], order: Sequence[str], *, wide: bool) -> Iterator[Callable[[], Buffer]]:
-    """Yield calls that read the next bytes; they run in this order, on one thread."""
+def _reads(base: Mapping[str, Tensor], order: Sequence[str], *, wide: bool) -> Iterator[Callable[[], Buffer]]:
+    """Yield functions that read the next bytes; the caller calls them in this order, on one thread."""
     for name in order:
         encoded = name.encode("utf-8", "surrogatepass")
         yield partial(bytes, encoded)
@@ -134,17 +134,17 @@ def _raw(tensor: Tensor) -> Iterator[Callable[[], Buffer]]:
     reader = part.reader()
 
     def read(size: int) -> Buffer:
-        out = scratch((size,), np.uint8).data  # where a pipeline runs, pages that were cleared before
+        out = scratch((size,), np.uint8).data  # reuses pages, which are already zeroed, inside a pipeline
         reader.readinto(out)
         return out
 
-    for start in range(0, part.nbytes, _PIECE):
-        yield partial(read, min(_PIECE, part.nbytes - start))
+    for start in range(0, part.nbytes, _READ_BYTES):
+        yield partial(read, min(_READ_BYTES, part.nbytes - start))
 
 
 def _decoded(tensor: Tensor, dtype: str) -> Iterator[Callable[[], Buffer]]:
     matrix = matrix_of(tensor)
-    rows = iter(chunks(tensor, matrix, max(1, _CHUNK // max(matrix[1], 1))))
+    rows = iter(chunks(tensor, matrix, max(1, _CHUNK_ELEMENTS // max(matrix[1], 1))))
 
     def read() -> Buffer:
         values = next(rows)
@@ -154,7 +154,7 @@ def _decoded(tensor: Tensor, dtype: str) -> Iterator[Callable[[], Buffer]]:
             )
         return file_bytes(np.ascontiguousarray(values))
 
-    for _ in range(0, matrix[0], max(1, _CHUNK // max(matrix[1], 1))):
+    for _ in range(0, matrix[0], max(1, _CHUNK_ELEMENTS // max(matrix[1], 1))):
         yield read
 
 

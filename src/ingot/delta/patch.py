@@ -1,4 +1,4 @@
-"""Patch: a base and its deltas, one after the other, become the fine-tune; one pass, in bounded memory."""
+"""Patch: compute a fine-tune from a base and a chain of deltas, in one pass and bounded memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from os import PathLike
 from ingot.artifacts.account import account_of_reading
 from ingot.artifacts.adapter_files import refuse_adapter
 from ingot.artifacts.companions import ConfigChange, copy_companions
-from ingot.artifacts.destination import Destination, destination, is_elsewhere, stage
+from ingot.artifacts.destination import Destination, destination, is_distributed, stage
 from ingot.artifacts.open import Source, open_delta, open_source, weights_of
 from ingot.codecs.table import CODECS
 from ingot.conversion.packed_layers import require_layers
@@ -28,7 +28,7 @@ from ingot.delta.options import PatchOptions
 from ingot.delta.proof import Proof
 from ingot.delta.report import PatchReport
 from ingot.engine.execute import Executed, Target, execute
-from ingot.engine.patch_step import Patch, Route, at_end
+from ingot.engine.patch_step import Patch, PatchChain, result_tensor
 from ingot.engine.resources import Resources
 from ingot.engine.steps import Move
 from ingot.engine.work import Plan, Step, encoded_spec
@@ -43,14 +43,14 @@ from ingot.model.tensor import Tensor
 from ingot.stores.location import Location
 
 _DENSE = ConfigChange(PACKING_KEYS)
-"""The change of a ``config.json`` whose folder may have had packed layers: a result has none."""
+"""Removes packing keys from a ``config.json``, because the result has no packed layers."""
 
 
 @takes(PatchOptions, "patch")
 def patch(options: PatchOptions) -> PatchReport:
     """Apply a delta, or several in order, to ``base`` and write the result, dense, in the fine-tune's element types.
 
-    Of a chain, each delta's base is what the one before gives. A folder gets the base's container and companion files.
+    In a chain, each delta's base is the previous delta's result. A folder gets the base's container and companions.
     With ``resume`` the output is byte for byte that of an uninterrupted run.
 
     Returns
@@ -60,18 +60,18 @@ def patch(options: PatchOptions) -> PatchReport:
     Raises
     ------
     IntegrityError
-        ``delta.base``: the base, or the order of the chain, is wrong; ``delta.result``: the result is not what the
-        delta promises. Nothing is published.
+        ``delta.base``: the base, or the order of the chain, is wrong; ``delta.result``: the result is not the one that
+        the delta states. Nothing is published.
     UsageError
         ``cluster.engine``, ``delta.none``, ``delta.of-delta``, ``delta.no-identity``, ``delta.no-result``, an option.
     FormatError, CodecError, UnsupportedError, ResourceError
         As ``ingot.convert``.
     """
     started = time.perf_counter()
-    elsewhere = is_elsewhere(options.engine, options.address)
+    distributed = is_distributed(options.engine, options.address)
     chain = [options.deltas] if isinstance(options.deltas, str | PathLike | Location) else list(options.deltas)
     if not chain:
-        raise UsageError("expected at least one delta, found none", rule="patch.option")
+        raise UsageError("expected at least one delta, but the list is empty", rule="patch.option")
     with ExitStack() as stack:
         sources: list[Source] = []
         for path in (options.base, *chain):
@@ -88,7 +88,7 @@ def patch(options: PatchOptions) -> PatchReport:
         target = _destination(Location.parse(options.out), options.format, sources[0])
         for source in sources:
             refuse_same(source, target)
-        report = _Patch(sources, target, options).run(elsewhere=elsewhere)
+        report = _Patch(sources, target, options).run(is_distributed=distributed)
     return replace(report, seconds=time.perf_counter() - started)
 
 
@@ -106,11 +106,11 @@ def _destination(out: Location, format: str | None, base: Source) -> Destination
 
 
 class _Patch:
-    """One run."""
+    """One run of ``patch``."""
 
     def __init__(self, sources: Sequence[Source], target: Destination, options: PatchOptions) -> None:
         self._sources = sources
-        self._place = target
+        self._destination = target
         self._options = options
         self._base = weights_of(sources[0])
         self._links: list[Link] = [link_of(source.view()) for source in sources[1:]]
@@ -118,33 +118,33 @@ class _Patch:
         progress = Progress(read, options.progress)
         self._resources = Resources(options.max_ram, options.threads, progress)
 
-    def run(self, *, elsewhere: bool) -> PatchReport:
+    def run(self, *, is_distributed: bool) -> PatchReport:
         options = self._options
-        place = self._place
+        destination = self._destination
         read = [self._base, *(link.checkpoint for link in self._links)]
         account = account_of_reading(read, self._base.location, options.drop)
         stage_routes = stages(self._base, self._links)
-        require_in_proportion(map(_largest, stage_routes[-1].uncached()), place.display)
+        require_in_proportion(map(_largest, stage_routes[-1].uncached()), destination.display)
         base = options.verify_base
         result = options.verify
         workers = self._resources.workers
         proof = Proof(self._links, stage_routes, base=base, result=result, workers=workers)
         plan = self._plan(stage_routes[-1], proof.order or ())
-        every = {**self._base.companions, **self._links[-1].checkpoint.companions} if place.directory else {}
-        companions = {name: path for name, path in every.items() if name not in PACKING_FILES}
+        available = {**self._base.companions, **self._links[-1].checkpoint.companions} if destination.directory else {}
+        companions = {name: path for name, path in available.items() if name not in PACKING_FILES}
         overwrite = options.overwrite
         resume = options.resume
-        with stage(place, overwrite=overwrite, resume=resume, names=companions) as staging:
-            target = Target(staging, place.name, lambda made, _: copy_companions(companions, made, _DENSE))
-            if elsewhere:
+        with stage(destination, overwrite=overwrite, resume=resume, names=companions) as staging:
+            target = Target(staging, destination.name, lambda output, _: copy_companions(companions, output, _DENSE))
+            if is_distributed:
                 executed = self._distribute(plan, target, proof)
             else:
                 executed = execute(plan, self._sources, target, self._resources, proof)
         return PatchReport(
             base=self._sources[0].location,
             deltas=[source.location for source in self._sources[1:]],
-            destination=place.display,
-            format=place.format.name,
+            destination=destination.display,
+            format=destination.format.name,
             tensors=len(plan.steps),
             ops=dict(Counter(change.op for link in self._links for change in link.info.tensors.values())),
             size=executed.size,
@@ -160,7 +160,7 @@ class _Patch:
         )
 
     def _cast(self, plan: Plan) -> str | None:
-        """Return the element type that some values were rounded to, as the caller asked; None where none was."""
+        """Return the element type that values were rounded to at the caller's request; None if none were."""
         if self._options.dtype is None:
             return None
         rounds = any(isinstance(step, Patch) and not step.encoder.lossless for step in plan.steps)
@@ -176,48 +176,48 @@ class _Patch:
         how = (options.io, options.check_digests, options.max_decompressed)
         checkpoints = [self._base, *(link.checkpoint for link in self._links)]
         read = [source_data(item, source.url, *how) for item, source in zip(checkpoints, self._sources, strict=True)]
-        told = delta_plan_json("patch", plan, read, self._place, proof.points)
+        plan_json = delta_plan_json("patch", plan, read, self._destination, proof.points)
         pool = partial(pool_of, options.engine, options.address, threads)
-        cluster = Cluster(pool, options.max_ram, threads, told, "delta")
+        cluster = Cluster(pool, options.max_ram, threads, plan_json, "delta")
         return distribute(plan, self._sources, target, self._resources, cluster, proof)
 
     def _plan(self, routes: Routes, first: Sequence[str]) -> Plan:
-        """Make every tensor, in the order in which what is proven is hashed best."""
-        format = self._place.format
+        """Plan every tensor, in the order that suits the hashes of the proof."""
+        format = self._destination.format
         names = dict.fromkeys([*(name for name in first if name in routes), *routes])
-        steps = [self._step(routes.passing(name)) for name in names]
+        steps = [self._step(routes.get_uncached(name)) for name in names]
         steps = [steps[index] for index in format.order([step.spec for step in steps])]
         require_layers(steps, format)
-        own = self._links[-1].checkpoint.metadata
-        own = {key: value for key, value in own.items() if key != KEY} or dict(self._base.metadata)
-        shard = DEFAULT_SHARD if self._place.directory else None
+        metadata = {key: value for key, value in self._links[-1].checkpoint.metadata.items() if key != KEY}
+        metadata = metadata or dict(self._base.metadata)
+        shard = DEFAULT_SHARD if self._destination.directory else None
         options = WriteOptions(digest=self._options.digest, max_shard=shard)
-        return Plan(steps, format, format.metadata(own), options, measured=False)
+        return Plan(steps, format, format.metadata(metadata), options, measured=False)
 
-    def _step(self, route: Route) -> Step:
+    def _step(self, route: PatchChain) -> Step:
         if route.opaque:
-            return self._checked(Move(route.origin, route.origin.spec(), source=route.born))
-        tensor = at_end(route)
-        wanted = self._options.dtype
+            return self._checked(Move(route.origin, route.origin.spec(), source=route.first_stage))
+        tensor = result_tensor(route)
+        target_dtype = self._options.dtype
         options = {}
-        if wanted is not None and DTYPES[route.dtype].is_float:
-            options = {"dtype": resolve_dtype(wanted).name}
+        if target_dtype is not None and DTYPES[route.dtype].is_float:
+            options = {"dtype": resolve_dtype(target_dtype).name}
         encoder = CODECS[DenseLayout.codec].encoder(route.shape, route.dtype, options)
         spec = encoded_spec(route.name, tensor, encoder, "raw")
         return self._checked(Patch(tensor, spec, rule="patch", route=route, encoder=encoder, options=options))
 
     def _checked(self, step: Step) -> Step:
-        reason = self._place.format.why_unsupported(step.spec)
+        reason = self._destination.format.why_unsupported(step.spec)
         if reason is not None:
             raise UnsupportedError(
-                f"{self._place.format.name} cannot carry this tensor: {reason}",
+                f"{self._destination.format.name} cannot carry this tensor: {reason}",
                 rule="patch.unsupported",
                 where=step.spec.name,
             )
         return step
 
 
-def _largest(route: Route) -> Tensor:
-    """Return what stands for most values on a route: its origin, or a difference that adds rows."""
+def _largest(route: PatchChain) -> Tensor:
+    """Return the tensor with most values on a route: its origin, or a difference that adds rows."""
     resized = [layer.tensor for layer in route.layers if layer.shape != route.origin.shape]
     return max(route.origin, *resized, key=lambda tensor: tensor.size) if resized else route.origin

@@ -1,4 +1,4 @@
-"""The steps of a diff: how the difference of one pair of tensors is stored, as a step that makes it."""
+"""Plan a diff: choose how the difference of each pair of tensors is stored, as a step of the engine."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ingot.codecs.delta.base import AdditiveEncoder, DeltaEncoder, delta_codec, 
 from ingot.codecs.resolve_range import merge_options, resolve_range
 from ingot.codecs.table import CODECS, FLOAT_ENTROPY
 from ingot.conversion.candidates import sample_of
-from ingot.core.parsing.strictjson import warm
+from ingot.core.parsing.strictjson import preload
 from ingot.delta.auto import SAMPLE, exact_bytes
-from ingot.delta.pairs import Both
+from ingot.delta.pairs import TensorPair
 from ingot.delta.strategy import (
     AUTO,
     CALIBRATED,
@@ -24,14 +24,14 @@ from ingot.delta.strategy import (
     SMALL,
     UNSCALED,
     Storage,
-    calibrated,
     choices,
+    first_fitting,
     over_added_rows,
 )
-from ingot.engine.chunks import chunks, matrix_of, pieces
-from ingot.engine.data import StepData, plain, step_data, unplain
+from ingot.engine.chunks import chunks, leading_rows, matrix_of
+from ingot.engine.data import StepData, from_json_value, step_data, to_json_value
 from ingot.engine.diff_step import Diff
-from ingot.engine.fit import fitted, is_opaque, narrowed, why_incomparable
+from ingot.engine.fit import cast_exactly, fit_rows, is_opaque, why_incomparable
 from ingot.engine.steps import ENCODED, Encode, Move
 from ingot.engine.work import Step, difference_spec, encoded_spec
 from ingot.errors import IngotError, UnsupportedError
@@ -44,29 +44,31 @@ from ingot.quantization.encode import encoder_under
 from ingot.quantization.tensor import Outcome, StatisticsSource, has_statistics
 
 ENTROPY = ("bf16", "f16", "f32")
-"""Element types that ``float_entropy`` stores in fewer bytes than they take."""
+"""Element types for which ``float_entropy`` saves bytes."""
 _CHUNK = 1 << 20
-_WORTH, _FRAME = 1.02, 64
-"""What the tensor itself has to save: a difference names the base, and what is the same in both takes nothing."""
+_FULL_TENSOR_FACTOR = 1.02
+_FULL_TENSOR_BYTES = 64
+"""A full tensor must be smaller by these, because a difference records its base, and equal parts cost nothing."""
 
 
-def exact_dtype(both: Both) -> str | None:
-    """Return the element type that the exact difference is taken in; None if the tensor itself is smaller."""
-    (base, tuned), every = both.shared(), both.pair[1]
+def exact_dtype(pair: TensorPair) -> str | None:
+    """Return the element type of the smallest exact difference; None if the full tensor is smaller."""
+    base, tuned = pair.shared()
+    full_tuned = pair.tensors[1]
     if tuned.size <= SMALL:
         return tuned.dtype
     old = sample_of(base, SAMPLE)
     new = sample_of(tuned, SAMPLE)
-    if old.shape != new.shape:  # read in runs from one file and in rows from the other
+    if old.shape != new.shape:  # one file was sampled by runs, the other by rows
         return tuned.dtype
-    sizes: dict[str | None, int] = {tuned.dtype: exact_bytes(fitted(old, len(old), tuned.dtype), new, tuned.dtype)}
-    coarse = narrowed(new, base.dtype)
+    sizes: dict[str | None, int] = {tuned.dtype: exact_bytes(fit_rows(old, len(old), tuned.dtype), new, tuned.dtype)}
+    coarse = cast_exactly(new, base.dtype)
     if coarse is not None:
         sizes[base.dtype] = exact_bytes(old, coarse, base.dtype)
     if tuned.dtype in ENTROPY:
-        sizes[None] = int(_WORTH * _entropy_bytes(new, tuned.dtype)) + _FRAME
-    ways = sorted(sizes, key=lambda dtype: sizes[dtype])
-    return next(dtype for dtype in ways if dtype != base.dtype or _narrows(every, base.dtype))
+        sizes[None] = int(_FULL_TENSOR_FACTOR * _entropy_bytes(new, tuned.dtype)) + _FULL_TENSOR_BYTES
+    by_size = sorted(sizes, key=lambda dtype: sizes[dtype])
+    return next(dtype for dtype in by_size if dtype != base.dtype or _narrows(full_tuned, base.dtype))
 
 
 def _entropy_bytes(values: Array, dtype: str) -> int:
@@ -75,17 +77,18 @@ def _entropy_bytes(values: Array, dtype: str) -> int:
 
 
 def _narrows(tensor: Tensor, dtype: str) -> bool:
-    """Whether a cast to ``dtype`` and back keeps every bit of a tensor; stops at the first that it does not."""
+    """Return whether casting a tensor to ``dtype`` and back keeps every bit; stops at the first lossy chunk."""
     matrix = matrix_of(tensor)
     rows = chunks(tensor, matrix, max(1, _CHUNK // max(matrix[1], 1)))
-    return all(narrowed(values, dtype) is not None for values in rows)
+    return all(cast_exactly(values, dtype) is not None for values in rows)
 
 
 @dataclass(frozen=True, slots=True)
-class Drafted:
-    """What becomes of a tensor of the fine-tune: ``change``, and the step that stores it.
+class PlannedDiff:
+    """The change of a tensor of the fine-tune, and the step that stores it.
 
-    ``digest`` is the digest of values that only move, ``rounded`` the storage of numbers that a quantizer chooses.
+    ``digest`` is the digest of values that are only copied, ``rounded`` the storage of a difference that a quantizer
+    rounds.
     """
 
     change: Change
@@ -95,126 +98,144 @@ class Drafted:
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
-    """What is asked of a delta in ``container``; ``default`` tells that nobody named the strategy.
+class DiffPlanner:
+    """Plans the tensors of a delta in ``container``; ``is_default``: the caller named no strategy.
 
-    ``known`` are statistics that numbers are chosen by, where there are some, ``said`` what tells them from others;
-    ``outcomes`` gets what became of each matrix that was rounded under them.
+    ``statistics`` calibrate the rounding, and ``statistics_id`` identifies them. ``outcomes`` receives the result of
+    each matrix that was rounded with statistics.
     """
 
     container: str
     strategy: str
-    default: bool
+    is_default: bool
     options: Mapping[str, Any] = field(default_factory=dict)
-    known: StatisticsSource | None = None
-    said: str = ""
+    statistics: StatisticsSource | None = None
+    statistics_id: str = ""
     outcomes: dict[str, Outcome] = field(default_factory=dict, compare=False)
 
     @property
     def auto(self) -> bool:
-        """Whether measured storages are given, and all others are exact."""
+        """Whether ``auto`` measures storages; tensors without a measured storage are stored exactly."""
         return self.strategy == AUTO and self.container == "zt"
 
-    @property
-    def asked(self) -> Storage:
-        """The strategy's storage of matrices, which ``options`` are for; raises ``UsageError`` ``delta.strategy``."""
+    def matrix_storage(self) -> Storage:
+        """Return the strategy's storage of matrices, to which ``options`` apply.
+
+        Raises ``UsageError`` ``delta.strategy``: an unknown strategy.
+        """
         return EXACT if self.auto else choices(self.strategy, "", (SMALL, SMALL), "f32", self.container)
 
-    def drafted(self, both: Both, storage: Storage | None = None, count: int | None = None) -> Drafted:
-        """Return the step of a tensor that is not the same in both.
+    def plan(self, pair: TensorPair, storage: Storage | None = None, count: int | None = None) -> PlannedDiff:
+        """Return the change and the step of a tensor that is not equal in both.
 
         Parameters
         ----------
-        both : Both
+        pair : TensorPair
         storage : Storage, optional
-            How the difference is stored; by default as the strategy has it.
+            How the difference is stored; by default the strategy's storage.
         count : int, optional
-            How many elements differ, for those that need it known.
+            How many elements differ, for codecs that need the count.
 
         Raises
         ------
         UnsupportedError, CodecError
+            Errors of the container or the codec, with the tensor's name.
         """
-        tensor = both.tuned
+        tensor = pair.tuned
         assert tensor is not None
         try:
-            return self._drafted(both, tensor, storage or self._storage(tensor, both.base), count)
+            return self._plan(pair, tensor, storage or self._storage(tensor, pair.base), count)
         except IngotError as error:
             small = UNSCALED.get(self.container)
-            if error.rule == "codec.underflow" and small is not None and self.default:
-                return self._drafted(both, tensor, small, count)
+            if error.rule == "codec.underflow" and small is not None and self.is_default:
+                return self._plan(pair, tensor, small, count)
             raise error if error.where and tensor.name in error.where else error.at(tensor.name) from None
 
     def _storage(self, tensor: Tensor, base: Tensor | None) -> Storage:
         if self.auto:
             return EXACT
-        plain = choices(self.strategy, tensor.name, tensor.shape, tensor.dtype, self.container)
-        ways = CALIBRATED.get(self.strategy, ())
-        resized = base is not None and base.shape != tensor.shape  # statistics are of one of the two shapes
-        if plain == EXACT or not ways or resized or not has_statistics(self.known, tensor.name, tensor.shape):
-            return plain
-        return calibrated(ways, tensor.shape[-1])
+        storage = choices(self.strategy, tensor.name, tensor.shape, tensor.dtype, self.container)
+        candidates = CALIBRATED.get(self.strategy, ())
+        resized = base is not None and base.shape != tensor.shape  # the statistics' shapes are those of one of them
+        if (
+            storage == EXACT
+            or not candidates
+            or resized
+            or not has_statistics(self.statistics, tensor.name, tensor.shape)
+        ):
+            return storage
+        return first_fitting(candidates, tensor.shape[-1])
 
     def _encoder(self, tensor: Tensor, storage: Storage, options: Mapping[str, Any], dtype: str) -> DeltaEncoder:
         if storage.quantizer is None:
             return delta_codec(storage.codec).encoder(tensor.shape, dtype, options)
-        how = (storage.quantizer, storage.codec, options)
-        known = Statistics.in_memory({}) if self.known is None else self.known
-        return AdditiveEncoder(encoder_under(tensor.name, tensor.shape, how, known, self._take))
+        quantizer = (storage.quantizer, storage.codec, options)
+        statistics = Statistics.in_memory({}) if self.statistics is None else self.statistics
+        return AdditiveEncoder(encoder_under(tensor.name, tensor.shape, quantizer, statistics, self._add_outcomes))
 
-    def _take(self, outcomes: Sequence[Outcome]) -> None:
+    def _add_outcomes(self, outcomes: Sequence[Outcome]) -> None:
         self.outcomes.update({outcome.matrix: outcome for outcome in outcomes})
 
-    def _drafted(self, both: Both, tensor: Tensor, storage: Storage, count: int | None) -> Drafted:
-        base = both.base
+    def _plan(self, pair: TensorPair, tensor: Tensor, storage: Storage, count: int | None) -> PlannedDiff:
+        base = pair.base
         if is_opaque(tensor):
             return self._checked(_replaced(tensor), Move(tensor, tensor.spec(), source=1), tensor_digest(tensor))
         if base is None or not (self.container == "wdelta" or why_incomparable(base, tensor) is None):
-            return self._whole(tensor)
-        mine = storage == self.asked or storage in CALIBRATED.get(self.strategy, ())
-        extra = self.options if mine else {}
+            return self._full_tensor(tensor)
+        is_strategy = storage == self.matrix_storage() or storage in CALIBRATED.get(self.strategy, ())
+        extra = self.options if is_strategy else {}
         storage = replace(storage, options={**storage.options, **extra})
         if base.shape != tensor.shape and not delta_codec(storage.codec).exact:
             storage = _over_rows(storage, base.shape, tensor.shape)
         codec = delta_codec(storage.codec)
-        taken_in = tensor.dtype
+        difference_dtype = tensor.dtype
         if codec.exact and base.dtype != tensor.dtype:
-            smallest = exact_dtype(both)
+            smallest = exact_dtype(pair)
             if smallest is None:
-                return self._whole(tensor)
-            taken_in = smallest
+                return self._full_tensor(tensor)
+            difference_dtype = smallest
 
-        def made(options: Mapping[str, Any]) -> DeltaEncoder:
-            return self._encoder(tensor, storage, options, taken_in)
+        def make_encoder(options: Mapping[str, Any]) -> DeltaEncoder:
+            return self._encoder(tensor, storage, options, difference_dtype)
 
         options = {**storage.options, **({} if count is None else {"count": count})}
         try:
-            encoder = made(options)
-        except UnsupportedError:  # complex numbers
+            encoder = make_encoder(options)
+        except UnsupportedError:  # complex numbers have no exact difference
             if not codec.exact:
                 raise
-            return self._whole(tensor)
-        more: Mapping[str, Any] = {}
+            return self._full_tensor(tensor)
         if encoder.observes():
-            encoder, more = resolve_range(encoder, made, options, _differences(base, tensor))
-            options = merge_options(options, more)
+            encoder, resolved = resolve_range(encoder, make_encoder, options, _differences(base, tensor))
+            options = merge_options(options, resolved)
         spec = difference_spec(tensor, codec, encoder, storage.encoding)
-        rule = storage.codec if storage.quantizer is None else f"{storage.codec}, {storage.quantizer} by {self.said}"
-        told = (tensor, spec, ENCODED, rule, encoder.lossless)
-        step = Diff(*told, base=base, codec=codec, encoder=encoder, options=options)
+        rule = storage.codec
+        if storage.quantizer is not None:
+            rule = f"{storage.codec}, {storage.quantizer} by {self.statistics_id}"
+        step = Diff(
+            tensor,
+            spec,
+            ENCODED,
+            rule,
+            encoder.lossless,
+            base=base,
+            codec=codec,
+            encoder=encoder,
+            options=options,
+        )
         change = self._applied(base, tensor)
         rounded = None if storage.quantizer is None else storage
         return self._checked(change, step, rounded=rounded)
 
     def _applied(self, base: Tensor, tensor: Tensor) -> Change:
-        """Return the change by a difference; a ``.wdelta`` has no place for what the base is."""
+        """Return the change by a difference; a ``.wdelta`` cannot record the base's type or shape."""
         retyped = base.dtype != tensor.dtype
         resized = base.shape != tensor.shape
         if self.container == "wdelta":
             return Change("apply", tensor.dtype)
         return Change("apply", tensor.dtype, base.dtype if retyped else None, base.shape if resized else None)
 
-    def _whole(self, tensor: Tensor) -> Drafted:
+    def _full_tensor(self, tensor: Tensor) -> PlannedDiff:
         codec = FLOAT_ENTROPY if tensor.dtype in ENTROPY and tensor.size > SMALL else DenseLayout.codec
         encoder = CODECS[codec].encoder(tensor.shape, tensor.dtype, {})
         spec = encoded_spec(tensor.name, tensor, encoder, "raw")
@@ -222,11 +243,11 @@ class Draft:
 
     def _checked(
         self, change: Change, step: Step, digest: str | None = None, rounded: Storage | None = None
-    ) -> Drafted:
+    ) -> PlannedDiff:
         reason = FORMATS[self.container].why_unsupported(step.spec)
         if reason is not None:
-            raise refused(self.container, reason)
-        return Drafted(change, step, digest, rounded)
+            raise container_error(self.container, reason)
+        return PlannedDiff(change, step, digest, rounded)
 
 
 def _replaced(tensor: Tensor) -> Change:
@@ -234,36 +255,36 @@ def _replaced(tensor: Tensor) -> Change:
 
 
 def _over_rows(storage: Storage, base: tuple[int, ...], tuned: tuple[int, ...]) -> Storage:
-    """Return how a difference is stored that is not exact, for tensors of other numbers of rows."""
+    """Return the storage of an inexact difference between tensors with different numbers of rows."""
     if len(tuned) < 2:
         return EXACT
     return over_added_rows(storage, base[0]) if base[0] < tuned[0] else storage
 
 
 def _differences(base: Tensor, tensor: Tensor) -> Iterator[tuple[int, Array]]:
-    """Yield the first row and some differences of the rows that both have."""
+    """Yield differences of the rows that both tensors have, each with the index of its first row."""
     shrinks = tensor.size < base.size
-    for start, (first, other) in pieces(tensor, base) if shrinks else pieces(base, tensor):
-        yield start, difference(other, first) if shrinks else difference(first, other)
+    for start, (smaller, larger) in leading_rows(tensor, base) if shrinks else leading_rows(base, tensor):
+        yield start, difference(larger, smaller) if shrinks else difference(smaller, larger)
 
 
-def refused(container: str, reason: str) -> UnsupportedError:
-    """Return the refusal ``delta.container``."""
+def container_error(container: str, reason: str) -> UnsupportedError:
+    """Return the error ``delta.container`` for a tensor that a container cannot store."""
     return UnsupportedError(f"{container} cannot carry this: {reason}", rule="delta.container")
 
 
 @dataclass(frozen=True, slots=True)
-class DraftedData:
-    """``Drafted`` on its way to another process."""
+class PlannedDiffData:
+    """``PlannedDiff`` as data for another process."""
 
     change: Change
     step: StepData
     digest: str | None
 
 
-@warm
-class DraftData(Struct, frozen=True, forbid_unknown_fields=True):
-    """A draft without statistics, whose steps are returned as data; called with the arguments of ``Draft.drafted``."""
+@preload
+class DiffPlannerData(Struct, frozen=True, forbid_unknown_fields=True):
+    """A planner without statistics for workers; call it like ``DiffPlanner.plan``. Steps are returned as data."""
 
     container: str
     strategy: str
@@ -271,11 +292,11 @@ class DraftData(Struct, frozen=True, forbid_unknown_fields=True):
     options: dict[str, Any]
 
     @classmethod
-    def from_draft(cls, draft: Draft) -> DraftData:
-        """Return the fields of a draft."""
-        return cls(draft.container, draft.strategy, draft.default, plain(draft.options))
+    def from_planner(cls, planner: DiffPlanner) -> DiffPlannerData:
+        """Return the fields of a planner."""
+        return cls(planner.container, planner.strategy, planner.is_default, to_json_value(planner.options))
 
-    def __call__(self, both: Both, storage: Storage | None = None, count: int | None = None) -> DraftedData:
-        draft = Draft(self.container, self.strategy, self.default, unplain(self.options))
-        drafted = draft.drafted(both, storage, count)
-        return DraftedData(drafted.change, msgspec.convert(step_data(drafted.step), StepData), drafted.digest)
+    def __call__(self, pair: TensorPair, storage: Storage | None = None, count: int | None = None) -> PlannedDiffData:
+        planner = DiffPlanner(self.container, self.strategy, self.default, from_json_value(self.options))
+        planned = planner.plan(pair, storage, count)
+        return PlannedDiffData(planned.change, msgspec.convert(step_data(planned.step), StepData), planned.digest)

@@ -1,4 +1,4 @@
-"""Plans of diffs and patches as JSON: made in one process, whose steps others do (``spec/operations.md``, "Plans")."""
+"""Plans of diffs and patches as JSON, from which other processes execute steps (``spec/operations.md``, "Plans")."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ingot.artifacts.destination import Destination
 from ingot.artifacts.open import open_delta, open_source, weights_of
 from ingot.cluster.driver.distribute import StepsType
 from ingot.conversion.planfile import RULE, VERSION, SourceData, TargetData, read_plan, require_same
-from ingot.core.parsing.strictjson import warm
+from ingot.core.parsing.strictjson import preload
 from ingot.delta.chain import link_of, stages
-from ingot.engine.data import StepData, bound_steps, plain, specs_of, step_data, unplain
-from ingot.engine.patch_step import Route
+from ingot.engine.data import StepData, bind_steps, from_json_value, parse_specs, step_data, to_json_value
+from ingot.engine.patch_step import PatchChain
 from ingot.engine.work import Plan, Step
 from ingot.errors import INGOT_VERSION, FormatError
 from ingot.formats.base import Format, FormatWriter, WriteOptions
@@ -27,16 +27,16 @@ from ingot.model.bytesource import Target
 from ingot.model.checkpoint import Checkpoint
 from ingot.stores.location import Location
 
-Kind = Literal["diff", "patch"]
+Operation = Literal["diff", "patch"]
 
 
-@warm
-class DeltaPlanData(Struct, frozen=True, forbid_unknown_fields=True):
-    """The plan of a diff, of a base and a fine-tune, or of a patch, of a base and deltas."""
+@preload
+class DeltaPlanData(Struct, frozen=True, forbid_unknown_fields=True, rename={"operation": "kind"}):
+    """The plan of a diff (base and fine-tune) or of a patch (base and deltas)."""
 
     ingot: str
     version: int
-    kind: Kind
+    operation: Operation
     sources: list[SourceData]
     target: TargetData
     metadata: dict[str, Any]
@@ -45,22 +45,26 @@ class DeltaPlanData(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def source_data(checkpoint: Checkpoint, url: str, io: str, verify: bool, limit: int | str | None) -> SourceData:
-    """Return what a plan says of something that it reads: ``limit`` is ``max_decompressed``."""
+    """Return a plan's entry for a source; ``limit`` is ``max_decompressed``."""
     return SourceData(url, io, verify, limit, checkpoint.identity())
 
 
 def delta_plan_json(
-    kind: Kind, plan: Plan, sources: Sequence[SourceData], place: Destination, hashed: Callable[[Step], Sequence[int]]
+    operation: Operation,
+    plan: Plan,
+    sources: Sequence[SourceData],
+    destination: Destination,
+    hashed: Callable[[Step], Sequence[int]],
 ) -> bytes:
-    """Return a plan as JSON: all that determines the bytes that its steps make, and where the sources are.
+    """Return a plan as JSON: everything that determines the output bytes of its steps, and the sources' locations.
 
-    ``hashed`` tells the points of a step at which values are hashed.
+    ``hashed`` returns the points of a step at which values are hashed.
     """
     options = plan.options
     data = {
         "ingot": INGOT_VERSION,
         "version": VERSION,
-        "kind": kind,
+        "kind": operation,
         "sources": [
             {
                 "url": source.url,
@@ -72,13 +76,13 @@ def delta_plan_json(
             for source in sources
         ],
         "target": {
-            "path": place.name,
-            "format": place.format.name,
+            "path": destination.name,
+            "format": destination.format.name,
             "digest": options.digest,
             "max_shard": options.max_shard,
             "compact": options.compact,
         },
-        "metadata": plain(plan.metadata),
+        "metadata": to_json_value(plan.metadata),
         "measured": plan.measured,
         "steps": [{**step_data(step), "hashed": list(hashed(step))} for step in plan.steps],
     }
@@ -87,46 +91,46 @@ def delta_plan_json(
 
 @dataclass(frozen=True, slots=True)
 class OpenedDeltaPlan:
-    """A plan whose sources are open, and proven to be what it was made for. A ``Shared``."""
+    """A plan with open sources, which were checked against the plan. Implements ``Shared``."""
 
     data: DeltaPlanData
     format: Format
     checkpoints: Sequence[Checkpoint]
-    routes: Mapping[str, Route]
+    routes: Mapping[str, PatchChain]
     stack: ExitStack
 
     @property
     def names(self) -> Sequence[str]:
-        """As ``cluster.driver.distribute.Shared.names``."""
+        """Return the names of the steps' tensors (``cluster.driver.distribute.Shared.names``)."""
         return [str(step.spec.get("name")) for step in self.data.steps]
 
     def plan(self, numbers: range) -> Plan:
-        """As ``Shared.plan``."""
+        """Return the plan of a range of steps (``Shared.plan``)."""
         data = self.data.steps[numbers.start : numbers.stop]
-        steps = list(bound_steps(data, self.checkpoints, self.format, self.routes))
+        steps = list(bind_steps(data, self.checkpoints, self.format, self.routes))
         return Plan(steps, self.format, self._metadata(), self._writing(), self.data.measured)
 
     def hashed(self, numbers: range) -> Sequence[Sequence[int]]:
-        """As ``Shared.hashed``."""
+        """Return the points at which each step of a range hashes values (``Shared.hashed``)."""
         return [step.hashed for step in self.data.steps[numbers.start : numbers.stop]]
 
     def writer(self, target: Target) -> FormatWriter:
-        """As ``Shared.writer``."""
-        artifact = Artifact(specs_of(self.data.steps), self._metadata())
+        """Return a writer of the plan's artifact (``Shared.writer``)."""
+        artifact = Artifact(parse_specs(self.data.steps), self._metadata())
         return self.format.writer(target, self.data.target.path, artifact, self._writing())
 
     def require_unchanged(self) -> None:
-        """As ``Shared.require_unchanged``."""
+        """Raise an error if a source was modified (``Shared.require_unchanged``)."""
         for checkpoint in self.checkpoints:
             checkpoint.require_unchanged()
 
     def close(self) -> None:
-        """As ``Shared.close``."""
+        """Close the sources (``Shared.close``)."""
         self.stack.close()
 
     def _metadata(self) -> dict[str, Any]:
         try:
-            metadata = unplain(self.data.metadata)
+            metadata = from_json_value(self.data.metadata)
         except (ValueError, TypeError) as error:
             raise FormatError(RULE, f"expected metadata as plans have them: {error}") from error
         if not isinstance(metadata, dict):
@@ -134,8 +138,8 @@ class OpenedDeltaPlan:
         return metadata
 
     def _writing(self) -> WriteOptions:
-        told = self.data.target
-        return WriteOptions(told.digest, told.max_shard, told.compact)
+        target = self.data.target
+        return WriteOptions(target.digest, target.max_shard, target.compact)
 
 
 def shared(location: Location) -> OpenedDeltaPlan:
@@ -144,25 +148,25 @@ def shared(location: Location) -> OpenedDeltaPlan:
     Raises
     ------
     FormatError
-        ``plan.json``, ``plan.version``: no plan, or that of another version of Ingot.
+        ``plan.json``, ``plan.version``: no plan, or a plan of another version of Ingot.
     IntegrityError
-        ``plan.source``: a source is not what the plan was made for.
+        ``plan.source``: a source differs from the one that the plan was made for.
     """
     data = read_plan(location, DeltaPlanData)
     with ExitStack() as stack:
         checkpoints = []
-        for number, told in enumerate(data.sources):
-            is_delta = number > 0 and data.kind == "patch"
+        for index, item in enumerate(data.sources):
+            is_delta = index > 0 and data.operation == "patch"
             opened = open_delta if is_delta else open_source
             source = opened(
-                Location.parse(told.url), io=told.io, verify=told.verify, max_decompressed=told.max_decompressed
+                Location.parse(item.url), io=item.io, verify=item.verify, max_decompressed=item.max_decompressed
             )
             stack.callback(source.close)
             checkpoint = source.view() if is_delta else weights_of(source)
-            require_same(checkpoint.identity(), told.identity, source.location)
+            require_same(checkpoint.identity(), item.identity, source.location)
             checkpoints.append(checkpoint)
-        routes: Mapping[str, Route] = {}
-        if data.kind == "patch":
+        routes: Mapping[str, PatchChain] = {}
+        if data.operation == "patch":
             routes = stages(checkpoints[0], [link_of(checkpoint) for checkpoint in checkpoints[1:]])[-1]
         format = FORMATS.get_or_refuse(data.target.format)
         return OpenedDeltaPlan(data, format, checkpoints, routes, stack.pop_all())

@@ -1,7 +1,7 @@
-"""Proving that a base, each parent in a chain, and the result are those that the deltas name.
+"""Check that a base, each parent in a chain, and the result have the identities that the deltas state.
 
-Most is hashed while the patch reads and makes the tensors; what does not pass there (tensors that are removed or
-replaced later, other orders of a parent hash) is hashed beside it.
+Most tensors are hashed while the patch reads and computes them. The others (tensors that a later delta removes or
+replaces, or a parent hash in another order) are hashed separately.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ from ingot.delta.chain import Link, Routes
 from ingot.delta.observe import PARENT
 from ingot.delta.parent import matching_order, parent_orders
 from ingot.engine.execute import Observer
-from ingot.engine.patch_step import Patch, Route
-from ingot.engine.pipeline import Watching
-from ingot.engine.watch import ContentWatch, Lane, ParentWatch, Watch, Watches
-from ingot.engine.work import Done, Plan, Step
+from ingot.engine.hashing import HashFactories, HashFactory, HashThread, ParentHash, TensorHashes
+from ingot.engine.patch_step import Patch, PatchChain
+from ingot.engine.pipeline import HashSelector
+from ingot.engine.work import CompletedStep, Plan, Step
 from ingot.errors import CodecError, IntegrityError, UsageError
-from ingot.model.reading.lazy import Made, Many
+from ingot.model.reading.lazy import ComputedMap, TensorMap
 from ingot.model.tensor import Tensor
 
 
 class Proof(Observer):
-    """Which stages are hashed, how, and what they must be.
+    """Hashes stages of a chain and compares them with the stated identities.
 
     Parameters
     ----------
     links : sequence of Link
     stages : sequence of mappings
-        Of ``delta_chain.stages``.
+        Result of ``chain.stages``.
     base : bool
-        Whether every link's parent is to be proven. What one link promises and the next expects is compared here.
+        Whether to check every link's parent. The identities that neighbouring links state are compared at once.
     result : bool or None
-        Whether the result is to be proven. None: where the last link states one and the base is proven, since from
-        another base something else must come.
+        Whether to check the result. None: if the last link states it and the base is checked, because another base
+        yields another result.
     workers : int
-        Threads that hash what does not pass.
+        Threads that hash tensors separately.
 
     Raises
     ------
     IntegrityError
-        ``delta.base``: the links do not fit together.
+        ``delta.base``: neighbouring links state different identities.
     UsageError
-        ``delta.no-identity``, ``delta.no-result``: a delta does not say what is to be proven.
+        ``delta.no-identity``, ``delta.no-result``: a delta lacks an identity that should be checked.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Proof(Observer):
         self._contents: dict[int, str] = {}
         self._orders: dict[int, Sequence[str]] = {}
         self._parents: dict[int, str] = {}
-        self._watches: dict[int, Watch] = {}
+        self._watches: dict[int, HashFactory] = {}
         self._workers = workers
         self.result_id: str | None = None
         for stage in range(len(links)) if base else ():
@@ -74,7 +74,7 @@ class Proof(Observer):
         if result or (result is None and base and promised is not None):
             if promised is None:
                 raise UsageError(
-                    "the delta does not say what its result is: nothing to verify against",
+                    "the delta does not state its result: nothing to verify against",
                     rule="delta.no-result",
                     where=links[-1].location,
                 )
@@ -82,11 +82,11 @@ class Proof(Observer):
 
     @property
     def order(self) -> Sequence[str] | None:
-        """The order in which tensors are best made, as a parent hash wants them; None where none does."""
+        """The order of tensors that a parent hash needs; None if no parent hash is checked."""
         return self._order(min(self._parents)) if self._parents else None
 
     def _order(self, stage: int) -> Sequence[str]:
-        """Return the order in which a stage's parent hash is most likely to be over its tensors."""
+        """Return the likeliest order of tensors in a stage's parent hash."""
         if stage in self._orders:
             return self._orders[stage]
         names = list(self._links[stage].checkpoint)
@@ -100,59 +100,59 @@ class Proof(Observer):
     def points(self, step: Step) -> Sequence[int]:
         if not isinstance(step, Patch):
             return ()
-        return [stage for stage in sorted(self._contents) if self._on_the_way(stage, step)]
+        return [stage for stage in sorted(self._contents) if self._is_value_of(stage, step)]
 
     @contextmanager
-    def watching(self, plan: Plan, resumed: int) -> Iterator[Watching]:
+    def hash_selector(self, plan: Plan, resumed: int) -> Iterator[HashSelector]:
         with ExitStack() as stack:
             for stage in sorted({*self._contents, *self._parents}):
-                lane = stack.enter_context(Lane(f"hash{stage}"))
+                lane = stack.enter_context(HashThread(f"hash{stage}"))
                 if stage in self._contents:
-                    self._watches[stage] = ContentWatch(lane)
-                elif not resumed and self._passes(stage, plan.steps):
-                    self._watches[stage] = ParentWatch(lane)
+                    self._watches[stage] = TensorHashes(lane)
+                elif not resumed and self._needs_no_pass(stage, plan.steps):
+                    self._watches[stage] = ParentHash(lane)
 
-            def of_step(step: Step) -> Watches:
+            def of_step(step: Step) -> HashFactories:
                 if not isinstance(step, Patch):
                     return {}
-                return {stage: watch for stage, watch in self._watches.items() if self._on_the_way(stage, step)}
+                return {stage: watch for stage, watch in self._watches.items() if self._is_value_of(stage, step)}
 
             yield of_step
 
-    def conclude(self, done: Sequence[Done]) -> Mapping[str, Any] | None:
-        """Compare all hashes with what they must be; raises ``IntegrityError`` ``delta.base`` or ``delta.result``."""
+    def conclude(self, done: Sequence[CompletedStep]) -> Mapping[str, Any] | None:
+        """Compare all hashes with the stated ones; raises ``IntegrityError`` ``delta.base`` or ``delta.result``."""
         for stage, expected in self._contents.items():
-            found = content_of(self._ids(stage, done))
+            actual = content_of(self._ids(stage, done))
             if stage == len(self._links):
-                self.result_id = found
-                if found != expected:
+                self.result_id = actual
+                if actual != expected:
                     raise IntegrityError(
                         "delta.result",
-                        f"the result is not the one that the delta promises: expected {expected}, found {found}",
+                        f"the result is not the one that the delta states: expected {expected}, found {actual}",
                         where=self._links[-1].location,
                     )
-            elif found != expected:
-                raise self._wrong(stage, expected, found)
+            elif actual != expected:
+                raise self._base_error(stage, expected, actual)
         for stage, expected in self._parents.items():
             watch = self._watches.get(stage)
-            found = watch.hex if isinstance(watch, ParentWatch) else self._parent(stage)
-            if found != expected and not self._in_another_order(stage, expected):
-                raise self._wrong(stage, expected, found)
+            actual = watch.hex if isinstance(watch, ParentHash) else self._parent(stage)
+            if actual != expected and not self._matches_other_order(stage, expected):
+                raise self._base_error(stage, expected, actual)
         return None
 
     def explain(self, error: CodecError) -> None:
-        """Look whether a delta could not be applied because its base is another one.
+        """Check whether a delta could not be applied because the base is a different one.
 
-        Raises ``IntegrityError`` ``delta.base`` if so.
+        Raises ``IntegrityError`` ``delta.base`` in this case.
         """
         for stage in sorted({*self._contents, *self._parents} - {len(self._links)}):
             expected = self._contents.get(stage) or self._parents[stage]
             try:
-                found = content_of(self._ids(stage, ())) if stage in self._contents else self._parent(stage)
-            except CodecError:  # it comes from an earlier stage then
+                actual = content_of(self._ids(stage, ())) if stage in self._contents else self._parent(stage)
+            except CodecError:  # the error is from an earlier stage
                 return
-            if found != expected and (stage in self._contents or not self._in_another_order(stage, expected)):
-                raise self._wrong(stage, expected, found) from error
+            if actual != expected and (stage in self._contents or not self._matches_other_order(stage, expected)):
+                raise self._base_error(stage, expected, actual) from error
 
     def _expect_base(self, stage: int) -> None:
         link = self._links[stage]
@@ -162,41 +162,41 @@ class Proof(Observer):
             if before is None:
                 self._contents[stage] = expected.content
             elif before != expected.content:
-                raise self._wrong(stage, expected.content, before)
+                raise self._base_error(stage, expected.content, before)
         elif PARENT in expected.hashes:
             self._parents[stage] = expected.hashes[PARENT]
         else:
             raise UsageError(
-                "the delta does not say what its base is; pass --no-verify-base (verify_base=False) to trust yours",
+                "the delta does not state its base; pass --no-verify-base (verify_base=False) to trust yours",
                 rule="delta.no-identity",
                 where=link.location,
             )
 
-    def _on_the_way(self, stage: int, step: Patch) -> bool:
-        """Whether the step makes just the values that its tensor has at ``stage``."""
+    def _is_value_of(self, stage: int, step: Patch) -> bool:
+        """Return whether the step computes the values that its tensor has at ``stage``."""
         covered = stage in self._contents or step.spec.name in self._links[stage].info.tensors
-        return covered and step.route.born <= stage  # it was not replaced since
+        return covered and step.route.first_stage <= stage  # no later delta replaces the tensor
 
-    def _passes(self, stage: int, steps: Sequence[Step]) -> bool:
-        """Whether all tensors of a parent hash are read one after the other, in its order: then it comes on the way."""
+    def _needs_no_pass(self, stage: int, steps: Sequence[Step]) -> bool:
+        """Return whether the steps read all tensors of a parent hash in its order, so that it needs no extra pass."""
         if stage:
             return False
-        known = self._links[stage].info.tensors
-        covered = [step for step in steps if step.spec.name in known]
+        changes = self._links[stage].info.tensors
+        covered = [step for step in steps if step.spec.name in changes]
         if [step.spec.name for step in covered] != list(self._order(stage)):
             return False
-        return all(isinstance(step, Patch) and step.route.born <= stage for step in covered)
+        return all(isinstance(step, Patch) and step.route.first_stage <= stage for step in covered)
 
-    def _ids(self, stage: int, done: Sequence[Done]) -> dict[str, TensorId]:
+    def _ids(self, stage: int, done: Sequence[CompletedStep]) -> dict[str, TensorId]:
         passed = {item.step.spec.name: item.digest(stage) for item in done}
         digests = {name: digest for name, digest in passed.items() if digest is not None}
-        rest = [route for name, route in self._stages[stage].items() if name not in digests]
+        unhashed = [route for name, route in self._stages[stage].items() if name not in digests]
         workers = self._workers if done else 0
-        digests |= dict(ordered(lambda route: (route.name, _digest(route)), rest, workers))
+        digests |= dict(ordered(lambda route: (route.name, _digest(route)), unhashed, workers))
         return {name: TensorId(route.dtype, route.shape, digests[name]) for name, route in self._stages[stage].items()}
 
     def _parent(self, stage: int, order: Sequence[str] | None = None) -> str:
-        """Return the parent hash of a stage, over tensors in the likeliest order by default, by a pass of its own."""
+        """Return the parent hash of a stage in an extra pass, by default over tensors in the likeliest order."""
         running = Sha256()
         for name in self._order(stage) if order is None else order:
             running.update(name.encode("utf-8", "surrogatepass"))
@@ -204,35 +204,35 @@ class Proof(Observer):
                 running.update(file_bytes(rows))
         return hex_of(running)
 
-    def _in_another_order(self, stage: int, expected: str) -> bool:
-        """Whether the base has this parent hash in one of the other orders that its tool has hashed in.
+    def _matches_other_order(self, stage: int, expected: str) -> bool:
+        """Return whether the base has this parent hash in another order that deltatensors uses.
 
-        Of a link's parent its tool has hashed what the link before gave: the tensors that this one covers, no others.
+        For a link's parent, deltatensors hashes the previous link's tensors and no others.
         """
         if stage:
             before = sorted(self._links[stage - 1].checkpoint)
-            there = all(name in self._stages[stage] for name in before)
-            return there and before != self._order(stage) and self._parent(stage, before) == expected
+            exists = all(name in self._stages[stage] for name in before)
+            return exists and before != self._order(stage) and self._parent(stage, before) == expected
         base = _origins(self._stages[0])
         return matching_order(base, list(self._links[0].checkpoint), expected) is not None
 
-    def _wrong(self, stage: int, expected: str, found: str) -> IntegrityError:
-        who = "the base" if not stage else f"what delta {stage} gives"
+    def _base_error(self, stage: int, expected: str, actual: str) -> IntegrityError:
+        subject = "the base" if not stage else f"the result of delta {stage}"
         return IntegrityError(
             "delta.base",
-            f"{who} is not what this delta was made from: expected {expected}, found {found}; "
+            f"{subject} is not what this delta was made from: expected {expected}, found {actual}; "
             "give the right base, and deltas in the order in which they were made",
             where=self._links[stage].location,
         )
 
 
-def _origins(routes: Routes) -> Many[Tensor]:
-    """Return what routes begin with."""
-    return Made(routes, lambda name: routes[name].origin)
+def _origins(routes: Routes) -> TensorMap[Tensor]:
+    """Return the tensors that routes begin with."""
+    return ComputedMap(routes, lambda name: routes[name].origin)
 
 
-def _digest(route: Route) -> str:
-    """Return the hex of the BLAKE3 of a route's values."""
+def _digest(route: PatchChain) -> str:
+    """Return the BLAKE3 of a route's values, in hex."""
     if not route.layers:
         return tensor_digest(route.origin)
     running = Blake3()

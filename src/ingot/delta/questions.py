@@ -1,4 +1,4 @@
-"""The tasks of workers for diffs, and for the errors of a delta; the calls of functions for pairs by workers."""
+"""Tasks of workers for diffs and for the cost of a delta, and an executor that calls workers for pairs."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from ingot.artifacts.open import Source, weights_of
 from ingot.cluster.driver.spread import Opened, Query, Question, ask, files_of
 from ingot.cluster.messages import Digest
 from ingot.cluster.pool import Pool
-from ingot.core.parsing.strictjson import warm
+from ingot.core.parsing.strictjson import preload
 from ingot.core.runtime.progress import Progress
-from ingot.delta.auto import Measured, measure_both
-from ingot.delta.compare_inputs import changed, common_digest, is_cast
+from ingot.delta.auto import Measured, measure_pair
+from ingot.delta.compare_inputs import common_digest, count_changed, is_cast
 from ingot.delta.cost import DeltaFiles, cost_of, open_items
-from ingot.delta.pairs import Both, PairFiles, digest_of, open_pairs
-from ingot.delta.plan import DraftData, DraftedData
+from ingot.delta.pairs import PairFiles, TensorPair, digest_of, open_pairs
+from ingot.delta.plan import DiffPlannerData, PlannedDiffData
 from ingot.delta.report import TensorDiff
 from ingot.delta.strategy import Storage
 
 R = TypeVar("R")
 
 
-@warm
-class DraftFiles(Struct, frozen=True, forbid_unknown_fields=True):
-    """A base and a fine-tune, and how their difference is to be stored."""
+@preload
+class PlannerFiles(Struct, frozen=True, forbid_unknown_fields=True):
+    """The locations of a base and a fine-tune, and the planner of their difference."""
 
     base: str
     tuned: str
     io: str
     verify: bool
     max_decompressed: int | str | None
-    draft: DraftData
+    draft: DiffPlannerData
 
 
 @contextmanager
-def _open_drafts(files: DraftFiles) -> Iterator[Opened[Callable[..., DraftedData]]]:
-    pair = PairFiles(files.base, files.tuned, files.io, files.verify, files.max_decompressed)
-    with open_pairs(pair) as opened:
-        yield Opened([partial(files.draft, both) for both in opened.items], opened.identity)
+def _open_planners(files: PlannerFiles) -> Iterator[Opened[Callable[..., PlannedDiffData]]]:
+    files_of_pair = PairFiles(files.base, files.tuned, files.io, files.verify, files.max_decompressed)
+    with open_pairs(files_of_pair) as opened:
+        yield Opened([partial(files.draft, pair) for pair in opened.items], opened.identity)
 
 
-def _draft(item: Callable[..., DraftedData], storage: Storage | None, count: int | None) -> DraftedData:
+def _plan(item: Callable[..., PlannedDiffData], storage: Storage | None, count: int | None) -> PlannedDiffData:
     return item(storage, count)
 
 
@@ -53,49 +53,56 @@ DELTA_COST = Question(DeltaFiles, tuple[()], TensorDiff, open_items, cost_of)
 PAIR_CAST = Question(PairFiles, tuple[()], bool, open_pairs, is_cast)
 PAIR_EQUAL = Question(PairFiles, tuple[()], Digest | None, open_pairs, common_digest)
 PAIR_DIGEST = Question(PairFiles, tuple[int], Digest, open_pairs, digest_of)
-PAIR_CHANGED = Question(PairFiles, tuple[()], int, open_pairs, changed)
-PAIR_MEASURE = Question(PairFiles, tuple[()], Measured, open_pairs, measure_both)
-PAIR_DRAFT = Question(DraftFiles, tuple[Storage | None, int | None], DraftedData, _open_drafts, _draft)
+PAIR_CHANGED = Question(PairFiles, tuple[()], int, open_pairs, count_changed)
+PAIR_MEASURE = Question(PairFiles, tuple[()], Measured, open_pairs, measure_pair)
+PAIR_DRAFT = Question(PlannerFiles, tuple[Storage | None, int | None], PlannedDiffData, _open_planners, _plan)
 
 _PAIR_QUESTIONS: dict[Callable[..., Any], str] = {
     is_cast: "pair-cast",
     common_digest: "pair-equal",
     digest_of: "pair-digest",
-    changed: "pair-changed",
-    measure_both: "pair-measure",
+    count_changed: "pair-changed",
+    measure_pair: "pair-measure",
 }
 
 
 def pair_question(function: Callable[..., Any], files: PairFiles) -> tuple[str, Struct]:
-    """Return the name of the question that a function of pairs is, or a ``DraftData``, and its options."""
-    if isinstance(function, DraftData):
+    """Return the name and the options of the task for a function of pairs, or for a ``DiffPlannerData``."""
+    if isinstance(function, DiffPlannerData):
         named = (files.base, files.tuned, files.io, files.verify, files.max_decompressed)
-        return "pair-draft", DraftFiles(*named, function)
+        return "pair-draft", PlannerFiles(*named, function)
     return _PAIR_QUESTIONS[function], files
 
 
-class ByWorkers:
-    """The workers of a pool answer. ``Asking``.
+class ClusterExecutor:
+    """A ``PairExecutor`` that uses the workers of a pool.
 
-    ``sources`` are the two as the driver has opened them; ``progress`` gets the bytes that workers read, which are
-    added to its total.
+    ``sources`` are the base and the fine-tune as opened by the driver. ``progress`` receives the bytes that workers
+    read, which are added to its total.
     """
 
     def __init__(
-        self, pairs: Mapping[str, Both], sources: Sequence[Source], files: PairFiles, pool: Pool, progress: Progress
+        self,
+        pairs: Mapping[str, TensorPair],
+        sources: Sequence[Source],
+        files: PairFiles,
+        pool: Pool,
+        progress: Progress,
     ) -> None:
         self._pairs = pairs
         self._files = files
         self._pool = pool
         self._progress = progress
-        self._numbers = {name: number for number, name in enumerate(pairs)}
+        self._indices = {name: index for index, name in enumerate(pairs)}
         self._addresses = {"base": sources[0].url, "tuned": sources[1].url}
         self._identity = [weights_of(source).identity() for source in sources]
 
-    def each(self, of: Callable[..., R], names: Sequence[str], told: Sequence[tuple[Any, ...]] = ()) -> list[R]:
-        """As ``Asking.each``, for the functions of ``pair_question``; raises the errors of ``ask``."""
-        pairs = zip(names, told or [()] * len(names), strict=True)
-        queries = [Query(self._numbers[name], name, self._pairs[name].nbytes, item) for name, item in pairs]
+    def map(
+        self, function: Callable[..., R], names: Sequence[str], arguments: Sequence[tuple[Any, ...]] = ()
+    ) -> list[R]:
+        """Call a function of ``pair_question``; see ``PairExecutor.map``. Raises the errors of ``ask``."""
+        calls = zip(names, arguments or [()] * len(names), strict=True)
+        queries = [Query(self._indices[name], name, self._pairs[name].nbytes, values) for name, values in calls]
         self._progress.total += sum(item.nbytes for item in queries)
-        question, options = pair_question(of, self._files)
+        question, options = pair_question(function, self._files)
         return ask(question, files_of(options, self._addresses, self._identity), queries, self._pool, self._progress)

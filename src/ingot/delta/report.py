@@ -1,4 +1,4 @@
-"""What a diff or a patch did, tensor by tensor."""
+"""Reports of a diff or a patch, with a row per tensor."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ingot.delta.explain import note_of
-from ingot.engine.work import Done
+from ingot.engine.work import CompletedStep
 from ingot.model.delta import Change
 from ingot.model.tensor import Tensor
 from ingot.quantization.tensor import Outcome
@@ -29,7 +29,7 @@ from ingot.reporting.report import (
     table_of,
     worst_of,
 )
-from ingot.reporting.shown import Shown
+from ingot.reporting.reportable import Reportable
 
 HALF = 0.5
 SAME = "same"
@@ -39,11 +39,11 @@ SAME = "same"
 class TensorDiff:
     """One tensor of the fine-tune in a delta.
 
-    ``op`` is ``apply``, ``replace`` or ``same``; ``nbytes`` are stored in the delta, ``tuned_nbytes`` in the fine-tune.
-    ``exact`` tells whether patching gives its values bit for bit; ``error`` is that of the reconstructed weights
-    (``max_abs``, ``rms``, ``snr_db``, ``cosine``), None where exact or not measured. ``left`` is the share of the
-    difference's squared norm that patching does not bring: 0 for all of it there, 1 as far away as the base. ``note``
-    says how the difference is taken of a base of another element type or shape, or why the tensor is stored whole.
+    ``op`` is ``apply``, ``replace`` or ``same``. ``nbytes`` are its bytes in the delta, ``tuned_nbytes`` those in the
+    fine-tune. ``exact``: whether patching restores its values bit for bit. ``error`` is the error of the patched
+    weights (``max_abs``, ``rms``, ``snr_db``, ``cosine``), None if exact or not measured. ``left`` is the share of the
+    difference's squared norm that patching does not restore: 0 for an exact result, 1 for the base. ``note`` describes
+    a difference to a base of another element type or shape, or why the full tensor is stored.
     """
 
     name: str
@@ -62,13 +62,13 @@ class TensorDiff:
 def tensor_diffs(
     changes: Mapping[str, Change],
     exact: Sequence[bool],
-    done: Sequence[Done],
+    done: Sequence[CompletedStep],
     base: Mapping[str, Tensor],
     tuned: Mapping[str, Tensor],
 ) -> list[TensorDiff]:
-    """Describe every tensor of a fine-tune: its change, whether patching is exact (in the same order), what is stored.
+    """Describe every tensor of a fine-tune: its change, whether patching is exact, and the stored bytes.
 
-    ``done`` has the steps of the tensors that are not the same, in any order.
+    ``exact`` has the order of ``changes``. ``done`` contains the steps of the stored tensors, in any order.
     """
     stored = {item.step.spec.name: item for item in done}
     return [
@@ -77,7 +77,7 @@ def tensor_diffs(
     ]
 
 
-def _tensor_diff(base: Tensor | None, tensor: Tensor, op: str, exact: bool, done: Done | None) -> TensorDiff:
+def _tensor_diff(base: Tensor | None, tensor: Tensor, op: str, exact: bool, done: CompletedStep | None) -> TensorDiff:
     lossy = done is not None and not exact and done.error.count > 0
     moved = done.notes.get("moved", 0.0) if done else 0.0
     return TensorDiff(
@@ -96,12 +96,13 @@ def _tensor_diff(base: Tensor | None, tensor: Tensor, op: str, exact: bool, done
 
 
 @dataclass(frozen=True, slots=True)
-class DiffReport(Shown):
-    """A finished delta. Sizes in bytes: ``size`` of the file, ``tuned_nbytes`` of the fine-tune's stored tensors.
+class DiffReport(Reportable):
+    """The report of a diff. Sizes in bytes: ``size`` of the file, ``tuned_nbytes`` of the fine-tune's stored tensors.
 
-    ``base_id`` and ``result_id`` are content ids (``artifacts.identity``), None where the container has other ones:
-    ``parent_hash`` is a ``.wdelta``'s. ``resumed`` tensors are from an earlier run. ``rounded`` is what quantizers did
-    to each matrix, ``notes`` tell of it. ``dropped`` are tensors that were not read, and whose loss was accepted.
+    ``base_id`` and ``result_id`` are content ids (``artifacts.identity``), None if the container has others:
+    ``parent_hash`` is that of a ``.wdelta``. ``resumed`` counts tensors from an earlier run. ``rounded`` are the
+    results of quantizers per matrix, which ``notes`` summarize. ``dropped`` are tensors that the caller chose not to
+    read.
     """
 
     base: str
@@ -129,17 +130,17 @@ class DiffReport(Shown):
 
     @property
     def exact(self) -> bool:
-        """Whether patching gives the fine-tune bit for bit: each tensor exactly, and none was dropped."""
+        """Whether patching restores the fine-tune bit for bit: every tensor is exact, and none was dropped."""
         return not self.dropped and all(tensor.exact for tensor in self.tensors)
 
     @property
     def ops(self) -> Counts:
-        """How many tensors are applied, replaced, the same."""
+        """How many tensors have each operation: apply, replace, same."""
         return dict(Counter(tensor.op for tensor in self.tensors))
 
     @property
     def short(self) -> list[TensorDiff]:
-        """Tensors of whose difference patching leaves more than half, the worst first."""
+        """Tensors of whose difference patching restores less than half, the worst first."""
         lossy = [tensor for tensor in self.tensors if tensor.left is not None and tensor.left > HALF]
         return sorted(lossy, key=lambda tensor: -(tensor.left or 0))
 
@@ -149,9 +150,9 @@ class DiffReport(Shown):
         return worst_of(self.tensors)
 
     def report(self, *, tensors: bool = False) -> Report:
-        """Return all figures and the tensors, which people get if asked for."""
-        beside = ("tensors", "rounded", "dropped")
-        figures = [item for item in figures_of(self, "share", "exact", "ops") if item.name not in beside]
+        """Return all figures and the tensors; the text shows the tensors if ``tensors`` is true."""
+        separate = ("tensors", "rounded", "dropped")
+        figures = [item for item in figures_of(self, "share", "exact", "ops") if item.name not in separate]
         figures.append(Figure("dropped", dict(self.dropped), "data"))
         if self.rounded:
             figures.append(Figure("rounded", [data_of(item) for item in self.rounded], "data"))
@@ -170,28 +171,28 @@ class DiffReport(Shown):
             Line("{seconds}", "time"),
             Line("{named}", "base"),
         ]
-        measured, told = loss(self.tensors, "patching gives the fine-tune bit for bit" if self.exact else None)
+        measured, loss_lines = loss(self.tensors, "patching gives the fine-tune bit for bit" if self.exact else None)
         figures += measured
-        lines += told
+        lines += loss_lines
         if short:
             figures += [
                 Figure("lost", len(short), "count", data=False),
                 Figure("most", short[0].name, data=False),
                 Figure("left", short[0].left, "ratio", data=False),
             ]
-            words = "{lost} tensors keep less than half of their difference, worst {most}: {left} left"
-            lines.append(Line(f"{words}; take a finer strategy", "lost"))
-        lines.append(Line("{item}", "note", each="notes"))
+            text = "{lost} tensors keep less than half of their difference, worst {most}: {left} left"
+            lines.append(Line(f"{text}; take a finer strategy", "lost"))
+        lines.append(Line("{item}", "note", items="notes"))
         shown = [tensors_table(self.tensors)] if tensors else []
         return Report(figures, lines, [table_of("tensors", self.tensors, TensorDiff), *shown])
 
 
 @dataclass(frozen=True, slots=True)
-class PatchReport(Shown):
-    """A finished patch. ``verified_base`` and ``verified`` tell what was proven: the base, the result.
+class PatchReport(Reportable):
+    """The report of a patch. ``verified_base`` and ``verified``: whether the base and the result were checked.
 
-    ``result_id`` is the content id of the result in the fine-tune's element types, where it was computed. ``resumed``
-    tensors are from an earlier run. ``cast`` is the element type that floats were rounded to after that, if they were.
+    ``result_id`` is the content id of the result in the fine-tune's element types, if it was computed. ``resumed``
+    counts tensors from an earlier run. ``cast`` is the element type that floats were then rounded to, if any.
     """
 
     base: str
@@ -225,7 +226,7 @@ class PatchReport(Shown):
         if self.verified:
             before = ", before floats were rounded to {cast}" if self.cast else ""
             lines.append(Line(f"{{result_id}}, as the delta promises{before}", "result"))
-        lines.append(Line("{item}", "note", each="notes"))
+        lines.append(Line("{item}", "note", items="notes"))
         return Report([*figures_of(self), Figure("chain", " + ".join(self.deltas), data=False)], lines)
 
 
@@ -243,7 +244,7 @@ _TENSORS = (
 
 
 def tensors_table(tensors: Sequence[TensorDiff]) -> Table:
-    """Return what a delta stores of each tensor, and what is lost, for people."""
+    """Return the text table of a delta's tensors: stored bytes and errors."""
     rows = []
     for item in tensors:
         error = None if item.exact else item.error

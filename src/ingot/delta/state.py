@@ -1,4 +1,4 @@
-"""A state dict seen as NumPy arrays that share its memory, to be changed in place."""
+"""View the tensors of a state dict as NumPy arrays that share its memory, to change them in place."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from typing import Any
 import numpy as np
 
 from ingot.core.numeric.dtypes import dtype as resolve_dtype
-from ingot.engine.patch_step import Route
+from ingot.engine.patch_step import PatchChain
 from ingot.errors import FormatError, UnsupportedError
 from ingot.model.tensor import FRAMEWORKS, TO_NUMPY, Array, Tensor
 
 
 def shared_array(name: str, value: Any) -> Array:
-    """Return ``value`` as an array of the same memory, in C order, that can be written.
+    """Return ``value`` as a writable C-order array of the same memory.
 
-    Raises ``UnsupportedError`` ``delta.layout`` for anything else: another framework, device or order, memory that is
-    read-only.
+    Raises ``UnsupportedError`` ``delta.layout``: another framework, device or order, or read-only memory.
     """
     if is_torch(value):
         if value.device.type != "cpu" or not value.is_contiguous():
@@ -39,35 +38,35 @@ def element_type(array: Array) -> str:
 
 
 def is_torch(value: Any) -> bool:
-    """Whether this is a torch tensor; torch is not imported to find out."""
+    """Return whether a value is a torch tensor, without importing torch."""
     return "torch" in sys.modules and isinstance(value, sys.modules["torch"].Tensor)
 
 
-def like(state: Mapping[str, Any], array: Array) -> Any:
-    """Return an array of one's own as what the state dict holds: torch tensors or NumPy arrays."""
+def as_framework(state: Mapping[str, Any], array: Array) -> Any:
+    """Return an array as an object of the state dict's framework: torch tensor or NumPy array."""
     torch = any(is_torch(value) for value in state.values())
     return FRAMEWORKS["pt" if torch else "np"](array, None)
 
 
 def address(array: Array) -> tuple[int, int]:
-    """Return where an array's bytes begin and end."""
+    """Return the addresses of an array's first byte and of the byte after its last."""
     start = int(array.ctypes.data)
     return start, start + array.nbytes
 
 
-def _layout(name: str, found: str) -> UnsupportedError:
+def _layout(name: str, actual: str) -> UnsupportedError:
     return UnsupportedError(
-        f"expected a writable NumPy array or CPU torch tensor in C order to change in place, found {found}; "
-        "ingot.numpy.load_file and ingot.torch.load_file give such ones",
+        f"expected a writable NumPy array or CPU torch tensor in C order to change in place, found {actual}; "
+        "ingot.numpy.load_file and ingot.torch.load_file return such tensors",
         rule="delta.layout",
         where=name,
     )
 
 
-def tied_names(arrays: Mapping[str, Array], routes: Mapping[str, Route], same: Iterable[str]) -> set[str]:
-    """Return the names whose memory is that of another name with the same difference: it is to be added once.
+def tied_names(arrays: Mapping[str, Array], routes: Mapping[str, PatchChain], same: Iterable[str]) -> set[str]:
+    """Return the names that share another name's memory and difference, which must be added only once.
 
-    ``same`` are those that the delta states to stay as they are: they share no memory with what is changed.
+    ``same`` are the tensors that the delta does not change, which must not share memory with changed tensors.
 
     Raises ``FormatError`` ``delta.shared``.
     """
@@ -83,10 +82,10 @@ def tied_names(arrays: Mapping[str, Array], routes: Mapping[str, Route], same: I
             tied.add(name)
         else:
             raise _shared(name, first[location])
-    places = [(*location, name, True) for location, name in first.items()]
-    places += [(*address(arrays[name]), name, False) for name in same if arrays[name].nbytes]
-    ends = {True: (0, ""), False: (0, "")}  # of what is changed, of what stays: furthest so far, and whose it is
-    for start, stop, name, changes in sorted(places):
+    ranges = [(*location, name, True) for location, name in first.items()]
+    ranges += [(*address(arrays[name]), name, False) for name in same if arrays[name].nbytes]
+    ends = {True: (0, ""), False: (0, "")}  # last address and its name, of changed and of unchanged tensors
+    for start, stop, name, changes in sorted(ranges):
         for other in (True, False) if changes else (True,):
             if start < ends[other][0]:
                 raise _shared(name, ends[other][1])
@@ -94,14 +93,19 @@ def tied_names(arrays: Mapping[str, Array], routes: Mapping[str, Route], same: I
     return tied
 
 
-def same_stored(left: Tensor, right: Tensor) -> bool:
-    """Whether two tensors of a delta are the same."""
-    if left.codec != right.codec or left.parts.keys() != right.parts.keys() or dict(left.params) != dict(right.params):
+def same_stored(first: Tensor, second: Tensor) -> bool:
+    """Return whether two tensors of a delta are equal in codec, parameters and bytes."""
+    if first.codec != second.codec or first.parts.keys() != second.parts.keys():
         return False
-    return all(bytes(part.view()) == bytes(right.parts[role].view()) for role, part in left.parts.items())
+    if dict(first.params) != dict(second.params):
+        return False
+    return all(bytes(part.view()) == bytes(second.parts[role].view()) for role, part in first.parts.items())
 
 
-def _shared(name: str, other: str) -> FormatError:
+def _shared(name: str, other_name: str) -> FormatError:
     return FormatError(
-        "delta.shared", f"expected memory of its own, or the difference of {other[:200]!r}, whose it is", where=name
+        "delta.shared",
+        f"this tensor shares memory with {other_name[:200]!r}, but has another difference; give each tensor its own "
+        "memory",
+        where=name,
     )

@@ -1,4 +1,4 @@
-"""How a delta stores the difference of each tensor: named strategies, as data (``spec/operations.md``, "Deltas")."""
+"""How a delta stores the difference of each tensor: the named strategies (``spec/operations.md``, "Deltas")."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ingot.model.layouts.trellis import TrellisLayout
 from ingot.quantization.rounding import TWO_SIDED
 
 SMALL = 1 << 14
-"""Tensors of at most so many elements, and those of one dimension, are kept exactly: they cost next to nothing."""
+"""Tensors with at most this many elements, and vectors, are stored exactly, because they take few bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """How one tensor's difference is stored: codec id (``codecs.delta.base.delta_codec``), options, parts' encoding.
+    """How a tensor's difference is stored: codec id (``codecs.delta.base.delta_codec``), options, encoding of parts.
 
-    ``quantizer``: numbers are chosen by what the matrix multiplies (``quantization.encode.encoder_under``).
+    ``quantizer``: the quantizer that rounds with the matrix's statistics (``quantization.encode.encoder_under``).
     """
 
     codec: str
@@ -34,8 +34,8 @@ class Storage:
 EXACT = Storage(DELTA_EXACT)
 
 
-def _grid(bits: int, group: int | str, **more: Any) -> Storage:
-    return Storage(AffineLayout.codec, {"bits": bits, "group": group, **more})
+def _grid(bits: int, group: int | str, **extra: Any) -> Storage:
+    return Storage(AffineLayout.codec, {"bits": bits, "group": group, **extra})
 
 
 STRATEGIES: Mapping[str, Storage] = {
@@ -48,40 +48,39 @@ STRATEGIES: Mapping[str, Storage] = {
     "low-rank": Storage(LOW_RANK, {"rank": 32}),
     "sparse-patch": Storage(PatchLayout.codec),
 }
-"""Strategies for a delta in ``.zt``, by what they do with matrices. ``auto`` measures instead."""
+"""Strategies of a ``.zt``: how matrices are stored. ``auto`` is not listed, because it measures."""
 
 GROUPS = (64, 96, 32)
-"""Columns of a trellis's groups: the first of these that divides a row is taken."""
+"""Group sizes of a trellis: the first that divides the columns is used."""
 
 
-def rounded(codec: str, bits: int, group: int | str, encoding: str = "raw", **more: Any) -> Storage:
-    """Return the storage of a difference that is rounded under both factors."""
-    return Storage(codec, {"bits": bits, "group": group, **more}, encoding, TWO_SIDED)
+def rounded(codec: str, bits: int, group: int | str, encoding: str = "raw", **extra: Any) -> Storage:
+    """Return the storage of a difference that is rounded with both factors (second moments of inputs and outputs)."""
+    return Storage(codec, {"bits": bits, "group": group, **extra}, encoding, TWO_SIDED)
 
 
-def streams(bits: int) -> tuple[Storage, ...]:
-    """Return storages of so many bits through a trellis; integers where no group divides a row."""
+def trellis_storages(bits: int) -> tuple[Storage, ...]:
+    """Return trellis storages of ``bits`` bits by group size; the last is an integer storage for all other matrices."""
     last = rounded(AffineLayout.codec, bits, 64, symmetric=bits > 2)
     return (*(rounded(TrellisLayout.codec, bits, group) for group in GROUPS), last)
 
 
 SIGNS = rounded(AffineLayout.codec, 1, "row", "zstd")
 CALIBRATED: Mapping[str, Sequence[Storage]] = {
-    **{f"int{bits}": streams(bits) for bits in (4, 3, 2)},
+    **{f"int{bits}": trellis_storages(bits) for bits in (4, 3, 2)},
     "int1": (SIGNS,),
     "low-rank": (Storage(LOW_RANK, {"rank": 32}, quantizer=TWO_SIDED),),
 }
-"""What strategies do with matrices that there are statistics of: the first that a row fits."""
+"""Storages of matrices with statistics, by strategy: the first that fits the columns is used."""
 
 
-def calibrated(ways: Sequence[Storage], cols: int) -> Storage:
-    """Return the first way whose groups a row of so many columns fits."""
-    fitting = (way for way in ways if way.codec != TrellisLayout.codec or cols % way.options["group"] == 0)
-    return next(fitting)
+def first_fitting(storages: Sequence[Storage], cols: int) -> Storage:
+    """Return the first storage whose groups divide ``cols`` columns."""
+    return next(item for item in storages if item.codec != TrellisLayout.codec or cols % item.options["group"] == 0)
 
 
 EVERY = ("sparse-patch",)
-"""Strategies for every tensor: exact ones, for those who read nothing else."""
+"""Strategies for every tensor: exact ones, for programs that read no other."""
 
 AUTO = "auto"
 WDELTA: Mapping[str, Storage] = {
@@ -96,67 +95,70 @@ BY_CONTAINER: Mapping[str, Mapping[str, Storage]] = {
     "wdelta": WDELTA,
     "safetensors": {name: STRATEGIES[name] for name in EVERY},
 }
-"""The containers that deltas are written to, and how they can be stored there."""
+"""The strategies of each container that a delta can be written to."""
 
 DEFAULTS: Mapping[str, str] = {"zt": "exact", "wdelta": "int4", "safetensors": "sparse-patch"}
-"""What each container gets where nothing is asked for: exact where it can be, of the lossy ones the nearest
+"""The default strategy of each container: exact if possible, otherwise the lossy one with the smallest error
 (``spec/deltas-quality.md``)."""
 UNSCALED: Mapping[str, Storage] = {"wdelta": Storage(SparseDeltaLayout.codec, {"sparsity": 0.0})}
-"""How a container holds by default, exactly, what is too small for the scales of its strategy."""
+"""The exact storage for tensors whose values are too small for the scales of a container's default strategy."""
 
 
 def choices(strategy: str, name: str, shape: tuple[int, ...], dtype: str, container: str = "zt") -> Storage:
     """Return how ``strategy`` stores the difference of the tensor ``name`` of ``shape`` and element type ``dtype``.
 
-    Raises ``UsageError`` ``delta.strategy`` for a strategy that is not known (``auto`` is no choice by name alone).
+    Raises ``UsageError`` ``delta.strategy`` for an unknown strategy, and for ``auto``, which depends on values.
     """
-    known = BY_CONTAINER.get(container, STRATEGIES)
-    if strategy not in known:
-        names = (*known, AUTO) if known is STRATEGIES else known
+    strategies = BY_CONTAINER.get(container, STRATEGIES)
+    if strategy not in strategies:
+        names = (*strategies, AUTO) if strategies is STRATEGIES else strategies
         raise UsageError(
             f"expected a strategy {', '.join(names)} in {container}, found {strategy!r:.80}", rule="delta.strategy"
         )
-    storage = known[strategy]
-    every = known is not STRATEGIES or strategy in EVERY
-    return storage if every or is_matrix(shape, dtype) else EXACT
+    storage = strategies[strategy]
+    for_every = strategies is not STRATEGIES or strategy in EVERY
+    return storage if for_every or is_matrix(shape, dtype) else EXACT
 
 
 def over_added_rows(storage: Storage, rows: int) -> Storage:
-    """Return how a difference is stored for the ``rows`` rows that both have, and added rows as they are."""
+    """Return the storage of a difference over the ``rows`` shared rows, with added rows stored unchanged."""
     options = {"rows": rows, "inner": storage.codec, "options": dict(storage.options)}
     return Storage(DELTA_ROWS, options, storage.encoding)
 
 
 def is_matrix(shape: tuple[int, ...], dtype: str) -> bool:
-    """Whether a tensor is worth an approximate difference: floats, two dimensions at least, not ``SMALL``."""
+    """Return whether a tensor gets an approximate difference: floats, at least two dimensions, more than ``SMALL``."""
     return dtype in ("f32", "f16", "bf16") and len(shape) >= 2 and prod(shape) > SMALL
 
 
-# seconds a weight, on one thread of the machine that the spec's figures are of
+# Seconds per weight on one thread of the machine in the specification.
 _TRELLIS = 10e-6
-_OTHERS = 3e-6
+_INTEGERS = 3e-6
 
 
 @dataclass(frozen=True, slots=True)
-class DiffPlan:
-    """Matrices that will be rounded by what they multiply, their weights, and about how many seconds that takes."""
+class RoundingEstimate:
+    """The matrices that will be rounded with statistics, their weights, and the approximate seconds."""
 
     matrices: int
     weights: int
     seconds: float
 
-    def told(self) -> str:
-        """Return it in words."""
+    def describe(self) -> str:
+        """Return the estimate as text."""
         hours, minutes = divmod(int(self.seconds / 60 + 0.5), 60)
-        long = f"{hours} h {minutes} min" if hours else f"{minutes} min" if minutes else "less than a minute"
+        duration = f"{hours} h {minutes} min" if hours else f"{minutes} min" if minutes else "less than a minute"
         return (
-            f"{self.matrices} tensors, {self.weights / 1e6:.1f} million weights, are rounded by what they multiply: "
-            f"about {long}"
+            f"{self.matrices} tensors, {self.weights / 1e6:.1f} million weights, are rounded with their statistics: "
+            f"about {duration}"
         )
 
 
-def expected(rounded: Sequence[tuple[int, Storage]], workers: int) -> DiffPlan:
-    """Return the estimated time for tensors on ``workers`` threads; at least the time of the largest tensor."""
-    each = [size * (_TRELLIS if way.codec == TrellisLayout.codec else _OTHERS) for size, way in rounded]
-    seconds = max(sum(each) / max(min(workers, len(each)), 1), max(each, default=0.0))
-    return DiffPlan(len(each), sum(size for size, _ in rounded), seconds)
+def estimate_rounding_time(rounded: Sequence[tuple[int, Storage]], workers: int) -> RoundingEstimate:
+    """Return the estimated time for (weights, storage) of tensors on ``workers`` threads.
+
+    It is at least the time of the largest tensor.
+    """
+    times = [size * (_TRELLIS if item.codec == TrellisLayout.codec else _INTEGERS) for size, item in rounded]
+    seconds = max(sum(times) / max(min(workers, len(times)), 1), max(times, default=0.0))
+    return RoundingEstimate(len(times), sum(size for size, _ in rounded), seconds)

@@ -1,8 +1,8 @@
-"""Undoing a delta in memory, bit for bit: what of the base the changed values do not tell, kept small.
+"""Undo a delta in memory, bit for bit, with small logs.
 
-An additive delta rounds, so subtracting it again gives the base back only nearly; an exact one needs the base to be
-read. For every chunk a log holds the difference between the base and what can be had without it (the result, or the
-result less the difference): mostly nothing.
+An additive delta rounds, so that subtracting it restores the base only nearly; an exact delta can only be reverted from
+a log. For every chunk, a log holds the difference between the base and what is known without it (the result, or the
+result minus the delta). This difference is mostly zero.
 """
 
 from __future__ import annotations
@@ -20,29 +20,28 @@ from ingot.core.bytes import checksums
 from ingot.core.numeric.buffers import scratch
 from ingot.core.numeric.dtypes import cast_into, file_bytes
 from ingot.core.numeric.dtypes import dtype as resolve_dtype
-from ingot.delta.word_changes import few_changes
+from ingot.core.runtime import native
 from ingot.model.part import memory_part
 from ingot.model.tensor import Array, Tensor
 
 _EXACT = DELTA_EXACT
-# Up to one changed element in so many, gaps and steps are made faster than they are coded.
-_FEW = 8
+_SPARSE_FACTOR = 8  # a sparse log is used if at most one of this many elements changed: it is faster to make
 
 
 class Log(Protocol):
-    """What turns one array into another."""
+    """The difference between two arrays."""
 
     @property
     def nbytes(self) -> int: ...
 
     def put_back(self, start: Array, out: Array) -> None:
-        """Write the other array into ``out``, which may be ``start`` itself."""
+        """Write the second array into ``out``, given the first as ``start``; ``out`` may be ``start`` itself."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SparseLog:
-    """The few elements whose bits differ: gaps between their positions, and differences of their bits as integers."""
+    """A log of few changed elements: gaps between their positions, and differences of their bits as integers."""
 
     gaps: Array
     steps: Array
@@ -54,13 +53,13 @@ class SparseLog:
     def put_back(self, start: Array, out: Array) -> None:
         if start is not out:
             out[...] = start
-        words = _words(out)
-        words[np.cumsum(self.gaps, dtype=np.int64) - 1] += self.steps.astype(f"i{words.itemsize}").view(words.dtype)
+        bits = _as_unsigned(out)
+        bits[np.cumsum(self.gaps, dtype=np.int64) - 1] += self.steps.astype(f"i{bits.itemsize}").view(bits.dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class ExactLog:
-    """A ``delta_exact`` tensor in memory, where many elements differ."""
+    """A log of many changed elements: a ``delta_exact`` tensor in memory."""
 
     tensor: Tensor
 
@@ -74,35 +73,56 @@ class ExactLog:
         applier.finish()
 
 
-def difference_between(start: Array, wanted: Array) -> Log:
-    """Return what turns ``start`` into ``wanted`` (of one type and shape, [rows, cols], C order)."""
-    old = _words(start)
-    new = _words(wanted)
-    few = few_changes(old, new, old.size // _FEW)
-    if few is None:
-        return ExactLog(_exact(start, wanted))
-    gaps, steps = few
+def difference_between(start: Array, end: Array) -> Log:
+    """Return the log from ``start`` to ``end``, two arrays [rows, cols] of one type in C order."""
+    old = _as_unsigned(start)
+    new = _as_unsigned(end)
+    changes = few_changes(old, new, old.size // _SPARSE_FACTOR)
+    if changes is None:
+        return ExactLog(_exact(start, end))
+    gaps, steps = changes
     return SparseLog(_narrow(gaps, "u"), _narrow(steps.view(f"i{old.itemsize}"), "i"))
 
 
-def _words(array: Array) -> Array:
+def few_changes(old: Array, new: Array, limit: int) -> tuple[Array, Array] | None:
+    """Return where ``new`` differs from ``old``, and by how much; None if more than ``limit`` elements differ.
+
+    Parameters
+    ----------
+    old, new : array
+        Vectors of one unsigned integer type in C order: floats as their bits.
+    limit : int
+        Capacity of the result.
+
+    Returns
+    -------
+    tuple of int64 and of the arrays' type, or None
+        Gaps between positions, the first counted from -1; differences ``new - old``, modulo the type's range.
+    """
+    gaps = np.empty(limit, np.int64)
+    steps = np.empty(limit, old.dtype)
+    count = native.kernels.changed_words(old, new, gaps, steps)
+    return None if count > limit else (gaps[:count], steps[:count])
+
+
+def _as_unsigned(array: Array) -> Array:
     return array.reshape(-1).view(f"u{array.itemsize}")
 
 
-def _narrow(values: Array, kind: str) -> Array:
-    """Return integers in the smallest type of ``kind`` that holds them all."""
-    least, most = (int(values.min()), int(values.max())) if values.size else (0, 0)
+def _narrow(values: Array, letter: str) -> Array:
+    """Return integers in the smallest type that holds them all; ``letter`` is ``i`` or ``u``."""
+    low, high = (int(values.min()), int(values.max())) if values.size else (0, 0)
     for size in (1, 2, 4):
-        limits = np.iinfo(f"{kind}{size}")
-        if limits.min <= least and most <= limits.max:
+        limits = np.iinfo(f"{letter}{size}")
+        if limits.min <= low and high <= limits.max:
             return values.astype(limits.dtype)
     return values
 
 
-def _exact(start: Array, wanted: Array) -> Tensor:
+def _exact(start: Array, end: Array) -> Tensor:
     dtype = resolve_dtype(start.dtype).name
     encoder = delta_codec(_EXACT).encoder(start.shape, dtype, {})
-    parts = encoder.encode(start, wanted)
+    parts = encoder.encode(start, end)
     specs = {spec.role: spec for spec in encoder.parts}
     stored = {role: memory_part(np.array(data), specs[role].dtype, specs[role].type) for role, data in parts.items()}
     return Tensor("", start.shape, dtype, _EXACT, stored, dict(encoder.params))
@@ -110,10 +130,10 @@ def _exact(start: Array, wanted: Array) -> Tensor:
 
 @dataclass(slots=True)
 class TensorUndo:
-    """How one tensor, changed in place by ``delta``, gets its values back.
+    """The undo data of one tensor that ``delta`` changed in place.
 
-    ``logs`` hold one entry per chunk of ``step`` rows that was changed, ``sums`` the digest of what it was changed to;
-    ``matrix`` is how the tensor, of ``shape``, is cut.
+    ``logs`` and ``sums`` have an entry per changed chunk of ``step`` rows: its log, and the digest of its new values.
+    The tensor of ``shape`` is processed as ``matrix`` (rows, cols).
     """
 
     delta: Tensor
@@ -126,11 +146,11 @@ class TensorUndo:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the logs take."""
+        """Bytes of the logs."""
         return sum(log.nbytes for log in self.logs)
 
     def change(self, rows: Array, reader: RowReader) -> None:
-        """Add the next differences to ``rows`` in place, and log what subtracting them will not give back."""
+        """Add the next differences to ``rows`` in place, and log what subtracting them would not restore."""
         result = scratch(rows.shape, rows.dtype)
         back = scratch(rows.shape, rows.dtype)
         if isinstance(reader, BatchAddingReader) and fusible(rows, result):
@@ -142,29 +162,29 @@ class TensorUndo:
             with np.errstate(over="ignore", invalid="ignore"):
                 np.add(as_f32(rows), added, out=total)
             cast_into(total, result)
-            _less(result, added, back)
+            _subtract_into(result, added, back)
         self._log(back, rows, result)
 
     def replace(self, rows: Array, result: Array) -> None:
-        """Put ``result`` in the place of ``rows``, and log the way back."""
+        """Replace ``rows`` by ``result``, and log the difference."""
         self._log(result, rows, result)
 
-    def holds(self, values: Array) -> bool:
-        """Whether ``values`` are, bit for bit, what the delta left: as far as a CRC-32C of every chunk tells."""
+    def matches(self, values: Array) -> bool:
+        """Return whether ``values`` have the CRC-32C per chunk that the delta left."""
         if values.shape != self.shape or values.dtype != self.dtype:
             return False
         matrix = values.reshape(self.matrix)
-        chunks = (matrix[number * self.step : (number + 1) * self.step] for number in range(len(self.sums)))
-        return all(_digest(rows) == known for rows, known in zip(chunks, self.sums, strict=True))
+        chunks = (matrix[index * self.step : (index + 1) * self.step] for index in range(len(self.sums)))
+        return all(_digest(rows) == digest for rows, digest in zip(chunks, self.sums, strict=True))
 
     def revert(self, values: Array) -> None:
-        """Put the base's values back into ``values``, an array of the tensor's shape, as far as chunks were changed."""
-        if not self.logs:  # of a tensor that was refused, not even a reader may be there
+        """Restore the base's values in ``values``, an array of the tensor's shape, for all changed chunks."""
+        if not self.logs:  # a refused tensor may have no reader
             return
         matrix = values.reshape(self.matrix)
         reader = None if delta_codec(self.delta.codec).exact else CODECS[self.delta.codec].reader(self.delta)
-        for number, log in enumerate(self.logs):
-            rows = matrix[number * self.step : (number + 1) * self.step]
+        for index, log in enumerate(self.logs):
+            rows = matrix[index * self.step : (index + 1) * self.step]
             start = rows
             if reader is not None:
                 start = scratch(rows.shape, rows.dtype)
@@ -175,9 +195,9 @@ class TensorUndo:
 
     def _log(self, start: Array, rows: Array, result: Array) -> None:
         log = difference_between(start, rows)
-        known = _digest(result)
+        digest = _digest(result)
         self.logs.append(log)
-        self.sums.append(known)
+        self.sums.append(digest)
         rows[...] = result
 
 
@@ -188,10 +208,10 @@ def _subtract(reader: RowReader, rows: Array, out: Array) -> None:
         return
     added = scratch(rows.shape, np.float32)
     reader.read_into(added)
-    _less(rows, added, out)
+    _subtract_into(rows, added, out)
 
 
-def _less(result: Array, added: Array, out: Array) -> None:
+def _subtract_into(result: Array, added: Array, out: Array) -> None:
     """Round ``result - added``, computed in float32 in place of ``added``, to ``out``."""
     with np.errstate(over="ignore", invalid="ignore"):
         total = np.subtract(as_f32(result), added, out=added)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ingot.artifacts.open import open as open_checkpoint
-from ingot.artifacts.owned_arrays import load_owned
+from ingot.artifacts.owned_arrays import load_arrays
 from ingot.conversion.run import convert
 from ingot.core.border import require
 from ingot.demo.llama import Llama, perplexity
@@ -149,7 +149,7 @@ class _Model:
 def _evaluate(recipe: str, path: Path, seconds: float, model: _Model) -> DemoRow:
     started = time.perf_counter()
     with open_checkpoint(path) as checkpoint:
-        weights = load_owned(checkpoint)
+        weights = load_arrays(checkpoint)
         elements = sum(tensor.size for tensor in checkpoint.values())
     loaded = time.perf_counter() - started
     comparison = compare(model.original, path)

@@ -1,4 +1,4 @@
-"""Reading a tensor in chunks: the one place that decides how a tensor may be cut."""
+"""Chunked reads of tensors, and the rows and columns by which tensors are split."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from ingot.codecs.base import empty
 from ingot.codecs.table import CODECS
 from ingot.core.numeric.buffers import scratch
 from ingot.core.numeric.dtypes import DTYPES, numpy_dtype
-from ingot.core.runtime.parallel import HEAVY, go_on
+from ingot.core.runtime.parallel import HEAVY, check_cancelled
 from ingot.errors import UnsupportedError
 from ingot.model.reading.limits import require_in_proportion
-from ingot.model.reading.ranges import is_distant
+from ingot.model.reading.ranges import is_remote
 from ingot.model.tensor import Array, Tensor
 
 
 def matrix_of(tensor: Tensor, *codecs: str) -> tuple[int, int]:
-    """Return the rows and columns to cut ``tensor`` by, for use with its own codec and ``codecs``.
+    """Return the matrix shape by which ``tensor`` is split into chunks, for its codec and ``codecs``.
 
-    Whole rows in general; single elements where every codec works element by element, so that one long row is cut too.
+    Chunks consist of full rows in general. If every codec is elementwise, they consist of single elements (one column),
+    so that a long row can be split too.
     """
     for codec in (tensor.codec, *codecs):
         if codec not in CODECS or not CODECS[codec].elementwise:
@@ -28,38 +29,40 @@ def matrix_of(tensor: Tensor, *codecs: str) -> tuple[int, int]:
 
 
 LIGHT = 1 << 14
-"""Bytes of a tensor that is not worth a hand-over between threads."""
-_LOOK = 1 << 14  # elements of the first piece that is looked at, which does for nearly all weights
-_MOST = 1 << 18
-_LARGE = 1 << 23  # elements of a chunk that is compared with what memory is free before it is asked for
+"""Bytes up to which it is faster to read a tensor in the calling thread than in another."""
+_FIRST_ELEMENTS = 1 << 14  # elements of the first rows, which are sufficient for nearly all weights
+_MAX_ELEMENTS = 1 << 18
+_LARGE = 1 << 23  # elements of a chunk above which the free memory is checked before the allocation
 
 
-def pieces(tensor: Tensor, *others: Tensor) -> Iterator[tuple[int, list[Array]]]:
-    """Yield the first row and some whole rows of tensors of one shape: few at first, then more; digests stay unchecked.
+def leading_rows(tensor: Tensor, *more_tensors: Tensor) -> Iterator[tuple[int, list[Array]]]:
+    """Yield the row index and decoded rows of tensors of one shape, few rows at first, then more; checks no digests.
 
-    For who looks at a tensor's beginning. Raises what decoding raises.
+    For callers that need only the first rows. Raises the errors of decoding.
     """
     rows, cols = tensor.matrix_shape
-    if not tensor.size:  # there may be any number of empty rows
+    if not tensor.size:  # the number of empty rows is not limited
         return
-    readers = [CODECS[item.codec].reader(item) for item in (tensor, *others)]
+    readers = [CODECS[item.codec].reader(item) for item in (tensor, *more_tensors)]
     start = 0
-    size = _LOOK
+    size = _FIRST_ELEMENTS
     while start < rows:
         count = min(max(1, size // max(cols, 1)), rows - start)
-        arrays = [empty((count, cols), item.dtype, item.name) for item in (tensor, *others)]
+        arrays = [empty((count, cols), item.dtype, item.name) for item in (tensor, *more_tensors)]
         for reader, out in zip(readers, arrays, strict=True):
             reader.read_into(out)
         yield start, arrays
         start = start + count
-        size = min(4 * size, _MOST)
+        size = min(4 * size, _MAX_ELEMENTS)
 
 
 def weight(tensor: Tensor) -> int:
-    """Return the bytes of work that reading a tensor's values is, as ``ordered_together`` weighs; ``HEAVY`` at least
-    where they come from another machine."""
+    """Return the work of reading a tensor's values in bytes, for ``ordered_together``.
+
+    It is at least ``HEAVY`` for tensors on another machine.
+    """
     for part in tensor.parts.values():
-        if is_distant(part.source):
+        if is_remote(part.source):
             return max(HEAVY, tensor.nbytes)
     return tensor.nbytes + tensor.size
 
@@ -67,12 +70,11 @@ def weight(tensor: Tensor) -> int:
 def chunks(tensor: Tensor, matrix: tuple[int, int], chunk_rows: int, *, checked: bool = False) -> Iterator[Array]:
     """Yield the decoded values in arrays of at most ``chunk_rows`` x columns, then check digests.
 
-    They are fresh, or of memory that the pipeline which runs used before and nobody holds any more.
+    The arrays are new, or reuse memory of the running pipeline that no other object refers to.
 
-    ``checked``: whoever asks knows the tensor to be in proportion (``model.reading.limits``).
+    ``checked`` states that the caller has already checked the decoded size (``model.reading.limits``).
 
-    Raises ``UnsupportedError`` where there is no decoder, ``ResourceError`` ``decoded.limit``, and whatever decoding
-    raises.
+    Raises ``UnsupportedError`` without a decoder, ``ResourceError`` ``decoded.limit``, and the errors of decoding.
     """
     if tensor.decoder is None or tensor.dtype not in DTYPES:
         raise UnsupportedError(
@@ -83,7 +85,7 @@ def chunks(tensor: Tensor, matrix: tuple[int, int], chunk_rows: int, *, checked:
     rows, cols = matrix
     reader = CODECS[tensor.codec].reader(tensor)
     for start in range(0, rows, chunk_rows):
-        go_on()
+        check_cancelled()
         shape = (min(chunk_rows, rows - start), cols)
         large = prod(shape) > _LARGE
         out = empty(shape, tensor.dtype, tensor.name) if large else scratch(shape, numpy_dtype(tensor.dtype))

@@ -1,9 +1,10 @@
-"""Steps as JSON takes them, and back: what another process needs to run them on the same sources."""
+"""Conversion of steps to JSON values and back, so that another process can run them on the same sources."""
 
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import isfinite
 from types import MappingProxyType
 from typing import Any, Literal
@@ -12,11 +13,12 @@ import numpy as np
 from msgspec import Struct
 
 from ingot.codecs.delta.base import delta_codec
+from ingot.codecs.repacked_encoder import prepare_encoder
 from ingot.codecs.table import CODECS
-from ingot.core.parsing.strictjson import warm
+from ingot.core.parsing.strictjson import preload
 from ingot.engine.diff_step import Diff
 from ingot.engine.fit import why_incomparable
-from ingot.engine.patch_step import Patch, Route, at_end
+from ingot.engine.patch_step import Patch, PatchChain, result_tensor
 from ingot.engine.steps import DECODED, ENCODED, Encode, Move, Repack, recode
 from ingot.engine.work import Step, difference_spec, encoded_spec
 from ingot.errors import FormatError, IngotError
@@ -31,7 +33,7 @@ _FLOAT = "$float"
 
 
 def step_data(step: Step) -> dict[str, Any]:
-    """Return a step as JSON takes it: its kind, what it reads, what it writes, and by which options."""
+    """Return a step as JSON values: its type, its input, its output and its options."""
     step = step.planned
     data = {"spec": spec_data(step.spec), "action": step.action, "rule": step.rule, "exact": step.exact}
     match step:
@@ -40,34 +42,34 @@ def step_data(step: Step) -> dict[str, Any]:
         case Repack():
             return {"kind": "repack", **data, "source": step.source, "tensor": step.tensor.name}
         case Encode():
-            found = {"kind": "encode", **data, "source": step.source, "tensor": step.tensor.name}
-            return found | {"options": plain(step.options)}
+            fields = {"kind": "encode", **data, "source": step.source, "tensor": step.tensor.name}
+            return fields | {"options": to_json_value(step.options)}
         case Diff():
             named = {"source": 1, "tensor": step.tensor.name}
-            return {"kind": "diff", **data, **named, "options": plain(step.options)}
+            return {"kind": "diff", **data, **named, "options": to_json_value(step.options)}
         case Patch():
             route = step.route
             stages = [[layer.stage, layer.dtype] for layer in route.layers]
-            named = {"source": route.born, "tensor": route.name, "layers": stages}
-            return {"kind": "patch", **data, **named, "options": plain(step.options)}
+            named = {"source": route.first_stage, "tensor": route.name, "layers": stages}
+            return {"kind": "patch", **data, **named, "options": to_json_value(step.options)}
         case _:
             raise TypeError(f"no data for a step {type(step).__name__}")
 
 
 def spec_data(spec: TensorSpec) -> dict[str, Any]:
-    """Return a spec as JSON takes it."""
+    """Return a spec as JSON values."""
     return {
         "name": spec.name,
         "shape": list(spec.shape),
         "dtype": spec.dtype,
         "codec": spec.codec,
         "parts": [_part_data(part) for part in spec.parts],
-        "params": plain(spec.params),
+        "params": to_json_value(spec.params),
     }
 
 
 def _part_data(part: PartSpec) -> dict[str, Any]:
-    """As ``dataclasses.asdict``, which takes ten times as long."""
+    """Return the result of ``dataclasses.asdict``, ten times as fast."""
     return {
         "role": part.role,
         "dtype": part.dtype,
@@ -79,18 +81,18 @@ def _part_data(part: PartSpec) -> dict[str, Any]:
     }
 
 
-def spec_of(data: Mapping[str, Any]) -> TensorSpec:
-    """Return the spec that ``spec_data`` was given; ``TypeError``, ``ValueError``, ``KeyError`` for anything else."""
+def parse_spec(data: Mapping[str, Any]) -> TensorSpec:
+    """Return the spec for the result of ``spec_data``. Raises ``TypeError``, ``ValueError`` or ``KeyError``."""
     parts = tuple(PartSpec(**part) for part in data["parts"])
     shape = tuple(int(size) for size in data["shape"])
-    return TensorSpec(data["name"], shape, data["dtype"], data["codec"], parts, unplain(data["params"]))
+    return TensorSpec(data["name"], shape, data["dtype"], data["codec"], parts, from_json_value(data["params"]))
 
 
-def plain(value: Any) -> Any:
-    """Return a value as JSON takes it: bytes, arrays and floats that JSON has no words for become marked objects."""
+def to_json_value(value: Any) -> Any:
+    """Return a value as JSON values; bytes, arrays, NaN and infinities become objects with a reserved key."""
     match value:
         case Mapping():
-            return {str(key): plain(item) for key, item in value.items()}
+            return {str(key): to_json_value(item) for key, item in value.items()}
         case bytes() | bytearray() | memoryview():
             return {_BYTES: b64encode(value).decode()}
         case np.ndarray():
@@ -99,14 +101,14 @@ def plain(value: Any) -> Any:
         case float() if not isfinite(value):
             return {_FLOAT: str(value)}
         case list() | tuple():
-            return [plain(item) for item in value]
-    return plain(value.item()) if isinstance(value, np.generic) else value
+            return [to_json_value(item) for item in value]
+    return to_json_value(value.item()) if isinstance(value, np.generic) else value
 
 
-def unplain(value: Any) -> Any:
-    """Return what ``plain`` was given; ``ValueError``, ``TypeError`` for a marked object that it did not make."""
+def from_json_value(value: Any) -> Any:
+    """Return the value for a result of ``to_json_value``. Raises ``ValueError`` or ``TypeError`` if it is invalid."""
     if isinstance(value, list):
-        return [unplain(item) for item in value]
+        return [from_json_value(item) for item in value]
     if not isinstance(value, dict):
         return value
     if len(value) == 1:
@@ -117,7 +119,7 @@ def unplain(value: Any) -> Any:
             return float(_text(content))
         if mark == _ARRAY:
             return _array(content)
-    return {key: unplain(item) for key, item in value.items()}
+    return {key: from_json_value(item) for key, item in value.items()}
 
 
 def _text(value: Any) -> str:
@@ -138,14 +140,14 @@ def _array(content: Any) -> Any:
 RULE = "plan.step"
 
 
-@warm
-class StepData(Struct, frozen=True, forbid_unknown_fields=True):
-    """A step as ``data.step_data`` writes it.
+@preload
+class StepData(Struct, frozen=True, forbid_unknown_fields=True, rename={"step_type": "kind"}):
+    """A parsed result of ``step_data``.
 
-    ``hashed`` are points at which values that pass are hashed.
+    ``step_type`` has the key ``kind`` in JSON. ``hashed`` contains the points at which values are hashed.
     """
 
-    kind: Literal["move", "repack", "encode", "diff", "patch"]
+    step_type: Literal["move", "repack", "encode", "diff", "patch"]
     spec: dict[str, Any]
     action: str
     rule: str
@@ -157,15 +159,16 @@ class StepData(Struct, frozen=True, forbid_unknown_fields=True):
     hashed: list[int] = []
 
 
-def bound_steps(
+def bind_steps(
     steps: Sequence[StepData],
     sources: Sequence[Mapping[str, Tensor]],
     format: Format,
-    routes: Mapping[str, Route] = MappingProxyType({}),
+    routes: Mapping[str, PatchChain] = MappingProxyType({}),
 ) -> Iterator[Step]:
     """Yield runnable steps.
 
-    ``routes`` are those of a patch, whose sources are a base and its deltas; those of a diff are base and fine-tune.
+    The sources of a patch are the base and its deltas, and ``routes`` has the chains of its tensors. The sources of a
+    diff are the base and the fine-tune.
 
     The spec of each step is computed again from the tensor and the step's options, and compared with the data. Data of
     another model, or edited data, is therefore refused and never written.
@@ -173,7 +176,7 @@ def bound_steps(
     Raises
     ------
     FormatError
-        ``plan.step``: a step does not fit its source or the format.
+        ``plan.step``: a step does not match its source or the format.
     """
     for number, data in enumerate(steps):
         try:
@@ -181,19 +184,19 @@ def bound_steps(
         except (ValueError, TypeError, KeyError, OverflowError, IngotError) as error:
             if isinstance(error, FormatError) and error.rule == RULE:
                 raise
-            told = error.message if isinstance(error, IngotError) else f"{type(error).__name__}: {error}"
-            raise _refused(number, data, told) from error
+            message = error.message if isinstance(error, IngotError) else f"{type(error).__name__}: {error}"
+            raise _refused(number, data, message) from error
 
 
 def _bound(
-    data: StepData, sources: Sequence[Mapping[str, Tensor]], format: Format, routes: Mapping[str, Route]
+    data: StepData, sources: Sequence[Mapping[str, Tensor]], format: Format, routes: Mapping[str, PatchChain]
 ) -> Step:
     if not 0 <= data.source < len(sources) or data.tensor not in sources[data.source]:
-        raise ValueError("expected a tensor of a source, found none of this name")
+        raise ValueError("no source has a tensor with this name")
     tensor = sources[data.source][data.tensor]
     if tensor.codec in CODECS:
         CODECS[tensor.codec].check(tensor)
-    match data.kind:
+    match data.step_type:
         case "move":
             step: Step = Move(tensor, tensor.spec(), rule=data.rule, source=data.source)
         case "repack":
@@ -205,7 +208,7 @@ def _bound(
         case "patch":
             step = _patch(data, routes)
     if spec_data(step.spec) != data.spec:
-        raise ValueError("expected what this step makes of the tensor, found something else")
+        raise ValueError("the spec differs from the one that this step computes for the tensor")
     reason = format.why_unsupported(step.spec)
     if reason is not None:
         raise ValueError(f"{format.name} cannot carry it: {reason}")
@@ -213,24 +216,24 @@ def _bound(
 
 
 def _repack(data: StepData, tensor: Tensor, format: Format) -> Repack:
-    for layout, wanted in layout_variants(format, tensor.spec()):
-        if spec_data(wanted) == data.spec:
-            found = CODECS[tensor.codec].repack(tensor, layout)
-            if found.exact:
-                return Repack(tensor, wanted, rule=data.rule, repack=found, source=data.source)
-    for wanted in encoding_variants(format, tensor.spec()):
-        if spec_data(wanted) == data.spec:
-            return recode(tensor, wanted, data.rule, data.source)
-    raise ValueError(f"{format.name} takes no such layout of the tensor, or not every value keeps its bits in it")
+    for layout, spec in layout_variants(format, tensor.spec()):
+        if spec_data(spec) == data.spec:
+            repacked = CODECS[tensor.codec].repack(tensor, layout)
+            if repacked.exact:
+                return Repack(tensor, spec, rule=data.rule, repack=repacked, source=data.source)
+    for spec in encoding_variants(format, tensor.spec()):
+        if spec_data(spec) == data.spec:
+            return recode(tensor, spec, data.rule, data.source)
+    raise ValueError(f"{format.name} does not support this layout of the tensor, or it does not preserve every bit")
 
 
 def _encode(data: StepData, tensor: Tensor) -> Encode:
     if tensor.decoder is None or data.action not in (DECODED, ENCODED):
-        raise ValueError("expected a tensor that can be decoded, and one of the known actions")
-    options = unplain(data.options)
-    encoder = CODECS.get_or_refuse(_codec(data.spec)).encoder(tensor.shape, tensor.dtype, options)
+        raise ValueError("expected a tensor that can be decoded, and a valid action")
+    options = from_json_value(data.options)
+    encoder = prepare_encoder(replace(parse_spec(data.spec), shape=tensor.shape), tensor.dtype, options)
     spec: TensorSpec = encoded_spec(tensor.name, tensor, encoder, _encoding(data.spec))
-    exact = encoder.lossless  # never as the data says: what is not exact is measured, and told
+    exact = encoder.lossless  # not taken from the data: errors of inexact steps are measured and reported
     action = data.action if exact else ENCODED
     return Encode(tensor, spec, action, data.rule, exact, encoder=encoder, options=options, source=data.source)
 
@@ -238,32 +241,32 @@ def _encode(data: StepData, tensor: Tensor) -> Encode:
 def _diff(data: StepData, tensor: Tensor, sources: Sequence[Mapping[str, Tensor]]) -> Diff:
     base = sources[0][data.tensor]
     if data.source != 1 or why_incomparable(base, tensor) is not None:
-        raise ValueError("expected a tensor of the fine-tune, and one in the base that a difference can lead from")
+        raise ValueError("expected a tensor of the fine-tune, and a tensor of the base that it can be compared with")
     CODECS[base.codec].check(base)
-    options = unplain(data.options)
+    options = from_json_value(data.options)
     codec = delta_codec(_codec(data.spec))
-    taken_in = data.spec["dtype"] if codec.exact else tensor.dtype
-    if taken_in not in (tensor.dtype, base.dtype):
+    dtype = data.spec["dtype"] if codec.exact else tensor.dtype
+    if dtype not in (tensor.dtype, base.dtype):
         raise ValueError("expected a difference in the element type of one of the tensors")
-    encoder = codec.encoder(tensor.shape, taken_in, options)
+    encoder = codec.encoder(tensor.shape, dtype, options)
     spec = difference_spec(tensor, codec, encoder, _encoding(data.spec))
     exact = encoder.lossless
     return Diff(tensor, spec, ENCODED, data.rule, exact, base=base, codec=codec, encoder=encoder, options=options)
 
 
-def _patch(data: StepData, routes: Mapping[str, Route]) -> Patch:
+def _patch(data: StepData, routes: Mapping[str, PatchChain]) -> Patch:
     route = routes[data.tensor]
-    if route.born != data.source or [(layer.stage, layer.dtype) for layer in route.layers] != data.layers:
-        raise ValueError("expected the way that a tensor comes about by these deltas, found another")
-    options = unplain(data.options)
-    tensor = at_end(route)
+    if route.first_stage != data.source or [(layer.stage, layer.dtype) for layer in route.layers] != data.layers:
+        raise ValueError("expected the chain of deltas that leads to this tensor, found another chain")
+    options = from_json_value(data.options)
+    tensor = result_tensor(route)
     encoder = CODECS[DenseLayout.codec].encoder(route.shape, route.dtype, options)
     spec = encoded_spec(route.name, tensor, encoder, "raw")
     return Patch(tensor, spec, rule=data.rule, exact=data.exact, route=route, encoder=encoder, options=options)
 
 
 def _encoding(spec: Mapping[str, Any]) -> str:
-    """Return how a spec's parts are encoded: those that are at all, all alike."""
+    """Return the encoding of a spec's parts; all parts that are not raw have the same encoding."""
     encodings = {str(part["encoding"]) for part in spec["parts"]}
     return "raw" if encodings <= {"raw"} else max(encodings)
 
@@ -275,17 +278,17 @@ def _codec(spec: Mapping[str, Any]) -> str:
     return codec
 
 
-def specs_of(steps: Sequence[StepData]) -> list[TensorSpec]:
-    """Return what steps write, as their data say; raise ``FormatError`` ``plan.step`` if one does not say it."""
+def parse_specs(steps: Sequence[StepData]) -> list[TensorSpec]:
+    """Return the specs in the data of steps. Raises ``FormatError`` ``plan.step`` for an invalid spec."""
     specs = []
     for number, step in enumerate(steps):
         try:
-            specs.append(spec_of(step.spec))
+            specs.append(parse_spec(step.spec))
         except (ValueError, TypeError, KeyError) as error:
             raise _refused(number, step, f"{type(error).__name__}: {error}") from error
     return specs
 
 
-def _refused(number: int, data: StepData, told: str) -> FormatError:
-    where = f"step {number}: {data.tensor[:200]}"
-    return FormatError(RULE, f"expected a step that fits its source: {told[:400]}", where=where)
+def _refused(number: int, data: StepData, message: str) -> FormatError:
+    location = f"step {number}: {data.tensor[:200]}"
+    return FormatError(RULE, f"expected a step that matches its source: {message[:400]}", where=location)

@@ -1,4 +1,4 @@
-"""The step of two versions of a tensor: read both, encode their difference, hash them meanwhile."""
+"""The step that reads two versions of a tensor, encodes their difference and hashes their values."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from ingot.core.numeric.dtypes import DTYPES, FLOATS, file_bytes, numpy_dtype
 from ingot.core.numeric.stats import measure, squared_error
 from ingot.engine import resources as cost
 from ingot.engine.chunks import matrix_of
-from ingot.engine.fit import fitted, narrowed, paired_chunks, rows_of, window
+from ingot.engine.fit import cast_exactly, fit_rows, paired_chunks, rows_of, window
+from ingot.engine.hashing import BASE, RESULT, HashFactories
 from ingot.engine.steps import skips_rows
-from ingot.engine.watch import BASE, RESULT, Watches
 from ingot.engine.work import AcquireBudget, ChunkBudget, ChunkPlan, ChunkTask, EncodedChunk, Step, StepRun
 from ingot.errors import IngotError, IntegrityError
-from ingot.model.reading.slices import Skipping
+from ingot.model.reading.slices import SkippingReader
 from ingot.model.tensor import Array, Tensor
 
 
 @dataclass(frozen=True)
 class Diff(Step):
-    """Stores the difference of two tensors: ``base``, of source 0, and ``tensor``, of source 1.
+    """A step that stores the difference between ``base`` (source 0) and ``tensor`` (source 1).
 
-    The base is fitted to ``tensor`` first (``engine.fit``). If ``codec`` is exact, both are cast to the element type of
-    ``spec`` before: that of ``tensor``, or of the base where a cast there and back keeps every bit of ``tensor``.
-    ``codec`` makes ``encoder`` of ``options``. The base's values pass at point ``BASE``, what patching will give at
-    ``RESULT``. ``notes`` tell ``moved`` beside: the squared norm of the difference, where errors were measured.
+    The base is first converted to the shape and type of ``tensor`` (``engine.fit``). If ``codec`` is exact, both are
+    cast to the element type of ``spec``: that of ``tensor``, or that of the base if a cast there and back preserves
+    every bit of ``tensor``. ``codec`` creates ``encoder`` from ``options``. The base's values are hashed at point
+    ``BASE``, the patched values at ``RESULT``. If errors are measured, ``notes`` contains ``moved``: the squared norm
+    of the difference.
     """
 
     base: Tensor = field(kw_only=True)
@@ -47,7 +48,7 @@ class Diff(Step):
 
     @property
     def cast(self) -> str | None:
-        """The element type that the difference is taken in; None if values are taken as they are."""
+        """The element type to which both tensors are cast first; None without a cast."""
         return self.spec.dtype if self.codec.exact else None
 
     @property
@@ -69,14 +70,14 @@ class Diff(Step):
     def row_ranges(self, hashed: Collection[int] = ()) -> tuple[int, int] | None:
         """Return the rows and the unit of ``Step.row_ranges``; see ``Encode.row_ranges``.
 
-        Workers do not share a tensor either if the digest of the patched values is required and the delta is lossy.
+        Workers also do not share a tensor if the digest of the patched values is required and the delta is lossy.
         """
         encoder = self.encoder
         pair = (self.base, self.tensor)
-        whole = encoder.fit_passes or encoder.single_chunk or (RESULT in hashed and not encoder.lossless)
-        whole = whole or self.resized
+        single_worker = encoder.fit_passes or encoder.single_chunk or (RESULT in hashed and not encoder.lossless)
+        single_worker = single_worker or self.resized
         compressed = any(part.encoding != "raw" for part in self.spec.parts)
-        if whole or compressed or not all(map(skips_rows, pair)):
+        if single_worker or compressed or not all(map(skips_rows, pair)):
             return None
         matrix = self._matrix()
         return matrix[0], self._unit(matrix)
@@ -86,12 +87,12 @@ class Diff(Step):
         return matrix_of(self.tensor) if elementwise else self.tensor.matrix_shape
 
     def _unit(self, matrix: tuple[int, int]) -> int:
-        """Return the rows at whose multiples chunks begin."""
+        """Return the number of rows of which every chunk's start is a multiple."""
         step = self.encoder.step
         return step // gcd(step, matrix[1]) if self.codec.elementwise and matrix[1] else step
 
-    def start(self, chunk_plan: ChunkPlan, watches: Watches, *, measured: bool) -> _Comparing:
-        return _Comparing(self, chunk_plan, watches, measured and self.tensor.dtype in FLOATS)
+    def start(self, chunk_plan: ChunkPlan, hash_factories: HashFactories, *, measured: bool) -> _Comparing:
+        return _Comparing(self, chunk_plan, hash_factories, measured and self.tensor.dtype in FLOATS)
 
 
 @dataclass
@@ -118,47 +119,48 @@ class _Comparing(StepRun[Diff]):
         plan = self.chunk_plan
         pair = (step.base, step.tensor)
         readers = [CODECS[tensor.codec].reader(tensor) for tensor in pair]
-        self._open_feeds()
+        self._open_streams()
         share = step.in_bytes / max(plan.rows, 1)
-        kinds, start = [numpy_dtype(tensor.dtype) for tensor in pair], plan.first
+        dtypes = [numpy_dtype(tensor.dtype) for tensor in pair]
+        start = plan.first
         counts = [rows_of(tensor.shape, plan.cols) for tensor in pair]
         for reader in readers if start else ():
-            assert isinstance(reader, Skipping)
+            assert isinstance(reader, SkippingReader)
             reader.skip(start * plan.cols)
         while start < plan.end or start == 0:
             if not acquire():
                 return
             stop = min(start + plan.chunk_rows, plan.end)
             sizes = [window(start, stop, count) for count in counts]
-            rows = [scratch((size, plan.cols), kind) for size, kind in zip(sizes, kinds, strict=True)]
+            rows = [scratch((size, plan.cols), dtype) for size, dtype in zip(sizes, dtypes, strict=True)]
             for reader, out in zip(readers, rows, strict=True):
                 reader.read_into(out)
-            waits = [feed.take(rows[point]) for point, feed in self.feeds.items()]
+            waits = [stream.update(rows[point]) for point, stream in self.streams.items()]
             yield partial(self._encode, rows[0], rows[1], start, waits), int(stop * share) - int(start * share)
             start = max(stop, 1)
-        for start in range(plan.rows, counts[BASE], plan.chunk_rows):  # rows that the fine-tune has not
-            old = scratch((min(plan.chunk_rows, counts[BASE] - start), plan.cols), kinds[BASE])
+        for start in range(plan.rows, counts[BASE], plan.chunk_rows):  # rows that the fine-tune lacks
+            old = scratch((min(plan.chunk_rows, counts[BASE] - start), plan.cols), dtypes[BASE])
             readers[BASE].read_into(old)
-            if BASE in self.feeds:
-                self.feeds[BASE].take(old).result()
+            if BASE in self.streams:
+                self.streams[BASE].update(old).result()
         for reader in readers if plan.last is None else ():
             reader.finish()
 
-    def _open_feeds(self) -> None:
-        # What patching gives is the fine-tune itself, or made anew of each chunk's parts.
-        direct = {point for point in self.watches if point == BASE or self.step.encoder.lossless}
-        self.feeds = {point: self.watches[point].tensor(self.step.tensor.name) for point in sorted(direct)}
-        if RESULT in self.watches and not self.step.encoder.lossless:
+    def _open_streams(self) -> None:
+        # The patched values equal the fine-tune if the encoder is lossless. Otherwise they are rebuilt per chunk.
+        direct = {point for point in self.hash_factories if point == BASE or self.step.encoder.lossless}
+        self.streams = {point: self.hash_factories[point].stream(self.step.tensor.name) for point in sorted(direct)}
+        if RESULT in self.hash_factories and not self.step.encoder.lossless:
             self._rebuilt = Blake3()
 
     def _encode(self, old: Array, new: Array, start: int, waits: list[Future[None]]) -> EncodedChunk:
         step = self.step
         shared = min(len(old), len(new))
-        old = fitted(old, len(new), step.cast)
-        values = new if step.cast in (None, step.tensor.dtype) else narrowed(new, str(step.cast))
+        old = fit_rows(old, len(new), step.cast)
+        values = new if step.cast in (None, step.tensor.dtype) else cast_exactly(new, str(step.cast))
         if values is None:
             raise IntegrityError(
-                "delta.result", f"expected values of {step.cast}, found others", where=step.tensor.name
+                "delta.result", f"expected values that {step.cast} represents exactly", where=step.tensor.name
             )
         try:
             parts = step.encoder.encode(old, values, start)
@@ -178,13 +180,13 @@ class _Comparing(StepRun[Diff]):
         return EncodedChunk(parts, stats, commit)
 
     def _commit(self, moved: float, data: Any) -> None:
-        """Add the results of a chunk, in order."""
+        """Add the results of a chunk to the totals; called in the order of chunks."""
         self._moved += moved
         if self._rebuilt is not None:
             self._rebuilt.update(data)
 
     def notes(self) -> dict[str, Any]:
-        found = super().notes()
+        notes = super().notes()
         if self._rebuilt is not None:
-            found["digests"][str(RESULT)] = hex_of(self._rebuilt)
-        return {**found, "moved": self._moved}
+            notes["digests"][str(RESULT)] = hex_of(self._rebuilt)
+        return {**notes, "moved": self._moved}

@@ -1,4 +1,4 @@
-"""Running a plan: staging, journal, budget, pipeline, digests of whole files, and one publication at the end."""
+"""Execution of plans: staging, journal, memory budget, pipeline, digests of full files, and the final publication."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ingot.core.files.atomic import Staging
 from ingot.core.numeric.stats import ErrorStats
 from ingot.core.runtime.parallel import Workers
 from ingot.engine.data import step_data
-from ingot.engine.journal import Journal, fingerprint, intact
-from ingot.engine.pipeline import Begin, End, Pipeline, Sink, TensorSink, Watching, drive, nothing
-from ingot.engine.resources import Resources, cut
-from ingot.engine.work import ChunkPlan, Done, Plan, Step
+from ingot.engine.journal import Journal, fingerprint, is_intact
+from ingot.engine.pipeline import Begin, End, HashSelector, Pipeline, Sink, TensorSink, hash_nothing, write_chunks
+from ingot.engine.resources import Resources, choose_chunks
+from ingot.engine.work import ChunkPlan, CompletedStep, Plan, Step
 from ingot.errors import CodecError, IngotError, IntegrityError, UnsupportedError
 from ingot.formats.base import Catalog, FormatWriter
 from ingot.model import bytesource
 from ingot.model.layouts.dense import DenseLayout
-from ingot.model.reading.lazy import as_many
+from ingot.model.reading.lazy import as_tensor_map
 from ingot.model.reading.limits import require_in_proportion
 from ingot.model.spec import TensorSpec
 from ingot.model.store import Store
@@ -33,9 +33,9 @@ _REPORT = "nothing was published; this is a defect of Ingot, please report it"
 
 
 def require_readable(plan: Plan, store: Store, name: str, files: Sequence[str], location: str) -> None:
-    """Raise ``IntegrityError`` ``written.unreadable`` unless the finished files hold just what was planned.
+    """Raise ``IntegrityError`` ``written.unreadable`` unless the finished files contain exactly the planned tensors.
 
-    ``UnsupportedError`` ``written.empty``: there is no file.
+    Raises ``UnsupportedError`` ``written.empty`` if there is no file.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def require_readable(plan: Plan, store: Store, name: str, files: Sequence[str], 
     files : sequence of str
         The weight files that were created: ``name``, or an index and shards.
     location : str
-        The destination, for messages.
+        The destination, for error messages.
     """
     if not files:
         raise UnsupportedError(
@@ -68,12 +68,13 @@ def require_readable(plan: Plan, store: Store, name: str, files: Sequence[str], 
 
 
 def _compare(plan: Plan, catalog: Catalog, location: str) -> None:
-    specs, format = plan.specs, plan.format
-    tensors = as_many(catalog.tensors)
+    specs = plan.specs
+    format = plan.format
+    tensors = as_tensor_map(catalog.tensors)
     for spec in specs:
         if spec.name not in tensors:
             raise _failure(location, f"the finished file lacks the tensor {spec.name!r:.200}")
-        difference = _difference(tensors.passing(spec.name), spec)
+        difference = _difference(tensors.get_uncached(spec.name), spec)
         if difference:
             raise _failure(location, f"the tensor {spec.name!r:.200} has {difference}")
     if len(tensors) == len(specs):
@@ -85,11 +86,11 @@ def _compare(plan: Plan, catalog: Catalog, location: str) -> None:
 
 
 def _difference(tensor: Tensor, spec: TensorSpec) -> str:
-    """Return how a tensor that was read differs from its plan; empty if it does not.
+    """Return the difference between a tensor in the file and its plan; empty if there is none.
 
-    Formats of packed layers state the dtype of decoded values for the folder, or by the dtype of scales: it is compared
-    for dense tensors only. Part sizes are compared if the tensor has the planned layout; a format may store equal
-    numbers in another, such as a scale per row as equal scales of its blocks.
+    The dtype is compared for dense tensors only, because formats of packed layers state it for the folder or by the
+    dtype of scales. Part sizes are compared if the tensor has the planned layout: a format may store equal numbers in
+    another layout, such as a scale per row as equal scales of blocks.
     """
     if (tensor.shape, tensor.codec) != (spec.shape, spec.codec):
         return f"shape and codec {(tensor.shape, tensor.codec)}, planned {(spec.shape, spec.codec)}"
@@ -118,80 +119,91 @@ class Input(Protocol):
     """An opened artifact that a plan reads from."""
 
     def identity(self) -> Any:
-        """Return what tells it from another, as JSON takes it."""
+        """Return JSON values that identify the input."""
         ...
 
     def require_whole(self) -> None:
-        """Compare the digest over the whole file, where there is one and digests are to be checked."""
+        """Compare the digest of the full file if there is one and digests are checked."""
         ...
 
     def require_unchanged(self) -> None:
-        """Refuse what was written to since it was opened."""
+        """Raise ``IntegrityError`` if a file was written to since it was opened."""
         ...
 
 
 class Observer:
-    """Who looks on while values pass. This one looks at nothing."""
+    """Observes values during execution. The base class does nothing."""
 
     def points(self, step: Step) -> Sequence[int]:
-        """Return the points of a step of which the digest of the values that pass there is wanted.
+        """Return the points of a step at which a digest of the values is required.
 
-        Whoever does the step hashes them (``Done.digest``), unless several do.
+        The worker of the step computes the digest (``CompletedStep.digest``) unless several workers share the step.
         """
         return ()
 
-    def watching(self, plan: Plan, resumed: int) -> AbstractContextManager[Watching]:
-        """Return what tells for each step what is hashed, for as long as the plan runs.
+    def hash_selector(self, plan: Plan, resumed: int) -> AbstractContextManager[HashSelector]:
+        """Return a context manager for the run of the plan; its value selects the hashes of each step.
 
-        The first ``resumed`` steps were written by an earlier run, and do not pass; nor do those done ``elsewhere``.
+        The first ``resumed`` steps were written by an earlier run and are not executed. Steps of other workers are not
+        hashed here.
         """
-        return _unwatched()
+        return _without_hashes()
 
-    def conclude(self, done: Sequence[Done]) -> Mapping[str, Any] | None:
-        """Look at the finished steps, before anything is published; return metadata that is only known now.
+    def conclude(self, done: Sequence[CompletedStep]) -> Mapping[str, Any] | None:
+        """Check the completed steps before anything is published; return metadata that depends on their results.
 
-        Raises what refuses the result.
+        Raises an error to refuse the result.
         """
         return None
 
     def explain(self, error: CodecError) -> None:
-        """Raise a better error than the one that ended the run, where there is one."""
+        """Raise a more helpful error than the one that ended the run, if there is one."""
 
 
 @contextmanager
-def _unwatched() -> Iterator[Watching]:
-    yield nothing
+def _without_hashes() -> Iterator[HashSelector]:
+    yield hash_nothing
 
 
-OBLIVIOUS = Observer()
+NULL_OBSERVER = Observer()
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where a plan's files go: they are made in ``staging``, the weights under ``name``.
+    """The destination of a plan's files.
 
-    ``beside`` gets where files are made and the names of the written ones, puts there what travels along, and returns
-    the names of that. ``kept`` are files in which other processes have written tensors, and the bytes of each that must
-    stay. ``scattered``: the bytes of tensors are elsewhere, and take no room here. ``reads`` returns the store from
-    which the finished files can be read, given the one in which this process wrote.
+    Parameters
+    ----------
+    staging : Staging
+        The folder in which the files are written until they are published.
+    name : str
+        The name of the weight file.
+    copy_companions : callable
+        Receives the folder and the names of the written files; copies companions there and returns their names.
+    kept_bytes : mapping of name to int
+        Files in which other processes have written tensors, and the bytes of each that must not be truncated.
+    scattered : bool
+        Whether tensors are stored on other machines and need no space here.
+    reads : callable
+        Returns the store from which the finished files can be read, for the store in which this process wrote.
     """
 
     staging: Staging
     name: str
-    beside: Callable[[bytesource.Target, Sequence[str]], Sequence[str]] = lambda target, written: ()
-    kept: Mapping[str, int] = field(default_factory=dict)
+    copy_companions: Callable[[bytesource.Target, Sequence[str]], Sequence[str]] = lambda target, written: ()
+    kept_bytes: Mapping[str, int] = field(default_factory=dict)
     scattered: bool = False
     reads: Callable[[Store], Store] = lambda written: written
 
 
 @dataclass(frozen=True, slots=True)
 class Executed:
-    """What was published: the steps in order, names of weight files and of those beside, bytes of the former.
+    """The published result: completed steps in order, names of weight files and companions, and bytes of the weights.
 
     The first ``resumed`` steps are from an earlier run.
     """
 
-    done: Sequence[Done]
+    done: Sequence[CompletedStep]
     files: Sequence[str]
     companions: Sequence[str]
     size: int
@@ -199,18 +211,18 @@ class Executed:
 
 
 def execute(
-    plan: Plan, inputs: Sequence[Input], target: Target, resources: Resources, observer: Observer = OBLIVIOUS
+    plan: Plan, inputs: Sequence[Input], target: Target, resources: Resources, observer: Observer = NULL_OBSERVER
 ) -> Executed:
-    """Run all steps and publish the result, whole or not at all.
+    """Run all steps and publish the complete result.
 
-    What an interrupted run of the same plan has left in the staging folder is checked and taken over. Nothing is
-    published where a source was written to meanwhile, or a digest of a whole file does not fit.
+    Tensors of an interrupted run of the same plan in the staging folder are checked and reused. Nothing is published if
+    a source was written to during the run, or if the digest of a full file differs.
 
     Parameters
     ----------
     plan : Plan
     inputs : sequence of Input
-        All that the plan reads from. Their identities and the plan determine the result's bytes.
+        All artifacts that the plan reads. Their identities and the plan determine the bytes of the result.
     target : Target
     resources : Resources
     observer : Observer, optional
@@ -218,20 +230,20 @@ def execute(
     Raises
     ------
     UsageError
-        ``resume.changed``: what was left is of another plan or source.
+        ``resume.changed``: the interrupted run had another plan or source.
     CodecError, FormatError, IntegrityError, ResourceError
-        Nothing is left under the final name.
+        Nothing exists under the final name then.
     """
     staging = target.staging
     decoded = (tensor for step in plan.steps if (tensor := step.decodes) is not None)
     require_in_proportion(decoded, staging.location)
-    chunk_plans, budget, recycled = cut(plan, resources)
-    with Workers(1, "ingot-whole") as beside:
+    chunk_plans, budget, recycled = choose_chunks(plan, resources)
+    with Workers(1, "ingot-whole") as checker:
         run = _Run(plan, target, resources, observer)
-        whole = beside.submit(_require_whole, inputs)
+        checked = checker.submit(_require_whole, inputs)
         run.prepare([source.identity() for source in inputs])
-        files = run.write(chunk_plans, (budget, recycled), whole.result)
-    companions = list(target.beside(run.files, files))
+        files = run.write(chunk_plans, (budget, recycled), checked.result)
+    companions = list(target.copy_companions(run.files, files))
     for source in inputs:
         source.require_unchanged()
     written = run.files.store()
@@ -255,47 +267,47 @@ class _Run:
         self._resources = resources
         self._observer = observer
         self.files = LocalTarget(target.staging.files, late=not target.scattered)
-        self.done: list[Done] = []
+        self.done: list[CompletedStep] = []
         self.resumed = 0
 
     def prepare(self, identities: Sequence[Any]) -> None:
-        """Take over the records of an earlier run, and require room for the other tensors."""
+        """Restore the records of an earlier run, and check the disk space for the other tensors."""
         plan = self._plan
         staging = self._target.staging
         self._journal = Journal(LocalTarget(staging.folder, late=True), self._fingerprint(identities))
         records = self._intact(self._journal.earlier()) if staging.resuming else []
         self.resumed = len(records)
         ends = _ends(records)
-        self.files.cut(ends | {name: max(size, ends.get(name, 0)) for name, size in self._target.kept.items()})
+        self.files.cut(ends | {name: max(size, ends.get(name, 0)) for name, size in self._target.kept_bytes.items()})
         self._writer = self._restored(records)
         if not self._target.scattered:
-            staging.require_room(plan.least)
+            staging.require_room(plan.min_size)
         self._journal.start(records)
 
     def _fingerprint(self, identities: Sequence[Any]) -> str:
         plan = self._plan
-        what = {
+        settings = {
             "format": plan.format.name,
             "name": ascii(self._target.name),
             "options": asdict(plan.options),
-            "metadata": sha256(ascii(plan.metadata).encode()).hexdigest(),  # that of a delta names every tensor
+            "metadata": sha256(ascii(plan.metadata).encode()).hexdigest(),  # the metadata of a delta is large
         }
-        return fingerprint(identities, what, map(step_data, plan.steps))
+        return fingerprint(identities, settings, map(step_data, plan.steps))
 
     def write(
         self, chunk_plans: Sequence[ChunkPlan], memory: tuple[int, int], checked: Callable[[], object]
     ) -> list[str]:
-        """Run what is left; return the names of the finished files.
+        """Run the remaining steps; return the names of the finished files.
 
-        ``memory``: bytes for chunks in flight, and of those kept for the next ones. ``checked`` waits for the sources'
-        digests.
+        ``memory`` contains the bytes for chunks in flight and the bytes of recycled memory. ``checked`` waits for the
+        digests of the sources.
         """
         plan = self._plan
         writer = self._writer
         resources = self._resources
         start = self.resumed
         try:
-            with self._observer.watching(plan, start) as watching:
+            with self._observer.hash_selector(plan, start) as hash_selector:
                 with Pipeline(
                     plan.steps[start:],
                     chunk_plans[start:],
@@ -303,7 +315,7 @@ class _Run:
                     budget=memory[0],
                     measured=plan.measured,
                     recycled=memory[1],
-                    watching=watching,
+                    hash_selector=hash_selector,
                 ) as pipeline:
                     self._drive(pipeline)
                 checked()
@@ -320,7 +332,7 @@ class _Run:
             self._journal.close()
 
     def _drive(self, pipeline: Pipeline) -> None:
-        """Write what comes out of the pipeline."""
+        """Write the chunks of the pipeline."""
         pending = self._resources.workers + 2
 
         def opened(event: Begin) -> Sink:
@@ -332,31 +344,31 @@ class _Run:
                 self._writer, step.spec, compress=step.compress_parts, pool=pipeline.pool, pending=pending
             )
 
-        drive(pipeline, opened, self._finished, self._resources.progress.advance)
+        write_chunks(pipeline, opened, self._finished, self._resources.progress.advance)
 
     def _finished(self, event: End, record: dict[str, Any], error: ErrorStats) -> None:
         nbytes = sum(blob[2] for blob in record["blobs"])
         notes = event.running.notes()
-        params = dict(event.step.spec.params)  # with what fit passes learnt, which no plan knows
+        params = dict(event.step.spec.params)  # includes parameters from fit passes, which the plan lacks
         self._journal.append(
             {"written": record, "nbytes": nbytes, "error": error.sums(), "params": params, "notes": notes}, nbytes
         )
-        self.done.append(Done(event.step, nbytes, error, notes))
+        self.done.append(CompletedStep(event.step, nbytes, error, notes))
         if event.step.encoder is not None:
             event.step.encoder.forget()
 
     def _intact(self, earlier: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the leading records whose bytes are all there."""
-        good = list[dict[str, Any]]()
+        """Return the leading records whose bytes are complete and undamaged."""
+        intact = list[dict[str, Any]]()
         written = self.files.store()
         for record, step in zip(earlier, self._plan.steps, strict=False):
-            if record["written"]["name"] != step.spec.name or not intact(record["written"], written):
+            if record["written"]["name"] != step.spec.name or not is_intact(record["written"], written):
                 break
-            good.append(record)
-        return good
+            intact.append(record)
+        return intact
 
     def _restored(self, records: list[dict[str, Any]]) -> FormatWriter:
-        """Start a writer that knows the tensors of ``records``, which lie in the files."""
+        """Return a writer that continues after the tensors of ``records``, which are already in the files."""
         plan = self._plan
         if not records:
             return plan.format.writer(self.files, self._target.name, plan.artifact, plan.options)
@@ -366,13 +378,13 @@ class _Run:
         for record, step, spec in zip(records, plan.steps, learnt, strict=False):
             writer.restore(record["written"])
             error = ErrorStats(**record["error"])
-            self.done.append(Done(replace(step, spec=spec), record["nbytes"], error, record["notes"]))
+            self.done.append(CompletedStep(replace(step, spec=spec), record["nbytes"], error, record["notes"]))
             self._resources.progress.advance(step.in_bytes)
         return writer
 
 
 class _Restored:
-    """Takes no bytes: the tensor lies in its place already, as ``record`` says."""
+    """A sink for a tensor that is already in the file; it receives no bytes and restores the ``record``."""
 
     def __init__(self, writer: FormatWriter, record: dict[str, Any]) -> None:
         self._writer = writer
@@ -387,7 +399,7 @@ class _Restored:
 
 
 def _ends(records: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Return where in each file the last of the tensors of ``records`` ends."""
+    """Return the end of the last tensor of ``records`` in each file, in bytes."""
     ends: dict[str, int] = {}
     for record in records:
         for name, offset, length, _ in record["written"]["blobs"]:

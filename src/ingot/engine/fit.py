@@ -1,7 +1,7 @@
-"""A base tensor's values as a difference takes them: with the rows of the fine-tune, in the difference's element type.
+"""Conversion of a base tensor for a difference: to the rows of the fine-tune and the element type of the difference.
 
-Rows that the base does not have are zeros. Values are cast as every cast here: rounded once to nearest even, so that
-the result is the same wherever a delta is made or applied.
+Rows that the base lacks are zeros. Values are rounded once to nearest even, so that the result does not depend on the
+machine that creates or applies a delta.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Shape = tuple[int, ...]
 
 
 def is_opaque(tensor: Tensor) -> bool:
-    """Whether these are dense values that only move: packed below a byte, or of a type not known here."""
+    """Whether a tensor is dense but its values cannot be computed with: packed below a byte, or of unsupported type."""
     return tensor.codec == DenseLayout.codec and (tensor.dtype not in DTYPES or DTYPES[tensor.dtype].bits < 8)
 
 
 def why_incomparable(base: Tensor, tuned: Tensor) -> str | None:
-    """Return why no difference is taken between two tensors; None if a difference leads from one to the other.
+    """Return the reason why two tensors have no difference; None if they have one.
 
-    Their shapes may differ in the number of rows (the first dimension), their element types if both are floats.
+    Their shapes may differ in the first dimension (rows). Their element types may differ if both are floats.
     """
     if is_opaque(base) or is_opaque(tuned):
         return f"element type {base.dtype} -> {tuned.dtype}" if base.dtype != tuned.dtype else "packed values"
@@ -44,45 +44,45 @@ def why_incomparable(base: Tensor, tuned: Tensor) -> str | None:
     return None
 
 
-def differ_in_rows(first: Shape, other: Shape) -> bool:
-    """Whether two shapes differ in their first dimension alone, and share rows with values."""
+def differ_in_rows(first: Shape, second: Shape) -> bool:
+    """Whether two shapes differ only in their first dimension, and both tensors have elements."""
     return (
-        len(first) == len(other) > 0
-        and first[1:] == other[1:]
-        and first[0] != other[0]
-        and min(prod(first), prod(other)) > 0
+        len(first) == len(second) > 0
+        and first[1:] == second[1:]
+        and first[0] != second[0]
+        and min(prod(first), prod(second)) > 0
     )
 
 
 def rows_of(shape: Shape, cols: int) -> int:
-    """Return the rows of a tensor that is cut by rows of ``cols`` values (1: by single values)."""
+    """Return the number of rows of a tensor that is split into rows of ``cols`` values."""
     return prod(shape) // cols if cols else prod(shape[:-1])
 
 
 def window(start: int, stop: int, rows: int) -> int:
-    """Return how many of the rows from ``start`` to ``stop`` a tensor of ``rows`` rows has."""
+    """Return the number of rows from ``start`` to ``stop`` that exist in a tensor of ``rows`` rows."""
     return max(min(stop, rows) - start, 0)
 
 
-def fitted(values: Array, rows: int, dtype: str | None) -> Array:
-    """Return ``rows`` rows of the element type ``dtype`` (None: unchanged): cut, or extended by zeros, then cast."""
+def fit_rows(values: Array, rows: int, dtype: str | None) -> Array:
+    """Return ``rows`` rows in the element type ``dtype`` (None: unchanged), truncated or padded with zeros."""
     target = values.dtype if dtype is None else numpy_dtype(dtype)
     if len(values) == rows and values.dtype == target:
         return values
-    shared = values[:rows]
+    kept_rows = values[:rows]
     out = scratch((rows, *values.shape[1:]), target)
-    if shared.dtype == target:
-        out[: len(shared)] = shared
-    elif shared.size:
-        cast_into(shared, out[: len(shared)])
-    out[len(shared) :] = np.zeros((), target)
+    if kept_rows.dtype == target:
+        out[: len(kept_rows)] = kept_rows
+    elif kept_rows.size:
+        cast_into(kept_rows, out[: len(kept_rows)])
+    out[len(kept_rows) :] = np.zeros((), target)
     return out
 
 
-def narrowed(values: Array, dtype: str) -> Array | None:
-    """Return values rounded to the element type ``dtype``; None unless a cast back gives every bit of them."""
-    coarse = fitted(values, len(values), dtype)
-    back = fitted(coarse, len(coarse), element_type(values.dtype).name)
+def cast_exactly(values: Array, dtype: str) -> Array | None:
+    """Return values cast to the element type ``dtype``; None if a cast back does not restore every bit."""
+    coarse = fit_rows(values, len(values), dtype)
+    back = fit_rows(coarse, len(coarse), element_type(values.dtype).name)
     word = f"u{values.dtype.itemsize}"
     return coarse if np.array_equal(back.view(word), values.view(word)) else None
 
@@ -90,13 +90,13 @@ def narrowed(values: Array, dtype: str) -> Array | None:
 def paired_chunks(
     base: Tensor, tuned: Tensor, matrix: tuple[int, int], chunk_rows: int, dtype: str | None
 ) -> Iterator[tuple[Array, Array]]:
-    """Yield rows of the base, fitted to those of the fine-tune, and these; digests of both are checked at the end."""
+    """Yield converted rows of the base and the rows of the fine-tune; checks the digests of both at the end."""
     cols = matrix[1]
     olds = chunks(base, (rows_of(base.shape, cols), cols), chunk_rows)
     for new in chunks(tuned, matrix, chunk_rows):
         old = next(olds, None)
-        yield fitted(_none_of(new, base) if old is None else old, len(new), dtype), new
-    for _ in olds:  # to the end, where digests are checked
+        yield fit_rows(_none_of(new, base) if old is None else old, len(new), dtype), new
+    for _ in olds:  # the end of the iteration checks the digest
         pass
 
 

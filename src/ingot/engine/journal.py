@@ -1,8 +1,8 @@
-"""The journal of a run: which tensors are complete in the staging folder, so that a killed run can go on.
+"""The journal of a run: the list of complete tensors in the staging folder, from which a killed run can be resumed.
 
-One JSON line for the header (fingerprint of sources, plan and version), then one line per finished tensor. Lines
-are appended after the tensor's bytes; a torn last line is ignored. Nothing is trusted: on resume every blob is checked
-against its digest, which costs less than syncing the disk after each tensor would.
+The first JSON line is the header: a fingerprint of sources, plan and version. Each further line describes a complete
+tensor and is appended after its bytes. An incomplete last line is ignored. On resume the digest of every blob is
+checked, which is cheaper than syncing the disk after each tensor.
 """
 
 from __future__ import annotations
@@ -22,29 +22,28 @@ from ingot.model.store import Store
 from ingot.stores.local import LocalSink, LocalTarget
 
 CHUNK = 1 << 22
-# Bytes of tensors that a killed run may have to do again.
-_WORTH = 1 << 20
-_TOGETHER = 1 << 12  # bytes of lines that are written in one call
+# Bytes of tensors that a resumed run may have to write again.
+_MAX_REPEATED = 1 << 20
+_LINE_BUFFER = 1 << 12  # bytes of lines that are written in one call
 _ENCODER = msgspec.json.Encoder()
-_NOTHING: dict[str, Any] = {"digests": {}}
+_NO_NOTES: dict[str, Any] = {"digests": {}}
 
 
-def fingerprint(identities: Sequence[Any], what: Mapping[str, Any], steps: Iterable[Mapping[str, Any]]) -> str:
-    """Return a digest of all that determines the output.
+def fingerprint(identities: Sequence[Any], settings: Mapping[str, Any], steps: Iterable[Mapping[str, Any]]) -> str:
+    """Return a digest of everything that determines the output.
 
-    ``identities`` are those of the sources: their files' headers and the stamps of the open files, so that what was
-    read and what is noted are the same. ``what`` and ``steps`` are the plan; Ingot's version is in the digest because
-    another version may encode differently.
+    ``identities`` identify the open files of the sources by headers and stamps. ``settings`` and ``steps`` describe the
+    plan. The digest also covers Ingot's version, because other versions may encode differently.
     """
     encode = msgspec.json.Encoder(order="sorted").encode
-    digest = hashlib.sha256(encode({"ingot": INGOT_VERSION, "files": identities, "what": what}))
+    digest = hashlib.sha256(encode({"ingot": INGOT_VERSION, "files": identities, "what": settings}))
     for step in steps:
         digest.update(encode(step))
     return digest.hexdigest()
 
 
 class Journal:
-    """Append-only list of finished tensors, a file of ``target``."""
+    """An append-only list of complete tensors in a file of ``target``."""
 
     def __init__(self, target: LocalTarget, fingerprint: str) -> None:
         self._target = target
@@ -52,10 +51,10 @@ class Journal:
         self._sink: LocalSink | None = None
         self._end = 0
         self._waiting = 0  # bytes of tensors whose lines may not be in the file yet
-        self._lines = bytearray()  # those of them that were not given to the sink
+        self._lines = bytearray()  # lines that are not written to the sink yet
 
     def start(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Write the header and the records that are taken over from an earlier run, then stay open for more."""
+        """Write the header and the records of an earlier run; the journal stays open for further records."""
         lines = [{"fingerprint": self._fingerprint}, *records]
         self._sink = self._target.create(JOURNAL)
         self._end = 0
@@ -64,18 +63,18 @@ class Journal:
         self._hand_over()
         self._sink.flush()
 
-    def append(self, record: Mapping[str, Any], nbytes: int = _WORTH) -> None:
-        """Note a finished tensor of so many bytes; lines of small ones reach the file together."""
+    def append(self, record: Mapping[str, Any], nbytes: int = _MAX_REPEATED) -> None:
+        """Add the record of a complete tensor of ``nbytes``. Lines of small tensors are written together."""
         self._lines += _line(record)
         self._waiting += nbytes
-        if self._waiting >= _WORTH or len(self._lines) >= _TOGETHER:
+        if self._waiting >= _MAX_REPEATED or len(self._lines) >= _LINE_BUFFER:
             self._hand_over()
-            if self._waiting >= _WORTH and self._sink is not None:
+            if self._waiting >= _MAX_REPEATED and self._sink is not None:
                 self._sink.flush()
                 self._waiting = 0
 
     def _hand_over(self) -> None:
-        """Write what waits: kept until it is written, as ``close`` comes after whatever stopped a run."""
+        """Write pending lines. After an error they stay pending, because ``close`` writes them again."""
         assert self._sink is not None
         lines = self._lines
         self._sink.write_at(self._end, lines)
@@ -83,7 +82,7 @@ class Journal:
         self._lines = bytearray()
 
     def close(self) -> None:
-        """Close the file; it stays where it is."""
+        """Write pending lines and close the file."""
         if self._sink is not None:
             try:
                 self._hand_over()
@@ -92,12 +91,12 @@ class Journal:
                 self._sink = None
 
     def earlier(self) -> list[dict[str, Any]]:
-        """Return the records that an interrupted run left.
+        """Return the records of an interrupted run; none without a journal.
 
         Raises
         ------
         UsageError
-            They are of another source, recipe, version or of other options.
+            ``resume.changed``: the run had other sources, options, another recipe or another version of Ingot.
         """
         store = self._target.store()
         if not store.exists(JOURNAL):
@@ -116,9 +115,11 @@ class Journal:
 
 
 def _line(record: Mapping[str, Any]) -> bytes:
-    """Encode one line. The standard module keeps infinite errors, and file names that are not UTF-8; the quick one is
-    for records without numbers that may be infinite."""
-    if not record.get("error") and not record.get("params") and record.get("notes", _NOTHING) == _NOTHING:
+    """Encode one line.
+
+    msgspec is faster; ``json`` also supports infinite errors and file names that are not UTF-8.
+    """
+    if not record.get("error") and not record.get("params") and record.get("notes", _NO_NOTES) == _NO_NOTES:
         try:
             return _ENCODER.encode(record) + b"\n"
         except UnicodeEncodeError:
@@ -145,8 +146,8 @@ def _json_lines(content: bytes) -> Iterator[dict[str, Any]]:
         yield value
 
 
-def intact(record: Mapping[str, Any], store: Store) -> bool:
-    """Whether every blob of a record lies in the store with the bytes it had when it was written."""
+def is_intact(record: Mapping[str, Any], store: Store) -> bool:
+    """Whether every blob of a record is in the store with the digest that it had when it was written."""
     try:
         return all(_digest(store, name, offset, length, digest) for name, offset, length, digest in record["blobs"])
     except IngotError:
@@ -154,15 +155,15 @@ def intact(record: Mapping[str, Any], store: Store) -> bool:
 
 
 def _digest(store: Store, name: str, offset: int, length: int, digest: str) -> bool:
-    """Whether a range of a file has this digest; errors as ``Store.open`` and ``ByteSource.readinto``."""
+    """Whether a range of a file has this digest. Raises the errors of reading."""
     running = checksums.hasher("crc32c")
     buffer = memoryview(bytearray(min(CHUNK, length)))
     source = store.open(name)
     try:
         for start in range(0, length, CHUNK):
-            piece = buffer[: min(CHUNK, length - start)]
-            source.readinto(offset + start, piece)
-            running.update(piece)
+            chunk = buffer[: min(CHUNK, length - start)]
+            source.readinto(offset + start, chunk)
+            running.update(chunk)
     finally:
         source.close()
     return checksums.same(running.text(), digest)

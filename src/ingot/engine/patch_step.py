@@ -1,4 +1,4 @@
-"""How a tensor of a chain of deltas comes about, and the step that makes it: read its origin, apply every layer."""
+"""Chains of deltas for a tensor, and the step that computes the result: read the origin, apply every layer."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ingot.codecs.delta.base import Applier, DeltaCodec, delta_codec
 from ingot.codecs.table import CODECS
 from ingot.core.numeric.buffers import scratch
 from ingot.core.numeric.dtypes import DTYPES, numpy_dtype
-from ingot.core.runtime.parallel import go_on
+from ingot.core.runtime.parallel import check_cancelled
 from ingot.engine import resources as cost
-from ingot.engine.fit import fitted, is_opaque, rows_of, window
+from ingot.engine.fit import fit_rows, is_opaque, rows_of, window
+from ingot.engine.hashing import HashFactories, HashStream, TensorHashes
 from ingot.engine.steps import DECODED
-from ingot.engine.watch import ContentWatch, Feed, Watches
 from ingot.engine.work import AcquireBudget, ChunkBudget, ChunkPlan, ChunkTask, EncodedChunk, Step, StepRun
 from ingot.errors import IngotError
 from ingot.model.tensor import Array, Tensor
@@ -30,7 +30,7 @@ _EVEN = 1 << 17
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A difference that leads to ``stage``; its result has element type ``dtype`` and shape ``shape``."""
+    """A difference of a chain: its result at ``stage`` has the element type ``dtype`` and the shape ``shape``."""
 
     stage: int
     tensor: Tensor
@@ -43,16 +43,16 @@ class Layer:
 
     @property
     def cast(self) -> str | None:
-        """The element type that the base's values are rounded to first, if the difference is one of bits."""
+        """The element type to which the base's values are rounded first, if the difference is exact; else None."""
         return self.tensor.dtype if self.codec.exact else None
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
-    """How a tensor comes about: ``origin`` is there since stage ``born`` (0: the base's), ``layers`` are applied."""
+class PatchChain:
+    """The chain of a tensor: ``layers`` are applied to ``origin``, the tensor at ``first_stage`` (0: the base)."""
 
     origin: Tensor
-    born: int
+    first_stage: int
     layers: tuple[Layer, ...] = ()
 
     @property
@@ -74,20 +74,20 @@ class Route:
 
     @property
     def opaque(self) -> bool:
-        """Whether its values only move: packed below a byte, or of a type not known here."""
+        """Whether the values cannot be computed with: packed below a byte, or of an unsupported type."""
         return is_opaque(self.origin)
 
-    def made_at(self, stage: int) -> int:
-        """Return the stage that gave the values which the tensor has at ``stage``."""
-        return max((layer.stage for layer in self.layers if layer.stage <= stage), default=self.born)
+    def last_change_before(self, stage: int) -> int:
+        """Return the last stage up to ``stage`` that changed the values."""
+        return max((layer.stage for layer in self.layers if layer.stage <= stage), default=self.first_stage)
 
     def matrix(self, *, by_rows: bool = False) -> tuple[int, int]:
-        """Return the rows and columns to cut by: single elements where everything works element by element.
+        """Return the matrix shape for chunks: one column if the origin and all layers are elementwise.
 
-        ``by_rows`` asks for whole rows. The rows are those of the stage that has most of them.
+        With ``by_rows`` it has full rows. The number of rows is the largest of all stages.
         """
         sizes = [self.origin.size, *(prod(layer.shape) for layer in self.layers if layer.shape != self.origin.shape)]
-        vector = len(self.origin.shape) < 2 and len(sizes) > 1  # one row in general: its length differs
+        vector = len(self.origin.shape) < 2 and len(sizes) > 1  # a vector is a single row whose length differs
         elementwise = CODECS[self.origin.codec].elementwise and all(layer.codec.elementwise for layer in self.layers)
         if elementwise and (vector or not by_rows):
             return max(sizes), 1
@@ -95,13 +95,13 @@ class Route:
         return (rows, cols) if len(sizes) == 1 else (max(sizes) // cols, cols)
 
     def appliers(self) -> list[Applier]:
-        """Begin applying every layer."""
+        """Return a new applier for every layer."""
         dtypes = [self.origin.dtype, *(layer.dtype for layer in self.layers)]
         pairs = zip(self.layers, dtypes, strict=False)
         return [layer.codec.applier(layer.tensor, layer.cast or dtype) for layer, dtype in pairs]
 
     def chunks(self, *, by_rows: bool = False) -> Iterator[Array]:
-        """Yield the values in fresh arrays, in bounded memory, digests checked at the end; cut by ``matrix``."""
+        """Yield the values in new arrays, in chunks of rows of ``matrix``; checks the digests at the end."""
         rows, cols = self.matrix(by_rows=by_rows)
         step = max(1, _CHUNK // max(cols, 1))
         first = rows_of(self.origin.shape, cols)
@@ -109,12 +109,12 @@ class Route:
         reader = CODECS[self.origin.codec].reader(self.origin)
         appliers = self.appliers()
         for start in range(0, rows, step):
-            go_on()
+            check_cancelled()
             stop = min(start + step, rows)
             values = empty((window(start, stop, first), cols), self.origin.dtype, self.name)
             reader.read_into(values)
             for applier, layer in zip(appliers, self.layers, strict=True):
-                values = applied(applier, layer, values, window(start, stop, rows_of(layer.shape, cols)))
+                values = apply_layer(applier, layer, values, window(start, stop, rows_of(layer.shape, cols)))
             if start < last:
                 yield values
         reader.finish()
@@ -122,16 +122,16 @@ class Route:
             applier.finish()
 
 
-def applied(applier: Applier, layer: Layer, base: Array, rows: int) -> Array:
-    """Return the next ``rows`` rows that a layer makes, ``base`` being those before it."""
-    base = fitted(base, rows, layer.cast)
+def apply_layer(applier: Applier, layer: Layer, base: Array, rows: int) -> Array:
+    """Return the next ``rows`` rows after a layer. ``base`` contains the rows before it."""
+    base = fit_rows(base, rows, layer.cast)
     out = scratch(base.shape, numpy_dtype(layer.cast or layer.dtype))
     applier.apply(base, out)
-    return fitted(out, rows, layer.dtype)
+    return fit_rows(out, rows, layer.dtype)
 
 
-def at_end(route: Route) -> Tensor:
-    """Return a route's origin with the element type and shape of its end."""
+def result_tensor(route: PatchChain) -> Tensor:
+    """Return the origin of a chain with the element type and shape of the result."""
     origin = route.origin
     if (origin.dtype, origin.shape) == (route.dtype, route.shape):
         return origin
@@ -140,14 +140,14 @@ def at_end(route: Route) -> Tensor:
 
 @dataclass(frozen=True)
 class Patch(Step):
-    """Makes one tensor of a patch's result: the values of ``route``, encoded by ``encoder`` of ``options``.
+    """A step that computes one tensor of a patched checkpoint: the values of ``route``, encoded by ``encoder``.
 
-    ``tensor`` is the route's origin with the element type and shape of its end. Values pass at the stages that give
-    them.
+    ``tensor`` is the origin of the chain with the element type and shape of the result. ``encoder`` was created from
+    ``options``. The points of hashes are the stages that change the values.
     """
 
     action: str = field(default=DECODED, init=False)
-    route: Route = field(kw_only=True)
+    route: PatchChain = field(kw_only=True)
     encoder: Encoder = field(kw_only=True)
     options: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
 
@@ -174,23 +174,24 @@ class Patch(Step):
         plan = cost.by_rows(matrix, per_element * matrix[1], fixed, budget, 1)
         if matrix[1] != 1 or plan.chunk_rows <= _EVEN:
             return plan
-        # Exact differences are applied in chunks of their own; one that ends inside of ours costs twice.
+        # Exact differences have separate chunks; a chunk of theirs that crosses the end of ours is decoded twice.
         count = plan.chunk_rows // _EVEN * _EVEN
         return ChunkPlan(plan.rows, 1, count, int(count * per_element) + fixed)
 
-    def start(self, chunk_plan: ChunkPlan, watches: Watches, *, measured: bool) -> _Patching:
-        return _Patching(self, chunk_plan, watches, measured)
+    def start(self, chunk_plan: ChunkPlan, hash_factories: HashFactories, *, measured: bool) -> _Patching:
+        return _Patching(self, chunk_plan, hash_factories, measured)
 
 
 @dataclass
 class _Patching(StepRun[Patch]):
-    _taps: list[tuple[int, Feed]] = field(default_factory=list, init=False)
+    _streams_by_stage: list[tuple[int, HashStream]] = field(default_factory=list, init=False)
 
     def tasks(self, acquire: AcquireBudget) -> Iterator[tuple[ChunkTask, int]]:
-        route, plan = self.step.route, self.chunk_plan
+        route = self.step.route
+        plan = self.chunk_plan
         reader = CODECS[route.origin.codec].reader(route.origin)
         layers = _Layers(self.step)
-        self._open_feeds()
+        self._open_streams()
         share = self.step.in_bytes / max(plan.rows, 1)
         start = 0
         number = 0
@@ -203,32 +204,32 @@ class _Patching(StepRun[Patch]):
             reader.read_into(rows)
             if stop == plan.rows:
                 reader.finish()
-            # Here, in the order of tensors: a parent hash goes on from one to the next.
-            waits = [feed.take(rows) for point, feed in self._taps if point == route.born]
+            # In this thread, in the order of tensors, because a parent hash covers several tensors.
+            waits = [stream.update(rows) for point, stream in self._streams_by_stage if point == route.first_stage]
             yield (
-                partial(layers, Chunk(rows, number, start, stop, stop == plan.rows), self._taps, waits),
+                partial(layers, Chunk(rows, number, start, stop, stop == plan.rows), self._streams_by_stage, waits),
                 int(stop * share) - int(start * share),
             )
             start = max(stop, 1)
             number = number + 1
 
-    def _open_feeds(self) -> None:
-        """Begin a hash per stage; stages at which a tensor has the same values share one."""
-        shared: dict[int, Feed] = {}
-        for stage, watch in self.watches.items():
-            point = self.step.route.made_at(stage)
-            if isinstance(watch, ContentWatch) and point in shared:
-                self.feeds[stage] = shared[point]
+    def _open_streams(self) -> None:
+        """Open a hash stream for each stage; stages with equal values share one."""
+        shared: dict[int, HashStream] = {}
+        for stage, factory in self.hash_factories.items():
+            point = self.step.route.last_change_before(stage)
+            if isinstance(factory, TensorHashes) and point in shared:
+                self.streams[stage] = shared[point]
                 continue
-            feed = self.feeds[stage] = watch.tensor(self.step.route.name)
-            self._taps.append((point, feed))
-            if isinstance(watch, ContentWatch):
-                shared[point] = feed
+            stream = self.streams[stage] = factory.stream(self.step.route.name)
+            self._streams_by_stage.append((point, stream))
+            if isinstance(factory, TensorHashes):
+                shared[point] = stream
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The values of a route's origin from row ``start`` to ``stop``: fewer, if the origin has not so many rows."""
+    """The values of the origin from row ``start`` to ``stop``; fewer rows if the origin ends earlier."""
 
     rows: Array
     number: int
@@ -249,37 +250,39 @@ class _Sequencer:
         self._changed = threading.Condition()
 
     def run(self, number: int, action: Callable[[], None]) -> None:
-        """Wait until all numbers below have run ``action``, then run it; after a failure nothing runs any more."""
+        """Run ``action`` after the actions of all lower numbers; after a failure no further action runs."""
         with self._changed:
             self._changed.wait_for(lambda: self._next == number)
             failed = self._failed
-        done = False
+        succeeded = False
         try:
             if not failed:
                 action()
-                done = True
+                succeeded = True
         finally:
             with self._changed:
                 self._next += 1
-                self._failed = not done
+                self._failed = not succeeded
                 self._changed.notify_all()
         if failed:
             raise RuntimeError("an earlier chunk of this tensor failed")
 
 
 class _Layers:
-    """Applies a route's layers to its chunks, in order, whichever threads they come on."""
+    """Applies the layers of a chain to chunks in order, although several threads process the chunks."""
 
     def __init__(self, step: Patch) -> None:
         self._step = step
         self._appliers = step.route.appliers()
         self._sequencer = _Sequencer()
 
-    def __call__(self, chunk: Chunk, taps: Sequence[tuple[int, Feed]], waits: list[Future[None]]) -> EncodedChunk:
+    def __call__(
+        self, chunk: Chunk, streams: Sequence[tuple[int, HashStream]], waits: list[Future[None]]
+    ) -> EncodedChunk:
         values = [chunk.rows]
 
         def layers() -> None:
-            values[0] = self._applied(chunk, taps, waits)
+            values[0] = self._applied(chunk, streams, waits)
 
         def in_turn() -> Array:
             self._sequencer.run(chunk.number, layers)
@@ -287,12 +290,13 @@ class _Layers:
 
         return self._encoded(in_turn, waits)
 
-    def _applied(self, chunk: Chunk, taps: Sequence[tuple[int, Feed]], waits: list[Future[None]]) -> Array:
-        values, cols = chunk.rows, chunk.rows.shape[1]
+    def _applied(self, chunk: Chunk, streams: Sequence[tuple[int, HashStream]], waits: list[Future[None]]) -> Array:
+        values = chunk.rows
+        cols = chunk.rows.shape[1]
         for applier, layer in zip(self._appliers, self._step.route.layers, strict=True):
             rows = window(chunk.start, chunk.stop, rows_of(layer.shape, cols))
-            values = applied(applier, layer, values, rows)
-            waits.extend(feed.take(values) for point, feed in taps if point == layer.stage)
+            values = apply_layer(applier, layer, values, rows)
+            waits.extend(stream.update(values) for point, stream in streams if point == layer.stage)
             if chunk.last:
                 applier.finish()
         return values

@@ -1,9 +1,8 @@
-"""The pipeline of a plan: one thread reads, several encode, the caller's thread writes, under one memory budget.
+"""The pipeline of a plan: one thread reads, several encode, and the calling thread writes, with one memory budget.
 
-Everything is handed on in order, so the output does not depend on the number of threads or on how a tensor is cut
-into chunks.
-What bounds memory is one ``Budget`` that a chunk's cost is taken from before it is read and given back after it is
-written. Events are handed from thread to thread in batches: waking a thread takes longer than a small chunk.
+Chunks keep their order, so the output depends neither on the number of threads nor on the chunk sizes. A ``Budget``
+limits the memory: a chunk's cost is acquired before it is read and released after it is written. Events pass between
+threads in batches, because waking a thread takes longer than processing a small chunk.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from ingot.core.bytes import encodings
 from ingot.core.numeric.buffers import recycling
 from ingot.core.numeric.dtypes import file_bytes
 from ingot.core.numeric.stats import ErrorStats
-from ingot.core.runtime.parallel import Halt, Workers, adopt
-from ingot.engine.watch import Watches
+from ingot.core.runtime.parallel import CancelToken, Workers, inherit_token
+from ingot.engine.hashing import HashFactories
 from ingot.engine.work import ChunkPlan, ChunkTask, EncodedChunk, Step, StepRun
 from ingot.model.bytesource import Buffer
 from ingot.model.spec import TensorSpec
 
 
 class TensorWriter(Protocol):
-    """What takes a tensor's bytes; a ``FormatWriter`` is one."""
+    """The methods of a ``FormatWriter`` that write tensors."""
 
     def begin(self, spec: TensorSpec) -> None: ...
 
@@ -38,18 +37,18 @@ class TensorWriter(Protocol):
 
 
 class TensorSink:
-    """Hands one tensor's bytes to a writer.
+    """A sink that compresses one tensor's bytes if necessary and passes them to a writer.
 
     Parameters
     ----------
     writer : TensorWriter
-        ``begin`` is called here, ``end`` by ``close``.
+        The constructor calls ``begin``; ``close`` calls ``end``.
     spec : TensorSpec
     compress : bool
-        Whether the bytes still have to be encoded as the spec says; False for parts moved as stored.
+        Whether to compress the bytes as the spec states; False for parts that are copied unchanged.
     pool : Executor
     pending : int
-        Frames in flight at most.
+        The largest number of frames in flight.
     """
 
     def __init__(self, writer: TensorWriter, spec: TensorSpec, *, compress: bool, pool: Executor, pending: int) -> None:
@@ -65,7 +64,7 @@ class TensorSink:
         writer.begin(spec)
 
     def write(self, parts: Mapping[str, Any]) -> None:
-        """Take the next bytes of each part."""
+        """Write the next bytes of each part."""
         for role, array in parts.items():
             data = array if isinstance(array, memoryview) else file_bytes(array)
             if role in self._cutters:
@@ -74,53 +73,53 @@ class TensorSink:
                 self._writer.write(role, data)
 
     def close(self) -> dict[str, Any]:
-        """Write what is left and end the tensor; returns the writer's record of it."""
-        for role, rest in self._cutters.items():
-            if rest:
-                self._submit(role, bytes(rest))
+        """Write the remaining bytes and end the tensor; return the writer's record of the tensor."""
+        for role, buffered in self._cutters.items():
+            if buffered:
+                self._submit(role, bytes(buffered))
         self._drain(0)
         for role, frames in self._tables.items():
             self._writer.write(role, encodings.seek_table(frames))
         return self._writer.end()
 
     def _cut(self, role: str, data: memoryview) -> None:
-        rest = self._cutters[role]
+        buffered = self._cutters[role]
         position = 0
-        while len(rest) + data.nbytes - position >= encodings.FRAME:
-            stop = position + encodings.FRAME - len(rest)
-            self._submit(role, bytes(rest) + bytes(data[position:stop]) if rest else bytes(data[position:stop]))
-            rest.clear()
+        while len(buffered) + data.nbytes - position >= encodings.FRAME:
+            stop = position + encodings.FRAME - len(buffered)
+            self._submit(role, bytes(buffered) + bytes(data[position:stop]) if buffered else bytes(data[position:stop]))
+            buffered.clear()
             position = stop
-        rest += data[position:]
+        buffered += data[position:]
 
     def _submit(self, role: str, frame: bytes) -> None:
         self._drain(self._limit - 1)
         compress = encodings.seekable_frame if role in self._tables else encodings.compress_frame
         self._frames.append((role, self._pool.submit(compress, frame), len(frame)))
 
-    def _drain(self, keep: int) -> None:
-        while len(self._frames) > keep:
-            role, made, size = self._frames.popleft()
-            frame = made.result()
+    def _drain(self, max_frames: int) -> None:
+        while len(self._frames) > max_frames:
+            role, compressed, size = self._frames.popleft()
+            frame = compressed.result()
             if role in self._tables:
                 self._tables[role].append((len(frame), size))
             self._writer.write(role, frame)
 
 
-Watching = Callable[[Step], Watches]
+HashSelector = Callable[[Step], HashFactories]
 
-# A batch is handed on when its chunks take so many bytes of budget, or when it has so many events.
+# A batch is complete when its chunks need this many bytes of the budget, or when it has this many events.
 _BATCH_BYTES = 1 << 18
 _BATCH_EVENTS = 192
 
 
-def nothing(step: Step) -> Watches:
-    """Hash nothing of a step."""
+def hash_nothing(step: Step) -> HashFactories:
+    """Return no hash factories for any step."""
     return {}
 
 
 class Budget:
-    """Bytes that chunks in flight may take; one thread takes, any thread gives back."""
+    """The bytes for chunks in flight. One thread acquires, any thread releases."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -129,14 +128,14 @@ class Budget:
         self._stopped = False
 
     def take_now(self, amount: int) -> bool:
-        """Take ``amount`` if it fits without waiting."""
+        """Acquire ``amount`` if this is possible without waiting; return whether it was acquired."""
         with self._changed:
             fits = self._used == 0 or self._used + amount <= self.limit
             self._used += amount if fits else 0
             return fits and not self._stopped
 
     def take(self, amount: int) -> bool:
-        """Wait until ``amount`` fits; False if the pipeline was stopped meanwhile."""
+        """Wait until ``amount`` fits and acquire it; return False if the pipeline was stopped."""
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or self._used == 0 or self._used + amount <= self.limit)
             self._used += amount
@@ -158,7 +157,7 @@ Outcome = EncodedChunk | BaseException
 
 @dataclass(slots=True)
 class Batch:
-    """Events that are handed on together, and the works of their chunks, which one thread of the pool does in order."""
+    """Events that pass to the writing thread together, and the tasks of their chunks, which one thread runs."""
 
     events: list[Event] = field(default_factory=list)
     works: list[ChunkTask] = field(default_factory=list)
@@ -169,14 +168,14 @@ class Batch:
     def is_full(self) -> bool:
         return self.cost >= _BATCH_BYTES or len(self.events) >= _BATCH_EVENTS
 
-    def taken(self) -> Iterator[Event]:
-        """Yield the events, each of which is let go of."""
+    def drain(self) -> Iterator[Event]:
+        """Yield the events and remove each from the batch, so that its memory can be reused."""
         self.events.reverse()
         while self.events:
             yield self.events.pop()
 
     def chunk(self, work: ChunkTask, in_bytes: int, cost: int) -> None:
-        """Add a chunk that ``work`` makes."""
+        """Add the event of a chunk, which ``work`` encodes."""
         self.events.append(Chunk(self, len(self.works), in_bytes, cost))
         self.works.append(work)
         self.cost += cost
@@ -190,9 +189,9 @@ class Batch:
 
 
 def _outcomes(works: list[ChunkTask]) -> list[Outcome]:
-    """Do all, whatever becomes of one: threads may wait for one after it."""
+    """Run all tasks, also after one failed, because other threads may wait for a later one."""
     works.reverse()
-    return [_outcome(works.pop()) for _ in range(len(works))]  # what is done holds its input no longer
+    return [_outcome(works.pop()) for _ in range(len(works))]  # ``pop`` releases the input of a completed task
 
 
 def _outcome(work: ChunkTask) -> Outcome:
@@ -204,7 +203,7 @@ def _outcome(work: ChunkTask) -> Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One chunk on its way: ``in_bytes`` of the source are behind it, ``cost`` is what it took from the budget."""
+    """The event of a chunk: ``in_bytes`` were read for it, and it uses ``cost`` bytes of the budget."""
 
     batch: Batch
     index: int
@@ -212,21 +211,22 @@ class Chunk:
     cost: int
 
     def result(self) -> EncodedChunk:
-        """Wait for what became of the chunk, and let go of it; raises what its work raised."""
+        """Wait for the encoded chunk and return it once. Raises the error of its task."""
         assert self.batch.outcomes is not None
         outcomes = self.batch.outcomes.result()
-        outcome, outcomes[self.index] = outcomes[self.index], _TAKEN
+        outcome = outcomes[self.index]
+        outcomes[self.index] = _ALREADY_RETURNED
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome
 
 
-_TAKEN = RuntimeError("this chunk was taken before")
+_ALREADY_RETURNED = RuntimeError("this chunk was taken before")
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The first event of a step, whose spec has what was learnt."""
+    """The first event of a step. The spec of the step contains the parameters of fit passes."""
 
     step: Step
     running: StepRun[Any]
@@ -234,7 +234,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """All chunks of the step were read and the digests of its source parts fit."""
+    """The last event of a step: all its chunks were read, and the digests of the source parts are correct."""
 
     step: Step
     running: StepRun[Any]
@@ -244,30 +244,30 @@ Event = Begin | Chunk | End
 
 
 class Pipeline:
-    """Runs steps through read, encode and hand-over.
+    """Reads and encodes steps in threads and yields events for the writing thread.
 
     Parameters
     ----------
     steps : sequence of Step
     chunk_plans : sequence of ChunkPlan
-        One per step.
+        One chunk plan for each step.
     workers : int
-        Encoding threads.
+        The number of encoding threads.
     budget : int
         Bytes for chunks in flight.
     measured : bool
-        Measure the error of lossy steps.
+        Whether to measure the errors of lossy steps.
     recycled : int
-        Bytes of memory that may be kept for the next chunk when one is done.
-    watching : callable
-        Returns what is hashed of a step; called in the steps' order when each begins.
+        Bytes of memory to recycle between chunks.
+    hash_selector : callable
+        Returns the hash factories of a step; called at the beginning of each step, in order.
 
-    Iterate over ``events()`` inside a ``with`` block: leaving it, by an exception too, stops and joins every thread.
+    Iterate over ``events()`` inside a ``with`` block. The end of the block stops and joins every thread.
 
     Raises
     ------
     MissingExtraError
-        A step works with an optional package that is not installed.
+        A step needs an optional package that is not installed.
     """
 
     def __init__(
@@ -279,7 +279,7 @@ class Pipeline:
         budget: int,
         measured: bool,
         recycled: int = 0,
-        watching: Watching = nothing,
+        hash_selector: HashSelector = hash_nothing,
     ) -> None:
         for step in steps:
             if step.encoder is not None:
@@ -287,14 +287,14 @@ class Pipeline:
         self._steps = steps
         self._chunk_plans = chunk_plans
         self._measured = measured
-        self._watching = watching
+        self._select_hashes = hash_selector
         self._budget = Budget(budget)
         self._stop = threading.Event()
         self._recycling = recycling(recycled)
         self._queue: Queue[Batch | BaseException | None] = Queue(maxsize=4 * workers + 8)
         self._batch = Batch()
         self.pool = Workers(workers, "ingot-encode")
-        self._halt = Halt()
+        self._halt = CancelToken()
         self._reader = threading.Thread(target=self._read, name="ingot-read", daemon=True)
 
     def __enter__(self) -> Pipeline:
@@ -311,14 +311,14 @@ class Pipeline:
         self._recycling.__exit__(None, None, None)
 
     def events(self) -> Iterator[Event]:
-        """Yield ``Begin``, ``Chunk``..., ``End`` for each step in order; raise what went wrong while reading."""
+        """Yield ``Begin``, ``Chunk``..., ``End`` for each step in order. Raises errors of the reading thread."""
         while (item := self._get()) is not None:
             if isinstance(item, BaseException):
                 raise item
-            yield from item.taken()
+            yield from item.drain()
 
-    def done(self, chunk: Chunk) -> None:
-        """Give the memory of what is written back."""
+    def release(self, chunk: Chunk) -> None:
+        """Release the memory of a chunk after it was written."""
         self._budget.give(chunk.cost)
 
     def _get(self) -> Batch | BaseException | None:
@@ -339,22 +339,22 @@ class Pipeline:
         return False
 
     def _flush(self) -> bool:
-        """Hand on the events that wait; False if the pipeline was stopped."""
+        """Pass the current batch to the other threads; return False if the pipeline was stopped."""
         batch = self._batch
         self._batch = Batch()
         try:
             batch.submit(self.pool)
-        except RuntimeError:  # the pool takes no more work
+        except RuntimeError:  # the pool is shut down
             if not self._stop.is_set():
                 raise
         return not self._stop.is_set() and (not batch.events or self._put(batch))
 
     def _acquire(self, cost: int) -> bool:
-        """Wait for a chunk's memory; hand on the batch first if its chunks hold that memory."""
+        """Acquire the memory of a chunk; if it is not free, pass on the batch first, whose chunks use memory."""
         return self._budget.take_now(cost) or (self._flush() and self._budget.take(cost))
 
     def _read(self) -> None:
-        adopt(self._halt)
+        inherit_token(self._halt)
         try:
             for step, chunk_plan in zip(self._steps, self._chunk_plans, strict=True):
                 if not self._read_step(step, chunk_plan):
@@ -366,8 +366,8 @@ class Pipeline:
                 self._put(error)
 
     def _read_step(self, step: Step, chunk_plan: ChunkPlan) -> bool:
-        """Add the events of a step to the batch, and hand on each full batch; False if the pipeline was stopped."""
-        running = step.start(chunk_plan, self._watching(step), measured=self._measured)
+        """Add the events of a step to the batch and pass on full batches; return False if the pipeline was stopped."""
+        running = step.start(chunk_plan, self._select_hashes(step), measured=self._measured)
         learnt = running.fit()
         if learnt is not None:
             step = replace(step, spec=replace(step.spec, params=dict(learnt)))
@@ -381,18 +381,18 @@ class Pipeline:
 
 
 class Sink(Protocol):
-    """Where one tensor's bytes go."""
+    """The destination of one tensor's bytes."""
 
     def write(self, parts: Mapping[str, Any]) -> None:
-        """Take the next bytes of each part."""
+        """Write the next bytes of each part."""
         ...
 
     def close(self) -> dict[str, Any]:
-        """End the tensor; return the writer's record of it."""
+        """End the tensor; return the writer's record of the tensor."""
         ...
 
 
-def drive(
+def write_chunks(
     pipeline: Pipeline,
     opened: Callable[[Begin], Sink],
     finished: Callable[[End, dict[str, Any], ErrorStats], None],
@@ -417,7 +417,7 @@ def drive(
             if encoded.commit is not None:
                 encoded.commit()
             error = error + (encoded.error or ErrorStats())
-            pipeline.done(event)
+            pipeline.release(event)
             advance(event.in_bytes, "")
         elif isinstance(event, End):
             assert sink is not None

@@ -1,4 +1,4 @@
-"""Steps of one tensor: move what is stored, put it into another layout, or encode its values."""
+"""Steps for one tensor: copy its stored bytes, repack it in another layout, or encode its values."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ingot.core.numeric.dtypes import DTYPES, numpy_dtype
 from ingot.core.numeric.stats import measure
 from ingot.engine import resources as cost
 from ingot.engine.chunks import chunks, matrix_of
-from ingot.engine.watch import RESULT, Watches
+from ingot.engine.hashing import RESULT, HashFactories
 from ingot.engine.work import AcquireBudget, ChunkBudget, ChunkPlan, ChunkTask, EncodedChunk, Step, StepRun
 from ingot.errors import CodecError, IngotError
 from ingot.model.part import StoredReader
-from ingot.model.reading.slices import Skipping
+from ingot.model.reading.slices import SkippingReader
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Array, Tensor
 
@@ -35,7 +35,7 @@ ENCODED = "encoded"
 
 @dataclass(frozen=True)
 class Move(Step):
-    """Copies stored bytes as they are. ``source`` is the number of the checkpoint that the tensor is of."""
+    """A step that copies stored bytes unchanged. ``source`` is the index of the tensor's checkpoint."""
 
     action: str = field(default=MOVED, init=False)
     rule: str = field(default=MOVED, kw_only=True)
@@ -47,11 +47,11 @@ class Move(Step):
         return None
 
     def plan_chunks(self, budget: ChunkBudget) -> ChunkPlan:
-        piece = max(cost.MOVE_LEAST, min(cost.MOVE_BYTES, budget.limit // budget.slots))
-        return ChunkPlan(self.in_bytes, 1, piece, min(piece, self.in_bytes))
+        chunk_bytes = max(cost.MOVE_LEAST, min(cost.MOVE_BYTES, budget.limit // budget.slots))
+        return ChunkPlan(self.in_bytes, 1, chunk_bytes, min(chunk_bytes, self.in_bytes))
 
-    def start(self, chunk_plan: ChunkPlan, watches: Watches, *, measured: bool) -> StepRun[Any]:
-        return _Moving(self, chunk_plan, watches, measured)
+    def start(self, chunk_plan: ChunkPlan, hash_factories: HashFactories, *, measured: bool) -> StepRun[Any]:
+        return _Moving(self, chunk_plan, hash_factories, measured)
 
 
 class _Moving(StepRun[Move]):
@@ -69,9 +69,9 @@ class _Moving(StepRun[Move]):
 
 @dataclass(frozen=True)
 class Repack(Step):
-    """Puts the same integers into another layout; ``repack`` does it. ``source`` is the index of the checkpoint.
+    """A step that stores the same integers in another layout by ``repack``.
 
-    ``compress_parts`` is set if the parts get other encodings.
+    ``source`` is the index of the tensor's checkpoint. ``compress_parts`` is set if the encodings of parts change.
     """
 
     action: str = field(default=REPACKED, init=False)
@@ -86,56 +86,56 @@ class Repack(Step):
     def plan_chunks(self, budget: ChunkBudget) -> ChunkPlan:
         repack = self.repack
         per_row = max(repack.memory, 1)
-        most = budget.limit if repack.again else min(cost.REPACK_BYTES, budget.limit // budget.slots)
-        count = max(1, (most - repack.extra_memory) // per_row // repack.step) * repack.step
+        max_bytes = budget.limit if repack.again else min(cost.REPACK_BYTES, budget.limit // budget.slots)
+        count = max(1, (max_bytes - repack.extra_memory) // per_row // repack.step) * repack.step
         count = min(count, max(repack.rows, 1))
         return ChunkPlan(repack.rows, 1, count, count * per_row + repack.extra_memory)
 
-    def start(self, chunk_plan: ChunkPlan, watches: Watches, *, measured: bool) -> StepRun[Any]:
-        return _Repacking(self, chunk_plan, watches, measured)
+    def start(self, chunk_plan: ChunkPlan, hash_factories: HashFactories, *, measured: bool) -> StepRun[Any]:
+        return _Repacking(self, chunk_plan, hash_factories, measured)
 
 
 def recode(tensor: Tensor, spec: TensorSpec, rule: str, source: int = 0) -> Repack:
     """Return the step that decodes a tensor's parts and writes the same bytes in the encodings of ``spec``."""
     size = sum(part.nbytes for part in tensor.parts.values())
     rows = -(-size // _UNIT)
-    found = base.Repacked(tensor.layout, spec.parts, rows, 1, 2 * _UNIT, None, lambda: _Decoded(tensor))
-    return Repack(tensor, spec, rule=rule, repack=found, source=source, compress_parts=True)
+    repacked = base.Repacked(tensor.layout, spec.parts, rows, 1, 2 * _UNIT, None, lambda: _Decoded(tensor))
+    return Repack(tensor, spec, rule=rule, repack=repacked, source=source, compress_parts=True)
 
 
 class _Decoded:
-    """The decoded bytes of a tensor's parts, one part after the other; a row is ``_UNIT`` of them."""
+    """A reader of the decompressed bytes of a tensor's parts in order; a row has ``_UNIT`` bytes."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self._left = [(role, part.nbytes, part.reader()) for role, part in tensor.parts.items()]
+        self._remaining = [(role, part.nbytes, part.reader()) for role, part in tensor.parts.items()]
         self._read = 0
 
     def read(self, rows: int) -> dict[str, Array]:
-        """Return the next bytes, with the roles that they are of."""
-        found: dict[str, Array] = {}
+        """Return the next bytes by their roles."""
+        parts: dict[str, Array] = {}
         room = rows * _UNIT
-        while room and self._left:
-            role, size, reader = self._left[0]
-            piece = np.empty(min(room, size - self._read), np.uint8)
-            reader.readinto(piece.data)
-            found[role] = piece
-            room -= piece.size
-            self._read += piece.size
+        while room and self._remaining:
+            role, size, reader = self._remaining[0]
+            data = np.empty(min(room, size - self._read), np.uint8)
+            reader.readinto(data.data)
+            parts[role] = data
+            room -= data.size
+            self._read += data.size
             if self._read == size:
                 reader.finish()
-                self._left.pop(0)
+                self._remaining.pop(0)
                 self._read = 0
-        return found
+        return parts
 
     def finish(self) -> None:
         """Check the digests of parts without bytes."""
-        for _, _, reader in self._left:
+        for _, _, reader in self._remaining:
             reader.finish()
 
 
 class _Repacking(StepRun[Repack]):
     def tasks(self, acquire: AcquireBudget) -> Iterator[tuple[ChunkTask, int]]:
-        """Repack chunk by chunk where they are read: shifting bits is not slower than a disk."""
+        """Repack chunks in the reading thread: shifting bits is not slower than a disk."""
         share = self.step.tensor.nbytes / max(self.chunk_plan.rows, 1)
         reader = self.step.repack.reader()
         start = 0
@@ -149,19 +149,19 @@ class _Repacking(StepRun[Repack]):
 
 
 def skips_rows(tensor: Tensor) -> bool:
-    """Whether rows of a tensor can be read without those before, and no digest proves it only as a whole."""
+    """Whether rows of a tensor can be read without the preceding rows, and no digest covers a full part."""
     codec = CODECS[tensor.codec]
     stored = any(part.encoding != "raw" or part.digest is not None for part in tensor.parts.values())
-    return codec.streams and not stored and isinstance(codec.reader(tensor), Skipping)
+    return codec.streams and not stored and isinstance(codec.reader(tensor), SkippingReader)
 
 
 @dataclass(frozen=True)
 class Encode(Step):
-    """Encodes decoded values.
+    """A step that encodes decoded values.
 
-    ``options`` are those that its codec made ``encoder`` of, from the tensor's shape and element type.
-    ``keeps_weights`` tells whether what is not left out survives. ``source`` as of ``Move``. Its values pass at point
-    ``RESULT``.
+    The codec created ``encoder`` from ``options`` and the tensor's shape and element type. ``keeps_weights`` states
+    whether weights that are not pruned keep their values. ``source`` is the index of the tensor's checkpoint. Values
+    are hashed at point ``RESULT``.
     """
 
     encoder: Encoder = field(kw_only=True)
@@ -180,29 +180,29 @@ class Encode(Step):
     def row_ranges(self, hashed: Collection[int] = ()) -> tuple[int, int] | None:
         """Return the rows and the unit of ``Step.row_ranges``.
 
-        Workers do not share a tensor that is fitted or encoded as a whole, that is compressed in frames across ranges,
-        or whose stored bytes only a digest of the whole proves.
+        Workers do not share a tensor that needs fit passes or a single chunk, whose result is compressed in frames
+        across ranges, or whose source has a digest of a full part.
         """
         tensor = self.tensor
         encoder = self.encoder
-        whole = encoder.fit_passes or encoder.single_chunk
+        single_worker = encoder.fit_passes or encoder.single_chunk
         encoded = any(part.encoding != "raw" or part.length is None for part in self.spec.parts)
-        if whole or encoded or not skips_rows(tensor):
+        if single_worker or encoded or not skips_rows(tensor):
             return None
         rows, cols = matrix_of(tensor, encoder.codec)
         return rows, row_step(CODECS[encoder.codec], encoder, cols)
 
     def _cost_per_element(self, measured: bool) -> float:
-        """Bytes of memory per element of a chunk: source rows, stored source, outputs (twice: allocator), scratch."""
+        """Return the memory per element of a chunk: rows, stored bytes, outputs (twice: allocator), scratch."""
         outputs = self.out_bytes if self.encoder.single_chunk else 2 * self.out_bytes
         error = 4 if measured else 0
-        # A codec around another hands it a copy of what is kept, and gets it back to measure the error.
+        # A wrapper codec copies its input for the inner codec and decodes it to measure the error.
         inner = DTYPES[self.tensor.dtype].bits / 8 + error if "inner" in self.spec.params else 0
-        own = self.encoder.scratch_bytes_per_element()
-        return cost.per_element(self.tensor) + outputs / max(self.tensor.size, 1) + error + inner + own
+        scratch_bytes = self.encoder.scratch_bytes_per_element()
+        return cost.per_element(self.tensor) + outputs / max(self.tensor.size, 1) + error + inner + scratch_bytes
 
-    def start(self, chunk_plan: ChunkPlan, watches: Watches, *, measured: bool) -> StepRun[Any]:
-        return _Encoding(self, chunk_plan, watches, measured)
+    def start(self, chunk_plan: ChunkPlan, hash_factories: HashFactories, *, measured: bool) -> StepRun[Any]:
+        return _Encoding(self, chunk_plan, hash_factories, measured)
 
 
 class _Encoding(StepRun[Encode]):
@@ -220,13 +220,16 @@ class _Encoding(StepRun[Encode]):
         return encoder.params
 
     def tasks(self, acquire: AcquireBudget) -> Iterator[tuple[ChunkTask, int]]:
-        tensor, plan = self.step.tensor, self.chunk_plan
-        self.feeds = {point: watch.tensor(tensor.name) for point, watch in self.watches.items() if point == RESULT}
+        tensor = self.step.tensor
+        plan = self.chunk_plan
+        self.streams = {
+            point: factory.stream(tensor.name) for point, factory in self.hash_factories.items() if point == RESULT
+        }
         share = tensor.nbytes / max(plan.rows, 1)
         reader = CODECS[tensor.codec].reader(tensor)
         start = plan.first
         if start:
-            assert isinstance(reader, Skipping)
+            assert isinstance(reader, SkippingReader)
             reader.skip(start * plan.cols)
         while start < plan.end or start == 0:
             if not acquire():
@@ -234,7 +237,7 @@ class _Encoding(StepRun[Encode]):
             stop = min(start + plan.chunk_rows, plan.end)
             rows = scratch((stop - start, plan.cols), numpy_dtype(tensor.dtype))
             reader.read_into(rows)
-            waits = [feed.take(rows) for feed in self.feeds.values()]
+            waits = [stream.update(rows) for stream in self.streams.values()]
             yield partial(self._encode, rows, start, waits), int(stop * share) - int(start * share)
             start = max(stop, 1)
         if plan.last is None:

@@ -1,4 +1,4 @@
-"""A step, the step in progress, and the objects that the threads of the pipeline hand to each other."""
+"""Steps, steps in progress, and the objects that pass between the threads of the pipeline."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any, Generic, TypeVar
 from ingot.codecs.base import BaseEncoder, Encoder
 from ingot.codecs.delta.base import DeltaCodec, DeltaEncoder
 from ingot.core.numeric.stats import ErrorStats
-from ingot.engine.watch import Feed, Watches
+from ingot.engine.hashing import HashFactories, HashStream
 from ingot.errors import CodecError
 from ingot.formats.base import Format, WriteOptions, knows_size
-from ingot.model.artifact import NOTHING, Artifact, Attachments
+from ingot.model.artifact import NO_ATTACHMENTS, Artifact, Attachments
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.model.tensor import Tensor
 
 
 def same_storage(tensor: Tensor, spec: TensorSpec) -> bool:
-    """Whether the tensor is stored already just as the spec says, so that its parts can move."""
+    """Whether a tensor is already stored as the spec states, so that its parts can be copied."""
     if (
         tensor.codec != spec.codec
         or tensor.dtype != spec.dtype
@@ -37,8 +37,8 @@ def same_storage(tensor: Tensor, spec: TensorSpec) -> bool:
     )
 
 
-def least_size(specs: Iterable[TensorSpec], size: int) -> int:
-    """Return ``size``, a format's upper bound for these specs, less the parts whose length only their bytes tell."""
+def min_size(specs: Iterable[TensorSpec], size: int) -> int:
+    """Return a lower bound of a file's size: ``size``, the upper bound, without the parts of unknown length."""
     return max(0, size - sum(part.at_most for spec in specs for part in spec.parts if part.length is None))
 
 
@@ -57,7 +57,7 @@ def encoded_spec(name: str, tensor: Tensor, encoder: Encoder | DeltaEncoder, enc
 
 
 def difference_spec(tensor: Tensor, codec: DeltaCodec, encoder: DeltaEncoder, encoding: str) -> TensorSpec:
-    """Return the spec of the difference that ``encoder`` of ``codec`` will write, of which ``tensor`` is the result."""
+    """Return the spec of the difference that ``encoder`` of ``codec`` will write; ``tensor`` is the fine-tune's."""
     return encoded_spec(tensor.name, replace(tensor, dtype=tensor.dtype if codec.exact else "f32"), encoder, encoding)
 
 
@@ -76,9 +76,9 @@ class EncodedChunk:
 
 @dataclass(frozen=True, slots=True)
 class ChunkPlan:
-    """How a tensor is cut into chunks: ``rows`` of ``cols`` elements, ``chunk_rows`` at a time, ``cost`` bytes each.
+    """The chunks of a tensor of ``rows`` x ``cols``: ``chunk_rows`` rows each, which need ``cost`` bytes of memory.
 
-    A step that several workers share begins at row ``first`` and ends before row ``last``.
+    If several workers share a step, each begins at row ``first`` and ends before row ``last``.
     """
 
     rows: int
@@ -90,15 +90,15 @@ class ChunkPlan:
 
     @property
     def end(self) -> int:
-        """The row to end before."""
+        """The row after the last one."""
         return self.rows if self.last is None else self.last
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkBudget:
-    """The memory for a step's chunks: ``limit`` bytes, in which ``slots`` of them should fit.
+    """The memory for a step's chunks: ``limit`` bytes, in which ``slots`` chunks should fit.
 
-    ``measured`` is set if the error of inexact chunks is measured, which takes memory too.
+    ``measured`` is set if the errors of inexact chunks are measured, which needs memory too.
     """
 
     limit: int
@@ -107,10 +107,10 @@ class ChunkBudget:
 
 
 ChunkTask = Callable[[], EncodedChunk]
-"""Encodes a chunk, in a thread of the pool."""
+"""A function that encodes a chunk in a thread of the pool."""
 
 AcquireBudget = Callable[[], bool]
-"""Waits for the memory of a chunk; returns False if the run was stopped."""
+"""A function that waits for the memory of a chunk; returns False if the run was stopped."""
 
 
 @dataclass(frozen=True)
@@ -129,9 +129,9 @@ class Step(ABC):
     rule : str
         The rule that chose the step.
     exact : bool
-        Whether every value survives.
+        Whether every value is preserved.
     encoder : optional
-        The encoder that this process uses; None if there is nothing to encode here.
+        The encoder of this step; None if this process encodes nothing.
     compress_parts : bool
         Whether the bytes of chunks are compressed, as ``spec`` states, when they are written.
     """
@@ -146,7 +146,7 @@ class Step(ABC):
 
     @property
     def planned(self) -> Step:
-        """The step of the plan: the step itself, or the one that this step only collects from a worker."""
+        """The step of the plan: the step itself, or the step of a worker whose results this step collects."""
         return self
 
     @property
@@ -165,9 +165,10 @@ class Step(ABC):
         return self.tensor
 
     def row_ranges(self, hashed: Collection[int] = ()) -> tuple[int, int] | None:
-        """Return the number of rows, and the unit at whose multiples workers may share them; None if they may not.
+        """Return the number of rows, and the unit of which the ranges of workers are multiples.
 
-        ``hashed`` are points at which the digest of the full tensor is required, if this process does the step.
+        None if several workers cannot share the step. ``hashed`` contains the points at which a digest of the full
+        tensor is required.
         """
         return None
 
@@ -176,8 +177,8 @@ class Step(ABC):
         """Choose chunks that fit in ``budget``, or the smallest possible ones."""
 
     @abstractmethod
-    def start(self, chunk_plan: ChunkPlan, watches: Watches, *, measured: bool) -> StepRun[Any]:
-        """Return the step in progress; ``watches`` hash the values."""
+    def start(self, chunk_plan: ChunkPlan, hash_factories: HashFactories, *, measured: bool) -> StepRun[Any]:
+        """Return the step in progress; ``hash_factories`` hash the values."""
 
 
 S = TypeVar("S", bound=Step)
@@ -192,12 +193,12 @@ class StepRun(ABC, Generic[S]):
 
     step: S
     chunk_plan: ChunkPlan
-    watches: Watches
+    hash_factories: HashFactories
     measured: bool = False
-    feeds: dict[int, Feed] = field(default_factory=dict, init=False)
+    streams: dict[int, HashStream] = field(default_factory=dict, init=False)
 
     def fit(self) -> Mapping[str, Any] | None:
-        """Make the passes that come before encoding; return the parameters that they determine."""
+        """Run the fit passes before encoding; return the parameters that they determine, None without fit passes."""
         return None
 
     @property
@@ -217,12 +218,12 @@ class StepRun(ABC, Generic[S]):
 
         If several workers share a step, their numbers are added.
         """
-        return {"digests": {str(point): feed.hex for point, feed in self.feeds.items() if feed.own}}
+        return {"digests": {str(point): stream.hex for point, stream in self.streams.items() if stream.is_separate}}
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
-    """A step that is written: its spec with what was learnt, bytes, sums of its error, what its chunks told."""
+class CompletedStep:
+    """A step whose result is written: its spec with the parameters of fit passes, its bytes, errors and notes."""
 
     step: Step
     nbytes: int
@@ -230,26 +231,27 @@ class Done:
     notes: Mapping[str, Any]
 
     def digest(self, point: int) -> str | None:
-        """Return the hex of the values that passed at ``point``; None where they were not hashed."""
-        found: Mapping[str, str] = self.notes.get("digests", {})
-        return found.get(str(point))
+        """Return the digest of the values at ``point`` in hexadecimal digits; None if they were not hashed."""
+        digests: Mapping[str, str] = self.notes.get("digests", {})
+        return digests.get(str(point))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All steps in output order, and what else determines the bytes of the weight files.
+    """All steps in output order, and the other inputs that determine the bytes of the weight files.
 
     Parameters
     ----------
     steps : sequence of Step
     format : Format
     metadata : mapping
-        As the format carries it.
+        The metadata in the form in which the format stores it.
     options : WriteOptions
     measured : bool
-        Whether the error of what is not exact is measured while it is written.
-    attachments, config
-        As of ``Artifact``.
+        Whether the errors of inexact steps are measured.
+    attachments : Attachments
+    config : bytes, optional
+        The adapted ``config.json``; see ``Artifact``.
     """
 
     steps: Sequence[Step]
@@ -257,7 +259,7 @@ class Plan:
     metadata: Mapping[str, Any]
     options: WriteOptions
     measured: bool = True
-    attachments: Attachments = NOTHING
+    attachments: Attachments = NO_ATTACHMENTS
     config: bytes | None = None
 
     @cached_property
@@ -267,30 +269,30 @@ class Plan:
 
     @property
     def artifact(self) -> Artifact:
-        """What is written, as far as it is known before."""
+        """The description of the files for the format's writer."""
         before = {} if self.config is None else {step.spec.name: step.tensor for step in self.steps}
         return Artifact(self.specs, self.metadata, self.attachments, self.config, before)
 
     @property
     def in_bytes(self) -> int:
-        """Stored bytes that are read."""
+        """The number of stored bytes that are read."""
         return sum(step.in_bytes for step in self.steps)
 
     @cached_property
     def size(self) -> int:
-        """Bytes of the weight files, headers and padding included.
+        """The bytes of the weight files, including headers and padding.
 
-        Where ``size_exact`` is False (zstd, sparse, parts that may be equal in a format that stores such once) it is an
-        upper bound: nothing shrinks, no value is zero, no two parts are equal.
+        It is an upper bound if ``size_exact`` is False: with zstd, with sparse codecs, and in formats that store equal
+        parts once.
         """
         return self.format.size(self.artifact, self.options)
 
     @property
     def size_exact(self) -> bool:
-        """Whether ``size`` is what is written, to the byte."""
+        """Whether ``size`` is the exact number of bytes."""
         return knows_size(self.format, self.specs)
 
     @property
-    def least(self) -> int:
-        """The bytes that the weight files take if no two parts are equal, less what only the bytes themselves tell."""
-        return least_size(self.specs, self.size)
+    def min_size(self) -> int:
+        """The bytes of the weight files without parts of unknown length, if no two parts are equal."""
+        return min_size(self.specs, self.size)

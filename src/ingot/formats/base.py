@@ -11,13 +11,13 @@ from typing import Any, Protocol
 from ingot.core.bytes.checksums import HASHERS
 from ingot.core.bytes.encodings import ENCODED
 from ingot.errors import IngotError, UsageError
-from ingot.model.artifact import NOTHING, Artifact, Attachments
+from ingot.model.artifact import NO_ATTACHMENTS, Artifact, Attachments
 from ingot.model.bytesource import Buffer, ByteSource, Target
-from ingot.model.features import Flags
 from ingot.model.layouts.alternatives import alternatives
 from ingot.model.layouts.base import Storable
 from ingot.model.layouts.table import layout_of
 from ingot.model.spec import PartSpec, TensorSpec
+from ingot.model.stacks import Flags
 from ingot.model.store import Store
 from ingot.model.tensor import Tensor
 from ingot.naming.config import stored_config
@@ -54,7 +54,7 @@ class Catalog:
     sources: Sequence[ByteSource] = ()
     notes: Sequence[tuple[str, str]] = ()
     remarks: Sequence[tuple[str, str]] = ()
-    attachments: Attachments = NOTHING
+    attachments: Attachments = NO_ATTACHMENTS
     details: Callable[[], Sequence[Table]] = tuple
     features: Flags | None = None
     check_whole: Callable[[], None] | None = None

@@ -12,7 +12,7 @@ from ingot.core.registry import Instances, Registry
 from ingot.errors import FormatError, IngotError, IntegrityError, UnsupportedError, UsageError
 from ingot.formats.base import Format
 from ingot.formats.shared.foreign import HEAD, TRUNCATED_HINT, WEIGHT_SUFFIXES, foreign_file
-from ingot.model.store import Listed, Store
+from ingot.model.store import CachedStore, Store
 from ingot.naming.config import CONFIG
 
 Sign: TypeAlias = str | tuple[int, bytes]
@@ -148,7 +148,7 @@ def detect_file(name: str, head: bytes) -> Format:
 
 def listing(store: Store) -> list[str]:
     """Return the names of a store's files, and of its folders with a slash at the end."""
-    store = Listed(store)
+    store = CachedStore(store)
     return [*store.names(), *(f"{name}/" for name in store.folders())]
 
 

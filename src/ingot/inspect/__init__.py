@@ -1,1 +1,1 @@
-"""Examine checkpoints: verify, compare, inspect, seal, doctor."""
+"""Examine checkpoints and the installation: verify, compare, inspect, seal, doctor."""

@@ -1,4 +1,4 @@
-"""What there is: formats and codecs, and which carries which."""
+"""List formats, codecs and presets, with the codecs that each format carries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ingot.errors import UnsupportedError
 from ingot.formats.detect import FORMATS
 from ingot.model.layouts.affine import POINTS, AffineLayout, Constant
 from ingot.model.layouts.ggml import GgmlBlocksLayout
-from ingot.model.layouts.packed_words import FORMS, WordsLayout
+from ingot.model.layouts.packed_ints import PACKING_FORMS, PackedIntLayout
 from ingot.model.layouts.scaled_codebook import MULTIPLY, ScaledCodebookLayout
 from ingot.model.layouts.sparse import WORD, BlocksLayout, MaskLayout
 from ingot.model.spec import TensorSpec
@@ -53,7 +53,7 @@ class RecipeInfo:
 
 @dataclass(frozen=True, slots=True)
 class RuntimePreset:
-    """A preset that a program runs: the ``--bits`` that choose it, if any, and the container that it goes into."""
+    """A preset that a program runs, with its container, and the ``--bits`` that select it (empty if there are none)."""
 
     name: str
     bits: str
@@ -61,8 +61,7 @@ class RuntimePreset:
     description: str
 
 
-# A codec of many layouts is carried where one of these is: the default, offsets, a byte per weight (signed or around
-# the point in the middle), aligned rows.
+# Encoder options of layouts to probe a format with. A format carries a codec if it accepts one of its layouts.
 _LAYOUTS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     AffineLayout.codec: (
         {},
@@ -83,25 +82,25 @@ _LAYOUTS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     ),
 }
 
-# A codec without an encoder is asked for with its layouts.
-_ONLY_READ: Mapping[str, Sequence[GgmlBlocksLayout | WordsLayout]] = {
+# Layouts to probe a format with, for codecs whose encoders do not write all layouts.
+_DECODED_LAYOUTS: Mapping[str, Sequence[GgmlBlocksLayout | PackedIntLayout]] = {
     GgmlBlocksLayout.codec: (GgmlBlocksLayout("q8_0"),),
-    WordsLayout.codec: [
-        WordsLayout(form, known.bits[-1], 32, POINTS if known.zeros else Constant(0), "f16")
-        for form, known in FORMS.items()
+    PackedIntLayout.codec: [
+        PackedIntLayout(name, packing.bits[-1], 32, POINTS if packing.zeros else Constant(0), "f16")
+        for name, packing in PACKING_FORMS.items()
     ],
 }
 
 
 def carries(format: Any, codec: str) -> bool:
-    """Whether a format takes tensors of a codec, asked with a small matrix in a few layouts."""
+    """Return whether a format accepts a matrix of 64 x 64 in one of a codec's layouts."""
     layouts = _LAYOUTS.get(codec, ({},))
-    return any(_takes(format, codec, options, dtype) for options in layouts for dtype in ("f32", "f16", "bf16"))
+    return any(_accepts(format, codec, options, dtype) for options in layouts for dtype in ("f32", "f16", "bf16"))
 
 
-def _takes(format: Any, codec: str, options: Mapping[str, Any], dtype: str) -> bool:
-    if codec in _ONLY_READ:
-        return any(_takes_layout(format, layout) for layout in _ONLY_READ[codec])
+def _accepts(format: Any, codec: str, options: Mapping[str, Any], dtype: str) -> bool:
+    if codec in _DECODED_LAYOUTS:
+        return any(_accepts_layout(format, layout) for layout in _DECODED_LAYOUTS[codec])
     try:
         encoder = (DELTAS[codec] if codec in DELTAS else CODECS[codec]).encoder((64, 64), dtype, options)
     except UnsupportedError:
@@ -111,7 +110,7 @@ def _takes(format: Any, codec: str, options: Mapping[str, Any], dtype: str) -> b
     return format.why_unsupported(spec) is None
 
 
-def _takes_layout(format: Any, layout: GgmlBlocksLayout | WordsLayout) -> bool:
+def _accepts_layout(format: Any, layout: GgmlBlocksLayout | PackedIntLayout) -> bool:
     parts = layout.part_specs((64, 64))
     params = layout.attributes()
     return format.why_unsupported(TensorSpec("x.weight", (64, 64), layout.dtype, layout.codec, parts, params)) is None
@@ -141,19 +140,22 @@ def codecs() -> list[CodecInfo]:
 
 
 def formats_report() -> Report:
-    """Return every format as a row."""
+    """Return the report of ``ingot formats``, with a row for every format."""
     heads = {"name": "format", "suffixes": "suffixes", "codecs": "carries", "summary": "what it is"}
     return Report(tables=[table_of("", formats(), FormatInfo, heads)])
 
 
 def codecs_report() -> Report:
-    """Return every codec as a row."""
+    """Return the report of ``ingot codecs``, with a row for every codec."""
     heads = {"name": "codec", "lossless": "lossless", "formats": "carried by", "summary": "what it is"}
     return Report(tables=[table_of("", codecs(), CodecInfo, heads)])
 
 
 def recipes_report(runtime: str | None = None) -> Report:
-    """Return every preset as a row, or with ``runtime`` the presets that this program runs, its defaults first."""
+    """Return the report of ``ingot recipes``, with a row for every preset.
+
+    With ``runtime`` it has only the presets that this program runs, its defaults first.
+    """
     if runtime is not None:
         profile = runtime_named(runtime)
         chosen = {name: str(item.bits) for item in profile.presets for name in (item.plain, item.calibrated)}

@@ -1,4 +1,4 @@
-"""Compare two checkpoints tensor by tensor: equal, or how far apart."""
+"""Compare two checkpoints tensor by tensor: equality and errors."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any, overload
 import numpy as np
 
 from ingot.artifacts.adapter_files import adapter_in
-from ingot.artifacts.companions import holds_a_model
-from ingot.artifacts.destination import is_elsewhere
+from ingot.artifacts.companions import has_model_metadata
+from ingot.artifacts.destination import is_distributed
 from ingot.artifacts.open import address_of
 from ingot.artifacts.open import open as open_checkpoint
-from ingot.conversion.onnx.graphs import facing
+from ingot.conversion.onnx.graphs import align_orientation
 from ingot.core.numeric.dtypes import FLOATS
 from ingot.core.numeric.stats import ErrorStats, measure
 from ingot.core.options import takes
@@ -39,28 +39,28 @@ from ingot.inspect.comparisons import (
 from ingot.inspect.options import ComparedFiles, CompareOptions
 from ingot.model.account import describe_unread, lost_tensors
 from ingot.model.checkpoint import Checkpoint
-from ingot.model.reading.lazy import Many
+from ingot.model.reading.lazy import TensorMap
 from ingot.model.reading.limits import require_in_proportion
 from ingot.model.tensor import Array, Tensor
 from ingot.reporting.report import Column, Figure, Line, Report, Table, Texts
-from ingot.reporting.shown import Shown
+from ingot.reporting.reportable import Reportable
 from ingot.stores.location import Location
 
 _CHUNK = 1 << 20
 _NONE = ErrorStats()
 
 Pair = tuple[Tensor, Tensor]
-ByPair = Callable[[Sequence[Pair], Progress], Iterable[TensorComparison]]
-"""Compares tensors, and tells what each pair gave, in order."""
+ComparePairs = Callable[[Sequence[Pair], Progress], Iterable[TensorComparison]]
+"""A function that compares pairs of tensors and yields the results in order."""
 
 
 @dataclass(frozen=True, slots=True)
-class CompareReport(Shown):
-    """All comparisons, worst first: what is missing or misshapen, then by rising signal-to-noise ratio, then the
-    equal.
+class CompareReport(Reportable):
+    """All comparisons, worst first: missing or misshapen tensors, differing ones by rising signal-to-noise ratio, equal
+    ones.
 
-    ``unread``: sentences about tensors that a file holds and its reader could not express, which were not compared.
-    ``notes``: what one of them is, if it is no model.
+    ``unread`` are sentences about tensors that a file contains but Ingot cannot read; they were not compared. ``notes``
+    describe a side that is no model.
     """
 
     a: str
@@ -71,51 +71,51 @@ class CompareReport(Shown):
 
     @property
     def same(self) -> bool:
-        """Whether both hold the same tensors with the same values, and both were read completely."""
+        """Whether both contain the same tensors with the same values, and both were read completely."""
         return not self.unread and all(tensor.same for tensor in self.tensors)
 
     @property
     def total(self) -> ErrorStats:
-        """Sums over all tensors that could be compared as numbers."""
+        """The error sums over all tensors that could be compared as numbers."""
         return sum((tensor.stats for tensor in self.tensors if tensor.stats), ErrorStats())
 
     @property
     def compared(self) -> int:
-        """Number of tensors that could be compared as numbers."""
+        """The number of tensors that could be compared as numbers."""
         return sum(tensor.stats is not None for tensor in self.tensors)
 
     @property
     def scored(self) -> bool:
-        """Whether ``total`` says how far apart the two are: something that could be compared differs in value."""
+        """Whether ``total`` is meaningful: at least one tensor that could be compared as numbers differs."""
         return any(tensor.stats is not None and tensor.status == DIFFERS for tensor in self.tensors)
 
     def report(self, top: int = 0) -> Report:
-        """Return all comparisons; people get the ``top`` first, all for 0."""
-        found = replace(self, tensors=list(self.tensors))  # asked for many times below, each made once
-        counts = Counter(item.status for item in found.tensors)
-        total = found.total
-        shown = found.tensors[: top or None]
+        """Return a report of all comparisons; text shows only the first ``top``, or all for 0."""
+        built = replace(self, tensors=list(self.tensors))  # the sequence builds an item on each access
+        counts = Counter(item.status for item in built.tensors)
+        total = built.total
+        shown = built.tensors[: top or None]
         figures = [
             Figure("a", self.a),
             Figure("b", self.b),
-            Figure("same", found.same, "flag"),
+            Figure("same", built.same, "flag"),
             Figure("unread", self.unread, "texts"),
             Figure("notes", self.notes, "texts"),
-            Figure("counts", {_words(*item): item[1] for item in counts.items()}, "counts", data=False),
-            Figure("compared", found.compared, "count", data=False),
+            Figure("counts", {_plural(*item): item[1] for item in counts.items()}, "counts", data=False),
+            Figure("compared", built.compared, "count", data=False),
             Figure("max_abs", total.max_abs, "number", data=False),
             Figure("rms", total.rms, "number", data=False),
             Figure("snr", total.snr_db, "decibels", data=False),
             Figure("cosine", total.cosine, "cosine", data=False),
-            Figure("more", len(found.tensors) - len(shown), "count", data=False),
+            Figure("more", len(built.tensors) - len(shown), "count", data=False),
         ]
-        lines = [Line("{item}", "note", each="notes"), Line("{item}", "not compared", each="unread")]
+        lines = [Line("{item}", "note", items="notes"), Line("{item}", "not compared", items="unread")]
         lines.append(Line("{counts}" if counts else "no tensors"))
-        if found.scored:  # equal tensors beside what could not be compared are no score
-            scope = "over all" if found.compared == len(found.tensors) else "over the {compared} compared"
+        if built.scored:
+            scope = "over all" if built.compared == len(built.tensors) else "over the {compared} compared"
             lines.append(Line(f"{scope}: max {{max_abs}}, RMS {{rms}}, SNR {{snr}}, cosine {{cosine}}"))
-        closing = [Line("... and {more} more (--top 0 shows all)")] if len(shown) < len(found.tensors) else []
-        tables = [_table("tensors", found.tensors, shown=False), _table("", shown, data=False)]
+        closing = [Line("... and {more} more (--top 0 shows all)")] if len(shown) < len(built.tensors) else []
+        tables = [_table("tensors", built.tensors, shown=False), _table("", shown, data=False)]
         return Report(figures, lines, tables, closing)
 
 
@@ -135,42 +135,41 @@ _COLUMNS = (
 def _table(name: str, tensors: Sequence[TensorComparison], *, data: bool = True, shown: bool = True) -> Table:
     rows = []
     for item in tensors:
-        odd = item.stats.odd if item.stats else 0
-        detail = "; ".join(filter(None, (item.detail, f"{odd} NaN/Inf mismatches" if odd else "")))
+        nonfinite = item.stats.odd if item.stats else 0
+        detail = "; ".join(filter(None, (item.detail, f"{nonfinite} NaN/Inf mismatches" if nonfinite else "")))
         figures = item.stats.summary().values() if item.stats else (None,) * 4
-        rows.append((item.name, item.status, item.detail, detail, *figures, odd))
+        rows.append((item.name, item.status, item.detail, detail, *figures, nonfinite))
     return Table(name, _COLUMNS, rows, data=data, shown=shown)
 
 
-def _words(status: str, count: int) -> str:
+def _plural(status: str, count: int) -> str:
     return status if count == 1 else status.replace("differs", "differ")
 
 
 @takes(CompareOptions, "compare")
 def compare(options: CompareOptions) -> CompareReport:
-    """Compare two checkpoints in any formats, anything that ``ingot.open`` opens; A is the reference.
+    """Compare two checkpoints in any of the formats that ``ingot.open`` opens; A is the reference.
 
-    A GGUF file beside a model's folder is compared under the folder's names.
-
-    ``progress`` counts stored bytes of both.
+    If one is a GGUF file and the other a model folder, they are compared under the folder's names. ``progress`` counts
+    stored bytes of both. Decoded values are compared in chunks, so that memory stays that of a few chunks.
 
     Returns
     -------
     CompareReport
-        Decoded values are compared in chunks; memory stays that of a few chunks. It is the same whoever the ``engine``
-        has do the work.
+        The report does not depend on the ``engine``.
 
     Raises
     ------
     UsageError
         ``cluster.engine``.
     IngotError
-        What opening and decoding raise, and with workers ``cluster.driver.spread.ask``.
+        Errors of opening and decoding, and with workers those of ``cluster.driver.spread.ask``.
     """
-    is_elsewhere(options.engine, options.address)  # refused before anything is read
-    a, b = Location.parse(options.a), Location.parse(options.b)
-    with sides(options) as (first, second):
-        results = compared(first, second, options.progress, _by_pair(options, (a, b), (first, second)))
+    is_distributed(options.engine, options.address)  # raises for an invalid engine before anything is read
+    a = Location.parse(options.a)
+    b = Location.parse(options.b)
+    with open_sides(options) as (first, second):
+        results = compare_sides(first, second, options.progress, _pair_comparer(options, (a, b), (first, second)))
         unread = [
             f"{checkpoint.location}: {describe_unread(checkpoint.unread)}"
             for checkpoint in (first, second)
@@ -182,10 +181,10 @@ def compare(options: CompareOptions) -> CompareReport:
 
 
 @contextmanager
-def sides(options: CompareOptions, *, whole: bool = True) -> Iterator[tuple[Checkpoint, Checkpoint]]:
-    """Open both, under names and with forms that can be compared.
+def open_sides(options: CompareOptions, *, check_files: bool = True) -> Iterator[tuple[Checkpoint, Checkpoint]]:
+    """Open both checkpoints, with names and orientations that can be compared.
 
-    Digests over whole files are proven, unless ``whole`` is False.
+    Digests over full files are checked, unless ``check_files`` is False.
     """
     limit = options.max_decompressed
     with (
@@ -193,31 +192,37 @@ def sides(options: CompareOptions, *, whole: bool = True) -> Iterator[tuple[Chec
         open_checkpoint(options.b, io="pread", max_decompressed=limit) as second,
     ):
         for checkpoint in (first, second):
-            require_in_proportion(checkpoint.many.uncached(), checkpoint.location)
-            if whole:
+            require_in_proportion(checkpoint.tensor_map.uncached(), checkpoint.location)
+            if check_files:
                 checkpoint.require_whole()
         with ExitStack() as stack:
-            one, other = _as_models(first, second, stack)
-            yield facing(one, other), facing(other, one)
+            a, b = _as_models(first, second, stack)
+            yield align_orientation(a, b), align_orientation(b, a)
 
 
-def compared(
-    first: Checkpoint, second: Checkpoint, progress: ProgressCallback | None = None, by_pair: ByPair | None = None
+def compare_sides(
+    first: Checkpoint,
+    second: Checkpoint,
+    progress: ProgressCallback | None = None,
+    compare_pairs: ComparePairs | None = None,
 ) -> Comparisons:
-    """Return all comparisons of two ``sides``, worst first; ``by_pair`` compares two tensors, by default here."""
-    pairs, alone = pairs_of(first, second)
+    """Return all comparisons of the checkpoints of ``open_sides``, worst first.
+
+    ``compare_pairs`` compares pairs of tensors; the default compares them in this process.
+    """
+    pairs, unpaired = pairs_of(first, second)
     state = Progress(first.nbytes + second.nbytes, progress)
-    return Comparisons(chain(alone, (by_pair or _here)(pairs, state)))
+    return Comparisons(chain(unpaired, (compare_pairs or _compare_locally)(pairs, state)))
 
 
-def _by_pair(
+def _pair_comparer(
     options: CompareOptions, locations: tuple[Location, Location], checkpoints: tuple[Checkpoint, Checkpoint]
-) -> ByPair:
-    """Return the comparison of tensors, here or by workers."""
-    if not is_elsewhere(options.engine, options.address):
-        return _here
+) -> ComparePairs:
+    """Return a function that compares pairs of tensors in this process, or by workers if the engine has them."""
+    if not is_distributed(options.engine, options.address):
+        return _compare_locally
 
-    def by_workers(pairs: Sequence[Pair], state: Progress) -> Iterable[TensorComparison]:
+    def compare_by_workers(pairs: Sequence[Pair], state: Progress) -> Iterable[TensorComparison]:
         from ingot.cluster.driver.spread import Query, ask, files_of
         from ingot.cluster.pool import pool_of
 
@@ -225,28 +230,28 @@ def _by_pair(
         opened = ComparedFiles(a.text, b.text, options.max_decompressed)
         addresses = {"a": address_of(a), "b": address_of(b)}
         files = files_of(opened, addresses, [checkpoint.identity() for checkpoint in checkpoints])
-        queries = [Query(number, old.name, old.nbytes + other.nbytes) for number, (old, other) in enumerate(pairs)]
+        queries = [Query(index, a.name, a.nbytes + b.nbytes) for index, (a, b) in enumerate(pairs)]
         with closing(pool_of(options.engine, options.address)) as pool:
             return ask("compare", files, queries, pool, state)
 
-    return by_workers
+    return compare_by_workers
 
 
-def _here(pairs: Sequence[Pair], state: Progress) -> Iterator[TensorComparison]:
-    """Compare tensors in this process."""
+def _compare_locally(pairs: Sequence[Pair], state: Progress) -> Iterator[TensorComparison]:
+    """Compare pairs of tensors in this process."""
 
-    def done(pair: Pair) -> tuple[TensorComparison, int]:
+    def compare_with_size(pair: Pair) -> tuple[TensorComparison, int]:
         return compare_pair(pair), pair[0].nbytes + pair[1].nbytes
 
-    for found, nbytes in ordered_together(done, pairs, lambda pair: weight(pair[0]) + weight(pair[1])):
-        state.advance(nbytes, found.name)
-        yield found
+    for result, nbytes in ordered_together(compare_with_size, pairs, lambda pair: weight(pair[0]) + weight(pair[1])):
+        state.advance(nbytes, result.name)
+        yield result
 
 
 def _as_models(first: Checkpoint, second: Checkpoint, stack: ExitStack) -> tuple[Checkpoint, Checkpoint]:
-    """Return both under the names, and with the order of rows, of a model's folder, where one is a GGUF file.
+    """Return both checkpoints with names and order of rows of a model folder if one of them is a GGUF file.
 
-    If names agree as they are, or a tensor has no name on the other side, nothing is translated.
+    Nothing is translated if they have a name in common, or if the translation would drop tensors.
     """
     if first.format == second.format or any(name in second for name in first):
         return first, second
@@ -254,7 +259,7 @@ def _as_models(first: Checkpoint, second: Checkpoint, stack: ExitStack) -> tuple
 
     pair = [first, second]
     for index, checkpoint in enumerate(pair):
-        if holds_a_model(checkpoint.format):
+        if has_model_metadata(checkpoint.format):
             with suppress(UnsupportedError, FormatError, MissingExtraError):
                 translated = to_model(checkpoint, no_tokenizer=True)
                 if not lost_tensors(translated.checkpoint.omissions):
@@ -264,35 +269,35 @@ def _as_models(first: Checkpoint, second: Checkpoint, stack: ExitStack) -> tuple
 
 
 def pairs_of(first: Checkpoint, second: Checkpoint) -> tuple[Sequence[Pair], Iterator[TensorComparison]]:
-    """Return the tensors that are compared, and what is said of the others."""
-    others = renamed(first, second)
+    """Return the pairs of tensors to compare, and results for the tensors that only one checkpoint has."""
+    renamed = renamed_tensors(first, second)
     names = [name for name in first if name in second]
-    return _Pairs(first.many, second.many, [*names, *others], others), _alone(first, second, others)
+    return _Pairs(first.tensor_map, second.tensor_map, [*names, *renamed], renamed), _unpaired(first, second, renamed)
 
 
-def _alone(first: Checkpoint, second: Checkpoint, others: Mapping[str, str]) -> Iterator[TensorComparison]:
-    there = set(others.values())
+def _unpaired(first: Checkpoint, second: Checkpoint, renamed: Mapping[str, str]) -> Iterator[TensorComparison]:
+    new_names = set(renamed.values())
     for name in second:
-        if name not in first and name not in there:
+        if name not in first and name not in new_names:
             yield TensorComparison(name, ONLY_B)
     for name in first:
-        if name not in second and name not in others:
+        if name not in second and name not in renamed:
             yield TensorComparison(name, ONLY_A)
 
 
 class _Pairs(Sequence[Pair]):
-    """Tensors to compare, of two checkpoints; each made when it is asked for, and not kept.
+    """Pairs of tensors of two checkpoints, built on each access and not cached.
 
-    ``names`` are those of the first; ``others`` tells which of these have another one in the second.
+    ``names`` are those of the first checkpoint; ``renamed`` are the names in the second that differ.
     """
 
     def __init__(
-        self, first: Many[Tensor], second: Many[Tensor], names: Sequence[str], others: Mapping[str, str]
+        self, first: TensorMap[Tensor], second: TensorMap[Tensor], names: Sequence[str], renamed: Mapping[str, str]
     ) -> None:
         self._first = first
         self._second = second
         self._names = names
-        self._others = others
+        self._renamed = renamed
 
     def __len__(self) -> int:
         return len(self._names)
@@ -305,79 +310,80 @@ class _Pairs(Sequence[Pair]):
 
     def __getitem__(self, index: int | slice) -> Pair | Sequence[Pair]:
         if isinstance(index, slice):
-            return _Pairs(self._first, self._second, self._names[index], self._others)
+            return _Pairs(self._first, self._second, self._names[index], self._renamed)
         name = self._names[index]
-        return self._first.passing(name), self._second.passing(self._others.get(name, name))
+        return self._first.get_uncached(name), self._second.get_uncached(self._renamed.get(name, name))
 
 
-def renamed(first: Checkpoint, second: Checkpoint) -> dict[str, str]:
-    """Return which names of A, without their like in B, are which of B: those that were one before a compression.
+def renamed_tensors(first: Checkpoint, second: Checkpoint) -> dict[str, str]:
+    """Return names of tensors of A and their names in B, for tensors that compression has renamed.
 
-    Only where each side has one such name: nothing is guessed.
+    A pair has the same original name. If a checkpoint has several tensors with one original name, they are left out.
     """
-    sides: list[dict[str, list[str]]] = []
+    by_original: list[dict[str, list[str]]] = []
     for checkpoint, other in ((first, second), (second, first)):
         format = FORMATS[checkpoint.format]
-        found = dict[str, list[str]]()
+        names_by_original = dict[str, list[str]]()
         for name in checkpoint:
             if name not in other:
-                found.setdefault(format.original_name(name), []).append(name)
-        sides.append(found)
-    return {
-        names[0]: sides[1][key][0] for key, names in sides[0].items() if len(names) == len(sides[1].get(key, ())) == 1
-    }
+                names_by_original.setdefault(format.original_name(name), []).append(name)
+        by_original.append(names_by_original)
+    names_a, names_b = by_original
+    return {names[0]: names_b[key][0] for key, names in names_a.items() if len(names) == len(names_b.get(key, ())) == 1}
 
 
 def compare_pair(pair: Pair) -> TensorComparison:
-    """Compare two tensors."""
-    first, other = pair
+    """Compare two tensors by shape and values."""
+    first, second = pair
     try:
-        differ = first.shape != other.shape
-        shapes = f"{list(first.shape)} and {list(other.shape)}"
-        found = TensorComparison(first.name, SHAPE, shapes) if differ else _values(first, other)
+        differ = first.shape != second.shape
+        shapes = f"{list(first.shape)} and {list(second.shape)}"
+        result = TensorComparison(first.name, SHAPE, shapes) if differ else _compare_values(first, second)
     except UnsupportedError as error:
-        found = TensorComparison(first.name, UNKNOWN, str(error))
-    if first.name == other.name:
-        return found
-    return replace(found, detail="; ".join(filter(None, (f"in B {other.name}", found.detail))))
+        result = TensorComparison(first.name, UNKNOWN, str(error))
+    if first.name == second.name:
+        return result
+    return replace(result, detail="; ".join(filter(None, (f"in B {second.name}", result.detail))))
 
 
-def _values(first: Tensor, other: Tensor) -> TensorComparison:
-    numbers = first.dtype in FLOATS and other.dtype in FLOATS
-    if not numbers and first.dtype != other.dtype:
-        return TensorComparison(first.name, DIFFERS, f"{first.dtype} and {other.dtype}")
-    same_dtype = first.dtype == other.dtype
+def _compare_values(first: Tensor, second: Tensor) -> TensorComparison:
+    are_floats = first.dtype in FLOATS and second.dtype in FLOATS
+    if not are_floats and first.dtype != second.dtype:
+        return TensorComparison(first.name, DIFFERS, f"{first.dtype} and {second.dtype}")
+    same_dtype = first.dtype == second.dtype
     same_bits = True
     stats = _NONE
     same_values = True
-    matrix = matrix_of(first, other.codec)
+    matrix = matrix_of(first, second.codec)
     step = max(1, _CHUNK // max(matrix[1], 1))
-    both = chunks(first, matrix, step, checked=True), chunks(other, matrix, step, checked=True)
-    for left, right in zip(*both, strict=True):
-        if same_dtype and _same_bits(left, right):
-            if numbers:
-                stats = _added(stats, measure(left, left))
+    chunk_pairs = zip(
+        chunks(first, matrix, step, checked=True), chunks(second, matrix, step, checked=True), strict=True
+    )
+    for chunk_a, chunk_b in chunk_pairs:
+        if same_dtype and _same_bits(chunk_a, chunk_b):
+            if are_floats:
+                stats = _add(stats, measure(chunk_a, chunk_a))
             continue
         same_bits = False
-        if numbers:
-            piece = measure(left, right)
-            same_values = same_values and piece.different == 0
-            stats = _added(stats, piece)
+        if are_floats:
+            chunk_stats = measure(chunk_a, chunk_b)
+            same_values = same_values and chunk_stats.different == 0
+            stats = _add(stats, chunk_stats)
         else:
             same_values = False
     status = IDENTICAL if same_dtype and same_bits else EQUAL if same_values else DIFFERS
-    detail = "" if same_dtype else f"{first.dtype} and {other.dtype}"
-    return TensorComparison(first.name, status, detail, stats if numbers else None)
+    detail = "" if same_dtype else f"{first.dtype} and {second.dtype}"
+    return TensorComparison(first.name, status, detail, stats if are_floats else None)
 
 
-def _added(sums: ErrorStats, more: ErrorStats) -> ErrorStats:
-    return more if sums is _NONE else sums + more
+def _add(sums: ErrorStats, stats: ErrorStats) -> ErrorStats:
+    return stats if sums is _NONE else sums + stats
 
 
-def _same_bits(left: Array, right: Array) -> bool:
-    if left.nbytes <= LIGHT:
-        return left.tobytes() == right.tobytes()
-    return np.array_equal(_bits(left), _bits(right))
+def _same_bits(a: Array, b: Array) -> bool:
+    if a.nbytes <= LIGHT:
+        return a.tobytes() == b.tobytes()
+    return np.array_equal(_bits(a), _bits(b))
 
 
 def _bits(rows: Array) -> np.ndarray[Any, np.dtype[np.uint8]]:

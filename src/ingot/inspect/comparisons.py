@@ -1,4 +1,4 @@
-"""What a comparison found of each tensor. Kept as columns: there may be very many."""
+"""The results of a comparison by tensor, stored as columns because a checkpoint may have very many tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ingot.core.numeric.stats import ErrorStats
-from ingot.model.reading.lazy import MadeSequence
+from ingot.model.reading.lazy import ComputedSequence
 
 IDENTICAL = "identical"
 EQUAL = "equal"
@@ -22,9 +22,9 @@ ONLY_B = "only in B"
 SHAPE = "shape differs"
 UNKNOWN = "cannot decode"
 _STATUSES = (ONLY_A, ONLY_B, SHAPE, UNKNOWN, DIFFERS, IDENTICAL, EQUAL)
-_BADNESS = np.array([0, 0, 0, 0, 1, 2, 2], np.uint8)
+_SORT_CLASSES = np.array([0, 0, 0, 0, 1, 2, 2], np.uint8)  # by status; the lowest class comes first
 
-# The fields of ErrorStats in order; as doubles and 64-bit integers they keep every bit.
+# The fields of ErrorStats in order, as doubles and 64-bit integers, which represent them exactly.
 _SUMS = Struct("=q5d2q")
 _sums = attrgetter(*ErrorStats.__slots__)
 _NO_SUMS = _SUMS.pack(-1, 0, 0, 0, 0, 0, 0, 0)
@@ -32,10 +32,10 @@ _NO_SUMS = _SUMS.pack(-1, 0, 0, 0, 0, 0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class TensorComparison:
-    """One name in either checkpoint.
+    """The result for one tensor name.
 
-    ``status``: ``identical`` (same dtype and bits), ``equal`` (same values in another dtype), ``differs``, ``only in
-    A``, ``only in B``, ``shape differs`` or ``cannot decode``. ``stats`` is there where values could be compared as
+    ``status`` is ``identical`` (same dtype and bits), ``equal`` (same values in another dtype), ``differs``, ``only in
+    A``, ``only in B``, ``shape differs`` or ``cannot decode``. ``stats`` is None if the values could not be compared as
     numbers.
     """
 
@@ -49,58 +49,58 @@ class TensorComparison:
         return self.status in (IDENTICAL, EQUAL)
 
 
-class Comparisons(MadeSequence[TensorComparison]):
-    """Comparisons, worst first; each is made when it is asked for, and not kept.
+class Comparisons(ComputedSequence[TensorComparison]):
+    """A sequence of comparisons, worst first; items are built on each access and not cached.
 
-    First what is missing or misshapen, then what differs, then the equal; within each by rising signal-to-noise ratio
-    (0 where there is none; last where squares were too large for one), then by name.
+    Missing or misshapen tensors come first, then differing ones, then equal ones. Within each class they are sorted by
+    rising signal-to-noise ratio (0 if there is none; last if the sums of squares overflowed), then by name.
     """
 
-    __slots__ = ("_columns", "_places")
+    __slots__ = ("_columns", "_order")
 
-    def __init__(self, found: Iterable[TensorComparison]) -> None:
+    def __init__(self, comparisons: Iterable[TensorComparison]) -> None:
         self._columns = _Columns()
         ratios = array("d")
-        for item in found:
+        for item in comparisons:
             self._columns.add(item)
             ratios.append(item.stats.snr_db if item.stats else 0.0)
-        self._places = self._columns.worst_first(np.frombuffer(ratios))
+        self._order = self._columns.worst_first(np.frombuffer(ratios))
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._order)
 
     def _make(self, index: int) -> TensorComparison:
-        return self._columns.item(int(self._places[index]))
+        return self._columns.item(int(self._order[index]))
 
 
 class _Columns:
-    """Comparisons in the order in which they were made."""
+    """Comparisons in the order in which they were added, stored by column."""
 
-    __slots__ = ("_details", "_names", "_said", "_statuses", "_sums")
+    __slots__ = ("_details", "_names", "_statuses", "_sums", "_unique_details")
 
     def __init__(self) -> None:
         self._names: list[str] = []
         self._statuses = bytearray()
         self._details: list[str] = []
         self._sums = bytearray()
-        self._said: dict[str, str] = {}  # most details are those of many
+        self._unique_details: dict[str, str] = {}  # many tensors have the same detail
 
     def add(self, item: TensorComparison) -> None:
-        """Add the next one."""
+        """Append a comparison."""
         self._names.append(item.name)
         self._statuses.append(_STATUSES.index(item.status))
-        self._details.append(self._said.setdefault(item.detail, item.detail))
+        self._details.append(self._unique_details.setdefault(item.detail, item.detail))
         stats = item.stats
         self._sums += _NO_SUMS if stats is None else _SUMS.pack(*_sums(stats))
 
-    def item(self, place: int) -> TensorComparison:
-        """Make one again."""
-        sums = _SUMS.unpack_from(self._sums, place * _SUMS.size)
+    def item(self, index: int) -> TensorComparison:
+        """Return the comparison that was added at an index."""
+        sums = _SUMS.unpack_from(self._sums, index * _SUMS.size)
         stats = ErrorStats(*sums) if sums[0] >= 0 else None
-        return TensorComparison(self._names[place], _STATUSES[self._statuses[place]], self._details[place], stats)
+        return TensorComparison(self._names[index], _STATUSES[self._statuses[index]], self._details[index], stats)
 
     def worst_first(self, ratios: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, np.dtype[np.intp]]:
-        """Return the places of all in the order of ``Comparisons``, by their signal-to-noise ratios."""
+        """Return all indices in the order of ``Comparisons``; ``ratios`` are the signal-to-noise ratios by index."""
         by_name = np.argsort(np.array(self._names, object), kind="stable")
-        badness = _BADNESS[np.frombuffer(self._statuses, np.uint8)]
-        return by_name[np.lexsort((ratios[by_name], badness[by_name]))]
+        classes = _SORT_CLASSES[np.frombuffer(self._statuses, np.uint8)]
+        return by_name[np.lexsort((ratios[by_name], classes[by_name]))]

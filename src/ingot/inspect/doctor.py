@@ -11,15 +11,15 @@ import numpy as np
 
 from ingot.core.bytes import checksums
 from ingot.core.isolation import PACKAGE_FILE
-from ingot.core.runtime.isa import available_isas
-from ingot.core.runtime.isa import isa as current_isa
 from ingot.core.runtime.memory import available_ram, format_size
+from ingot.core.runtime.native import available_isas
+from ingot.core.runtime.native import isa as current_isa
 from ingot.core.runtime.parallel import default_workers
 from ingot.errors import INGOT_VERSION, install_hint
-from ingot.reporting.report import Figure, Line, Report, table_of
+from ingot.reporting.report import Column, Figure, Line, Report, Table
 from ingot.stores.local import LocalStore
 
-# What each extra brings, and what it is for.
+# The package of each extra, and the features that need it.
 EXTRAS = {
     "torch": ("torch", "ckpt[...].torch(), ingot.torch, files of torch.save"),
     "transformers": ("transformers", "ingot.load_model, ingot generate, ingot eval"),
@@ -39,25 +39,29 @@ _CHECK_VALUE = "crc32c:0xe3069283"  # CRC-32C of "123456789", the catalogue's ch
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing examined: ``state`` is ``ok``, ``absent`` (optional) or ``bad``; ``advice`` says what to do."""
+    """The result of one check.
+
+    ``state`` is ``ok``, ``absent`` (an optional package) or ``bad``; ``advice`` is a remedy, or empty.
+    """
 
     name: str
     state: str
-    found: str
+    result: str
     advice: str = ""
 
 
 def checks_report(checks: Sequence[Check]) -> Report:
-    """Return the checks as a table, and as lines what to do."""
-    heads = {"name": "check", "state": "state", "found": "found"}
+    """Return a report with the checks as a table, and the advice as lines."""
+    columns = [Column("name", head="check"), Column("state", head="state"), Column("found", head="found")]
     advice = [f"{item.name}: {item.advice}" for item in checks if item.advice]
-    closing = [Line("{item}", each="advice")]
-    tables = [table_of("", checks, Check, heads)]
+    closing = [Line("{item}", items="advice")]
+    rows = [(item.name, item.state, item.result, item.advice) for item in checks]
+    tables = [Table("", [*columns, Column("advice")], rows)]
     return Report([Figure("advice", advice, "texts", data=False)], (), tables, closing)
 
 
 def examine() -> list[Check]:
-    """Return all checks; none raises."""
+    """Run all checks and return their results; a failed check does not raise."""
     return [
         Check("ingot", "ok", f"{INGOT_VERSION}, {PACKAGE_FILE}"),
         Check("python", "ok", f"{platform.python_version()} on {platform.platform()}"),

@@ -1,4 +1,4 @@
-"""What ``verify`` has to say."""
+"""The findings of ``verify``, and their report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ingot.stores.location import AnyPath, Location
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that ``verify`` has to say.
+    """A result of ``verify``.
 
     ``level`` is ``error`` (the file is damaged or breaks a rule) or ``note`` (allowed, but worth knowing). ``rule``
     is the rule's name on the spec page, ``where`` the file, tensor and part.
@@ -25,18 +25,18 @@ class Finding:
 
 
 def verify_report(path: AnyPath, findings: Sequence[Finding]) -> Report:
-    """Return what ``verify`` found, and whether the file is whole."""
+    """Return a report of the findings, and whether there is no error among them."""
     errors = sum(item.level == "error" for item in findings)
     figures = [
         Figure("path", Location.parse(path).display),
         Figure("ok", not errors, "flag"),
         Figure("errors", errors, "count", data=False),
         Figure("notes", len(findings) - errors, "count", data=False),
-        Figure("told", [finding_text(item) for item in findings], "texts", data=False),
+        Figure("texts", [finding_text(item) for item in findings], "texts", data=False),
     ]
     notes = ", {notes} note(s)" if len(findings) > errors else ""
     verdict = "{errors} error(s)" if errors else "ok"
-    lines = [Line("{item}", each="told"), Line(f"{{path}}: {verdict}{notes}")]
+    lines = [Line("{item}", items="texts"), Line(f"{{path}}: {verdict}{notes}")]
     return Report(figures, lines, [table_of("findings", findings, Finding)])
 
 
@@ -45,8 +45,8 @@ def finding_text(item: Finding) -> str:
     return f"{item.level}: {item.where}: {item.message} [{item.rule}]"
 
 
-def finding_of(error: BaseException, where: str) -> Finding:
-    """Return what an error says, of what it names or else of ``where``."""
+def finding_of(error: BaseException, location: str) -> Finding:
+    """Return the finding for an error; ``location`` is used if the error has none."""
     if isinstance(error, IngotError):
-        return Finding("error", error.rule or "error", error.where or where, error.message)
-    return Finding("error", "memory", where, "not enough memory to check this tensor")
+        return Finding("error", error.rule or "error", error.where or location, error.message)
+    return Finding("error", "memory", location, "not enough memory to check this tensor")

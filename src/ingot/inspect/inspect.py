@@ -1,4 +1,4 @@
-"""Inspect: what is in a checkpoint, from its header alone."""
+"""Inspect a checkpoint by its headers alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from ingot.artifacts.open import Source, find, open_found
+from ingot.artifacts.open import Source, find, open_source_in_store
 from ingot.artifacts.remarks import remarks
 from ingot.inspect.receipt import receipt_of
 from ingot.model.stacks import STACK_SELECTORS
@@ -20,7 +20,7 @@ from ingot.stores.location import AnyPath, Location
 
 @dataclass(frozen=True, slots=True)
 class PartInfo:
-    """One part: storage dtype, logical type, encoding, stored and decoded bytes, digest, where it lies."""
+    """A part: storage dtype, logical type, encoding, stored and decoded bytes, digest, file and offset."""
 
     role: str
     dtype: str
@@ -35,7 +35,7 @@ class PartInfo:
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor; ``nbytes`` are bytes in the file, ``layer`` and ``role`` are told from the name."""
+    """A tensor; ``nbytes`` are bytes in the file, ``layer`` and ``role`` follow from the name."""
 
     name: str
     shape: Shape
@@ -49,15 +49,15 @@ class TensorInfo:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """A checkpoint from outside: sizes in bytes, every tensor, totals; ``notes`` on what it is beside what it looks.
+    """The description of a checkpoint: sizes in bytes, every tensor, totals, and notes.
 
-    ``receipt`` are the entries of its receipt: what was measured of it.
+    ``receipt`` are the measurements in its receipt.
     """
 
     path: str
@@ -96,13 +96,13 @@ class Inspection:
 
 
 def inspect(path: AnyPath) -> Inspection:
-    """Open ``path`` and describe it; reads no tensor. Errors as ``ingot.open``."""
+    """Open ``path`` and describe it without reading tensors; raise the errors of ``ingot.open``."""
     return inspect_found(*find(Location.parse(path)))
 
 
 def inspect_found(store: Store, name: str) -> Inspection:
     """Open and describe a file or folder of a store; see ``inspect``."""
-    source = open_found(store, name)
+    source = open_source_in_store(store, name)
     try:
         checkpoint = source.view()
         files = sorted(source.catalog.headers)

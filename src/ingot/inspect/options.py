@@ -1,4 +1,7 @@
-"""The options of ``compare``, ``verify`` and ``inspect``. The command line is made from them: import nothing heavy."""
+"""The options of ``compare``, ``verify``, ``seal`` and ``inspect``.
+
+The command line imports this module for its help, so that its imports stay light.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from msgspec import Struct
 
 from ingot.artifacts.destination import ADDRESS, IO, MAX_DECOMPRESSED, PROGRESS, about_engine
 from ingot.core.options import about
-from ingot.core.parsing.strictjson import warm
+from ingot.core.parsing.strictjson import preload
 from ingot.stores.location import AnyPath
 
 if TYPE_CHECKING:
@@ -20,7 +23,7 @@ ENGINE = about_engine("the report is the same.")
 
 @dataclass(frozen=True, slots=True)
 class CompareOptions:
-    """A comparison: of what with what."""
+    """The options of ``ingot.compare`` and ``ingot compare``."""
 
     a: AnyPath = field(metadata=about("Reference checkpoint.", argument=True))
     b: AnyPath = field(metadata=about("Checkpoint to compare with it.", argument=True))
@@ -33,16 +36,16 @@ class CompareOptions:
 
 @dataclass(frozen=True, slots=True)
 class VerifyOptions:
-    """A check: of what, and how strict."""
+    """The options of ``ingot.verify`` and ``ingot verify``."""
 
     path: AnyPath = field(metadata=about("File or folder.", argument=True))
     strict: bool = field(default=False, metadata=about("Treat what is allowed but not canonical as an error."))
     _: KW_ONLY
     repair: bool = field(
-        default=False, metadata=about("First fetch what is not as it was sealed (ingot seal) from where --from says.")
+        default=False, metadata=about("First replace chunks that differ from the seal (ingot seal) by those of --from.")
     )
     origin: AnyPath | None = field(
-        default=None, metadata=about("Where the same file or folder is right: a path or address.", "--from")
+        default=None, metadata=about("Undamaged copy of the file or folder: a path or address.", "--from")
     )
     runtime: str | None = field(
         default=None,
@@ -62,19 +65,19 @@ class VerifyOptions:
 
 @dataclass(frozen=True, slots=True)
 class SealOptions:
-    """A seal: of what."""
+    """The options of ``ingot.seal`` and ``ingot seal``."""
 
     path: AnyPath = field(metadata=about("File or folder.", argument=True))
     _: KW_ONLY
     content_id: bool = field(
-        default=True, metadata=about("State the id of the tensors too, which decodes all of them.")
+        default=True, metadata=about("Also write the content id, for which all tensors are decoded.")
     )
     progress: ProgressCallback | None = field(default=None, metadata=PROGRESS)
 
 
 @dataclass(frozen=True, slots=True)
 class InspectOptions:
-    """A description: of what, and which part of it."""
+    """The options of ``ingot inspect``."""
 
     path: AnyPath = field(metadata=about("File or folder.", argument=True))
     _: KW_ONLY
@@ -90,18 +93,18 @@ class InspectOptions:
     progress: ProgressCallback | None = field(default=None, metadata=PROGRESS)
 
 
-@warm
+@preload
 class CheckedFile(Struct, frozen=True, forbid_unknown_fields=True):
-    """A file or folder that workers open to check it."""
+    """A file or folder that workers open for ``verify``."""
 
     path: str
     io: str
     max_decompressed: int | str | None
 
 
-@warm
+@preload
 class ComparedFiles(Struct, frozen=True, forbid_unknown_fields=True):
-    """Two artifacts that workers open to compare them."""
+    """Two artifacts that workers open for ``compare``."""
 
     a: str
     b: str

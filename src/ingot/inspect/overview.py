@@ -1,4 +1,4 @@
-"""What ``ingot inspect`` reports of a checkpoint, and of one tensor of it."""
+"""The reports of ``ingot inspect``: a checkpoint, one of its tensors, or its content id."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ingot.artifacts.identity import content_id
-from ingot.artifacts.open import open_found, weights_of
+from ingot.artifacts.open import open_source_in_store, weights_of
 from ingot.errors import printable
 from ingot.inspect.inspect import Inspection, PartInfo, TensorInfo, inspect_found
 from ingot.inspect.options import InspectOptions
-from ingot.inspect.receipt import receipt_of, told
+from ingot.inspect.receipt import describe_entry, receipt_of
 from ingot.model.checkpoint import unknown_tensor
 from ingot.model.delta import KEY, delta_of
 from ingot.model.layouts.table import codec_name
@@ -45,47 +45,50 @@ _PARTS = {
 
 
 def describe(options: InspectOptions, store: Store, name: str) -> Report:
-    """Return what ``ingot inspect`` tells of a checkpoint: all that headers tell, one tensor, or the content id.
+    """Return the report of ``ingot inspect`` that the options select: all headers, one tensor, or the content id.
 
-    ``store`` and ``name`` are what ``artifacts.open.find`` has found at ``options.path``.
+    ``store`` and ``name`` are the result of ``artifacts.open.find`` for ``options.path``.
 
     Raises
     ------
     UsageError
-        ``tensor.unknown``, and those of ``ingot.open``.
+        ``tensor.unknown``, and the errors of ``ingot.open``.
     """
     if options.content_id:
-        source = open_found(store, name)
+        source = open_source_in_store(store, name)
         with weights_of(source) as checkpoint:
             receipt, _ = receipt_of(source)
             identity = content_id(checkpoint, progress=options.progress)
             return identity_report(source.location, identity, None if receipt is None else receipt.weights)
-    found = inspect_found(store, name)
+    inspection = inspect_found(store, name)
     if options.tensor is not None:
-        return one_tensor(found, options.tensor)
-    return overview(found, options.by, tensors=options.tensors, every=options.every)
+        return tensor_report(inspection, options.tensor)
+    return overview(inspection, options.by, tensors=options.tensors, every=options.every)
 
 
-def overview(found: Inspection, by: str = "layer", *, tensors: bool = True, every: bool = False) -> Report:
-    """Return all that headers tell; people get totals by one key, and the tensors, equal layers as one.
+def overview(inspection: Inspection, by: str = "layer", *, tensors: bool = True, every: bool = False) -> Report:
+    """Return a report of all headers; text shows totals by one key, and tensors with equal layers in one row.
 
     Parameters
     ----------
-    found : Inspection
+    inspection : Inspection
     by : {"layer", "codec", "dtype", "role"}
-    tensors, every : bool
-        People get the tensors; each of them.
+    tensors : bool
+        Whether text shows the tensors.
+    every : bool
+        Whether text shows each tensor in a row of its own.
     """
-    figures = [item for item in figures_of(found, "elements", "nbytes") if item.name not in ("tensors", "details")]
-    measured = [told(entry) for entry in found.receipt]
-    delta, hidden = delta_lines(found.metadata, found.path)
-    texts = [f"{key}: {str(value)[:160]}" for key, value in found.metadata.items() if key != hidden]
+    hidden_figures = ("tensors", "details")
+    figures = [item for item in figures_of(inspection, "elements", "nbytes") if item.name not in hidden_figures]
+    measured = [describe_entry(entry) for entry in inspection.receipt]
+    delta, hidden_key = delta_lines(inspection.metadata, inspection.path)
+    texts = [f"{key}: {str(value)[:160]}" for key, value in inspection.metadata.items() if key != hidden_key]
     figures += [
-        Figure("totals", {key: found.totals(key) for key in KEYS}, "data"),
-        Figure("details", [_detail(item) for item in found.details], "data"),
-        Figure("count", len(found.tensors), "count", data=False),
-        Figure("bits", 8 * found.file_size / max(found.elements, 1), "bits", data=False),
-        Figure("parted", len(found.files), "count", data=False),
+        Figure("totals", {key: inspection.totals(key) for key in KEYS}, "data"),
+        Figure("details", [_detail(item) for item in inspection.details], "data"),
+        Figure("count", len(inspection.tensors), "count", data=False),
+        Figure("bits", 8 * inspection.file_size / max(inspection.elements, 1), "bits", data=False),
+        Figure("parted", len(inspection.files), "count", data=False),
         Figure("delta", delta, "texts", data=False),
         Figure("measured", measured, "texts", data=False),
         Figure("described", texts, "texts", data=False),
@@ -93,28 +96,28 @@ def overview(found: Inspection, by: str = "layer", *, tensors: bool = True, ever
     lines = [
         Line("{path}: {format}, {count} tensors, {elements} elements"),
         Line("  {file_size} in {parted} file(s), {bits} bits per element, read by {io}"),
-        Line("  {item}", each="delta"),
-        Line("  {item}", each="described"),
+        Line("  {item}", items="delta"),
+        Line("  {item}", items="described"),
     ]
-    if found.companions:
+    if inspection.companions:
         lines.append(Line("  companions: {companions}"))
-    lines.append(Line("  receipt: {item}", each="measured"))
-    lines.append(Line("  note: {item}", each="notes"))
-    shown = [_totals(found, key) for key in dict.fromkeys((by, "codec"))] + list(found.details)
-    shown += [_tensors(found.tensors, every)] if tensors else []
-    tables = [table_of("tensors", found.tensors, TensorInfo), *(_people(item) for item in shown)]
+    lines.append(Line("  receipt: {item}", items="measured"))
+    lines.append(Line("  note: {item}", items="notes"))
+    shown = [_totals(inspection, key) for key in dict.fromkeys((by, "codec"))] + list(inspection.details)
+    shown += [_tensors(inspection.tensors, every)] if tensors else []
+    tables = [table_of("tensors", inspection.tensors, TensorInfo), *(_without_data(item) for item in shown)]
     return Report(figures, lines, tables)
 
 
-def one_tensor(found: Inspection, name: str) -> Report:
-    """Return a tensor's parameters and parts; raises ``UsageError`` ``tensor.unknown``."""
-    item = next((tensor for tensor in found.tensors if tensor.name == name), None)
+def tensor_report(inspection: Inspection, name: str) -> Report:
+    """Return a report of a tensor's parameters and parts; raise ``UsageError`` ``tensor.unknown``."""
+    item = next((tensor for tensor in inspection.tensors if tensor.name == name), None)
     if item is None:
-        raise unknown_tensor(name, (tensor.name for tensor in found.tensors), found.path)
+        raise unknown_tensor(name, (tensor.name for tensor in inspection.tensors), inspection.path)
     params = [f"{key}: {value}" for key, value in item.params.items()]
     figures = [figure for figure in figures_of(item) if figure.name != "parts"]
-    figures += [Figure("called", _codec(item), data=False), Figure("told", params, "texts", data=False)]
-    lines = [Line("{name}: {shape} {dtype}, {called}, {nbytes} stored"), Line("  {item}", each="told")]
+    figures += [Figure("codec_label", _codec(item), data=False), Figure("param_texts", params, "texts", data=False)]
+    lines = [Line("{name}: {shape} {dtype}, {codec_label}, {nbytes} stored"), Line("  {item}", items="param_texts")]
     columns = list(_PARTS.values())
     rows = [[getattr(part, column.name) for column in columns] for part in item.parts]
     digest = list(_PARTS).index("digest")
@@ -124,7 +127,7 @@ def one_tensor(found: Inspection, name: str) -> Report:
 
 
 def identity_report(path: str, content_id: str, receipt: str | None = None) -> Report:
-    """Return the content id of a checkpoint, and whether its ``receipt`` is of the same one."""
+    """Return a report of a checkpoint's content id, and whether its ``receipt`` has the same content id."""
     figures = [Figure("path", path), Figure("content_id", content_id)]
     lines = [Line("{content_id}")]
     if receipt is not None:
@@ -136,7 +139,7 @@ def identity_report(path: str, content_id: str, receipt: str | None = None) -> R
 
 
 def delta_lines(metadata: Mapping[str, Any], path: str) -> tuple[list[str], str | None]:
-    """Return what a delta says of itself, and the metadata that says so; nothing of an ordinary checkpoint."""
+    """Return lines that describe a delta, and the metadata key with the description; ([], None) if it is no delta."""
     info = delta_of(metadata, path)
     if info is None:
         return [], None
@@ -159,11 +162,12 @@ def _detail(item: Table) -> dict[str, Any]:
     return {"title": item.title, "columns": [column.head for column in item.columns], "rows": item.rows}
 
 
-def _people(item: Table) -> Table:
+def _without_data(item: Table) -> Table:
+    """Return a table that is shown in text only."""
     return item if not item.data else Table(item.name, item.columns, item.rows, item.title, data=False)
 
 
-def _totals(found: Inspection, key: str) -> Table:
+def _totals(inspection: Inspection, key: str) -> Table:
     columns = (
         Column("", head=key),
         Column("", "count", "tensors"),
@@ -173,8 +177,8 @@ def _totals(found: Inspection, key: str) -> Table:
         Column("", "ratio", "share"),
     )
     rows = [
-        (label, count, elements, nbytes, _bits(nbytes, elements), nbytes / max(found.nbytes, 1))
-        for label, (count, elements, nbytes) in _ordered(found.totals(key))
+        (label, count, elements, nbytes, _bits(nbytes, elements), nbytes / max(inspection.nbytes, 1))
+        for label, (count, elements, nbytes) in _sorted_totals(inspection.totals(key))
     ]
     return Table("", columns, rows, data=False)
 
@@ -194,7 +198,8 @@ def _tensors(tensors: Sequence[TensorInfo], every: bool) -> Table:
     return Table("", _TENSORS, rows, data=False)
 
 
-def _ordered(totals: dict[str, tuple[int, int, int]]) -> list[tuple[str, tuple[int, int, int]]]:
+def _sorted_totals(totals: dict[str, tuple[int, int, int]]) -> list[tuple[str, tuple[int, int, int]]]:
+    """Return totals sorted by label, numbers first and by value."""
     return sorted(
         totals.items(), key=lambda item: (not item[0].isdigit(), int(item[0]) if item[0].isdigit() else 0, item[0])
     )

@@ -1,4 +1,4 @@
-"""The tasks of workers for ``verify`` and ``compare``."""
+"""The queries that workers answer for ``verify`` and ``compare``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager
 
 from ingot.artifacts.open import open_source
 from ingot.cluster.driver.spread import Opened, Question
-from ingot.inspect.compare import Pair, compare_pair, pairs_of, sides
+from ingot.inspect.compare import Pair, compare_pair, open_sides, pairs_of
 from ingot.inspect.comparisons import TensorComparison
 from ingot.inspect.findings import Finding
 from ingot.inspect.options import CheckedFile, ComparedFiles, CompareOptions
@@ -19,6 +19,7 @@ from ingot.stores.location import Location
 
 @contextmanager
 def _open_checked(files: CheckedFile) -> Iterator[Opened[Tensor]]:
+    """Open the tensors of a file or folder in a worker."""
     location = Location.parse(files.path)
     with closing(open_source(location, io=files.io, max_decompressed=files.max_decompressed)) as source:
         yield Opened(tensors_of(source), source.identity())
@@ -26,11 +27,14 @@ def _open_checked(files: CheckedFile) -> Iterator[Opened[Tensor]]:
 
 @contextmanager
 def _open_compared(files: ComparedFiles) -> Iterator[Opened[Pair]]:
-    """Open the pairs again. The driver checks digests over full files."""
+    """Open the pairs of tensors in a worker. The driver checks digests over full files."""
     options = CompareOptions(files.a, files.b, max_decompressed=files.max_decompressed)
-    with sides(options, whole=False) as (first, second):
+    with open_sides(options, check_files=False) as (first, second):
         yield Opened(pairs_of(first, second)[0], [first.identity(), second.identity()])
 
 
 VERIFY = Question(CheckedFile, tuple[()], list[Finding], _open_checked, check_tensor)
+"""The findings of one tensor."""
+
 COMPARE = Question(ComparedFiles, tuple[()], TensorComparison, _open_compared, compare_pair)
+"""The comparison of one pair of tensors."""

@@ -1,8 +1,8 @@
-"""Receipts: what was measured of an artifact goes into its file where that has room behind the weights, else beside it.
+"""Receipts: measurements of an artifact, stored in its file or in a small separate file.
 
-Into the file go receipts of a ``.zt`` (container 1) of its own: its manifest, which lies last and has a digest of
-itself, is written anew; every byte before it is as it was. All other files, folders of several, and files with a seal
-beside them, whose bytes are not to change, get a small file beside them.
+A single ``.zt`` file of container 1 stores the receipt itself: its manifest, which is at the end and has its own
+digest, is rewritten, and all bytes before it stay. All other artifacts get a file in the same folder: other formats,
+folders with several weight files, and files with a seal, whose bytes must not change.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 
 from ingot.artifacts.identity import content_id
 from ingot.artifacts.open import Source, open_source
-from ingot.core.runtime.parallel import go_on
+from ingot.core.runtime.parallel import check_cancelled
 from ingot.core.runtime.progress import ProgressCallback
 from ingot.errors import IngotError
 from ingot.formats.base import Format
 from ingot.model.reading.ranges import read_bytes
-from ingot.model.receipt import KEY, MAX_RECEIPT, SUFFIX, Fault, Receipt, extended, read_or_none
+from ingot.model.receipt import KEY, MAX_RECEIPT, SUFFIX, Fault, Receipt, try_parse_receipt, with_entry
 from ingot.model.seal import SUFFIX as SEALS
-from ingot.model.store import Replaced
+from ingot.model.store import OverwritePolicy
 from ingot.stores.local import LocalTarget
 from ingot.stores.location import AnyPath, Location
 
@@ -28,73 +28,74 @@ _CHUNK = 8 << 20
 
 
 def add_receipt(path: AnyPath, entry: Mapping[str, Any], progress: ProgressCallback | None = None) -> str:
-    """Add a measurement to the receipt of an artifact; reads all weights once, for their content id.
+    """Add a measurement to the receipt of an artifact; read all weights once for their content id.
 
     Parameters
     ----------
     path : path or address
     entry : mapping
-        JSON-like; ``of`` says what was measured how: a later entry of the same replaces it.
+        JSON-like; ``of`` describes the measurement. It replaces an earlier entry with the same ``of``.
     progress : callable, optional
 
     Returns
     -------
     str
-        Where the receipt is now.
+        The location of the receipt.
 
     Raises
     ------
     UsageError
         ``store.not-writable``.
     IngotError
-        What opening and decoding raise. What was there is there still, whole.
+        Errors of opening and decoding; the artifact is then unchanged.
     """
     with closing(open_source(Location.parse(path), io="pread")) as source:
         identity = content_id(source.view(), progress=progress)
         old, _ = receipt_of(source)
-        data = extended(old, identity, entry).encoded()
+        data = with_entry(old, identity, entry).encoded()
         source.require_unchanged()
         inside = _inside(source)
         if inside is None:
             target = _sidecar(source)
             target.write(data)
             return target.display
-        return _rewritten(source, inside, data.decode())
+        return _rewrite(source, inside, data.decode())
 
 
-def require_place(path: AnyPath) -> None:
-    """Refuse, before anything is measured, an artifact that no receipt can be written to: errors as ``add_receipt``."""
+def require_writable(path: AnyPath) -> None:
+    """Raise the errors of ``add_receipt`` if no receipt of the artifact can be written; call it before measuring."""
     with closing(open_source(Location.parse(path))) as source:
         target = _sidecar(source) if _inside(source) is None else _file(source)
-        target.stage(Replaced(allowed=True)).discard()
+        target.stage(OverwritePolicy(allowed=True)).discard()
 
 
 def receipt_of(source: Source) -> tuple[Receipt | None, Fault | None]:
-    """Return the receipt of an artifact, in it or beside it, or the rule and message by which it cannot be read."""
+    """Return the receipt of an artifact, or the rule and message why it cannot be read; both None without a receipt."""
     if source.catalog.receipt is not None:
-        return read_or_none(source.catalog.receipt.encode(), source.location)
+        return try_parse_receipt(source.catalog.receipt.encode(), source.location)
     name = _name(source) + SUFFIX
     try:
         raw = source.store.read(name, MAX_RECEIPT, "receipt.fields")
     except IngotError as error:
         return None, None if error.rule == "store.missing" else (error.rule or "", f"receipt: {error.message}")
-    return read_or_none(raw, source.store.location_of(name))
+    return try_parse_receipt(raw, source.store.location_of(name))
 
 
-def told(entry: Mapping[str, Any]) -> str:
-    """Return an entry of a receipt as one line; a receipt may say anything, so nothing is taken for granted."""
-    of, figures, gate = (entry.get(key) for key in ("of", "figures", "gate"))
-    of = of if isinstance(of, Mapping) else {}
-    text = of.get("text")
-    reference = of.get("reference")
+def describe_entry(entry: Mapping[str, Any]) -> str:
+    """Return an entry of a receipt as one line; the entry is untrusted, so that every type is checked."""
+    subject, figures, gate = (entry.get(key) for key in ("of", "figures", "gate"))
+    subject = subject if isinstance(subject, Mapping) else {}
+    text = subject.get("text")
+    reference = subject.get("reference")
     on = f" on {text['name']}" if isinstance(text, Mapping) and "name" in text else ""
-    read = f", {of['sequences']} x {of['window']} tokens" if "sequences" in of and "window" in of else ""
-    beside = f", beside {reference['name']}" if isinstance(reference, Mapping) and "name" in reference else ""
+    has_tokens = "sequences" in subject and "window" in subject
+    tokens = f", {subject['sequences']} x {subject['window']} tokens" if has_tokens else ""
+    compared = f", beside {reference['name']}" if isinstance(reference, Mapping) and "name" in reference else ""
     numbers = figures.items() if isinstance(figures, Mapping) else ()
-    found = ", ".join(f"{name} {value:.6g}" for name, value in numbers if isinstance(value, int | float))
-    judged = [each for each in gate if isinstance(each, Mapping)] if isinstance(gate, list) else []
-    verdicts = ", ".join(f"{each.get('term')} {'met' if each.get('met') is True else 'missed'}" for each in judged)
-    line = f"{of.get('kind')}{on}{read}{beside}: {found}" + (f"; gate: {verdicts}" if verdicts else "")
+    results = ", ".join(f"{name} {value:.6g}" for name, value in numbers if isinstance(value, int | float))
+    terms = [term for term in gate if isinstance(term, Mapping)] if isinstance(gate, list) else []
+    verdicts = ", ".join(f"{term.get('term')} {'met' if term.get('met') is True else 'missed'}" for term in terms)
+    line = f"{subject.get('kind')}{on}{tokens}{compared}: {results}" + (f"; gate: {verdicts}" if verdicts else "")
     return line[:600]
 
 
@@ -111,23 +112,23 @@ def _sidecar(source: Source) -> Location:
 
 
 def _inside(source: Source) -> Format | None:
-    """Return the format that can put a receipt into the file; None where it is to lie beside it."""
-    one = [*source.catalog.headers] == [source.entry] and len(source.catalog.sources) == 1
-    sealed = source.store.exists(source.entry + SEALS) if one else True
-    return source.format if source.format.traits.carries_receipt and one and not sealed else None
+    """Return the format that can store a receipt in the artifact's file; None if it needs a file of its own."""
+    is_single = [*source.catalog.headers] == [source.entry] and len(source.catalog.sources) == 1
+    sealed = source.store.exists(source.entry + SEALS) if is_single else True
+    return source.format if source.format.traits.carries_receipt and is_single and not sealed else None
 
 
-def _rewritten(source: Source, format: Format, text: str) -> str:
-    """Replace the file by one that carries a receipt, in one step."""
+def _rewrite(source: Source, format: Format, text: str) -> str:
+    """Replace the file atomically by one that contains a receipt; return the receipt's location."""
     file = source.catalog.sources[0]
-    kept, ending = format.with_receipt(file, text)
-    with _file(source).stage(Replaced(allowed=True)) as staging:
-        staging.require_room(kept + len(ending), source.location)
+    unchanged_bytes, ending = format.with_receipt(file, text)
+    with _file(source).stage(OverwritePolicy(allowed=True)) as staging:
+        staging.require_room(unchanged_bytes + len(ending), source.location)
         with closing(LocalTarget(staging.files).create("file")) as sink:
-            for start in range(0, kept, _CHUNK):
-                go_on()
-                sink.write_at(start, read_bytes(file, start, min(_CHUNK, kept - start)))
-            sink.write_at(kept, ending)
+            for start in range(0, unchanged_bytes, _CHUNK):
+                check_cancelled()
+                sink.write_at(start, read_bytes(file, start, min(_CHUNK, unchanged_bytes - start)))
+            sink.write_at(unchanged_bytes, ending)
         source.require_unchanged()
         staging.publish(["file"])
     return f"{source.store.location_of(source.entry)} ({KEY})"

@@ -1,4 +1,4 @@
-"""Seal: write digests of a file's chunks beside it. Repair: put right what is not as it was sealed."""
+"""Seal: write the digests of a file's chunks to a small file in its folder. Repair: replace chunks that differ."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ingot.stores.location import Location
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """One file that was sealed: its seal's address or path, its bytes, its digest."""
+    """A sealed file: the path or address of its seal, its size in bytes, its digest."""
 
     seal: str
     size: Bytes
@@ -30,51 +30,52 @@ class Sealed:
 
 
 def sealed_report(files: list[Sealed]) -> Report:
-    """Return the seals that were written as a table."""
-    return Report(tables=[table_of("seals", files, Sealed, {"seal": "seal", "size": "of a file of"})])
+    """Return a report with a table of the written seals."""
+    return Report(tables=[table_of("seals", files, Sealed, {"seal": "seal", "size": "size of the file"})])
 
 
 @takes(SealOptions, "seal")
 def seal(options: SealOptions) -> list[Sealed]:
     """Write ``X.ingot.json`` beside each weight file ``X`` of a checkpoint, replacing older ones.
 
+    Reads every file once, and every tensor once for the content id.
+
     Returns
     -------
     list of Sealed
-        Reads every file once, and every tensor once for the content id.
 
     Raises
     ------
     UsageError
         No such path; ``store.not-writable``.
     IngotError
-        What opening and decoding raise.
+        Errors of opening and decoding.
     """
     source = open_source(Location.parse(options.path))
     try:
         identity = ""
-        if options.content_id and source.dialect() is None:
+        if options.content_id and source.packer() is None:
             identity = content_id(source.view(), progress=options.progress)
         written = []
         state = Progress(source.stored(), options.progress)
         for name in source.catalog.headers:
             file = source.store.open(name)
             try:
-                made = seal_of(file, identity if name == source.entry else "")
+                file_seal = seal_of(file, identity if name == source.entry else "")
             finally:
                 file.close()
             source.require_unchanged()
             target = Location.in_store(source.store, name + SUFFIX)
-            target.write(made.encoded())
-            written.append(Sealed(target.display, made.size, made.digest))
-            state.advance(made.size, name)
+            target.write(file_seal.encoded())
+            written.append(Sealed(target.display, file_seal.size, file_seal.digest))
+            state.advance(file_seal.size, name)
         return written
     finally:
         source.close()
 
 
 def seal_beside(store: Store, name: str) -> Seal | None:
-    """Return the seal of a file; None where there is none. Raises ``FormatError`` ``seal.json``, ``seal.fields``."""
+    """Return the seal of a file, None if it has none. Raises ``FormatError`` ``seal.json``, ``seal.fields``."""
     try:
         raw = store.read(name + SUFFIX, MAX_SEAL, "seal.fields")
     except UsageError as error:
@@ -86,7 +87,7 @@ def seal_beside(store: Store, name: str) -> Seal | None:
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """A file that was put right: how many of its chunks were fetched, and their bytes."""
+    """A repaired file: the number of replaced chunks, and their size in bytes."""
 
     file: str
     chunks: int
@@ -94,87 +95,92 @@ class Repaired:
 
 
 def repair(location: Location, origin: Location) -> list[Repaired]:
-    """Fetch the chunks of a local file, or of a folder's files, that are not as they were sealed.
+    """Replace the chunks of a local file, or of a folder's files, that differ from the seal.
 
-    The seal beside the file tells, or where there is none, that beside the origin's. A chunk is written only if it is
-    the one that was sealed; a file that is cut short or missing is completed.
+    The seal is that beside the file, or else that beside the origin. A chunk is written only if its digest is that of
+    the seal. A truncated or missing file is completed.
 
     Parameters
     ----------
     location : Location
         A file, or a folder.
     origin : Location
-        The same file, or the folder that it is from.
+        An undamaged copy of the file, or of the folder.
 
     Raises
     ------
     UsageError
-        ``seal.missing``: no seal here or there.
+        ``seal.missing``: neither side has a seal.
     IntegrityError
         ``seal.digest-mismatch``, ``seal.size``: the origin has another file.
     UnsupportedError
-        ``store.not-local``: what is to be repaired lies on another machine.
+        ``store.not-local``: the file to repair is on another machine.
     """
-    (here, name), (there, other) = location.find(), origin.find()
-    folder = LocalFolder(here.require_path("", "repairing"))
-    found = []
-    for mine, theirs in [(name, other or name)] if name else _named(folder, there):
-        known = seal_beside(folder, mine) or seal_beside(there, theirs)
-        if known is None:
+    target_store, name = location.find()
+    origin_store, origin_entry = origin.find()
+    folder = LocalFolder(target_store.require_path("", "repairing"))
+    repaired = []
+    pairs = [(name, origin_entry or name)] if name else [(item, item) for item in _sealed_names(folder, origin_store)]
+    for file_name, origin_name in pairs:
+        file_seal = seal_beside(folder, file_name) or seal_beside(origin_store, origin_name)
+        if file_seal is None:
             raise UsageError(
-                f"expected a seal {mine + SUFFIX} beside the file or beside its origin, found none",
+                f"there is no seal {file_name + SUFFIX} beside the file or beside its origin; write one with "
+                "`ingot seal` for the undamaged file",
                 rule="seal.missing",
                 where=location.display,
             )
-        done = _repaired(folder, mine, there, theirs, known)
-        if done is not None:
-            found.append(done)
-    return found
+        result = _repair_file(folder, file_name, origin_store, origin_name, file_seal)
+        if result is not None:
+            repaired.append(result)
+    return repaired
 
 
-def _named(folder: Store, there: Store) -> list[tuple[str, str]]:
-    """Return the names of sealed files, here and there."""
+def _sealed_names(folder: Store, origin: Store) -> list[str]:
+    """Return the names of files that have a seal in the folder or in the origin; raise ``seal.missing`` if none has."""
     names = {*folder.list().files}
-    with suppress(IngotError):  # a server that does not tell
-        names |= {*there.list().files}
+    with suppress(IngotError):  # a store without listings
+        names |= {*origin.list().files}
     sealed = sorted(name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX))
     if not sealed:
         raise UsageError(
-            f"expected files with seals ({SUFFIX}), found none; write them where the files are right: ingot seal",
+            f"no file has a seal ({SUFFIX}); write seals with `ingot seal` for the undamaged files",
             rule="seal.missing",
             where=folder.location,
         )
-    return [(name, name) for name in sealed]
+    return sealed
 
 
-def _repaired(folder: LocalFolder, name: str, there: Store, other: str, known: Seal) -> Repaired | None:
+def _repair_file(folder: LocalFolder, name: str, origin: Store, origin_name: str, file_seal: Seal) -> Repaired | None:
+    """Replace the damaged chunks of one file; return None if it has none."""
     if folder.exists(name):
         file = folder.open(name)
         try:
-            bad, whole = known.bad(file), file.size == known.size
+            damaged = file_seal.damaged_chunks(file)
+            is_complete = file.size == file_seal.size
         finally:
             file.close()
-        if not bad and whole:
+        if not damaged and is_complete:
             return None
     else:
-        bad = [*range(-(-known.size // known.chunks.size))]
-    source = there.open(other)
+        damaged = [*range(-(-file_seal.size // file_seal.chunks.size))]
+    source = origin.open(origin_name)
     try:
-        if source.size != known.size:
+        if source.size != file_seal.size:
             raise IntegrityError(
                 "seal.size",
-                f"expected the file of {known.size} bytes that was sealed, found {source.size}",
-                where=there.location_of(other),
+                f"expected the sealed file of {file_seal.size} bytes, found one of {source.size}",
+                where=origin.location_of(origin_name),
             )
 
-        def pieces() -> Iterator[tuple[int, bytes]]:
-            for index in bad:
-                start, length = known.chunks.span(index)
+        def read_chunks() -> Iterator[tuple[int, bytes]]:
+            for index in damaged:
+                start, length = file_seal.chunks.span(index)
                 data = read_bytes(source, start, length)
-                known.check(index, memoryview(data), there.location_of(other))
+                file_seal.check(index, memoryview(data), origin.location_of(origin_name))
                 yield start, data
 
-        folder.mend(name, pieces(), known.size)
+        folder.mend(name, read_chunks(), file_seal.size)
     finally:
         source.close()
-    return Repaired(folder.location_of(name), len(bad), sum(known.chunks.span(index)[1] for index in bad))
+    return Repaired(folder.location_of(name), len(damaged), sum(file_seal.chunks.span(i)[1] for i in damaged))

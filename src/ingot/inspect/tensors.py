@@ -1,4 +1,4 @@
-"""Checking tensors: their codec's rules, their parts' digests, and the values of parts that a decoder relies on."""
+"""Check tensors: rules of the codec, digests of parts, and values of parts that the decoder relies on."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from ingot.errors import CodecError, IngotError
 from ingot.inspect.findings import Finding, finding_of
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.part import Part
-from ingot.model.reading.lazy import Many
+from ingot.model.reading.lazy import TensorMap
 from ingot.model.tensor import Tensor
 
 _CHUNK = 4 << 20
 NO_DIGEST = "part.no-digest"
 
 
-def check_tensors(tensors: Many[Tensor], state: Progress) -> Iterator[list[Finding]]:
-    """Check tensors in this process."""
+def check_tensors(tensors: TensorMap[Tensor], state: Progress) -> Iterator[list[Finding]]:
+    """Check tensors in this process; yield the findings of each tensor in order."""
 
     def check(tensor: Tensor) -> tuple[str, int, list[Finding]]:
         return tensor.name, tensor.nbytes, check_tensor(tensor)
@@ -38,26 +38,22 @@ def check_tensors(tensors: Many[Tensor], state: Progress) -> Iterator[list[Findi
         yield findings
 
 
-def _no_digest(where: str) -> Finding:
-    return Finding("note", NO_DIGEST, where, "no digest: damage inside this part cannot be seen")
-
-
 def check_tensor(tensor: Tensor) -> list[Finding]:
-    """Check one tensor: its codec's rules, its parts' digests, and the values of parts that a decoder relies on."""
+    """Check one tensor: rules of the codec, digests of parts, and values of parts that the decoder relies on."""
     findings: list[Finding] = []
     codec = CODECS.get(tensor.codec)
     try:
         if codec is not None:
             codec.check(tensor)
         for role, part in tensor.parts.items():
-            findings += _part(part, f"{tensor.name}/{role}", _spare_bits(tensor))
+            findings += _check_part(part, f"{tensor.name}/{role}", _spare_bits(tensor))
         stored = tensor
         if codec is not None and tensor.codec == PRUNED:
-            stored = stored_matrix(tensor)  # what was dropped is no work, however large it claims to be
+            stored = stored_matrix(tensor)  # without the dropped blocks, whose declared size may be huge
             codec = CODECS[stored.codec]
-        plain = codec is not None and codec.elementwise and codec.lossless  # any bytes are values
-        if codec is not None and not plain and tensor.dtype in DTYPES:
-            findings += _decodes(codec, stored)
+        accepts_any_bytes = codec is not None and codec.elementwise and codec.lossless
+        if codec is not None and not accepts_any_bytes and tensor.dtype in DTYPES:
+            findings += _check_values(codec, stored)
     except (IngotError, MemoryError) as error:
         findings.append(finding_of(error, tensor.name))
     if codec is None:
@@ -66,65 +62,65 @@ def check_tensor(tensor: Tensor) -> list[Finding]:
                 "note",
                 "codec.unknown",
                 tensor.name,
-                f"codec {tensor.codec!r} is not known here; parts were checked only",
+                f"codec {tensor.codec!r} is not known here; only the parts were checked",
             )
         )
     return findings
 
 
 def _spare_bits(tensor: Tensor) -> int:
-    """Return the bits behind the last element of dense values that are packed below a byte."""
+    """Return the number of unused bits after the last element of dense values smaller than a byte."""
     row = DTYPES.get(tensor.dtype)
     return 0 if row is None or tensor.codec != DenseLayout.codec or row.bits >= 8 else -tensor.size * row.bits % 8
 
 
-def _part(part: Part, where: str, spare: int) -> list[Finding]:
-    """Read a part for its digest, and for bytes that are no values: in bools, and ``spare`` bits at the end."""
+def _check_part(part: Part, location: str, spare: int) -> list[Finding]:
+    """Read a part; check its digest, and that bools are 0 or 1 and the last ``spare`` bits zero."""
     buffer = memoryview(bytearray(min(_CHUNK, part.nbytes)))
     last = 0
-    if part.dtype != "bool" and part.length and part.read_whole(buffer):
+    if part.dtype != "bool" and part.length and part.read_small(buffer):
         last = buffer[-1]
     else:
-        last = _read_part(part, where, buffer)
+        last = _read_part(part, location, buffer)
     if last >> (8 - spare):
-        raise CodecError("dense.spare-bits", f"expected zeros in the last {spare} bits, found others", where=where)
-    digest = part.digest or getattr(part.source, "digest", None)  # of what it is made of
+        raise CodecError("dense.spare-bits", f"expected zeros in the last {spare} bits, found others", where=location)
+    digest = part.digest or getattr(part.source, "digest", None)  # a part of a view has the digest of its source
     if digest is None:
-        return [_no_digest(where)]
-    if digest.startswith("crc32c:"):  # which reading it has proven
+        return [Finding("note", NO_DIGEST, location, "no digest: damage inside this part cannot be seen")]
+    if digest.startswith("crc32c:"):  # reading has checked it
         return []
-    if checksums.known(digest, "part.digest", where) is None:
-        told = f"digest {digest[:40]!r} is of an algorithm not known here"
-        return [Finding("note", "part.unknown-digest", where, told)]
+    if checksums.algorithm_of(digest, "part.digest", location) is None:
+        message = f"the algorithm of the digest {digest[:40]!r} is not known here"
+        return [Finding("note", "part.unknown-digest", location, message)]
     return []
 
 
-def _read_part(part: Part, where: str, buffer: memoryview) -> int:
-    """Read a part piece by piece; return its last byte, 0 of none."""
+def _read_part(part: Part, location: str, buffer: memoryview) -> int:
+    """Read a part in chunks; return its last byte, 0 if it is empty."""
     reader = part.reader(chunks=True)
     last = 0
     for start in range(0, part.nbytes, _CHUNK):
-        piece = buffer[: min(_CHUNK, part.nbytes - start)]
-        reader.readinto(piece)
-        last = piece[-1]
+        chunk = buffer[: min(_CHUNK, part.nbytes - start)]
+        reader.readinto(chunk)
+        last = chunk[-1]
         if part.dtype == "bool":
-            require_bool(np.frombuffer(piece, np.uint8), DTYPES["bool"], where)
+            require_bool(np.frombuffer(chunk, np.uint8), DTYPES["bool"], location)
     reader.finish()
     return last
 
 
-def _decodes(codec: Codec, tensor: Tensor) -> list[Finding]:
-    """Run the decoder over all rows in chunks: index values, scales."""
+def _check_values(codec: Codec, tensor: Tensor) -> list[Finding]:
+    """Decode all rows in chunks, which checks indices and scales; report values that are not finite."""
     matrix = matrix_of(tensor)
-    odd = 0
+    nonfinite = 0
     if codec.checks_stored:
-        pieces = codec.stored(tensor)
+        decoded = codec.stored(tensor)
     else:
-        pieces = chunks(tensor, matrix, max(1, _CHUNK // max(matrix[1], 1)))
-    for rows in pieces:
+        decoded = chunks(tensor, matrix, max(1, _CHUNK // max(matrix[1], 1)))
+    for rows in decoded:
         if DTYPES[tensor.dtype].is_float and rows.size:
             with np.errstate(invalid="ignore"):  # ml_dtypes warns of signalling NaNs
-                odd += int(rows.size - np.count_nonzero(np.isfinite(rows.astype(np.float32))))
-    if odd and not codec.lossless:
-        return [Finding("error", "codec.non-finite", tensor.name, f"{odd} values decode to NaN or infinity")]
+                nonfinite += int(rows.size - np.count_nonzero(np.isfinite(rows.astype(np.float32))))
+    if nonfinite and not codec.lossless:
+        return [Finding("error", "codec.non-finite", tensor.name, f"{nonfinite} values decode to NaN or infinity")]
     return []

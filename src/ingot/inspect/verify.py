@@ -1,4 +1,4 @@
-"""Verify: is this file whole and well-formed?"""
+"""Verify that a checkpoint is complete and well-formed."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from contextlib import closing, suppress
 from dataclasses import replace
 
 from ingot.artifacts.attachments import check_package
-from ingot.artifacts.destination import is_elsewhere
-from ingot.artifacts.draft_head import check_head
+from ingot.artifacts.destination import is_distributed
+from ingot.artifacts.draft_head import check_head_or_none
 from ingot.artifacts.open import Source, open_source
 from ingot.artifacts.remarks import remarks
 from ingot.codecs.sparse.blocks import ID as PRUNED
@@ -24,7 +24,7 @@ from ingot.inspect.receipt import receipt_of
 from ingot.inspect.seal import repair, seal_beside
 from ingot.inspect.tensors import NO_DIGEST, check_tensor, check_tensors
 from ingot.model.delta import delta_of
-from ingot.model.reading.lazy import Many
+from ingot.model.reading.lazy import TensorMap
 from ingot.model.reading.limits import require_in_proportion
 from ingot.model.tensor import Tensor
 from ingot.runtimes.accepts import accepts
@@ -32,78 +32,80 @@ from ingot.runtimes.profile import RuntimeProfile
 from ingot.runtimes.table import runtime_named
 from ingot.stores.location import Location
 from ingot.translate.completeness import defects_of
-from ingot.translate.unknown import RULE as UNKNOWN
-from ingot.translate.unopened import unopened_note
+from ingot.translate.families import UNSUPPORTED
+from ingot.translate.unsupported_families import unopened_note
 
 OPTIONAL = ("part.no-digest", "part.unknown-digest", "draft.nameless")
-"""Notes on what a format leaves to the writer: no errors however strict the check."""
-ByTensor = Callable[[Many[Tensor], Progress], Iterable[list[Finding]]]
-"""Checks tensors, and tells what each gave, in order; of a rule that nobody wants to know it may say nothing."""
+"""Rules of notes on optional contents of a format, which a strict check does not turn into errors."""
+CheckTensors = Callable[[TensorMap[Tensor], Progress], Iterable[list[Finding]]]
+"""A function that checks tensors and yields the findings of each in order."""
 
 
 @takes(VerifyOptions, "verify")
 def verify(options: VerifyOptions) -> list[Finding]:
     """Check structure, digests, and that every tensor decodes.
 
-    ``strict`` reports as errors what the format's document asks for otherwise, and codecs not known here. What the
-    document leaves to the writer, such as digests, stays a note. With ``runtime``, each reason for which that program
-    would not load the file is an error too. ``io`` is pread by default, so that a file that
-    shrinks meanwhile is a finding and not a crash. A compressed part that states more than ``max_decompressed`` is an
-    error. ``progress`` counts stored bytes. With an ``engine`` of many workers those check the tensors, and this
-    process all else: digests of whole files and seals, and what lies beside the weights.
+    Every byte of every part is read, and the bytes of quantized and sparse tensors a second time to decode them in
+    chunks. ``io`` is pread by default, so that a file that shrinks during the check gives a finding instead of a crash.
+    ``progress`` counts stored bytes.
+
+    With ``strict``, deviations from the format's specification and unknown codecs are errors; missing optional
+    contents, such as digests, remain notes. With ``runtime``, each reason for which that program would not load the
+    file is an error too. A compressed part that declares more than ``max_decompressed`` bytes is an error. If the
+    ``engine`` has workers, they check the tensors; this process checks digests of full files, seals and attachments.
 
     Returns
     -------
     list of Finding
-        Errors first. No error: the file is whole. Reads every byte of every part, and those of quantized and sparse
-        tensors once more to decode them, in pieces.
+        Errors first. Without an error the checkpoint is complete and well-formed.
 
     Raises
     ------
     UsageError
-        ``verify.repair``: ``repair`` without ``origin``; what ``inspect.seal.repair`` raises; no such path,
-        or nothing there that looks like a checkpoint; ``cluster.engine``; ``runtime.unknown``.
+        ``verify.repair``: ``repair`` without ``origin``; the errors of ``inspect.seal.repair``; no such path, or no
+        checkpoint at the path; ``cluster.engine``; ``runtime.unknown``.
     IntegrityError, ResourceError, MissingExtraError
-        Of workers, as ``cluster.driver.spread.ask``.
+        Errors of workers, see ``cluster.driver.spread.ask``.
     """
-    is_elsewhere(options.engine, options.address)  # refused before anything is fetched
+    is_distributed(options.engine, options.address)  # raises for an invalid engine before anything is read
     profile = None if options.runtime is None else runtime_named(options.runtime)
     if options.repair != (options.origin is not None):
         raise UsageError("expected --repair and --from (origin) together, found one of them", rule="verify.repair")
     location = Location.parse(options.path)
-    mended = []
+    repaired = []
     if options.repair and options.origin is not None:
         for item in repair(location, Location.parse(options.origin)):
-            message = f"fetched again, as they were not as sealed: {item.chunks} of its chunks"
-            mended.append(Finding("note", "seal.repaired", item.file, message))
+            message = f"replaced {item.chunks} of its chunks, which differed from the seal"
+            repaired.append(Finding("note", "seal.repaired", item.file, message))
     try:
         source = open_source(location, io=options.io, max_decompressed=options.max_decompressed)
     except (FormatError, IntegrityError) as error:
         return [finding_of(error, location.display)]
     try:
-        findings = examine(source, options.strict, options.progress, _by_tensor(options, location, source))
+        check = _tensor_checker(options, location, source)
+        findings = examine(source, options.strict, options.progress, check)
         loadable = [] if profile is None else runtime_findings(profile, source)
-        return sorted([*findings, *loadable, *mended], key=lambda item: item.level != "error")
+        return sorted([*findings, *loadable, *repaired], key=lambda item: item.level != "error")
     finally:
         source.close()
 
 
-def _by_tensor(options: VerifyOptions, location: Location, source: Source) -> ByTensor:
-    """Return the check of tensors, here or by workers."""
-    if not is_elsewhere(options.engine, options.address):
+def _tensor_checker(options: VerifyOptions, location: Location, source: Source) -> CheckTensors:
+    """Return a function that checks tensors in this process, or by workers if the engine has them."""
+    if not is_distributed(options.engine, options.address):
         return check_tensors
 
-    def by_workers(tensors: Many[Tensor], state: Progress) -> Iterable[list[Finding]]:
+    def check_by_workers(tensors: TensorMap[Tensor], state: Progress) -> Iterable[list[Finding]]:
         from ingot.cluster.driver.spread import Query, ask, files_of
         from ingot.cluster.pool import pool_of
 
         opened = CheckedFile(location.text, options.io, options.max_decompressed)
         files = files_of(opened, {"path": source.url}, source.identity())
-        queries = [Query(number, name, tensors.passing(name).nbytes) for number, name in enumerate(tensors)]
+        queries = [Query(index, name, tensors.get_uncached(name).nbytes) for index, name in enumerate(tensors)]
         with closing(pool_of(options.engine, options.address)) as pool:
             return ask("verify", files, queries, pool, state)
 
-    return by_workers
+    return check_by_workers
 
 
 def tensors_of(source: Source) -> list[Tensor]:
@@ -113,34 +115,37 @@ def tensors_of(source: Source) -> list[Tensor]:
 
 
 def examine(
-    source: Source, strict: bool = False, progress: ProgressCallback | None = None, by_tensor: ByTensor = check_tensors
+    source: Source,
+    strict: bool = False,
+    progress: ProgressCallback | None = None,
+    check: CheckTensors = check_tensors,
 ) -> list[Finding]:
-    """Check what was opened; ``verify`` is this for a path. ``by_tensor`` checks tensors alone."""
+    """Check an opened source like ``verify``; ``check`` is the function that checks the tensors."""
     path = source.location
     findings = [Finding("note", rule, path, message) for rule, message in source.catalog.notes]
-    findings += _description(source)
-    findings += _contents(source, progress, by_tensor)
-    findings += _attachments(source)
+    findings += _check_delta(source)
+    findings += _check_tensors(source, progress, check)
+    findings += _check_attachments(source)
     findings += [
         Finding("error", defect.rule, f"{path}: {defect.name}", defect.message)
         for defect in defects_of(source, source.view())
     ]
-    findings += _whole(source)
-    sealed = [*_sealed(source)]
+    findings += _check_files(source)
+    sealed = [*_check_seals(source)]
     findings += [item for item in sealed if item is not None]
     if strict:
         findings = [item if item.rule in OPTIONAL else replace(item, level="error") for item in findings]
     shown = remarks(source)
     unopened = unopened_note(source)
-    shown += [(UNKNOWN, unopened)] if unopened else []
+    shown += [(UNSUPPORTED, unopened)] if unopened else []
     findings += [
         Finding("note", rule, path, text) for rule, text in source.catalog.remarks if (rule, text) not in shown
     ]
     if source.catalog.manifest_digest is False:
-        message = "no digest of the header or manifest, as files of before it was written: damage there may go unseen"
+        message = "the header or manifest has no digest, as in files of older releases: damage there may go unseen"
         findings.append(Finding("note", "format.no-manifest-digest", path, message))
     if source.catalog.check_whole is not None:
-        message = "one digest covers the file: a tensor that is read alone is not checked against it"
+        message = "one digest covers the file: reading a single tensor does not check it"
         findings.append(Finding("note", "format.whole-digest", path, message))
     elif not source.format.traits.digests and not (sealed and len(sealed) == len(source.catalog.headers)):
         message = f"{source.format.name} stores no digests: damage inside a tensor cannot be seen"
@@ -151,56 +156,56 @@ def examine(
     return sorted(findings, key=lambda item: item.level != "error")
 
 
-def _contents(source: Source, progress: ProgressCallback | None, by_tensor: ByTensor) -> Iterator[Finding]:
-    many = source.view().many
+def _check_tensors(source: Source, progress: ProgressCallback | None, check: CheckTensors) -> Iterator[Finding]:
+    """Check all tensors, unless decoding them would need far more memory than their stored size."""
+    tensors = source.view().tensor_map
     try:
-        require_in_proportion(_decoded(many.uncached()), source.location)
+        require_in_proportion(_decoded_tensors(tensors.uncached()), source.location)
     except ResourceError as error:
         yield finding_of(error, source.location)
         return
-    silent = None if source.format.traits.digests else NO_DIGEST
-    total = sum(tensor.nbytes for tensor in many.uncached())
-    for findings in by_tensor(many, Progress(total, progress)):
-        yield from (item for item in findings if item.rule != silent)
+    ignored_rule = None if source.format.traits.digests else NO_DIGEST
+    total = sum(tensor.nbytes for tensor in tensors.uncached())
+    for findings in check(tensors, Progress(total, progress)):
+        yield from (item for item in findings if item.rule != ignored_rule)
 
 
-def _decoded(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Yield the tensors that will be decoded; blocks that pruning or a sparse difference drops are not decoded."""
+def _decoded_tensors(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Yield the tensors that the check decodes, without blocks that pruning or a sparse difference drops."""
     for tensor in tensors:
         codec = CODECS.get(tensor.codec)
         if codec is not None and codec.checks_stored:
             continue
-        with suppress(IngotError):  # reported when this tensor is checked
+        with suppress(IngotError):  # the check of this tensor reports the error
             yield stored_matrix(tensor) if tensor.codec == PRUNED else tensor
 
 
-def _description(source: Source) -> Iterator[Finding]:
-    """Compare what a delta says of itself with the tensors that are there."""
-    catalog = source.catalog
-    where = source.location
+def _check_delta(source: Source) -> Iterator[Finding]:
+    """Compare the tensors that a delta's description lists with those that it contains."""
+    tensors = source.catalog.tensors
+    location = source.location
     try:
-        info = delta_of(catalog.metadata, where)
+        info = delta_of(source.catalog.metadata, location)
     except FormatError as error:
-        yield finding_of(error, where)
+        yield finding_of(error, location)
         return
     if info is None:
         return
-    held = catalog.tensors
-    odd = [name for name, change in info.tensors.items() if (change.op != "same") != (name in held)]
-    for name in sorted([*odd, *(name for name in held if name not in info.tensors)]):
-        message = "the delta lists this tensor and does not hold it, or the other way round"
-        yield Finding("error", "delta.tensor", f"{where}: {name}", message)
+    mismatched = [name for name, change in info.tensors.items() if (change.op != "same") != (name in tensors)]
+    for name in sorted([*mismatched, *(name for name in tensors if name not in info.tensors)]):
+        message = "the delta lists this tensor but does not contain it, or contains it but does not list it"
+        yield Finding("error", "delta.tensor", f"{location}: {name}", message)
 
 
-def _attachments(source: Source) -> Iterator[Finding]:
+def _check_attachments(source: Source) -> Iterator[Finding]:
     """Check a draft head's tensors alone and against each other, and a package's zip without unpacking it."""
     attached = source.view().attachments
     if attached.draft is not None:
         findings = [item for tensor in attached.draft.values() for item in check_tensor(tensor)]
         yield from (replace(item, where=f"draft head: {item.where}") for item in findings)
         try:
-            if check_head(attached.draft) is None:
-                message = "a draft head without names: its tensors were checked one by one, not against each other"
+            if check_head_or_none(attached.draft) is None:
+                message = "the draft head has no tensor names, so that its tensors were not checked against each other"
                 yield Finding("note", "draft.nameless", "draft head", message)
         except IngotError as error:
             yield finding_of(error.at("draft head"), "draft head")
@@ -211,10 +216,10 @@ def _attachments(source: Source) -> Iterator[Finding]:
             yield finding_of(error, "Core ML package")
 
 
-def _whole(source: Source) -> Iterator[Finding]:
-    """Compare the digest over the whole file, and those of whole files beside it, where the format has such."""
-    for found in source.catalog.check_files():
-        yield finding_of(found, source.location)
+def _check_files(source: Source) -> Iterator[Finding]:
+    """Check the digests over full files, if the format has them."""
+    for fault in source.catalog.check_files():
+        yield finding_of(fault, source.location)
     if source.catalog.check_whole is not None:
         try:
             source.catalog.check_whole()
@@ -222,29 +227,29 @@ def _whole(source: Source) -> Iterator[Finding]:
             yield finding_of(error, source.location)
 
 
-def _sealed(source: Source) -> Iterator[Finding | None]:
-    """Compare each file that has a seal beside it; a finding for each that differs, None for each that does not."""
+def _check_seals(source: Source) -> Iterator[Finding | None]:
+    """Compare each file that has a seal with it; yield a finding for a difference, None for a match."""
     for name in source.catalog.headers:
-        where = source.store.location_of(name)
+        location = source.store.location_of(name)
         try:
             seal = seal_beside(source.store, name)
             if seal is None:
                 continue
             file = source.store.open(name)
             try:
-                seal.require_size(file.size, where)
-                bad = seal.bad(file)
+                seal.require_size(file.size, location)
+                damaged = seal.damaged_chunks(file)
             finally:
                 file.close()
         except IngotError as error:
-            yield finding_of(error, where)
+            yield finding_of(error, location)
             continue
-        told = (
-            f"not as sealed: {len(bad)} of its chunks, the first from byte {bad[0] * seal.chunks.size} on"
-            if bad
-            else ""
-        )
-        yield Finding("error", "seal.digest-mismatch", where, told) if bad else None
+        if not damaged:
+            yield None
+            continue
+        first = damaged[0] * seal.chunks.size
+        message = f"{len(damaged)} of its chunks differ from the seal, the first at byte {first}"
+        yield Finding("error", "seal.digest-mismatch", location, message)
 
 
 def runtime_findings(profile: RuntimeProfile, source: Source) -> list[Finding]:

@@ -7,10 +7,10 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 from ingot.artifacts.adapter_files import adapter_of
-from ingot.artifacts.open import open_found
+from ingot.artifacts.open import open_source_in_store
 from ingot.core.bytes.checksums import Blake3
 from ingot.core.options import takes
-from ingot.core.runtime.parallel import go_on
+from ingot.core.runtime.parallel import check_cancelled
 from ingot.core.runtime.progress import Progress
 from ingot.errors import IngotError, IntegrityError, ResourceError, UsageError
 from ingot.formats.detect import detect_file, detect_folder, listing
@@ -25,9 +25,9 @@ from ingot.library.remake import contents
 from ingot.model.bytesource import ByteSource, Stamp
 from ingot.model.store import Store
 from ingot.reporting.report import Bytes, Count, Line, Report, Texts, figures_of
-from ingot.reporting.shown import Shown
+from ingot.reporting.reportable import Reportable
 from ingot.stores.location import Location
-from ingot.stores.shared import Adding, Use
+from ingot.stores.shared import FolderLock, SharedStaging
 
 NONE = "none"
 _MAX_TRIED = 8
@@ -140,7 +140,7 @@ _BATCH_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Added(Shown):
+class Added(Reportable):
     """The result of an addition.
 
     ``size`` are the bytes of the files, ``stored`` the growth of the library in bytes. ``known`` objects existed
@@ -164,7 +164,7 @@ class Added(Shown):
             "{name}: {files} files of {size} added in {stored}; objects: {known} known, {deltas} deltas, {whole} whole"
         )
         base = [Line("{base}", "base")] if self.base else []
-        return Report(figures_of(self), [Line(words), *base, Line("{item}", "note", each="notes")])
+        return Report(figures_of(self), [Line(words), *base, Line("{item}", "note", items="notes")])
 
 
 @takes(AddOptions, "store")
@@ -193,14 +193,14 @@ def add(options: AddOptions) -> Added:
     store, single = Location.parse(options.src).find_model(io="pread")
     name = options.name if options.name is not None else _name_of(store, single)
     file_of(name)
-    if not single and store.holds(location.url):
+    if not single and store.contains_address(location.url):
         raise UsageError(
             "expected a library outside the folder to add: choose another folder for it",
             rule="library.within",
             where=location.display,
         )
     library = OpenLibrary(location, create=True)
-    with library.folder.using() as use, library.folder.adding() as adding:
+    with library.folder.shared_lock() as use, library.folder.stage() as adding:
         addition = _Addition(library, adding, store, options)
         manifest = addition.run(name, single)
         _publish_manifest(library, manifest, use)
@@ -221,7 +221,7 @@ def _name_of(store: Store, single: str) -> str:
 def _notes_on(store: Store, single: str) -> list[str]:
     """Return notes on the artifact: whether it is an adapter."""
     try:
-        source = open_found(store, single, verify=False)
+        source = open_source_in_store(store, single, verify=False)
     except IngotError:  # artifacts may consist of any files
         return []
     with closing(source):
@@ -230,7 +230,7 @@ def _notes_on(store: Store, single: str) -> list[str]:
 
 
 class _Addition:
-    def __init__(self, library: OpenLibrary, adding: Adding, store: Store, options: AddOptions) -> None:
+    def __init__(self, library: OpenLibrary, adding: SharedStaging, store: Store, options: AddOptions) -> None:
         self._library = library
         self._adding = adding
         self._store = store
@@ -307,7 +307,7 @@ class _Addition:
                 raise _changed(source.name)
             chunks = []
             for segment in covered(parts, source.size):
-                go_on()
+                check_cancelled()
                 data = _read(source, segment)
                 hasher.update(data)
                 chunks.append(self._chunk(segment, data))
@@ -413,7 +413,7 @@ class _Addition:
             return ""
 
 
-def _publish_manifest(library: OpenLibrary, manifest: Manifest, use: Use) -> None:
+def _publish_manifest(library: OpenLibrary, manifest: Manifest, use: FolderLock) -> None:
     """Write the manifest, which makes the artifact visible and its objects needed.
 
     If our lease expired and a collector ran, objects may be missing: then the manifest is deleted again.

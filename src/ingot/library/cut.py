@@ -15,7 +15,7 @@ from ingot.library.manifest import INLINE
 from ingot.library.tree import files_in
 from ingot.model.bytesource import ByteSource
 from ingot.model.layouts.dense import DenseLayout
-from ingot.model.store import Listed, Listing, Store
+from ingot.model.store import CachedStore, Listing, Store
 from ingot.model.tensor import Tensor
 
 BLOCK = 16 << 20
@@ -143,7 +143,7 @@ class _Opened(Store):
     """A store that records the file name of each source that it opens."""
 
     def __init__(self, store: Store) -> None:
-        self._store = Listed(store)
+        self._store = CachedStore(store)
         self._sources: list[tuple[ByteSource, str]] = []
         self.location = store.location
         self.url = store.url

@@ -75,7 +75,7 @@ class Encoded:
 
 def element_type(dtype: str) -> str:
     """Return the element type for encoding: the given dtype if codecs support it, else ``u8``."""
-    return dtype if has_delta(dtype) and DTYPES[dtype].kind != "b" else _BYTES
+    return dtype if has_delta(dtype) and DTYPES[dtype].category != "b" else _BYTES
 
 
 def smallest(data: memoryview, dtype: str, base: memoryview | None) -> Encoded:

@@ -14,15 +14,15 @@ from ingot.library.manifest import Manifest
 from ingot.library.options import GetOptions
 from ingot.library.place import OpenLibrary, using
 from ingot.library.remake import write_file
-from ingot.model.store import Replaced
+from ingot.model.store import OverwritePolicy
 from ingot.reporting.report import Bytes, Count, Line, Report, Texts, figures_of
-from ingot.reporting.shown import Shown
+from ingot.reporting.reportable import Reportable
 from ingot.stores.local import LocalTarget
 from ingot.stores.location import Location
 
 
 @dataclass(frozen=True, slots=True)
-class Got(Shown):
+class Got(Reportable):
     """The written files: destination, number, bytes; ``notes`` are those of a conversion."""
 
     name: str
@@ -35,7 +35,7 @@ class Got(Shown):
         """Return the figures and notes."""
         return Report(
             figures_of(self),
-            [Line("{name}: {files} files of {size} written to {destination}"), Line("note: {item}", each="notes")],
+            [Line("{name}: {files} files of {size} written to {destination}"), Line("note: {item}", items="notes")],
         )
 
 
@@ -70,7 +70,7 @@ def _write(library: OpenLibrary, manifest: Manifest, options: GetOptions) -> Got
     objects = library.objects()
     objects.needed(manifest.objects())
     names = [file.name for file in manifest.files]
-    replaced = Replaced(options.overwrite, partial(require_ours, also=frozenset(names)))
+    replaced = OverwritePolicy(options.overwrite, partial(require_ours, also=frozenset(names)))
     state = Progress(manifest.size, options.progress)
     destination = Location.parse(options.dst)
     with destination.stage(replaced, directory=manifest.folder) as staging:

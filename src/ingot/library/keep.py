@@ -15,9 +15,9 @@ from ingot.library.objects import Objects, StorageForm, require_known
 from ingot.library.options import CheckOptions, CollectOptions, ListOptions, RemoveOptions
 from ingot.library.place import OpenLibrary, using
 from ingot.reporting.report import Bytes, Count, Line, Report, figures_of, table_of
-from ingot.reporting.shown import Shown
+from ingot.reporting.reportable import Reportable
 from ingot.stores.location import Location
-from ingot.stores.shared import Use
+from ingot.stores.shared import FolderLock
 
 _BATCH = 1000
 """Number of files that are deleted before the exclusive lock is checked again."""
@@ -42,7 +42,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Holdings(Shown):
+class Holdings(Reportable):
     """The content of a library: artifacts, bytes of their files, of all objects, and of unneeded objects."""
 
     location: str
@@ -121,7 +121,7 @@ def rm(options: RemoveOptions) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Collected(Shown):
+class Collected(Reportable):
     """The deleted objects, or with ``dry_run`` those to delete, their bytes, and files of interrupted additions."""
 
     location: str
@@ -159,7 +159,7 @@ def gc(options: CollectOptions) -> Collected:
         ``library.manifest``, ``library.manifest-digest``, ``library.missing``, ``library.chain``: nothing was deleted.
     """
     library = OpenLibrary(Location.parse(options.library))
-    with library.folder.alone(options.wait) as use:
+    with library.folder.exclusive_lock(options.wait) as use:
         objects = library.objects()
         needed = {variant for name in library.names() for variant in objects.needed(library.manifest(name).objects())}
         doomed = [variant for variant in objects.variants() if variant not in needed]
@@ -174,7 +174,7 @@ def gc(options: CollectOptions) -> Collected:
     return Collected(library.location, options.dry_run, len(doomed), size, leftover_count)
 
 
-def _require_alone(library: OpenLibrary, use: Use) -> None:
+def _require_alone(library: OpenLibrary, use: FolderLock) -> None:
     if not use.is_held():
         raise ResourceError(
             "this process lost its lease on the library, and other processes may need what it was about to delete: try "

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _LIBRARY = about("The library: a folder, or an address such as s3://bucket/library.", argument=True, metavar="LIBRARY")
 _NAME = about("The artifact's name in the library; `ingot store ls` lists them.", argument=True)
-_WAIT = about("Seconds to wait for other users of the library.", metavar="SECONDS", least=0)
+_WAIT = about("Seconds to wait for other users of the library.", metavar="SECONDS", minimum=0)
 AUTO = "auto"
 
 

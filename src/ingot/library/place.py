@@ -53,7 +53,7 @@ class OpenLibrary:
             raise self._not_a_library("no library; `ingot store add` creates one")
         else:
             self._require_empty()
-            with self.folder.using():  # take the shared lock: an exclusive holder deletes unfinished files
+            with self.folder.shared_lock():  # take the shared lock: an exclusive holder deletes unfinished files
                 self.folder.write(_MARK, _MARKED)
 
     def _require_empty(self) -> None:
@@ -161,5 +161,5 @@ def _split(library: OpenLibrary, path: str) -> tuple[str, str]:
 def using(root: Location, *, create: bool = False) -> Iterator[OpenLibrary]:
     """Open a library and prevent garbage collection in this context."""
     library = OpenLibrary(root, create=create)
-    with library.folder.using():
+    with library.folder.shared_lock():
         yield library

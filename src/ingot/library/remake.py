@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from ingot.core.bytes.checksums import Blake3
 from ingot.core.numeric.dtypes import require_inside
-from ingot.core.runtime.parallel import go_on
+from ingot.core.runtime.parallel import check_cancelled
 from ingot.errors import FormatError, IntegrityError, UsageError
 from ingot.library.manifest import Chunk, File, Manifest
 from ingot.library.objects import Objects
@@ -28,7 +28,7 @@ def contents(objects: Objects, file: File) -> Iterator[memoryview]:
     hasher = Blake3()
     for chunk in file.chunks:
         for data in _bytes_of(objects, chunk):
-            go_on()
+            check_cancelled()
             hasher.update(data)
             yield data
     if hasher.text() != file.digest:

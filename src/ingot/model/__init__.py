@@ -1,1 +1,1 @@
-"""What a compressed tensor is, in every container: byte sources, parts, tensors, checkpoints."""
+"""The model of compressed tensors that all containers share: byte sources, parts, tensors and checkpoints."""

@@ -1,4 +1,4 @@
-"""The account of an operation's source tensors: whether each is in the result, and if not, why not."""
+"""Accounts of source tensors: which of them a result contains, and why the others are missing."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 from ingot.errors import UnsupportedError
 
-LOST = "account.lost"
+LOST_RULE = "account.lost"
 _SHOWN = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Omission:
-    """Why a view leaves a tensor out; ``superseded`` if the target's program computes its values itself."""
+    """The reason why a view leaves a tensor out. ``superseded`` if the target runtime computes its values itself."""
 
     reason: str
     superseded: bool = False
@@ -21,50 +21,50 @@ class Omission:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The source tensors that a result does not hold: name to reason, in three groups.
+    """The source tensors that a result does not contain, in three groups.
 
-    Every source tensor that is in none of the groups is carried: moved, repacked or encoded.
+    The result contains every source tensor that is in none of the groups: moved, repacked or encoded.
 
     Parameters
     ----------
-    superseded : mapping
-        Values that the target's program computes itself, such as rotary frequencies.
-    dropped : mapping
+    superseded : mapping of name to reason
+        Tensors that the target runtime computes itself, such as rotary frequencies.
+    dropped : mapping of name to reason
         Tensors whose loss the caller accepted with ``drop``.
-    lost : mapping
-        All others. A plan with lost tensors is refused.
+    missing : mapping of name to reason
+        All other tensors. A plan with missing tensors is refused.
     """
 
     superseded: Mapping[str, str] = field(default_factory=dict)
     dropped: Mapping[str, str] = field(default_factory=dict)
-    lost: Mapping[str, str] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_complete(self) -> bool:
-        """Whether every source tensor is carried or superseded."""
-        return not (self.dropped or self.lost)
+        """Whether the result contains every source tensor that is not superseded."""
+        return not (self.dropped or self.missing)
 
-    def __add__(self, other: Account) -> Account:
+    def __add__(self, account: Account) -> Account:
         return Account(
-            {**self.superseded, **other.superseded},
-            {**self.dropped, **other.dropped},
-            {**self.lost, **other.lost},
+            {**self.superseded, **account.superseded},
+            {**self.dropped, **account.dropped},
+            {**self.missing, **account.missing},
         )
 
     def require_complete(self, location: str) -> None:
-        """Raise ``UnsupportedError`` ``account.lost`` if a tensor would be lost."""
-        if self.lost:
-            count = len(self.lost)
+        """Raise ``UnsupportedError`` ``account.lost`` if a tensor is missing."""
+        if self.missing:
+            count = len(self.missing)
             tensors = "1 tensor" if count == 1 else f"{count} tensors"
             raise UnsupportedError(
-                f"the result would lack {tensors} of the source: {list_by_reason(self.lost)}; pass --drop PATTERN "
+                f"the result would lack {tensors} of the source: {list_by_reason(self.missing)}; pass --drop PATTERN "
                 "(drop=[...]) with their names to accept that",
-                rule=LOST,
+                rule=LOST_RULE,
                 where=location,
             )
 
     def notes(self) -> list[str]:
-        """Return a sentence about the superseded and one about the dropped tensors, if there are any."""
+        """Return one sentence about superseded tensors and one about dropped tensors; none for an empty group."""
         notes = []
         if self.superseded:
             notes.append(f"left out, not needed by the target: {list_by_reason(self.superseded)}")
@@ -74,7 +74,7 @@ class Account:
 
 
 def describe_unread(unread: Mapping[str, str]) -> str:
-    """Return a sentence about what a reader left out; empty if nothing."""
+    """Return a sentence about the tensors that a reader left out: name to reason. Empty if there are none."""
     return f"could not be read, and is left out here: {list_by_reason(unread)}" if unread else ""
 
 
@@ -94,7 +94,7 @@ def list_names(names: Iterable[str]) -> str:
 
 
 def lost_tensors(omissions: Mapping[str, Omission]) -> dict[str, str]:
-    """Return the omitted tensors whose values the target's program does not compute itself: name to reason."""
+    """Return the omitted tensors whose values the target runtime does not compute itself: name to reason."""
     return {name: omission.reason for name, omission in omissions.items() if not omission.superseded}
 
 
@@ -105,29 +105,29 @@ def settle(
     accepts: Callable[[str], bool],
     default: str,
 ) -> Account:
-    """Return the account of the tensors ``names``.
+    """Return the account of the source tensors ``names``.
 
     Parameters
     ----------
     names : iterable of str
-        The source's tensors.
+        The tensors of the source.
     carried : collection of str
-        Those of which the result holds all values.
+        The tensors whose values the result contains in full.
     omissions : mapping of name to Omission
-        Why a view left a tensor out.
+        The reasons for which views left tensors out.
     accepts : callable
-        Whether the caller accepts the loss of a tensor of this name.
+        Whether the caller accepts the loss of the tensor with the given name.
     default : str
         The reason of a tensor that is neither carried nor in ``omissions``.
     """
     superseded = dict[str, str]()
     dropped = dict[str, str]()
-    lost = dict[str, str]()
+    missing = dict[str, str]()
     unknown = Omission(default)
     for name in names:
         if name in carried:
             continue
         omission = omissions.get(name, unknown)
-        group = superseded if omission.superseded else dropped if accepts(name) else lost
+        group = superseded if omission.superseded else dropped if accepts(name) else missing
         group[name] = omission.reason
-    return Account(superseded, dropped, lost)
+    return Account(superseded, dropped, missing)

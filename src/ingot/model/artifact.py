@@ -1,4 +1,4 @@
-"""What a format's writer gets: all that one artifact holds, except the bytes of its tensors."""
+"""Artifacts: the input of a format's writer. An artifact contains everything except the bytes of its tensors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ingot.model.layouts.base import Described
+from ingot.model.layouts.base import LayoutSource
 from ingot.model.part import Part
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Tensor
@@ -14,20 +14,22 @@ from ingot.model.tensor import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Attachments:
-    """At most one of each kind.
+    """Parts of an artifact that are not weights, at most one of each type.
 
     Parameters
     ----------
     draft : mapping of name to Tensor, optional
-        The tensors of a speculative-decoding draft head, under the names of its own checkpoint.
+        The tensors of a speculative-decoding draft head, under the names that they have in the head's checkpoint.
     draft_vocab : int
-        The vocabulary that the file states of a head, where its tensors do not tell.
+        The size of the draft head's vocabulary, if the file states it and the head's tensors do not determine it; else
+        0.
     coreml : Part, optional
         The bytes of a zipped Core ML package.
     program : mapping of path to Part, optional
-        The files of the Core ML package whose constants the tensors are: what they are written back into.
+        The files of the Core ML package whose constants the tensors are. The writer writes the tensors into a copy of
+        it.
     graph : mapping of name to Part, optional
-        The files of the ONNX model whose constants the tensors are, likewise.
+        The files of the ONNX model whose constants the tensors are. The writer writes the tensors into a copy of it.
     """
 
     draft: Mapping[str, Tensor] | None = None
@@ -36,8 +38,8 @@ class Attachments:
     graph: Mapping[str, Part] | None = None
     draft_vocab: int = 0
 
-    def kinds(self) -> Iterator[str]:
-        """Yield the names of those that are there."""
+    def names(self) -> Iterator[str]:
+        """Yield the names of the attachments that exist."""
         if self.draft is not None:
             yield "draft"
         if self.coreml is not None:
@@ -48,33 +50,34 @@ class Attachments:
             yield "graph"
 
     def __bool__(self) -> bool:
-        return any(self.kinds())
+        return any(self.names())
 
 
-NOTHING = Attachments()
+NO_ATTACHMENTS = Attachments()
 
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """What is to be written.
+    """The description of the files that a writer creates.
 
     Parameters
     ----------
     tensors : sequence of TensorSpec
-        In the order in which they are written.
+        The tensors in the order in which they are written.
     metadata : mapping
-        As the format carries it.
+        The metadata in the form in which the format stores it.
     attachments : Attachments
-        What lies beside the weights; of the kinds that the format carries.
+        Parts other than weights, only of types that the format can store.
     config : bytes, optional
-        The model's ``config.json`` as it is true of the result, for a format that says in it how tensors are packed:
-        its writer writes the file with its own keys in it. Other formats leave it alone: it travels as a companion.
-    before : mapping of name to Described
-        What tensors were in the source that ``config`` is of, so that a writer knows for which of them it still holds.
+        The model's ``config.json``, already adapted to the result. Only formats that describe the packing of tensors in
+        this file use it: their writer adds its keys. For other formats the file is copied as a companion.
+    before : mapping of name to LayoutSource
+        The tensors of the source that ``config`` belongs to. A writer compares them with ``tensors`` to find the
+        entries of ``config`` that are still true.
     """
 
     tensors: Sequence[TensorSpec]
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    attachments: Attachments = NOTHING
+    attachments: Attachments = NO_ATTACHMENTS
     config: bytes | None = None
-    before: Mapping[str, Described] = field(default_factory=dict)
+    before: Mapping[str, LayoutSource] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Where bytes come from and where they go: what stores open, and what formats read and write."""
+"""Byte sources and sinks: stores open them, formats read and write them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Stamp(NamedTuple):
-    """The state of a file, read from the open file itself: equal stamps, equal bytes, as far as can be told.
+    """The state of a file, taken from the open file. Equal stamps mean equal bytes as far as can be detected unread.
 
-    Where the store is a file system, ``ctime_ns`` cannot be set back as ``mtime_ns`` can, and ``device`` and ``inode``
-    tell a file from one that replaced it. Elsewhere ``etag`` is what the store gives a version of the file. In JSON a
-    stamp is a list of these values in this order: ``Stamp(*values)`` makes it again.
+    In a file system ``ctime_ns`` cannot be set back as ``mtime_ns`` can, and ``device`` and ``inode`` distinguish a
+    file from a replacement. In other stores ``etag`` identifies the version of the file. In JSON a stamp is a list of
+    these values in this order; ``Stamp(*values)`` restores it.
     """
 
     size: int
@@ -35,8 +35,8 @@ class Stamp(NamedTuple):
 class ByteSource(Protocol):
     """Random access to bytes that do not change.
 
-    ``size`` is in bytes. ``mapped`` tells whether ``view`` is free of copies. A copy of a source (``copy``, ``pickle``)
-    opens what it reads anew, or refuses.
+    ``size`` is in bytes. If ``mapped`` is set, ``view`` copies nothing. ``copy`` and ``pickle`` create a source that
+    opens the same bytes again, or they refuse.
     """
 
     name: str
@@ -44,67 +44,69 @@ class ByteSource(Protocol):
     mapped: bool
 
     def view(self, offset: int, length: int) -> memoryview:
-        """Return ``length`` bytes at ``offset``: the mapping itself where there is one, read-only; else a fresh copy.
+        """Return ``length`` bytes at ``offset``: a read-only view of the mapping if there is one, else a new copy.
 
-        Raises ``IntegrityError`` where the source has become shorter than it was.
+        Raises ``IntegrityError`` if the source has become shorter since it was opened.
         """
         ...
 
     def readinto(self, offset: int, out: memoryview) -> None:
-        """Fill ``out`` (writable, bytes) from ``offset``; always a read call, never a touch of mapped memory."""
+        """Fill ``out`` (writable, bytes) from ``offset`` by a read call; never accesses mapped memory."""
         ...
 
     def changed(self) -> bool:
-        """Whether the bytes were written to since the source was opened, as far as can be told without reading them."""
+        """Whether the file was written to since the source was opened; compares stamps and reads no bytes."""
         ...
 
     def close(self) -> None: ...
 
 
 class DerivedSource:
-    """A base class of sources whose bytes are computed from other bytes as they are read.
+    """A base class of sources that compute their bytes from other bytes when they are read.
 
-    The defaults are those of a source that needs no memory and derives nothing from unchecked parts.
-    ``integers`` are the first and the last of the integers that the values can be, if that is known before they are
-    computed.
+    The defaults suit a source that needs no memory and reads no unchecked parts. ``integers`` is the inclusive range
+    of the integer values, if it is known before the values are computed.
     """
 
     integers: tuple[int, int] | None = None
 
     def working_bytes(self) -> int:
-        """Return the memory that reading takes, for as long as the source is read."""
+        """Return the bytes of memory that the source needs while it is read."""
         return 0
 
     def computing_bytes(self) -> int:
-        """Return the memory that it takes to compute a full tensor when it is first read, one tensor after another."""
+        """Return the bytes of memory that the first read needs to compute a full tensor. Tensors follow one another."""
         return 0
 
     def memory_hint(self) -> str:
-        """Return what the user can do to lower ``computing_bytes``, for messages."""
+        """Return advice for error messages: how the user can lower ``computing_bytes``."""
         return "convert it on a machine with more memory"
 
-    def prove(self) -> None:
-        """Compare the digests of the parts that the bytes derive from, as far as reading a range does not."""
+    def verify_sources(self) -> None:
+        """Compare the digests of the parts that the bytes derive from, except digests that ranged reads compare.
+
+        Raises ``IntegrityError``.
+        """
 
 
 class StampedSource:
-    """A base class of sources that are files, and can tell one state of the file from another."""
+    """A base class of sources that are files and have a stamp."""
 
     stamp: Stamp
 
 
 class PrivateMapping(ABC):
-    """A base class of mapped sources that can give a range as writable memory."""
+    """A base class of mapped sources that can return a range as writable memory."""
 
     @abstractmethod
     def private(self, offset: int, length: int) -> memoryview:
-        """Return ``length`` bytes at ``offset`` in memory of the caller's own, copied when it is written to."""
+        """Return ``length`` bytes at ``offset`` as a copy-on-write mapping that belongs to the caller."""
 
 
 class PrivateSource:
-    """The bytes of a mapped source; views are writable memory that no other source sees.
+    """The bytes of a mapped source. Views are writable memory that no other source shares.
 
-    The source is asked once for each range: whoever views it again sees what was written.
+    Repeated views of a range return the same memory, with the caller's changes.
     """
 
     def __init__(self, source: ByteSource) -> None:
@@ -118,8 +120,8 @@ class PrivateSource:
         source = self._source
         copy = self._views.get((offset, length))
         if copy is None:
-            own = source.private(offset, length) if isinstance(source, PrivateMapping) else None
-            copy = memoryview(bytearray(source.view(offset, length))) if own is None else own
+            private = source.private(offset, length) if isinstance(source, PrivateMapping) else None
+            copy = memoryview(bytearray(source.view(offset, length))) if private is None else private
             copy = self._views.setdefault((offset, length), copy)
         return copy
 
@@ -130,38 +132,38 @@ class PrivateSource:
         return self._source.changed()
 
     def close(self) -> None:
-        """Nothing to do: the source belongs to somebody else."""
+        """Do nothing: the caller closes the source."""
 
 
 Range = tuple[int, int]
-"""Where bytes begin, and how many they are."""
+"""The offset and the length of a range, in bytes."""
 
 
-class Ranged:
-    """A base class of sources on another machine, which are asked for several ranges in one request.
+class RangedSource:
+    """A base class of sources on another machine that read several ranges in one request.
 
-    ``gap`` is the number of bytes between two ranges up to which both are requested as one.
+    Two ranges with at most ``gap`` bytes between them are requested as one.
     """
 
     gap: int
 
     def ranges(self, ranges: Sequence[Range]) -> Sequence[memoryview]:
-        """Return the bytes of each range; raises what ``ByteSource.view`` raises."""
+        """Return the bytes of each range. Raises ``IntegrityError`` if the source has become shorter."""
         raise NotImplementedError
 
     def expect(self, ranges: Sequence[Range]) -> None:
-        """Begin to read ranges that will be requested, each once. A source may ignore this hint."""
+        """Start to read ranges that the caller will request once each. A source may ignore this hint."""
 
 
 class Sink(Protocol):
-    """One file being written. Nobody sees it under its final name until it is published."""
+    """A file that is being written. It has its final name only after it is published."""
 
     def write_at(self, offset: int, data: Buffer) -> None:
-        """Write ``data`` at ``offset``, extending the file where needed (gaps read as zero bytes)."""
+        """Write ``data`` at ``offset``. The file grows if necessary; gaps read as zero bytes."""
         ...
 
     def readinto(self, offset: int, out: memoryview) -> None:
-        """Fill ``out`` with bytes that were written; other threads may write elsewhere meanwhile."""
+        """Fill ``out`` with written bytes from ``offset``. Other threads may write other ranges at the same time."""
         ...
 
     def truncate(self, size: int) -> None: ...
@@ -170,18 +172,18 @@ class Sink(Protocol):
 
 
 class DiskSink(ABC):
-    """A base class of sinks on a disk, which can also store bytes that have no offset in the file yet."""
+    """A base class of sinks on a disk. They can also store bytes whose offset in the file is not decided yet."""
 
     @abstractmethod
     def scratch(self) -> BinaryIO:
-        """Return an unnamed temporary file on the same disk; raises ``OSError``."""
+        """Return an unnamed temporary file on the same disk. Raises ``OSError``."""
 
 
 class Target(Protocol):
-    """Where a writer creates its files."""
+    """The destination in which a writer creates its files."""
 
     def create(self, name: str) -> Sink:
-        """Open the named file for writing; keeps what a resumed run left there."""
+        """Open the named file for writing. If a run is resumed, the file keeps the bytes of the interrupted run."""
         ...
 
 
@@ -200,9 +202,9 @@ class MemorySource:
         return self._data[offset : offset + length]
 
     def readinto(self, offset: int, out: memoryview) -> None:
-        piece = self.view(offset, out.nbytes)
-        if piece.nbytes:  # an empty buffer of several dimensions cannot be cast
-            out.cast("B")[:] = piece
+        data = self.view(offset, out.nbytes)
+        if data.nbytes:  # an empty buffer of several dimensions cannot be cast
+            out.cast("B")[:] = data
 
     def changed(self) -> bool:
         return False

@@ -1,4 +1,4 @@
-"""A checkpoint: what ``ingot.open`` returns."""
+"""Checkpoints: the mappings of names to tensors that ``ingot.open`` returns."""
 
 from __future__ import annotations
 
@@ -11,46 +11,46 @@ from ingot.core.numeric.dtypes import DTYPES
 from ingot.core.registry import did_you_mean
 from ingot.errors import UsageError
 from ingot.model.account import Omission
-from ingot.model.artifact import NOTHING, Attachments
-from ingot.model.bytesource import Range, Ranged
-from ingot.model.features import Flags
-from ingot.model.reading.lazy import Many, as_many
+from ingot.model.artifact import NO_ATTACHMENTS, Attachments
+from ingot.model.bytesource import Range, RangedSource
+from ingot.model.reading.lazy import TensorMap, as_tensor_map
 from ingot.model.reading.limits import require_room
-from ingot.model.reading.ranges import distant
+from ingot.model.reading.ranges import remote_source
 from ingot.model.reading.slices import Index
+from ingot.model.stacks import Flags
 from ingot.model.tensor import Array, Tensor
 from ingot.naming.names import layer_of, role_of
 
 
 class CheckpointSource:
-    """The files, or the other checkpoint, that a checkpoint reads.
+    """The files or the other checkpoint that a checkpoint reads.
 
-    This base class is the source of tensors in memory: it has nothing to compare or to close, and cannot be copied.
+    This base class is the source of tensors in memory. It has no files to compare or close and cannot be copied.
     """
 
     __slots__ = ()
 
     @property
     def views(self) -> tuple[tuple[str, Any], ...]:
-        """The names and JSON arguments of the views between the opened files and the checkpoint, in order."""
+        """The names and JSON arguments of the views that lead from the opened files to the checkpoint, in order."""
         return ()
 
     def identity(self) -> list[Any]:
-        """Return JSON values that differ between sources with other files."""
+        """Return JSON values that identify the files: they differ between sources of different files."""
         return []
 
     def origins_of(self, name: str) -> tuple[str, ...]:
-        """Return the names of the opened file's tensors that the tensor ``name`` is made of."""
+        """Return the names of the tensors in the opened file from which the tensor ``name`` is computed."""
         return (name,)
 
     def require_whole(self) -> None:
-        """Compare the digest over each whole file, if the format has one; raises ``IntegrityError``."""
+        """Compare the digest of each full file if the format stores one. Raises ``IntegrityError``."""
 
     def require_unchanged(self) -> None:
         """Raise ``IntegrityError`` ``store.changed`` if a file was written to since it was opened."""
 
     def reopen(self) -> tuple[Callable[..., Checkpoint], tuple[Any, ...]] | None:
-        """Return a function and arguments that open the same checkpoint again, all picklable; None if not possible."""
+        """Return a picklable function and its arguments that open the same checkpoint again; None if not possible."""
         return None
 
     def close(self) -> None:
@@ -79,31 +79,31 @@ class Checkpoint(Mapping[str, Tensor]):
     Parameters
     ----------
     tensors : mapping
-        May build its tensors on access, the same object for each access.
+        The tensors. A mapping may build them on access; repeated accesses must return the same object.
     format : str
         Name of the format.
     location : str
         Path or URL of the opened file or folder.
     io : str
-        How bytes are read: ``mmap`` or ``pread``.
+        The method of reading bytes: ``mmap`` or ``pread``.
     source : CheckpointSource, optional
         The files or the checkpoint to read. Arrays that were returned before the source was closed stay valid.
     metadata : mapping, optional
-        The file's own metadata (zTensor root attributes, safetensors ``__metadata__``).
+        The metadata of the file (zTensor root attributes, safetensors ``__metadata__``).
     companions : mapping of file name to path, optional
-        Files that travel with a folder: config.json, tokenizer files, ...
+        Further files of the model folder, such as config.json and tokenizer files.
     attachments : Attachments, optional
         Parts of the artifact that are not weights.
     importance : mapping of name to array, optional
-        One f64 weight per column of a matrix, for errors of values that are stored as palettes.
+        One f64 weight per column of a matrix; encoders of palettes weight errors by them.
     aliases : mapping of name to name, optional
-        Names that recipes match instead of a tensor's own, which states nothing about its role.
+        Names that recipes match instead of tensor names that do not identify the tensor's role.
     features : Flags, optional
-        Conditions for the kernels that could run the file, if its format states them.
+        The feature flags of the file, if its format has any. They determine the kernels that can run the file.
     unread : mapping of name to reason, optional
-        Tensors or constants of the opened file that its reader could not express.
+        Tensors or constants of the opened file that its reader does not support.
     omissions : mapping of name to Omission, optional
-        Why views left out tensors of the opened file, by their names in the file.
+        The reasons why views left out tensors of the opened file, by their names in the file.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Checkpoint(Mapping[str, Tensor]):
         self.source = source or CheckpointSource()
         self.metadata: Mapping[str, Any] = dict(attributes.get("metadata") or {})
         self.companions: Mapping[str, str] = dict(attributes.get("companions") or {})
-        self.attachments = attributes.get("attachments", NOTHING)
+        self.attachments = attributes.get("attachments", NO_ATTACHMENTS)
         self.importance = attributes.get("importance", {})
         self.aliases = attributes.get("aliases", {})
         self.features = attributes.get("features")
@@ -161,49 +161,66 @@ class Checkpoint(Mapping[str, Tensor]):
         return f"Checkpoint({self.location!r}, format={self.format}, {len(self)} tensors)"
 
     def _repr_html_(self) -> str:
-        """Return what notebooks show: totals by codec."""
-        from ingot.reporting.html import checkpoint_html  # noqa: PLC0415 - few are looked at there
+        """Return the HTML that notebooks show: a title, and a table with the totals of each codec and element type.
 
-        return checkpoint_html(repr(self), self)
+        The columns are the numbers of tensors and elements, the stored bytes, and the stored bits per element.
+        """
+        from ingot.reporting.html import table_html, text_of  # noqa: PLC0415 - notebooks only
+        from ingot.reporting.report import Column, Table  # noqa: PLC0415
+
+        totals: dict[tuple[str, str], list[int]] = {}
+        for tensor in self.tensor_map.uncached():
+            sums = totals.setdefault((tensor.codec, tensor.dtype), [0, 0, 0])
+            sums[:] = sums[0] + 1, sums[1] + tensor.size, sums[2] + tensor.nbytes
+        columns = (
+            Column("", "text", "codec"),
+            Column("", "text", "dtype"),
+            Column("", "count", "tensors"),
+            Column("", "count", "elements"),
+            Column("", "bytes", "stored"),
+            Column("", "bits", "bits"),
+        )
+        rows = [(*group, *sums, 8 * sums[2] / max(sums[1], 1)) for group, sums in totals.items()]
+        return f"<pre>{text_of(repr(self))}</pre>{table_html(Table('', columns, rows))}"
 
     @property
-    def many(self) -> Many[Tensor]:
-        """The tensors, for whoever goes over all of them and does not want each one made, or kept."""
-        return as_many(self._tensors)
+    def tensor_map(self) -> TensorMap[Tensor]:
+        """The tensors as a mapping that can be iterated without creating or caching every tensor."""
+        return as_tensor_map(self._tensors)
 
     @property
     def nbytes(self) -> int:
-        """Stored bytes of all tensors."""
-        return sum(tensor.nbytes for tensor in self.many.uncached())
+        """The stored bytes of all tensors."""
+        return sum(tensor.nbytes for tensor in self.tensor_map.uncached())
 
     @property
     def views(self) -> tuple[tuple[str, Any], ...]:
-        """The names and JSON arguments of the views that made this checkpoint from the opened one, in order.
+        """The names and JSON arguments of the views that lead from the opened checkpoint to this one, in order.
 
-        Equal views of equal files are equal checkpoints.
+        Equal views of equal files yield equal checkpoints.
         """
         return self.source.views
 
     def require_whole(self) -> None:
-        """Compare the digest over the whole file, if the format has one; a second call reads nothing.
+        """Compare the digest of the full file if the format stores one; a second call reads nothing.
 
-        Functions that read all tensors call it first. Raises ``IntegrityError`` with the format's rule.
+        Functions that read all tensors call this method first. Raises ``IntegrityError`` with the format's rule.
         """
         self.source.require_whole()
 
     def require_unchanged(self) -> None:
-        """Refuse files that were written to since they were opened: the values read may be of two versions.
+        """Raise ``IntegrityError`` ``store.changed`` if a file was written to since it was opened.
 
-        Raises ``IntegrityError`` ``store.changed``.
+        The values that were read may belong to two versions of the file then.
         """
         self.source.require_unchanged()
 
     def origins_of(self, name: str) -> tuple[str, ...]:
-        """Return the names of the opened file's tensors that the tensor ``name`` is made of; itself without views."""
+        """Return the names of the tensors in the opened file from which the tensor ``name`` is computed."""
         return self.source.origins_of(name)
 
     def identity(self) -> list[Any]:
-        """Return JSON values that differ between other checkpoints: of the opened files, then of the views."""
+        """Return JSON values that identify the checkpoint: first of the opened files, then of the views."""
         return [self.source.identity(), *(list(view) for view in self.views)]
 
     @bordered
@@ -222,49 +239,48 @@ class Checkpoint(Mapping[str, Tensor]):
         ----------
         framework : {"np", "pt", "mlx", "jax"}
         dtype : optional
-            One element type for all floating-point tensors; each tensor's own by default. Integers and booleans keep
-            theirs.
+            The element type of all floating-point results; by default the element type of each tensor. Integer and
+            boolean tensors keep their type.
         device : optional
-            Passed to the framework.
+            The device, as the framework names it.
         names : iterable of str, optional
-            Only these; an unknown name raises ``UsageError``.
+            The tensors to decode, by default all. An unknown name raises ``UsageError``.
         out : mapping of name to NumPy array, optional
-            Arrays to decode into, as ``Tensor.numpy(out=)`` takes them: say, what an earlier call returned. Tensors
-            without one get memory of their own. For framework ``np`` only.
+            Arrays to decode into, with the requirements of ``Tensor.numpy(out=)``; for example the result of an earlier
+            call. Tensors without an array are decoded into new memory. Only for framework ``np``.
 
         Raises
         ------
         ResourceError
-            ``decoded.limit``, ``ram.guard``: what is stored stands for more than may be decoded, or than there is room.
+            ``decoded.limit``, ``ram.guard``: the decoded size is out of proportion or exceeds the free memory.
         IntegrityError
-            A digest does not fit; that of a whole file, as a ``.wdelta`` has, is checked where all tensors are read.
+            A digest differs. The digest of a full file (``.wdelta``) is checked only if all tensors are read.
         """
-        chosen = list(self) if names is None else list(names)
-        given = {} if out is None else out
-        if given and framework != "np":
+        selected = list(self) if names is None else list(names)
+        outputs = {} if out is None else out
+        if outputs and framework != "np":
             raise UsageError(f"expected framework np with out, found {framework!r}", rule="tensor.out")
-        unknown = [name for name in (*chosen, *given) if name not in self]
+        unknown = [name for name in (*selected, *outputs) if name not in self]
         if unknown:
             raise self.no_tensor(unknown[0])
-        ready = (self[name] for name in chosen if name not in given)
+        ready = (self[name] for name in selected if name not in outputs)
         require_room(ready, self.location, retyped=dtype is not None)
-        if names is None or set(chosen) == set(self):
+        if names is None or set(selected) == set(self):
             self.require_whole()
-        self.read_ahead(chosen)
-        return {name: _load(self[name], framework, dtype, device, given.get(name)) for name in chosen}
+        self.read_ahead(selected)
+        return {name: _load(self[name], framework, dtype, device, outputs.get(name)) for name in selected}
 
     def read_ahead(self, names: Iterable[str] | None = None) -> None:
-        """Begin to read these tensors, by default all, where their bytes come from another machine.
+        """Start to read tensors, by default all, whose bytes are on another machine.
 
-        For whoever is going to read each of them once, soon, in this order: up to 1 GiB travels before they are asked
-        for.
+        Call it before reading each of these tensors once, in this order. Up to 1 GiB is read in advance.
         """
         if self.io == "mmap":
             return
-        runs: list[tuple[Ranged, list[Range]]] = []  # a file's again where others came in between: the order is kept
+        runs: list[tuple[RangedSource, list[Range]]] = []  # in order: a source appears again after others
         for name in self if names is None else names:
             for part in self[name].parts.values():
-                source = distant(part.source)
+                source = remote_source(part.source)
                 if source is None:
                     continue
                 if not runs or runs[-1][0] is not source:
@@ -274,7 +290,7 @@ class Checkpoint(Mapping[str, Tensor]):
             source.expect(ranges)
 
     def get_slice(self, name: str) -> TensorSlice:
-        """Return what safetensors' ``get_slice`` does: ``get_shape()``, ``get_dtype()``, and ``[rows, cols]``."""
+        """Return an object like a slice of safetensors, with ``get_shape()``, ``get_dtype()`` and ``[rows, cols]``."""
         if name not in self:
             raise self.no_tensor(name)
         return TensorSlice(self[name])
@@ -282,10 +298,10 @@ class Checkpoint(Mapping[str, Tensor]):
     def layers(
         self, framework: str = "np", dtype: Any = None, device: Any = None
     ) -> Iterator[tuple[int | None, dict[str, Any]]]:
-        """Yield ``(layer, {name: array})`` one transformer layer at a time, holding none of them itself.
+        """Yield ``(layer, {name: array})`` for one transformer layer after another; the arrays are not cached.
 
-        Tensors that belong to no layer come first, with layer None, except those that follow the layers in a forward
-        pass (final norm, head), which come last, again with None.
+        Tensors outside the layers have the layer None. Tensors that follow the layers in a forward pass (final norm,
+        head) come last, the others first.
         """
         self.require_whole()
         before, layers, after = group_by_layer(self)
@@ -295,7 +311,7 @@ class Checkpoint(Mapping[str, Tensor]):
                 yield layer, self.state_dict(framework, dtype, device, names)
 
     def no_tensor(self, name: str) -> UsageError:
-        """Return the refusal of a name that is not here, with the nearest one that is."""
+        """Return the error for an unknown tensor name; it suggests the most similar name."""
         return unknown_tensor(name, self, self.location)
 
     def close(self) -> None:
@@ -308,42 +324,42 @@ class Checkpoint(Mapping[str, Tensor]):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
 
 
 class TensorSlice:
-    """A tensor of which pieces are asked for, with the names that safetensors' ``PySafeSlice`` has."""
+    """A tensor that is read in slices, with the method names of safetensors' ``PySafeSlice``."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
 
     def get_shape(self) -> list[int]:
-        """Return the shape of the whole tensor."""
+        """Return the shape of the full tensor."""
         return list(self._tensor.shape)
 
     def get_dtype(self) -> str:
-        """Return the element type as a safetensors header spells it, or Ingot's name of one that has none there."""
-        known = DTYPES.get(self._tensor.dtype)
-        return (known.safetensors if known else None) or self._tensor.dtype
+        """Return the element type as safetensors headers spell it, or Ingot's name if safetensors has no such type."""
+        row = DTYPES.get(self._tensor.dtype)
+        return (row.safetensors if row else None) or self._tensor.dtype
 
     def __getitem__(self, index: Index) -> Array:
         return self._tensor[index]
 
 
-def many_of(tensors: Mapping[str, Tensor]) -> Many[Tensor]:
-    """Return tensors for somebody who goes over all of them and keeps none."""
-    return tensors.many if isinstance(tensors, Checkpoint) else as_many(tensors)
+def tensor_map_of(tensors: Mapping[str, Tensor]) -> TensorMap[Tensor]:
+    """Return tensors as a mapping that can be iterated without creating or caching every tensor."""
+    return tensors.tensor_map if isinstance(tensors, Checkpoint) else as_tensor_map(tensors)
 
 
-def unknown_tensor(name: str, known: Iterable[str], where: str) -> UsageError:
-    """Return the refusal ``tensor.unknown`` of a name, with the nearest of the known ones."""
-    return UsageError(f"no tensor named {name!r}{did_you_mean(name, known)}", rule="tensor.unknown", where=where)
+def unknown_tensor(name: str, names: Iterable[str], location: str) -> UsageError:
+    """Return the error ``tensor.unknown`` for a name; it suggests the most similar of ``names``."""
+    return UsageError(f"no tensor named {name!r}{did_you_mean(name, names)}", rule="tensor.unknown", where=location)
 
 
 def group_by_layer(names: Iterable[str]) -> tuple[list[str], dict[int, list[str]], list[str]]:
-    """Split names into those before the layers, those of each layer, and those after (final norm and head)."""
+    """Return the names before the layers, the names of each layer, and the names after them (final norm, head)."""
     before: list[str] = []
     layers: dict[int, list[str]] = {}
     after: list[str] = []
@@ -359,7 +375,7 @@ def group_by_layer(names: Iterable[str]) -> tuple[list[str], dict[int, list[str]
 
 
 def _follows_layers(name: str) -> bool:
-    """Whether a tensor outside the layers is used after them: the head and its bias, the final norm."""
+    """Whether a tensor outside the layers is used after them: the head, its bias or the final norm."""
     if name.startswith("lm_head."):
         return True
     role = role_of(name)
@@ -367,6 +383,6 @@ def _follows_layers(name: str) -> bool:
 
 
 def _load(tensor: Tensor, framework: str, dtype: Any, device: Any, out: Any) -> Any:
-    known = DTYPES.get(tensor.dtype)
-    wanted = dtype if known is not None and known.is_float else None
-    return tensor.to(framework, wanted, device) if out is None else tensor.numpy(wanted, out=out)
+    row = DTYPES.get(tensor.dtype)
+    target_dtype = dtype if row is not None and row.is_float else None
+    return tensor.to(framework, target_dtype, device) if out is None else tensor.numpy(target_dtype, out=out)

@@ -1,4 +1,4 @@
-"""What a delta says of itself, whatever its container: its base, its result, and what becomes of every tensor."""
+"""The description of a delta in its metadata, equal in all containers: base, result and the change of each tensor."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from typing import Any
 
 import msgspec
 
-from ingot.core.parsing.strictjson import warm
+from ingot.core.parsing.strictjson import preload
 from ingot.errors import FormatError
 
 KEY = "delta"
-"""The key of a checkpoint's metadata that makes it a delta."""
+"""The metadata key of the description. A checkpoint with this key is a delta."""
 
 OPS = ("apply", "replace", "same")
 
 VERSION, FITTED = 1, 2
-"""Versions of the description. ``FITTED`` only if a change has ``base_dtype`` or ``base_shape``: readers that do not
-know these refuse it."""
+"""Versions of the description. ``FITTED`` is written only if a change has ``base_dtype`` or ``base_shape``; readers
+without support for these fields refuse that version."""
 
 
-@warm
+@preload
 class Change(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One tensor of the fine-tune.
+    """The change of one tensor of the fine-tune.
 
     Parameters
     ----------
     op : str
-        ``apply`` (the delta holds a difference of its codec), ``replace`` (the delta holds the tensor itself: it is
-        new, or no difference leads to it), ``same`` (as in the base, nothing is stored).
+        ``apply``: the delta contains a difference. ``replace``: the delta contains the full tensor, because it is new
+        or cannot be expressed as a difference. ``same``: equal to the base, nothing is stored.
     dtype : str
         The fine-tune's element type.
     base_dtype : str or None
-        The base's element type, if it is another. Exact differences are to the base's values rounded to ``dtype``.
+        The base's element type, if it differs. Exact differences refer to the base's values rounded to ``dtype``.
     base_shape : tuple of int or None
-        The base's shape, if it has another number of rows. The difference is to the rows that both have.
+        The base's shape, if its number of rows differs. The difference covers the rows that both tensors have.
     """
 
     op: str
@@ -44,25 +44,28 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def fitted(self) -> bool:
-        """Whether the base's tensor has another element type or shape than the difference."""
+        """Whether the element type or the shape of the base's tensor differs from those of the fine-tune."""
         return self.base_dtype is not None or self.base_shape is not None
 
 
-@warm
+@preload
 class Identity(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How a set of tensors is recognised.
+    """The ids by which a set of tensors is recognized.
 
-    ``content``: layout-free id, ``blake3:hex`` over the sorted tensors' names, element types, shapes and bytes.
-    ``hashes``: ids of other tools by name (``wdelta``: the ``parent_hash`` of a ``.wdelta``).
+    ``content`` does not depend on the layout: ``blake3:hex`` over the sorted names, element types, shapes and bytes.
+    ``hashes`` has ids of other tools by name, such as ``wdelta`` for the ``parent_hash`` of a ``.wdelta``.
     """
 
     content: str | None = None
     hashes: dict[str, str] = {}
 
 
-@warm
+@preload
 class DeltaInfo(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The delta as a whole. ``tensors`` are those of the fine-tune in its order; ``removed`` are the base's others."""
+    """The description of a delta.
+
+    ``tensors`` has the fine-tune's tensors in order. ``removed`` has the base's tensors that the fine-tune lacks.
+    """
 
     version: int
     strategy: str
@@ -72,49 +75,49 @@ class DeltaInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     removed: list[str] = []
 
     def to_metadata(self) -> dict[str, Any]:
-        """Return the JSON-like value that stands under ``KEY``. Of equal changes there is one object."""
-        plain: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, tensors={}))
-        removed = plain.pop("removed", None)
+        """Return the JSON-like value for the metadata key ``KEY``. Equal changes share one object."""
+        fields: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, tensors={}))
+        removed = fields.pop("removed", None)
         if self.tensors:
-            known = {change: _plain(change) for change in set(self.tensors.values())}
-            plain["tensors"] = {name: known[change] for name, change in self.tensors.items()}
-        return plain if removed is None else {**plain, "removed": removed}
+            plain_changes = {change: _change_data(change) for change in set(self.tensors.values())}
+            fields["tensors"] = {name: plain_changes[change] for name, change in self.tensors.items()}
+        return fields if removed is None else {**fields, "removed": removed}
 
 
-def _plain(change: Change) -> dict[str, Any]:
+def _change_data(change: Change) -> dict[str, Any]:
     plain: dict[str, Any] = msgspec.to_builtins(change)
     return plain if change.base_shape is None else {**plain, "base_shape": [*change.base_shape]}
 
 
-def delta_of(metadata: Mapping[str, Any], where: str = "") -> DeltaInfo | None:
-    """Return what a checkpoint's metadata says of a delta; None if it is an ordinary checkpoint.
+def delta_of(metadata: Mapping[str, Any], location: str = "") -> DeltaInfo | None:
+    """Return the description of a delta from a checkpoint's metadata; None for an ordinary checkpoint.
 
-    Raises ``FormatError``: ``delta.metadata`` (a field that is missing or of a wrong type), ``delta.version``,
+    Raises ``FormatError`` ``delta.metadata`` (a field is missing or has a wrong type), ``delta.version`` or
     ``delta.op``.
     """
     if KEY not in metadata:
         return None
     value = metadata[KEY]
     try:
-        # A container that holds text only has the value as its JSON text (``Format.metadata``).
+        # Containers whose metadata is text only store the value as JSON text (``Format.metadata``).
         info = msgspec.json.decode(value, type=DeltaInfo) if isinstance(value, str) else _converted(value)
     except (msgspec.DecodeError, UnicodeError) as error:
-        raise FormatError("delta.metadata", str(error), where=where) from error
+        raise FormatError("delta.metadata", str(error), where=location) from error
     if info.version not in (VERSION, FITTED):
         raise FormatError(
-            "delta.version", f"expected delta version {VERSION} or {FITTED}, found {info.version}", where=where
+            "delta.version", f"expected delta version {VERSION} or {FITTED}, found {info.version}", where=location
         )
     for name, change in info.tensors.items():
         if change.op not in OPS:
             raise FormatError(
-                "delta.op", f"expected {', '.join(OPS)}, found {change.op[:40]!r} for {name[:200]!r}", where=where
+                "delta.op", f"expected {', '.join(OPS)}, found {change.op[:40]!r} for {name[:200]!r}", where=location
             )
         if change.fitted and (info.version != FITTED or change.op != "apply"):
             raise FormatError(
                 "delta.metadata",
                 f"expected base_dtype and base_shape only in version {FITTED}, for op apply, found them for "
                 f"{name[:200]!r}",
-                where=where,
+                where=location,
             )
     return info
 
@@ -125,16 +128,19 @@ def version_for(changes: Iterable[Change]) -> int:
 
 
 def _converted(value: Any) -> DeltaInfo:
-    """Convert a JSON-like value; tensors that share what becomes of them still do. Errors as ``msgspec.convert``."""
+    """Convert a JSON-like value. Tensors with the same object share one ``Change``.
+
+    Raises ``msgspec.ValidationError``.
+    """
     tensors = value.get("tensors") if isinstance(value, dict) else None
     if not isinstance(tensors, dict) or any(type(name) is not str for name in tensors):
         return msgspec.convert(value, DeltaInfo)
     firsts = {}
     seen = set()
-    for name, said in tensors.items():
-        if id(said) not in seen:
-            firsts[name] = said
-            seen.add(id(said))
+    for name, fields in tensors.items():
+        if id(fields) not in seen:
+            firsts[name] = fields
+            seen.add(id(fields))
     info = msgspec.convert({**value, "tensors": firsts}, DeltaInfo)
-    known = {id(said): info.tensors[name] for name, said in firsts.items()}
-    return msgspec.structs.replace(info, tensors={name: known[id(said)] for name, said in tensors.items()})
+    changes = {id(fields): info.tensors[name] for name, fields in firsts.items()}
+    return msgspec.structs.replace(info, tensors={name: changes[id(fields)] for name, fields in tensors.items()})

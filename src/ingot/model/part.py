@@ -1,7 +1,7 @@
-"""A part: one contiguous blob with its types, encoding and digest, and the ways to get at its bytes.
+"""Parts: contiguous blobs with types, an encoding and a digest, and access to their bytes.
 
-There are three ways: ``view`` (best effort, free of copies where the bytes allow),
-``readinto`` (a copy of a range, never through mapped memory) and ``source``/``offset`` (the address only).
+``view`` avoids copies if possible. ``readinto`` copies a range without accessing mapped memory. ``source`` and
+``offset`` are the address of the stored bytes.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 
 from ingot.core.bytes import checksums, encodings
-from ingot.core.bytes.chunk_digests import ChunkDigests, ChunkedHasher, whole_as_chunk
+from ingot.core.bytes.chunk_digests import ChunkDigests, ChunkedHasher, single_chunk
 from ingot.core.numeric.dtypes import STORAGE_DTYPES, from_file, little_endian, native_order
-from ingot.core.runtime.parallel import go_on
+from ingot.core.runtime.parallel import check_cancelled
 from ingot.errors import FormatError, IntegrityError
 from ingot.model.bytesource import ByteSource, DerivedSource, MemorySource, PrivateSource
-from ingot.model.reading.ranges import is_distant
+from ingot.model.reading.ranges import is_remote
 
 CHUNK = 1 << 20
 
 
 @dataclass(slots=True)
 class _Checks:
-    """The checks of a part that need not be repeated, and its bytes if they are kept."""
+    """The completed checks of a part, which are not repeated, and its bytes if they are cached."""
 
     verified: bool = False
     proven: set[int] = field(default_factory=set)
@@ -33,18 +33,20 @@ class _Checks:
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """One stored blob.
+    """A stored blob of a tensor.
 
     Parameters
     ----------
     dtype : str
-        Storage primitive, one of the 13 of zTensor 1.2 section 2.
+        Storage primitive: one of the 13 of zTensor 1.2, section 2.
     length : int
-        Stored bytes (compressed, if ``encoding`` says so).
-    source, offset :
-        Where the stored bytes lie.
+        Number of stored bytes, in their ``encoding``.
+    source : ByteSource
+        The source that contains the stored bytes.
+    offset : int
+        The offset of the stored bytes in ``source``.
     type : str or None
-        Logical type; None where it equals ``dtype``. May be one that Ingot does not know.
+        Logical type; None if it equals ``dtype``. Ingot may not support it.
     encoding : str
         ``raw``, ``zstd`` or ``zt.zstd-seekable/1``.
     uncompressed_length : int or None
@@ -52,18 +54,20 @@ class Part:
     digest : str or None
         ``algorithm:hex`` of the stored bytes, or of the decoded ones.
     chunks : ChunkDigests or None
-        Digests of chunks of the stored bytes, by which ranges are checked.
+        Digests of chunks of the stored bytes, for the check of ranges.
     digest_of_decoded : bool
-        Whether the digest is of the bytes after decoding.
+        Whether the digest covers the bytes after decoding.
     where : str
-        For messages: file, tensor and role.
+        The location for error messages: file, tensor and role.
+    verify : bool
+        Whether digests are checked.
     occupies : int or None
-        Bytes that the part takes in its file, where these are not ``length``: a container may spread it out.
+        Bytes that the part takes in its file; None if they are ``length``. A container may store padding within a part.
     by_chunks : bool
-        Readers check each chunk that they touch before they hand out bytes of it, and nothing at their end: for those
-        who read a range. By default they check the whole, at its end.
+        Whether readers check each chunk before they return bytes of it, instead of the full digest at the end. Readers
+        of ranges need this.
     keeps : bool
-        Stored bytes, once read as a whole and checked, are kept with the part: the same memory for whoever asks again.
+        Whether ``stored`` caches the checked bytes. Then all callers receive the same memory.
     """
 
     dtype: str
@@ -95,37 +99,37 @@ class Part:
 
     @property
     def integers(self) -> tuple[int, int] | None:
-        """The first and the last of the integers that the values can be, if the source states them; else None."""
+        """The inclusive range of the integer values, if the source states it; else None."""
         return self.source.integers if isinstance(self.source, DerivedSource) else None
 
     @property
     def stored_digest(self) -> str | None:
-        """The digest that the stored bytes are checked by, None where there is none."""
+        """The digest of the stored bytes; None if there is none."""
         return None if self.digest_of_decoded and self.encoding != "raw" else self.digest
 
     @property
     def decoded_digest(self) -> str | None:
-        """The digest that bytes are checked by after decoding, None where there is none."""
+        """The digest of the decoded bytes; None if there is none."""
         return self.digest if self.digest_of_decoded and self.encoding != "raw" else None
 
     def stored(self) -> memoryview:
-        """Return the stored bytes as they are, digest checked."""
+        """Return the stored bytes, still encoded, after checking the digest. Raises ``IntegrityError``."""
         if self._checks is not None and self._checks.data is not None:
             return self._checks.data
         data = self.source.view(self.offset, self.length)
         try:
             self._check(data)
         except IntegrityError:
-            if not is_distant(self.source):
+            if not is_remote(self.source):
                 raise
-            data = self.source.view(self.offset, self.length)  # what the way did to it, another journey does not
+            data = self.source.view(self.offset, self.length)  # retry: the bytes may have been damaged in transit
             self._check(data)
         if self.keeps:
             self._shared_checks().data = data
         return data
 
     def view(self) -> memoryview:
-        """Return the decoded bytes: the mapping itself for raw parts of a mapped source, else a fresh buffer."""
+        """Return the decoded bytes: a view of the mapping for raw parts of a mapped source, else a new buffer."""
         if self.encoding == "raw":
             return self.stored()
         out = np.empty(self.nbytes, np.uint8).data
@@ -137,12 +141,14 @@ class Part:
     def readinto(self, start: int, out: memoryview) -> None:
         """Fill ``out`` with decoded bytes from ``start``.
 
-        A range of a raw part touches the chunks that it lies in where these can be checked (``provable``), else only
-        its own bytes, and then it is not checked; whole reads are.
+        Reads of the full part are always checked. A range of a raw part is checked if the part has digests of chunks
+        (``provable``); then the read covers full chunks. Otherwise it reads only the range, unchecked.
         """
         if start < 0 or start + out.nbytes > self.nbytes:
             raise FormatError(
-                "part.range", f"expected a range in {self.nbytes} bytes, found {start}+{out.nbytes}", where=self.where
+                "part.range",
+                f"expected a range in {self.nbytes} bytes, found {start}+{out.nbytes}",
+                where=self.where,
             )
         if self.encoding != "raw":
             out[:] = self.view()[start : start + out.nbytes]
@@ -155,52 +161,50 @@ class Part:
             reader.skip(start)
             reader.readinto(out)
 
-    def read_whole(self, out: memoryview) -> bool:
-        """Fill ``out``, of as many bytes, with all of a small raw part of this machine, and prove its digest.
+    def read_small(self, out: memoryview) -> bool:
+        """Fill ``out`` with the full bytes of a small local raw part and check its digest, with few calls.
 
-        False where the part is not such, or not as its digest says: then ``reader`` reads it, and tells. Of many small
-        parts each costs as few calls as can be.
+        Return False if the part does not qualify or its digest differs; ``reader`` then raises the precise error.
         """
-        if self.encoding != "raw" or self.chunks is not None or self.length > CHUNK or is_distant(self.source):
+        if self.encoding != "raw" or self.chunks is not None or self.length > CHUNK or is_remote(self.source):
             return False
-        go_on()
+        check_cancelled()
         self.source.readinto(self.offset, out)
         return self.digest is None or not self.verify or checksums.proves(self.digest, out)
 
     def reader(self, *, chunks: bool = False) -> PartReader:
-        """Return a sequential reader of the decoded bytes, in bounded memory, that checks the digest at its end.
+        """Return a sequential reader of the decoded bytes that needs bounded memory and checks the digest at the end.
 
-        With ``chunks`` it compares the digests of all chunks there too.
+        If ``chunks`` is set, it also compares the digests of all chunks at the end.
         """
         return PartReader(self, chunks=chunks)
 
     def provable(self) -> ChunkDigests | None:
-        """Return what ranges are checked by: the digests of chunks, a small part's own digest; None for nothing."""
+        """Return the digests that check ranges: of chunks, or of a small part as one chunk; None if there are none."""
         digest = self.stored_digest
         if not self.verify or digest is None:
             return None
-        return self.chunks or whole_as_chunk(digest, self.length)
+        return self.chunks or single_chunk(digest, self.length)
 
     def by_ranges(self) -> Part:
-        """Return this part with ``by_chunks`` set, for reads of ranges. A chunk that one of both has checked is not
-        checked again."""
+        """Return a copy with ``by_chunks`` set, for reads of ranges. Both share the record of checked chunks."""
         part = replace(self, by_chunks=True)
         part._checks = self._shared_checks()
         return part
 
     def proven(self) -> set[int]:
-        """Return the chunks that were checked and have not changed since; a reader adds those that it checks.
+        """Return the indices of checked chunks that cannot have changed since; readers add the chunks that they check.
 
-        Checked bytes are certain to be the same only in a mapping, and while the file is not written to.
+        Only the bytes of a mapping stay equal, and only while the file is not written to.
         """
         if self._checks is None or not self.source.mapped or self.source.changed():
             return set()
         return self._checks.proven
 
     def private(self) -> Part:
-        """Return this part over writable memory of its own: no read of this part sees what is written to it.
+        """Return a copy of this part over writable memory that is not shared with this part.
 
-        Of a mapped file it is a copy-on-write mapping; other bytes are read once and kept.
+        For a mapped file it is a copy-on-write mapping; other bytes are read once and cached.
         """
         if isinstance(self.source, PrivateSource) or self.keeps:
             return self
@@ -209,7 +213,7 @@ class Part:
         return part
 
     def array(self) -> np.ndarray[Any, np.dtype[Any]]:
-        """Return the decoded bytes as a 1-D array of the storage dtype in native byte order (a view where possible)."""
+        """Return the decoded bytes as a 1-D array of the storage dtype in native byte order; a view if possible."""
         return from_file(np.frombuffer(self.view(), np.uint8), self.dtype)
 
     def _check(self, data: memoryview) -> None:
@@ -219,64 +223,68 @@ class Part:
         verified = self._checks is not None and self._checks.verified
         if verified and self.source.mapped and not self.source.changed():
             return
-        algorithm = checksums.known(digest, "part.digest", self.where)
+        algorithm = checksums.algorithm_of(digest, "part.digest", self.where)
         if algorithm is not None:
             checksums.check(digest, checksums.digest(algorithm, data), "part.digest-mismatch", self.where)
         self._shared_checks().verified = True
 
     def _shared_checks(self) -> _Checks:
-        """Return the record of checks, which most parts never need."""
+        """Return the record of completed checks; created on demand because most parts need none."""
         if self._checks is None:
             self._checks = _Checks()
         return self._checks
 
 
 class StoredReader:
-    """Sequential read calls over a part's stored bytes with the digest running along."""
+    """A sequential reader of a part's stored bytes that computes the digest as it reads."""
 
     def __init__(self, part: Part, *, chunks: bool = False) -> None:
         self._part = part
         self._position = 0
         self._digest = part.stored_digest
-        algorithm = checksums.known(self._digest, "part.digest", part.where) if self._digest and part.verify else None
+        algorithm = (
+            checksums.algorithm_of(self._digest, "part.digest", part.where) if self._digest and part.verify else None
+        )
         self._chunked = ChunkedHasher(algorithm, part.chunks.size) if chunks and part.chunks and algorithm else None
         self._hasher = self._chunked or (checksums.hasher(algorithm) if algorithm else None)
 
     def readinto(self, out: memoryview) -> None:
-        """Fill ``out`` with the next stored bytes; hashing follows each chunk while it is still in cache."""
+        """Fill ``out`` with the next stored bytes; each chunk is hashed while it is in the CPU's cache."""
         part = self._part
         self._require(out.nbytes)
-        distant = is_distant(part.source)
-        if distant:  # which has its own threads and pieces
+        remote = is_remote(part.source)
+        if remote:  # the source splits the read into parallel requests itself
             part.source.readinto(part.offset + self._position, out)
         for start in range(0, out.nbytes, CHUNK):
-            go_on()
-            piece = out[start : start + CHUNK]
-            if not distant:
-                part.source.readinto(part.offset + self._position, piece)
+            check_cancelled()
+            chunk = out[start : start + CHUNK]
+            if not remote:
+                part.source.readinto(part.offset + self._position, chunk)
             if self._hasher:
-                self._hasher.update(piece)
-            self._position += piece.nbytes
+                self._hasher.update(chunk)
+            self._position += chunk.nbytes
 
     def skip(self, count: int) -> None:
-        """Pass over the next stored bytes; the digest, which is of all of them, is then not checked."""
+        """Skip the next stored bytes. The digest covers all bytes, so it is not checked then."""
         self._require(count)
         self._position += count
         self._hasher = self._chunked = None
 
     def _require(self, count: int) -> None:
-        left = self._part.length - self._position
-        if count > left:
-            raise IntegrityError("part.short", f"expected {count} more bytes, found {left}", where=self._part.where)
+        remaining = self._part.length - self._position
+        if count > remaining:
+            raise IntegrityError(
+                "part.short", f"expected {count} more bytes, found {remaining}", where=self._part.where
+            )
 
     def read(self, size: int = -1, /) -> bytes:
-        left = self._part.length - self._position
-        out = bytearray(left if size < 0 else min(size, left))
+        remaining = self._part.length - self._position
+        out = bytearray(remaining if size < 0 else min(size, remaining))
         self.readinto(memoryview(out))
         return bytes(out)
 
     def finish(self) -> None:
-        """Read what is left, then compare the digest."""
+        """Read the remaining bytes, then compare the digest. Raises ``IntegrityError``."""
         part = self._part
         while self._position < part.length:
             self.read(CHUNK)
@@ -287,53 +295,53 @@ class StoredReader:
 
 
 class ChunkReader(StoredReader):
-    """Reads ranges of a part's stored bytes: a chunk is checked before any of its bytes is handed out."""
+    """A reader of ranges of a part's stored bytes. It checks each chunk before it returns bytes of it."""
 
     def __init__(self, part: Part, chunks: ChunkDigests) -> None:
         super().__init__(part)
         self._chunks = chunks
         self._proven = part.proven()
-        self._held: tuple[int, memoryview] | None = None
+        self._chunk: tuple[int, memoryview] | None = None
 
     def readinto(self, out: memoryview) -> None:
         """Fill ``out`` with the next stored bytes."""
         self._require(out.nbytes)
         while out.nbytes:
-            go_on()
+            check_cancelled()
             index, within = divmod(self._position, self._chunks.size)
             _, length = self._chunks.span(index)
-            piece = out[: length - within]
-            if self._held is not None and self._held[0] == index:  # asked for again, it would travel again
-                piece[:] = self._held[1][within : within + piece.nbytes]
+            target = out[: length - within]
+            if self._chunk is not None and self._chunk[0] == index:  # saves a second request to a remote source
+                target[:] = self._chunk[1][within : within + target.nbytes]
             elif index in self._proven:
-                self._part.source.readinto(self._part.offset + self._position, piece)
-            elif piece.nbytes == length:
-                piece = self._check_all(index, out)
+                self._part.source.readinto(self._part.offset + self._position, target)
+            elif target.nbytes == length:
+                target = self._read_chunks(index, out)
             else:
                 data = np.empty(length, np.uint8).data
                 self._check(index, data)
-                self._held = index, data
-                piece[:] = data[within : within + piece.nbytes]
-            self._position += piece.nbytes
-            out = out[piece.nbytes :]
+                self._chunk = index, data
+                target[:] = data[within : within + target.nbytes]
+            self._position += target.nbytes
+            out = out[target.nbytes :]
 
-    def _check_all(self, index: int, out: memoryview) -> memoryview:
-        """Fill the beginning of ``out`` with whole chunks, from another machine as many as there are room for."""
+    def _read_chunks(self, index: int, out: memoryview) -> memoryview:
+        """Fill the beginning of ``out`` with one chunk, or with all that fit for a remote source, and return it."""
         start, length = self._chunks.span(index)
-        if not is_distant(self._part.source):
-            piece = out[:length]
+        if not is_remote(self._part.source):
+            target = out[:length]
         else:
             size = self._chunks.size
-            left = self._part.length - start
-            piece = out[: left if out.nbytes >= left else out.nbytes // size * size]
-            self._part.source.readinto(self._part.offset + start, piece)
-        for at in range(0, piece.nbytes, self._chunks.size):
-            chunk = piece[at : at + self._chunks.size]
-            self._check(index + at // self._chunks.size, chunk, read=not is_distant(self._part.source))
-        return piece
+            remaining = self._part.length - start
+            target = out[: remaining if out.nbytes >= remaining else out.nbytes // size * size]
+            self._part.source.readinto(self._part.offset + start, target)
+        for offset in range(0, target.nbytes, self._chunks.size):
+            chunk = target[offset : offset + self._chunks.size]
+            self._check(index + offset // self._chunks.size, chunk, read=not is_remote(self._part.source))
+        return target
 
     def _check(self, index: int, out: memoryview, *, read: bool = True) -> None:
-        """Compare a chunk's digest, after reading it; what another machine sent wrong is asked for once more."""
+        """Read a chunk if ``read`` is set, and compare its digest; a damaged chunk of a remote source is read again."""
         part = self._part
         offset = self._part.offset + self._chunks.span(index)[0]
         if read:
@@ -341,43 +349,45 @@ class ChunkReader(StoredReader):
         try:
             self._chunks.check(index, out, "part.digest-mismatch", part.where)
         except IntegrityError:
-            if not is_distant(part.source):
+            if not is_remote(part.source):
                 raise
             part.source.readinto(offset, out)
             self._chunks.check(index, out, "part.digest-mismatch", part.where)
         self._proven.add(index)
 
     def finish(self) -> None:
-        """Nothing is left to check."""
+        """Do nothing: every chunk is already checked."""
 
 
 class PartReader:
-    """Sequential reader of a part's decoded bytes."""
+    """A sequential reader of a part's decoded bytes."""
 
     def __init__(self, part: Part, *, chunks: bool = False) -> None:
         self._part = part
-        # From another machine each chunk is proven as it comes: a bad one can be asked for again.
-        provable = part.provable() if part.by_chunks or (is_distant(part.source) and not chunks) else None
+        # Chunks of a remote source are checked one by one, so that a damaged chunk can be read again.
+        provable = part.provable() if part.by_chunks or (is_remote(part.source) and not chunks) else None
         self._stored = StoredReader(part, chunks=chunks) if provable is None else ChunkReader(part, provable)
         self._decoder: encodings.ZstdReader | encodings.SeekableReader | None = None
         if part.encoding == encodings.SEEKABLE:
-            self._decoder = encodings.SeekableReader(self._at, part.length, part.nbytes, "part.zstd", part.where)
+            self._decoder = encodings.SeekableReader(
+                self._stored_bytes, part.length, part.nbytes, "part.zstd", part.where
+            )
         elif part.encoding != "raw":
             encodings.require(part.encoding, part.where)
             self._decoder = encodings.ZstdReader(self._stored, part.nbytes, "part.zstd", part.where)
         self._digest = part.decoded_digest if part.verify else None
-        algorithm = checksums.known(self._digest, "part.digest", part.where) if self._digest else None
+        algorithm = checksums.algorithm_of(self._digest, "part.digest", part.where) if self._digest else None
         self._hasher = checksums.hasher(algorithm) if algorithm else None
 
     def readinto(self, out: memoryview) -> None:
         """Fill ``out`` with the next decoded bytes."""
-        go_on()
+        check_cancelled()
         (self._decoder or self._stored).readinto(out)
         if self._hasher:
             self._hasher.update(out)
 
     def skip(self, count: int) -> None:
-        """Pass over the next decoded bytes: unread in a raw part, decoded in a compressed one."""
+        """Skip the next decoded bytes: without reading them in a raw part, by decoding them in a compressed one."""
         if self._decoder is None:
             self._stored.skip(count)
             return
@@ -390,29 +400,30 @@ class PartReader:
             self._decoder.readinto(scratch[: min(CHUNK, count - start)])
 
     def finish(self) -> None:
-        """Check that the end was reached and that the digest fits. Call it after the last byte."""
+        """Check that the reader is at the end and that the digest matches. Call it after the last byte."""
         if self._decoder:
             self._decoder.finish()
         if self._hasher and self._digest:
             checksums.check(
-                self._digest, self._hasher.text(), "part.digest-mismatch", self._part.where, what="the decoded bytes"
+                self._digest, self._hasher.text(), "part.digest-mismatch", self._part.where, subject="the decoded bytes"
             )
-        if not isinstance(self._decoder, encodings.SeekableReader):  # that one reads what it needs, checked by frames
+        if not isinstance(self._decoder, encodings.SeekableReader):  # it reads single frames and checks each of them
             self._stored.finish()
 
-    def _at(self, offset: int, length: int) -> memoryview:
-        """Return stored bytes by their position in the part."""
+    def _stored_bytes(self, offset: int, length: int) -> memoryview:
+        """Return ``length`` stored bytes at an offset in the part."""
         return self._part.source.view(self._part.offset + offset, length)
 
 
 def memory_part(array: np.ndarray[Any, np.dtype[Any]], dtype: str, type: str | None = None) -> Part:
-    """Wrap an array of any shape and strides as a raw part in memory, without a copy where it lies in C order.
+    """Return an array of any shape and strides as a raw part in memory; an array in C order is not copied.
 
-    Big-endian arrays and hosts swap here: a part's bytes are little-endian wherever they are (zTensor 1.2 section 4).
+    Bytes are swapped on big-endian hosts and for big-endian arrays: a part's bytes are always little-endian (zTensor
+    1.2, section 4).
     """
     flat = np.ascontiguousarray(native_order(array)).reshape(-1)
-    wanted = little_endian(dtype)
-    if not wanted.isnative:
-        flat = flat.view(wanted.newbyteorder("=")).astype(wanted)
+    file_dtype = little_endian(dtype)
+    if not file_dtype.isnative:
+        flat = flat.view(file_dtype.newbyteorder("=")).astype(file_dtype)
     data = flat.view(np.uint8).data if flat.size else memoryview(b"")
     return Part(dtype=dtype, type=type, length=data.nbytes, source=MemorySource(data), where="<memory>")

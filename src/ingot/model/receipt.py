@@ -1,6 +1,6 @@
-"""Receipts: what was measured of an artifact's weights, kept with them; definition: ``spec/evaluation.md``, "Receipts".
+"""Receipts: measurements of an artifact's weights, stored with it. Definition: ``spec/evaluation.md``, "Receipts".
 
-A receipt names the weights by their content id, so that it cannot pass for one of others.
+A receipt contains the content id of its weights, so it cannot be attributed to other weights.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from ingot.core.parsing.strictjson import strict_json
 from ingot.errors import FormatError, IntegrityError
 
 KEY = "ingot_receipt"
-"""Under this key a file's own metadata hold it."""
+"""The key of the receipt in the metadata of a file."""
 SUFFIX = ".ingot-receipt.json"
-"""Of a file beside the weights."""
+"""The suffix of a receipt that is a file next to the weights."""
 MAX_RECEIPT = 1 << 20
-MOST = 64
+MAX_ENTRIES = 64
 
 Fault = tuple[str, str]
 
@@ -29,7 +29,7 @@ _ALGORITHM = "sha256"
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """``entries`` are measurements of the weights whose content id is ``weights``; each says in ``of`` of what."""
+    """Measurements of the weights with the content id ``weights``. The key ``of`` identifies an entry's subject."""
 
     weights: str
     entries: Sequence[Mapping[str, Any]] = ()
@@ -37,7 +37,7 @@ class Receipt:
     def encoded(self) -> bytes:
         """Return the receipt as JSON with a digest of itself.
 
-        Raises ``FormatError`` ``receipt.fields`` where it would be too large to be read again.
+        Raises ``FormatError`` ``receipt.fields`` if it is larger than readers accept.
         """
         fields = {
             "format": _FORMAT,
@@ -51,47 +51,50 @@ class Receipt:
         return data
 
 
-def parse_receipt(raw: bytes, where: str) -> Receipt:
-    """Return what a receipt says.
+def parse_receipt(raw: bytes, location: str) -> Receipt:
+    """Parse a receipt and compare its digest.
 
-    Raises ``FormatError`` ``receipt.json``, ``receipt.fields``, ``IntegrityError`` ``manifest.digest``.
+    Raises ``FormatError`` ``receipt.json`` or ``receipt.fields``, ``IntegrityError`` ``manifest.digest``.
     """
     if len(raw) > MAX_RECEIPT:
-        raise FormatError("receipt.fields", f"expected at most {MAX_RECEIPT} bytes, found {len(raw)}", where=where)
-    stated = strict_json(raw, "receipt.json", "receipt.json", where)
-    weights, entries, digest = (stated.get(key) for key in ("weights", "entries", manifest_digest.KEY))
-    sound = (
-        stated.get("format") == _FORMAT
+        raise FormatError("receipt.fields", f"expected at most {MAX_RECEIPT} bytes, found {len(raw)}", where=location)
+    fields = strict_json(raw, "receipt.json", "receipt.json", location)
+    weights, entries, digest = (fields.get(key) for key in ("weights", "entries", manifest_digest.KEY))
+    is_valid = (
+        fields.get("format") == _FORMAT
         and isinstance(weights, str)
         and isinstance(entries, list)
-        and len(entries) <= MOST
-        and all(isinstance(each, dict) and isinstance(each.get("of"), dict) for each in entries)
+        and len(entries) <= MAX_ENTRIES
+        and all(isinstance(entry, dict) and isinstance(entry.get("of"), dict) for entry in entries)
         and isinstance(digest, str)
     )
-    if not sound:
+    if not is_valid:
         raise FormatError(
             "receipt.fields",
-            f"expected {_FORMAT!r} with weights, up to {MOST} entries that say of what, and {manifest_digest.KEY}",
-            where=where,
+            f"expected {_FORMAT!r} with weights, up to {MAX_ENTRIES} entries with a subject, and {manifest_digest.KEY}",
+            where=location,
         )
     assert isinstance(weights, str)
     assert isinstance(entries, list)
-    manifest_digest.check_json(raw, str(digest), where)
+    manifest_digest.check_json(raw, str(digest), location)
     return Receipt(weights, entries)
 
 
-def extended(old: Receipt | None, weights: str, entry: Mapping[str, Any]) -> Receipt:
-    """Return a receipt with one entry more, the newest last.
+def with_entry(old: Receipt | None, weights: str, entry: Mapping[str, Any]) -> Receipt:
+    """Return a receipt with ``entry`` added as the last entry.
 
-    Those of other weights go, that of the same measurement too, and the oldest where there are too many.
+    Entries of other weights, an earlier entry of the same subject, and the oldest entries above ``MAX_ENTRIES`` are
+    left out.
     """
-    same = [] if old is None or old.weights != weights else [each for each in old.entries if each["of"] != entry["of"]]
-    return Receipt(weights, [*same, entry][-MOST:])
+    kept_entries = (
+        [] if old is None or old.weights != weights else [item for item in old.entries if item["of"] != entry["of"]]
+    )
+    return Receipt(weights, [*kept_entries, entry][-MAX_ENTRIES:])
 
 
-def read_or_none(raw: bytes, where: str) -> tuple[Receipt | None, Fault | None]:
-    """Return a receipt, or the rule and message by which it cannot be read: nobody's weights are worse for that."""
+def try_parse_receipt(raw: bytes, location: str) -> tuple[Receipt | None, Fault | None]:
+    """Return a receipt and None, or None and the rule and message of its error. A bad receipt does not stop readers."""
     try:
-        return parse_receipt(raw, where), None
+        return parse_receipt(raw, location), None
     except (FormatError, IntegrityError) as error:
         return None, (error.rule or "", f"receipt: {error.message}")

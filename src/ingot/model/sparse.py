@@ -1,35 +1,32 @@
-"""Sparse tensors as the arrays that they store: what codecs hand to other libraries' sparse objects, and back."""
+"""Sparse tensors as plain arrays, for conversion to and from the sparse objects of other libraries."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ingot.core.registry import Registry
 from ingot.model.layouts.sparse import CooLayout, CsrLayout
 
-if TYPE_CHECKING:
-    pass
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class SparseArrays:
-    """The values that a sparse tensor stores, and where they belong.
+    """The stored values of a sparse tensor and their positions.
 
     Parameters
     ----------
     layout : CsrLayout or CooLayout
-        Tells what ``positions`` are, and the element type.
+        The layout determines the meaning of ``positions`` and the element type.
     shape : tuple of int
     values : array
-        In row-major order of their positions.
+        The stored values in row-major order of their positions.
     positions : tuple of i64 arrays
-        Of ``CsrLayout`` row pointers and columns, of ``CooLayout`` one array per dimension.
+        For ``CsrLayout`` the row pointers and the columns; for ``CooLayout`` one array per dimension.
     """
 
     layout: CsrLayout | CooLayout
@@ -38,7 +35,7 @@ class SparseArrays:
     positions: tuple[Array, ...]
 
 
-# Text only, as of the other frameworks: adapters import model, never the other way round.
+# Names only: the modules import this package, not the reverse.
 TO_SPARSE: Registry[Callable[[SparseArrays], Any]] = Registry(
     "sparse framework",
     (
@@ -46,7 +43,7 @@ TO_SPARSE: Registry[Callable[[SparseArrays], Any]] = Registry(
         ("torch", "ingot.runtime.arrays.torch_sparse:from_arrays"),
     ),
 )
-"""What makes a library's sparse object of arrays."""
+"""Functions that create a library's sparse object from arrays."""
 
 FROM_SPARSE: Registry[Callable[[Any], SparseArrays | None]] = Registry(
     "sparse framework",
@@ -55,5 +52,5 @@ FROM_SPARSE: Registry[Callable[[Any], SparseArrays | None]] = Registry(
         ("torch", "ingot.runtime.arrays.torch_sparse:to_arrays"),
     ),
 )
-"""What makes arrays of a sparse object, by the module that must have been imported where there is one; None for any
-other object."""
+"""Functions that return the arrays of a sparse object, or None for any other object. The key is the module that defines
+the library's sparse objects: unless it is imported, no such object exists."""

@@ -1,4 +1,4 @@
-"""What will be written, known before its bytes are: prepare first, then run."""
+"""Specs of tensors that will be written: shapes, types and sizes, known before any byte is computed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ingot.core.bytes import encodings
 
 @dataclass(frozen=True, slots=True)
 class PartSpec:
-    """One part to be written.
+    """One part that will be written.
 
     Parameters
     ----------
@@ -20,14 +20,14 @@ class PartSpec:
     dtype : str
         Storage primitive.
     length : int or None
-        Stored bytes; None where only the bytes themselves tell (zstd).
+        Stored bytes; None if the length depends on the values (zstd).
     type : str or None
-        Logical type, None where equal to ``dtype``.
+        Logical type; None if equal to ``dtype``.
     encoding : str
     uncompressed_length : int or None
         Bytes before compression; None for ``raw``.
     limit : int or None
-        The most bytes that a ``raw`` part of unknown length can take, where its codec can tell.
+        An upper bound of the bytes of a ``raw`` part of unknown length; None if its codec has none.
     """
 
     role: str
@@ -40,7 +40,7 @@ class PartSpec:
 
     @property
     def at_most(self) -> int:
-        """Stored bytes, or the most they can be where only the bytes themselves tell."""
+        """Stored bytes, or an upper bound of them if the length depends on the values."""
         if self.length is not None:
             return self.length
         if self.uncompressed_length is not None:
@@ -55,7 +55,7 @@ class PartSpec:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One tensor to be written: what the header or manifest says of it, offsets and digests excepted."""
+    """One tensor that will be written: its entry in the header or manifest, without offsets and digests."""
 
     name: str
     shape: tuple[int, ...]
@@ -82,15 +82,11 @@ class TensorSpec:
 
     @property
     def part_nbytes(self) -> dict[str, int | None]:
-        """Decoded bytes of each part by its role; None where only the bytes tell."""
+        """Decoded bytes of each part by its role; None if the size depends on the values."""
         return {part.role: part.nbytes for part in self.parts}
 
-    def named(self, name: str) -> TensorSpec:
-        """Return this spec of a tensor of another name."""
-        return TensorSpec(name, self.shape, self.dtype, self.codec, self.parts, self.params)
-
     def part(self, role: str) -> PartSpec:
-        """Return the part of that role; KeyError if there is none."""
+        """Return the part with a role. Raises ``KeyError`` if there is none."""
         for part in self.parts:
             if part.role == role:
                 return part

@@ -1,4 +1,4 @@
-"""Kernel stacks: which of the ways to run a file's weights is taken, and why.
+"""Kernel stacks: the implementations that can run a file's weights, and the choice of one of them.
 
 A file of a format such as ``.squizd`` declares features, and each feature has a kernel stack. An extension chooses the
 stack for a machine and a request. It registers in the group ``ingot.stack_selectors`` under the name of the format.
@@ -6,32 +6,47 @@ stack for a machine and a request. It registers in the group ``ingot.stack_selec
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from ingot.core.registry import Instances
-from ingot.model.features import Flags
 from ingot.reporting.report import Table
 
+
+class Flags(enum.IntFlag):
+    """Feature flags of a ``.squizd``: bits 0 to 6 of its header (SQUIZD, section 1). The other bits are reserved."""
+
+    ASTC = 1 << 0
+    TCA_TBE = 1 << 1
+    INT4 = 1 << 2
+    SPARSE = 1 << 3
+    EAGLE = 1 << 4
+    INT2 = 1 << 5
+    ANE_COREML = 1 << 6
+
+
+DEFINED_BITS = 0x7F
 NOT_SET = "flag not set"
-"""The reason of a stack whose feature the file does not have."""
+"""The reason against a stack whose feature the file lacks."""
 
 
 @dataclass(frozen=True, slots=True)
 class StackRequest:
-    """Options of ``load_model`` that decide on stacks.
+    """Options of ``load_model`` that affect the choice of a stack.
 
     Parameters
     ----------
     device : str
-        The type of the model's device, in torch's words.
+        The type of the model's device as torch names it.
     packed : bool or None
         Whether weights stay packed; None leaves this to the stack.
     weights : str
-        Why the caller needs a model built from the weights, and no Core ML package; empty if either will do.
+        The reason why the caller needs a model built from the weights instead of a Core ML package; empty if either is
+        sufficient.
     refused : str
-        Why coremltools refused the package; empty if it was not tried.
+        The reason why coremltools refused the package; empty if it was not tried.
     """
 
     device: str = "cpu"
@@ -41,13 +56,13 @@ class StackRequest:
 
     @property
     def from_codes(self) -> bool:
-        """Whether products use packed codes if there are kernels for it; such kernels run on the CPU."""
+        """Whether matrix products use the packed codes if kernels exist. Such kernels run on the CPU."""
         return self.device == "cpu" if self.packed is None else self.packed
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A stack of higher priority, and why it is not taken."""
+    """A stack of higher priority that is not chosen, and the reason."""
 
     stack: str
     reason: str
@@ -55,9 +70,9 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """The chosen stack, the reason, the stacks of higher priority, and what further features add to it.
+    """The chosen stack, the reason, the skipped stacks of higher priority, and the additions of further features.
 
-    ``computes`` states, of Ingot's own stacks, whether products use the codes as they are stored.
+    ``computes`` states whether one of Ingot's stacks multiplies by the stored codes without decoding them.
     """
 
     platform: str
@@ -69,24 +84,24 @@ class Dispatch:
 
     @property
     def passed_over(self) -> tuple[Skipped, ...]:
-        """The stacks that the file has and that are not taken."""
+        """The skipped stacks whose feature the file has."""
         return tuple(skipped for skipped in self.skipped if skipped.reason != NOT_SET)
 
     def describe(self) -> str:
-        """Return the choice as text: the stack, the reason, and the reasons against the file's other stacks."""
+        """Return the choice as text: the stack, its reason, and the reasons against the file's other stacks."""
         skipped = (f"not {item.stack}: {item.reason}" for item in self.passed_over)
         return "; ".join([f"stack {self.stack}: {self.reason}", *skipped])
 
 
 class StackSelector(Protocol):
-    """Chooses kernel stacks for files of one format."""
+    """An object that chooses kernel stacks for the files of one format."""
 
     def select(self, features: Flags, request: StackRequest) -> Dispatch:
-        """Return the stack that Ingot takes on this machine."""
+        """Return the stack that Ingot uses on this machine."""
         ...
 
     def tables(self, features: Flags) -> Sequence[Table]:
-        """Return the tables of ``ingot inspect``."""
+        """Return the tables that ``ingot inspect`` shows."""
         ...
 
 

@@ -1,16 +1,16 @@
-"""What a model's matrices multiply: second moments that quantizers weigh errors by, one matrix in memory at a time.
+"""Statistics of calibration: second moments of matrix inputs and gradients, by which quantizers weight errors.
 
 A statistics file is safetensors (``spec/calibration.md``). For the matrix ``NAME`` of ``rows`` x ``cols``::
 
-    NAME:inputs   f32 [cols, cols]  A, the second moment of its inputs, tokens weighted by the Fisher where it was taken
-    NAME:outputs  f32 [rows, rows]  G, the second moment of the gradients at its outputs, only where they were taken
-    NAME:in_sum2  f32 [cols]        mean squares of its inputs, all tokens alike
+    NAME:inputs   f32 [cols, cols]  A, the second moment of the inputs; tokens have Fisher weights if gradients exist
+    NAME:outputs  f32 [rows, rows]  G, the second moment of the gradients at the outputs; optional
+    NAME:in_sum2  f32 [cols]        mean squares of the inputs, equal weights for all tokens
     NAME:absmax   f32 [cols]        the largest magnitude of each input
-    NAME:means    f32 [cols]        means of its inputs, all tokens alike; files of before have none
-    NAME:count    i64 [1]           tokens seen
+    NAME:means    f32 [cols]        means of the inputs, equal weights for all tokens; missing in older files
+    NAME:count    i64 [1]           number of tokens
 
-An expert of a stacked tensor is ``NAME:expert.N``. Where several matrices have one A, the metadata say
-``NAME:same`` = the name that it is stored under.
+An expert of a stacked tensor is ``NAME:expert.N``. If several matrices share A, the metadata entry ``NAME:same`` is the
+name of the matrix that stores it. One array is in memory at a time.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ ABSMAX = "absmax"
 MEANS = "means"
 COUNT = "count"
 WINDOW_PREFIX = "window_prefix"
-"""The key of the metadata for the tokens that each window began with."""
+"""The metadata key for the tokens at the beginning of each window."""
 FIELDS = (INPUTS, OUTPUTS, SQUARES, ABSMAX, MEANS, COUNT)
 SAME = "same"
-_ROWS = 1024  # that are looked at together
+_ROWS = 1024  # rows that are checked together
 
-# Who opens files lies above this room, as it does for tensors' decoders.
+# A name only: the function that opens files is in a package that imports this one.
 _READERS: Registry[Callable[..., Statistics]] = Registry(
     "statistics", (("file", "ingot.conversion.statistics_files:open_statistics"),)
 )
 
 
-class Entry(Protocol):
-    """One array of a file, read when it is asked for."""
+class ArraySource(Protocol):
+    """An array that is read when ``numpy`` is called."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -60,8 +60,8 @@ class Entry(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """An array in memory as an ``Entry``."""
+class ArrayEntry:
+    """An array in memory as an ``ArraySource``."""
 
     array: Array
 
@@ -74,19 +74,19 @@ class Held:
 
 
 class MatrixStatistics:
-    """What is known of one matrix; each array is read when it is asked for, checked, and not kept.
+    """The statistics of one matrix. Each array is read and checked on access and not cached.
 
-    ``count`` is the number of tokens seen, 0 for an expert that none was sent to.
+    ``count`` is the number of tokens; 0 for an expert that received none.
     """
 
-    def __init__(self, name: str, entries: Mapping[str, Entry], count: int) -> None:
+    def __init__(self, name: str, entries: Mapping[str, ArraySource], count: int) -> None:
         self.name = name
         self.count = count
         self._entries = entries
 
     @property
     def rows(self) -> int | None:
-        """Rows of the matrix, where gradients were taken."""
+        """Rows of the matrix; None without statistics of gradients."""
         return self._entries[OUTPUTS].shape[0] if OUTPUTS in self._entries else None
 
     @property
@@ -96,48 +96,48 @@ class MatrixStatistics:
 
     @property
     def inputs(self) -> Array | None:
-        """A: f32 [cols, cols], symmetric; None where only the diagonal was taken."""
+        """A: f32 [cols, cols], symmetric; None if only its diagonal is stored."""
         return self._array(INPUTS)
 
     @property
     def outputs(self) -> Array | None:
-        """G: f32 [rows, rows], symmetric; None where no gradients were taken."""
+        """G: f32 [rows, rows], symmetric; None without statistics of gradients."""
         return self._array(OUTPUTS)
 
     @property
     def diagonal(self) -> Array:
         """Mean squares of the inputs: f32 [cols]."""
-        found = self._array(SQUARES)
-        assert found is not None  # _grouped sees to it
-        if (found < 0).any():
+        squares = self._array(SQUARES)
+        assert squares is not None  # _check_matrix requires it
+        if (squares < 0).any():
             raise self._refusal("statistics.value", f"expected mean squares in {SQUARES}, found a negative number")
-        return found
+        return squares
 
     @property
     def absmax(self) -> Array | None:
-        """The largest magnitude of each input: f32 [cols]; None where it is not known."""
+        """The largest magnitude of each input: f32 [cols]; None if it is not stored."""
         return self._array(ABSMAX)
 
     @property
     def means(self) -> Array | None:
-        """Means of the inputs: f32 [cols]; None where they were not taken."""
+        """Means of the inputs: f32 [cols]; None if they are not stored."""
         return self._array(MEANS)
 
     @property
     def has_inputs(self) -> bool:
-        """Whether A is there, not its diagonal alone."""
+        """Whether the full matrix A is stored."""
         return INPUTS in self._entries
 
     @property
     def has_factors(self) -> bool:
-        """Whether both A and G are there."""
+        """Whether both A and G are stored."""
         return INPUTS in self._entries and OUTPUTS in self._entries
 
     def require_shape(self, rows: int, cols: int) -> None:
-        """Refuse a matrix that these are not the statistics of; ``statistics.shape``."""
+        """Raise ``FormatError`` ``statistics.shape`` unless the statistics fit a matrix of ``rows`` x ``cols``."""
         if self.cols != cols or self.rows not in (None, rows):
-            of = f"{'any' if self.rows is None else self.rows} x {self.cols}"
-            raise self._refusal("statistics.shape", f"expected statistics of {rows} x {cols}, found those of {of}")
+            size = f"{'any' if self.rows is None else self.rows} x {self.cols}"
+            raise self._refusal("statistics.shape", f"expected statistics of {rows} x {cols}, found those of {size}")
 
     def _array(self, field: str) -> Array | None:
         entry = self._entries.get(field)
@@ -160,22 +160,23 @@ class Statistics:
     entries : mapping
         Arrays by ``NAME:FIELD``.
     metadata : mapping
-        Text: ``ingot.statistics`` the version, ``model`` the content id of the model, and how they were taken.
+        Texts: ``ingot.statistics`` is the version, ``model`` the content id of the model; others describe the
+        calibration.
     location : str
-        For messages.
+        The location for error messages.
     on_close : callable
         Releases the file.
 
     Raises
     ------
     FormatError
-        ``statistics.version``; ``statistics.entries``: a name without a known field, or a matrix without all that is
-        needed; ``statistics.shape``: sizes that do not fit each other; ``statistics.value``.
+        ``statistics.version``. ``statistics.entries``: a name without a valid field, or a missing field.
+        ``statistics.shape``: sizes that do not match. ``statistics.value``.
     """
 
     def __init__(
         self,
-        entries: Mapping[str, Entry],
+        entries: Mapping[str, ArraySource],
         metadata: Mapping[str, str],
         location: str = "statistics",
         on_close: Callable[[], None] | None = None,
@@ -189,50 +190,55 @@ class Statistics:
         self.metadata = dict(metadata)
         self.location = location
         self._on_close = on_close
-        self._groups = {name: _checked(name, group, location) for name, group in _grouped(entries, location).items()}
+        self._groups = {
+            name: _check_matrix(name, group, location) for name, group in _group_by_matrix(entries, location).items()
+        }
         self._share(location)
 
     @staticmethod
     def open(path: AnyPath, model: Any = None) -> Statistics:
-        """Open a statistics file, or an importance matrix of llama.cpp (GGUF or the older binary form).
+        """Open a statistics file, or an importance matrix of llama.cpp (GGUF or the older binary format).
 
         Parameters
         ----------
         path : path or address
         model : Checkpoint, optional
-            The model that is meant: its names take the place of llama.cpp's, and a file of another model is refused.
+            The calibrated model. Its tensor names replace llama.cpp's names, and statistics of another model are
+            refused.
 
         Raises
         ------
         FormatError
             ``statistics.*``, and the rules of the file's format.
         UsageError
-            ``statistics.model``: they were taken of another model, or of none of its matrices.
+            ``statistics.model``: the statistics belong to another model or to none of the model's matrices.
         """
         return _READERS["file"](path, model)
 
     @classmethod
     def in_memory(cls, arrays: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> Statistics:
-        """Return statistics of arrays by ``NAME:FIELD``; errors as of a file."""
-        return cls({key: Held(array) for key, array in arrays.items()}, {VERSION_KEY: VERSION, **(metadata or {})})
+        """Return statistics from arrays by ``NAME:FIELD``. Raises the errors of ``Statistics``."""
+        return cls(
+            {key: ArrayEntry(array) for key, array in arrays.items()}, {VERSION_KEY: VERSION, **(metadata or {})}
+        )
 
     @property
     def names(self) -> Sequence[str]:
-        """The matrices that there are statistics of, in code-point order; experts as ``NAME:expert.N``."""
+        """The names of the matrices with statistics, in code-point order; experts as ``NAME:expert.N``."""
         return sorted(self._groups)
 
     @property
     def model_id(self) -> str | None:
-        """The content id of the model that they were taken of; None where the file does not say."""
+        """The content id of the calibrated model; None if the file does not state it."""
         return self.metadata.get(MODEL_KEY)
 
     def for_matrix(self, name: str) -> MatrixStatistics | None:
-        """Return what is known of a matrix, None where nothing is."""
+        """Return the statistics of a matrix; None if there are none."""
         group = self._groups.get(name)
         return None if group is None else MatrixStatistics(name, group[0], group[1])
 
     def require_model(self, content_id: str) -> None:
-        """Refuse statistics of another model; ``UsageError`` ``statistics.model``."""
+        """Raise ``UsageError`` ``statistics.model`` if the statistics belong to another model."""
         if self.model_id is not None and self.model_id != content_id:
             raise UsageError(
                 f"expected statistics of the model {content_id}, found those of {self.model_id}: calibrate this model",
@@ -240,55 +246,59 @@ class Statistics:
                 where=self.location,
             )
 
-    def renamed(self, names: Mapping[str, str]) -> Statistics:
-        """Return the same statistics with the matrices of ``names`` alone, under the names that these give."""
+    def with_names(self, names: Mapping[str, str]) -> Statistics:
+        """Return the statistics of the matrices in ``names`` (old name to new name) under their new names."""
         entries = {
             f"{new}:{field}": entry
             for old, new in names.items()
             if old in self._groups
             for field, entry in self._entries_of(old).items()
         }
-        return Statistics(entries, _plain(self.metadata), self.location, self._on_close)
+        return Statistics(entries, _without_shared(self.metadata), self.location, self._on_close)
 
     def close(self) -> None:
         """Release the file; a second call does nothing."""
-        done = self._on_close
+        on_close = self._on_close
         self._on_close = None
-        if done is not None:
-            done()
+        if on_close is not None:
+            on_close()
 
     def __enter__(self) -> Statistics:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
 
-    def _entries_of(self, name: str) -> Mapping[str, Entry]:
+    def _entries_of(self, name: str) -> Mapping[str, ArraySource]:
         entries, count = self._groups[name]
-        return {**entries, COUNT: Held(np.array([count], np.int64))}
+        return {**entries, COUNT: ArrayEntry(np.array([count], np.int64))}
 
     def _share(self, location: str) -> None:
-        """Give the matrices that the metadata speak of another's A."""
-        for key, other in self.metadata.items():
+        """Add A to the matrices that share it with another matrix according to the metadata."""
+        for key, source_name in self.metadata.items():
             name, _, field = key.rpartition(":")
             if field != SAME:
                 continue
-            source = self._groups.get(other, ({}, 0))[0].get(INPUTS)
+            source = self._groups.get(source_name, ({}, 0))[0].get(INPUTS)
             if name not in self._groups or source is None or INPUTS in self._groups[name][0]:
-                raise FormatError("statistics.entries", f"expected A of {name!r:.80} in {other!r:.80}", where=location)
+                raise FormatError(
+                    "statistics.entries", f"expected A of {name!r:.80} in {source_name!r:.80}", where=location
+                )
             entries, count = self._groups[name]
-            self._groups[name] = _checked(name, {**entries, INPUTS: source, COUNT: Held(np.array([count]))}, location)
+            self._groups[name] = _check_matrix(
+                name, {**entries, INPUTS: source, COUNT: ArrayEntry(np.array([count]))}, location
+            )
 
 
-def _plain(metadata: Mapping[str, str]) -> dict[str, str]:
-    """Return the metadata without what they say of single matrices."""
+def _without_shared(metadata: Mapping[str, str]) -> dict[str, str]:
+    """Return the metadata without the entries about shared matrices A."""
     return {key: value for key, value in metadata.items() if not key.endswith(f":{SAME}")}
 
 
-def _grouped(entries: Mapping[str, Entry], location: str) -> dict[str, dict[str, Entry]]:
-    groups: dict[str, dict[str, Entry]] = {}
+def _group_by_matrix(entries: Mapping[str, ArraySource], location: str) -> dict[str, dict[str, ArraySource]]:
+    groups: dict[str, dict[str, ArraySource]] = {}
     for key in entries:
         name, _, field = key.rpartition(":")
         if not name or field not in FIELDS:
@@ -301,22 +311,22 @@ def _grouped(entries: Mapping[str, Entry], location: str) -> dict[str, dict[str,
     return groups
 
 
-def _checked(name: str, group: Mapping[str, Entry], location: str) -> tuple[dict[str, Entry], int]:
-    """Return a matrix's entries but the count, and the count, once their sizes fit each other."""
-    where = f"{location}: {name}"
+def _check_matrix(name: str, group: Mapping[str, ArraySource], location: str) -> tuple[dict[str, ArraySource], int]:
+    """Check the entries of a matrix. Return the entries except the count, and the count."""
+    matrix_location = f"{location}: {name}"
     if SQUARES not in group or COUNT not in group:
-        raise FormatError("statistics.entries", f"expected {SQUARES} and {COUNT}", where=where)
+        raise FormatError("statistics.entries", f"expected {SQUARES} and {COUNT}", where=matrix_location)
     cols = group[SQUARES].shape
     rows = group[OUTPUTS].shape[:1] if OUTPUTS in group else ()
-    wanted = {INPUTS: cols * 2, OUTPUTS: rows * 2, SQUARES: cols[:1], ABSMAX: cols, MEANS: cols, COUNT: (1,)}
+    shapes = {INPUTS: cols * 2, OUTPUTS: rows * 2, SQUARES: cols[:1], ABSMAX: cols, MEANS: cols, COUNT: (1,)}
     for field, entry in group.items():
-        if tuple(entry.shape) != wanted[field] or not wanted[field]:
+        if tuple(entry.shape) != shapes[field] or not shapes[field]:
             raise FormatError(
                 "statistics.shape",
-                f"expected {field} of shape {list(wanted[field])}, found {list(entry.shape)}",
-                where=where,
+                f"expected {field} of shape {list(shapes[field])}, found {list(entry.shape)}",
+                where=matrix_location,
             )
     count = group[COUNT].numpy()
     if count.dtype.kind not in "iu" or not 0 <= int(count[0]) < 1 << 62:
-        raise FormatError("statistics.value", f"expected a number of tokens in {COUNT}", where=where)
+        raise FormatError("statistics.value", f"expected a number of tokens in {COUNT}", where=matrix_location)
     return {field: entry for field, entry in group.items() if field != COUNT}, int(count[0])

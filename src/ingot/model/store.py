@@ -1,4 +1,4 @@
-"""What a store is: named files somewhere, listed and read."""
+"""Stores: folders of named files on a disk, in memory or on another machine, which are listed and read."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ingot.errors import FormatError, UnsupportedError, UsageError
 from ingot.model.bytesource import ByteSource, Range, Sink, Stamp, StampedSource
 from ingot.model.reading.ranges import read_bytes, read_ranges
 
-_HELD = 1 << 16
-_COPIED = 1 << 20
+_CACHED = 1 << 16
+_COPY_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What lies directly in a folder, by name, sorted, hidden names too.
+    """The direct entries of a folder: sorted names, including hidden ones.
 
-    ``outside`` are links that lead to a place outside of the store; where they lead to a file or folder, the name is
-    in ``files`` or ``folders`` too.
+    ``outside`` contains links to a target outside the store. If the target is a file or folder, the name is also in
+    ``files`` or ``folders``.
     """
 
     files: tuple[str, ...] = ()
@@ -32,9 +32,9 @@ class Listing:
 class Store(ABC):
     """A folder of named byte sources: on a local disk, in memory, on another machine.
 
-    A subclass gives ``list`` and ``open``, and sets two attributes: ``location`` names the store in messages; ``url``
-    is where another process finds it, empty where none can. A name has slashes between folders; one that is absolute or
-    leads outside the store is refused with rule ``store.escape``.
+    A subclass implements ``list`` and ``open`` and sets two attributes. ``location`` identifies the store in messages.
+    ``url`` is an address that other processes can open, or empty. Names separate folders by slashes. A name that is
+    absolute or leads outside the store is refused with rule ``store.escape``.
     """
 
     location: str
@@ -42,20 +42,20 @@ class Store(ABC):
 
     @abstractmethod
     def list(self, folder: str = "") -> Listing:
-        """Return what lies directly in the store, or in one of its folders; nothing where that is missing."""
+        """Return the direct entries of the store or of one of its folders; an empty listing if it does not exist."""
 
     @abstractmethod
     def open(self, name: str) -> ByteSource:
-        """Open one file. Raises ``UsageError`` ``store.missing`` where there is none."""
+        """Open a file. Raises ``UsageError`` ``store.missing`` if it does not exist."""
 
     def identity(self, folder: str = "") -> Hashable:
-        """Return what the same folder has under each of its names: there are several where links lead to folders."""
+        """Return a value that is equal for all names of one folder. Links give a folder several names."""
         return folder
 
     def tree(self, folder: str = "") -> Iterator[str]:
-        """Yield the names of all that lies in the store, or in one of its folders, at any depth, each folder's sorted.
+        """Yield the names of all entries of the store or of one of its folders, at any depth, sorted per folder.
 
-        A folder with nothing in it has a slash at the end. Links are named, and not followed.
+        The name of an empty folder ends in a slash. Links are listed but not followed.
         """
         listing = self.list(folder)
         start = f"{folder}/" if folder else ""
@@ -69,34 +69,37 @@ class Store(ABC):
                 yield start + name
 
     def names(self, folder: str = "") -> Sequence[str]:
-        """Names of the files in the store, or in one of its folders, sorted; hidden ones left out."""
-        return _shown(self.list(folder).files)
+        """Return the sorted names of the files in the store or in one of its folders, without hidden files."""
+        return _without_hidden(self.list(folder).files)
 
     def folders(self, folder: str = "") -> Sequence[str]:
-        """Names of the folders in the store, or in one of its folders, sorted; hidden ones left out."""
-        return _shown(self.list(folder).folders)
+        """Return the sorted names of the folders in the store or in one of its folders, without hidden folders."""
+        return _without_hidden(self.list(folder).folders)
 
     def outside(self, folder: str = "") -> Sequence[str]:
-        """Names in the store, or in one of its folders, that are links to a place outside of the store."""
+        """Return the names of links to a target outside the store, in the store or in one of its folders."""
         return [*self.list(folder).outside]
 
     def exists(self, name: str) -> bool:
-        """Whether the store has a file of this name, told by the listing of its folder."""
+        """Whether the listing of the file's folder contains the name."""
         folder, _, last = name.rpartition("/")
         return last in self.list(folder).files
 
-    def read(self, name: str, most: int, rule: str) -> bytes:
-        """Return a whole file of at most ``most`` bytes; a longer one raises ``FormatError`` with ``rule``, unread."""
+    def read(self, name: str, max_bytes: int, rule: str) -> bytes:
+        """Return the contents of a file of at most ``max_bytes``.
+
+        Raises ``FormatError`` with ``rule``, before reading, if the file is longer.
+        """
         source = self.open(name)
         try:
-            if source.size > most:
-                raise FormatError(rule, f"expected at most {most} bytes, found {source.size}", where=name)
+            if source.size > max_bytes:
+                raise FormatError(rule, f"expected at most {max_bytes} bytes, found {source.size}", where=name)
             return read_bytes(source, 0, source.size)
         finally:
             source.close()
 
     def head(self, name: str, size: int) -> bytes:
-        """Return a file's first ``size`` bytes, or all that it has."""
+        """Return a file's first ``size`` bytes, or all bytes of a shorter file."""
         source = self.open(name)
         try:
             return read_bytes(source, 0, min(size, source.size))
@@ -104,9 +107,9 @@ class Store(ABC):
             source.close()
 
     def get_ranges(self, name: str, ranges: Sequence[Range]) -> Sequence[memoryview]:
-        """Return the bytes of each (offset, length), in this order, read with few requests.
+        """Return the bytes of each ``(offset, length)`` in the given order; reads them with few requests.
 
-        Raises ``IntegrityError`` ``store.short-read`` for a range outside the file, and what ``open`` does.
+        Raises ``IntegrityError`` ``store.short-read`` for a range outside the file, and the errors of ``open``.
         """
         source = self.open(name)
         try:
@@ -115,7 +118,7 @@ class Store(ABC):
             source.close()
 
     def stat(self, name: str) -> Stamp:
-        """Return the state of a file, taken from the open file; errors as ``open``."""
+        """Return the stamp of a file, taken from the open file. Raises the errors of ``open``."""
         source = self.open(name)
         try:
             return source.stamp if isinstance(source, StampedSource) else Stamp(source.size)
@@ -123,15 +126,15 @@ class Store(ABC):
             source.close()
 
     def local_path(self, name: str = "") -> PathLike[str] | None:
-        """Return where a file or folder of the store (the store itself by default) lies on a local disk.
+        """Return the local path of a file or folder of the store, by default of the store itself.
 
-        None where the store is not a local folder. For what needs a path of the system: mapping, free space, programs
-        that open files by themselves.
+        None if the store is not a local folder. Some operations need a path: mappings, queries of the free space, and
+        libraries that open files themselves.
         """
         return None
 
     def require_path(self, name: str, purpose: str) -> PathLike[str]:
-        """Return ``local_path``, or refuse with ``UnsupportedError`` ``store.not-local``, which names the purpose."""
+        """Return ``local_path``. Raises ``UnsupportedError`` ``store.not-local``, with the purpose, if it is None."""
         path = self.local_path(name)
         if path is None:
             raise UnsupportedError(
@@ -142,67 +145,71 @@ class Store(ABC):
         return path
 
     def location_of(self, name: str = "") -> str:
-        """Return what a file or folder of the store is called in messages and reports."""
+        """Return the text that identifies a file or folder of the store in messages and reports."""
         return f"{self.location}/{name}" if name else self.location
 
     def url_of(self, name: str = "") -> str:
-        """Return the address of a file or folder of the store; empty where no address leads to the store."""
+        """Return the address of a file or folder of the store; empty if the store has no address."""
         return f"{self.url}/{quote(name, errors='surrogateescape')}" if name and self.url else self.url
 
-    def is_lost(self, names: Iterable[str], target: str, *, folder: bool) -> bool:
-        """Whether one of these files would be removed by a new file, or a new folder, at the address ``target``."""
+    def would_overwrite(self, names: Iterable[str], target: str, *, folder: bool) -> bool:
+        """Whether a new file or a new folder at the address ``target`` would remove one of the files ``names``."""
         addresses = {self.url_of(name) for name in names}
         return target in addresses or (folder and any(address.startswith(f"{target}/") for address in addresses))
 
-    def holds(self, target: str) -> bool:
-        """Whether the address ``target``, of what may be there or not, is the store's own or lies in it."""
+    def contains_address(self, target: str) -> bool:
+        """Whether the address ``target`` is the store's address or an address in the store; it need not exist."""
         return bool(self.url) and f"{target}/".startswith(f"{self.url}/")
 
 
 @dataclass(frozen=True, slots=True)
-class Replaced:
-    """What may become of an artifact that is there: ``allowed`` to be replaced, of folders those that ``require_ours``
-    does not refuse."""
+class OverwritePolicy:
+    """The decision whether an existing artifact may be overwritten.
+
+    ``allowed`` permits it. ``require_ours`` raises an error for folders that must not be overwritten.
+    """
 
     allowed: bool = False
     require_ours: Callable[[Store], None] | None = None
 
 
-def checked_name(name: str, where: str) -> str:
-    """Return ``name`` if it names a file inside its store: relative, no empty, ``.`` or ``..`` component, no NUL, no
-    half of a pair of surrogates.
+def checked_name(name: str, location: str) -> str:
+    """Return ``name`` if it is a valid name of a file inside a store.
 
-    Raises ``FormatError`` with rule ``store.escape``.
+    A valid name is relative and has no empty, ``.`` or ``..`` component, no NUL and no unpaired surrogate. Raises
+    ``FormatError`` ``store.escape`` otherwise.
     """
     try:
-        name.encode("utf-8", "surrogateescape")  # bytes that are not UTF-8 may be in the name of a local file
-        good = "\0" not in name and not any(piece in ("", ".", "..") for piece in name.split("/"))
+        name.encode("utf-8", "surrogateescape")  # names of local files may contain bytes that are not UTF-8
+        is_valid = "\0" not in name and not any(component in ("", ".", "..") for component in name.split("/"))
     except UnicodeEncodeError:
-        good = False
-    if not good:
+        is_valid = False
+    if not is_valid:
         raise FormatError(
-            "store.escape", f"expected the name of a file in this store, found {name[:200]!r}", where=where
+            "store.escape", f"expected the name of a file in this store, found {name[:200]!r}", where=location
         )
     return name
 
 
 def copy_file(store: Store, name: str, sink: Sink) -> None:
-    """Write a file of a store into a sink, a megabyte at a time; the sink is left open."""
+    """Copy a file of a store into a sink, in chunks of 1 MiB. The sink stays open."""
     source = store.open(name)
     try:
-        buffer = memoryview(bytearray(min(_COPIED, source.size)))
-        for start in range(0, source.size, _COPIED):
-            piece = buffer[: min(_COPIED, source.size - start)]
-            source.readinto(start, piece)
-            sink.write_at(start, piece)
+        buffer = memoryview(bytearray(min(_COPY_CHUNK, source.size)))
+        for start in range(0, source.size, _COPY_CHUNK):
+            chunk = buffer[: min(_COPY_CHUNK, source.size - start)]
+            source.readinto(start, chunk)
+            sink.write_at(start, chunk)
         sink.truncate(source.size)
     finally:
         source.close()
 
 
-class Listed(Store):
-    """Another store while an artifact is opened: each folder is listed once, and each small file that is read whole is
-    read once, however often somebody asks."""
+class CachedStore(Store):
+    """A store that caches the listings and small files of another store while an artifact is opened.
+
+    Each folder is listed once. ``read`` reads each small file once.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -212,20 +219,23 @@ class Listed(Store):
         self.url = store.url
 
     def list(self, folder: str = "") -> Listing:
-        """Return the folder's files and folders as they were when it was asked for first."""
+        """Return the folder's listing at the time of the first call."""
         listing = self._listings.get(folder)
         if listing is None:
             listing = self._listings[folder] = self._store.list(folder)
         return listing
 
-    def read(self, name: str, most: int, rule: str) -> bytes:
-        """Return a whole file, a small one as it was when it was asked for first; errors as ``Store.read``."""
-        held = self._small.get(name)
-        if held is None or len(held) > most:
-            held = self._store.read(name, most, rule)
-            if len(held) <= _HELD:
-                self._small[name] = held
-        return held
+    def read(self, name: str, max_bytes: int, rule: str) -> bytes:
+        """Return the contents of a file, for a small file at the time of the first call.
+
+        Raises the errors of ``Store.read``.
+        """
+        data = self._small.get(name)
+        if data is None or len(data) > max_bytes:
+            data = self._store.read(name, max_bytes, rule)
+            if len(data) <= _CACHED:
+                self._small[name] = data
+        return data
 
     def open(self, name: str) -> ByteSource:
         return self._store.open(name)
@@ -240,14 +250,14 @@ class Listed(Store):
         return self._store.local_path(name)
 
 
-class Without(Store):
-    """A store as if it did not hold some of its files.
+class FilteredStore(Store):
+    """A view of a store that hides some of its files.
 
     Parameters
     ----------
     store : Store
     hidden : frozenset of str
-        The names of files that are neither listed nor opened.
+        The names of the files that are neither listed nor opened.
     """
 
     def __init__(self, store: Store, hidden: frozenset[str]) -> None:
@@ -275,14 +285,14 @@ class Without(Store):
         return self._store.local_path(name)
 
 
-class Joined(Store):
-    """Two stores as one: files of the first hide files of the second that have the same name.
+class MergedStore(Store):
+    """A view of two stores as one. Files of the first store hide files of the second with the same name.
 
     Parameters
     ----------
     first, second : Store
     names : mapping, optional
-        Files of the second store that have another name here: name here to name there.
+        New names for files of the second store: name in this store to name in the second store.
     """
 
     def __init__(self, first: Store, second: Store, names: Mapping[str, str] | None = None) -> None:
@@ -308,5 +318,5 @@ class Joined(Store):
         return self._second.open(self._names.get(name, name))
 
 
-def _shown(names: tuple[str, ...]) -> list[str]:
+def _without_hidden(names: tuple[str, ...]) -> list[str]:
     return [name for name in names if not name.startswith(".")]

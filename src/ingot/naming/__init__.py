@@ -1,1 +1,1 @@
-"""Meaning of tensor names and of ``config.json``: roles, layers, families."""
+"""The meaning of tensor names and of ``config.json``: roles, layers, families."""

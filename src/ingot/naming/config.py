@@ -1,4 +1,4 @@
-"""Reader of ``config.json`` and of the other JSON files of a model folder.
+"""Reads ``config.json`` and the other JSON files of a model folder.
 
 Many programs write these files, most of them with Python's ``json``. NaN, infinities, repeated keys (the last one
 counts), a byte order mark and -0 occur. ``core.parsing.strictjson`` reads Ingot's own manifests.
@@ -34,20 +34,20 @@ class LlamaConfig:
 
     @classmethod
     def from_mapping(cls, config: Mapping[str, object]) -> Self:
-        """Read ``config``, as parsed from ``config.json``.
+        """Return the configuration for the parsed ``config.json``.
 
         Raises
         ------
         UsageError
-            If a value is missing or wrong.
+            A value is missing or invalid.
         UnsupportedError
-            If a value asks for something that this forward pass does not do.
+            A value requires something that Ingot's forward pass does not support.
         """
         for key in ("rope_scaling", "attention_bias", "mlp_bias"):
             if config.get(key):
-                raise UnsupportedError(f"config {key}={config[key]!r} is not one that Ingot's Llama has")
+                raise UnsupportedError(f"config {key}={config[key]!r} is not supported by Ingot's Llama")
         if config.get("hidden_act", "silu") != "silu":
-            raise UnsupportedError(f"config hidden_act={config['hidden_act']!r} is not one that Ingot's Llama has")
+            raise UnsupportedError(f"config hidden_act={config['hidden_act']!r} is not supported by Ingot's Llama")
         heads = _count(config, "num_attention_heads")
         hidden = _count(config, "hidden_size")
         kv_heads = _count(config, "num_key_value_heads", heads)
@@ -98,12 +98,12 @@ class LlamaConfig:
 
 
 def _rope_theta(config: Mapping[str, object]) -> float:
-    """Return the base of rotary positions: under ``rope_parameters`` since transformers 5, beside the rest before."""
+    """Return the base of rotary positions: in ``rope_parameters`` since transformers 5, at the top level before."""
     rope = config.get("rope_parameters")
     if rope is None:
         return _positive(config, "rope_theta", 10000.0)
     if not isinstance(rope, Mapping) or rope.get("rope_type", "default") != "default":
-        raise UnsupportedError(f"config rope_parameters={rope!r} is not one that Ingot's Llama has")
+        raise UnsupportedError(f"config rope_parameters={rope!r} is not supported by Ingot's Llama")
     return _positive(rope, "rope_theta", 10000.0)
 
 
@@ -122,34 +122,34 @@ def _positive(config: Mapping[str, object], key: str, default: float) -> float:
     value = default if value is None else value
     if isinstance(value, int | float) and value is not True and 0 < value <= float(np.finfo(np.float32).max):
         return float(value)
-    raise UsageError(f"config {key} must be a positive number that float32 holds, not {value!r}")
+    raise UsageError(f"config {key} must be a positive number in the range of float32, not {value!r}")
 
 
 CONFIG = "config.json"
 MAX_CONFIG = 16 << 20
-"""Bytes that such a file may have."""
+"""The limit of a JSON file of a model folder, in bytes."""
 
 
-def parse_config(data: bytes, rule: str, where: str) -> dict[str, Any]:
-    """Return the JSON object that ``data`` is.
+def parse_config(data: bytes, rule: str, location: str) -> dict[str, Any]:
+    """Parse a JSON object.
 
-    Raises ``FormatError`` with ``rule``: more than ``MAX_CONFIG`` bytes, no JSON, or something else than an object.
+    Raises ``FormatError`` with ``rule`` if ``data`` has more than ``MAX_CONFIG`` bytes, or is not a JSON object.
     """
     if len(data) > MAX_CONFIG:
-        raise FormatError(rule, f"expected at most {MAX_CONFIG} bytes of JSON, found more", where=where)
+        raise FormatError(rule, f"expected at most {MAX_CONFIG} bytes of JSON, found more", where=location)
     try:
         config = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise FormatError(rule, f"not JSON: {error}", where=where) from error
+        raise FormatError(rule, f"not JSON: {error}", where=location) from error
     if not isinstance(config, dict):
-        raise FormatError(rule, f"expected a JSON object, found {type(config).__name__}", where=where)
+        raise FormatError(rule, f"expected a JSON object, found {type(config).__name__}", where=location)
     return config
 
 
 class _Reads(Protocol):
-    def read(self, name: str, most: int, rule: str) -> bytes: ...
+    def read(self, name: str, limit: int, rule: str, /) -> bytes: ...
 
 
 def stored_config(store: _Reads, rule: str) -> dict[str, Any]:
-    """Read and parse the ``config.json`` of a store. Raises the errors of ``parse_config`` and ``read``."""
+    """Return the parsed ``config.json`` of a store; raise the errors of ``parse_config`` and ``store.read``."""
     return parse_config(store.read(CONFIG, MAX_CONFIG, rule), rule, CONFIG)

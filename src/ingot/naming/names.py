@@ -1,9 +1,9 @@
-"""What a tensor is, told from its name alone: the layer it belongs to and its role.
+"""The layer and the role of a tensor, derived from its name.
 
-The tables know the usual checkpoints: Llama, Mistral, Qwen, Gemma, Phi, GPT-2, GPT-J, GPT-NeoX, Falcon, OPT, Bloom,
-MPT, BERT and its kin (MiniLM, DistilBERT, ALBERT), ViT (timm and transformers), CLIP, T5, Mixtral, Qwen-MoE, DeepSeek,
-gpt-oss, Mamba, Jamba, RWKV, and the names of GGUF, Flax and Core ML programs. A name that no row knows has the role
-``other``, which recipes leave alone by default: not knowing a tensor is never a reason to quantize it.
+The tables cover the names of common checkpoints: Llama, Mistral, Qwen, Gemma, Phi, GPT-2, GPT-J, GPT-NeoX, Falcon, OPT,
+Bloom, MPT, BERT, MiniLM, DistilBERT, ALBERT, ViT (timm and transformers), CLIP, T5, Mixtral, Qwen-MoE, DeepSeek,
+gpt-oss, Mamba, Jamba, RWKV, and the names of GGUF, Flax and Core ML programs. All other names have the role ``other``,
+which recipes keep unchanged by default, so that unknown tensors are never quantized by accident.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 from ingot.core.runtime import native
 
 ROLES = ("embedding", "head", "norm", "bias", "attention", "mlp", "ssm", "router", "conv", "other")
-"""Every answer of ``role_of``. ``ssm`` are the two large projections of a state-space (Mamba) block."""
+"""All results of ``role_of``. ``ssm`` is the role of the two large projections of a state-space (Mamba) block."""
 
-# Segments that are followed by a layer number. `experts.3` and `classifier.0` are no layers, so the list is explicit.
+# Segments that are followed by a layer number. `experts.3` and `classifier.0` are not layers, so the list is explicit.
 _CONTAINERS = (
     "layers",
     "layer",
@@ -35,14 +35,14 @@ _CONTAINERS = (
     "decoder_layers",
     "albert_layers",
 )
-# `layers.3.` and Flax's `layer_3/`. At most six digits: a longer number is no layer, and int() of it may be slow.
+# `layers.3.` and Flax's `layer_3/`. At most six digits: a longer number is not a layer, and int() of it may be slow.
 _LAYER = re.compile(
     rf"(?:^|[./])(?:(?:{'|'.join(_CONTAINERS)})[./]|(?:layers?|blocks?)_)([0-9]{{1,6}})(?=[./]|$)",
     re.IGNORECASE,
 )
 
-# Core ML programs have identifiers for names: `model_layers_3_self_attn_q_proj_weight_to_fp16`. The second pattern has
-# the words that belong together.
+# The names of Core ML programs are identifiers: `model_layers_3_self_attn_q_proj_weight_to_fp16`. The second pattern
+# matches words whose underscores are not separators.
 _FLAT = re.compile(r"(?:[^./]+/)?([^./]+_(?:weight|bias))(?:_[0-9]+)?(?:_to_fp(?:16|32)[a-z0-9_]*)?")
 _TOGETHER = re.compile(
     r"(?:^|(?<=_))(?:gate_up_proj|[a-z]+_(?:proj|lin)|lm_head|feed_forward|query_key_value|c_(?:fc|attn)|fc_(?:in|out)"
@@ -50,7 +50,7 @@ _TOGETHER = re.compile(
     r"|relative_(?:attention|position)_bias|qa_outputs)(?=_|$)"
 )
 
-# What a module calls its own arrays; the segment before is the module.
+# Names of a module's arrays; the segment before is the module.
 _PARAMETER = r"(?:weight|bias|scale|gamma|beta|kernel|running_mean|running_var|num_batches_tracked)"
 _START = r"(?:^|\.)"
 _END = r"(?=\.|$)"
@@ -68,13 +68,13 @@ _BLOCK = (
     rf"|{_START}(?:w[123]|wi|wi_[01]|fc[12]|fc_in|fc_out|c_fc|lin[12]|dense_h_to_4h|dense_4h_to_h){_END})"
 )
 
-# (role or None where the pattern's group names it, where it applies: in a layer, outside, or both; pattern over the
-# lower-case rest of the name behind the layer number). The first row that matches wins.
+# Each row: the role (None if the pattern's group names it); the scope (in a layer, outside, or both); the pattern,
+# which is matched with the part of the name after the layer number, in lower case. The first row that matches counts.
 _ROWS: tuple[tuple[str | None, str, str], ...] = (
-    # A norm's own bias is part of the norm. `norm1.linear` (adaptive norms) is a matrix: its module is `linear`.
+    # The bias of a norm is part of the norm. `norm1.linear` (adaptive norms) is a matrix: its module is `linear`.
     ("norm", "both", rf"{_START}(?:[^.]*norm[^.]*|ln(?:_[^.]*|[0-9]*)|bn[0-9]*)(?:\.{_PARAMETER})?$"),
     ("bias", "both", r"(?:^|[._])bias$"),
-    # Arrays that describe another array's quantization, rotary tables, and state-space constants: never touched.
+    # Arrays that describe another array's quantization, rotary tables, and state-space constants.
     ("other", "both", r"(?:^|[._])(?:q?scales?|scale_inv|q?zeros|biases|absmax|g_idx|zero_point|inv_freq|a_log)$"),
     ("head", "both", rf"{_START}(?:lm_head|shared_head|embed_out|unembed){_END}"),
     (
@@ -97,39 +97,38 @@ _ROWS: tuple[tuple[str | None, str, str], ...] = (
     (None, "both", _BLOCK),
 )
 _TABLES = {
-    inside: tuple((role, re.compile(pattern)) for role, scope, pattern in _ROWS if scope in ("both", place))
-    for inside, place in ((True, "inside"), (False, "outside"))
+    inside: tuple((role, re.compile(pattern)) for role, scope, pattern in _ROWS if scope in ("both", position))
+    for inside, position in ((True, "inside"), (False, "outside"))
 }
-# No module path is longer; a hostile name is not worth a regular expression's time.
-_LONGEST = 1024
+_MAX_NAME = 1024  # longer names are hostile, and are not matched with regular expressions
 
 
 def layer_of(name: str) -> int | None:
-    """Return the number of the layer that a tensor belongs to, counted within its own stack; None outside the layers.
+    """Return the index of a tensor's layer within its stack of layers; None for a tensor outside the layers.
 
-    The first number behind a known container word counts: 2 in ``encoder.block.2.layer.1.layer_norm.weight`` (T5).
+    The first number after a word of ``_CONTAINERS`` counts: 2 in ``encoder.block.2.layer.1.layer_norm.weight`` (T5).
     """
     match = _LAYER.search(name) or _LAYER.search(_dotted(name))
     return int(match[1]) if match else None
 
 
 def layer_path(name: str) -> str | None:
-    """Return the beginning of a name that says which layer it is: ``model.layers.3``; None outside the layers."""
+    """Return the part of a name up to the layer number: ``model.layers.3``; None outside the layers."""
     match = _LAYER.search(name)
     return name[: match.end()] if match else None
 
 
 def count_layers(names: Iterable[str]) -> int:
-    """Return one more than the highest layer number among the names of tensors; 0 where none is inside a layer."""
+    """Return one more than the highest layer index among the names of tensors; 0 without layers."""
     return 1 + max((layer for name in names if (layer := layer_of(name)) is not None), default=-1)
 
 
 def role_of(name: str) -> str:
     """Return the role of a tensor, one of ``ROLES``.
 
-    Only what follows the layer number is looked at, so that a model called ``embedder`` is not taken for an embedding.
+    Only the part after the layer number counts, so that the name ``embedder`` of a model does not mean an embedding.
     """
-    if len(name) > _LONGEST:
+    if len(name) > _MAX_NAME:
         return "other"
     dotted = _dotted(name)
     role = _role_in_layer(dotted) if dotted else "other"
@@ -142,21 +141,21 @@ def _role_in_layer(name: str) -> str:
 
 
 def _dotted(name: str) -> str:
-    """Return a Core ML program's name of a weight or bias with dots between its words; empty for all other names."""
-    match = _FLAT.fullmatch(name) if len(name) <= _LONGEST else None
+    """Return the name of a weight or bias in a Core ML program with dots between its words; empty for other names."""
+    match = _FLAT.fullmatch(name) if len(name) <= _MAX_NAME else None
     if match is None:
         return ""
-    words = []
-    done = 0
-    for together in _TOGETHER.finditer(match[1]):
-        words += [match[1][done : together.start()].replace("_", "."), together[0]]
-        done = together.end()
-    return "".join(words) + match[1][done:].replace("_", ".")
+    parts = []
+    end = 0
+    for word in _TOGETHER.finditer(match[1]):
+        parts += [match[1][end : word.start()].replace("_", "."), word[0]]
+        end = word.end()
+    return "".join(parts) + match[1][end:].replace("_", ".")
 
 
 @lru_cache(maxsize=1 << 14)
-def _role(rest: str, inside: bool) -> str:
-    text = rest.lower().replace("/", ".")
+def _role(suffix: str, inside: bool) -> str:
+    text = suffix.lower().replace("/", ".")
     for role, pattern in _TABLES[inside]:
         match = pattern.search(text)
         if match:
@@ -168,12 +167,12 @@ _NUMBER = re.compile(r"(?<=[./])\d+(?=[./])")
 
 
 def pattern_of(name: str) -> str:
-    """Return a name with its numbers as ``*``: what tensors of equal layers have in common."""
+    """Return a name with ``*`` for its numbers; it is the same for corresponding tensors of all layers."""
     return _NUMBER.sub("*", name)
 
 
 def any_ends(names: Iterable[str], endings: Sequence[str]) -> bool:
-    """Whether any of the names ends with one of these."""
+    """Return whether any of the names ends with one of ``endings``."""
     return native.kernels.any_ends([*names], endings)
 
 
@@ -182,19 +181,21 @@ Groups = list[tuple[str, list[Item]]]
 
 
 def equal_layers(items: Iterable[Item], name: Callable[[Item], str], key: Callable[[Item], Any]) -> Groups[Item]:
-    """Group items that differ in the numbers of their names only: ``model.layers.*.mlp.up_proj.weight`` and its items.
+    """Group items whose tensor names differ only in their numbers, such as ``model.layers.*.mlp.up_proj.weight``.
 
     Parameters
     ----------
     items : iterable
-        Tensors, or what stands for them, in the order of the table.
-    name, key : callable
-        The tensor's name of an item; what else must be equal.
+        Tensors, or objects that represent tensors.
+    name : callable
+        Returns the tensor name of an item.
+    key : callable
+        Returns a value that is equal for all items of a group.
 
     Returns
     -------
     list of (str, list)
-        The pattern (of one item its name) and the items.
+        The pattern and the items of each group; for a group of one item its name instead of the pattern.
     """
     groups: dict[Any, list[Item]] = {}
     for item in items:
@@ -205,17 +206,17 @@ def equal_layers(items: Iterable[Item], name: Callable[[Item], str], key: Callab
 MERGED = re.compile(
     r"(?P<before>.*\.)(?:(?P<qkv>[qkv]_proj|query|key|value)|(?P<up>gate_proj|up_proj|w1|w3)|(?:down_proj|w2))\.weight"
 )
-"""The names of matrices that vLLM multiplies by together with others, and of down_proj, which it does in experts."""
+"""A pattern for names of matrices that vLLM merges with others, and of down_proj, which it merges in experts."""
 _EXPERT = re.compile(r"\.experts\.[0-9]+\.")
 
 
 def without_expert(name: str) -> str:
-    """Return a name with the number of an expert as ``*``."""
+    """Return a name with ``*`` in place of the number of an expert."""
     return _EXPERT.sub(".experts.*.", name)
 
 
 def merged_matrix(name: str) -> str | None:
-    """Return what a matrix and those that vLLM merges with it have in common; None if it is alone."""
+    """Return a name of the merged matrix that contains a matrix; None if vLLM does not merge it with others."""
     match = MERGED.fullmatch(name)
     if match is None:
         return None

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from ingot.core.runtime import native
-from ingot.core.runtime.parallel import go_on
+from ingot.core.runtime.parallel import check_cancelled
 from ingot.model.tensor import Array
 from ingot.quantization.factors import Factors, Feedback, feedback_factor
 from ingot.quantization.grid import Grid, Rounded
@@ -136,7 +136,7 @@ class _Work:
         targets = weights.copy()
         errors = np.zeros_like(weights)
         for first, last in _spans(rounded):
-            go_on()
+            check_cancelled()
             choose(rounded, targets, diagonal, first, last)
             _feed(rounded, weights, targets, factor, errors, (first, last))
         del errors

@@ -14,7 +14,7 @@ from ingot.codecs.blocks.compose import Numbers, compose_blocks
 from ingot.codecs.palette.rows import pack
 from ingot.codecs.scaled_codebook.tables import codes_of, numbers
 from ingot.core.numeric.dtypes import cast
-from ingot.core.runtime.parallel import go_on
+from ingot.core.runtime.parallel import check_cancelled
 from ingot.errors import CodecError
 from ingot.model.layouts.affine import CODES, SCALES, ZEROS
 from ingot.model.layouts.ggml import BLOCKS
@@ -202,7 +202,7 @@ def round_tensor(
     rounded = list[RoundedMatrix]()
     outcomes = []
     for name, values in weights:
-        go_on()
+        check_cancelled()
         rows, cols = values.shape
         factors, tokens = load_factors(statistics, name, rows, cols, damping_for(spec))
         bands = round_with(spec, values, factors, rounded[0].levels if rounded else None)

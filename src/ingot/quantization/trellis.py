@@ -16,7 +16,7 @@ import numpy as np
 from ingot.codecs.trellis.streams import band_for, bands_of, pack_band, values_of
 from ingot.core.numeric.dtypes import cast
 from ingot.core.runtime import native
-from ingot.core.runtime.parallel import go_on
+from ingot.core.runtime.parallel import check_cancelled
 from ingot.errors import CodecError
 from ingot.model.layouts.trellis import SCALES, STREAMS, WORD, TrellisLayout
 from ingot.model.tensor import Array
@@ -182,7 +182,7 @@ class _Band:
             last = first + grid.group
             self.choose(targets if links is None else targets + links[2], diagonal, first // grid.group)
             for start in range(first, last, _STEP):
-                go_on()
+                check_cancelled()
                 stop = min(start + _STEP, last)
                 native.kernels.trellis_feedback(
                     *self._to(self.windows, self.scales),
@@ -260,7 +260,7 @@ def _descend(
     product = [multiply(factors.inputs, streams.decode_band(index) - band) for index, band in enumerate(targets)]
     for passed in range(PASSES):
         for index, (first, last) in enumerate(bands):
-            go_on()
+            check_cancelled()
             outputs, gradient = _gradient(factors, product, bands, index)
             turn = passed * (last - first) // PASSES
             change = work[index].descend((factors.inputs, outputs), gradient, turn, refit=passed > 0)

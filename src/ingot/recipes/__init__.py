@@ -1,1 +1,1 @@
-"""Recipes: ordered rules that say which tensor gets which codec."""
+"""Recipes: ordered rules that choose a codec for each tensor."""

@@ -1,4 +1,4 @@
-"""What a rule may do with a tensor: one way to store it, or several of which a measurement picks one."""
+"""Choices of a rule: one codec for a tensor, or several candidates from which a measurement picks one."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ingot.codecs.base import Encoder
 from ingot.codecs.table import CODECS
 from ingot.core.bytes.encodings import ENCODINGS
 from ingot.errors import UnsupportedError, UsageError
-from ingot.model.layouts.base import codec_named
+from ingot.model.layouts.base import resolve_codec
 from ingot.quantization.choice import parse_quantizer
 
-# What a codec that changes values may be used on: tensors of weights, never indices, masks or bytes of another format.
+# Dtypes to which a codec that changes values may be applied: weights, never indices, masks or packed bytes.
 WEIGHT_DTYPES = ("f64", "f32", "f16", "bf16")
 
-# Shapes of the weights that options are tried on; what every number up to 16 divides takes patterns of 3 in 5, say,
-# and 256 blocks of ggml's.
-_PROBED = ((64, 64), (64, 720720), (64, 256))
+# Shapes of weights that options are probed with. 720720 is a multiple of every number up to 16, so that patterns such
+# as 3:5 fit; 256 columns fit ggml's blocks.
+_PROBE_SHAPES = ((64, 64), (64, 720720), (64, 256))
 
 SMALLEST = "smallest"
 ACCURATE = "accurate"
@@ -30,14 +30,14 @@ PICKS = (SMALLEST, ACCURATE)
 class Choice:
     """How a tensor is stored: a codec id, the codec's options, and the encoding of every part.
 
-    With a ``quantizer`` numbers are chosen by what the matrix multiplies, and the codec only says how they are stored
-    (``quantization.choice`` says what options there are then).
+    A ``quantizer`` chooses the codes by statistics of the matrix's inputs; the codec is then only the storage layout.
+    ``quantization.choice`` describes the options of quantizers.
 
     Raises
     ------
     UsageError
-        An unknown codec or encoding, an option that the codec refuses (its own rule, or ``recipe.options``), or
-        ``zstd`` on a codec whose part sizes are not known beforehand (``recipe.encoding``).
+        An unknown codec or encoding, an option that the codec refuses (the codec's rule, or ``recipe.options``), or
+        ``zstd`` for a codec whose part sizes are known only after encoding (``recipe.encoding``).
     """
 
     codec: str
@@ -46,11 +46,11 @@ class Choice:
     quantizer: str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "codec", codec_named(self.codec))
+        object.__setattr__(self, "codec", resolve_codec(self.codec))
         CODECS.get_or_refuse(self.codec)
         if self.quantizer is not None:
             if self.encoding != "raw":
-                raise UsageError("expected encoding raw beside a quantizer", rule="recipe.encoding")
+                raise UsageError("expected encoding raw with a quantizer", rule="recipe.encoding")
             parse_quantizer(self.quantizer, self.codec, self.options)
             return
         if self.encoding not in ENCODINGS:
@@ -60,14 +60,15 @@ class Choice:
         probe = self._probe()
         if self.encoding != "raw" and any(part.length is None for part in probe.parts):
             raise UsageError(
-                f"codec {self.codec} knows its sizes only afterwards, so its parts cannot be {self.encoding}",
+                f"the part sizes of codec {self.codec} are known only after encoding, so that its parts cannot be "
+                f"{self.encoding}",
                 rule="recipe.encoding",
             )
 
     def _probe(self) -> Encoder:
-        """Return an encoder of some weights with these options; no codec has to take every type or shape of weights."""
+        """Return an encoder with these options for the first shape and dtype of weights that the codec supports."""
         reason: UnsupportedError | None = None
-        for shape in _PROBED:
+        for shape in _PROBE_SHAPES:
             for dtype in ("f32", "bf16", "f16"):
                 try:
                     return CODECS[self.codec].encoder(shape, dtype, self.options)
@@ -78,39 +79,38 @@ class Choice:
 
     @property
     def changes_values(self) -> bool:
-        """Whether values may be rounded or cast, so that only tensors of weights may be given to it.
+        """Whether values may be rounded or cast, so that the choice is allowed only for weights.
 
-        A codec that is lossless keeps them, unless its option ``dtype`` asks for a cast.
+        A lossless codec keeps values, unless its option ``dtype`` requests a cast.
         """
         return not CODECS[self.codec].lossless or "dtype" in self.options
 
     def __str__(self) -> str:
-        """Name the way in a few words: ``dense zstd``, ``affine int4``, ``float_entropy fast``."""
+        """Return a short label: ``dense zstd``, ``affine int4``, ``float_entropy fast``."""
         bits = self.options.get("bits")
-        named = [self.options.get(key) for key in ("level", "footprint", "dtype")]
-        words = [
+        labels = [
             self.codec,
             f"int{bits}" if bits else None,
-            *named,
+            *(self.options.get(key) for key in ("level", "footprint", "dtype")),
             self.quantizer,
             self.encoding if self.encoding != "raw" else None,
         ]
-        return " ".join(str(word) for word in words if word)
+        return " ".join(str(label) for label in labels if label)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Several ways to store a tensor; which one is measured when a conversion is planned, on a sample of the tensor.
+    """Several candidates for a tensor; planning a conversion picks one by measuring them on a sample of the tensor.
 
     Parameters
     ----------
     pick : {"smallest", "accurate"}
-        ``smallest``: the way that takes the fewest bytes. ``accurate``: the first whose signal-to-noise ratio reaches
-        ``min_snr_db``, else the last.
+        ``smallest``: the candidate with the fewest bytes. ``accurate``: the first candidate whose signal-to-noise ratio
+        reaches ``min_snr_db``, else the last candidate.
     candidates : tuple of Choice
-        In order of preference. One that a tensor or the target does not allow is left out.
+        In order of preference. A candidate that the tensor or the target does not allow is left out.
     min_snr_db : float or None
-        In decibels; of ``accurate`` alone.
+        In decibels; only with ``accurate``.
 
     Raises
     ------
@@ -124,15 +124,17 @@ class Measured:
 
     def __post_init__(self) -> None:
         if self.pick not in PICKS:
-            raise _wrong(f"pick {' or '.join(PICKS)}", self.pick)
+            raise _pick_error(f"pick {' or '.join(PICKS)}", self.pick)
         if not self.candidates:
-            raise _wrong("at least one candidate", "none")
+            raise _pick_error("at least one candidate", "none")
         if any(candidate.quantizer for candidate in self.candidates):
-            raise _wrong("candidates without a quantizer: samples tell nothing of what it makes", "one with it")
+            raise _pick_error(
+                "candidates without a quantizer, because a sample cannot measure its result", "one with a quantizer"
+            )
         if self.pick == ACCURATE and (self.min_snr_db is None or not isfinite(self.min_snr_db)):
-            raise _wrong('a finite min_snr_db with pick = "accurate"', self.min_snr_db)
+            raise _pick_error('a finite min_snr_db with pick = "accurate"', self.min_snr_db)
         if self.pick == SMALLEST and self.min_snr_db is not None:
-            raise _wrong('no min_snr_db with pick = "smallest"', self.min_snr_db)
+            raise _pick_error('no min_snr_db with pick = "smallest"', self.min_snr_db)
 
     @property
     def changes_values(self) -> bool:
@@ -140,5 +142,5 @@ class Measured:
         return any(candidate.changes_values for candidate in self.candidates)
 
 
-def _wrong(expected: str, found: object) -> UsageError:
-    return UsageError(f"expected {expected}, found {found!r}", rule="recipe.pick")
+def _pick_error(expected: str, actual: object) -> UsageError:
+    return UsageError(f"expected {expected}, found {actual!r}", rule="recipe.pick")

@@ -1,4 +1,4 @@
-"""Read recipes: presets by name, files by path. Strict: what is not understood is refused, with file, rule and key."""
+"""Read recipes: presets by name, files by path. Unknown keys and wrong types are errors with file, rule and key."""
 
 from __future__ import annotations
 
@@ -67,18 +67,20 @@ PRESETS = (
     "q3_k-calibrated",
     "q2_k-calibrated",
 )
-"""Names of the presets that ship with Ingot, from no loss to most, then those made for one container."""
+"""Names of the presets that ship with Ingot: first the general ones, from no loss to most loss, then those for one
+format.
+"""
 
 _LOWER = {name.lower(): name for name in PRESETS}
 
-# Presets by container, for those that have forms of their own: bits of the matrices to name.
-_MADE_FOR = {
+# Presets by format and by bits of the matrices, for formats with packings of their own.
+_FORMAT_PRESETS = {
     "npydir": {8: "squish-int8", 4: "squish-int4", 3: "squish-int3"},
     "mlx": {4: "mlx-4bit", 3: "mlx-3bit"},
 }
 
-_LARGEST_FILE = 1 << 20
-_DEEPEST_OPTIONS = 4  # a codec in a codec, with a list among its options, is 2
+_MAX_FILE_BYTES = 1 << 20
+_MAX_OPTION_DEPTH = 4  # a codec within a codec, with a list among its options, has depth 2
 _ROOT_KEYS = ("name", "description", "rotate", "rules")
 _CODEC_KEYS = ("codec", "options", "encoding", "quantizer")
 _MEASURED_KEYS = ("pick", "min_snr_db", "candidates")
@@ -86,9 +88,9 @@ _CHOICE_KEYS = ("keep", *_CODEC_KEYS, *_MEASURED_KEYS)
 
 
 def load_recipe(source: AnyPath) -> Recipe:
-    """Return the recipe of a preset's name or of a TOML file's path.
+    """Return the recipe with a preset's name, or the recipe in a TOML file.
 
-    A name of a preset wins; write ``./int4`` for a file that is called like one.
+    Preset names take precedence; write ``./int4`` for a file with the name of a preset.
 
     Raises
     ------
@@ -96,23 +98,23 @@ def load_recipe(source: AnyPath) -> Recipe:
         No such preset or file (``recipe.unknown``), or a file that breaks a rule ``recipe.*`` of ``spec/recipes.md``.
     """
     location = Location.parse(source)
-    name = preset_name(location.given)
+    name = preset_name(location.user_text)
     if name is not None:
         return _preset(name)
     text = location.display
     try:
-        data = location.head(_LARGEST_FILE + 1)
+        data = location.head(_MAX_FILE_BYTES + 1)
     except ResourceError as error:
         raise UsageError(f"cannot read this recipe: {error.message}", rule="recipe.unknown", where=text) from error
     except IngotError as error:
         if error.rule == "store.path":
             raise
-        raise _no_recipe(location) from None
-    if len(data) > _LARGEST_FILE:
+        raise _unknown_recipe(location) from None
+    if len(data) > _MAX_FILE_BYTES:
         raise UsageError(
-            f"expected a recipe of at most {_LARGEST_FILE} bytes, found more", rule="recipe.syntax", where=text
+            f"expected a recipe of at most {_MAX_FILE_BYTES} bytes, found more", rule="recipe.syntax", where=text
         )
-    return parse_recipe(data, where=text, name=PurePosixPath(text).stem)
+    return parse_recipe(data, location=text, name=PurePosixPath(text).stem)
 
 
 def preset_name(text: str) -> str | None:
@@ -120,14 +122,14 @@ def preset_name(text: str) -> str | None:
     return text if text in PRESETS else _LOWER.get(text.lower())
 
 
-def _no_recipe(location: Location) -> UsageError:
-    """Return the error for a name that is neither a preset nor a file, with a hint at what the user may have meant."""
+def _unknown_recipe(location: Location) -> UsageError:
+    """Return the error for a name that is neither a preset nor a file, with a suggestion of similar names."""
     text = location.display
     if text.lower().endswith(".toml") or any(slash in text for slash in "/\\"):
         folder = PurePosixPath(text).parent
-        others = [str(folder / name) for name in location.siblings() or () if name.endswith(".toml")]
+        siblings = [str(folder / name) for name in location.siblings() or () if name.endswith(".toml")]
         return UsageError(
-            f"expected a recipe, found no such file{did_you_mean(text, others)}; `ingot recipes` lists the presets",
+            f"expected a recipe, found no such file{did_you_mean(text, siblings)}; `ingot recipes` lists the presets",
             rule="recipe.unknown",
             where=text,
         )
@@ -140,9 +142,9 @@ def _no_recipe(location: Location) -> UsageError:
     )
 
 
-def made_for(format: str, choice: Choice) -> str:
-    """Return a hint at the preset that a container's own form of a codec is made by; empty where it has none."""
-    presets = _MADE_FOR.get(format, {})
+def preset_hint(format: str, choice: Choice) -> str:
+    """Return a suggestion of presets that were written for a format; empty if there are none."""
+    presets = _FORMAT_PRESETS.get(format, {})
     bits = choice.options.get("bits")
     if choice.codec == DenseLayout.codec or not presets:
         return ""
@@ -152,7 +154,7 @@ def made_for(format: str, choice: Choice) -> str:
 
 
 def preset_text(name: str) -> str:
-    """Return a preset's TOML, to start a recipe from; ``UsageError`` ``recipe.unknown`` if there is none."""
+    """Return a preset's TOML; raise ``UsageError`` ``recipe.unknown`` if there is no such preset."""
     preset = preset_name(name)
     if preset is None:
         raise UsageError(
@@ -164,161 +166,163 @@ def preset_text(name: str) -> str:
 
 @cache
 def _preset(name: str) -> Recipe:
-    return replace(parse_recipe(preset_text(name), where=f"preset {name}", name=name), general=True)
+    return replace(parse_recipe(preset_text(name), location=f"preset {name}", name=name), general=True)
 
 
-def parse_recipe(data: bytes | str, *, where: str, name: str = "recipe") -> Recipe:
+def parse_recipe(data: bytes | str, *, location: str, name: str = "recipe") -> Recipe:
     """Parse the text of a recipe.
 
     Parameters
     ----------
     data : bytes or str
         TOML 1.0; bytes are UTF-8.
-    where : str
-        For messages.
+    location : str
+        The file or preset, for error messages.
     name : str
-        The recipe's name where the text gives none.
+        The recipe's name if the text contains none.
     """
     try:
         text = data.decode() if isinstance(data, bytes) else data
         root = tomllib.loads(text)
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise UsageError(f"not valid TOML: {error}", rule="recipe.syntax", where=where) from error
-    _refuse_unknown(root, _ROOT_KEYS, where)
+        raise UsageError(f"not valid TOML: {error}", rule="recipe.syntax", where=location) from error
+    _refuse_unknown(root, _ROOT_KEYS, location)
     rules = root.get("rules", [])
     if not isinstance(rules, list) or not all(isinstance(rule, dict) for rule in rules):
-        raise UsageError("expected rules as [[rules]] tables", rule="recipe.type", where=f"{where}: rules")
+        raise UsageError("expected rules as [[rules]] tables", rule="recipe.type", where=f"{location}: rules")
     return Recipe(
-        name=_text(root.get("name", name), f"{where}: name"),
-        description=_text(root.get("description", ""), f"{where}: description").strip(),
-        rules=tuple(_rule(rule, index, f"{where}: rules[{index}]") for index, rule in enumerate(rules)),
-        rotate=_rotate(root["rotate"], f"{where}: rotate") if "rotate" in root else None,
+        name=_text(root.get("name", name), f"{location}: name"),
+        description=_text(root.get("description", ""), f"{location}: description").strip(),
+        rules=tuple(_rule(rule, index, f"{location}: rules[{index}]") for index, rule in enumerate(rules)),
+        rotate=_rotate(root["rotate"], f"{location}: rotate") if "rotate" in root else None,
     )
 
 
-def _rotate(table: Any, where: str) -> Rotate:
+def _rotate(table: Any, location: str) -> Rotate:
     if not isinstance(table, dict):
-        raise _mistyped("a table", table, where)
-    _refuse_unknown(table, ("r1", "r2", "seed"), where)
+        raise _mistyped("a table", table, location)
+    _refuse_unknown(table, ("r1", "r2", "seed"), location)
     for key in ("r1", "r2"):
         if not isinstance(table.get(key, False), bool):
-            raise _mistyped("true or false", table[key], f"{where}.{key}")
-    seed = _count(table.get("seed", 0), f"{where}.seed")
+            raise _mistyped("true or false", table[key], f"{location}.{key}")
+    seed = _count(table.get("seed", 0), f"{location}.seed")
     try:
         return Rotate(table.get("r1", False), table.get("r2", False), seed)
     except UsageError as error:
-        raise error.at(where) from None
+        raise error.at(location) from None
 
 
-def _rule(table: Mapping[str, Any], index: int, where: str) -> Rule:
-    _refuse_unknown(table, (*_CONDITIONS, *_CHOICE_KEYS), where)
-    conditions = {key: read(table[key], f"{where}.{key}") for key, read in _CONDITIONS.items() if key in table}
+def _rule(table: Mapping[str, Any], index: int, location: str) -> Rule:
+    _refuse_unknown(table, (*_CONDITIONS, *_CHOICE_KEYS), location)
+    conditions = {key: read(table[key], f"{location}.{key}") for key, read in _CONDITIONS.items() if key in table}
     conditions.setdefault("label", f"rule {index}")
     try:
-        return Rule(choice=_choice(table, where), **conditions)
+        return Rule(choice=_choice(table, location), **conditions)
     except UsageError as error:
-        raise error if error.where else error.at(where) from None
+        raise error if error.where else error.at(location) from None
 
 
-def _choice(table: Mapping[str, Any], where: str) -> Choice | Measured | None:
+def _choice(table: Mapping[str, Any], location: str) -> Choice | Measured | None:
     if "keep" in table:
         if table["keep"] is not True or any(key in table for key in _CHOICE_KEYS[1:]):
-            raise UsageError("expected keep = true alone, or a codec", rule="recipe.choice", where=f"{where}.keep")
+            raise UsageError("expected keep = true alone, or a codec", rule="recipe.choice", where=f"{location}.keep")
         return None
     if any(key in table for key in _MEASURED_KEYS):
         if any(key in table for key in _CODEC_KEYS):
-            raise UsageError("expected a codec or candidates, found both", rule="recipe.choice", where=where)
-        return _measured(table, where)
+            raise UsageError("expected a codec or candidates, found both", rule="recipe.choice", where=location)
+        return _measured(table, location)
     if "codec" not in table:
-        raise UsageError("expected a codec, candidates, or keep = true; found none", rule="recipe.choice", where=where)
-    return _codec_choice(table, where)
+        raise UsageError(
+            "this rule has no choice: add a codec, candidates, or keep = true", rule="recipe.choice", where=location
+        )
+    return _codec_choice(table, location)
 
 
-def _codec_choice(table: Mapping[str, Any], where: str) -> Choice:
+def _codec_choice(table: Mapping[str, Any], location: str) -> Choice:
     return Choice(
-        codec=_text(table["codec"], f"{where}.codec"),
-        options=_options(table.get("options", {}), f"{where}.options"),
-        encoding=_text(table.get("encoding", "raw"), f"{where}.encoding"),
-        quantizer=_text(table["quantizer"], f"{where}.quantizer") if "quantizer" in table else None,
+        codec=_text(table["codec"], f"{location}.codec"),
+        options=_options(table.get("options", {}), f"{location}.options"),
+        encoding=_text(table.get("encoding", "raw"), f"{location}.encoding"),
+        quantizer=_text(table["quantizer"], f"{location}.quantizer") if "quantizer" in table else None,
     )
 
 
-def _measured(table: Mapping[str, Any], where: str) -> Measured:
+def _measured(table: Mapping[str, Any], location: str) -> Measured:
     items = table.get("candidates", [])
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-        raise _mistyped("a list of tables", items, f"{where}.candidates")
-    snr = _number(table["min_snr_db"], f"{where}.min_snr_db") if "min_snr_db" in table else None
-    candidates = [_candidate(item, f"{where}.candidates[{index}]") for index, item in enumerate(items)]
-    return Measured(_text(table.get("pick", ""), f"{where}.pick"), tuple(candidates), snr)
+        raise _mistyped("a list of tables", items, f"{location}.candidates")
+    snr = _number(table["min_snr_db"], f"{location}.min_snr_db") if "min_snr_db" in table else None
+    candidates = [_candidate(item, f"{location}.candidates[{index}]") for index, item in enumerate(items)]
+    return Measured(_text(table.get("pick", ""), f"{location}.pick"), tuple(candidates), snr)
 
 
-def _candidate(table: Mapping[str, Any], where: str) -> Choice:
-    _refuse_unknown(table, _CODEC_KEYS, where)
+def _candidate(table: Mapping[str, Any], location: str) -> Choice:
+    _refuse_unknown(table, _CODEC_KEYS, location)
     if "codec" not in table:
-        raise UsageError("expected a codec, found none", rule="recipe.choice", where=where)
+        raise UsageError("this candidate has no codec: add one", rule="recipe.choice", where=location)
     try:
-        return _codec_choice(table, where)
+        return _codec_choice(table, location)
     except UsageError as error:
-        raise error if error.where else error.at(where) from None
+        raise error if error.where else error.at(location) from None
 
 
-def _refuse_unknown(table: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
+def _refuse_unknown(table: Mapping[str, Any], allowed: tuple[str, ...], location: str) -> None:
     for key in table:
-        if key not in known:
-            hint = did_you_mean(key, known) or f"; known: {', '.join(known)}"
-            raise UsageError(f"unknown key {key!r}{hint}", rule="recipe.unknown-key", where=where)
+        if key not in allowed:
+            hint = did_you_mean(key, allowed) or f"; known: {', '.join(allowed)}"
+            raise UsageError(f"unknown key {key!r}{hint}", rule="recipe.unknown-key", where=location)
 
 
-def _text(value: Any, where: str) -> str:
+def _text(value: Any, location: str) -> str:
     if not isinstance(value, str):
-        raise _mistyped("a string", value, where)
+        raise _mistyped("a string", value, location)
     return value
 
 
-def _texts(value: Any, where: str) -> tuple[str, ...]:
+def _texts(value: Any, location: str) -> tuple[str, ...]:
     items = [value] if isinstance(value, str) else value
     if not isinstance(items, list) or not items or not all(isinstance(item, str) for item in items):
-        raise _mistyped("a string or a list of strings", value, where)
+        raise _mistyped("a string or a list of strings", value, location)
     return tuple(items)
 
 
-def _count(value: Any, where: str) -> int:
+def _count(value: Any, location: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise _mistyped("an integer of at least 0", value, where)
+        raise _mistyped("an integer of at least 0", value, location)
     return value
 
 
-def _number(value: Any, where: str) -> float:
+def _number(value: Any, location: str) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise _mistyped("a number", value, where)
+        raise _mistyped("a number", value, location)
     return float(value)
 
 
-def _options(value: Any, where: str) -> dict[str, Any]:
+def _options(value: Any, location: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise _mistyped("a table", value, where)
+        raise _mistyped("a table", value, location)
     for key, item in value.items():
-        _require_plain(item, f"{where}.{key}", _DEEPEST_OPTIONS)
+        _require_plain(item, f"{location}.{key}", _MAX_OPTION_DEPTH)
     return value
 
 
-def _require_plain(value: Any, where: str, depth: int) -> None:
-    """Refuse dates, and what nests deeper than any codec's options do."""
+def _require_plain(value: Any, location: str, depth: int) -> None:
+    """Raise ``recipe.type`` for dates and times, and for tables and lists that are nested deeper than ``depth``."""
     if isinstance(value, str | int | float | bool):
         return
     if depth and isinstance(value, dict):
         for key, item in value.items():
-            _require_plain(item, f"{where}.{key}", depth - 1)
+            _require_plain(item, f"{location}.{key}", depth - 1)
     elif depth and isinstance(value, list):
         for index, item in enumerate(value):
-            _require_plain(item, f"{where}[{index}]", depth - 1)
+            _require_plain(item, f"{location}[{index}]", depth - 1)
     else:
         expected = "a string, number, boolean, list or table" if depth else "a string, number or boolean"
-        raise _mistyped(expected, value, where)
+        raise _mistyped(expected, value, location)
 
 
-def _mistyped(expected: str, found: Any, where: str) -> UsageError:
-    return UsageError(f"expected {expected}, found {str(found)[:80]!r}", rule="recipe.type", where=where)
+def _mistyped(expected: str, actual: Any, location: str) -> UsageError:
+    return UsageError(f"expected {expected}, found {str(actual)[:80]!r}", rule="recipe.type", where=location)
 
 
 _CONDITIONS: dict[str, Callable[[Any, str], Any]] = {

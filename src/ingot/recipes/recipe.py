@@ -1,6 +1,6 @@
-"""Recipes: ordered rules that say which tensor gets which codec. The first rule that hits decides.
+"""Recipes: ordered rules that choose a codec for each tensor. The first rule that hits decides.
 
-The file form and its refusals are described in ``spec/recipes.md``; ``load.py`` reads it.
+``spec/recipes.md`` describes recipe files and their errors; ``load.py`` reads them.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ _SPECIAL = re.compile(r"[*?\[]")
 
 
 class Patterns:
-    """A set of patterns over whole names; call it to ask whether any of them fits.
+    """A set of patterns for tensor names; a call returns whether any of them matches a name.
 
-    A glob (``*``, ``?``, ``[abc]``, ``[!abc]``; ``*`` crosses dots and newlines) must fit the whole name. A regular
-    expression must match from the first character on and may end before the last, as llm-compressor's do. The time of
-    both grows with the name alone (``core.regex``).
+    A glob (``*``, ``?``, ``[abc]``, ``[!abc]``; ``*`` also matches dots and newlines) must match the full name. A
+    regular expression must match from the first character on and may end before the last, as in llm-compressor. The
+    time for a match is linear in the length of the name (``core.regex``).
 
     Raises
     ------
     UsageError
-        ``recipe.pattern``: no regular expression, or one that needs backtracking or is too large.
+        ``recipe.pattern``: an invalid regular expression, or one that needs backtracking or is too large.
     """
 
     def __init__(self, texts: tuple[str, ...]) -> None:
         globs = [text for text in texts if not text.startswith("re:")]
-        # The globs that most rules are made of, `*word*`, need no regular expression.
-        words = [text for text in globs if len(text) > 1 and text[0] == text[-1] == "*" and not _special(text[1:-1])]
-        others = [text for text in globs if text not in words]
-        self._words = tuple(text[1:-1] for text in words)
-        # Globs become expressions without backtracking across stars (atomic groups, since Python 3.11).
-        self._globs = re.compile("|".join(map(fnmatch.translate, others))) if others else None
+        # Most rules use globs `*text*`; a substring search is enough for them.
+        simple = [text for text in globs if len(text) > 1 and text[0] == text[-1] == "*" and not _special(text[1:-1])]
+        remaining = [text for text in globs if text not in simple]
+        self._substrings = tuple(text[1:-1] for text in simple)
+        # The translated globs do not backtrack across stars (atomic groups, since Python 3.11).
+        self._globs = re.compile("|".join(map(fnmatch.translate, remaining))) if remaining else None
         self._expressions = [_regex(text.removeprefix("re:")) for text in texts if text.startswith("re:")]
 
     def __call__(self, name: str) -> bool:
-        for word in self._words:
-            if word in name:
+        for substring in self._substrings:
+            if substring in name:
                 return True
         if self._globs is not None and self._globs.match(name):
             return True
@@ -56,7 +56,7 @@ class Patterns:
 
 
 def exactly(name: str) -> str:
-    """Return a pattern that fits this name alone; globs would read brackets and stars."""
+    """Return a pattern that matches only this name: the name, or a regular expression if it has glob characters."""
     return f"re:{re.escape(name)}\\Z" if _special(name) or name.startswith("re:") else name
 
 
@@ -76,7 +76,7 @@ _SPAN = re.compile(r"(-?[0-9]{1,6})(?:-(-?[0-9]{1,6}))?")
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What the conditions of a rule look at; the same for all rules, so found once."""
+    """The properties of a tensor that the conditions of rules test, computed once for all rules."""
 
     name: str
     role: str
@@ -90,28 +90,31 @@ class Subject:
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule: conditions that must all hold, and what then happens. A rule without conditions hits every tensor.
+    """A rule: conditions that must all hold, and the choice for tensors that meet them.
+
+    A rule without conditions hits every tensor.
 
     Parameters
     ----------
     choice : Choice, Measured or None
         None keeps the tensor as it is stored.
     label : str
-        What reports call the rule.
+        The rule's name in reports.
     match, exclude : tuple of str
-        Patterns over the whole tensor name: globs (``*`` crosses dots), or regular expressions behind ``re:``, which
-        must match from the first character on, as llm-compressor's do. One of ``match`` must fit, none of ``exclude``.
+        Patterns for tensor names (``Patterns``): globs, or regular expressions after ``re:``. At least one of ``match``
+        and none of ``exclude`` must match.
     roles : tuple of str
         Roles of ``naming.names``.
     layers : str
-        Layer numbers and ranges, both ends included, negative ones from the end: ``"0-3,-1"``.
+        Layer numbers and ranges, both ends included; negative numbers count from the end: ``"0-3,-1"``.
     dtypes : tuple of str
-        Element types. By default any; where the choice changes values, ``f64 f32 f16 bf16`` and no others.
+        Element types. The default is any; if the choice changes values, ``f64 f32 f16 bf16`` and no others.
     min_ndim, max_ndim : int
+        Bounds of the number of dimensions.
     min_size, max_size : int
-        Number of elements.
+        Bounds of the number of elements.
     min_cols, cols_multiple_of : int
-        Of the last dimension.
+        Conditions on the length of the last dimension.
 
     Raises
     ------
@@ -134,11 +137,8 @@ class Rule:
     cols_multiple_of: int = 1
 
     def __post_init__(self) -> None:
-        _ = (
-            self._matches,
-            self._excludes,
-            self._spans,
-        )  # a bad pattern or range is refused here, not at the first tensor
+        # Evaluate the cached properties, so that an invalid pattern or range raises here and not at the first tensor.
+        _ = (self._matches, self._excludes, self._spans)
         for role in self.roles:
             if role not in ROLES:
                 raise UsageError(f"expected roles among {', '.join(ROLES)}; found {role!r}", rule="recipe.role")
@@ -154,7 +154,7 @@ class Rule:
             )
 
     def hits(self, subject: Subject) -> bool:
-        """Whether all conditions hold."""
+        """Return whether a tensor meets all conditions."""
         return (
             (self._dtypes is None or subject.dtype in self._dtypes)
             and self._hits_shape(subject)
@@ -175,7 +175,8 @@ class Rule:
         )
 
     def _hits_layer(self, subject: Subject) -> bool:
-        layer, count = subject.layer, subject.layer_count
+        layer = subject.layer
+        count = subject.layer_count
         if layer is None:
             return False
         return any(
@@ -204,9 +205,9 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Rotate:
-    """Which streams of a model are turned (``spec/folding.md``), and the seed of the signs.
+    """The rotations of a model (``spec/folding.md``), and the seed of their random signs.
 
-    Raises ``UsageError`` ``recipe.rotate``: none of them.
+    ``r1`` rotates the residual stream, ``r2`` the value heads. ``UsageError`` ``recipe.rotate`` if both are false.
     """
 
     r1: bool = False
@@ -218,8 +219,8 @@ class Rotate:
             raise UsageError("expected r1 = true, r2 = true or both, found neither", rule="recipe.rotate")
 
     @classmethod
-    def of(cls, text: str) -> Rotate:
-        """Return what a list of streams asks for, such as ``r1,r2``; ``UsageError`` ``recipe.rotate``."""
+    def parse(cls, text: str) -> Rotate:
+        """Parse a list of rotations such as ``r1,r2``; raise ``UsageError`` ``recipe.rotate`` for any other text."""
         names = [name.strip() for name in text.split(",")]
         if not set(names) <= {"r1", "r2"} or len(set(names)) < len(names):
             raise UsageError(f"expected r1, r2 or r1,r2, found {text!r:.80}", rule="recipe.rotate")
@@ -228,10 +229,10 @@ class Rotate:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Named, ordered rules. A tensor that no rule hits is kept as it is.
+    """Named, ordered rules. A tensor that no rule hits is kept unchanged.
 
-    ``general`` rules were written for all models, as the presets are: one that hits nothing in a model is no mistake.
-    ``rotate`` turns the model before any rule applies.
+    ``general`` rules, such as those of presets, are written for all models: it is no mistake if one of them hits no
+    tensor of a model. ``rotate`` is applied to the model before the rules.
     """
 
     name: str
@@ -241,7 +242,7 @@ class Recipe:
     rotate: Rotate | None = None
 
     def fingerprint(self) -> str:
-        """Return a SHA-256 over everything that decides an output: rules and their order, not names or descriptions."""
+        """Return a SHA-256 of what determines the output: the rules in their order, without names and descriptions."""
         content: list[Any] = [_content(rule) for rule in self.rules]
         content += [] if self.rotate is None else [asdict(self.rotate)]
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
@@ -250,7 +251,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a recipe says of one tensor: ``choice`` None keeps it, ``rule_index`` None means that no rule hit."""
+    """A recipe's decision on one tensor: ``choice`` None keeps it, ``rule_index`` None means that no rule hit it."""
 
     rule_index: int | None
     rule_label: str
@@ -261,13 +262,13 @@ NO_RULE = Decision(None, "no rule", None)
 
 
 def resolve(recipe: Recipe, name: str, shape: tuple[int, ...], dtype: str, layer_count: int) -> Decision:
-    """Return what happens to a tensor; pure, and cheap enough for 100,000 tensors in a second.
+    """Return a recipe's decision on a tensor, in about 10 microseconds.
 
     Parameters
     ----------
     recipe : Recipe
     name, shape, dtype :
-        Of the tensor; ``dtype`` may be one that Ingot does not know.
+        The tensor's name, shape and dtype; ``dtype`` may be unknown to Ingot.
     layer_count : int
         Number of layers of the checkpoint: one more than the highest layer number.
     """
@@ -280,18 +281,21 @@ def resolve(recipe: Recipe, name: str, shape: tuple[int, ...], dtype: str, layer
 
 
 def parse_layers(text: str) -> tuple[tuple[int, int], ...]:
-    """Parse ``"0-3,-1"`` into ranges of first and last layer, both included; refused with rule ``recipe.layers``."""
+    """Parse ``"0-3,-1"`` into (first, last) layer ranges, both ends included.
+
+    Raises ``UsageError`` ``recipe.layers`` for any other text.
+    """
     spans = []
-    for piece in text.split(","):
-        match = _SPAN.fullmatch(piece.strip())
+    for item in text.split(","):
+        match = _SPAN.fullmatch(item.strip())
         if match is None:
             raise UsageError(
-                f"expected layers such as '0-3,-1', found {piece.strip()!r} in {text!r}", rule="recipe.layers"
+                f"expected layers such as '0-3,-1', found {item.strip()!r} in {text!r}", rule="recipe.layers"
             )
         first = int(match[1])
         last = int(match[2]) if match[2] else first
         if first > last and (first < 0) == (last < 0):
-            raise UsageError(f"expected a rising range of layers, found {piece.strip()!r}", rule="recipe.layers")
+            raise UsageError(f"expected a rising range of layers, found {item.strip()!r}", rule="recipe.layers")
         spans.append((first, last))
     return tuple(spans)
 
@@ -300,6 +304,6 @@ def _content(rule: Rule) -> dict[str, Any]:
     content = asdict(rule)
     del content["label"]
     for choice in (content["choice"], *((content["choice"] or {}).get("candidates") or ())):
-        if choice is not None and choice.get("quantizer") is None:  # recipes without one are what they were
+        if choice is not None and choice.get("quantizer") is None:  # keeps fingerprints older than quantizers
             choice.pop("quantizer", None)
     return content

@@ -1,4 +1,4 @@
-"""Types that a budget chooses among: each is a recipe that says how a matrix is stored if it is given that type."""
+"""Types that a budget search chooses among. Each is a recipe that stores a matrix in that type."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ HEAD = ("head",)
 EMBEDDING = ("embedding",)
 MATRICES = (*LAYERS, *HEAD, *EMBEDDING)
 CALIBRATED = "-calibrated"
-_LEAST_SIZE = 4096
-_GRID = "grid"  # integers, as servers of models take them: of layers alone
+_MIN_SIZE = 4096  # elements; smaller matrices stay as stored
+_GRID = "grid"  # integer codes in groups, as inference servers accept them, only for layers
 _TRELLIS_BITS = (2, 3, 4)
 _INTEGER_BITS = (5, 6, 8)
 _GRID_BITS = (2, 3, 4, 8)
 
-# ggml's types that take 256 columns at a time, and what stands in where 256 does not divide them, as in llama.cpp.
+# ggml types with blocks of 256 columns, and the type that replaces each if 256 does not divide the columns, as in
+# llama.cpp.
 _LARGE_BLOCKS = {
     "q2_k": "iq4_nl",
     "q3_k": "iq4_nl",
@@ -45,32 +46,32 @@ NAMES = (
     *(f"{_GRID}{bits}{CALIBRATED}" for bits in _GRID_BITS),
     *_LARGE_BLOCKS,
     *_BLOCKS,
-    *(f"{kind}{CALIBRATED}" for kind in (*_LARGE_BLOCKS, *_BLOCKS)),
+    *(f"{type_}{CALIBRATED}" for type_ in (*_LARGE_BLOCKS, *_BLOCKS)),
 )
-"""Types by name; presets of other names, and recipe files, are types too."""
+"""Names of the built-in types. All presets and recipe files can be used as types too."""
 
 _SERVED = tuple(f"{_GRID}{bits}{CALIBRATED}" for bits in _GRID_BITS)
 _DEFAULTS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
-    "gguf": ((*_LARGE_BLOCKS, "q8_0"), tuple(f"{kind}{CALIBRATED}" for kind in (*_LARGE_BLOCKS, "q8_0"))),
+    "gguf": ((*_LARGE_BLOCKS, "q8_0"), tuple(f"{type_}{CALIBRATED}" for type_ in (*_LARGE_BLOCKS, "q8_0"))),
     "mlx": (("mlx-3bit", "mlx-4bit"),) * 2,
     **dict.fromkeys(("awq", "compressed-tensors", "gptq"), (_SERVED, _SERVED)),
     "npydir": (("squish-int3", "squish-int4", "squish-int8"),) * 2,
 }
-_OTHERS = _INTEGERS, tuple(f"int{bits}{CALIBRATED}" for bits in (*_TRELLIS_BITS, *_INTEGER_BITS))
+_GENERAL_DEFAULTS = _INTEGERS, tuple(f"int{bits}{CALIBRATED}" for bits in (*_TRELLIS_BITS, *_INTEGER_BITS))
 
 
 def default_types(format: str, *, calibrated: bool) -> Sequence[str]:
-    """Return the types that a budget for a format has unless others are asked for."""
-    return _DEFAULTS.get(format, _OTHERS)[calibrated]
+    """Return the names of the types that a budget search for a format uses by default."""
+    return _DEFAULTS.get(format, _GENERAL_DEFAULTS)[calibrated]
 
 
-def type_named(name: str) -> list[tuple[str, Recipe]]:
-    """Return a type as a recipe; where rules list candidates, a recipe for each.
+def recipes_of_type(name: str) -> list[tuple[str, Recipe]]:
+    """Return a label and a recipe for a type; if its rules list candidates, a label and a recipe for each candidate.
 
     Raises
     ------
     UsageError
-        ``recipe.unknown``: no type, preset or file; and the rules of recipe files.
+        ``recipe.unknown``: no such type, preset or file; and the rules of recipe files.
     """
     rules = _rules(name)
     if rules is not None:
@@ -87,35 +88,40 @@ def type_named(name: str) -> list[tuple[str, Recipe]]:
         ) from None
     if recipe.rotate is not None:
         raise UsageError(
-            f"expected types that tensors can have one by one, found {name!r}, which turns a model as a whole",
+            f"expected types that apply to single tensors, found {name!r}, which rotates the full model",
             rule="recipe.rotate",
         )
     count = max((len(rule.choice.candidates) for rule in recipe.rules if isinstance(rule.choice, Measured)), default=1)
     if count == 1 and not any(isinstance(rule.choice, Measured) for rule in recipe.rules):
         return [(name, recipe)]
     return [
-        (f"{name}, candidate {number + 1}", replace(recipe, rules=tuple(_fixed(rule, number) for rule in recipe.rules)))
-        for number in range(count)
+        (f"{name}, candidate {index + 1}", replace(recipe, rules=tuple(_fix(rule, index) for rule in recipe.rules)))
+        for index in range(count)
     ]
 
 
-def _fixed(rule: Rule, number: int) -> Rule:
-    """Return the rule with one of its candidates; the last one where there are fewer."""
+def _fix(rule: Rule, index: int) -> Rule:
+    """Return a rule with its candidate at ``index`` as the choice, or the last candidate if it has fewer."""
     if not isinstance(rule.choice, Measured):
         return rule
-    ways = rule.choice.candidates
-    return replace(rule, choice=ways[min(number, len(ways) - 1)])
+    candidates = rule.choice.candidates
+    return replace(rule, choice=candidates[min(index, len(candidates) - 1)])
 
 
 def _rules(name: str) -> list[Rule] | None:
+    """Return the rules of a built-in type; None for other names."""
     plain = name.removesuffix(CALIBRATED)
     if name not in NAMES:
         return None
     if plain in _LARGE_BLOCKS or plain in _BLOCKS:
-        kinds = ((plain, 256), (_LARGE_BLOCKS[plain], 32)) if plain in _LARGE_BLOCKS else ((plain, 32),)
-        searched = ((LAYERS, TWO_SIDED), (HEAD, IMPORTANCE)) if name != plain else ()
-        known = [_rule(roles, _blocks(kind, way), multiple) for roles, way in searched for kind, multiple in kinds]
-        return [*known, *(_rule(MATRICES, _blocks(kind), multiple) for kind, multiple in kinds)]
+        types = ((plain, 256), (_LARGE_BLOCKS[plain], 32)) if plain in _LARGE_BLOCKS else ((plain, 32),)
+        quantizers = ((LAYERS, TWO_SIDED), (HEAD, IMPORTANCE)) if name != plain else ()
+        calibrated = [
+            _rule(roles, _blocks(type_, quantizer), multiple)
+            for roles, quantizer in quantizers
+            for type_, multiple in types
+        ]
+        return [*calibrated, *(_rule(MATRICES, _blocks(type_), multiple) for type_, multiple in types)]
     if plain.startswith(_GRID):
         bits = int(plain.removeprefix(_GRID))
         return [_rule(LAYERS, _calibrated(AffineLayout.codec, bits, group, TWO_SIDED), group) for group in (64, 96, 32)]
@@ -124,14 +130,13 @@ def _rules(name: str) -> list[Rule] | None:
     if name == plain:
         return [integers]
     codec = TrellisLayout.codec if bits in _TRELLIS_BITS else AffineLayout.codec
-    # Whole heads under both factors would take as long as all layers: their scales are searched alone.
-    searched = ((LAYERS, TWO_SIDED), (HEAD, IMPORTANCE))
-    known = [
+    # Two-sided rounding of a head would take as long as that of all layers, so that heads use the faster quantizer.
+    calibrated = [
         _rule(roles, _calibrated(codec, bits, group, quantizer), group)
-        for roles, quantizer in searched
+        for roles, quantizer in ((LAYERS, TWO_SIDED), (HEAD, IMPORTANCE))
         for group in (64, 96, 32)
     ]
-    return [*known, integers]
+    return [*calibrated, integers]
 
 
 def _rule(roles: Sequence[str], choice: Choice, multiple: int = 1, min_cols: int = 0) -> Rule:
@@ -139,14 +144,14 @@ def _rule(roles: Sequence[str], choice: Choice, multiple: int = 1, min_cols: int
         choice,
         roles=tuple(roles),
         min_ndim=2,
-        min_size=_LEAST_SIZE,
+        min_size=_MIN_SIZE,
         min_cols=min_cols,
         cols_multiple_of=multiple,
     )
 
 
-def _blocks(kind: str, quantizer: str | None = None) -> Choice:
-    return Choice(GgmlBlocksLayout.codec, {"type": kind}, quantizer=quantizer)
+def _blocks(type_: str, quantizer: str | None = None) -> Choice:
+    return Choice(GgmlBlocksLayout.codec, {"type": type_}, quantizer=quantizer)
 
 
 def _integers(bits: int) -> dict[str, Any]:

@@ -1,15 +1,14 @@
-"""Reports as HTML: in notebooks, and on pages."""
+"""HTML of reports, for notebooks and for pages."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
 from math import prod
 
 from ingot.errors import printable
-from ingot.model.tensor import Tensor
-from ingot.reporting.report import LEFT, Column, Kind, Report, Table, cell, number, told
+from ingot.reporting.report import LEFT_ALIGNED, Column, Report, Table, cell, format_lines, number
 
 _ROWS = 60
 _LONG = ("tensor", "says", "file", "model")
@@ -17,37 +16,22 @@ _SHARES = ("error", "changed", "agreement")
 
 
 def text_of(value: str) -> str:
-    """Return text as HTML, with what would break or disguise a line shown as escapes."""
+    """Return text as HTML; characters that are not printable become escapes."""
     return escape(printable(value))
 
 
 def report_html(report: Report) -> str:
-    """Return what people get of a report: its lines, and the first rows of its tables."""
+    """Return a report as HTML: its lines, and the first rows of its tables."""
     figures = {item.name: item for item in report.figures}
-    lines = [f"{item.label:<8} {text}" if item.label else text for item, text in told(report.lines, figures)]
-    closing = [text for _, text in told(report.closing, figures)]
+    lines = [f"{item.label:<8} {text}" if item.label else text for item, text in format_lines(report.lines, figures)]
+    closing = [text for _, text in format_lines(report.closing, figures)]
     parts = [f"<pre>{text_of_lines(lines)}</pre>"] if lines else []
     for table in (item for item in report.tables if item.shown):
         short = replace(table, rows=table.rows[:_ROWS])
-        more = len(table.rows) - len(short.rows)
+        hidden = len(table.rows) - len(short.rows)
         title = f"<p>{text_of(table.title)}</p>" if table.title else ""
-        parts.append(title + table_html(short) + (f"<p>... and {more:,} more</p>" if more else ""))
+        parts.append(title + table_html(short) + (f"<p>... and {hidden:,} more</p>" if hidden else ""))
     return "".join(parts) + (f"<pre>{text_of_lines(closing)}</pre>" if closing else "")
-
-
-def checkpoint_html(title: str, tensors: Mapping[str, Tensor]) -> str:
-    """Return a line, and how many tensors, elements and bytes there are of each codec and element type."""
-    totals: dict[tuple[str, str], list[int]] = {}
-    for tensor in tensors.values():
-        sums = totals.setdefault((tensor.codec, tensor.dtype), [0, 0, 0])
-        sums[:] = sums[0] + 1, sums[1] + tensor.size, sums[2] + tensor.nbytes
-    rows = [(*kind, *sums, 8 * sums[2] / max(sums[1], 1)) for kind, sums in totals.items()]
-    kinds: Sequence[tuple[Kind, str]] = (
-        *(("text", "codec"), ("text", "dtype"), ("count", "tensors"), ("count", "elements")),
-        *(("bytes", "stored"), ("bits", "bits")),
-    )
-    table = Table("", [Column("", kind, head) for kind, head in kinds], rows)
-    return f"<pre>{text_of(title)}</pre>{table_html(table)}"
 
 
 def text_of_lines(lines: Sequence[str]) -> str:
@@ -56,28 +40,28 @@ def text_of_lines(lines: Sequence[str]) -> str:
 
 
 def table_html(table: Table, id: str = "", *, sortable: bool = False) -> str:
-    """Return the columns of a table that are for people; cells of a ``sortable`` one say what they are sorted by."""
+    """Return a table as HTML: its columns with heads. Cells of a ``sortable`` table contain their sort keys."""
     shown = [(index, column) for index, column in enumerate(table.columns) if column.head]
     classes = {index: _class(column) for index, column in shown}
     button = '<button type="button">{}</button>' if sortable else "{}"
-    head = "".join(f'<th scope="col"{classes[at]}>{button.format(text_of(column.head))}</th>' for at, column in shown)
+    head = "".join(f'<th scope="col"{classes[n]}>{button.format(text_of(column.head))}</th>' for n, column in shown)
     lines = []
     for row in table.rows:
-        cells = (f"<td{classes[at]}{_sorted_by(row[at], sortable)}>{_cell(row[at], item)}</td>" for at, item in shown)
+        cells = (f"<td{classes[n]}{_sort_key(row[n], sortable)}>{_cell(row[n], item)}</td>" for n, item in shown)
         lines.append(f"<tr>{''.join(cells)}</tr>")
     name = f' id="{id}"' if id else ""
     return f"<table{name}><thead><tr>{head}</tr></thead><tbody>{chr(10).join(lines)}</tbody></table>"
 
 
 def percent(value: float) -> str:
-    """Return an error or a share as people read it."""
+    """Return an error or a share as text: "exact" for 0, else a percentage."""
     return "exact" if value == 0 else f"{100 * value:.3g} %"
 
 
 def _class(column: Column) -> str:
     if column.head in _LONG:
         return ' class="n"'
-    return ' class="l"' if column.kind in LEFT else ""
+    return ' class="l"' if column.unit in LEFT_ALIGNED else ""
 
 
 def _cell(value: object, column: Column) -> str:
@@ -88,7 +72,8 @@ def _cell(value: object, column: Column) -> str:
     return text_of(cell(value, column))
 
 
-def _sorted_by(value: object, sortable: bool) -> str:
+def _sort_key(value: object, sortable: bool) -> str:
+    """Return the attribute with a cell's sort key; empty if cells are sorted by their text."""
     if not sortable or isinstance(value, str | bool):
         return ""
     if isinstance(value, tuple):

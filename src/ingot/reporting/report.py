@@ -13,26 +13,27 @@ from typing import Any, Literal, Protocol, TypeVar
 from ingot.core.runtime.memory import format_size
 from ingot.errors import printable
 
-Kind = Literal[
-    "text",  # one line; None is none
+Unit = Literal[
+    "text",  # one line; None is shown as "none"
     "texts",  # a list of texts
     "shape",
     "flag",
     "count",
-    "times",  # how many a row stands for; of one nothing is said
+    "times",  # number of items that a row stands for; 1 is not shown
     "bytes",
-    "position",  # an offset, or bytes to the last one
+    "position",  # an offset, or an exact number of bytes
     "speed",  # bytes per second
     "seconds",
-    "ratio",  # a share: 1 is all
+    "ratio",  # a share: 1 is 100 %
     "bits",  # bits per value
     "decibels",
     "cosine",
     "number",
-    "error",  # a number; 0 is exact, None not measured
+    "error",  # a number; 0 is exact, None is not measured
     "counts",  # counts by name
-    "data",  # nested; for programs
+    "data",  # nested data, only for programs
 ]
+"""The unit or type of a value, which determines its text."""
 
 Bytes = int
 Count = int
@@ -45,7 +46,7 @@ Texts = Sequence[str]
 Shape = tuple[int, ...]
 Counts = Mapping[str, int]
 
-_KINDS: Mapping[str, Kind] = {
+_UNITS: Mapping[str, Unit] = {
     "str": "text",
     "Texts": "texts",
     "Shape": "shape",
@@ -65,46 +66,47 @@ _KINDS: Mapping[str, Kind] = {
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A named value. ``data`` tells whether programs get it; people get what a ``Line`` names."""
+    """A named value. ``data`` is whether JSON contains it; text contains it if a ``Line`` names it."""
 
     name: str
     value: Any
-    kind: Kind = "text"
+    unit: Unit = "text"
     data: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line for people: words, with figures as ``{name}``, after a ``label``.
+    """A line of text after a ``label``: a template with figures as ``{name}``.
 
-    ``each`` names a figure that is a list: then there is a line for every item, as ``{item}``. One that is ``whole`` is
-    to be copied: no terminal is too narrow for it.
+    ``items`` names a figure that is a list: then there is a line for each item, as ``{item}``. A ``copyable`` line is a
+    command that users copy; it is never wrapped or shortened.
     """
 
-    words: str
+    template: str
     label: str = ""
-    each: str = ""
-    whole: bool = False
+    items: str = ""
+    copyable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table: ``name`` for programs (none if empty), ``head`` for people (none if empty).
+    """A column of a table: ``name`` is its key in JSON, ``head`` its title in text; if empty, the column is left out.
 
-    ``drop`` orders the columns that go where a terminal is narrow: 1 goes first, 0 never.
+    ``drop`` is the order in which a narrow terminal leaves out columns: 1 first; 0 never.
     """
 
     name: str
-    kind: Kind = "text"
+    unit: Unit = "text"
     head: str = ""
     drop: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of values. ``data`` and ``shown`` tell whether programs and people get it; ``after`` follows it as a line.
+    """Rows of values.
 
-    A table that is the whole report is a list for programs if it has no name.
+    ``data`` and ``shown`` are whether JSON and text contain the table. ``after`` is a line of text after the table. If
+    a report consists of one table without a name, its JSON is a list.
     """
 
     name: str
@@ -118,7 +120,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The report of an operation: ``figures`` by name, ``lines`` that name them, ``tables``, ``closing`` lines."""
+    """The report of an operation: figures, lines of text that name them, tables, and lines after the tables."""
 
     figures: Sequence[Figure] = ()
     lines: Sequence[Line] = ()
@@ -127,29 +129,29 @@ class Report:
 
 
 def figures_of(report: Any, *computed: str) -> list[Figure]:
-    """Return the fields of a dataclass, and the properties ``computed``, as figures."""
-    kinds = {item.name: kind_of(item.type) for item in fields(report)}
+    """Return the fields of a dataclass, and its properties ``computed``, as figures."""
+    units = {item.name: unit_of(item.type) for item in fields(report)}
     for name in computed:
-        kinds[name] = kind_of(getattr(type(report), name).fget.__annotations__.get("return", ""))
-    return [Figure(name, getattr(report, name), kind) for name, kind in kinds.items()]
+        units[name] = unit_of(getattr(type(report), name).fget.__annotations__.get("return", ""))
+    return [Figure(name, getattr(report, name), unit) for name, unit in units.items()]
 
 
 def data_of(item: Any) -> dict[str, Any]:
-    """Return the figures of a report object as programs get them where it is nested in another."""
+    """Return the values of a dataclass by name, for JSON that nests it in another object."""
     return {figure.name: figure.value for figure in figures_of(item)}
 
 
-def table_of(name: str, items: Iterable[Any], kind: type[Any], heads: Mapping[str, str] | None = None) -> Table:
-    """Return dataclasses of one kind as a table with a column for each field; ``heads`` name those that people get."""
+def table_of(name: str, items: Iterable[Any], cls: type[Any], heads: Mapping[str, str] | None = None) -> Table:
+    """Return objects of a dataclass as a table with a column for each field; ``heads`` are the titles of columns."""
     heads = heads or {}
-    columns = [Column(item.name, kind_of(item.type), heads.get(item.name, "")) for item in fields(kind)]
+    columns = [Column(item.name, unit_of(item.type), heads.get(item.name, "")) for item in fields(cls)]
     rows = [[getattr(item, column.name) for column in columns] for item in items]
     return Table(name, columns, rows, shown=bool(heads))
 
 
-def kind_of(annotation: Any) -> Kind:
-    """Return what a value is by its annotation's text; what is none of the names above is ``data``."""
-    return _KINDS.get(str(annotation).removesuffix(" | None"), "data")
+def unit_of(annotation: Any) -> Unit:
+    """Return the unit of values with an annotation; ``data`` for all annotations that are not in ``_UNITS``."""
+    return _UNITS.get(str(annotation).removesuffix(" | None"), "data")
 
 
 class Measured(Protocol):
@@ -165,13 +167,13 @@ T = TypeVar("T", bound=Measured)
 
 
 def worst_of(tensors: Iterable[T]) -> T | None:
-    """Return the tensor with the lowest signal-to-noise ratio."""
+    """Return the tensor with the lowest signal-to-noise ratio; None if no value changed."""
     lossy = [tensor for tensor in tensors if tensor.error]
     return min(lossy, key=lambda tensor: (tensor.error or {})["snr_db"], default=None)
 
 
 def loss(tensors: Iterable[Measured], exact: str | None) -> tuple[list[Figure], Sequence[Line]]:
-    """Return figures and lines on what was lost: ``exact`` words where nothing was, else the worst tensor if any."""
+    """Return figures and lines about errors: the text ``exact`` if it is given, else the worst tensor if any."""
     if exact is not None:
         return [], [Line(exact, "exact")]
     worst = worst_of(tensors)
@@ -193,8 +195,8 @@ _LINES = (
 )
 
 
-LEFT: tuple[Kind, ...] = ("text", "texts", "shape", "flag")
-"""What stands on the left in a table; all else are numbers."""
+LEFT_ALIGNED: tuple[Unit, ...] = ("text", "texts", "shape", "flag")
+"""Units that tables align to the left; all others are numbers, aligned to the right."""
 
 
 def number(value: float, digits: int = 4) -> str:
@@ -208,40 +210,40 @@ def shape_text(shape: Sequence[int]) -> str:
 
 
 def size_text(count: int) -> str:
-    """Format bytes for people."""
+    """Format a number of bytes with a unit."""
     return format_size(count)
 
 
-def told(lines: Sequence[Line], figures: Mapping[str, Figure]) -> Iterator[tuple[Line, str]]:
-    """Yield each line with its words and the figures in them: once, or for every item of a list."""
-    texts = {name: text_of(item.value, item.kind) for name, item in figures.items() if item.kind != "data"}
-    for item in lines:
-        if not item.each:
-            yield item, item.words.format_map(texts)
+def format_lines(lines: Sequence[Line], figures: Mapping[str, Figure]) -> Iterator[tuple[Line, str]]:
+    """Yield each line with its text: its template filled with the figures, once or for each item of a list."""
+    texts = {name: text_of(item.value, item.unit) for name, item in figures.items() if item.unit != "data"}
+    for line in lines:
+        if not line.items:
+            yield line, line.template.format_map(texts)
             continue
-        for value in figures[item.each].value:
-            yield item, item.words.format_map({**texts, "item": text_of(value, "text")})
+        for value in figures[line.items].value:
+            yield line, line.template.format_map({**texts, "item": text_of(value, "text")})
 
 
 def cell(value: Any, column: Column) -> str:
-    """Return a value as a cell: nothing is an empty one."""
-    if value is None and column.kind != "error":
+    """Return the text of a value in a table; empty for None, except for an error that was not measured."""
+    if value is None and column.unit != "error":
         return ""
-    return _CELLS.get(column.kind, lambda value: text_of(value, column.kind))(value)
+    return _CELLS.get(column.unit, lambda value: text_of(value, column.unit))(value)
 
 
-def text_of(value: Any, kind: Kind) -> str:
-    """Return a value as people read it."""
+def text_of(value: Any, unit: Unit) -> str:
+    """Return the text of a value."""
     if value is None:
-        return "-" if kind == "error" else "none"
-    return _TEXTS.get(kind, _words)(value)
+        return "-" if unit == "error" else "none"
+    return _TEXTS.get(unit, _plain_text)(value)
 
 
-def _words(value: Any) -> str:
+def _plain_text(value: Any) -> str:
     return printable(str(value))
 
 
-_TEXTS: Mapping[Kind, Callable[[Any], str]] = {
+_TEXTS: Mapping[Unit, Callable[[Any], str]] = {
     "bits": lambda value: f"{value:.3f}",
     "bytes": lambda value: size_text(int(value)),
     "cosine": lambda value: f"{value:.6f}",
@@ -259,8 +261,8 @@ _TEXTS: Mapping[Kind, Callable[[Any], str]] = {
     "texts": lambda value: ", ".join(map(str, value)),
     "times": lambda value: f"{value}" if value > 1 else "",
 }
-# In a table the head has the unit, and what stands below each other has as many digits.
-_CELLS: Mapping[Kind, Callable[[Any], str]] = {
+# In a table the head contains the unit, and all values of a column have the same number of decimals.
+_CELLS: Mapping[Unit, Callable[[Any], str]] = {
     "bits": lambda value: f"{value:.2f}",
     "decibels": lambda value: f"{value:.2f}",
 }

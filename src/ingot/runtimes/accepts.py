@@ -13,7 +13,7 @@ from ingot.formats.packed_folders.awq import AwqFormat
 from ingot.formats.packed_folders.fp8 import Fp8Format
 from ingot.formats.packed_folders.gptq import GptqFormat
 from ingot.model.layouts.dense import DenseLayout
-from ingot.model.reading.lazy import as_many
+from ingot.model.reading.lazy import as_tensor_map
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Tensor
 from ingot.naming.config import CONFIG, MAX_CONFIG, parse_config
@@ -21,7 +21,7 @@ from ingot.naming.names import merged_matrix, pattern_of, role_of
 from ingot.runtimes.profile import Requirement, RuntimeProfile, Scheme
 from ingot.runtimes.stored import StoredScheme, mismatch, stored_scheme
 from ingot.translate.completeness import defects_of
-from ingot.translate.unopened import unknown_gguf_names, unopened_note
+from ingot.translate.unsupported_families import unknown_gguf_names, unopened_note
 
 _TOKENS = "tokenizer.ggml.tokens"
 _TOKENIZER = "tokenizer.json"
@@ -83,7 +83,7 @@ def accepts(profile: RuntimeProfile, source: Source) -> Answer:
     config = source.config()
     tensors: Mapping[str, Tensor] = source.catalog.tensors
     activations = any("input" in key or "activation" in key for key in source.format.activations(config))
-    stored, faults = _stored(as_many(tensors).uncached(), container, _declared_symmetric(source, config))
+    stored, faults = _stored(as_tensor_map(tensors).uncached(), container, _declared_symmetric(source, config))
     stored = _with_declared_blocks(stored, source, config)
     reasons = [*faults]
     matched, refused = match_schemes(profile, container, stored, activations=activations)

@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from ingot.core.parsing.strictjson import warm
+from ingot.core.parsing.strictjson import preload
 from ingot.errors import UsageError
 
 Outcome = Literal["run", "loads", "config", "documented", "refused"]
@@ -32,7 +32,7 @@ PLACEHOLDERS = ("path", "file", "name")
 """Placeholders in a command line: the result's path, its first weight file, and its name without a suffix."""
 
 
-@warm
+@preload
 class Scheme(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """A way of storing tensors, and what the program does with it.
 
@@ -49,7 +49,7 @@ class Scheme(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit
     types : tuple of str
         Element types of dense tensors, number types of small floats, or types of ggml's blocks. Empty: any.
     packings : tuple of str
-        Variants of packed integers (``model.layouts.packed_words``). Empty: any.
+        Variants of packed integers (``model.layouts.packed_ints``). Empty: any.
     bits : tuple of int
         Bits of an integer code. Empty: any.
     symmetric : bool, optional
@@ -79,7 +79,7 @@ class Scheme(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit
     whole_groups: bool = False
 
 
-@warm
+@preload
 class Constraints(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Rules that involve several tensors, or tensors and other files.
 
@@ -108,7 +108,7 @@ class Constraints(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     vocabulary: Literal["any", "fits", "equal"] = "any"
 
 
-@warm
+@preload
 class Requirement(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """Keys and files that an artifact needs besides its tensors.
 
@@ -126,7 +126,7 @@ class Requirement(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True,
     why: str = ""
 
 
-@warm
+@preload
 class Preset(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """The default recipe for a bit width, in the container that it is written to.
 
@@ -139,7 +139,7 @@ class Preset(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit
     calibrated: str = ""
 
 
-@warm
+@preload
 class RuntimeProfile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """The statements about one version of a program.
 

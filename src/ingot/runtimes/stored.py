@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ingot.model.layouts.affine import NO_ZERO, AffineLayout, Blocks, Constant, Group, Row, Whole
+from ingot.model.layouts.affine import NO_ZERO, AffineLayout, Blocks, Constant, Group, PerTensor, Row
 from ingot.model.layouts.base import Layout
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.ggml import GgmlBlocksLayout
-from ingot.model.layouts.packed_words import INTS, PACKED, WordsLayout
+from ingot.model.layouts.packed_ints import INTS, PACKED, PackedIntLayout
 from ingot.model.layouts.palette import PaletteLayout
 from ingot.model.layouts.scaled_codebook import ScaledCodebookLayout, Tiles
 from ingot.model.layouts.table import layout_of
@@ -84,10 +84,10 @@ def _values(layout: Layout, container: str, symmetric: bool | None) -> StoredSch
         zero = layout.zero == NO_ZERO or layout.zero == Constant(1 << (layout.bits - 1))
         grid = _group(layout.grid)
         return StoredScheme("integers", "", 0, 0, packing, layout.bits, zero, grid, layout.scales)
-    if isinstance(layout, WordsLayout):
+    if isinstance(layout, PackedIntLayout):
         group: int | str = "row" if layout.group is None else layout.group
         zero = isinstance(layout.zero, Constant) if symmetric is None else symmetric
-        return StoredScheme("integers", "", 0, 0, layout.form, layout.bits, zero, group, layout.scales)
+        return StoredScheme("integers", "", 0, 0, layout.packing, layout.bits, zero, group, layout.scales)
     if isinstance(layout, ScaledCodebookLayout):
         scales = str(layout.scales)
         second = layout.second is not None
@@ -106,7 +106,7 @@ def _group(grid: object) -> int | str:
         return f"{grid.rows}x{grid.columns}"
     if isinstance(grid, Blocks):
         return "x".join(map(str, grid.shape))
-    return "row" if isinstance(grid, Row) else "tensor" if isinstance(grid, Whole) else "run"
+    return "row" if isinstance(grid, Row) else "tensor" if isinstance(grid, PerTensor) else "run"
 
 
 def mismatch(scheme: Scheme, stored: StoredScheme, *, activations: bool) -> list[str]:

@@ -1,12 +1,11 @@
-"""Folders of the local disk for what can be made again: a cache that processes share, and scratch."""
+"""The local cache of data that can be recreated, which processes share."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 from platformdirs import user_cache_path
@@ -16,68 +15,66 @@ from ingot.core.files.system import exchange, flush, local_path, remove_tree, re
 from ingot.stores.local import LocalStore
 
 
-def default_cache(kind: str) -> os.PathLike[str]:
-    """Return the folder for what can be made again: ``kind`` in ``$INGOT_CACHE``, or in the platform's usual place."""
-    chosen = os.environ.get("INGOT_CACHE")
-    return (Path(chosen) if chosen else user_cache_path("ingot", appauthor=False)) / kind
+def default_cache(name: str) -> os.PathLike[str]:
+    """Return the cache folder ``name`` in ``$INGOT_CACHE``, or in the platform's cache folder."""
+    root = os.environ.get("INGOT_CACHE")
+    return (Path(root) if root else user_cache_path("ingot", appauthor=False)) / name
 
 
 def cached(
     cache: str | os.PathLike[str],
     name: str,
-    is_whole: Callable[[LocalStore], bool],
-    make: Callable[[LocalStore], object],
+    is_complete: Callable[[LocalStore], bool],
+    fill: Callable[[LocalStore], object],
 ) -> LocalStore:
-    """Return a folder of a cache; it appears whole, flushed to disk, or not at all, also with several processes at it.
+    """Return a folder of a cache, and create it if it is missing or incomplete.
+
+    The folder appears in one step, flushed to disk, also if several processes create it at once.
 
     Parameters
     ----------
     cache : path
-        A local folder, made where there is none.
+        A local folder, created if it is missing.
     name : str
-        What the folder is called in it.
-    is_whole : callable
-        Whether a folder that is there is what it should be; one that is not is replaced.
-    make : callable
-        Fills a new folder; nothing is left of it where this raises.
+        The name of the folder in the cache.
+    is_complete : callable
+        Whether an existing folder is valid; an invalid one is replaced.
+    fill : callable
+        Fills a new folder. If it raises an error, the new folder is removed.
 
     Raises
     ------
     ResourceError
-        Disk full, cache not writable.
+        The disk is full, or the cache is not writable.
     """
     folder = local_path(cache)
     final = folder / name
-    if not (final.is_dir() and is_whole(LocalStore(final))):
+    if not (final.is_dir() and is_complete(LocalStore(final))):
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            beside = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=folder))
+            temporary = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=folder))
         except OSError as error:
             raise write_error(error, str(folder)) from error
         try:
-            make(LocalStore(beside))
-            flush_tree(beside)
-            _settle(beside, final)
+            fill(LocalStore(temporary))
+            flush_tree(temporary)
+            _publish(temporary, final)
         finally:
-            shutil.rmtree(beside, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
     return LocalStore(final)
 
 
-@contextmanager
-def scratch_folder() -> Iterator[LocalStore]:
-    """Lend an empty folder in ``$TMPDIR``, which goes with all in it."""
-    with tempfile.TemporaryDirectory(prefix="ingot-") as folder:
-        yield LocalStore(folder)
+def _publish(temporary: Path, final: Path) -> None:
+    """Rename the new folder to its final name.
 
-
-def _settle(beside: Path, final: Path) -> None:
-    """Rename, or change names with what is there: damaged, or what another process put there meanwhile, the same."""
+    An existing folder, damaged or just created by another process, changes names with the new one.
+    """
     try:
-        beside.chmod(0o755)
-        if final.is_dir() and not exchange(beside, final):
+        temporary.chmod(0o755)
+        if final.is_dir() and not exchange(temporary, final):
             remove_tree(final)
-        if beside.exists() and not final.exists():
-            rename(beside, final)
+        if temporary.exists() and not final.exists():
+            rename(temporary, final)
         flush(final.parent)
     except OSError as error:
         if not final.is_dir():

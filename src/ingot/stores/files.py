@@ -1,7 +1,7 @@
-"""Local files that are read: opened when their bytes are wanted, a limited number of them at a time.
+"""Sources that read local files, of which a limited number is open at a time.
 
-A checkpoint may be thousands of files, more than a process may hold open. The last used ones stay open; another is
-opened again by its path when it is read, and refused unless it is still the same file in the same state (``Stamp``).
+A checkpoint may consist of more files than a process may hold open. The most recently used files stay open. Any other
+file is reopened by its path when it is read, and refused unless it is the same file in the same state (``Stamp``).
 """
 
 from __future__ import annotations
@@ -28,30 +28,33 @@ from ingot.model.bytesource import PrivateMapping, Stamp, StampedSource
 MAX_CALL = 1 << 30
 
 SMALL = 1 << 12
-"""The largest range that ``Ahead`` serves, and the largest gap between two such ranges, in bytes."""
+"""The largest range that ``ReadAhead`` serves, and the largest gap between two such ranges, in bytes."""
 WINDOW = 1 << 15
-"""Bytes that ``Ahead`` reads in one call."""
+"""Bytes of the buffer of ``ReadAhead``."""
 
 
-def read_all(descriptor: int, offset: int, out: memoryview, where: str) -> None:
-    """Fill ``out`` from an open file; ``store.read-failed``, and ``store.short-read`` past the end."""
-    rest = flat(out)
-    while rest.nbytes:
+def read_all(descriptor: int, offset: int, out: memoryview, location: str) -> None:
+    """Fill ``out`` from an open file, from byte ``offset`` on.
+
+    Raises ``ResourceError`` ``store.read-failed``; ``IntegrityError`` ``store.short-read`` at the end of the file.
+    """
+    remaining = flat(out)
+    while remaining.nbytes:
         try:
-            count = system.read_at(descriptor, rest[:MAX_CALL], offset)
+            count = system.read_at(descriptor, remaining[:MAX_CALL], offset)
         except OSError as error:
-            raise read_error(error, where) from error
+            raise read_error(error, location) from error
         if count == 0:
             raise IntegrityError(
                 "store.short-read",
-                f"expected {rest.nbytes} more bytes at {offset}, found the end of the file",
-                where=where,
+                f"expected {remaining.nbytes} more bytes at {offset}, found the end of the file",
+                where=location,
             )
         offset += count
-        rest = rest[count:]
+        remaining = remaining[count:]
 
 
-class Ahead:
+class ReadAhead:
     """Bytes of a file from ``begin`` on that were read before they were requested.
 
     Each byte is served once, in order; later requests read the file.
@@ -65,7 +68,7 @@ class Ahead:
         self._data = data
 
     def give(self, offset: int, out: memoryview) -> bool:
-        """Fill ``out``; return False if the buffer lacks some of its bytes, or served some before."""
+        """Fill ``out`` from the buffer; return False if bytes are outside the buffer or were served before."""
         start = offset - self._begin
         stop = start + out.nbytes
         if start < self._next or stop > self._data.nbytes:
@@ -80,14 +83,14 @@ def flat(data: memoryview) -> memoryview:
     return data.cast("B") if data.nbytes else memoryview(b"")
 
 
-# Files held open for the next read: a quarter of what the process may open, within these bounds.
-_LEAST = 4
-_MOST = 256
+# Number of files held open for the next read: a quarter of the process's limit, within these bounds.
+_MIN_OPEN = 4
+_MAX_OPEN = 256
 _NO_MORE_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
 class Handle:
-    """One descriptor, with the mapping of its whole file where there is one; closed when nobody refers to it."""
+    """A file descriptor, and the mapping of the full file if it is mapped; closed when no reference is left."""
 
     __slots__ = ("descriptor", "pages")
 
@@ -103,50 +106,50 @@ class Handle:
 
 
 class OpenFiles:
-    """The handles that are kept for the next read, the last used at the end. Thread-safe.
+    """Open handles by the key of their source, in order of last use. Thread-safe.
 
-    A handle that is let go is closed by its last user: another thread may be reading from it.
+    An evicted handle is closed when its last reference disappears, because another thread may be reading from it.
     """
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[int, Handle] = OrderedDict()
+        self._handles: OrderedDict[int, Handle] = OrderedDict()
         self.renew_lock()
 
     def renew_lock(self) -> None:
-        """Forget who held the lock: in a forked child that thread does not exist."""
-        self._lock = threading.RLock()  # a source may be collected, and dropped, while its thread is in here
+        """Replace the lock: in a forked child the thread that held it does not exist."""
+        self._lock = threading.RLock()  # the garbage collector may drop a source while its thread holds the lock
 
     def get(self, key: int, reopen: Callable[[], Handle]) -> Handle:
-        """Return the handle of a source; ``reopen`` makes it where it was let go."""
+        """Return the handle of a source; ``reopen`` creates it if it was evicted."""
         with self._lock:
-            handle = self._kept.get(key)
+            handle = self._handles.get(key)
             if handle is not None:
-                self._kept.move_to_end(key)
+                self._handles.move_to_end(key)
                 return handle
         return self.keep(key, reopen())
 
     def keep(self, key: int, handle: Handle) -> Handle:
-        """Keep a handle, unless another thread was first, and let go of the ones that were not used for longest."""
-        most = _most_open()
-        gone = []
+        """Store a handle, or return the one that another thread stored first; evict the least recently used ones."""
+        limit = _most_open()
+        evicted = []
         with self._lock:
-            handle = self._kept.setdefault(key, handle)
-            while len(self._kept) > most:
-                gone.append(self._kept.popitem(last=False))
+            handle = self._handles.setdefault(key, handle)
+            while len(self._handles) > limit:
+                evicted.append(self._handles.popitem(last=False))
         return handle
 
     def drop(self, key: int) -> None:
-        """Let go of a source's handle."""
+        """Remove a source's handle."""
         with self._lock:
-            gone = self._kept.pop(key, None)
-        del gone
+            removed = self._handles.pop(key, None)
+        del removed
 
     def clear(self) -> None:
-        """Let go of all handles."""
+        """Remove all handles."""
         with self._lock:
-            gone = list(self._kept.values())
-            self._kept.clear()
-        del gone
+            removed = list(self._handles.values())
+            self._handles.clear()
+        del removed
 
 
 _OPEN = OpenFiles()
@@ -155,30 +158,30 @@ system.after_fork(_OPEN.renew_lock)
 
 
 def _most_open() -> int:
-    most = system.most_open()
-    return _MOST if most is None else min(_MOST, max(_LEAST, most // 4))
+    process_limit = system.most_open()
+    return _MAX_OPEN if process_limit is None else min(_MAX_OPEN, max(_MIN_OPEN, process_limit // 4))
 
 
 class PreadSource(StampedSource):
     """A file that is read by ``preadv``; ``view`` copies.
 
-    A copy (``copy``, ``pickle``) opens the file again by its path, and is refused with ``store.changed`` where that is
-    another file now. Reading is thread-safe, beside ``close`` too.
+    A copy (``copy``, ``pickle``) reopens the file by its path; if that is a different file by now, it is refused with
+    ``store.changed``. Reading is thread-safe, also while another thread calls ``close``.
 
     Parameters
     ----------
     descriptor : int
-        An open regular file; closed by the source, also where this raises.
+        An open regular file; the source closes it, also if the constructor raises an error.
     path : str
-        Absolute, without links: where the file is opened again.
+        The absolute path without links, by which the file is reopened.
     name : str
-        For messages.
+        The file in messages.
     """
 
     io = "pread"
     mapped = False
-    _ahead: Ahead | None = None
-    _end = 0  # of the last small range that was read
+    _ahead: ReadAhead | None = None
+    _end = 0  # end of the last small range that was read
 
     def __init__(self, descriptor: int, path: str, name: str) -> None:
         handle = Handle(descriptor)
@@ -193,7 +196,7 @@ class PreadSource(StampedSource):
         _OPEN.keep(self._key, handle)
 
     def view(self, offset: int, length: int) -> memoryview:
-        """Return a fresh buffer with ``length`` bytes at ``offset``; errors as ``readinto``."""
+        """Return a new buffer with ``length`` bytes at ``offset``; raise the errors of ``readinto``."""
         handle = self._ready(offset, length)
         try:
             out = np.empty(length, np.uint8).data
@@ -205,9 +208,9 @@ class PreadSource(StampedSource):
     def readinto(self, offset: int, out: memoryview) -> None:
         """Fill ``out`` by read calls.
 
-        Raises ``IntegrityError``: ``store.shrank`` where the file has become shorter, ``store.short-read`` where it
-        ends before ``out`` is full, ``store.changed`` where it had to be opened again and is another; ``UsageError``
-        ``store.closed`` after ``close``.
+        Raises ``IntegrityError``: ``store.shrank`` if the file has become shorter, ``store.short-read`` if it ends
+        before ``out`` is full, ``store.changed`` if it was reopened and differs; ``UsageError`` ``store.closed`` after
+        ``close``.
         """
         size = out.nbytes
         if 0 < size <= SMALL:
@@ -218,34 +221,34 @@ class PreadSource(StampedSource):
             self._end = offset + size
             if follows and size <= self.size - offset:
                 data = memoryview(bytearray(min(WINDOW, self.size - offset)))
-                handle = self._ready(offset, data.nbytes)  # held: else another thread may close the file
+                handle = self._ready(offset, data.nbytes)  # the reference keeps the file open
                 read_all(handle.descriptor, offset, data, self.name)
-                self._ahead = Ahead(offset, data)
+                self._ahead = ReadAhead(offset, data)
                 self._ahead.give(offset, out)
                 return
         handle = self._ready(offset, size)
         read_all(handle.descriptor, offset, out, self.name)
 
     def changed(self) -> bool:
-        """Whether the file was written to since it was opened, as far as its stamp tells.
+        """Return whether the file's stamp differs from the one at opening.
 
-        One that was replaced or removed and is still open is as it was; one that would have to be opened again is not.
+        A file that was replaced or removed is unchanged while it is still open, and changed if it must be reopened.
         """
         if self._key is None:
             return False
         try:
-            handle = self._handle()  # held for as long as its number is used
+            handle = self._handle()  # the reference keeps the descriptor open
         except IngotError as error:
             if error.rule in ("store.changed", "store.missing", "store.not-a-file"):
                 return True
             raise
         now = stamp_of(handle.descriptor)
-        if os.fstat(handle.descriptor).st_nlink != self._links:  # a name came or went, which sets ctime
+        if os.fstat(handle.descriptor).st_nlink != self._links:  # a link was added or removed, which sets ctime
             now = now._replace(ctime_ns=self.stamp.ctime_ns)
         return now != self.stamp
 
     def close(self) -> None:
-        """Let go of the file; views handed out before stay valid. A second call does nothing."""
+        """Close the file; views that were returned before stay valid. A second call does nothing."""
         key = self._key
         self._key = None
         self._ahead = None
@@ -262,18 +265,20 @@ class PreadSource(StampedSource):
         if stamp_of(handle.descriptor) != self.stamp:
             raise IntegrityError(
                 "store.changed",
-                "expected the file as it was when it was opened first, found one that was written to or replaced "
-                "since; open the checkpoint again",
+                "the file was written to or replaced since it was opened; open the checkpoint again",
                 where=self.name,
             )
         self._prepare(handle)
         return handle
 
     def _prepare(self, handle: Handle) -> None:
-        """Nothing to do for read calls."""
+        """Set up a new handle; read calls need nothing."""
 
     def _ready(self, offset: int, length: int) -> Handle:
-        """Refuse a range outside the file, and a file that has shrunk: its mapped pages would fault."""
+        """Return the handle; raise an error for a range outside the file, or if the file has shrunk.
+
+        Reading mapped pages behind the end of a shrunken file would end the process.
+        """
         handle = self._handle()
         require_inside(offset, length, self.size, self.name)
         now = os.fstat(handle.descriptor).st_size
@@ -286,7 +291,7 @@ class PreadSource(StampedSource):
     def __reduce__(self) -> tuple[Any, ...]:
         if self._key is None:
             raise UsageError("a file that was closed cannot be copied", rule="store.closed", where=self.name)
-        return _copied, (type(self), self.path, self.name, self.stamp)
+        return _reopen, (type(self), self.path, self.name, self.stamp)
 
     def __del__(self) -> None:
         try:  # at the interpreter's end other modules may be gone
@@ -296,27 +301,27 @@ class PreadSource(StampedSource):
 
 
 class MmapSource(PreadSource, PrivateMapping):
-    """A mapped file; ``view`` is the mapping itself, read-only.
+    """A mapped file; ``view`` returns a read-only part of the mapping.
 
-    Raises ``ResourceError`` ``store.cannot-map`` where the system cannot map the file.
+    Raises ``ResourceError`` ``store.cannot-map`` if the system cannot map the file.
     """
 
     io = "mmap"
     mapped = True
 
     def view(self, offset: int, length: int) -> memoryview:
-        """Return the mapped bytes; errors as ``readinto``.
+        """Return the mapped bytes; raise the errors of ``readinto``.
 
-        A file that shrinks after this check and before the bytes are touched still ends the process (SIGBUS): whoever
-        expects that opens with ``io="pread"``.
+        If the file shrinks after this check and before the bytes are read, the process ends (SIGBUS). Open files that
+        may shrink with ``io="pread"``.
         """
         handle = self._ready(offset, length)
         return handle.pages[offset : offset + length]
 
     def private(self, offset: int, length: int) -> memoryview:
-        """Return the bytes as writable memory of the caller's own; errors as ``readinto``.
+        """Return the bytes as writable memory (copy on write); raise the errors of ``readinto``.
 
-        Pages are the file's until they are written to, and what is written reaches neither the file nor other views.
+        Writing changes neither the file nor other views.
         """
         handle = self._ready(offset, length)
         try:
@@ -335,11 +340,11 @@ class MmapSource(PreadSource, PrivateMapping):
             ) from error
 
 
-class UnnamedSource(PreadSource):
-    """A file that no path leads to any more, such as a temporary one: it stays open, and cannot be copied."""
+class TemporarySource(PreadSource):
+    """A file without a path, such as a temporary one: it stays open, and cannot be copied."""
 
     def __init__(self, descriptor: int, name: str) -> None:
-        self._held: Handle | None = Handle(descriptor)
+        self._open_handle: Handle | None = Handle(descriptor)
         self._key = None
         self.name = name
         self.path = ""
@@ -350,40 +355,39 @@ class UnnamedSource(PreadSource):
         return False
 
     def close(self) -> None:
-        self._held = self._ahead = None
+        self._open_handle = self._ahead = None
 
     def _handle(self) -> Handle:
-        if self._held is None:
+        if self._open_handle is None:
             raise UsageError("this file was closed", rule="store.closed", where=self.name)
-        return self._held
+        return self._open_handle
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise UsageError("a temporary file cannot be copied", rule="store.closed", where=self.name)
 
 
-def unnamed(fill: Callable[[BinaryIO], object]) -> UnnamedSource:
-    """Return what ``fill`` writes as an unnamed temporary file (in ``$TMPDIR``), which goes when it is closed.
+def temporary_source(fill: Callable[[BinaryIO], object]) -> TemporarySource:
+    """Return an unnamed temporary file in ``$TMPDIR`` with the bytes that ``fill`` writes; closing it removes it.
 
-    Raises ``ResourceError``: the disk is full, or not writable.
+    Raises ``ResourceError`` if the disk is full or not writable.
     """
     folder = tempfile.gettempdir()
     try:
         with tempfile.TemporaryFile(prefix="ingot-", dir=folder) as out:
             fill(cast(BinaryIO, out))
             out.flush()
-            return UnnamedSource(os.dup(out.fileno()), f"a temporary file in {folder}")
+            return TemporarySource(os.dup(out.fileno()), f"a temporary file in {folder}")
     except OSError as error:
         raise write_error(error, folder) from error
 
 
-def _copied(kind: type[PreadSource], path: str, name: str, stamp: Stamp) -> PreadSource:
-    """Open a source again in another place or process."""
-    source = kind(open_regular(path, name), path, name)
+def _reopen(source_type: type[PreadSource], path: str, name: str, stamp: Stamp) -> PreadSource:
+    """Return a copied or unpickled source; raise ``IntegrityError`` ``store.changed`` if the file differs."""
+    source = source_type(open_regular(path, name), path, name)
     if source.stamp != stamp:
         raise IntegrityError(
             "store.changed",
-            "expected the file that the copied checkpoint was opened from, found one that was written to or replaced "
-            "since; open the checkpoint again",
+            "the file was written to or replaced since the copied checkpoint was opened; open the checkpoint again",
             where=name,
         )
     return source
@@ -395,10 +399,10 @@ def stamp_of(descriptor: int) -> Stamp:
     return Stamp(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_dev, status.st_ino)
 
 
-def open_regular(real: str, where: str) -> int:
-    """Open a regular file by its resolved path, without ever waiting for a fifo or device; return the descriptor.
+def open_regular(real: str, location: str) -> int:
+    """Open a regular file by its resolved path, and return the descriptor; never wait for a fifo or device.
 
-    Raises ``FormatError`` ``store.not-a-file``; ``UsageError`` or ``ResourceError`` as ``read_error``.
+    Raises ``FormatError`` ``store.not-a-file``; otherwise ``read_error`` chooses ``UsageError`` or ``ResourceError``.
     """
     try:
         mode = os.stat(real).st_mode  # noqa: PTH116 - a directory may have thousands of files
@@ -409,28 +413,28 @@ def open_regular(real: str, where: str) -> int:
                 return descriptor
             os.close(descriptor)
     except OSError as error:
-        raise read_error(error, where) from error
-    raise FormatError("store.not-a-file", f"expected a regular file, found {_kind(mode)}", where=where)
+        raise read_error(error, location) from error
+    raise FormatError("store.not-a-file", f"expected a regular file, found {_file_type(mode)}", where=location)
 
 
 def _open(real: str) -> int:
-    # O_NONBLOCK: were the file replaced by a fifo at this moment, open would wait for a writer.
+    # O_NONBLOCK: if a fifo replaced the file at this moment, open would wait for a writer.
     flags = system.open_flags("O_RDONLY", "O_NONBLOCK", "O_NOCTTY")
     try:
         return os.open(real, flags)
     except OSError as error:
         if error.errno not in _NO_MORE_DESCRIPTORS:
             raise
-    _OPEN.clear()  # somebody else has taken what we thought free
+    _OPEN.clear()  # other code of the process used up the descriptors
     return os.open(real, flags)
 
 
-def _kind(mode: int) -> str:
-    kinds = {
+def _file_type(mode: int) -> str:
+    names = {
         stat.S_IFDIR: "a folder",
         stat.S_IFIFO: "a fifo",
         stat.S_IFSOCK: "a socket",
         stat.S_IFCHR: "a device",
         stat.S_IFBLK: "a device",
     }
-    return kinds.get(stat.S_IFMT(mode), "something else")
+    return names.get(stat.S_IFMT(mode), "something else")

@@ -6,20 +6,21 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from ingot.core.files.atomic import atomic_write
-from ingot.core.files.joining import Joining
-from ingot.core.files.system import flush, remove, remove_tree, write_error
+from ingot.core.files.merge_staging import MergeStaging
+from ingot.core.files.system import flush, remove_all, write_error
 from ingot.errors import ResourceError
 from ingot.stores.local import LocalStore, LocalTarget
 
 
 class LocalFolder(LocalStore):
-    """The files of one folder, to be read and changed. Parameters and errors as of ``LocalStore``."""
+    """A ``LocalStore`` whose files can be changed."""
 
     @contextmanager
-    def lock(self, name: str, seconds: float, held: ResourceError) -> Iterator[None]:
-        """Hold the lock that the named file is; wait for another process that holds it. It is free when that dies.
+    def lock(self, name: str, seconds: float, timeout_error: ResourceError) -> Iterator[None]:
+        """Hold the lock on the file ``name``; the system releases it if the process ends.
 
-        Raises ``held`` after ``seconds``; ``ResourceError`` ``store.read-only`` where nothing can be written.
+        Raises ``timeout_error`` if another process holds it for ``seconds``; ``ResourceError`` ``store.read-only`` if
+        the folder is not writable.
         """
         from filelock import FileLock, Timeout
 
@@ -27,7 +28,7 @@ class LocalFolder(LocalStore):
         try:
             lock.acquire(timeout=seconds)
         except Timeout as error:
-            raise held from error
+            raise timeout_error from error
         except OSError as error:
             raise write_error(error, self.location_of(name)) from error
         try:
@@ -35,22 +36,22 @@ class LocalFolder(LocalStore):
         finally:
             lock.release()
 
-    def join(self, *, resume: bool) -> Joining:
-        """Return a place to write files that join those of the folder."""
-        return Joining(self.local_path(), resume=resume)
+    def join(self, *, resume: bool) -> MergeStaging:
+        """Return a staging folder, whose files will be added to this folder."""
+        return MergeStaging(self.local_path(), resume=resume)
 
     def write(self, name: str, data: bytes) -> None:
-        """Put a small file in place, flushed to disk; see ``core.files.atomic.atomic_write`` for what it raises."""
+        """Write a small file, flushed to disk; raise the errors of ``core.files.atomic.atomic_write``."""
         atomic_write(self.local_path(name), data)
 
-    def mend(self, name: str, pieces: Iterable[tuple[int, bytes]], size: int) -> None:
-        """Write pieces into a file, which need not be there, cut or extend it to ``size`` bytes, and flush it to disk.
+    def mend(self, name: str, segments: Iterable[tuple[int, bytes]], size: int) -> None:
+        """Write segments (offset, bytes) into a file, cut or extend it to ``size`` bytes, and flush it to disk.
 
-        The only writing that is not atomic: of a file that is damaged as it is.
+        A missing file is created. This is the only write that is not atomic, because the file is damaged already.
         """
         sink = LocalTarget(self.local_path()).create(name)
         try:
-            for start, data in pieces:
+            for start, data in segments:
                 sink.write_at(start, data)
             sink.truncate(size)
             flush(self.local_path(name))
@@ -60,20 +61,12 @@ class LocalFolder(LocalStore):
             sink.close()
 
     def remove(self, *names: str) -> None:
-        """Remove files, folders with all in them, or links themselves, for good; nothing where there is none."""
-        paths = [self.local_path(name) for name in names]
+        """Remove files, folders with their content, or links (not their targets); missing names are ignored."""
         try:
-            for path in paths:
-                if path.is_dir() and not path.is_symlink():
-                    remove_tree(path)
-                else:
-                    remove(path)
-            for folder in dict.fromkeys(path.parent for path in paths):
-                if folder.is_dir():
-                    flush(folder)
+            remove_all([self.local_path(name) for name in names])
         except OSError as error:
             raise write_error(error, self.location) from error
 
     def is_link(self, name: str) -> bool:
-        """Whether a link stands in the place of a file or folder."""
+        """Return whether a name is a symbolic link."""
         return self.local_path(name).is_symlink()

@@ -1,7 +1,7 @@
 """A folder of the local file system as a store: mapped or read files, and a target to write into.
 
-A mapping is read-only; who insists on writable memory gets a private, copy-on-write mapping of a range. Nobody's file
-changes, and a file larger than the machine's memory maps all the same.
+A mapping is read-only. For callers that need writable memory, a source maps a range privately (copy on write), so that
+the file never changes and may be larger than the machine's memory.
 """
 
 from __future__ import annotations
@@ -25,54 +25,57 @@ from ingot.model.store import Listing, Store, checked_name
 from ingot.stores.files import MAX_CALL, MmapSource, PreadSource, flat, open_regular, read_all, stamp_of
 
 
-def file_name(name: str, where: str) -> str:
-    """Return the name of a file in a store that is a folder here.
+def file_name(name: str, location: str) -> str:
+    """Return the name of a file in a local store if it is valid.
 
-    Raises ``FormatError`` ``store.escape`` as ``checked_name``, and for what is no file's name on this system.
+    Raises ``FormatError`` ``store.escape`` if ``checked_name`` does, or if no file of this system can have the name.
     """
-    checked_name(name, where)
+    checked_name(name, location)
     if not all(map(system.is_name, name.split("/"))):
         raise FormatError(
             "store.escape",
             f"expected a name that a file of this system can have, found {name[:200]!r}: rename it on another",
-            where=where,
+            where=location,
         )
     return name
 
 
 def path_of(text: str) -> Path:
-    """Return the path that a ``file:`` address means; any other text is a path as it is.
+    """Return the path of a ``file:`` address; any other text is a path already.
 
-    Raises ``UsageError`` ``store.url`` for an address of another machine, or one without a whole path.
+    Raises ``UsageError`` ``store.url`` for an address of another machine, or one without an absolute path.
     """
-    scheme, colon, rest = text.partition(":")
+    scheme, colon, address = text.partition(":")
     if not colon or scheme.lower() != "file":
         return local_path(text)
-    return local_path(path_text(rest, text, windows=isinstance(Path(), PureWindowsPath)))
+    return local_path(path_text(address, text, windows=isinstance(Path(), PureWindowsPath)))
 
 
-def path_text(rest: str, text: str, *, windows: bool) -> str:
-    """Return the path of a ``file:`` address, given the text after the colon; ``text`` is the address in messages."""
-    address = urlsplit(rest, scheme="file")
-    path = unquote(address.path, errors="surrogateescape")
-    host = "" if address.netloc == "localhost" else address.netloc
-    good = not host
+def path_text(address: str, text: str, *, windows: bool) -> str:
+    """Return the path of a ``file:`` address from the text after the colon; ``text`` is the address in messages."""
+    parts = urlsplit(address, scheme="file")
+    path = unquote(parts.path, errors="surrogateescape")
+    host = "" if parts.netloc == "localhost" else parts.netloc
+    valid = not host
     if windows:  # file:///C:/folder, file://server/share
-        good, path = (True, f"//{host}{path}") if host else (path[2:3] == ":", path[1:])
-    if not good or not address.path.startswith("/") or address.query or address.fragment:
+        valid, path = (True, f"//{host}{path}") if host else (path[2:3] == ":", path[1:])
+    if not valid or not parts.path.startswith("/") or parts.query or parts.fragment:
         raise UsageError(
-            "expected file:/// and a whole path, with %23 and %3F for # and ?", rule="store.url", where=text[:200]
+            "expected file:/// and an absolute path, with %23 and %3F for # and ?", rule="store.url", where=text[:200]
         )
     return path
 
 
 def url_of(path: Path) -> str:
-    """Return the address of a path, which need not exist: from the root, links kept."""
+    """Return the ``file:`` address of a path, made absolute; links are not resolved, and the path need not exist."""
     return address_of(path.absolute())
 
 
 def address_of(path: PurePath) -> str:
-    """Return the ``file:`` address of a whole path; of Windows' ``file:///C:/folder`` or ``file://server/share``."""
+    """Return the ``file:`` address of an absolute path.
+
+    For Windows it has the form ``file:///C:/folder`` or ``file://server/share``.
+    """
     if not isinstance(path, PureWindowsPath):
         return f"file://{quote(os.fsencode(path))}"
     text = quote(path.as_posix(), safe="/:")
@@ -88,14 +91,14 @@ NETWORK = frozenset(_NETWORK_TYPES.split())
 
 
 def is_network(folder: str) -> bool:
-    """Whether the resolved absolute path ``folder`` lies on a network file system (any ``fuse.*`` counts as one)."""
-    kind = filesystem(folder)
-    return kind in NETWORK or kind.startswith("fuse.")
+    """Return whether a resolved absolute path lies on a network file system; any ``fuse.*`` counts as one."""
+    type_name = filesystem(folder)
+    return type_name in NETWORK or type_name.startswith("fuse.")
 
 
 @lru_cache(maxsize=256)
 def filesystem(folder: str) -> str:
-    """Return the type of the file system that ``folder`` (resolved, absolute) lies on; "" if unknown."""
+    """Return the type of the file system that contains a resolved absolute path; "" if unknown."""
     try:
         table = MOUNTINFO.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
@@ -104,9 +107,12 @@ def filesystem(folder: str) -> str:
 
 
 def _innermost(table: str, folder: str) -> str:
-    """Return the type at the longest mount point above ``folder``; of equal ones the last, which hides the others."""
+    """Return the file system type at the longest mount point above ``folder``.
+
+    If a mount point occurs several times, the last one counts, because it hides the earlier ones.
+    """
     best = -1
-    kind = ""
+    type_name = ""
     for line in table.splitlines():
         before, dash, after = line.partition(" - ")
         fields = before.split(" ")
@@ -115,12 +121,12 @@ def _innermost(table: str, folder: str) -> str:
         point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4]).rstrip("/")
         if len(point) >= best and (folder == point or folder.startswith(point + "/")):
             best = len(point)
-            kind = after.split(" ")[0]
-    return kind
+            type_name = after.split(" ")[0]
+    return type_name
 
 
 def tree(folder: str, prefix: str) -> Iterator[str]:
-    """Yield ``prefix`` and the names of all that lies in a folder, at any depth, as ``Store.tree`` does."""
+    """Yield ``prefix`` plus the name of each file in a folder, at any depth; for an empty folder its name and ``/``."""
     try:
         with os.scandir(folder) as scanned:
             entries = sorted(scanned, key=lambda entry: entry.name)
@@ -136,7 +142,7 @@ def tree(folder: str, prefix: str) -> Iterator[str]:
 
 
 def is_regular(entry: os.DirEntry[str]) -> bool:
-    """Whether it is a file, or a link to one."""
+    """Return whether the entry is a file, or a link to one."""
     try:
         return entry.is_file()
     except OSError:  # a link in a circle
@@ -144,7 +150,7 @@ def is_regular(entry: os.DirEntry[str]) -> bool:
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether it is a folder, or a link to one."""
+    """Return whether the entry is a folder, or a link to one."""
     try:
         return entry.is_dir()
     except OSError:
@@ -162,13 +168,13 @@ class LocalStore(Store):
     path : str or path-like
         An existing folder.
     io : {"auto", "mmap", "pread"}
-        ``auto`` maps local files and reads those on network file systems, where each touched page would be a round
-        trip. The choice made for the folder is in ``io``, that for a file in its source's ``io``.
+        ``auto`` maps local files, and reads files on network file systems by calls, because there each mapped page
+        would cost a round trip. The attribute ``io`` has the choice for the folder, ``io`` of a source for its file.
 
     Raises
     ------
     UsageError
-        No folder there (``store.missing``, ``store.not-a-folder``) or an unknown ``io`` (``store.io``).
+        ``store.missing``, ``store.not-a-folder``: the folder does not exist; ``store.io``: an unknown ``io``.
     """
 
     def __init__(self, path: str | os.PathLike[str], io: str = "auto") -> None:
@@ -183,14 +189,14 @@ class LocalStore(Store):
             raise read_error(error, self.location) from error
         if not stat.S_ISDIR(mode):
             raise UsageError("expected a folder", rule="store.not-a-folder", where=self.location)
-        self._asked = io
+        self._io_option = io
         self.io = _choose(io, os.path.realpath(self._folder))
 
     def list(self, folder: str = "") -> Listing:
-        """Return what lies directly in the folder, or in ``folder`` in it, in one pass: regular files and links to
-        such, folders and links to such, and links that lead out of the store's folder.
+        """Return the files and folders directly in the store, or in its subfolder ``folder``.
 
-        A snapshot of the Hugging Face Hub's cache is made of links into the blobs beside it, which are its own.
+        Links count as what they lead to. The listing also names links that lead out of the store's folder; links of a
+        snapshot in the Hugging Face Hub's cache to the blobs of the same model do not count as such.
         """
         path = self._folder / file_name(folder, self.location) if folder else self._folder
         files = []
@@ -214,59 +220,59 @@ class LocalStore(Store):
         return Listing(tuple(sorted(files)), tuple(sorted(folders)), tuple(sorted(outside)))
 
     def exists(self, name: str) -> bool:
-        """As ``Store.exists``, without a listing."""
+        """Implement ``Store.exists`` without a listing."""
         return os.path.isfile(self._folder / file_name(name, self.location))  # noqa: PTH113 - False for long names
 
     def identity(self, folder: str = "") -> Hashable:
-        """As ``Store.identity``: where links lead in the end."""
+        """Implement ``Store.identity``: return the path with all links resolved."""
         return os.path.realpath(self.local_path(folder))
 
     def tree(self, folder: str = "") -> Iterator[str]:
-        """As ``Store.tree``; devices and links in a circle are named too."""
+        """Implement ``Store.tree``; the names include devices and circular links."""
         return tree(str(self.local_path(folder)), f"{folder}/" if folder else "")
 
     def open(self, name: str) -> ByteSource:
-        """Open one regular file, without ever waiting for a fifo or device.
+        """Open one regular file; never wait for a fifo or device.
 
         Raises
         ------
         FormatError
-            ``store.escape``: the name is absolute, leads out of the folder, or is no file name at all;
-            ``store.not-a-file``: there is something else than a regular file.
+            ``store.escape``: the name is absolute, leads out of the folder, or is no valid file name;
+            ``store.not-a-file``: the name is not a regular file.
         UsageError, ResourceError
             ``store.missing``, ``store.denied``, ``store.read-failed``.
         """
-        where = str(self._folder / file_name(name, self.location))
-        real = os.path.realpath(where)
-        mode = self.io if self._asked != "auto" else _choose("auto", str(Path(real).parent))
+        location = str(self._folder / file_name(name, self.location))
+        real = os.path.realpath(location)
+        mode = self.io if self._io_option != "auto" else _choose("auto", str(Path(real).parent))
         if mode == "pread":
-            return PreadSource(open_regular(real, where), real, where)
+            return PreadSource(open_regular(real, location), real, location)
         try:
-            return MmapSource(open_regular(real, where), real, where)
+            return MmapSource(open_regular(real, location), real, location)
         except ResourceError as error:
-            if self._asked != "auto" or error.rule != "store.cannot-map":
+            if self._io_option != "auto" or error.rule != "store.cannot-map":
                 raise
-            return PreadSource(open_regular(real, where), real, where)  # some file systems cannot map (ENODEV)
+            return PreadSource(open_regular(real, location), real, location)  # some file systems cannot map (ENODEV)
 
     def stat(self, name: str) -> Stamp:
-        """Return the stamp of the open file, without mapping it; errors as ``open``."""
-        where = str(self._folder / file_name(name, self.location))
-        descriptor = open_regular(os.path.realpath(where), where)
+        """Return the stamp of a file, without mapping it; raise the errors of ``open``."""
+        location = str(self._folder / file_name(name, self.location))
+        descriptor = open_regular(os.path.realpath(location), location)
         try:
             return stamp_of(descriptor)
         finally:
             os.close(descriptor)
 
     def local_path(self, name: str = "") -> Path:
-        """Return the path of a file or folder of the store; errors as of a name in ``open``."""
+        """Return the path of a file or folder of the store; raise ``FormatError`` ``store.escape``."""
         return self._folder / file_name(name, self.location) if name else self._folder
 
     def location_of(self, name: str = "") -> str:
-        """Return the path as it was given."""
+        """Return the path of a file in the form that the user gave for the folder."""
         return str(self._folder / name)
 
     def is_lost(self, names: Iterable[str], target: str, *, folder: bool) -> bool:
-        """As ``Store.is_lost``; the name in a folder counts, and where it leads to if it is a link."""
+        """Implement ``Store.is_lost``; for a link both its name and its target count."""
         if not target.startswith("file:"):
             return False
         final = Path(os.path.realpath(path_of(target)))
@@ -277,16 +283,16 @@ class LocalStore(Store):
         return final in files or (folder and any(final in file.parents for file in files))
 
     def holds(self, target: str) -> bool:
-        """As ``Store.holds``, wherever links and ``..`` lead."""
-        own = Path(os.path.realpath(self._folder))
-        return target.startswith("file:") and Path(os.path.realpath(path_of(target))).is_relative_to(own)
+        """Implement ``Store.holds`` on paths with links and ``..`` resolved."""
+        root = Path(os.path.realpath(self._folder))
+        return target.startswith("file:") and Path(os.path.realpath(path_of(target))).is_relative_to(root)
 
 
 class LocalTarget:
-    """Creates files in an existing folder, and cuts what is there.
+    """A target that writes files in an existing folder.
 
-    ``late`` lets small pieces wait until there are more (``LocalSink``): for files that nobody else reads or writes
-    before they are closed.
+    ``late`` buffers small writes (see ``LocalSink``). Set it only if no other code reads or writes the files before
+    they are closed.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, late: bool = False) -> None:
@@ -294,26 +300,26 @@ class LocalTarget:
         self._late = late
 
     def store(self) -> LocalStore:
-        """Return the folder as a store, whose files are read by calls."""
+        """Return the folder as a store that reads files by calls."""
         return LocalStore(self._folder, "pread")
 
     def cut(self, sizes: Mapping[str, int]) -> None:
-        """Cut the named files to these sizes, and remove all other files, and folders in which none of them lies."""
-        kept = {parent for name in sizes for parent in Path(name).parents}
+        """Truncate the named files to these sizes; remove all other files, and folders without a named file."""
+        parents = {parent for name in sizes for parent in Path(name).parents}
         try:
-            for path in sorted(self._folder.rglob("*"), reverse=True):  # a folder comes after what lies in it
+            for path in sorted(self._folder.rglob("*"), reverse=True):  # a folder comes after its content
                 name = path.relative_to(self._folder)
                 if name.as_posix() in sizes:
                     os.truncate(path, sizes[name.as_posix()])
                 elif not path.is_dir() or path.is_symlink():
                     system.remove(path)
-                elif name not in kept:
+                elif name not in parents:
                     path.rmdir()
         except OSError as error:
             raise write_error(error, str(self._folder)) from error
 
     def flush(self, names: Iterable[str]) -> None:
-        """Wait until what this process wrote into these files is on disk."""
+        """Flush these files to disk."""
         for name in names:
             try:
                 system.flush(self._folder / file_name(name, str(self._folder)))
@@ -321,9 +327,9 @@ class LocalTarget:
                 raise write_error(error, str(self._folder)) from error
 
     def create(self, name: str) -> LocalSink:
-        """Open ``name`` for writing, keeping bytes that are there; errors as ``LocalSink`` and ``store.escape``.
+        """Open a file for writing; bytes that it contains stay. A missing folder of the name is created.
 
-        A name such as ``tensors/a.npy`` makes the folder where there is none.
+        Raises the errors of ``LocalSink``, and ``FormatError`` ``store.escape``.
         """
         path = self._folder / file_name(name, str(self._folder))
         try:
@@ -338,13 +344,12 @@ class LocalTarget:
         return LocalSink(path, late=self._late)
 
 
-# Pieces of so many bytes wait for others, until there are so many.
-_SMALL = 1 << 12
-_LATE = 1 << 16
+_MAX_BUFFERED_WRITE = 1 << 12
+_BUFFER_LIMIT = 1 << 16
 
 
 class LocalSink(DiskSink):
-    """One file being written, by ``pwrite``; with ``late`` small pieces wait in memory, until ``flush`` at the latest.
+    """One file that is written by ``pwrite``; with ``late`` small adjacent writes are buffered until ``flush``.
 
     Raises
     ------
@@ -355,10 +360,9 @@ class LocalSink(DiskSink):
     def __init__(self, path: Path, *, late: bool = False) -> None:
         self.name = str(path)
         self._guard = threading.Lock()
-        self._small = _SMALL if late else 0
-        # bytes that wait, and where they belong
-        self._late = bytearray()
-        self._at = 0
+        self._max_buffered = _MAX_BUFFERED_WRITE if late else 0
+        self._buffer = bytearray()
+        self._buffer_offset = 0
         flags = system.open_flags("O_RDWR", "O_CREAT", "O_NOFOLLOW")
         try:
             self._descriptor = os.open(path, flags, 0o666)
@@ -366,47 +370,48 @@ class LocalSink(DiskSink):
             raise write_error(error, self.name) from error
 
     def write_at(self, offset: int, data: Buffer) -> None:
-        """Write all of ``data`` at ``offset``; small pieces, one behind the other, go to the file together."""
+        """Write all of ``data`` at ``offset``; small adjacent writes may be buffered."""
         view = flat(memoryview(data))
         with self._guard:
-            if self._late and (offset != self._at + len(self._late) or len(self._late) >= _LATE):
+            end = self._buffer_offset + len(self._buffer)
+            if self._buffer and (offset != end or len(self._buffer) >= _BUFFER_LIMIT):
                 self._flush()
-            if view.nbytes <= self._small:
-                if not self._late:
-                    self._at = offset
-                self._late += view
+            if view.nbytes <= self._max_buffered:
+                if not self._buffer:
+                    self._buffer_offset = offset
+                self._buffer += view
                 return
             self._flush()
         self._write(offset, view)
 
     def flush(self) -> None:
-        """Write what waits to the file; errors as ``write_at``."""
+        """Write the buffered bytes to the file; raise the errors of ``write_at``."""
         with self._guard:
             self._flush()
 
     def _flush(self) -> None:
-        """Write what waits; called with the guard held."""
-        if self._late:
-            late = self._late
-            self._late = bytearray()
-            self._write(self._at, memoryview(late))
+        """Write the buffered bytes; the caller holds ``_guard``."""
+        if self._buffer:
+            buffered = self._buffer
+            self._buffer = bytearray()
+            self._write(self._buffer_offset, memoryview(buffered))
 
-    def _write(self, offset: int, rest: memoryview) -> None:
+    def _write(self, offset: int, data: memoryview) -> None:
         try:
-            while rest.nbytes:
-                count = system.write_at(self._descriptor, rest[:MAX_CALL], offset)
+            while data.nbytes:
+                count = system.write_at(self._descriptor, data[:MAX_CALL], offset)
                 offset += count
-                rest = rest[count:]
+                data = data[count:]
         except OSError as error:
             raise write_error(error, self.name) from error
 
     def readinto(self, offset: int, out: memoryview) -> None:
-        """Fill ``out`` with bytes that were written; ``store.short-read`` past the end."""
+        """Fill ``out`` with written bytes; raise ``IntegrityError`` ``store.short-read`` past the end."""
         self.flush()
         read_all(self._descriptor, offset, out, self.name)
 
     def truncate(self, size: int) -> None:
-        """Cut or extend the file to ``size`` bytes."""
+        """Cut the file to ``size`` bytes, or extend it with zero bytes."""
         self.flush()
         try:
             os.ftruncate(self._descriptor, size)
@@ -418,7 +423,7 @@ class LocalSink(DiskSink):
         return cast(BinaryIO, tempfile.TemporaryFile(dir=Path(self.name).parent))
 
     def close(self) -> None:
-        """Close the file; a second call does nothing. Flushing to disk is left to whoever publishes."""
+        """Close the file; a second call does nothing. The code that publishes the file flushes it to disk."""
         if self._descriptor < 0:
             return
         try:
@@ -432,20 +437,20 @@ class LocalSink(DiskSink):
                 raise write_error(error, self.name) from error
 
     def __del__(self) -> None:
-        try:  # at the interpreter's end contextlib may be gone, as may os
+        try:  # at the interpreter's end os may be gone
             self.close()
         except Exception:
             return
 
 
 def _roots(folder: Path) -> set[Path]:
-    """Return the folders in which a store's files may lie: its own, or a cached snapshot's and that of its blobs."""
+    """Return the folders that may contain a store's files: the folder; for a snapshot of the Hub's cache also blobs."""
     root = Path(os.path.realpath(folder))
     return {root, root.parent.parent / "blobs"} if root.parent.name == "snapshots" else {root}
 
 
 def _choose(io: str, folder: str) -> str:
-    """Choose for a folder whose path is resolved."""
+    """Return "mmap" or "pread" for a folder whose path is resolved."""
     if io != "auto":
         return io
     return "pread" if is_network(folder) else "mmap"

@@ -1,4 +1,4 @@
-"""Paths and ``file:`` addresses as stores, as places to publish to, and as folders that many processes share."""
+"""The scheme of paths and ``file:`` addresses: stores, staging and shared folders on the local disk."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import stat
 from ingot.core.files.atomic import Staging, atomic_write
 from ingot.core.files.system import read_error, write_error
 from ingot.errors import UsageError
-from ingot.model.store import Replaced
+from ingot.model.store import OverwritePolicy
 from ingot.stores.local import LocalStore, path_of, url_of
 from ingot.stores.scheme import WritableScheme
 from ingot.stores.shared import LocalShared, SharedFolder
@@ -21,9 +21,9 @@ class LocalScheme(WritableScheme):
         return LocalStore(path_of(text), io)
 
     def locate(self, text: str, io: str) -> tuple[LocalStore, str]:
-        """Return the store and the name in it: a folder is a store of its own, with no name, a file is in its folder.
+        """Return a file's parent folder and its name; for a folder, the folder and an empty name.
 
-        Raises ``UsageError`` ``store.missing`` where there is neither.
+        Raises ``UsageError`` ``store.missing`` if the path does not exist.
         """
         path = path_of(text)
         try:
@@ -33,7 +33,7 @@ class LocalScheme(WritableScheme):
         return (LocalStore(path, io), "") if stat.S_ISDIR(mode) else (LocalStore(path.parent, io), path.name)
 
     def pipe(self, text: str, limit: int) -> bytes | None:
-        """Return the first bytes of a fifo; None where there is something else or nothing."""
+        """Return the first ``limit`` bytes of a fifo; None if the path is not a fifo or cannot be read."""
         path = path_of(text)
         try:
             if not stat.S_ISFIFO(path.stat().st_mode):
@@ -41,16 +41,25 @@ class LocalScheme(WritableScheme):
             with path.open("rb") as file:
                 return file.read(limit)
         except OSError:
-            return None  # what is wrong is said where it is opened as a file
+            return None  # opening the path as a file raises the precise error
 
-    def stage(self, text: str, replaced: Replaced, *, directory: bool, resume: bool) -> Staging:
-        """Stage beside the path."""
-        refuse = replaced.require_ours
-        ours = None if refuse is None else lambda folder: refuse(LocalStore(folder))
-        return Staging(path_of(text), directory=directory, overwrite=replaced.allowed, resume=resume, require_ours=ours)
+    def stage(self, text: str, replaced: OverwritePolicy, *, directory: bool, resume: bool) -> Staging:
+        """Return a staging folder in the parent folder of the path; raise the errors of ``Staging``."""
+        require = replaced.require_ours
+        require_ours = None if require is None else lambda folder: require(LocalStore(folder))
+        return Staging(
+            path_of(text),
+            directory=directory,
+            overwrite=replaced.allowed,
+            resume=resume,
+            require_ours=require_ours,
+        )
 
     def make_folder(self, text: str) -> None:
-        """Make a folder at the path, in one that is there."""
+        """Create a folder at the path; the parent folder must exist.
+
+        Raises ``UsageError`` ``target.no-parent``, ``target.not-a-folder``; ``ResourceError`` if it cannot be written.
+        """
         path = path_of(text)
         try:
             path.mkdir(exist_ok=True)
@@ -68,11 +77,11 @@ class LocalScheme(WritableScheme):
             raise write_error(error, text) from error
 
     def write(self, text: str, data: bytes, *, overwrite: bool) -> None:
-        """Put a small file at the path; errors as ``core.files.atomic.atomic_write``."""
+        """Write a small file; raise the errors of ``core.files.atomic.atomic_write``."""
         atomic_write(path_of(text), data, overwrite=overwrite)
 
     def share(self, text: str, *, create: bool) -> SharedFolder:
-        """Return a folder for many processes, made where there is none if ``create``."""
+        """Return the folder for use by several processes; with ``create`` a missing folder is created."""
         if create:
             self.make_folder(text)
         return LocalShared(path_of(text))
@@ -82,5 +91,5 @@ class LocalScheme(WritableScheme):
         return url_of(path_of(text))
 
     def location(self, text: str) -> str:
-        """Return a path as it is, and that of a ``file:`` address."""
+        """Return the path of a ``file:`` address; a path is returned unchanged."""
         return str(path_of(text)) if text.lower().startswith("file:") else text

@@ -16,13 +16,12 @@ from urllib.parse import quote, unquote
 
 from ingot.core.files.system import local_path
 from ingot.errors import FormatError, IngotError, MissingExtraError, UsageError
-from ingot.stores.remote.address import shown
-from ingot.stores.scheme import Scheme, WritableScheme
-from ingot.stores.table import STORES
+from ingot.stores.remote.address import without_secrets
+from ingot.stores.scheme import STORES, Scheme, WritableScheme
 
 if TYPE_CHECKING:
     from ingot.core.files.atomic import Staging
-    from ingot.model.store import Replaced, Store
+    from ingot.model.store import OverwritePolicy, Store
     from ingot.stores.shared import SharedFolder
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -38,17 +37,17 @@ class Location:
 
     Attributes
     ----------
-    given : str
-        The text that the user gave.
+    user_text : str
+        The text that the user wrote.
     text : str
         The address, or the path without redundant parts. ``parse`` accepts it again.
     scheme : str
-        The name of the address's scheme in ``STORES``; ``file`` for a path, empty if no store has such addresses.
+        The name of the address's scheme in ``STORES``; ``file`` for a path, empty for an unknown scheme.
     may_be_hub_id : bool
         Whether the text has the form ``org/name``. A path-like object is never the id of a Hub model.
     """
 
-    given: str
+    user_text: str
     text: str
     scheme: str
     may_be_hub_id: bool
@@ -68,17 +67,17 @@ class Location:
         if isinstance(path, Location):
             return path
         local_path(path)  # raises store.path
-        given = os.fspath(path)
+        user_text = os.fspath(path)
         is_text = isinstance(path, str)
-        scheme = _scheme_name(given)
+        scheme = _scheme_name(user_text)
         if scheme and is_text:
-            return cls(given, given, scheme, may_be_hub_id=False)
-        if is_text and (match := _ADDRESS.match(given)) and match[2]:
-            return cls(given, given, "", may_be_hub_id=False)
-        text = str(Path(given)) if given else given
+            return cls(user_text, user_text, scheme, may_be_hub_id=False)
+        if is_text and (match := _ADDRESS.match(user_text)) and match[2]:
+            return cls(user_text, user_text, "", may_be_hub_id=False)
+        text = str(Path(user_text)) if user_text else user_text
         if scheme:
             text = f"{os.curdir}{os.sep}{text}"  # Path drops the dot
-        return cls(given, text, _PATHS, is_text and _HUB_ID.fullmatch(given) is not None)
+        return cls(user_text, text, _PATHS, is_text and _HUB_ID.fullmatch(user_text) is not None)
 
     @classmethod
     def in_store(cls, store: Store, name: str = "") -> Location:
@@ -103,13 +102,14 @@ class Location:
         try:
             return self._scheme().location(self.text)
         except IngotError:
-            return shown(self.given)
+            return without_secrets(self.user_text)
 
     @property
     def url(self) -> str:
-        """The address in the one form in which ``Store.url_of`` has it.
+        """The address in the form that ``Store.url_of`` returns.
 
-        Raises ``UsageError`` ``store.not-writable`` if such stores are only read; ``store.scheme``; ``store.url``.
+        Raises ``UsageError``: ``store.not-writable`` if Ingot cannot write to stores of this scheme; ``store.scheme``;
+        ``store.url``.
         """
         return self._writable().url(self.text)
 
@@ -122,7 +122,7 @@ class Location:
     @property
     def ends_in_slash(self) -> bool:
         """Whether the user marked the location as a folder."""
-        return self.given.endswith(("/", "\\"))
+        return self.user_text.endswith(("/", "\\"))
 
     @property
     def parent(self) -> Location:
@@ -142,7 +142,7 @@ class Location:
     def siblings(self) -> list[str] | None:
         """Return the names of all files and folders in the parent folder.
 
-        None if there is no such folder, or if it is on another machine: this function sends no request.
+        None if the parent folder does not exist or is remote; this function sends no request.
         """
         if self.scheme != _PATHS and "://" in self.text:
             return None
@@ -163,20 +163,20 @@ class Location:
         Raises
         ------
         UsageError
-            ``store.scheme``: no store has such addresses; ``store.url``: a malformed address; ``store.missing``;
+            ``store.scheme``: an unknown scheme; ``store.url``: a malformed address; ``store.missing``;
             ``store.not-a-folder``.
         """
         return self._scheme().store(self.text, io)
 
     def find(self, io: str = "auto") -> tuple[Store, str]:
-        """Return a file's store and its name there; for a folder the folder as a store, and an empty name.
+        """Return the store that contains a file, and the file's name; for a folder, the folder and an empty name.
 
-        Raises ``UsageError`` ``store.scheme``, ``store.url``; ``store.missing`` if there is neither.
+        Raises ``UsageError``: ``store.scheme``; ``store.url``; ``store.missing`` if neither a file nor a folder exists.
         """
         return self._scheme().locate(self.text, io)
 
     def find_model(self, io: str = "auto") -> tuple[Store, str]:
-        """Return what ``find`` returns; text such as ``org/name`` that is no path here may name a model of the Hub.
+        """Return the result of ``find``; if no local path ``org/name`` exists, it may name a model of the Hub.
 
         Raises the errors of ``find``, and ``ResourceError`` ``hub.offline``.
         """
@@ -186,7 +186,7 @@ class Location:
             if error.rule != "store.missing" or not self.may_be_hub_id or self.siblings() is not None:
                 raise
             try:
-                return STORES["hf"].locate(f"hf://{self.given}", io)
+                return STORES["hf"].locate(f"hf://{self.user_text}", io)
             except MissingExtraError:
                 raise error from None
             except IngotError as failed:
@@ -194,7 +194,7 @@ class Location:
                 raise
 
     def find_file(self, io: str = "pread") -> tuple[Store, str]:
-        """Return a file's store and its name there.
+        """Return the store that contains a file, and the file's name in it.
 
         Raises ``FormatError`` ``store.not-a-file`` for a folder, and the errors of ``find``.
         """
@@ -209,7 +209,7 @@ class Location:
         return store.head(name, sys.maxsize)
 
     def head(self, limit: int) -> bytes:
-        """Return a file's first ``limit`` bytes, or all that it has; raise the errors of ``read``.
+        """Return a file's first ``limit`` bytes, or the full file if it is smaller; raise the errors of ``read``.
 
         The file may be a pipe, such as ``<(command)`` of a shell.
         """
@@ -220,10 +220,10 @@ class Location:
         return store.head(name, limit)
 
     def require_writable(self) -> None:
-        """Raise ``UsageError`` ``store.not-writable`` if stores of this scheme are only read."""
+        """Raise ``UsageError`` ``store.not-writable`` if Ingot cannot write to stores of this scheme."""
         self._writable()
 
-    def stage(self, replaced: Replaced, *, directory: bool = False, resume: bool = False) -> Staging:
+    def stage(self, replaced: OverwritePolicy, *, directory: bool = False, resume: bool = False) -> Staging:
         """Return a staging folder, whose content will appear here: a file, or with ``directory`` a folder.
 
         Raises ``UsageError`` ``store.not-writable``, and the errors of ``Staging``.
@@ -254,12 +254,12 @@ class Location:
     def _scheme(self) -> Scheme:
         if self.scheme:
             return STORES[self.scheme]
-        prefix = self.given.partition("://")[0][:37]
+        prefix = self.user_text.partition("://")[0][:37]
         raise UsageError(
             f"no store has addresses that begin with {prefix}://; give a path, or an address that begins with "
             f"{', '.join(f'{name}:' for name in STORES)}, or download it and give its path",
             rule="store.scheme",
-            where=shown(self.given),
+            where=without_secrets(self.user_text),
         )
 
     def _writable(self) -> WritableScheme:
@@ -270,7 +270,7 @@ class Location:
 
 
 AnyPath = str | os.PathLike[str] | Location
-"""What options and public functions accept as a location: a path, an address, or a location."""
+"""The types that options and public functions accept as a location: a path, an address, or a location."""
 
 
 def _scheme_name(text: str) -> str:

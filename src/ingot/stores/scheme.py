@@ -1,4 +1,4 @@
-"""The contract of a scheme: addresses of one kind, and the stores that they lead to."""
+"""The contract of an address scheme, and the table of the schemes that Ingot supports."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
 from ingot.core.files.system import write_error
+from ingot.core.registry import Instances
 from ingot.errors import UsageError
 
 if TYPE_CHECKING:
     from ingot.core.files.atomic import Staging
-    from ingot.model.store import Replaced, Store
+    from ingot.model.store import OverwritePolicy, Store
     from ingot.stores.shared import SharedFolder
 
 
 class Scheme(ABC):
-    """Addresses of one kind, whose stores are read.
+    """Opens the stores that the addresses of one scheme lead to.
 
-    In all methods ``text`` is a full address, and ``io`` is as in ``LocalStore``. If ``needs_slashes`` is set, text
-    that begins with the scheme's name and a colon, but without ``//``, is a path.
+    In all methods ``text`` is a full address, and ``io`` has the values of ``LocalStore``'s parameter. If
+    ``needs_slashes`` is set, text that begins with the scheme's name and a colon, but without ``//``, is a path.
     """
 
     needs_slashes: ClassVar[bool] = False
@@ -31,59 +32,80 @@ class Scheme(ABC):
     def locate(self, text: str, io: str) -> tuple[Store, str]:
         """Return a store and the name of the file in it; for a folder, the folder itself and an empty name.
 
-        Raises ``UsageError`` ``store.missing`` if there is neither.
+        Raises ``UsageError`` ``store.missing`` if neither a file nor a folder exists.
         """
 
     def location(self, text: str) -> str:
-        """Return the address as reports and messages show it: without secrets, a local file by its path."""
+        """Return the address for reports and messages: without secrets; for a local file its path."""
         return text
 
     def pipe(self, text: str, limit: int) -> bytes | None:
-        """Return the first bytes of a pipe, whose bytes come once and are in no store; None if it is not a pipe."""
+        """Return the first ``limit`` bytes of a pipe, which can be read only once; None if it is not a pipe."""
         return None
 
     def share(self, text: str, *, create: bool) -> SharedFolder:
-        """Return the folder at this address, to which many processes may add, while one at a time may remove.
+        """Return the folder at this address for use by several processes at once; see ``SharedFolder``.
 
-        If ``create`` is set, a missing folder is made. Raises what ``store`` raises, and ``UsageError``
-        ``store.not-writable`` if there are no such folders.
+        If ``create`` is set, a missing folder is created. Raises the errors of ``store``, and ``UsageError``
+        ``store.not-writable`` if the scheme has no shared folders.
         """
         raise self.not_writable(text)
 
     def not_writable(self, text: str) -> UsageError:
-        """Return the refusal ``store.not-writable`` of an address."""
+        """Return the error ``store.not-writable`` for an address."""
         return UsageError(
-            "expected a place that can be written to, found a kind of store that is only read: choose a local path",
+            "Ingot cannot write to this type of store: choose a local path",
             rule="store.not-writable",
             where=self.location(text)[:200],
         )
 
 
 class WritableScheme(Scheme):
-    """Addresses of one kind, whose stores can be written to: an artifact is staged on a disk and appears whole."""
+    """A scheme whose stores can be written to: an artifact is staged on a local disk and appears in one step."""
 
     @abstractmethod
-    def stage(self, text: str, replaced: Replaced, *, directory: bool, resume: bool) -> Staging:
-        """Return a folder to write files in that will appear at this address; raises what ``Staging`` raises."""
+    def stage(self, text: str, replaced: OverwritePolicy, *, directory: bool, resume: bool) -> Staging:
+        """Return a staging folder, whose files will appear at this address; raise the errors of ``Staging``."""
 
     @abstractmethod
     def url(self, text: str) -> str:
-        """Return the address in the one form in which ``Store.url_of`` has it."""
+        """Return the address in the form that ``Store.url_of`` returns."""
 
     def make_folder(self, text: str) -> None:
-        """Make a folder to stage in, if stores need one and there is none."""
+        """Create the folder, if folders of this scheme must exist before files are staged in them."""
 
     def write(self, text: str, data: bytes, *, overwrite: bool) -> None:
-        """Put a small file at the address: a reader sees the old file or all of the new one.
+        """Write a small file at the address: a reader sees the old file or all of the new one.
 
-        Raises what ``stage`` raises; without ``overwrite`` ``UsageError`` ``target.exists`` if a file is there.
+        Raises the errors of ``stage``. Without ``overwrite`` an existing file is ``UsageError`` ``target.exists``.
         """
-        from ingot.model.store import Replaced  # noqa: PLC0415 - imports NumPy, which options and --help do without
+        from ingot.model.store import OverwritePolicy  # noqa: PLC0415 - imports NumPy, which options and --help do without
 
-        with self.stage(text, Replaced(overwrite), directory=False, resume=False) as staging:
+        with self.stage(text, OverwritePolicy(overwrite), directory=False, resume=False) as staging:
             staged = staging.files / "file"
             try:
                 staged.write_bytes(data)
             except OSError as error:
                 raise write_error(error, str(staged)) from error
             staging.publish([staged.name])
+
+
+STORES: Instances[Scheme] = Instances(
+    "store",
+    (
+        ("file", "ingot.stores.local_scheme:LocalScheme"),
+        ("memory", "ingot.stores.memory:MemoryScheme"),
+        ("https", "ingot.stores.remote.hub:HttpsScheme"),
+        ("http", "ingot.stores.remote.store:WebScheme"),
+        ("s3", "ingot.stores.remote.store:ObjectScheme"),
+        ("gs", "ingot.stores.remote.store:GoogleScheme"),
+        ("az", "ingot.stores.remote.store:AzureScheme"),
+        ("hf", "ingot.stores.remote.hub:HubScheme"),
+    ),
+    group="ingot.stores",
+    contract=Scheme,
+)
+"""Schemes by name. A new store is a module with a ``Scheme`` and a line here.
+
+Plugins add schemes by entry points in the group ``ingot.stores``; the name of an entry is the scheme of its addresses.
+"""

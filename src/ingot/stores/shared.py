@@ -1,9 +1,9 @@
-"""Folders that many processes add files to at once, and one process at a time removes files from.
+"""Folders to which several processes add files at once, and from which one process at a time removes files.
 
-A file never changes once it is there: it appears whole, under a name that nobody gives to other bytes, or it is
-replaced whole. So readers and those who add need no lock against each other. Who removes has to be alone
-(``alone``): while anybody else is ``using`` the folder, nothing is removed. On a local disk the system's lock on a file
-tells, which a killed process loses. In object stores, which have no locks, it is leases (``stores.remote.shared``).
+A file appears in one step, and changes only by being replaced in one step. So processes that read or add files only
+need a shared lock (``SharedFolder.shared_lock``). A process that removes files needs the exclusive lock. On a local
+disk both are locks of the system on a file, which the system releases if a process is killed. Object stores have no
+locks; there processes write leases (``stores.remote.shared``).
 """
 
 from __future__ import annotations
@@ -19,100 +19,99 @@ from pathlib import Path
 
 from ingot.core.files.atomic import SUFFIX, atomic_write
 from ingot.core.files.locks import lock
-from ingot.core.files.system import flush, open_flags, read_error, remove, remove_tree, replace, write_error
-from ingot.core.runtime.parallel import go_on, ordered
+from ingot.core.files.system import flush, open_flags, read_error, remove_all, replace, write_error
+from ingot.core.runtime.parallel import check_cancelled, ordered
 from ingot.errors import ResourceError
 from ingot.model.store import Store
 from ingot.stores.local import LocalStore, LocalTarget, file_name
 
 WAIT = 600.0
-"""Seconds that adding and reading wait for somebody who removes."""
+"""Seconds that a process waits for the shared lock while another process removes files."""
 
 SCRATCH = "scratch"
-"""Where files are made that are not published yet; what a killed process left there goes with the next removal."""
+"""The folder for files that are not published yet; the next removal deletes files that killed processes left."""
 
 LEASES = "leases"
-"""Where folders of buckets have the leases of those who use them."""
+"""The folder for the leases of processes that use a bucket's folder."""
 
 _LOCK = ".lock"
 _POLL = 0.05
 _FLUSHING = 16
 
 
-class Use:
-    """What somebody has who uses a folder, or is alone with it."""
+class FolderLock:
+    """A shared or exclusive lock that this process holds on a folder."""
 
     def is_held(self) -> bool:
-        """Whether nobody can have been alone since the use began; of who is alone, whether nobody used the folder."""
+        """Return whether the lock held all the time: no other process can have had a conflicting lock meanwhile."""
         return True
 
 
-class Adding(ABC):
-    """A place to make files before they appear in the folder.
+class SharedStaging(ABC):
+    """A staging area for files before they appear in a shared folder.
 
-    ``files`` is where to make them, under the names that they will have.
+    ``files`` is the target to write them to, under their final names.
     """
 
     files: LocalTarget
 
     @abstractmethod
     def publish(self, names: Sequence[str]) -> None:
-        """Have these files appear in the folder, each whole and safe from a power failure; they are gone here."""
+        """Move these files into the folder, each in one step and flushed to disk."""
 
 
 class SharedFolder(ABC):
-    """A folder for many processes; ``store`` is what is read from."""
+    """A folder that several processes use at once; ``store`` reads its files."""
 
     store: Store
 
     @property
     def location(self) -> str:
-        """What messages call the folder."""
+        """The folder in messages."""
         return self.store.location
 
     @abstractmethod
     def sizes(self, folder: str) -> Mapping[str, int]:
-        """Return the names of the files directly in a folder, hidden ones left out, and their bytes."""
+        """Return the size in bytes of each file directly in a folder, by name, without hidden files."""
 
     def states(self, folder: str) -> Mapping[str, str]:
-        """Return, for the files of ``sizes``, what tells each from another under its name: its bytes, and an ETag."""
+        """Return the state of each file of ``sizes``: text that differs if the file was replaced (size, ETag)."""
         return {name: str(size) for name, size in self.sizes(folder).items()}
 
     def state(self, name: str) -> str:
-        """Return what ``states`` says of a file; errors as ``Store.stat``."""
+        """Return the state of one file, in the form of ``states``; raise the errors of ``Store.stat``."""
         return str(self.store.stat(name).size)
 
     @abstractmethod
     def write(self, name: str, data: bytes) -> None:
-        """Put a small file in place, or in the place of another, whole or not at all."""
+        """Write or replace a small file in one step."""
 
     @abstractmethod
     def remove(self, names: Iterable[str]) -> None:
-        """Remove files; nothing where there is none."""
+        """Remove files; missing ones are ignored."""
 
     @abstractmethod
     def leftovers(self) -> Sequence[str]:
-        """Return the names of what killed processes left; for who is alone."""
+        """Return the names of unfinished files of killed processes; the caller holds the exclusive lock."""
 
     def abandoned(self, *, remove: bool) -> int:
-        """Count the places of ``adding`` outside of the folder that killed processes left, and remove them if asked."""
+        """Return the number of staging areas outside the folder that killed processes left; optionally remove them."""
         return 0
 
     @abstractmethod
-    def using(self, seconds: float = WAIT) -> AbstractContextManager[Use]:
-        """Keep others from being alone; wait for one who is.
+    def shared_lock(self, seconds: float = WAIT) -> AbstractContextManager[FolderLock]:
+        """Hold the shared lock; a folder that is not writable needs no lock.
 
-        Where nothing can be written the folder is used all the same. Raises ``ResourceError`` ``library.busy`` after
-        ``seconds``.
+        Raises ``ResourceError`` ``library.busy`` if another process holds the exclusive lock for ``seconds``.
         """
 
     @abstractmethod
-    def alone(self, seconds: float) -> AbstractContextManager[Use]:
-        """Keep others from using the folder; wait until nobody does. Raises ``ResourceError`` ``library.busy``."""
+    def exclusive_lock(self, seconds: float) -> AbstractContextManager[FolderLock]:
+        """Hold the exclusive lock; raise ``ResourceError`` ``library.busy`` if other processes use the folder."""
 
     @abstractmethod
-    def adding(self) -> AbstractContextManager[Adding]:
-        """Lend a place to make files in, which goes with what was not published."""
+    def stage(self) -> AbstractContextManager[SharedStaging]:
+        """Create a staging area; at the end of the context remove it with the files that were not published."""
 
 
 class LocalShared(SharedFolder):
@@ -138,53 +137,44 @@ class LocalShared(SharedFolder):
             raise read_error(error, self.store.location_of(folder)) from error
 
     def write(self, name: str, data: bytes) -> None:
-        atomic_write(self._made(name), data)
+        atomic_write(self._create_parents(name), data)
 
     def remove(self, names: Iterable[str]) -> None:
-        folders = dict[Path, None]()
         try:
-            for name in names:
-                path = self.store.local_path(name)
-                folders[path.parent] = None
-                if path.is_dir() and not path.is_symlink():
-                    remove_tree(path)
-                else:
-                    remove(path)
-            for folder in folders:
-                if folder.is_dir():
-                    flush(folder)
+            remove_all(map(self.store.local_path, names))
         except OSError as error:
             raise write_error(error, self.location) from error
 
     def leftovers(self) -> list[str]:
         listing = self.store.list(SCRATCH)
-        left = [f"{SCRATCH}/{name}" for name in (*listing.files, *listing.folders)]
-        return [*left, *(name for name in self.store.tree() if name.endswith(SUFFIX) and not name.startswith(SCRATCH))]
+        staged = [f"{SCRATCH}/{name}" for name in (*listing.files, *listing.folders)]
+        partial = [name for name in self.store.tree() if name.endswith(SUFFIX) and not name.startswith(SCRATCH)]
+        return [*staged, *partial]
 
     @contextmanager
-    def using(self, seconds: float = WAIT) -> Iterator[Use]:
+    def shared_lock(self, seconds: float = WAIT) -> Iterator[FolderLock]:
         with _locked(self._root / _LOCK, False, seconds, self.location):
-            yield Use()
+            yield FolderLock()
 
     @contextmanager
-    def alone(self, seconds: float) -> Iterator[Use]:
+    def exclusive_lock(self, seconds: float) -> Iterator[FolderLock]:
         with _locked(self._root / _LOCK, True, seconds, self.location):
-            yield Use()
+            yield FolderLock()
 
     @contextmanager
-    def adding(self) -> Iterator[Adding]:
-        beside = self._root / SCRATCH / f"{secrets.token_hex(8)}{SUFFIX}"
+    def stage(self) -> Iterator[SharedStaging]:
+        staging = self._root / SCRATCH / f"{secrets.token_hex(8)}{SUFFIX}"
         try:
-            beside.mkdir(parents=True)
+            staging.mkdir(parents=True)
         except OSError as error:
-            raise write_error(error, str(beside)) from error
+            raise write_error(error, str(staging)) from error
         try:
-            yield _LocalAdding(self, beside)
+            yield _LocalSharedStaging(self, staging)
         finally:
-            shutil.rmtree(beside, ignore_errors=True)
+            shutil.rmtree(staging, ignore_errors=True)
 
-    def _made(self, name: str) -> Path:
-        """Return the path of a file whose folder is there; a new folder's entry is on disk."""
+    def _create_parents(self, name: str) -> Path:
+        """Create the folder of a file, flushed to disk, and return the file's path."""
         path = self.store.local_path(name)
         missing = [parent for parent in path.parents if not parent.is_dir()]
         try:
@@ -196,19 +186,19 @@ class LocalShared(SharedFolder):
         return path
 
 
-class _LocalAdding(Adding):
-    def __init__(self, folder: LocalShared, beside: Path) -> None:
+class _LocalSharedStaging(SharedStaging):
+    def __init__(self, folder: LocalShared, staging: Path) -> None:
         self._folder = folder
-        self._beside = beside
-        self.files = LocalTarget(beside)
+        self._staging = staging
+        self.files = LocalTarget(staging)
 
     def publish(self, names: Sequence[str]) -> None:
-        paths = [self._folder._made(name) for name in names]
+        paths = [self._folder._create_parents(name) for name in names]
         try:
-            for _ in ordered(lambda name: flush(self._beside / name), names, min(max(len(names) - 1, 0), _FLUSHING)):
+            for _ in ordered(lambda name: flush(self._staging / name), names, min(max(len(names) - 1, 0), _FLUSHING)):
                 pass
             for name, path in zip(names, paths, strict=True):
-                replace(self._beside / name, path)
+                replace(self._staging / name, path)
             for parent in {path.parent for path in paths}:
                 flush(parent)
         except OSError as error:
@@ -216,49 +206,49 @@ class _LocalAdding(Adding):
 
 
 @contextmanager
-def _locked(path: Path, exclusive: bool, seconds: float, where: str) -> Iterator[None]:
-    """Hold a lock of the system on a file, which is free when the process ends, however it does."""
+def _locked(path: Path, exclusive: bool, seconds: float, location: str) -> Iterator[None]:
+    """Hold a lock of the system on a file; the system releases it when the process ends."""
     try:
         descriptor = os.open(path, open_flags("O_RDWR", "O_CREAT", "O_NOFOLLOW"), 0o666)
     except OSError as error:
         if exclusive:
             raise write_error(error, str(path)) from error
-        try:  # who can only read may still lock what is there
+        try:  # a process without write permission may lock an existing file
             descriptor = os.open(path, open_flags("O_RDONLY", "O_NOFOLLOW"))
         except OSError:
             yield
             return
     try:
-        _wait(descriptor, exclusive, seconds, where)
+        _wait(descriptor, exclusive, seconds, location)
         yield
     finally:
         os.close(descriptor)
 
 
-def _wait(descriptor: int, exclusive: bool, seconds: float, where: str) -> None:
+def _wait(descriptor: int, exclusive: bool, seconds: float, location: str) -> None:
     end = time.monotonic() + seconds
     while True:
         try:
             lock(descriptor, exclusive=exclusive)
         except BlockingIOError:
             pass
-        except OSError as error:  # a file system without locks, on which nobody can be alone either
+        except OSError as error:  # a file system without locks never grants the exclusive lock
             if exclusive:
-                raise write_error(error, where) from error
+                raise write_error(error, location) from error
             return
         else:
             return
         if time.monotonic() >= end:
-            raise busy(where)
-        go_on()
+            raise busy(location)
+        check_cancelled()
         time.sleep(_POLL)
 
 
-def busy(where: str) -> ResourceError:
-    """Return the refusal of who waited long enough."""
+def busy(location: str) -> ResourceError:
+    """Return the error for a lock that another process holds for too long."""
     return ResourceError(
         "another process is using this folder, or removes files from it: try again when it is done, or wait for it "
         "longer (--wait)",
         rule="library.busy",
-        where=where,
+        where=location,
     )

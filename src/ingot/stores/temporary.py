@@ -1,4 +1,4 @@
-"""Files in a folder that nobody else knows: for packages that read nothing but paths."""
+"""Temporary copies of files, for packages that read only local paths."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from ingot.errors import ResourceError
 from ingot.model.store import Store, copy_file
 from ingot.stores.local import LocalStore, LocalTarget
 
-_MOST = 256 << 20  # a tokenizer with all that belongs to it
+_MAX_BYTES = 256 << 20  # enough for all files of a tokenizer
 
 
 class TemporaryFolder:
-    """Small files in a temporary folder, which goes with this or when it is closed; ``paths`` by name.
+    """Small files in a temporary folder; ``paths`` has their paths by name.
 
-    Names may have a folder before a slash; the caller vouches for them.
+    The folder is removed by ``close``, or when this object is collected. A name may contain one folder before a slash.
+    Names are not checked: the caller must trust them.
     """
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
@@ -37,29 +38,27 @@ class TemporaryFolder:
         self._remove()
 
 
-@contextmanager
-def temporary_folder() -> Iterator[str]:
-    """Lend an empty folder (in ``$TMPDIR``), which goes with all that is in it, whatever ends the context."""
-    with tempfile.TemporaryDirectory(prefix="ingot-") as folder:
-        yield folder
+def temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    """Return a context that creates an empty folder in ``$TMPDIR``, and removes it with its content at its end."""
+    return tempfile.TemporaryDirectory(prefix="ingot-")
 
 
 @contextmanager
-def on_disk(store: Store, names: Callable[[str], bool], most: int = _MOST) -> Iterator[Store]:
-    """Lend a folder's files on a local disk: the folder itself where it is one, else copies in a temporary folder.
+def on_disk(store: Store, names: Callable[[str], bool], max_bytes: int = _MAX_BYTES) -> Iterator[Store]:
+    """Yield a local folder with a store's files: the store itself if it is local, else copies in a temporary folder.
 
     Parameters
     ----------
     store : Store
     names : callable
-        Which of the files that lie directly in the folder are copied.
-    most : int
-        Bytes of all copies together.
+        Whether to copy a file with this name; only files directly in the folder are copied.
+    max_bytes : int
+        The limit of the copies' total size.
 
     Raises
     ------
     ResourceError
-        ``store.copies``: they are more; the disk is full.
+        ``store.copies``: the copies exceed ``max_bytes``; or the disk is full.
     """
     if store.local_path() is not None:
         yield store
@@ -69,9 +68,9 @@ def on_disk(store: Store, names: Callable[[str], bool], most: int = _MOST) -> It
         total = 0
         for name in filter(names, store.list().files):
             total += store.stat(name).size
-            if total > most:
+            if total > max_bytes:
                 raise ResourceError(
-                    f"expected at most {most} bytes of files beside the weights, found more: download them first",
+                    f"the files next to the weights have more than {max_bytes} bytes: download them first",
                     rule="store.copies",
                     where=store.location_of(name),
                 )

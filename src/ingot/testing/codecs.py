@@ -1,6 +1,6 @@
-"""The test suite that every codec inherits.
+"""The test suite of codecs.
 
-A codec's test file subclasses ``CodecSuite``, names its codec and its cases, and adds what only that codec promises::
+A codec's test file subclasses ``CodecSuite``, sets the codec and its cases, and adds tests that only this codec needs::
 
     class TestMine(CodecSuite):
         codec = MyCodec()
@@ -21,7 +21,7 @@ import pytest
 from ingot.codecs.base import FLOAT_TARGETS, Codec, Encoder
 from ingot.core.numeric.dtypes import DTYPES, numpy_dtype
 from ingot.errors import CodecError, IntegrityError, UsageError
-from ingot.model.reading.slices import Skipping
+from ingot.model.reading.slices import SkippingReader
 from ingot.model.tensor import Array, Tensor
 from ingot.testing.encoding import (
     Unreadable,
@@ -57,7 +57,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Case:
-    """One combination to test: shape and dtype of the source, options of the encoder."""
+    """One combination to test: the shape and dtype of the source, and the options of the encoder."""
 
     shape: tuple[int, ...]
     dtype: str = "f32"
@@ -69,7 +69,7 @@ class Case:
 
     @property
     def matrix(self) -> tuple[int, int]:
-        """Rows and columns, as ``Tensor.matrix_shape``."""
+        """The rows and columns of the source as a matrix, like ``Tensor.matrix_shape``."""
         return (prod(self.shape[:-1]), self.shape[-1]) if self.shape else (1, 1)
 
 
@@ -78,42 +78,44 @@ def _rng(case: Case) -> np.random.Generator:
 
 
 class CodecSuite:
-    """Inherit, set ``codec`` and ``cases``; for a codec that rounds also ``min_snr_db`` or ``check_loss``.
+    """Base class of the tests of a codec.
 
-    ``cases`` should hold zero sizes, 0-d where the codec takes it, one, two and more dimensions, and every option.
-    ``test_case`` runs once for each case. Its checks are methods ``subtest_*``: override one, or add one.
+    A subclass sets ``codec`` and ``cases``; for a codec that rounds also ``min_snr_db``, or it overrides
+    ``check_loss``. ``cases`` should contain zero sizes, 0-d tensors if the codec supports them, one, two and more
+    dimensions, and all options. ``test_case`` runs once for each case. Its checks are methods ``subtest_*``, which a
+    subclass may override or add.
     """
 
     codec: ClassVar[Codec]
     cases: ClassVar[Sequence[Case]]
     min_snr_db: ClassVar[float] = 0.0
-    repacks: ClassVar[bool] = True  # False where other layouts are for containers that undo them, and none decodes
+    repacks: ClassVar[bool] = True  # False if the codec cannot decode its other layouts, because containers undo them
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "case" in metafunc.fixturenames:
             metafunc.parametrize("case", type(self).cases, ids=str)
 
-    # What a codec may have to say differently.
+    # Methods that a subclass may override.
 
     def values(self, case: Case) -> Array:
-        """Source values of a case: any bits for an encoder that keeps them, weights for one that rounds."""
+        """Return the source values of a case: random bits for a lossless encoder, weights for one that rounds."""
         if self.encoder(case).lossless and not case.options:
             return random_bits(_rng(case), case.shape, case.dtype, zeros=0.5)
         return self.weights(case)
 
     def weights(self, case: Case) -> Array:
-        """Source values of the size of a model's weights, zeros among them."""
+        """Return values of the magnitude of a model's weights, some of them zero."""
         rng = _rng(case)
         values = rng.normal(0, 0.05, case.shape) * rng.integers(0, 3, case.shape)
         return np.asarray(values).astype(numpy_dtype(case.dtype))
 
     def exact(self, tensor: Tensor) -> Array:
-        """The values that the parts stand for, as float64; a lossy codec is taken to decode exactly to float32."""
+        """Return the exact values of a tensor as float64; it assumes that a lossy codec decodes to float32 exactly."""
         dtype = tensor.dtype if self.codec.lossless else "f32"
         return self.codec.decode(tensor, dtype).astype(np.float64)
 
     def check_loss(self, case: Case, source: Array, decoded: Array) -> None:
-        """Judge what a lossy encoder left: ``decoded`` is f32."""
+        """Check the error of a lossy encoder; ``decoded`` is f32."""
         reference = source.astype(np.float64)
         noise = float(((reference - decoded.astype(np.float64)) ** 2).sum())
         signal = float((reference**2).sum())
@@ -129,13 +131,13 @@ class CodecSuite:
         return encode_tensor(self.codec, values, case.options, dtype=case.dtype, cuts=cuts)
 
     def targets(self, tensor: Tensor) -> tuple[str, ...]:
-        """The float types that this tensor must decode to."""
+        """Return the float types to which this tensor must decode."""
         return FLOAT_TARGETS if DTYPES[tensor.dtype].is_float else ()
 
-    # The checks: each is a subtest of each case.
+    # The checks: subtests of each case.
 
     def test_case(self, case: Case, subtests: pytest.Subtests) -> None:
-        """Run every method ``subtest_*`` of the class on one case; a failure names the method and the case."""
+        """Run all methods ``subtest_*`` of the class on one case; a failure names the method and the case."""
         names = (name for cls in reversed(type(self).__mro__) for name in vars(cls) if name.startswith("subtest_"))
         for name in dict.fromkeys(names):
             with subtests.test(name.removeprefix("subtest_")):
@@ -153,7 +155,8 @@ class CodecSuite:
             self.check_loss(case, source, tensor.numpy("f32"))
 
     def subtest_parts_are_as_announced(self, case: Case) -> None:
-        encoder, tensor = self.encoder(case), self.tensor(case)
+        encoder = self.encoder(case)
+        tensor = self.tensor(case)
         assert [spec.role for spec in encoder.parts] == list(tensor.parts)
         assert encoder.codec == self.codec.id
         for spec in encoder.parts:
@@ -164,16 +167,16 @@ class CodecSuite:
         tensor = self.tensor(case)
         params = json.loads(json.dumps(tensor.params, allow_nan=False))
         assert params == dict(tensor.params)
-        again = replace(tensor, params=params)
-        assert bits(again.numpy()) == bits(tensor.numpy())
+        restored = replace(tensor, params=params)
+        assert bits(restored.numpy()) == bits(tensor.numpy())
 
     def subtest_bytes_do_not_depend_on_chunks(self, case: Case) -> None:
         rows = case.matrix[0]
-        whole = self.tensor(case)
+        tensor = self.tensor(case)
         for cuts in (range(rows), (1,), (rows - 1, rows // 2)):
-            cut = self.tensor(case, tuple(cuts))
-            for role, part in whole.parts.items():
-                assert bytes(cut.parts[role].view()) == bytes(part.view()), role
+            chunked = self.tensor(case, tuple(cuts))
+            for role, part in tensor.parts.items():
+                assert bytes(chunked.parts[role].view()) == bytes(part.view()), role
 
     def subtest_encoding_is_pure(self, case: Case) -> None:
         source = self.values(case)
@@ -182,8 +185,8 @@ class CodecSuite:
         encoder = self.encoder(case)
         first = {role: bits(part) for role, part in encode_parts(self.codec, encoder, source).items()}
         matrix = source.reshape(case.matrix)
-        again = encoder.encode(matrix)
-        assert {role: bits(part) for role, part in again.items()} == first
+        repeated = encoder.encode(matrix)
+        assert {role: bits(part) for role, part in repeated.items()} == first
         assert bits(source) == before
 
     def subtest_encoder_decodes_what_it_encoded(self, case: Case) -> None:
@@ -200,21 +203,22 @@ class CodecSuite:
         rows = case.matrix[0]
         tensor = self.tensor(case)
         dtype = tensor.dtype if self.codec.lossless else "f32"
-        whole = bits(tensor.numpy(dtype))
+        expected = bits(tensor.numpy(dtype))
         for cuts in ((), tuple(range(rows)), (rows // 3,)):
-            assert bits(read_rows(self.codec, tensor, dtype, cuts)) == whole, cuts
+            assert bits(read_rows(self.codec, tensor, dtype, cuts)) == expected, cuts
 
     def subtest_pieces_equal_decode(self, case: Case) -> None:
         tensor = self.tensor(case)
         packed = replace(tensor, parts={role: zstd_part(part) for role, part in tensor.parts.items()})
-        whole = tensor.numpy()
+        values = tensor.numpy()
         for index in indices(_rng(case), case.shape):
-            assert bits(tensor[index]) == bits(packed[index]) == bits(whole[index]), index
-            assert tensor[index].shape == whole[index].shape
+            assert bits(tensor[index]) == bits(packed[index]) == bits(values[index]), index
+            assert tensor[index].shape == values[index].shape
 
     def subtest_rows_are_passed_over(self, case: Case) -> None:
-        """After a skip, a reader returns the same rows as after reading the rows before, wherever a run ends."""
-        tensor, (rows, cols) = self.tensor(case), case.matrix
+        """After skipping rows, a reader returns the same values as after reading them, for several run lengths."""
+        tensor = self.tensor(case)
+        rows, cols = case.matrix
         dtype = tensor.dtype if self.codec.lossless else "f32"
         packed = replace(tensor, parts={role: zstd_part(part) for role, part in tensor.parts.items()})
         values = tensor.numpy(dtype).reshape(rows, cols)
@@ -222,7 +226,7 @@ class CodecSuite:
             for skipped, read in ((1, 1), (2, 3), (max(1, rows // 3), 1), (rows // 2, 2)):
                 reader = self.codec.reader(source)
                 row = 0
-                if not isinstance(reader, Skipping) or not values.size:
+                if not isinstance(reader, SkippingReader) or not values.size:
                     return
                 while row < rows:
                     count = min(skipped, rows - row)
@@ -233,19 +237,20 @@ class CodecSuite:
                     row += count + read
 
     def subtest_outputs_of_any_order_are_filled(self, case: Case) -> None:
-        """Every second column, columns first, off alignment: the values of a plain output, and nothing beside them."""
+        """Readers fill outputs with gaps between columns, in Fortran order and unaligned, and write nothing else."""
         tensor = self.tensor(case)
-        (rows, cols), dtype = case.matrix, tensor.dtype if self.codec.lossless else "f32"
-        kind = numpy_dtype(dtype)
-        whole = read_rows(self.codec, tensor, dtype).reshape(case.matrix)
-        wide = np.zeros((rows, 2 * cols + 1), kind)
-        high = np.zeros((cols, rows), kind)
-        odd = np.zeros(rows * cols * kind.itemsize + 1, np.uint8)[1:].view(kind).reshape(rows, cols)
-        for out in (wide[:, 1::2], high.T, odd):
+        rows, cols = case.matrix
+        dtype = tensor.dtype if self.codec.lossless else "f32"
+        item = numpy_dtype(dtype)
+        expected = read_rows(self.codec, tensor, dtype).reshape(case.matrix)
+        wide = np.zeros((rows, 2 * cols + 1), item)
+        high = np.zeros((cols, rows), item)
+        unaligned = np.zeros(rows * cols * item.itemsize + 1, np.uint8)[1:].view(item).reshape(rows, cols)
+        for out in (wide[:, 1::2], high.T, unaligned):
             reader = self.codec.reader(tensor)
             reader.read_into(out)
             reader.finish()
-            assert bits(out) == bits(whole)
+            assert bits(out) == bits(expected)
         assert not np.ascontiguousarray(wide[:, ::2]).view(np.uint8).any()
 
     def subtest_read_only_outputs_are_refused(self, case: Case) -> None:
@@ -267,9 +272,9 @@ class CodecSuite:
         tensor = self.tensor(case, source=self.weights(case))
         rows = case.matrix[0]
         for dtype in self.targets(tensor):
-            wanted = round_once(self.exact(tensor), dtype)
-            assert bits(tensor.numpy(dtype)) == bits(wanted)
-            assert bits(read_rows(self.codec, tensor, dtype, (rows // 2,))) == bits(wanted)
+            expected = round_once(self.exact(tensor), dtype)
+            assert bits(tensor.numpy(dtype)) == bits(expected)
+            assert bits(read_rows(self.codec, tensor, dtype, (rows // 2,))) == bits(expected)
 
     def subtest_compressed_parts_decode(self, case: Case) -> None:
         tensor = self.tensor(case)
@@ -282,21 +287,22 @@ class CodecSuite:
         tensor = self.tensor(case)
         packed = replace(tensor, parts={role: zstd_part(part) for role, part in tensor.parts.items()})
         targets = (tensor.dtype,) if self.encoder(case).lossless else self.targets(tensor)
-        layouts = (repacks(self.codec, one) if self.repacks else [] for one in (tensor, packed))
-        for ours, other in zip(*layouts, strict=True):
-            assert ours.why_not == other.why_not
-            if not ours.exact:
+        results = (repacks(self.codec, source) if self.repacks else [] for source in (tensor, packed))
+        for repack, packed_repack in zip(*results, strict=True):
+            assert repack.why_not == packed_repack.why_not
+            if not repack.exact:
                 continue
-            whole = repacked(ours, tensor)
-            self.codec.check(whole)
-            assert [part.length for part in whole.parts.values()] == [part.length for part in ours.parts]
-            params = ours.layout.attributes()
+            result = repacked(repack, tensor)
+            self.codec.check(result)
+            assert [part.length for part in result.parts.values()] == [part.length for part in repack.parts]
+            params = repack.layout.attributes()
             assert json.loads(json.dumps(params)) == params
-            for dtype in (tensor.dtype,) if ours.rounded else targets:
-                assert bits(whole.numpy(dtype)) == bits(tensor.numpy(dtype)), (params, dtype)
-            for cuts in (tuple(range(ours.rows)), (ours.rows // 3,)):
-                cut = repacked(other, packed, cuts)
-                assert all(bytes(part.view()) == bytes(cut.parts[role].view()) for role, part in whole.parts.items())
+            for dtype in (tensor.dtype,) if repack.rounded else targets:
+                assert bits(result.numpy(dtype)) == bits(tensor.numpy(dtype)), (params, dtype)
+            for cuts in (tuple(range(repack.rows)), (repack.rows // 3,)):
+                chunked = repacked(packed_repack, packed, cuts)
+                for role, part in result.parts.items():
+                    assert bytes(chunked.parts[role].view()) == bytes(part.view()), role
 
     def subtest_check_reads_nothing(self, case: Case) -> None:
         tensor = self.tensor(case)
@@ -308,9 +314,9 @@ class CodecSuite:
         for role, part in tensor.parts.items():
             width = DTYPES[part.dtype].bits // 8
             for length in {part.length + width, part.length + 1, part.length - width} - {-width}:
-                wrong = replace(part, length=length, source=Unreadable(length))
+                invalid = replace(part, length=length, source=Unreadable(length))
                 with pytest.raises(CodecError) as caught:
-                    self.codec.check(with_parts(tensor, {role: wrong}))
+                    self.codec.check(with_parts(tensor, {role: invalid}))
                 assert caught.value.rule, (role, length)
 
     def subtest_check_refuses_missing_parts(self, case: Case) -> None:
@@ -325,8 +331,7 @@ class CodecSuite:
     def subtest_damage_is_noticed(self, case: Case) -> None:
         tensor = self.tensor(case)
         for role, part in tensor.parts.items():
-            wrong = replace(part, digest="crc32c:0xdeadbeef")
-            damaged = with_parts(tensor, {role: wrong})
+            damaged = with_parts(tensor, {role: replace(part, digest="crc32c:0xdeadbeef")})
             with pytest.raises(IntegrityError) as caught:
                 damaged.numpy()
             assert caught.value.rule == "part.digest-mismatch"

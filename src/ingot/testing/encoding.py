@@ -1,4 +1,4 @@
-"""Tensors of a codec in memory, without files: encoded, repacked, compressed and decoded in chunks of any size."""
+"""Functions that encode, repack, compress and decode tensors in memory, in chunks of any size."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ingot.model.tensor import Array, Tensor
 
 
 class Unreadable:
-    """A byte source that fails the test when somebody reads from it."""
+    """A byte source that fails the test if it is read."""
 
     mapped = True
     name = "<unreadable>"
@@ -29,7 +29,7 @@ class Unreadable:
         self.size = size
 
     def view(self, offset: int, length: int) -> memoryview:
-        raise AssertionError(f"nobody may read here, asked for {length} bytes at {offset}")
+        raise AssertionError(f"a read of {length} bytes at {offset}, but no byte may be read")
 
     def readinto(self, offset: int, out: memoryview) -> None:
         self.view(offset, out.nbytes)
@@ -42,44 +42,44 @@ class Unreadable:
 
 
 def chunks(rows: int, cuts: Sequence[int]) -> list[slice]:
-    """Return consecutive slices over ``rows``, cut at ``cuts``; one empty slice where there are no rows."""
+    """Return consecutive slices over ``rows``, divided at ``cuts``; one empty slice if there are no rows."""
     edges = sorted({0, rows, *(cut for cut in cuts if 0 < cut < rows)})
     return [slice(start, stop) for start, stop in pairwise(edges)] or [slice(0, 0)]
 
 
 def encode_parts(codec: Codec, encoder: Encoder, array: Array, cuts: Sequence[int] = ()) -> dict[str, Array]:
-    """Run an encoder over an array: its fit passes, then its chunks; join each part's pieces."""
+    """Encode an array in chunks: run the fit passes, then encode; return the joined arrays by role."""
     matrix = array.reshape(prod(array.shape[:-1]), array.shape[-1]) if array.ndim else array.reshape(1, 1)
     step = row_step(codec, encoder, matrix.shape[1])
-    pieces = chunks(len(matrix), () if encoder.single_chunk else [cut - cut % step for cut in cuts])
+    slices = chunks(len(matrix), () if encoder.single_chunk else [cut - cut % step for cut in cuts])
     for _ in range(encoder.fit_passes):
-        for piece in pieces:
-            encoder.fit_pass(matrix[piece])
-    encoded = [encoder.encode(matrix[piece], piece.start) for piece in pieces]
+        for rows in slices:
+            encoder.fit_pass(matrix[rows])
+    encoded = [encoder.encode(matrix[rows], rows.start) for rows in slices]
     return {spec.role: np.concatenate([chunk[spec.role].reshape(-1) for chunk in encoded]) for spec in encoder.parts}
 
 
 def encode_tensor(
     codec: Codec, array: Array, options: Mapping[str, Any] | None = None, *, dtype: str, cuts: Sequence[int] = ()
 ) -> Tensor:
-    """Return ``array`` as a tensor of ``codec`` with its parts in memory and the decoder attached."""
+    """Return ``array`` as a tensor of ``codec`` whose parts are in memory, and which can be decoded."""
     encoder = codec.encoder(array.shape, dtype, options or {})
     arrays = encode_parts(codec, encoder, array, cuts)
     parts = {spec.role: memory_part(arrays[spec.role], spec.dtype, spec.type) for spec in encoder.parts}
-    only = encoder.parts[0]
-    stored = (only.type or only.dtype) if len(parts) == 1 else dtype
+    first = encoder.parts[0]
+    stored = (first.type or first.dtype) if len(parts) == 1 else dtype
     stored = str(encoder.params.get("dtype", "")) or stored
     return Tensor("tensor", array.shape, stored, encoder.codec, parts, dict(encoder.params), codec)
 
 
 def repacks(codec: Codec, tensor: Tensor) -> list[Repacked]:
-    """Return ``tensor`` in each of the other layouts that its codec has for its numbers, the nearest first."""
-    others = family_alternatives(tensor.layout, tensor)
-    return [codec.repack(tensor, other) for other in others if other.codec == tensor.codec]
+    """Return the repacking of ``tensor`` to each alternative layout of its codec, the most similar layout first."""
+    layouts = family_alternatives(tensor.layout, tensor)
+    return [codec.repack(tensor, layout) for layout in layouts if layout.codec == tensor.codec]
 
 
 def repacked(repack: Repacked, tensor: Tensor, cuts: Sequence[int] = ()) -> Tensor:
-    """Return ``tensor`` repacked, in chunks that begin at the multiples of ``step`` next to ``cuts``."""
+    """Return the repacked tensor; it is read in chunks that begin at multiples of ``step`` near ``cuts``."""
     reader = repack.reader()
     packed = dict[str, list[Array]]()
     for rows in chunks(repack.rows, [cut // repack.step * repack.step for cut in cuts]):
@@ -96,7 +96,7 @@ def with_parts(tensor: Tensor, parts: Mapping[str, Part]) -> Tensor:
 
 
 def zstd_part(part: Part) -> Part:
-    """Return a part compressed, with a digest of the stored bytes, as a writer makes it."""
+    """Return a part compressed by zstd, with a digest of the stored bytes, like writers do."""
     data = bytes(part.view())
     frames = [data[start : start + encodings.FRAME] for start in range(0, len(data), encodings.FRAME)] or [b""]
     stored = b"".join(encodings.compress_frame(frame) for frame in frames)
@@ -111,26 +111,26 @@ def zstd_part(part: Part) -> Part:
 
 
 def bits(array: Array) -> bytes:
-    """The bytes of an array: for comparisons that see NaN payloads and the sign of zero."""
+    """Return the bytes of an array, for comparisons that include NaN payloads and the sign of zero."""
     return np.ascontiguousarray(array).tobytes()
 
 
 def read_rows(codec: Codec, tensor: Tensor, dtype: str, cuts: Sequence[int] = ()) -> Array:
-    """Decode by the codec's reader in chunks cut at ``cuts``."""
+    """Decode a tensor by the codec's reader, in chunks divided at ``cuts``."""
     rows, cols = tensor.matrix_shape
     out = np.empty((rows, cols), numpy_dtype(dtype))
     reader = codec.reader(tensor)
-    for piece in chunks(rows, cuts):
-        reader.read_into(out[piece])
+    for chunk in chunks(rows, cuts):
+        reader.read_into(out[chunk])
     reader.finish()
     return out.reshape(tensor.shape)
 
 
 def round_once(values: Array, dtype: str) -> Array:
-    """Round float64 values to the nearest of a float type, ties to even, by arithmetic that shares nothing with a cast.
+    """Round float64 values to the nearest values of a float type, ties to even, without casts of the code under test.
 
     The spacing of a type with ``m`` stored mantissa bits at a value of binary exponent ``e`` is ``2**(e - m)``, and not
-    less than at its smallest normal number (IEEE 754-2019 section 3.3). Values past the range are not for this.
+    less than at its smallest normal number (IEEE 754-2019 section 3.3). The values must be in the range of the type.
     """
     limits: Any = np.finfo(numpy_dtype(dtype)) if dtype in ("f64", "f32", "f16") else _ml_finfo(dtype)
     exponent = np.frexp(values)[1] - 1
@@ -139,7 +139,7 @@ def round_once(values: Array, dtype: str) -> Array:
 
 
 def _ml_finfo(dtype: str) -> Any:
-    import ml_dtypes  # noqa: PLC0415 - optional until somebody tests such a type
+    import ml_dtypes  # noqa: PLC0415 - an optional package, which only tests of these types need
 
     finfo: Any = ml_dtypes.finfo
     return finfo(numpy_dtype(dtype))

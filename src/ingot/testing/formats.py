@@ -1,11 +1,11 @@
-"""The test suite that every format inherits.
+"""The test suite of formats.
 
-A format's test file subclasses ``FormatSuite`` and names its format; ``options`` may ask for another digest or shards::
+A format's test file subclasses ``FormatSuite`` and sets its format; ``options`` may set another digest, or shards::
 
     class TestMine(FormatSuite):
         format = MyFormat()
 
-A format of other tensors than dense ones says how to make one (``item``), and what metadata it needs (``described``).
+If the format stores other tensors than dense ones, override ``item``; if it requires metadata, ``described``.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Item:
 
 
 def dense(name: str, shape: tuple[int, ...], dtype: str, seed: int = 0) -> Item:
-    """Return a dense tensor of random bytes (a bool's are 0 and 1)."""
+    """Return a dense tensor of random bytes; 0 and 1 for bool."""
     row = DTYPES[dtype]
     size = row.nbytes(prod(shape))
     data = np.random.default_rng(seed).integers(0, 2 if dtype == "bool" else 256, size, np.uint8).tobytes()
@@ -67,7 +67,7 @@ def dense(name: str, shape: tuple[int, ...], dtype: str, seed: int = 0) -> Item:
 
 
 def feed(writer: FormatWriter, item: Item, step: int = 1000) -> dict[str, Any]:
-    """Write one tensor in pieces of ``step`` bytes; return the record."""
+    """Write one tensor in chunks of ``step`` bytes; return the writer's record."""
     writer.begin(item.spec)
     for role, data in item.parts.items():
         for start in range(0, len(data), step):
@@ -76,22 +76,22 @@ def feed(writer: FormatWriter, item: Item, step: int = 1000) -> dict[str, Any]:
 
 
 class FormatSuite:
-    """What every format promises."""
+    """Base class of the tests of a format."""
 
     format: ClassVar[Format]
     options: ClassVar[WriteOptions] = WriteOptions()
 
     def item(self, name: str, shape: tuple[int, ...], dtype: str, seed: int = 0) -> Item:
-        """A tensor of random values as the format carries it."""
+        """Return a tensor of random values that the format can store."""
         return dense(name, shape, dtype, seed)
 
     def described(self, items: Sequence[Item], metadata: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The metadata to write with these items: as given, with what the format asks for."""
+        """Return the metadata to write with these items: ``metadata``, plus entries that the format requires."""
         return dict(metadata or {})
 
     @property
     def file(self) -> str:
-        """Name of the file that the suite writes."""
+        """The name of the file that the suite writes."""
         return self.format.file_name("model")
 
     def write(self, items: Sequence[Item], metadata: Mapping[str, Any] | None = None) -> tuple[MemoryTarget, list[str]]:
@@ -107,20 +107,21 @@ class FormatSuite:
         return target, names
 
     def ordered(self, items: Sequence[Item]) -> list[Item]:
-        """The items in the order that the format's writer wants."""
+        """Return the items in the order that the format's writer requires."""
         return [items[index] for index in self.format.order([item.spec for item in items])]
 
     def read(self, target: MemoryTarget) -> Catalog:
-        """Open what was written."""
+        """Open the written files."""
         store = MemoryStore(target.files)
         entry = self.format.entry(listing(store))
         assert entry is not None
         return self.format.read(store, entry)
 
     def check(self, items: Sequence[Item], metadata: Mapping[str, Any] | None = None) -> Catalog:
-        """Write, read back, and compare everything."""
+        """Write items, read them back, and compare specs, bytes and metadata."""
         target, _ = self.write(items, metadata)
-        specs, metadata = [item.spec for item in items], self.described(items, metadata)
+        specs = [item.spec for item in items]
+        metadata = self.described(items, metadata)
         assert self.format.size(Artifact(specs, metadata), self.options) == sum(map(len, target.files.values()))
         catalog = self.read(target)
         assert sorted(catalog.tensors) == sorted(spec.name for spec in specs)
@@ -137,11 +138,11 @@ class FormatSuite:
         return catalog
 
     def carried(self, items: Sequence[Item]) -> list[Item]:
-        """Those that the format does not refuse."""
+        """Return the items that the format can store."""
         return [item for item in items if self.format.why_unsupported(item.spec) is None]
 
     def sample(self) -> list[Item]:
-        """A few tensors of several types, none empty but one."""
+        """Return four tensors of different types, one of them empty."""
         shapes = {"a.weight": ((3, 4), "f32"), "b": ((5,), "bf16"), "empty": ((0, 3), "f16"), "c": ((7,), "u8")}
         return [self.item(name, shape, dtype, seed) for seed, (name, (shape, dtype)) in enumerate(shapes.items())]
 
@@ -182,7 +183,8 @@ class FormatSuite:
         self.check([self.item(f"layers.{index}.w", (2, 2), "f16", index) for index in range(1500)])
 
     def test_nothing_given_is_changed(self) -> None:
-        items, metadata = self.sample(), dict(METADATA)
+        items = self.sample()
+        metadata = dict(METADATA)
         before = copy.deepcopy([item.spec for item in items])
         self.check(items, metadata)
         assert [item.spec for item in items] == before
@@ -191,17 +193,18 @@ class FormatSuite:
     def test_pieces_do_not_matter(self) -> None:
         items = self.ordered(self.sample())
         target, _ = self.write(items)
-        other = MemoryTarget()
+        chunked = MemoryTarget()
         writer = self.format.writer(
-            other, self.file, Artifact([item.spec for item in items], self.described(items)), self.options
+            chunked, self.file, Artifact([item.spec for item in items], self.described(items)), self.options
         )
         for item in items:
             feed(writer, item, step=1)
         writer.finish()
-        assert other.files == target.files
+        assert chunked.files == target.files
 
     def test_records_tell_where_the_bytes_are(self) -> None:
-        items, target = self.ordered(self.sample()), MemoryTarget()
+        items = self.ordered(self.sample())
+        target = MemoryTarget()
         writer = self.format.writer(
             target, self.file, Artifact([item.spec for item in items], self.described(items)), self.options
         )
@@ -214,27 +217,27 @@ class FormatSuite:
                 assert stored == data
                 assert checksums.same(digest, checksums.digest("crc32c", stored))
 
-    @pytest.mark.parametrize("done", [0, 1, 3, 4])
-    def test_a_resumed_run_gives_the_same_bytes(self, done: int) -> None:
+    @pytest.mark.parametrize("finished", [0, 1, 3, 4])
+    def test_a_resumed_run_gives_the_same_bytes(self, finished: int) -> None:
         items = self.ordered(self.sample())
         specs = [item.spec for item in items]
-        whole, _ = self.write(items, METADATA)
+        uninterrupted, _ = self.write(items, METADATA)
         target = MemoryTarget()
         metadata = self.described(items, METADATA)
         first = self.format.writer(target, self.file, Artifact(specs, metadata), self.options)
-        records = [feed(first, item) for item in items[:done]]
-        if done < len(items):  # killed in the middle of a tensor
-            first.begin(specs[done])
-            role, data = next(iter(items[done].parts.items()))
+        records = [feed(first, item) for item in items[:finished]]
+        if finished < len(items):  # killed in the middle of a tensor
+            first.begin(specs[finished])
+            role, data = next(iter(items[finished].parts.items()))
             first.write(role, data[:1])
         first.abort()
         second = self.format.writer(target, self.file, Artifact(specs, metadata), self.options)
         for record in records:
             second.restore(record)
-        for item in items[done:]:
+        for item in items[finished:]:
             feed(second, item)
         second.finish()
-        assert target.files == whole.files
+        assert target.files == uninterrupted.files
 
     def test_tensors_out_of_order_are_refused(self) -> None:
         items = self.ordered(self.sample())
@@ -283,15 +286,15 @@ class FormatSuite:
         entry = self.format.entry(listing(store))
         assert entry is not None
         for name in names:
-            whole = bytes(target.files[name])
-            for length in range(len(whole)):
-                cut = MemoryStore({**target.files, name: whole[:length]})
-                if name != entry or not whole[length:].isspace():
+            data = bytes(target.files[name])
+            for length in range(len(data)):
+                cut = MemoryStore({**target.files, name: data[:length]})
+                if name != entry or not data[length:].isspace():
                     with pytest.raises(IngotError) as caught:
                         self.format.read(cut, entry)
                     assert caught.value.rule
                     continue
-                with suppress(IntegrityError):  # text may lose blanks at its end and say the same
+                with suppress(IntegrityError):  # text without its last blanks may be valid
                     assert sorted(self.format.read(cut, entry).tensors) == sorted(self.read(target).tensors)
 
     def test_it_claims_its_own_files(self) -> None:
@@ -305,7 +308,7 @@ class FormatSuite:
 
 
 def _write_and_end(writer: FormatWriter, item: Item) -> None:
-    """Write every part, the first with a byte too many."""
+    """Write all parts, the first one with an additional byte."""
     for index, (role, data) in enumerate(item.parts.items()):
         writer.write(role, data + b"x" * (index == 0))
     writer.end()

@@ -1,4 +1,4 @@
-"""The test suite that every store inherits."""
+"""The test suite of stores."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ESCAPES = ("", ".", "..", "../a", "a/../../b", "/etc/passwd", "a//b", "a/", "nul
 
 
 class StoreSuite:
-    """What every store promises. A subclass implements ``make``."""
+    """Base class of the tests of a store; a subclass implements ``make``."""
 
     data = bytes(range(256)) * 40
 
@@ -73,13 +73,13 @@ class StoreSuite:
         self, tmp_path: Path, ranges: builtins.list[Range]
     ) -> None:
         buffers = self.make(tmp_path, {"a": self.data}).get_ranges("a", ranges)
-        assert [bytes(piece) for piece in buffers] == [self.data[start : start + size] for start, size in ranges]
+        assert [bytes(buffer) for buffer in buffers] == [self.data[start : start + size] for start, size in ranges]
 
     def test_a_range_outside_among_others_is_refused(self, tmp_path: Path) -> None:
         store = self.make(tmp_path, {"a": self.data})
-        for wrong in ((10239, 2), (10241, 0), (2**70, 1), (-1, 1), (0, -1)):
+        for invalid in ((10239, 2), (10241, 0), (2**70, 1), (-1, 1), (0, -1)):
             with pytest.raises(IntegrityError) as caught:
-                store.get_ranges("a", [(0, 4), wrong])
+                store.get_ranges("a", [(0, 4), invalid])
             assert caught.value.rule == "store.short-read"
 
     def test_whole_small_files_and_their_heads(self, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Random values, edge values and random indices: NumPy alone, without Hypothesis."""
+"""Random values, edge values and random indices, made with NumPy and without Hypothesis."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def random_bits(rng: np.random.Generator, shape: tuple[int, ...], dtype: str, zeros: float = 0.0) -> Array:
-    """Return an array of random bit patterns, a third of them edge values, a share of ``zeros`` all-zero bits."""
+    """Return an array of random bit patterns: a third are edge values, and a share of ``zeros`` is zero."""
     values = numpy_dtype(dtype)
     count = int(np.prod(shape, dtype=object))
-    if DTYPES[dtype].kind == "b":
+    if DTYPES[dtype].category == "b":
         out = rng.integers(0, 2, count).astype(np.bool_)
     else:
         out = np.frombuffer(rng.bytes(count * values.itemsize), values).copy()
@@ -26,13 +26,13 @@ def random_bits(rng: np.random.Generator, shape: tuple[int, ...], dtype: str, ze
 
 
 def edge_values(dtype: str) -> Array:
-    """Return the edges of an element type by bits: zeros, smallest, largest, and (for floats) NaNs and infinities."""
+    """Return the edge values of an element type: zeros, smallest, largest, and for floats NaNs and infinities."""
     values = numpy_dtype(dtype)
     row = DTYPES[dtype]
-    component = values.itemsize // 2 if row.kind == "c" else values.itemsize
+    component = values.itemsize // 2 if row.category == "c" else values.itemsize
     bits = component * 8
     patterns = {0, 1, 2, (1 << bits) - 1, 1 << (bits - 1), (1 << (bits - 1)) - 1, (1 << (bits - 1)) + 1}
-    if row.kind in "fc" and component > 1:
+    if row.category in "fc" and component > 1:
         storage = DTYPES[row.storage]
         exponent = {"f64": 11, "f32": 8, "f16": 5, "bf16": 8}[storage.name]
         infinity = ((1 << exponent) - 1) << (bits - 1 - exponent)
@@ -43,12 +43,12 @@ def edge_values(dtype: str) -> Array:
 
 
 def indices(rng: np.random.Generator, shape: tuple[int, ...], count: int = 4) -> list[Any]:
-    """Return some indices of a shape: integers, slices, steps, an ellipsis, everything."""
+    """Return indices for arrays of a shape: an ellipsis, and ``count`` random tuples of integers and slices."""
 
     def key(size: int) -> int | slice:
         first, stop = sorted(rng.integers(-size - 1, size + 2, 2).tolist())
-        kinds = [slice(first, stop), slice(None), slice(None, None, -1), slice(first, None, 3)]
-        return int(rng.integers(-size, size)) if size and rng.random() < 0.4 else kinds[int(rng.integers(4))]
+        slices = [slice(first, stop), slice(None), slice(None, None, -1), slice(first, None, 3)]
+        return int(rng.integers(-size, size)) if size and rng.random() < 0.4 else slices[int(rng.integers(4))]
 
     keys = [tuple(key(size) for size in shape[: rng.integers(0, len(shape) + 1)]) for _ in range(count)]
     return [..., *keys, *([(..., key(shape[-1]))] if shape else [])]

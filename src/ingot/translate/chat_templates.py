@@ -1,4 +1,4 @@
-"""Chat templates of a model folder, which may have names, and the keys that GGUF has for them."""
+"""Chat templates of a model folder, with or without names, and the GGUF keys that hold them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ JINJA = "chat_template.jinja"
 JSON = "chat_template.json"
 ADDITIONAL = "additional_chat_templates/"
 NAMES = "tokenizer.chat_templates"
-"""GGUF's key of the names of all templates but the default one."""
+"""GGUF key: the names of all templates except the default one."""
 DEFAULT = "default"
 _NAMED = TEMPLATE + "."
 _LETTERS = frozenset(ascii_letters + digits)
@@ -21,13 +21,13 @@ _LETTERS = frozenset(ascii_letters + digits)
 
 @dataclass(slots=True)
 class Templates:
-    """Templates by name, as GGUF spells names, and the files whose templates do not count."""
+    """Templates by name in GGUF's spelling, and the files whose templates are not used."""
 
     by_name: dict[str, str] = field(default_factory=dict)
     unused: list[str] = field(default_factory=list)
 
     def to_metadata(self) -> Typed:
-        """Return GGUF metadata: the default template, every other under its name, and a list of these names."""
+        """Return GGUF metadata: the default template, each named template, and the list of names."""
         named = {name: text for name, text in self.by_name.items() if name != DEFAULT}
         typed: Typed = {_NAMED + name: ("string", text) for name, text in named.items()}
         typed |= {NAMES: ("array:string", sorted(named))} if named else {}
@@ -40,9 +40,9 @@ def find(settings: Mapping[str, Any], separate: Mapping[str, Any], texts: Mappin
     Parameters
     ----------
     settings : mapping
-        ``tokenizer_config.json``, whose template counts before all files.
+        ``tokenizer_config.json``, whose template precedes those of all files.
     separate : mapping
-        ``chat_template.json``, which counts if there is no ``chat_template.jinja``.
+        ``chat_template.json``, used if there is no ``chat_template.jinja``.
     texts : mapping
         Texts of files by name, among them ``chat_template.jinja`` and those in ``additional_chat_templates``.
     """
@@ -51,25 +51,25 @@ def find(settings: Mapping[str, Any], separate: Mapping[str, Any], texts: Mappin
         for name, text in texts.items()
         if name.startswith(ADDITIONAL) and name.endswith(".jinja")
     }
-    stated = _choices(settings.get("chat_template"))
+    in_settings = _choices(settings.get("chat_template"))
     in_json = _choices(separate.get("chat_template"))
     files = [*((JSON, text) for text in in_json.values()), *((JINJA, texts[JINJA]) for _ in range(JINJA in texts))]
     files += [(f"{ADDITIONAL}{name}.jinja", text) for name, text in additional.items()]
     default = {DEFAULT: texts[JINJA]} if JINJA in texts else in_json
     templates = Templates()
-    for name, text in (stated or {**default, **additional}).items():
+    for name, text in (in_settings or {**default, **additional}).items():
         spelled = "".join(letter if letter in _LETTERS else "_" for letter in name)
         if spelled in templates.by_name:
-            templates.unused.append(f"the chat template {name[:80]!r}, whose name in GGUF another has")
+            templates.unused.append(f"the chat template {name[:80]!r}, whose name is that of another template in GGUF")
         elif spelled:
             templates.by_name[spelled] = text
     used = set(templates.by_name.values())
-    templates.unused += [f"{name}, for another chat template counts" for name, text in files if text not in used]
+    templates.unused += [f"{name}, because another chat template is used" for name, text in files if text not in used]
     return templates
 
 
 def from_metadata(metadata: Mapping[str, Any]) -> str | Sequence[Mapping[str, str]] | None:
-    """Return ``chat_template`` of ``tokenizer_config.json``: one text, or a list with names."""
+    """Return ``chat_template`` for ``tokenizer_config.json``: one text, or a list of names with texts."""
     default = metadata.get(TEMPLATE)
     named = {
         key.removeprefix(_NAMED): text
@@ -83,7 +83,7 @@ def from_metadata(metadata: Mapping[str, Any]) -> str | Sequence[Mapping[str, st
 
 
 def _choices(value: Any) -> dict[str, str]:
-    """Return templates by name of what a file states: one text, or a list of objects with a name and a template."""
+    """Return templates by name from a JSON value: one text, or a list of objects with a name and a template."""
     if isinstance(value, str):
         return {DEFAULT: value}
     choices = value if isinstance(value, list) else []

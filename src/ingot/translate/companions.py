@@ -1,6 +1,7 @@
-"""A model folder's small files in GGUF metadata, and the files that a GGUF file stands for.
+"""A model folder's small files as GGUF metadata, and the files that GGUF metadata yield.
 
-``tokenizer.huggingface.json`` is GGUF's own key for all of ``tokenizer.json``; the other files have keys of Ingot's.
+``tokenizer.huggingface.json`` is GGUF's standard key for all of ``tokenizer.json``; Ingot defines the keys of the
+other files.
 """
 
 from __future__ import annotations
@@ -19,200 +20,214 @@ from ingot.translate import (
     chat_templates,
     demo_vocabulary,
     keys,
-    pieces,
     pooling,
     sentencepiece,
     special_tokens,
     tokenizer,
     vocabulary,
+    wordpiece_unigram,
 )
 from ingot.translate.families import Family
 
 TOKENIZER = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"
 GENERATION = "generation_config.json"
-WHOLE = "tokenizer.huggingface.json"
+TOKENIZER_KEY = "tokenizer.huggingface.json"
 PREFIX = "ingot.companion."
 ADDED = "added_tokens.json"
 _JSON = (CONFIG, GENERATION, SETTINGS, "special_tokens_map.json", ADDED, chat_templates.JSON)
 _LISTS = (pooling.MODULES,)
 _IN_FOLDER = re.compile(r"additional_chat_templates/\w[\w.-]{0,80}\.jinja|[0-9]{0,4}_?Pooling/config\.json", re.ASCII)
-"""Chat templates with a name, and how a model of sentence-transformers pools."""
+"""Named chat templates, and the pooling settings of a sentence-transformers model."""
 _TEXT = (chat_templates.JINJA,)
-SENTENCES = ("tokenizer.model", "sentencepiece.bpe.model")
-"""What SentencePiece trained: bytes, which metadata hold as base64. The second is XLM-RoBERTa's."""
+SENTENCEPIECE_FILES = ("tokenizer.model", "sentencepiece.bpe.model")
+"""Trained SentencePiece models; metadata contain their bytes as base64. The second name is XLM-RoBERTa's."""
 RULE = "architecture.companion"
 
 
 def read_files(companions: Mapping[str, str]) -> dict[str, str]:
-    """Return the text of those companions that metadata keep; raises ``FormatError`` ``architecture.companion``."""
-    found = {}
-    order = (*_JSON, *_LISTS, *_TEXT, TOKENIZER, *SENTENCES)
+    """Return the text of the companions that metadata can hold; raises ``FormatError`` ``architecture.companion``."""
+    texts = {}
+    order = (*_JSON, *_LISTS, *_TEXT, TOKENIZER, *SENTENCEPIECE_FILES)
     for name in sorted(
-        filter(_is_kept, companions), key=lambda name: order.index(name) if name in order else len(order)
+        filter(_is_storable, companions), key=lambda name: order.index(name) if name in order else len(order)
     ):
         store, file = Location.parse(companions[name]).find(io="pread")
         data = store.read(file, MAX_CONFIG * (8 if name == TOKENIZER else 1), RULE)
         try:
-            found[name] = b64encode(data).decode() if name in SENTENCES else data.decode()
+            texts[name] = b64encode(data).decode() if name in SENTENCEPIECE_FILES else data.decode()
         except UnicodeDecodeError as error:
             raise FormatError(RULE, f"expected UTF-8, found {error.reason}", where=companions[name]) from None
-    return found
+    return texts
 
 
-def _is_kept(name: str) -> bool:
-    """Return whether GGUF metadata keep a companion as it is."""
-    return name in (*_JSON, *_LISTS, *_TEXT, TOKENIZER, *SENTENCES) or _IN_FOLDER.fullmatch(name) is not None
+def _is_storable(name: str) -> bool:
+    """Return whether GGUF metadata can hold a companion unchanged."""
+    return name in (*_JSON, *_LISTS, *_TEXT, TOKENIZER, *SENTENCEPIECE_FILES) or _IN_FOLDER.fullmatch(name) is not None
 
 
 def tokenizer_metadata(files: Mapping[str, str], rows: int) -> tuple[keys.Typed, list[str]]:
-    """Return GGUF metadata of the tokenizer among the files, and notes on what llama.cpp does otherwise.
+    """Return GGUF metadata of the tokenizer among the files, and notes on what llama.cpp does differently.
 
     Parameters
     ----------
     files : mapping
         Texts by name, as ``read_files`` returns them.
     rows : int
-        Rows of the embedding; 0 if that is not known.
+        Rows of the embedding; 0 if unknown.
 
     Raises
     ------
     FormatError
         ``architecture.companion``.
     UnsupportedError
-        ``architecture.tokenizer``: there is none, or llama.cpp has none of its kind; ``architecture.tokens``.
+        ``architecture.tokenizer``: there is no tokenizer, or llama.cpp does not support its type;
+        ``architecture.tokens``: tokens that the embedding has no rows for.
     """
-    whole = demo_vocabulary.expanded(parsed(files, TOKENIZER))
-    settings = parsed(files, SETTINGS)
+    parsed_tokenizer = demo_vocabulary.expand(parse_file(files, TOKENIZER))
+    settings = parse_file(files, SETTINGS)
     if TOKENIZER in files:
-        words = tokenizer.to_metadata(whole, rows)
-        ids = tokenizer.ids_by_convention(whole)
-        around = special_tokens.begins_and_ends(whole)
+        converted = tokenizer.to_metadata(parsed_tokenizer, rows)
+        ids = tokenizer.ids_by_convention(parsed_tokenizer)
+        added_around = special_tokens.begins_and_ends(parsed_tokenizer)
     else:
-        trained = _trained(files)
-        words = sentencepiece.to_metadata(trained, settings, parsed(files, ADDED), rows)
+        trained = _read_sentencepiece(files)
+        converted = sentencepiece.to_metadata(trained, settings, parse_file(files, ADDED), rows)
         ids = trained.ids
-        around = sentencepiece.begins_and_ends(trained, settings)
-    texts: list[str] = words.typed[keys.TOKENS][1]
-    by_text = {**words.outside, **dict(enumerate(texts))}
-    numbers = {text: number for number, text in sorted(by_text.items(), reverse=True)}
-    configs = (parsed(files, CONFIG), parsed(files, GENERATION))
-    special = special_tokens.find(whole, settings, configs, numbers, len(texts))
+        added_around = sentencepiece.begins_and_ends(trained, settings)
+    texts: list[str] = converted.typed[keys.TOKENS][1]
+    by_text = {**converted.outside, **dict(enumerate(texts))}
+    ids_by_text = {text: token_id for token_id, text in sorted(by_text.items(), reverse=True)}
+    configs = (parse_file(files, CONFIG), parse_file(files, GENERATION))
+    special = special_tokens.find(parsed_tokenizer, settings, configs, ids_by_text, len(texts))
     vocabulary.require_rows(special.outside, len(texts))
-    typed, notes = words.checked(len(texts))
-    templates = chat_templates.find(settings, parsed(files, chat_templates.JSON), files)
-    typed |= _special(special, ids, around, typed) | templates.to_metadata()
-    lost = [*words.lost, *special.ignored, *templates.unused, *_by_default(typed), *_surplus(whole, typed)]
-    return typed, [*notes, *([f"not carried over: {'; '.join(lost)}"] if lost else [])]
+    typed, notes = converted.to_metadata(len(texts))
+    templates = chat_templates.find(settings, parse_file(files, chat_templates.JSON), files)
+    typed |= _special_token_metadata(special, ids, added_around, typed) | templates.to_metadata()
+    dropped = [
+        *converted.dropped,
+        *special.ignored,
+        *templates.unused,
+        *_describe_assumed_tokens(typed),
+        *_describe_dropped_tokens(parsed_tokenizer, typed),
+    ]
+    return typed, [*notes, *([f"not carried over: {'; '.join(dropped)}"] if dropped else [])]
 
 
-def _trained(files: Mapping[str, str]) -> sentencepiece.SentencePieces:
-    name = next((name for name in SENTENCES if name in files), None)
+def _read_sentencepiece(files: Mapping[str, str]) -> sentencepiece.SentencePieces:
+    name = next((name for name in SENTENCEPIECE_FILES if name in files), None)
     if name is None:
         raise _no_tokenizer()
     trained = sentencepiece.read(_bytes(files[name], name), name)
     if trained is None:
         raise tokenizer.unsupported("it is no BPE or Unigram of SentencePiece's", name)
-    return trained if name == SENTENCES[0] else sentencepiece.as_fairseq(trained)
+    return trained if name == SENTENCEPIECE_FILES[0] else sentencepiece.with_fairseq_ids(trained)
 
 
-def without_words(files: Mapping[str, str], rows: int) -> keys.Typed:
-    """Return GGUF metadata of a model without a tokenizer: the ids of special tokens that its configs state."""
-    configs = (parsed(files, CONFIG), parsed(files, GENERATION))
+def metadata_without_tokenizer(files: Mapping[str, str], rows: int) -> keys.Typed:
+    """Return GGUF metadata of a model without a tokenizer: the ids of special tokens in its configs."""
+    configs = (parse_file(files, CONFIG), parse_file(files, GENERATION))
     ids = special_tokens.find({}, {}, configs, {}, rows).ids
     typed: keys.Typed = {keys.MODEL: ("string", keys.NO_VOCABULARY)}
     return typed | {keys.ID.format(name): ("u32", ids[role]) for role, name in keys.IDS.items() if role in ids}
 
 
-def _special(
-    special: special_tokens.SpecialTokens, trained: Mapping[str, int], around: tuple[bool, bool], typed: keys.Typed
+def _special_token_metadata(
+    special: special_tokens.SpecialTokens,
+    trained: Mapping[str, int],
+    added_around: tuple[bool, bool],
+    typed: keys.Typed,
 ) -> keys.Typed:
-    """Return GGUF metadata of special tokens, and of those put around a text if llama.cpp did otherwise."""
+    """Return GGUF metadata of special tokens, and whether each is added to a text, unless by default."""
     count = len(typed[keys.TOKENS][1])
-    ids = {role: number for role, number in {**trained, **special.ids}.items() if number < count}
+    ids = {role: token_id for role, token_id in {**trained, **special.ids}.items() if token_id < count}
     model, pre = (str(typed[key][1]) for key in (keys.MODEL, keys.PRE))
-    added, default = dict(special.added), special_tokens.by_default(model, pre)
-    if model != pieces.WPM:
-        for role, adds in zip(special_tokens.AROUND, around, strict=False):
+    added = dict(special.added)
+    default = special_tokens.default_added(model, pre)
+    if model != wordpiece_unigram.WPM:
+        for role, adds in zip(special_tokens.AROUND, added_around, strict=False):
             if adds != default[role]:
                 added.setdefault(role, adds)
     metadata: keys.Typed = {keys.ID.format(name): ("u32", ids[role]) for role, name in keys.IDS.items() if role in ids}
     return metadata | {keys.ADD[role]: ("bool", adds) for role, adds in added.items()}
 
 
-def _surplus(whole: Mapping[str, Any], typed: keys.Typed) -> list[str]:
-    """Return which tokens of a template llama.cpp does not put around a text: it puts at most one at each end."""
-    default = special_tokens.by_default(str(typed[keys.MODEL][1]), str(typed[keys.PRE][1]))
+def _describe_dropped_tokens(parsed_tokenizer: Mapping[str, Any], typed: keys.Typed) -> list[str]:
+    """Describe tokens of a template that llama.cpp does not add around a text: it adds at most one at each end."""
+    default = special_tokens.default_added(str(typed[keys.MODEL][1]), str(typed[keys.PRE][1]))
     bos, eos, sep = (typed.get(keys.ADD[role], ("bool", default[role]))[1] for role in special_tokens.AROUND)
     return [
-        f"the tokens {where} each text {' '.join(tokens)[:80]}"
-        for where, tokens, added in zip(
-            ("before", "after"), special_tokens.around_text(whole), (bos, eos or sep), strict=True
+        f"the tokens {side} each text {' '.join(tokens)[:80]}"
+        for side, tokens, added in zip(
+            ("before", "after"), special_tokens.around_text(parsed_tokenizer), (bos, eos or sep), strict=True
         )
         if len(tokens) > added
     ]
 
 
-def _by_default(typed: keys.Typed) -> list[str]:
-    """Return what llama.cpp takes for special tokens that no file names: it has ids of its own for some."""
+def _describe_assumed_tokens(typed: keys.Typed) -> list[str]:
+    """Describe the ids that llama.cpp assumes for special tokens that no file names."""
     model = typed[keys.MODEL][1]
     texts = typed[keys.TOKENS][1]
     defaults = {keys.BPE: {"bos": 11, "eos": 11}, keys.SPM: {"bos": 1, "eos": 2}}.get(model, {})
-    added = special_tokens.by_default(model, typed[keys.PRE][1])
+    added = special_tokens.default_added(model, typed[keys.PRE][1])
     adds_bos = typed.get(keys.ADD["bos"], ("bool", added["bos"]))[1]
     return [
-        f"no {role} token is named, for which llama.cpp takes token {number} ({texts[number]!r:.40})"
-        for role, number in defaults.items()
-        if keys.ID.format(role) not in typed and number < len(texts) and (role == "eos" or adds_bos)
+        f"no {role} token is named, and llama.cpp assumes token {token_id} ({texts[token_id]!r:.40})"
+        for role, token_id in defaults.items()
+        if keys.ID.format(role) not in typed and token_id < len(texts) and (role == "eos" or adds_bos)
     ]
 
 
 def _no_tokenizer() -> UnsupportedError:
     return UnsupportedError(
-        f"there is no tokenizer ({TOKENIZER}, {', '.join(SENTENCES)}), and llama.cpp wants one in its file; put the "
-        "model's tokenizer beside its weights, or pass --no-tokenizer for a file that takes ids of tokens",
+        f"there is no tokenizer ({TOKENIZER}, {', '.join(SENTENCEPIECE_FILES)}), and llama.cpp needs one in its file; "
+        "put the model's tokenizer next to its weights, or pass --no-tokenizer for a file that takes ids of tokens",
         rule=tokenizer.RULE,
     )
 
 
-def parsed(files: Mapping[str, str], name: str) -> dict[str, Any]:
-    """Return one of the files as JSON; nothing where there is none. Errors as ``parse_config``."""
+def parse_file(files: Mapping[str, str], name: str) -> dict[str, Any]:
+    """Return one of the files as a JSON object; an empty one if the file is missing.
+
+    Raises ``FormatError`` ``architecture.companion``: not JSON.
+    """
     if name not in files:
         return {}
     if name != TOKENIZER:
         return parse_config(files[name].encode(), RULE, name)
     try:
-        found = json.loads(files[name])
+        parsed = json.loads(files[name])
     except (ValueError, RecursionError) as error:
         raise FormatError(RULE, f"not JSON: {error}", where=name) from error
-    return found if isinstance(found, dict) else {}
+    return parsed if isinstance(parsed, dict) else {}
 
 
 def to_metadata(files: Mapping[str, str]) -> dict[str, tuple[str, Any]]:
-    """Return the metadata that hold the files as they are, less what ``config.json`` says of packing."""
+    """Return the metadata that hold the files, without the packing keys of ``config.json``."""
     texts = dict(files)
-    config = parsed(files, CONFIG)
+    config = parse_file(files, CONFIG)
     if any(key in config for key in PACKING_KEYS):
         texts[CONFIG] = (
             json.dumps({key: value for key, value in config.items() if key not in PACKING_KEYS}, indent=2) + "\n"
         )
-    return {WHOLE if name == TOKENIZER else PREFIX + name: ("string", text) for name, text in texts.items()}
+    return {TOKENIZER_KEY if name == TOKENIZER else PREFIX + name: ("string", text) for name, text in texts.items()}
 
 
-def kept(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Return the files that metadata hold as they are; a file that is not of its kind is left out."""
+def stored_files(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """Return the files that metadata hold unchanged; malformed files are left out."""
     stored = {key.removeprefix(PREFIX): value for key, value in metadata.items() if key.startswith(PREFIX)}
-    stored |= {TOKENIZER: metadata[WHOLE]} if WHOLE in metadata else {}
+    stored |= {TOKENIZER: metadata[TOKENIZER_KEY]} if TOKENIZER_KEY in metadata else {}
     return {
         name: text
         for name, text in stored.items()
-        if isinstance(text, str) and _is_kept(name) and _is_whole(name, text)
+        if isinstance(text, str) and _is_storable(name) and _is_well_formed(name, text)
     }
 
 
-def _is_whole(name: str, text: str) -> bool:
-    """Return whether a kept text is a file of its kind."""
-    if name in SENTENCES:
+def _is_well_formed(name: str, text: str) -> bool:
+    """Return whether a stored text is well-formed for its file name."""
+    if name in SENTENCEPIECE_FILES:
         return _is_base64(text)
     if name.endswith(".jinja"):
         return True
@@ -225,53 +240,57 @@ def _is_whole(name: str, text: str) -> bool:
 def files_of(
     metadata: Mapping[str, Any], config: Mapping[str, Any], family: Family
 ) -> tuple[dict[str, bytes], list[str]]:
-    """Return the files of a GGUF file's metadata beside its ``config.json``, and what they do otherwise.
+    """Return the files that a GGUF file's metadata yield, and what they do differently from llama.cpp.
+
+    ``config`` is written as ``config.json``.
 
     Raises ``UnsupportedError`` ``architecture.tokenizer``.
     """
-    files = kept(metadata)
-    lost = list[str]()
-    if TOKENIZER in files or any(name in files for name in SENTENCES):
-        files |= _named_again(metadata, files)
+    files = stored_files(metadata)
+    differences = list[str]()
+    if TOKENIZER in files or any(name in files for name in SENTENCEPIECE_FILES):
+        files |= _updated_settings(metadata, files)
     if TOKENIZER not in files:
-        made, lost = tokenizer.to_files(metadata, parsed(files, SETTINGS))
-        files = {name: json.dumps(value, indent=2, ensure_ascii=False) + "\n" for name, value in made.items()} | files
+        built, differences = tokenizer.to_files(metadata, parse_file(files, SETTINGS))
+        files = {name: json.dumps(value, indent=2, ensure_ascii=False) + "\n" for name, value in built.items()} | files
     if pooling.MODULES not in files:
-        made = pooling.files_of(metadata, family, config.get("hidden_size"))
-        files = {name: json.dumps(value, indent=2) + "\n" for name, value in made.items()} | files
+        built = pooling.files_of(metadata, family, config.get("hidden_size"))
+        files = {name: json.dumps(value, indent=2) + "\n" for name, value in built.items()} | files
     files[CONFIG] = json.dumps(config, indent=2) + "\n"
-    return {name: _bytes(text, name) if name in SENTENCES else text.encode() for name, text in files.items()}, lost
+    return {
+        name: _bytes(text, name) if name in SENTENCEPIECE_FILES else text.encode() for name, text in files.items()
+    }, differences
 
 
 def special_ids(metadata: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, int]:
-    """Return the ids of special tokens that kept files name, by role, as a conversion to GGUF finds them."""
+    """Return the ids of special tokens that stored files name, by role, as a conversion to GGUF finds them."""
     texts = metadata.get(keys.TOKENS)
     texts = texts if isinstance(texts, list) else []
-    ids = {text: number for number, text in reversed([*enumerate(texts)]) if isinstance(text, str)}
-    configs = (parsed(files, CONFIG), parsed(files, GENERATION))
-    return special_tokens.find(parsed(files, TOKENIZER), parsed(files, SETTINGS), configs, ids, len(texts)).ids
+    ids = {text: token_id for token_id, text in reversed([*enumerate(texts)]) if isinstance(text, str)}
+    configs = (parse_file(files, CONFIG), parse_file(files, GENERATION))
+    return special_tokens.find(parse_file(files, TOKENIZER), parse_file(files, SETTINGS), configs, ids, len(texts)).ids
 
 
-def _named_again(metadata: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, str]:
-    """Return ``tokenizer_config.json`` with the special tokens that metadata name by now, if they are others."""
-    settings = parsed(files, SETTINGS)
+def _updated_settings(metadata: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, str]:
+    """Return ``tokenizer_config.json`` with the special tokens that metadata name now; nothing if they are the same."""
+    settings = parse_file(files, SETTINGS)
     ids = special_ids(metadata, files)
     texts = metadata.get(keys.TOKENS)
     if not settings or not isinstance(texts, list):
         return {}
     changed = {}
     for role, name in keys.IDS.items():
-        number = metadata.get(keys.ID.format(name))
-        if role in ids and type(number) is int and number != ids[role] and 0 <= number < len(texts):
-            changed[f"{role}_token"] = texts[number]
+        token_id = metadata.get(keys.ID.format(name))
+        if role in ids and type(token_id) is int and token_id != ids[role] and 0 <= token_id < len(texts):
+            changed[f"{role}_token"] = texts[token_id]
     return {SETTINGS: json.dumps({**settings, **changed}, indent=2, ensure_ascii=False) + "\n"} if changed else {}
 
 
-def _bytes(text: str, where: str) -> bytes:
+def _bytes(text: str, location: str) -> bytes:
     try:
         return b64decode(text, validate=True)
     except ValueError:
-        raise FormatError(RULE, "expected base64", where=where) from None
+        raise FormatError(RULE, "expected base64", where=location) from None
 
 
 def _is_base64(text: str) -> bool:

@@ -1,6 +1,6 @@
-"""Whether a model's folder is complete: what ``config.json`` implies, and files that contradict the index.
+"""Check whether a model's folder is complete: tensors that ``config.json`` implies, and stale duplicate files.
 
-Reads headers alone.
+Only headers are read.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ MISSING = "model.missing-tensor"
 SHAPE = "model.shape"
 DUPLICATE = "model.stale-duplicate"
 _OTHER_NAMES = ("gguf",)
-"""Formats whose programs have other names for all tensors than transformers."""
+"""Formats whose tensor names all differ from those of transformers."""
 _EXPERTS = ".mlp.experts."
 
 
 @dataclass(frozen=True, slots=True)
 class Defect:
-    """One thing that makes a model's folder incomplete or contradictory: the rule, the tensor or file, and why."""
+    """One reason why a model's folder is incomplete or contradictory: the rule, the tensor or file, and a message."""
 
     rule: str
     name: str
@@ -38,9 +38,9 @@ class Defect:
 
 
 def defects_of(source: Source, checkpoint: Checkpoint) -> list[Defect]:
-    """Return what a model's folder lacks; nothing for single files, deltas and families that are not known.
+    """Return the defects of a model's folder; none for single files, deltas and unsupported families.
 
-    ``checkpoint`` is the source's, before any view.
+    ``checkpoint`` is the source's checkpoint before any view.
     """
     if not source.is_folder or DELTA in checkpoint.metadata:
         return []
@@ -48,7 +48,7 @@ def defects_of(source: Source, checkpoint: Checkpoint) -> list[Defect]:
 
 
 def require_complete(source: Source, checkpoint: Checkpoint, accepts: Callable[[str], bool]) -> None:
-    """Refuse a model that is not complete, except for the names that ``accepts`` returns True for.
+    """Refuse an incomplete model, except for defects whose names ``accepts`` returns True for.
 
     Raises
     ------
@@ -63,7 +63,7 @@ def require_complete(source: Source, checkpoint: Checkpoint, accepts: Callable[[
     advice = {
         MISSING: "get the complete model, or pass --drop PATTERN (drop=[...]) with their names to go on without",
         SHAPE: "get the complete model, or correct config.json, or leave the tensors out with --drop PATTERN",
-        DUPLICATE: "remove the files that are not meant, or pass --trust-index to read only what the index lists",
+        DUPLICATE: "remove the files of other models, or pass --trust-index to read only what the index lists",
     }[rule]
     problem = {
         MISSING: "the model lacks",
@@ -93,36 +93,38 @@ def _missing(source: Source, checkpoint: Checkpoint) -> list[Defect]:
 
 
 def _layers_with_other_experts(checkpoint: Checkpoint, expected: Mapping[str, object]) -> set[str]:
-    """Return what the names of layers begin with whose experts have other names than config.json implies.
+    """Return the name prefixes of layers whose experts have other names than ``config.json`` implies.
 
     Programs stack the matrices of all experts, split stacks, or split fused matrices.
     """
-    usual = {name.partition(_EXPERTS)[0] for name in checkpoint if _EXPERTS in name and name in expected}
-    every = {name.partition(part)[0] for name in checkpoint for part in (_EXPERTS, ".mlp.switch_mlp.") if part in name}
-    return every - usual
+    matching = {name.partition(_EXPERTS)[0] for name in checkpoint if _EXPERTS in name and name in expected}
+    all_layers = {
+        name.partition(part)[0] for name in checkpoint for part in (_EXPERTS, ".mlp.switch_mlp.") if part in name
+    }
+    return all_layers - matching
 
 
 def _fits(tensor: Tensor, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor has a shape; packed experts are also stored with their last two dimensions exchanged."""
+    """Return whether a tensor has the shape; packed experts may have their last two dimensions transposed."""
     transposed = (*shape[:-2], *shape[-2:][::-1])
     return tensor.shape == shape or (tensor.codec != DenseLayout.codec and tensor.shape == transposed)
 
 
 def _duplicates(source: Source) -> list[Defect]:
-    """Return the weight files of a folder with an index that repeat tensors of the checkpoint and are no part of it."""
+    """Return weight files outside of the checkpoint that repeat its tensors, in a folder with an index."""
     used = source.catalog.headers
     names = source.store.names()
     files = [name for name in names if name.endswith(SUFFIX)]
-    others = [name for name in files if name not in used]
+    unused = [name for name in files if name not in used]
     indexed = any(name.endswith(INDEX_SUFFIX) for name in names)
-    if not (others and indexed and any(name.endswith(SUFFIX) for name in used)):
+    if not (unused and indexed and any(name.endswith(SUFFIX) for name in used)):
         return []
     read = {name for file in files if file in used for name in _names_in(source.store, file)}
     defects = []
-    for file in others:
+    for file in unused:
         repeated = [name for name in _names_in(source.store, file) if name in read]
         if repeated:
-            message = f"holds {list_names(repeated[:3])} too, and programs differ in which file they read"
+            message = f"contains {list_names(repeated[:3])} too, and programs differ in which file they read"
             defects.append(Defect(DUPLICATE, file, message))
     return defects
 

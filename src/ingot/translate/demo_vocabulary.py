@@ -1,4 +1,4 @@
-"""The tokenizer of Ingot's demo model (``ingot.demo.tokenizer``) as a ``tokenizer.json`` of Hugging Face's."""
+"""Convert the tokenizer of Ingot's demo model (``ingot.demo.tokenizer``) to Hugging Face's ``tokenizer.json``."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ WORD = r" ?[^\W\d_]+| ?\d{1,3}| ?(?:[^\s\w]|_)+|\s+(?!\S)|\s+"
 RULE = "architecture.companion"
 
 
-def expanded(tokenizer: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a ``tokenizer.json`` in Hugging Face's form, if it is in the demo model's; else itself.
+def expand(tokenizer: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the demo model's tokenizer as a ``tokenizer.json``; any other tokenizer unchanged.
 
     Raises ``FormatError`` ``architecture.companion``: merges that are no pairs of earlier tokens.
     """
@@ -24,11 +24,11 @@ def expanded(tokenizer: Mapping[str, Any]) -> Mapping[str, Any]:
     listed = tokenizer.get("merges")
     for pair in listed if isinstance(listed, list) else []:
         ids = pair if isinstance(pair, list) else []
-        if len(ids) != 2 or not all(type(number) is int and 0 <= number < len(tokens) for number in ids):
+        if len(ids) != 2 or not all(type(index) is int and 0 <= index < len(tokens) for index in ids):
             raise FormatError(RULE, f"expected pairs of earlier tokens as merges, found {pair!r:.40}", where=FORMAT)
-        left, right = (tokens[number] for number in ids)
-        merges.append([left, right])
-        tokens.append(left + right)
+        first, second = (tokens[index] for index in ids)
+        merges.append([first, second])
+        tokens.append(first + second)
     split = {"type": "Split", "pattern": {"Regex": WORD}, "behavior": "Isolated", "invert": False}
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     return {
@@ -49,17 +49,17 @@ def expanded(tokenizer: Mapping[str, Any]) -> Mapping[str, Any]:
             "fuse_unk": False,
             "byte_fallback": False,
             "ignore_merges": False,
-            "vocab": {token: number for number, token in enumerate(tokens)},
+            "vocab": {token: index for index, token in enumerate(tokens)},
             "merges": merges,
         },
     }
 
 
 def byte_characters() -> list[str]:
-    """Return the character that byte-level BPE writes for each byte: itself if printable Latin-1, else from U+0100 on.
+    """Return byte-level BPE's character for each byte: itself if printable Latin-1, else a character from U+0100 on.
 
     Radford et al., "Language Models are Unsupervised Multitask Learners", 2019; their encoder.py.
     """
     plain = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(0x100, 0x200))
-    return [chr(byte) if byte in plain else chr(next(others)) for byte in range(256)]
+    replacements = iter(range(0x100, 0x200))
+    return [chr(byte) if byte in plain else chr(next(replacements)) for byte in range(256)]

@@ -1,4 +1,4 @@
-"""The tensors, with their shapes, that a model's ``config.json`` implies: known without loading the model.
+"""The tensors, with their shapes, that a model's ``config.json`` implies, without loading the model.
 
 Names and shapes are those of transformers' classes (``modeling_*.py``, 5.23), as ``save_pretrained`` writes them.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Shapes = Mapping[str, str]
-"""Tensor name to its dimensions, separated by spaces; each is a sum of sizes such as ``Q+2K`` (see ``_sizes``)."""
+"""Tensor name to dimensions separated by spaces. A dimension is a sum of sizes such as ``Q+2K`` (see ``_sizes``)."""
 
 _TERM = re.compile(r"([0-9]*)([A-Za-z]+)")
 _MAX_COUNT = 1 << 16
@@ -34,11 +34,11 @@ class ModelShapes:
     conditional : mapping of config key to Shapes
         Tensors of a layer that exist if the key is true.
     architecture : str
-        The class that saves these tensors; a model of another class is not known.
+        The class that saves these tensors; models of other classes are unsupported.
     block : str
-        What a layer's index follows.
+        The name before a layer's index.
     tied : bool or None
-        Whether the head is tied to the embedding unless ``tie_word_embeddings`` says otherwise; None if there is none.
+        Whether the head is tied to the embedding if ``tie_word_embeddings`` is not set; None if there is no head.
     """
 
     architecture: str
@@ -55,7 +55,7 @@ class ModelShapes:
 def expected_tensors(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]] | None:
     """Return the shape of every tensor that a model with this ``config.json`` has.
 
-    None if the family or the saved class is not known here, or if the config leaves out a size that shapes depend on.
+    None if the family or the saved class is unsupported, or if the config lacks a size that shapes depend on.
     """
     shapes = _FAMILIES.get(str(config.get("model_type")))
     if shapes is None or config.get("architectures", [shapes.architecture]) != [shapes.architecture]:
@@ -76,9 +76,9 @@ def _expand(
         tensors["lm_head.weight"] = _shape("V H", sizes)
     for layer in range(layers):
         group = dict(shapes.layer)
-        for key, more in shapes.conditional.items():
+        for key, extra in shapes.conditional.items():
             if config.get(key) is True:
-                group |= more
+                group |= extra
         if _is_sparse(shapes, config, layer):
             group |= shapes.sparse
             experts = range(sizes["E"]) if shapes.expert else ()
@@ -102,7 +102,7 @@ def _is_sparse(shapes: ModelShapes, config: Mapping[str, Any], layer: int) -> bo
 
 
 def _shape(text: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """Return a shape from its text; raises ``KeyError`` for a size that the config does not state."""
+    """Return the shape that a text describes; raises ``KeyError`` for a size that the config lacks."""
     return tuple(
         sum(int(factor or 1) * sizes[name] for factor, name in _TERM.findall(dimension)) for dimension in text.split()
     )
@@ -116,7 +116,7 @@ def _count(config: Mapping[str, Any], key: str) -> int:
 
 
 class _Sizes(dict[str, int]):
-    """Sizes by their letter, each computed on first use; ``KeyError`` if the config lacks what it depends on."""
+    """Sizes by their letter, each computed on first use; raises ``KeyError`` if the config lacks an input."""
 
     def __init__(self, compute: Mapping[str, Callable[[], int]]) -> None:
         super().__init__()
@@ -128,28 +128,28 @@ class _Sizes(dict[str, int]):
 
 
 def _sizes(config: Mapping[str, Any]) -> Mapping[str, int]:
-    """Return the sizes that shapes are written in.
+    """Return the sizes by the letters that shapes are written in.
 
     V vocabulary, H hidden, I intermediate, N heads, D head, Q all query heads, K all key heads, E experts,
-    M intermediate of an expert, S of shared experts, P positions, T token types, One. Of latent attention:
-    R rank of keys and values, L rank of queries, Y rotary part of a head, Z query heads, X keys and values of all
-    heads, W values of all heads.
+    M intermediate of an expert, S intermediate of the shared experts, P positions, T token types, One 1.
+    For latent attention: R rank of keys and values, L rank of queries, Y rotary part of a head, Z all query heads,
+    X keys and values of all heads, W values of all heads.
     """
 
-    def number(key: str) -> int:
+    def read_size(key: str) -> int:
         value = config[key]
         if type(value) is not int or value <= 0:
             raise KeyError(key)
         return value
 
     def heads() -> int:
-        return number("num_attention_heads")
+        return read_size("num_attention_heads")
 
     def key_heads() -> int:
-        return heads() if config.get("num_key_value_heads") is None else number("num_key_value_heads")
+        return heads() if config.get("num_key_value_heads") is None else read_size("num_key_value_heads")
 
     def head() -> int:
-        return number("hidden_size") // heads() if config.get("head_dim") is None else number("head_dim")
+        return read_size("hidden_size") // heads() if config.get("head_dim") is None else read_size("head_dim")
 
     def experts() -> int:
         keys = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -157,30 +157,30 @@ def _sizes(config: Mapping[str, Any]) -> Mapping[str, int]:
 
     def shared() -> int:
         if config.get("n_shared_experts") is not None:
-            return number("moe_intermediate_size") * number("n_shared_experts")
-        return number("shared_expert_intermediate_size")
+            return read_size("moe_intermediate_size") * read_size("n_shared_experts")
+        return read_size("shared_expert_intermediate_size")
 
     return _Sizes(
         {
-            "V": lambda: number("vocab_size"),
-            "H": lambda: number("hidden_size"),
-            "I": lambda: number("intermediate_size"),
+            "V": lambda: read_size("vocab_size"),
+            "H": lambda: read_size("hidden_size"),
+            "I": lambda: read_size("intermediate_size"),
             "N": heads,
             "D": head,
             "Q": lambda: heads() * head(),
             "K": lambda: key_heads() * head(),
             "E": experts,
-            "M": lambda: number("moe_intermediate_size"),
+            "M": lambda: read_size("moe_intermediate_size"),
             "S": shared,
-            "P": lambda: number("max_position_embeddings"),
-            "T": lambda: number("type_vocab_size"),
+            "P": lambda: read_size("max_position_embeddings"),
+            "T": lambda: read_size("type_vocab_size"),
             "One": lambda: 1,
-            "R": lambda: number("kv_lora_rank"),
-            "L": lambda: number("q_lora_rank"),
-            "Y": lambda: number("qk_rope_head_dim"),
-            "Z": lambda: heads() * (number("qk_nope_head_dim") + number("qk_rope_head_dim")),
-            "X": lambda: heads() * (number("qk_nope_head_dim") + number("v_head_dim")),
-            "W": lambda: heads() * number("v_head_dim"),
+            "R": lambda: read_size("kv_lora_rank"),
+            "L": lambda: read_size("q_lora_rank"),
+            "Y": lambda: read_size("qk_rope_head_dim"),
+            "Z": lambda: heads() * (read_size("qk_nope_head_dim") + read_size("qk_rope_head_dim")),
+            "X": lambda: heads() * (read_size("qk_nope_head_dim") + read_size("v_head_dim")),
+            "W": lambda: heads() * read_size("v_head_dim"),
         }
     )
 
@@ -371,4 +371,4 @@ _FAMILIES: Mapping[str, ModelShapes] = {
     "roberta": _encoder("RobertaModel"),
     "xlm-roberta": _encoder("XLMRobertaModel"),
 }
-"""By ``model_type``. Tensors that some checkpoints of a family lack (a pooler, rotary frequencies) are not listed."""
+"""By ``model_type``. Tensors that some checkpoints of a family lack (pooler, rotary frequencies) are left out."""

@@ -1,9 +1,12 @@
-"""Which architectures are known: transformers' model type, llama.cpp's name, and what of their tensors differs."""
+"""Supported architectures: transformers' model type, llama.cpp's name, and how their tensors differ."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
+
+UNSUPPORTED = "architecture.unknown"
+"""The rule for models of families that Ingot does not translate."""
 
 _ENDS = ("model.embed_tokens", "model.norm", "lm_head")
 _NORMS = ("input_layernorm", "post_attention_layernorm")
@@ -19,7 +22,7 @@ _FOUR_NORMS = (*_DENSE, "pre_feedforward_layernorm", "post_feedforward_layernorm
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A matrix for each expert: where in a layer they are, and the module that is llama.cpp's gate, down and up."""
+    """One matrix per expert: the experts' prefix in a layer, and each module's part (gate, down or up) in llama.cpp."""
 
     prefix: str
     modules: Mapping[str, str]
@@ -32,54 +35,55 @@ class Family:
     Parameters
     ----------
     model_type, model_class : str
-        As ``config.json`` has them.
+        Values in ``config.json``.
     arch : str
-        llama.cpp's name.
+        llama.cpp's name of the architecture.
     layer : tuple of str
-        Modules of a layer, as transformers has them; ``ends`` those outside, ``block`` what a layer's number follows.
+        Modules of a layer in transformers' names. ``ends`` are the modules outside of layers, ``block`` the name before
+        a layer's index.
     heads : tuple of str
-        Those of ``ends`` that a model with a head has beside the model itself, whose tensors then begin with ``base``.
+        Modules of ``ends`` that belong to a model's head. In such a model the names of all others begin with ``base``.
     biased : tuple of str, optional
-        Modules with a bias in llama.cpp, which refuses a file with any other tensor; None: all.
+        Modules that may have a bias in llama.cpp, which refuses a bias of any other module; None: all.
     tied : bool
-        llama.cpp has no head but the embedding.
+        Whether llama.cpp always uses the embedding as the head.
     classifier : mapping
-        Modules of a classifier over the first token, and the modules whose names in llama.cpp they take.
+        Modules of a classifier over the first token, and the modules whose names llama.cpp uses for them.
     unused : tuple of str
-        Beginnings of names of tensors that llama.cpp's graph has no use for.
+        Name prefixes of tensors that llama.cpp's graph does not use.
     spelled : mapping
-        Tensors of a layer that do not end like others: their names with the ending that they have in llama.cpp.
+        Tensors of a layer with irregular names, and the same names with llama.cpp's ending.
     permuted : bool
-        Rows of q and k: llama.cpp pairs neighbours in the rotary embedding, transformers halves.
+        Whether rows of q and k are reordered: rotary embedding pairs neighbours in llama.cpp, halves in transformers.
     shifted : bool
-        Norms multiply by 1 + w in transformers, by w in llama.cpp.
+        Whether norms multiply by 1 + w in transformers (llama.cpp multiplies by w).
     interleaved : bool
-        Experts are stacked in transformers too, turned, with gate and up in alternate columns.
+        Whether transformers also stacks experts, transposed, with gate and up in alternate columns.
     latent : bool
-        Keys and values come from a latent vector (DeepSeek's MLA).
+        Whether keys and values come from a latent vector (DeepSeek's MLA).
     experts : Experts, optional
     expert_count : str
-        Key of ``config.json``.
-    keys : tuple of (key of config.json, GGUF key behind the architecture's name, type)
-        Beside those that all have, or in their place.
-    stated : mapping
-        Further GGUF keys behind the architecture's name, with their types and values.
+        Key of ``config.json`` for the count of experts.
+    keys : tuple of (key of config.json, GGUF key without the architecture's name, type)
+        Keys in addition to the common ones, or replacing them.
+    fixed : mapping
+        Further GGUF keys without the architecture's name, with their types and values.
     defaults : mapping
-        Keys of ``config.json`` that this family needs and GGUF metadata do not state: what llama.cpp takes for granted.
+        Keys of ``config.json`` that this family needs and GGUF metadata lack, with the values that llama.cpp assumes.
     scalar : bool
-        ``config.json`` states what the scores of attention are divided by (``query_pre_attn_scalar``), GGUF does not.
+        Whether ``config.json`` has the divisor of attention scores (``query_pre_attn_scalar``), which GGUF lacks.
     rope : mapping
-        The same of the rotary embedding's parameters; None where there is no rotary embedding.
+        Like ``defaults``, for the rotary embedding's parameters; None if the family has no rotary embedding.
     rope_by_layer : bool
-        Layers with a sliding window have rotary parameters of their own.
+        Whether layers with a sliding window have separate rotary parameters.
     partial : bool
-        ``partial_rotary_factor`` counts, there and here; else all of a head is turned.
+        Whether ``partial_rotary_factor`` is used; otherwise the rotary embedding covers the whole head.
     window : int
-        llama.cpp's graph has a sliding window: of so many layers the last sees all tokens. 0: every layer does.
+        Period of llama.cpp's sliding-window layers: the last layer of each period sees all tokens. 0: every layer does.
     padded : bool
-        Positions are counted from behind the padding token's id on: llama.cpp has no rows for those before.
-    words : str
-        llama.cpp's name of the tokenizer, where that tells the family from others.
+        Whether positions are counted from after the padding token's id; llama.cpp has no rows for the earlier ones.
+    tokenizer_model : str
+        llama.cpp's name of the tokenizer, if it distinguishes the family from others.
     """
 
     model_type: str
@@ -102,7 +106,7 @@ class Family:
     experts: Experts | None = None
     expert_count: str = "num_experts"
     keys: tuple[tuple[str, str, str], ...] = ()
-    stated: Mapping[str, tuple[str, object]] = field(default_factory=dict)
+    fixed: Mapping[str, tuple[str, object]] = field(default_factory=dict)
     defaults: Mapping[str, object] = field(default_factory=dict)
     scalar: bool = False
     rope: Mapping[str, object] | None = field(default_factory=dict)
@@ -110,7 +114,7 @@ class Family:
     partial: bool = False
     window: int = 0
     padded: bool = False
-    words: str = ""
+    tokenizer_model: str = ""
 
 
 _QWEN_EXPERTS = Experts("mlp.experts", {"gate_proj": "gate", "down_proj": "down", "up_proj": "up"})
@@ -139,7 +143,7 @@ _LATENT_KEYS = (
 _ROBERTA_HEADS = ("classifier.dense", "classifier.out_proj")
 _BERT_CLASSIFIER = {"pooler.dense": "classifier.dense", "classifier": "classifier.out_proj"}
 _SOFTMAX, _SIGMOID = 1, 2
-"""llama.cpp's numbers of what chooses experts."""
+"""llama.cpp's ids of the functions that choose experts."""
 _BERT_LAYER = (
     *(f"attention.self.{part}" for part in ("query", "key", "value")),
     *("attention.output.dense", "attention.output.LayerNorm", "intermediate.dense", "output.dense", "output.LayerNorm"),
@@ -149,7 +153,9 @@ _BERT_ENDS = tuple(
 )
 
 
-def _deepseek(version: int, gating: int, layer: tuple[str, ...] = (), more: Mapping[str, object] = {}) -> Family:
+def _deepseek(
+    version: int, gating: int, layer: tuple[str, ...] = (), extra_defaults: Mapping[str, object] = {}
+) -> Family:
     return Family(
         f"deepseek_v{version}",
         f"DeepseekV{version}ForCausalLM",
@@ -161,23 +167,27 @@ def _deepseek(version: int, gating: int, layer: tuple[str, ...] = (), more: Mapp
         experts=_QWEN_EXPERTS,
         expert_count="n_routed_experts",
         keys=_LATENT_KEYS,
-        stated={"expert_gating_func": ("u32", gating)},
-        defaults={**_SILU, "q_lora_rank": None, "attention_bias": False, "moe_layer_freq": 1, **more},
+        fixed={"expert_gating_func": ("u32", gating)},
+        defaults={**_SILU, "q_lora_rank": None, "attention_bias": False, "moe_layer_freq": 1, **extra_defaults},
     )
 
 
 def _encoder(
-    kind: str, model_class: str, heads: tuple[str, ...], classifier: Mapping[str, str] = {}, words: str = ""
+    model_type: str,
+    model_class: str,
+    heads: tuple[str, ...],
+    classifier: Mapping[str, str] = {},
+    tokenizer_model: str = "",
 ) -> Family:
-    """Return BERT, or a family whose positions begin behind a padding token; the tokenizer's name tells which."""
+    """Return a BERT family; with a ``tokenizer_model``, one whose positions begin after the padding token's id."""
     return Family(
-        kind,
+        model_type,
         model_class,
         "bert",
         _BERT_LAYER,
         (*_BERT_ENDS, *heads),
         "encoder.layer",
-        base="roberta." if words else "bert.",
+        base="roberta." if tokenizer_model else "bert.",
         heads=heads,
         classifier=classifier,
         unused=("pooler.",),
@@ -185,11 +195,11 @@ def _encoder(
             ("layer_norm_eps", "attention.layer_norm_epsilon", "f32"),
             ("type_vocab_size", "tokenizer.ggml.token_type_count", "u32"),
         ),
-        stated={"attention.causal": ("bool", False)},
+        fixed={"attention.causal": ("bool", False)},
         defaults={"hidden_act": "gelu", "position_embedding_type": "absolute"},
         rope=None,
-        padded=bool(words),
-        words=words,
+        padded=bool(tokenizer_model),
+        tokenizer_model=tokenizer_model,
     )
 
 
@@ -280,29 +290,29 @@ FAMILIES: Mapping[str, Family] = {
             window=2,
         ),
         _deepseek(3, _SIGMOID, ("mlp.gate.e_score_correction",), {"rope_interleave": True}),
-        _deepseek(2, _SOFTMAX, more={"topk_method": None}),
-        _encoder("roberta", "RobertaModel", _ROBERTA_HEADS, words="gpt2"),
-        _encoder("xlm-roberta", "XLMRobertaModel", _ROBERTA_HEADS, words="t5"),
+        _deepseek(2, _SOFTMAX, extra_defaults={"topk_method": None}),
+        _encoder("roberta", "RobertaModel", _ROBERTA_HEADS, tokenizer_model="gpt2"),
+        _encoder("xlm-roberta", "XLMRobertaModel", _ROBERTA_HEADS, tokenizer_model="t5"),
         _encoder("bert", "BertModel", ("classifier",), _BERT_CLASSIFIER),
     )
 }  # fmt: skip
-"""By transformers' model type. Of those of one llama.cpp architecture the first is what a GGUF file is taken for."""
+"""By transformers' model type. A GGUF file is read as the first family that matches its architecture."""
 
 
 def family_of(arch: str, metadata: Mapping[str, object]) -> Family | None:
-    """Return the family that a GGUF file's architecture and metadata stand for."""
-    alike = [family for family in FAMILIES.values() if family.arch == arch]
+    """Return the family that a GGUF file's architecture and metadata describe; None if it is unsupported."""
+    candidates = [family for family in FAMILIES.values() if family.arch == arch]
     experts = bool(metadata.get(f"{arch}.expert_count"))
-    for family in alike:
-        said = all(metadata.get(f"{arch}.{key}", value) == value for key, (_, value) in family.stated.items())
-        said = said and family.words in ("", metadata.get("tokenizer.ggml.model"))
-        if said and (arch != "llama" or (family.experts is not None) == experts):
+    for family in candidates:
+        matches = all(metadata.get(f"{arch}.{key}", value) == value for key, (_, value) in family.fixed.items())
+        matches = matches and family.tokenizer_model in ("", metadata.get("tokenizer.ggml.model"))
+        if matches and (arch != "llama" or (family.experts is not None) == experts):
             return family
     return None
 
 
-def classifies(family: Family, names: Container[str]) -> bool:
-    """Return whether tensors of all modules of the family's classifier are among transformers' names."""
+def has_classifier(family: Family, names: Container[str]) -> bool:
+    """Return whether the names contain a weight of each module of the family's classifier."""
     modules = family.classifier
     return bool(modules) and all(
         f"{family.base}{module}.weight" in names or f"{module}.weight" in names for module in modules

@@ -1,6 +1,6 @@
-"""GGUF's keys and types of tokens, and what ``tokenizer_config.json`` says of special ones.
+"""GGUF's keys and token types, and special tokens in ``tokenizer_config.json``.
 
-Types are llama.cpp's (``llama-vocab.cpp``), which are SentencePiece's.
+Token types are those of llama.cpp (``llama-vocab.cpp``) and SentencePiece.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ SCORES, MERGES, ADD_BOS, ADD_EOS, ADD_SEP = (
 ADD = {"bos": ADD_BOS, "eos": ADD_EOS, "sep": ADD_SEP}
 NO_VOCABULARY = "none"
 NO_VOCABULARIES = (NO_VOCABULARY, "no_vocab")
-"""What ``tokenizer.ggml.model`` says of a file without a tokenizer."""
+"""Values of ``tokenizer.ggml.model`` in a file without a tokenizer."""
 TEMPLATE = "tokenizer.chat_template"
 ID = "tokenizer.ggml.{}_token_id"
 BPE = "gpt2"
 SPM = "llama"
-MOST = 1 << 22  # tokens
+MAX_TOKENS = 1 << 22
 IDS = {
     "bos": "bos",
     "eos": "eos",
@@ -34,7 +34,7 @@ IDS = {
     "eot": "eot",
     "eom": "eom",
 }
-"""Roles of special tokens, and llama.cpp's names for them, whose spelling this is."""
+"""Roles of special tokens, and llama.cpp's names for them (``seperator`` is its spelling)."""
 
 READ = frozenset(
     (
@@ -44,37 +44,37 @@ READ = frozenset(
         *("tokenizer.ggml.add_space_prefix", "tokenizer.ggml.remove_extra_whitespaces"),
     )
 )
-"""Keys of a tokenizer that ``tokenizer.json`` and ``tokenizer_config.json`` are made of; templates with a name too."""
+"""Tokenizer keys that ``tokenizer.json`` and ``tokenizer_config.json`` are built from, named templates included."""
 
 
 def text_of(token: Any) -> str | None:
-    """Return the text of a token, which files have plainly or with what else is known of it."""
-    found = token.get("content") if isinstance(token, Mapping) else token
-    return found if isinstance(found, str) else None
+    """Return the text of a token that a file states as text or as an object; None for anything else."""
+    text = token.get("content") if isinstance(token, Mapping) else token
+    return text if isinstance(text, str) else None
 
 
 def added_tokens(settings: Mapping[str, Any], added: Mapping[str, Any]) -> Iterator[tuple[int, str, bool]]:
-    """Yield id, text and whether it is special of each token beside the vocabulary.
+    """Yield the id, the text and whether it is special, for each token outside of the vocabulary.
 
     Parameters
     ----------
     settings, added : mapping
-        ``tokenizer_config.json``, whose ``added_tokens_decoder`` counts, and ``added_tokens.json``.
+        ``tokenizer_config.json``, whose ``added_tokens_decoder`` takes precedence, and ``added_tokens.json``.
     """
-    for text, number in added.items():
-        if type(number) is int and 0 <= number < MOST:
-            yield number, text, False
-    for number, token in stated_tokens(settings).items():
-        yield number, token["content"], token.get("special") is True
+    for text, token_id in added.items():
+        if type(token_id) is int and 0 <= token_id < MAX_TOKENS:
+            yield token_id, text, False
+    for token_id, token in added_tokens_decoder(settings).items():
+        yield token_id, token["content"], token.get("special") is True
 
 
-def stated_tokens(settings: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
-    """Return ``added_tokens_decoder`` of ``tokenizer_config.json`` by ids, less what is no token."""
-    found = settings.get("added_tokens_decoder")
-    tokens = found.items() if isinstance(found, Mapping) else ()
+def added_tokens_decoder(settings: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
+    """Return ``added_tokens_decoder`` of ``tokenizer_config.json`` by id, without malformed entries."""
+    entries = settings.get("added_tokens_decoder")
+    tokens = entries.items() if isinstance(entries, Mapping) else ()
     return {
-        int(number): token
-        for number, token in tokens
-        if number.isascii() and number.isdigit() and len(number) < 8 and isinstance(token, Mapping)
-        and isinstance(token.get("content"), str) and int(number) < MOST
+        int(token_id): token
+        for token_id, token in tokens
+        if token_id.isascii() and token_id.isdigit() and len(token_id) < 8 and isinstance(token, Mapping)
+        and isinstance(token.get("content"), str) and int(token_id) < MAX_TOKENS
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Families that mlx_lm 0.32 opens, by ``model_type`` of ``config.json``: its modules, and names that it maps to them.
+"""Families that mlx_lm 0.32 opens: the values of ``model_type`` that have a module, or that it maps to one.
 
 ``tests/interop/test_mlx_lm.py`` compares the list with the package.
 """
@@ -13,8 +13,7 @@ from ingot.errors import UnsupportedError
 from ingot.model.account import Omission
 from ingot.model.checkpoint import Checkpoint
 from ingot.translate import superseded
-from ingot.translate.families import FAMILIES, Family
-from ingot.translate.unknown import RULE
+from ingot.translate.families import FAMILIES, UNSUPPORTED, Family
 from ingot.views.names import omit
 
 PROGRAM = "mlx_lm"
@@ -37,13 +36,13 @@ phi-msft qwen2_5_vl xverse
 """
 MODULES = frozenset(_MODULES.split())
 REMAPPED = frozenset(_REMAPPED.split())
-"""Types of models that the module of another family computes."""
+"""Model types that mlx_lm maps to the module of another family."""
 
 
 def for_mlx(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Checkpoint:
-    """Return a model folder's checkpoint without the tensors that mlx_lm has no place for, which it would refuse.
+    """Return a model folder's checkpoint without the tensors that mlx_lm has no module for and would refuse.
 
-    Tensors of a family that Ingot translates and whose modules are no modules of it are lost.
+    The view drops tensors that no module of their family uses, if Ingot translates the family.
 
     Raises ``UnsupportedError`` ``architecture.unknown``.
     """
@@ -54,59 +53,68 @@ def for_mlx(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Checkpoint:
         omission = superseded.activation_scale(checkpoint, name, PROGRAM, for_blocks=False)
         omission = omission or superseded.superseded(checkpoint, name, PROGRAM)
         if omission is None and family is not None and checkpoint.format != "mlx":
-            omission = _without_place(name, family, config)
+            omission = _omission_of(name, family, config)
         if omission is not None:
             omissions[name] = omission
     return omit(checkpoint, omissions)
 
 
 def require_mlx_family(config: Mapping[str, Any], location: str) -> None:
-    """Raise ``UnsupportedError`` ``architecture.unknown`` unless mlx_lm has a module for a model folder's family."""
+    """Raise ``UnsupportedError`` ``architecture.unknown`` unless mlx_lm opens a model folder's family."""
     if not config:
         raise UnsupportedError(
-            "there is no config.json, without which mlx_lm opens no folder; convert the model's folder, or pass "
-            "--keep-names for a folder that it does not open",
-            rule=RULE,
+            "there is no config.json, which mlx_lm needs to open a folder; convert the model's folder, or pass "
+            "--keep-names for a folder that mlx_lm does not open",
+            rule=UNSUPPORTED,
             where=location,
         )
     if not is_opened(config):
-        kind = config.get("model_type")
-        stated = "config.json states no model_type" if kind is None else f"the model_type {str(kind)[:80]!r}"
+        model_type = config.get("model_type")
+        message = (
+            "config.json states no model_type" if model_type is None else f"the model_type is {str(model_type)[:80]!r}"
+        )
         raise UnsupportedError(
-            f"{stated}, of which mlx_lm 0.32 has no module; known are {', '.join(sorted(MODULES | REMAPPED))}; "
+            f"{message}, and mlx_lm 0.32 has no module for it; supported are {', '.join(sorted(MODULES | REMAPPED))}; "
             "--keep-names writes the folder nevertheless",
-            rule=RULE,
+            rule=UNSUPPORTED,
             where=location,
         )
 
 
 def is_opened(config: Mapping[str, Any]) -> bool:
-    """Return whether mlx_lm has a module for the family that a ``config.json`` states, or code that travels with it."""
-    kind = config.get("model_type")
-    return kind in MODULES or kind in REMAPPED or "model_file" in config
+    """Return whether mlx_lm has a module for the family in ``config.json``, or the model ships a ``model_file``."""
+    model_type = config.get("model_type")
+    return model_type in MODULES or model_type in REMAPPED or "model_file" in config
 
 
-def _without_place(name: str, family: Family, config: Mapping[str, Any]) -> Omission | None:
+def _omission_of(name: str, family: Family, config: Mapping[str, Any]) -> Omission | None:
     layers = config.get("num_hidden_layers")
     layer = re.fullmatch(rf"{re.escape(family.block)}\.([0-9]{{1,6}})\.(.+)", name)
-    if layer is not None and type(layers) is int and int(layer[1]) >= layers and not _is_left_out(layer[1], family):
+    if (
+        layer is not None
+        and type(layers) is int
+        and int(layer[1]) >= layers
+        and not _is_dropped_layer(layer[1], family)
+    ):
         return Omission(f"config.json has {layers} layers; later ones predict further tokens")
     inner = name if layer is None else family.spelled.get(layer[2], layer[2])
     module, _, parameter = inner.rpartition(".")
     modules = family.ends if layer is None else family.layer
-    if inner in modules:  # a tensor without a module of its own
+    if inner in modules:  # a parameter outside of any submodule, such as attention sinks
         return None
-    if parameter in ("weight", "bias") and (module in modules or (layer is not None and _is_of_expert(module, family))):
+    if parameter in ("weight", "bias") and (
+        module in modules or (layer is not None and _belongs_to_expert(module, family))
+    ):
         return None
     return Omission(f"{PROGRAM}'s {family.model_type} has no such tensor")
 
 
-def _is_left_out(layer: str, family: Family) -> bool:
-    """Return whether mlx_lm itself leaves a layer out that predicts further tokens."""
+def _is_dropped_layer(layer: str, family: Family) -> bool:
+    """Return whether mlx_lm itself drops this layer, which predicts further tokens."""
     return family.model_type == "deepseek_v3" and layer == "61"
 
 
-def _is_of_expert(module: str, family: Family) -> bool:
+def _belongs_to_expert(module: str, family: Family) -> bool:
     experts = family.experts
     return (
         experts is not None and module.startswith(f"{experts.prefix}.") and module.rpartition(".")[2] in experts.modules

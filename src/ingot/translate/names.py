@@ -1,4 +1,4 @@
-"""Names of tensors there and here; llama.cpp's are those of the package gguf."""
+"""Translate tensor names between transformers and llama.cpp, by the tables of the package gguf."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ingot.core.border import require
 from ingot.errors import UnsupportedError
-from ingot.translate.families import Family
+from ingot.translate.families import UNSUPPORTED, Family
 
 EXTRA = "gguf"
 _BLOCK = re.compile(r"blk\.([0-9]{1,6})\.(.+)")
@@ -17,22 +17,22 @@ _PARAMETERS = (*_STACKED, _BIAS)
 
 
 class Expert(NamedTuple):
-    """A tensor of one expert: its layer and index, and the name of the tensor that holds those of all experts."""
+    """A tensor of one expert: its layer's index, the expert's index, and llama.cpp's name of the stacked tensor."""
 
     layer: int
-    number: int
+    expert: int
     stacked: str
 
 
 class Names:
-    """The names of one family.
+    """Translates the tensor names of one family.
 
     Parameters
     ----------
     family : Family
     base : str
-        Beginning of transformers' names, except of those of a head.
-    classifies : bool
+        Prefix of transformers' names, except for those of a head.
+    has_classifier : bool
         Whether the model has the family's classifier (``Family.classifier``).
 
     Raises
@@ -40,75 +40,77 @@ class Names:
     MissingExtraError
         The package gguf is not installed.
     UnsupportedError
-        ``architecture.unknown``: the installed one does not know the architecture.
+        ``architecture.unknown``: the installed version does not support the architecture.
     """
 
-    def __init__(self, family: Family, base: str = "", *, classifies: bool = False) -> None:
+    def __init__(self, family: Family, base: str = "", *, has_classifier: bool = False) -> None:
         self._family = family
         self._base = base
-        self._there = _table(family.arch)
+        self._gguf_names = _table(family.arch)
         self._layer = re.compile(rf"{re.escape(family.block)}\.([0-9]{{1,6}})\.(.+)")
         ends = {module: module for module in family.ends if module not in family.classifier}
-        ends |= family.classifier if classifies else {}
-        self._ends = {module: name for module, key in ends.items() if (name := self._there.get_name(key)) is not None}
-        self._here = {name: module for module, name in reversed(self._ends.items())}
+        ends |= family.classifier if has_classifier else {}
+        self._ends = {
+            module: name for module, key in ends.items() if (name := self._gguf_names.get_name(key)) is not None
+        }
+        self._modules_by_gguf_name = {name: module for module, name in reversed(self._ends.items())}
         for module in family.layer:
-            name = self._there.get_name(f"{family.block}.0.{module}")
+            name = self._gguf_names.get_name(f"{family.block}.0.{module}")
             if name is not None:
-                self._here.setdefault(name, f"{family.block}.0.{module}")
-        self._spelled = {there: here for here, there in family.spelled.items()}
+                self._modules_by_gguf_name.setdefault(name, f"{family.block}.0.{module}")
+        self._spelled = {spelled_name: model_name for model_name, spelled_name in family.spelled.items()}
 
     def layer(self, name: str) -> tuple[int, str] | None:
-        """Return the number of the layer that a tensor of transformers' belongs to, and its name there."""
-        found = self._layer.fullmatch(name.removeprefix(self._family.base))
-        return None if found is None else (int(found[1]), found[2])
+        """Return the index of the layer that a transformers tensor belongs to, and its name within the layer."""
+        match = self._layer.fullmatch(name.removeprefix(self._family.base))
+        return None if match is None else (int(match[1]), match[2])
 
     def to_gguf(self, name: str) -> str | None:
-        """Return llama.cpp's name of a tensor; None if it has none."""
+        """Return llama.cpp's name for a transformers name; None if llama.cpp has no such tensor."""
         layer = self.layer(name)
         if layer is None:
             module, parameter = _split(name.removeprefix(self._family.base))
-            return _join(self._ends.get(module) if self._has(module, parameter) else None, parameter)
-        number, inner = layer
+            return _join(self._ends.get(module) if self._is_supported(module, parameter) else None, parameter)
+        index, inner = layer
         module, parameter = _split(self._family.spelled.get(inner, inner))
-        if module not in self._family.layer or not self._has(module, parameter):
+        if module not in self._family.layer or not self._is_supported(module, parameter):
             return None
-        found = self._there.get_name(f"{self._family.block}.0.{module}")
-        return _join(found and f"blk.{number}.{found.removeprefix('blk.0.')}", parameter)
+        gguf_name = self._gguf_names.get_name(f"{self._family.block}.0.{module}")
+        return _join(gguf_name and f"blk.{index}.{gguf_name.removeprefix('blk.0.')}", parameter)
 
-    def _has(self, module: str, parameter: str) -> bool:
-        """Return whether llama.cpp has a parameter of a module: of biases only some, and it refuses all others."""
+    def _is_supported(self, module: str, parameter: str) -> bool:
+        """Return whether llama.cpp has this parameter of a module: it supports biases of only some modules."""
         biased = self._family.biased
         return parameter != _BIAS or biased is None or module in biased
 
     def to_model(self, name: str) -> str | None:
-        """Return transformers' name of a tensor; None where it has none."""
+        """Return transformers' name for a llama.cpp name; None if transformers has no such tensor."""
         module, parameter = _split(name)
         block = _BLOCK.fullmatch(module)
         if block is None:
-            end = self._here.get(module)
+            end = self._modules_by_gguf_name.get(module)
             return _join(end and (end if end in self._family.heads else self._base + end), parameter)
-        found = self._here.get(f"blk.0.{block[2]}")
-        if found is None:
+        module_name = self._modules_by_gguf_name.get(f"blk.0.{block[2]}")
+        if module_name is None:
             return None
-        inner = found.removeprefix(f"{self._family.block}.0.") + parameter
+        inner = module_name.removeprefix(f"{self._family.block}.0.") + parameter
         return f"{self._base}{self._family.block}.{int(block[1])}.{self._spelled.get(inner, inner)}"
 
     def expert(self, name: str) -> Expert | None:
-        """Return the expert that a tensor belongs to, by transformers' name; None for any other tensor."""
+        """Return the expert that a tensor belongs to, by transformers' name; None if it belongs to no expert."""
         experts = self._family.experts
         layer = self.layer(name)
         if experts is None or layer is None or not layer[1].startswith(f"{experts.prefix}."):
             return None
-        number, _, rest = layer[1].removeprefix(f"{experts.prefix}.").partition(".")
-        module, parameter = _split(rest)
+        index, _, tail = layer[1].removeprefix(f"{experts.prefix}.").partition(".")
+        module, parameter = _split(tail)
         part = experts.modules.get(module)
-        if part is None or parameter not in _STACKED or not (number.isascii() and number.isdigit()) or len(number) > 6:
+        if part is None or parameter not in _STACKED or not (index.isascii() and index.isdigit()) or len(index) > 6:
             return None
-        return Expert(layer[0], int(number), f"blk.{layer[0]}.ffn_{part}_exps{parameter}")
+        return Expert(layer[0], int(index), f"blk.{layer[0]}.ffn_{part}_exps{parameter}")
 
     def experts(self, name: str, count: int) -> list[str] | None:
-        """Return transformers' names of what llama.cpp stacks under a name; None for any other."""
+        """Return transformers' names of the tensors that llama.cpp stacks under a name; None for any other name."""
         block = _BLOCK.fullmatch(name)
         experts = self._family.experts
         if experts is None or block is None:
@@ -117,23 +119,23 @@ class Names:
         for module, part in experts.modules.items():
             if stacked == f"ffn_{part}_exps" and parameter in _STACKED:
                 start = f"{self._family.block}.{int(block[1])}.{experts.prefix}"
-                return [f"{start}.{number}.{module}{parameter}" for number in range(count)]
+                return [f"{start}.{index}.{module}{parameter}" for index in range(count)]
         return None
 
 
 def _table(arch: str) -> Any:
     gguf = require("gguf", EXTRA)
-    known = next((key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == arch), None)
-    if known is None:
+    arch_id = next((key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == arch), None)
+    if arch_id is None:
         raise UnsupportedError(
-            f"expected an architecture that the package gguf knows, found {arch}; a newer one may, or keep the names "
+            f"the installed package gguf does not support the architecture {arch}; upgrade it, or keep the names "
             "(--keep-names)",
-            rule="architecture.unknown",
+            rule=UNSUPPORTED,
         )
 
-    # The package's table changes itself by what one architecture has of its own: each gets a copy.
+    # The package changes the table in place for an architecture, so that each architecture needs a copy.
     table: Any = gguf.TensorNameMap
-    return type("Own", (table,), {"block_mappings_cfg": dict(table.block_mappings_cfg)})(known, 1)
+    return type("ArchitectureNameMap", (table,), {"block_mappings_cfg": dict(table.block_mappings_cfg)})(arch_id, 1)
 
 
 def _split(name: str) -> tuple[str, str]:

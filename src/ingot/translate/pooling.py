@@ -1,6 +1,6 @@
-"""How an encoder or embedding model makes one vector of a text: sentence-transformers' modules, and GGUF's keys.
+"""Pooling of an encoder's token vectors into one vector: sentence-transformers' modules, and GGUF's keys.
 
-Numbers of pooling types are llama.cpp's (``llama.h``).
+Pooling types are numbered as in llama.cpp (``llama.h``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DEFAULT_FOLDER = "1_Pooling"
 CONFIG = "config.json"
 MEAN, CLS, LAST, RANK = range(1, 5)
 KEY, LABELS = "pooling_type", "classifier.output_labels"
-"""GGUF's keys behind the architecture's name."""
+"""GGUF's keys without the architecture's name."""
 RULE = "architecture.pooling"
 _FLAGS: Mapping[str, int | str] = {
     "pooling_mode_mean_tokens": MEAN,
@@ -36,46 +36,51 @@ _NORMALIZE = "Normalize"
 
 
 class Pooling:
-    """What the files of a folder say about pooling.
+    """The pooling that a folder's files describe.
 
     Parameters
     ----------
-    number : int or None
-        llama.cpp's number of the pooling; None if no file states any.
+    files : mapping
+        Texts of the folder's files by name.
+
+    Attributes
+    ----------
+    pooling_type : int or None
+        llama.cpp's pooling type; None if no file states the pooling.
     missing : dict
         Modules after pooling that llama.cpp does not have, by their folders: they change the vector.
     notes : list of str
     """
 
     def __init__(self, files: Mapping[str, str]) -> None:
-        self.number: int | None = None
+        self.pooling_type: int | None = None
         self.missing: dict[str, str] = {}
         self.notes: list[str] = []
         modules = _modules(files)
-        folder = next((path for path, kind in modules if kind == _POOLING), None)
+        folder = next((path for path, class_name in modules if class_name == _POOLING), None)
         if not modules and f"{DEFAULT_FOLDER}/{CONFIG}" in files:
             folder = DEFAULT_FOLDER
         if folder is None:
             return
-        self.number = _number(_object(files, f"{folder}/{CONFIG}"), f"{folder}/{CONFIG}")
-        others = [(path, kind) for path, kind in modules if kind not in (_TRANSFORMER, _POOLING, _NORMALIZE)]
+        self.pooling_type = _pooling_type(_parse_object(files, f"{folder}/{CONFIG}"), f"{folder}/{CONFIG}")
+        extra_modules = [(path, name) for path, name in modules if name not in (_TRANSFORMER, _POOLING, _NORMALIZE)]
         self.missing = {
-            path or kind: f"modules.json has the module {kind} here, llama.cpp none" for path, kind in others
+            path or name: f"modules.json has the module {name} here, llama.cpp does not" for path, name in extra_modules
         }
-        if modules and not any(kind == _NORMALIZE for _, kind in modules):
+        if modules and not any(class_name == _NORMALIZE for _, class_name in modules):
             self.notes.append(
                 "modules.json does not normalize the vector; llama.cpp's programs do, except with --embd-normalize -1"
             )
 
 
 def to_metadata(pooling: Pooling, family: Family, labels: list[str] | None) -> tuple[Typed, list[str]]:
-    """Return GGUF metadata of a model's pooling, and notes; ``labels`` are those of a classifier, if there is one."""
-    number = RANK if labels is not None and pooling.number is None else pooling.number
-    typed: Typed = {} if number is None else {f"{family.arch}.{KEY}": ("u32", number)}
+    """Return GGUF metadata of a model's pooling, and notes; ``labels`` are a classifier's labels, None without one."""
+    pooling_type = RANK if labels is not None and pooling.pooling_type is None else pooling.pooling_type
+    typed: Typed = {} if pooling_type is None else {f"{family.arch}.{KEY}": ("u32", pooling_type)}
     if labels is not None:
         typed[f"{family.arch}.{LABELS}"] = ("array:string", labels)
     notes = list(pooling.notes)
-    if number is None and family.rope is None:
+    if pooling_type is None and family.rope is None:
         notes.append(
             "no pooling type: there are no modules.json and 1_Pooling/config.json; llama.cpp's programs need --pooling"
         )
@@ -83,30 +88,30 @@ def to_metadata(pooling: Pooling, family: Family, labels: list[str] | None) -> t
 
 
 def labels_of(config: Mapping[str, Any], count: int) -> list[str]:
-    """Return the labels of a classifier with ``count`` outputs, ``LABEL_n`` where ``config.json`` has none."""
-    stated = config.get("id2label")
-    stated = stated if isinstance(stated, Mapping) else {}
-    return [text if isinstance(text := stated.get(str(number)), str) else f"LABEL_{number}" for number in range(count)]
+    """Return the labels of a classifier with ``count`` outputs: those of ``config.json``, else ``LABEL_n``."""
+    labels = config.get("id2label")
+    labels = labels if isinstance(labels, Mapping) else {}
+    return [text if isinstance(text := labels.get(str(index)), str) else f"LABEL_{index}" for index in range(count)]
 
 
 def files_of(metadata: Mapping[str, Any], family: Family, hidden: Any) -> dict[str, Any]:
-    """Return the files of sentence-transformers that state the pooling of a GGUF file, as JSON by name."""
+    """Return the sentence-transformers files that describe a GGUF file's pooling, as JSON values by name."""
     mode = _NAMES.get(metadata.get(f"{family.arch}.{KEY}", 0))
     if mode is None:
         return {}
     modules = [(_TRANSFORMER, ""), (_POOLING, DEFAULT_FOLDER)]
-    flags = {key: number == metadata[f"{family.arch}.{KEY}"] for key, number in _FLAGS.items()}
+    flags = {key: pooling_type == metadata[f"{family.arch}.{KEY}"] for key, pooling_type in _FLAGS.items()}
     return {
         MODULES: [
-            {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
-            for index, (kind, path) in enumerate(modules)
+            {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{class_name}"}
+            for index, (class_name, path) in enumerate(modules)
         ],
         f"{DEFAULT_FOLDER}/{CONFIG}": {"word_embedding_dimension": hidden, **flags},
     }
 
 
 def _modules(files: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return the folder and the class of each module."""
+    """Return the folder and the class name of each module."""
     if MODULES not in files:
         return []
     try:
@@ -120,26 +125,29 @@ def _modules(files: Mapping[str, str]) -> list[tuple[str, str]]:
     ]
 
 
-def _object(files: Mapping[str, str], name: str) -> Mapping[str, Any]:
+def _parse_object(files: Mapping[str, str], name: str) -> Mapping[str, Any]:
     try:
-        found = json.loads(files.get(name, "{}"))
+        parsed = json.loads(files.get(name, "{}"))
     except (ValueError, RecursionError) as error:
         raise FormatError("architecture.companion", f"not JSON: {error}", where=name) from error
-    return found if isinstance(found, Mapping) else {}
+    return parsed if isinstance(parsed, Mapping) else {}
 
 
-def _number(config: Mapping[str, Any], where: str) -> int:
-    """Return llama.cpp's number; raises ``UnsupportedError`` ``architecture.pooling``."""
-    chosen: list[int | str] = [kind for key, kind in _FLAGS.items() if config.get(key) is True]
+def _pooling_type(config: Mapping[str, Any], location: str) -> int:
+    """Return llama.cpp's pooling type; raises ``UnsupportedError`` ``architecture.pooling``."""
+    chosen: list[int | str] = [pooling_type for key, pooling_type in _FLAGS.items() if config.get(key) is True]
     mode = config.get("pooling_mode")
     if not chosen and isinstance(mode, str):
         chosen = [_MODES.get(mode, f"the mode {mode[:40]!r}")]
     if len(chosen) == 1 and isinstance(chosen[0], int):
         return chosen[0]
-    told = " and ".join(_NAMES[kind] if isinstance(kind, int) else kind for kind in chosen) or "nothing"
+    requested = (
+        " and ".join(_NAMES[pooling_type] if isinstance(pooling_type, int) else pooling_type for pooling_type in chosen)
+        or "nothing"
+    )
     raise UnsupportedError(
-        f"llama.cpp pools by mean, cls or lasttoken; this file asks for {told}; change it, or convert without the "
+        f"llama.cpp pools by mean, cls or lasttoken; this file asks for {requested}; change it, or convert without the "
         "folder's modules.json",
         rule=RULE,
-        where=where,
+        where=location,
     )

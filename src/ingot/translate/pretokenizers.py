@@ -1,6 +1,6 @@
-"""How byte-level tokenizers cut a text into words: llama.cpp's names, and the steps of ``tokenizer.json``.
+"""Pre-tokenizers of byte-level BPE: llama.cpp's names, and the steps of ``tokenizer.json``.
 
-Expressions are those of the models' own ``tokenizer.json`` as ``llama-vocab.cpp`` names them.
+The regular expressions are those of the models' published ``tokenizer.json``; names are from ``llama-vocab.cpp``.
 """
 
 from __future__ import annotations
@@ -10,15 +10,26 @@ from typing import Any, NamedTuple
 
 
 class Steps(NamedTuple):
-    """Expressions to split at, whether digits stand alone, whether GPT-2's expression follows, whole words first.
+    """The steps of a pre-tokenizer.
 
-    ``threes``: runs of punctuation are cut off before, and runs of digits behind, by threes from the left.
+    Parameters
+    ----------
+    splits : tuple of str
+        Regular expressions to split at, in order.
+    digits : bool
+        Whether digits are split one by one.
+    gpt2 : bool
+        Whether GPT-2's expression is applied last.
+    ignore_merges : bool
+        Whether a word that is a token is never built by merges.
+    threes : bool
+        Whether runs of punctuation are split off first, and digits last, in threes from the left.
     """
 
     splits: tuple[str, ...] = ()
     digits: bool = False
     gpt2: bool = False
-    whole: bool = False
+    ignore_merges: bool = False
     threes: bool = False
 
 
@@ -61,7 +72,7 @@ _DEEPSEEK_LETTERS = (
     "\uff41-\uff5a\U00010400-\U0001044f\U000104b0-\U000104d3\U000104d8-\U000104fb\U00010c80-\U00010cb2"
     "\U00010cc0-\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943"
 )
-"""Those with an upper and a lower case of some version of Unicode, as the model's file lists them."""
+"""Letters with upper and lower case in an older version of Unicode, as the model's file lists them."""
 _DEEPSEEK_LLM = (
     r"[\r\n]",
     rf"\s?[{_DEEPSEEK_LETTERS}]+",
@@ -71,11 +82,11 @@ _DEEPSEEK_LLM = (
 )
 STEPS: Mapping[str, Steps] = {
     "gpt-2": Steps(gpt2=True),
-    "llama-bpe": Steps((_LLAMA3,), whole=True),
+    "llama-bpe": Steps((_LLAMA3,), ignore_merges=True),
     "dbrx": Steps((_LLAMA3,)),
     "qwen2": Steps((_LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}"),)),
     "gpt-4o": Steps((_GPT4O,)),
-    "tekken": Steps((_TEKKEN,), whole=True),
+    "tekken": Steps((_TEKKEN,), ignore_merges=True),
     "deepseek-v3": Steps(_DEEPSEEK3),
     "deepseek-llm": Steps(_DEEPSEEK_LLM, digits=True),
     "deepseek-coder": Steps(_DEEPSEEK_CODER, digits=True),
@@ -83,14 +94,14 @@ STEPS: Mapping[str, Steps] = {
     "falcon": Steps(gpt2=True, threes=True),
 }
 ROBERTA = "roberta-bpe"
-"""As GPT-2's, with a token before each text and behind it, and two between a pair."""
+"""Like ``gpt-2``, with a token before and after each text, and two tokens between a pair of texts."""
 BEGIN_WITH_BOS = frozenset(
     (
         "llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano",
         "tekken", "chameleon",
     )
 )  # fmt: skip
-"""The names with which llama.cpp puts BOS before a text if a file does not state it."""
+"""Names for which llama.cpp adds BOS before a text by default."""
 _ALIASES = {
     **dict.fromkeys(("llama3", "llama-v3"), "llama-bpe"),
     **dict.fromkeys(("default", "mpt", "olmo", "jais", "phi-2", "trillion", ROBERTA), "gpt-2"),
@@ -101,55 +112,60 @@ _ALIASES = {
 
 
 def steps_of(name: str) -> Steps | None:
-    """Return the steps of one of llama.cpp's names; None for one that is not known."""
+    """Return the steps for one of llama.cpp's names; None if the name is unsupported."""
     return STEPS.get(_ALIASES.get(name, name))
 
 
-def name_of(found: Any, *, whole: bool) -> str | None:
-    """Return llama.cpp's name of a ``pre_tokenizer``; None where it has none that is known.
+def name_of(value: Any, *, ignore_merges: bool) -> str | None:
+    """Return llama.cpp's name for a ``pre_tokenizer``; None if there is no supported name.
 
-    ``whole``: a word that is a token is not put together of merges.
+    ``ignore_merges``: whether a word that is a token is never built by merges.
     """
-    read = _read(found)
-    alike = [name for name, steps in STEPS.items() if _read(pre_tokenizer(steps)) == read]
-    same = next((name for name in alike if STEPS[name].whole == whole), None)
-    return same or (alike[0] if alike else None)
+    steps_read = _normalized_steps(value)
+    candidates = [name for name, steps in STEPS.items() if _normalized_steps(pre_tokenizer(steps)) == steps_read]
+    match = next((name for name in candidates if STEPS[name].ignore_merges == ignore_merges), None)
+    return match or (candidates[0] if candidates else None)
 
 
-def _read(found: Any) -> list[tuple[Any, ...]]:
-    """Return what the steps of a ``pre_tokenizer`` do, with what ``tokenizers`` takes where nothing is stated."""
-    steps = found.get("pretokenizers", [found]) if isinstance(found, Mapping) else []
-    return [_does(step) for step in steps] if isinstance(steps, list) else []
+def _normalized_steps(value: Any) -> list[tuple[Any, ...]]:
+    """Return the parameters of the steps of a ``pre_tokenizer``, with the defaults of ``tokenizers``."""
+    steps = value.get("pretokenizers", [value]) if isinstance(value, Mapping) else []
+    return [_normalized_step(step) for step in steps] if isinstance(steps, list) else []
 
 
-def _does(step: Any) -> tuple[Any, ...]:
+def _normalized_step(step: Any) -> tuple[Any, ...]:
     if not isinstance(step, Mapping):
         return (None,)
-    kind = step.get("type")
-    if kind == "ByteLevel":
-        return kind, step.get("use_regex", True) is True, step.get("add_prefix_space", True) is True
-    if kind == "Digits":
-        return kind, step.get("individual_digits") is True
-    if kind == "Punctuation":
-        return kind, step.get("behavior", "Isolated")
-    pattern = step.get("pattern") if kind == "Split" else None
+    step_type = step.get("type")
+    if step_type == "ByteLevel":
+        return step_type, step.get("use_regex", True) is True, step.get("add_prefix_space", True) is True
+    if step_type == "Digits":
+        return step_type, step.get("individual_digits") is True
+    if step_type == "Punctuation":
+        return step_type, step.get("behavior", "Isolated")
+    pattern = step.get("pattern") if step_type == "Split" else None
     text = pattern.get("Regex") if isinstance(pattern, Mapping) else None
-    return kind, _spelled(text) if isinstance(text, str) else None, step.get("behavior"), step.get("invert") is True
+    return (
+        step_type,
+        _canonical(text) if isinstance(text, str) else None,
+        step.get("behavior"),
+        step.get("invert") is True,
+    )
 
 
-def _spelled(text: str) -> str:
-    """Return an expression with line ends and quotes written in one way."""
+def _canonical(text: str) -> str:
+    """Return a regular expression with line ends and quotes in canonical spelling."""
     return text.replace("\r", r"\r").replace("\n", r"\n").replace('[!"#', r"[!\"#")
 
 
 def pre_tokenizer(steps: Steps) -> dict[str, Any]:
-    """Return the ``pre_tokenizer`` of ``tokenizer.json``."""
-    made: list[dict[str, Any]] = [{"type": "Punctuation", "behavior": "Contiguous"}] if steps.threes else []
-    made += [_split(text) for text in steps.splits]
-    made += [{"type": "Digits", "individual_digits": True}] if steps.digits else []
-    made.append({"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": steps.gpt2})
-    made += [{"type": "Digits", "individual_digits": False}, _split("[0-9][0-9][0-9]")] if steps.threes else []
-    return made[0] if len(made) == 1 else {"type": "Sequence", "pretokenizers": made}
+    """Return the ``pre_tokenizer`` of ``tokenizer.json`` for the steps."""
+    result: list[dict[str, Any]] = [{"type": "Punctuation", "behavior": "Contiguous"}] if steps.threes else []
+    result += [_split(text) for text in steps.splits]
+    result += [{"type": "Digits", "individual_digits": True}] if steps.digits else []
+    result.append({"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": steps.gpt2})
+    result += [{"type": "Digits", "individual_digits": False}, _split("[0-9][0-9][0-9]")] if steps.threes else []
+    return result[0] if len(result) == 1 else {"type": "Sequence", "pretokenizers": result}
 
 
 def _split(text: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""The rotary embedding: its parameters in ``config.json``, and the metadata and tensors that llama.cpp has of them.
+"""The rotary embedding: its parameters in ``config.json``, and its metadata and tensors in llama.cpp.
 
-Formulas are those of transformers' ``modeling_rope_utils.py``; llama.cpp's tensors divide each frequency.
+Formulas are those of transformers' ``modeling_rope_utils.py``. llama.cpp divides each frequency by its tensors.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from ingot.model.tensor import Array
+from ingot.translate.config_numbers import head_size, is_number, same_value, shorten
 from ingot.translate.families import Family
 from ingot.translate.keys import Typed
-from ingot.translate.numbers import head_size, is_number, same, short
 
 FREQUENCIES, LONG, SHORT = TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-"""All but the first are LongRoPE's."""
+"""The second and third are LongRoPE's."""
 _THETA = "rope.freq_base"
 _THETA_SLIDING = "rope.freq_base_swa"
 _SCALING = "rope.scaling.type"
@@ -27,22 +27,22 @@ _LOG = "rope.scaling.yarn_log_multiplier"
 _ATTENTION = "rope.scaling.attn_factor"
 _BETAS = {"beta_fast": "rope.scaling.yarn_beta_fast", "beta_slow": "rope.scaling.yarn_beta_slow"}
 READ = (_THETA, _THETA_SLIDING, _SCALING, _FACTOR, _ORIGINAL, _LOG, _ATTENTION, *_BETAS.values())
-"""GGUF's keys behind the architecture's name that ``to_config`` reads."""
+"""GGUF's keys without the architecture's name that ``to_config`` reads."""
 _MSCALE = ("mscale", "mscale_all_dim")
-_LOG_UNIT = 0.1  # llama.cpp has mscale_all_dim times the factor of YaRN's logarithm
+_LOG_UNIT = 0.1  # llama.cpp stores mscale_all_dim times this factor
 _FULL = "full_attention"
 _SLIDING = "sliding_attention"
-_LARGEST_HEAD = 1 << 16
-MOST_FACTORS = _LARGEST_HEAD // 2
+_MAX_HEAD = 1 << 16
+MAX_FACTORS = _MAX_HEAD // 2
 _SCALINGS = {"linear": "linear", "yarn": "yarn"}
-"""Of transformers, llama.cpp."""
+"""Scaling types: transformers' name to llama.cpp's."""
 _LONGROPE = "longrope"
 _LONGROPES = ("longrope", "su")
 _FACTORS = {"long_factor": LONG, "short_factor": SHORT}
-_LONG_ARCH = "phi3"  # that of llama.cpp whose LongRoPE is carried
-_THETA_OF_MOST = 10000.0
+_LONG_ARCH = "phi3"  # the only llama.cpp architecture whose LongRoPE is translated
+_DEFAULT_THETA = 10000.0
 _THETAS = {"mixtral": 1000000.0, "gemma3_text": 1000000.0, "gpt_oss": 150000.0}
-"""What transformers takes for ``rope_theta`` if a config states none, by model type."""
+"""transformers' default of ``rope_theta`` by model type."""
 _KEYS = frozenset(
     (
         *("rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "low_freq_factor", "high_freq_factor"),
@@ -51,120 +51,124 @@ _KEYS = frozenset(
         *("full_attention", "sliding_attention"),
     )
 )
-"""Parameters that the functions below read."""
+"""Parameters that the functions in this module read."""
 _LENGTH = "original_max_position_embeddings"
-_MOST = "max_position_embeddings"
-_SHARE = "partial_rotary_factor"
-_PHI3_LENGTH = 4096  # where Phi-3's config.json states none
+_POSITIONS = "max_position_embeddings"
+_PARTIAL = "partial_rotary_factor"
+_PHI3_LENGTH = 4096  # default if Phi-3's config.json states none
 
 
 def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rotary embedding's parameters, wherever this version of transformers has put them.
+    """Return the rotary embedding's parameters from any of the places where transformers has stored them.
 
-    Where layers have different ones, those of layers that see all tokens.
+    If layers have different parameters, those of layers with full attention are returned.
     """
-    stated = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    found = dict(stated) if isinstance(stated, Mapping) else {}
-    if isinstance(found.get(_FULL), Mapping):
-        found = dict(found[_FULL])
+    declared = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope = dict(declared) if isinstance(declared, Mapping) else {}
+    if isinstance(rope.get(_FULL), Mapping):
+        rope = dict(rope[_FULL])
     if "rope_theta" in config:
-        found.setdefault("rope_theta", config["rope_theta"])
-    found.setdefault("rope_theta", _THETAS.get(str(config.get("model_type")), _THETA_OF_MOST))
-    if _SHARE in config:
-        found.setdefault(_SHARE, config[_SHARE])
-    found.setdefault("rope_type", found.get("type", "default"))
-    if found["rope_type"] in _LONGROPES or (found["rope_type"] == "yarn" and _FACTORS.keys() <= found.keys()):
-        found["rope_type"] = _LONGROPE  # as the first of Phi-3's files call it otherwise
+        rope.setdefault("rope_theta", config["rope_theta"])
+    rope.setdefault("rope_theta", _THETAS.get(str(config.get("model_type")), _DEFAULT_THETA))
+    if _PARTIAL in config:
+        rope.setdefault(_PARTIAL, config[_PARTIAL])
+    rope.setdefault("rope_type", rope.get("type", "default"))
+    if rope["rope_type"] in _LONGROPES or (rope["rope_type"] == "yarn" and _FACTORS.keys() <= rope.keys()):
+        rope["rope_type"] = _LONGROPE  # early Phi-3 files use "su" or "yarn" for it
         length = config.get(_LENGTH, _PHI3_LENGTH if config.get("model_type") == "phi3" else None)
         if length is not None:
-            found[_LENGTH] = length
-    return found
+            rope[_LENGTH] = length
+    return rope
 
 
-def turned(config: Mapping[str, Any]) -> int:
-    """Return how many of a head's numbers are turned; errors as ``head_size``."""
+def rotated_size(config: Mapping[str, Any]) -> int:
+    """Return how many dimensions of a head the rotary embedding rotates.
+
+    Raises ``UnsupportedError`` ``architecture.config``.
+    """
     size = head_size(config)
-    share = rope_of(config).get(_SHARE, 1.0)
+    share = rope_of(config).get(_PARTIAL, 1.0)
     return int(size * share) if isinstance(share, float) and 0 < share <= 1 else size
 
 
 def to_metadata(config: Mapping[str, Any], family: Family) -> tuple[Typed, list[str]]:
-    """Return GGUF metadata of the rotary embedding, and what of it llama.cpp has no word for."""
-    found: Typed = {}
-    lost = _rope_to(config, family, found)
-    return found, lost
+    """Return GGUF metadata of the rotary embedding, and descriptions of parameters that llama.cpp has no key for."""
+    metadata: Typed = {}
+    dropped = _add_metadata(config, family, metadata)
+    return metadata, dropped
 
 
 def tensors(config: Mapping[str, Any], family: Family) -> dict[str, Array]:
-    """Return the tensors that llama.cpp has of the rotary embedding, f32 [numbers turned / 2]."""
+    """Return llama.cpp's tensors of the rotary embedding, f32 [rotated dimensions / 2]."""
     frequencies = _llama3_factors(config, family)
     if frequencies is not None:
         return {FREQUENCIES: frequencies}
     rope = rope_of(config)
-    if rope["rope_type"] != _LONGROPE or _attention(config, rope) is None or family.arch != _LONG_ARCH:
+    if rope["rope_type"] != _LONGROPE or _attention_factor(config, rope) is None or family.arch != _LONG_ARCH:
         return {}
-    found, size = {name: rope.get(key) for key, name in _FACTORS.items()}, turned(config)
-    if size > _LARGEST_HEAD or not all(_are_factors(values, size // 2) for values in found.values()):
+    factors = {name: rope.get(key) for key, name in _FACTORS.items()}
+    size = rotated_size(config)
+    if size > _MAX_HEAD or not all(_are_factors(values, size // 2) for values in factors.values()):
         return {}
-    return {name: np.asarray(values, np.float32) for name, values in found.items()}
+    return {name: np.asarray(values, np.float32) for name, values in factors.items()}
 
 
-def _are_factors(found: Any, count: int) -> bool:
-    """Whether this is a list of numbers that divide frequencies."""
-    return isinstance(found, list) and len(found) == count and all(is_number(x) and 0 < x < 2**53 for x in found)
+def _are_factors(value: Any, count: int) -> bool:
+    """Return whether a value is a list of ``count`` positive divisors of frequencies."""
+    return isinstance(value, list) and len(value) == count and all(is_number(x) and 0 < x < 2**53 for x in value)
 
 
-def _attention(config: Mapping[str, Any], rope: Mapping[str, Any]) -> float | None:
-    """Return what LongRoPE multiplies queries and keys with; None where its numbers are none."""
+def _attention_factor(config: Mapping[str, Any], rope: Mapping[str, Any]) -> float | None:
+    """Return LongRoPE's factor of queries and keys; None if the parameters are invalid."""
     length = rope.get(_LENGTH)
-    most = config.get(_MOST)
-    if type(length) is not int or not 1 < length < 2**32 or type(most) is not int:
+    positions = config.get(_POSITIONS)
+    if type(length) is not int or not 1 < length < 2**32 or type(positions) is not int:
         return None
-    stated = rope.get("attention_factor")
+    declared = rope.get("attention_factor")
     factor = rope.get("factor")
-    factor = most / length if factor is None else factor
-    if isinstance(stated, int | float) and is_number(stated):
-        return float(stated)
+    factor = positions / length if factor is None else factor
+    if isinstance(declared, int | float) and is_number(declared):
+        return float(declared)
     if not is_number(factor) or not 0 < factor < 2**53:
         return None
     return sqrt(1 + log(factor) / log(length)) if factor > 1 else 1.0
 
 
-def _rope_to(config: Mapping[str, Any], family: Family, found: Typed) -> list[str]:
+def _add_metadata(config: Mapping[str, Any], family: Family, metadata: Typed) -> list[str]:
     rope = rope_of(config)
     theta = rope.get("rope_theta")
     sliding = _sliding_rope(config).get("rope_theta")
-    mscale, every = (rope.get(key) for key in _MSCALE)
-    found |= _floats(family, {_THETA: theta, _THETA_SLIDING: sliding})
-    kind = rope["rope_type"]
-    made = tensors(config, family)
-    if LONG in made:
-        found[f"{family.arch}.{_SCALING}"] = ("string", _LONGROPE)
-        found[f"{family.arch}.{_ORIGINAL}"] = ("u32", rope[_LENGTH])
-        found |= _floats(family, {_ATTENTION: _attention(config, rope)})
-    lost = [*_unread(config, rope, family)]
-    if kind == "default" or made:
-        return lost
-    if kind not in _SCALINGS or not isinstance(rope.get("factor"), int | float):
-        return [*lost, f"rope_type {str(kind)[:40]}"]
-    found[f"{family.arch}.{_SCALING}"] = ("string", _SCALINGS[kind])
-    found[f"{family.arch}.{_FACTOR}"] = ("f32", float(rope["factor"]))
+    mscale, mscale_all = (rope.get(key) for key in _MSCALE)
+    metadata |= _floats(family, {_THETA: theta, _THETA_SLIDING: sliding})
+    rope_type = rope["rope_type"]
+    factor_tensors = tensors(config, family)
+    if LONG in factor_tensors:
+        metadata[f"{family.arch}.{_SCALING}"] = ("string", _LONGROPE)
+        metadata[f"{family.arch}.{_ORIGINAL}"] = ("u32", rope[_LENGTH])
+        metadata |= _floats(family, {_ATTENTION: _attention_factor(config, rope)})
+    dropped = [*_unsupported_parameters(config, rope, family)]
+    if rope_type == "default" or factor_tensors:
+        return dropped
+    if rope_type not in _SCALINGS or not isinstance(rope.get("factor"), int | float):
+        return [*dropped, f"rope_type {str(rope_type)[:40]}"]
+    metadata[f"{family.arch}.{_SCALING}"] = ("string", _SCALINGS[rope_type])
+    metadata[f"{family.arch}.{_FACTOR}"] = ("f32", float(rope["factor"]))
     if isinstance(rope.get(_LENGTH), int):
-        found[f"{family.arch}.{_ORIGINAL}"] = ("u32", rope[_LENGTH])
-    scaled = _LOG_UNIT * every if isinstance(every, int | float) else None
-    found |= _floats(family, {**{name: rope.get(key) for key, name in _BETAS.items()}, _LOG: scaled})
-    lost += [
+        metadata[f"{family.arch}.{_ORIGINAL}"] = ("u32", rope[_LENGTH])
+    scaled = _LOG_UNIT * mscale_all if isinstance(mscale_all, int | float) else None
+    metadata |= _floats(family, {**{name: rope.get(key) for key, name in _BETAS.items()}, _LOG: scaled})
+    dropped += [
         f"rope_parameters {key}" for key in ("attention_factor", "truncate")
         if rope.get(key) is not None and rope[key] != (family.rope or {}).get(key, key == "truncate")
     ]  # fmt: skip
-    return [*lost, "rope_parameters mscale"] if mscale != every else lost
+    return [*dropped, "rope_parameters mscale"] if mscale != mscale_all else dropped
 
 
-def _unread(config: Mapping[str, Any], rope: Mapping[str, Any], family: Family) -> Iterator[str]:
-    """Yield parameters of every scaling that llama.cpp does not read or this family's graph does not compute."""
-    share = rope.get(_SHARE)
+def _unsupported_parameters(config: Mapping[str, Any], rope: Mapping[str, Any], family: Family) -> Iterator[str]:
+    """Yield rotary parameters that llama.cpp does not read, or that this family's graph does not compute."""
+    share = rope.get(_PARTIAL)
     if share not in (None, 1.0) and not family.partial and not family.latent:
-        yield f"{_SHARE} {share!r:.40}"
+        yield f"{_PARTIAL} {share!r:.40}"
     if _sliding_rope(config).get("rope_type", "default") != "default":
         yield f"rope_parameters of {_SLIDING}"
     yield from (
@@ -173,38 +177,38 @@ def _unread(config: Mapping[str, Any], rope: Mapping[str, Any], family: Family) 
 
 
 def _floats(family: Family, values: Mapping[str, Any]) -> Typed:
-    """Return those of the values that are numbers."""
-    numbers = {name: value for name, value in values.items() if is_number(value)}
-    return {f"{family.arch}.{name}": ("f32", float(value)) for name, value in numbers.items()}
+    """Return the metadata for the values that are numbers."""
+    values = {name: value for name, value in values.items() if is_number(value)}
+    return {f"{family.arch}.{name}": ("f32", float(value)) for name, value in values.items()}
 
 
 def _sliding_rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the rotary parameters of layers with a sliding window, where they have their own."""
-    stated = config.get("rope_parameters")
-    found = stated.get(_SLIDING) if isinstance(stated, Mapping) else None
+    """Return separate rotary parameters of layers with a sliding window; empty if there are none."""
+    declared = config.get("rope_parameters")
+    sliding = declared.get(_SLIDING) if isinstance(declared, Mapping) else None
     local = config.get("rope_local_base_freq")
-    if isinstance(found, Mapping):
-        return found
+    if isinstance(sliding, Mapping):
+        return sliding
     return {"rope_type": "default", "rope_theta": local} if is_number(local) else {}
 
 
 def _llama3_factors(config: Mapping[str, Any], family: Family) -> Array | None:
-    """Return what Llama 3.1's scaling divides each frequency of the rotary embedding by; None for another scaling.
+    """Return the divisors of Llama 3.1's scaling for each frequency, f32 [head size / 2]; None for another scaling.
 
-    llama.cpp has them as a tensor. Waves longer than ``original_max_position_embeddings / low_freq_factor`` are
-    stretched by ``factor``, those shorter than by ``high_freq_factor`` stay, between them goes smoothly (transformers,
-    ``modeling_rope_utils.py``). f32 [head size / 2].
+    llama.cpp stores them as a tensor. Wavelengths longer than ``original_max_position_embeddings / low_freq_factor``
+    are stretched by ``factor``, and those below ``original_max_position_embeddings / high_freq_factor`` are unchanged.
+    Between the limits the divisor is interpolated (transformers, ``modeling_rope_utils.py``).
     """
     rope = rope_of(config)
     keys = ("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
     if rope["rope_type"] != "llama3" or family.arch != "llama":
         return None
-    numbers: list[Any] = [rope.get(key) for key in keys]
-    if not all(is_number(value) and 0 < value < 2**53 for value in numbers) or numbers[2] == numbers[3]:
+    values: list[Any] = [rope.get(key) for key in keys]
+    if not all(is_number(value) and 0 < value < 2**53 for value in values) or values[2] == values[3]:
         return None
-    theta, factor, low, high, length = map(float, numbers)
+    theta, factor, low, high, length = map(float, values)
     size = head_size(config)
-    if size > _LARGEST_HEAD:
+    if size > _MAX_HEAD:
         return None
     wave = 2 * np.pi * theta ** (np.arange(0, size, 2, dtype=np.float64) / size)
     smooth = np.clip((length / wave - low) / (high - low), 0, 1)
@@ -212,72 +216,80 @@ def _llama3_factors(config: Mapping[str, Any], family: Family) -> Array | None:
 
 
 def to_config(
-    metadata: Mapping[str, Any], family: Family, factors: Mapping[str, Array], found: Mapping[str, Any]
+    metadata: Mapping[str, Any], family: Family, factors: Mapping[str, Array], config: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the keys of ``config.json`` that tell of the rotary embedding.
+    """Return the keys of ``config.json`` that describe the rotary embedding.
 
     Parameters
     ----------
     metadata : mapping
-        Of a GGUF file.
+        A GGUF file's metadata.
     family : Family
     factors : mapping
-        Tensors of ``TENSORS``, by their names.
-    found : mapping
+        Values of the tensors in ``TENSORS``, by name.
+    config : mapping
         The other keys of ``config.json``.
     """
 
-    def said(name: str) -> Any:
+    def read_value(name: str) -> Any:
         return metadata.get(f"{family.arch}.{name}")
 
-    theta = said(_THETA)
+    theta = read_value(_THETA)
     rope = dict[str, Any](rope_type="default")
     keys = dict[str, Any]()
     if is_number(theta):
-        rope["rope_theta"] = keys["rope_theta"] = short(theta)
-    size = found.get("head_dim")
-    count = said("rope.dimension_count")
+        rope["rope_theta"] = keys["rope_theta"] = shorten(theta)
+    size = config.get("head_dim")
+    count = read_value("rope.dimension_count")
     if not family.latent and type(size) is int and type(count) is int and 0 < count < size:
-        rope[_SHARE] = count / size
-    scaling = next((key for key, name in _SCALINGS.items() if name == said(_SCALING)), None)
+        rope[_PARTIAL] = count / size
+    scaling = next((key for key, name in _SCALINGS.items() if name == read_value(_SCALING)), None)
     if has_long_factors(factors) and family.arch == _LONG_ARCH:
-        rope |= {key: [short(float(value)) for value in factors[name]] for key, name in _FACTORS.items()}
-        keys[_LENGTH] = rope[_LENGTH] = said(_ORIGINAL) if type(said(_ORIGINAL)) is int else found.get(_MOST)
+        rope |= {key: [shorten(float(value)) for value in factors[name]] for key, name in _FACTORS.items()}
+        keys[_LENGTH] = rope[_LENGTH] = (
+            read_value(_ORIGINAL) if type(read_value(_ORIGINAL)) is int else config.get(_POSITIONS)
+        )
         rope["rope_type"] = _LONGROPE
-        attention = said(_ATTENTION) if is_number(said(_ATTENTION)) else 1.0
-        if not same(attention, _attention(found, rope)):
-            rope["attention_factor"] = short(attention)
+        attention = read_value(_ATTENTION) if is_number(read_value(_ATTENTION)) else 1.0
+        if not same_value(attention, _attention_factor(config, rope)):
+            rope["attention_factor"] = shorten(attention)
     elif scaling is not None:
-        rope |= {"rope_type": scaling, "factor": short(said(_FACTOR) or 1.0), **(family.rope or {})}
-        if said(_ORIGINAL) is not None:
-            rope[_LENGTH] = said(_ORIGINAL)
-        rope |= {key: short(said(name)) for key, name in _BETAS.items() if is_number(said(name))}
-        if is_number(said(_LOG)):
-            rope |= dict.fromkeys(_MSCALE, float(f"{said(_LOG) / _LOG_UNIT:.6g}"))
+        rope |= {"rope_type": scaling, "factor": shorten(read_value(_FACTOR) or 1.0), **(family.rope or {})}
+        if read_value(_ORIGINAL) is not None:
+            rope[_LENGTH] = read_value(_ORIGINAL)
+        rope |= {key: shorten(read_value(name)) for key, name in _BETAS.items() if is_number(read_value(name))}
+        if is_number(read_value(_LOG)):
+            rope |= dict.fromkeys(_MSCALE, float(f"{read_value(_LOG) / _LOG_UNIT:.6g}"))
     if family.rope_by_layer:
-        local = {"rope_type": "default", "rope_theta": short(said(_THETA_SLIDING) or 10000.0)}
+        local = {"rope_type": "default", "rope_theta": shorten(read_value(_THETA_SLIDING) or 10000.0)}
         return {"rope_parameters": {_FULL: rope, _SLIDING: local}}
     return {**keys, "rope_parameters": rope}
 
 
 def has_long_factors(factors: Mapping[str, Array]) -> bool:
-    """Whether these are the factors of LongRoPE, of texts that are long and of those that are not."""
+    """Return whether both the long and the short factors of LongRoPE are present, with equal shapes."""
     long = factors.get(LONG)
     brief = factors.get(SHORT)
     return long is not None and brief is not None and long.shape == brief.shape and long.ndim == 1
 
 
-def agrees(stated: Mapping[str, Any], read: Mapping[str, Any]) -> bool:
-    """Whether a ``config.json`` says of the rotary embedding what is read in a file, or what no file can say."""
-    rope, new = rope_of(stated), rope_of(read)
-    kind = rope["rope_type"]
+def has_same_rotary(original: Mapping[str, Any], read: Mapping[str, Any]) -> bool:
+    """Return whether the original ``config.json`` agrees with the rotary parameters that were read from a file.
+
+    Parameters that GGUF cannot hold always agree.
+    """
+    rope = rope_of(original)
+    new = rope_of(read)
+    rope_type = rope["rope_type"]
     longer = new["rope_type"] == _LONGROPE
-    if kind not in ("default", *_SCALINGS) and not longer:
+    if rope_type not in ("default", *_SCALINGS) and not longer:
         return True
-    if longer and (kind != _LONGROPE or not same(_attention(stated, rope), _attention(read, new))):
+    if longer and (
+        rope_type != _LONGROPE or not same_value(_attention_factor(original, rope), _attention_factor(read, new))
+    ):
         return False
-    local = _sliding_rope(stated)
-    passed = {_SHARE, *(("attention_factor",) if longer else ())}
-    return all(same(rope.get(key), value) for key, value in new.items() if key not in passed) and all(
-        same(local.get(key), value) for key, value in _sliding_rope(read).items()
+    local = _sliding_rope(original)
+    skipped = {_PARTIAL, *(("attention_factor",) if longer else ())}
+    return all(same_value(rope.get(key), value) for key, value in new.items() if key not in skipped) and all(
+        same_value(local.get(key), value) for key, value in _sliding_rope(read).items()
     )

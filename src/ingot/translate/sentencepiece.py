@@ -1,7 +1,7 @@
-"""``tokenizer.model``: what SentencePiece trained, read as the protocol buffer that it is, as GGUF metadata.
+"""Read ``tokenizer.model``, a trained SentencePiece model in protobuf, and convert it to GGUF metadata.
 
-Field numbers are those of ``sentencepiece_model.proto`` of SentencePiece 0.2.0, whose types of pieces GGUF has too.
-What llama.cpp makes of them is in its ``conversion/base.py`` and ``conversion/bert.py``.
+Field numbers and types of pieces are those of ``sentencepiece_model.proto`` of SentencePiece 0.2.0; GGUF uses the same
+types. The conversion follows llama.cpp's ``conversion/base.py`` and ``conversion/bert.py``.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Any, NamedTuple
 from ingot.core.parsing.wire import FIXED32, Field, Node, Rules
 from ingot.translate import keys
 from ingot.translate.keys import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER, Typed
-from ingot.translate.pieces import BYTES_LOST, CHARSMAP, PREFIX, SPACE, SPACES, UGM
 from ingot.translate.vocabulary import PAD_SCORE, Vocabulary, lay_out
+from ingot.translate.wordpiece_unigram import BYTE_FALLBACK_DROPPED, CHARSMAP, PREFIX, SPACE, SPACES, UGM
 
 RULE = "architecture.companion"
 _RULES = Rules(RULE, RULE, RULE, RULE)
-_FIRST = b"\x0a"  # a model begins with its first piece; a file of tiktoken's with base64
-_PIECES = 1
+_FIRST = b"\x0a"  # a model begins with its first piece; a tiktoken file begins with base64
+_PIECE_FIELD = 1
 _TRAINER = 2
 _NORMALIZER = 3
 _TEXT = 1
 _SCORE = 2
 _TYPE = 3
-_KIND = 3
+_MODEL_TYPE = 3
 _SUFFIX = 24
 _BYTES = 35
 _UNIGRAM = 1
@@ -38,40 +38,40 @@ _TABLE = 2
 _DUMMY = 3
 _EXTRA = 4
 _ADDED = -1000.0
-"""The score that llama.cpp gives to tokens that are not SentencePiece's own."""
+"""llama.cpp's score for tokens outside of the SentencePiece model."""
 
 
 class _Special(NamedTuple):
-    """Tokens in the first places of a vocabulary."""
+    """The first tokens of a vocabulary: texts and GGUF types."""
 
     texts: tuple[str, ...]
     types: tuple[int, ...]
 
 
 _FAIRSEQ = _Special(("<s>", "<pad>", "</s>", "<unk>"), (CONTROL, CONTROL, CONTROL, UNKNOWN))
-# pieces that keep their order behind those, and what is last
+# The fairseq vocabulary continues with the pieces from this index on, and ends with the mask.
 _FAIRSEQ_FROM = 3
 _MASK = "<mask>"
 
 
 @dataclass(frozen=True, slots=True)
 class SentencePieces:
-    """A trained model: its pieces by their ids, and how text is put in order before it is cut.
+    """A trained model: its pieces by id, and how it normalizes text.
 
     Parameters
     ----------
     texts, scores, types : list
-        Of each piece; types as GGUF has them.
+        Text, score and GGUF type of each piece.
     unigram : bool
-        Whether the likeliest cut is looked for, and not the best merge.
-    prefix, squeezed : bool
-        A space is put before a text; spaces beside spaces are dropped.
-    table : bytes
-        Which characters become which.
+        Whether the model is a Unigram; otherwise it is a BPE.
+    prefix, squeezes_spaces : bool
+        Whether a space is added before a text, and whether repeated spaces are merged.
+    charsmap : bytes
+        SentencePiece's precompiled map of characters.
     ids : dict
-        Of ``unk``, ``bos``, ``eos`` and ``pad``, where there is one.
-    lost : list of str
-        What no GGUF file has a word for.
+        Ids of ``unk``, ``bos``, ``eos`` and ``pad``, if present.
+    dropped : list of str
+        Descriptions of settings that GGUF cannot hold.
     """
 
     texts: list[str]
@@ -79,170 +79,181 @@ class SentencePieces:
     types: list[int]
     unigram: bool
     prefix: bool
-    squeezed: bool
-    table: bytes
+    squeezes_spaces: bool
+    charsmap: bytes
     ids: dict[str, int]
-    lost: list[str]
+    dropped: list[str]
 
 
-def read(data: bytes, where: str) -> SentencePieces | None:
-    """Return a trained model; None for a file that is none of SentencePiece's, or one that cuts text otherwise.
+def read(data: bytes, location: str) -> SentencePieces | None:
+    """Return a trained model; None if the file is not SentencePiece's, or its model type is neither Unigram nor BPE.
 
-    Raises ``FormatError`` ``architecture.companion``: no protocol buffer that SentencePiece writes.
+    Raises ``FormatError`` ``architecture.companion``: a malformed protocol buffer.
     """
     if not data.startswith(_FIRST):
         return None
-    root = Node.root(data, where, _RULES)
-    fields = root.known((_TRAINER, _NORMALIZER), (_PIECES,))
-    trainer = _numbers(root, fields[_TRAINER], (_KIND, _SUFFIX, _BYTES, *(number for number, _ in _SPECIAL.values())))
-    kind = trainer.get(_KIND, _UNIGRAM)
-    if kind not in (_UNIGRAM, _BPE):
+    root = Node.root(data, location, _RULES)
+    fields = root.select((_TRAINER, _NORMALIZER), (_PIECE_FIELD,))
+    trainer = _integer_fields(
+        root, fields[_TRAINER], (_MODEL_TYPE, _SUFFIX, _BYTES, *(field_number for field_number, _ in _SPECIAL.values()))
+    )
+    model_type = trainer.get(_MODEL_TYPE, _UNIGRAM)
+    if model_type not in (_UNIGRAM, _BPE):
         return None
-    pieces = [_piece(root.child(field)) for field in fields[_PIECES]]
-    texts, scores, types = (list(column) for column in zip(*pieces, strict=True))
+    pieces_read = [_read_piece(root.child(field)) for field in fields[_PIECE_FIELD]]
+    texts, scores, types = (list(column) for column in zip(*pieces_read, strict=True))
     if len({*texts}) != len(texts):
         raise root.refuse("pieces that differ", "one of them twice")
-    rules = _numbers(root, fields[_NORMALIZER], (_DUMMY, _EXTRA))
-    name, table = _table(root, fields[_NORMALIZER])
-    ids = {key: _signed(trainer.get(number, default)) for key, (number, default) in _SPECIAL.items()}
-    squeezed = rules.get(_EXTRA, 1) != 0
-    lost = list[str]()
-    lost += ["spaces behind words"] if trainer.get(_SUFFIX, 0) else []
-    lost += [BYTES_LOST] if kind == _UNIGRAM and trainer.get(_BYTES, 0) else []
-    if kind == _BPE:
-        lost += [f"the normalizer {name[:40]}"] if table else []
-        lost += ["remove_extra_whitespaces"] if squeezed else []
-        lost += [] if trainer.get(_BYTES, 0) else ["what becomes of characters without a token: none are bytes"]
+    rules = _integer_fields(root, fields[_NORMALIZER], (_DUMMY, _EXTRA))
+    name, charsmap = _table(root, fields[_NORMALIZER])
+    ids = {key: _signed(trainer.get(field_number, default)) for key, (field_number, default) in _SPECIAL.items()}
+    squeezes_spaces = rules.get(_EXTRA, 1) != 0
+    dropped = list[str]()
+    dropped += ["spaces behind words"] if trainer.get(_SUFFIX, 0) else []
+    dropped += [BYTE_FALLBACK_DROPPED] if model_type == _UNIGRAM and trainer.get(_BYTES, 0) else []
+    if model_type == _BPE:
+        dropped += [f"the normalizer {name[:40]}"] if charsmap else []
+        dropped += ["remove_extra_whitespaces"] if squeezes_spaces else []
+        dropped += (
+            [] if trainer.get(_BYTES, 0) else ["the handling of characters without a token: there are no byte tokens"]
+        )
     return SentencePieces(
         texts,
         scores,
         types,
-        kind == _UNIGRAM,
+        model_type == _UNIGRAM,
         rules.get(_DUMMY, 1) != 0,
-        squeezed,
-        table,
-        {key: number for key, number in ids.items() if 0 <= number < len(texts)},
-        lost,
+        squeezes_spaces,
+        charsmap,
+        {key: field_number for key, field_number in ids.items() if 0 <= field_number < len(texts)},
+        dropped,
     )
 
 
-def _piece(node: Node) -> tuple[str, float, int]:
+def _read_piece(node: Node) -> tuple[str, float, int]:
     text = ""
     score = 0.0
-    kind = NORMAL
+    piece_type = NORMAL
     for field in node.fields():
         if field.number == _TEXT:
             text = node.text(field)
         elif field.number == _SCORE:
             score = _float(node, field)
         elif field.number == _TYPE:
-            kind = node.number(field)
-    if not text or not NORMAL <= kind <= BYTE or not isfinite(score):
-        raise node.refuse("pieces with a text, a finite score and a type from 1 to 6", f"{text!r:.40}, {score}, {kind}")
-    return text, score, kind
+            piece_type = node.number(field)
+    if not text or not NORMAL <= piece_type <= BYTE or not isfinite(score):
+        raise node.refuse(
+            "pieces with a text, a finite score and a type from 1 to 6", f"{text!r:.40}, {score}, {piece_type}"
+        )
+    return text, score, piece_type
 
 
 def _float(node: Node, field: Field) -> float:
-    if field.kind != FIXED32:
-        raise node.refuse("a score as a number of 32 bits", f"wire type {field.kind}")
-    found: float = unpack("<f", node.data[field.start : field.end])[0]
-    return found
+    if field.wire_type != FIXED32:
+        raise node.refuse("a score as a number of 32 bits", f"wire type {field.wire_type}")
+    value: float = unpack("<f", node.data[field.start : field.end])[0]
+    return value
 
 
-def _numbers(root: Node, found: list[Field], wanted: tuple[int, ...]) -> dict[int, int]:
-    """Return the numbers of a message within the model, by their fields."""
-    if not found:
+def _integer_fields(root: Node, messages: list[Field], field_numbers: tuple[int, ...]) -> dict[int, int]:
+    """Return the integer fields of a message within the model, by field number; ``messages`` may be empty."""
+    if not messages:
         return {}
-    node = root.child(found[0])
-    return {number: node.number(fields[0]) for number, fields in node.known(wanted).items() if fields}
+    node = root.child(messages[0])
+    return {
+        field_number: node.number(fields[0]) for field_number, fields in node.select(field_numbers).items() if fields
+    }
 
 
-def _table(root: Node, found: list[Field]) -> tuple[str, bytes]:
-    if not found:
+def _table(root: Node, messages: list[Field]) -> tuple[str, bytes]:
+    if not messages:
         return "", b""
-    node = root.child(found[0])
-    fields = node.known((_NAME, _TABLE))
+    node = root.child(messages[0])
+    fields = node.select((_NAME, _TABLE))
     name = node.text(fields[_NAME][0]) if fields[_NAME] else ""
     return name, node.child(fields[_TABLE][0]).payload() if fields[_TABLE] else b""
 
 
-def _signed(number: int) -> int:
-    """Return a number of 32 bits that stands as one of 64, as protobuf has those below 0."""
-    return number - (1 << 64) if number >> 63 else number
+def _signed(value: int) -> int:
+    """Return an unsigned 64-bit integer as a signed one: protobuf extends negative int32 values to 64 bits."""
+    return value - (1 << 64) if value >> 63 else value
 
 
-def as_fairseq(found: SentencePieces) -> SentencePieces:
-    """Return the model with the ids of XLM-RoBERTa: its first tokens are not SentencePiece's, its last is a mask.
+def with_fairseq_ids(model: SentencePieces) -> SentencePieces:
+    """Return the model with XLM-RoBERTa's ids: it starts with fairseq's special tokens and ends with a mask.
 
-    As transformers has them (``tokenization_xlm_roberta.py``): four tokens, then all pieces from the fourth on.
+    As in transformers (``tokenization_xlm_roberta.py``): four tokens, then all pieces from the fourth on.
     """
     first = _FAIRSEQ
-    rest = slice(_FAIRSEQ_FROM, None)
+    tail = slice(_FAIRSEQ_FROM, None)
     return SentencePieces(
-        [*first.texts, *found.texts[rest], _MASK],
-        [0.0] * len(first.texts) + [*found.scores[rest], 0.0],
-        [*first.types, *found.types[rest], CONTROL],
-        found.unigram,
-        found.prefix,
-        found.squeezed,
-        found.table,
+        [*first.texts, *model.texts[tail], _MASK],
+        [0.0] * len(first.texts) + [*model.scores[tail], 0.0],
+        [*first.types, *model.types[tail], CONTROL],
+        model.unigram,
+        model.prefix,
+        model.squeezes_spaces,
+        model.charsmap,
         {"bos": 0, "pad": 1, "eos": 2, "unk": 3},
-        found.lost,
+        model.dropped,
     )
 
 
 def to_metadata(
-    found: SentencePieces, settings: Mapping[str, Any], added: Mapping[str, Any], rows: int = 0
+    model: SentencePieces, settings: Mapping[str, Any], added: Mapping[str, Any], rows: int = 0
 ) -> Vocabulary:
-    """Return a trained model's vocabulary; special tokens are found by ``special_tokens``.
+    """Return a trained model's vocabulary, without special tokens (see ``special_tokens``).
 
     Parameters
     ----------
-    found : SentencePieces
+    model : SentencePieces
     settings, added : mapping
         ``tokenizer_config.json`` and ``added_tokens.json``.
     rows : int
-        Rows of the embedding; 0 if that is not known.
+        Rows of the embedding; 0 if unknown.
 
     Raises
     ------
     UnsupportedError
         ``architecture.tokens``.
     """
-    tokens = dict(enumerate(zip(found.texts, found.scores, found.types, strict=True)))
-    for number, text, special in keys.added_tokens(settings, added):
-        before = tokens.get(number, ("", 0.0, NORMAL))
-        kind = CONTROL if special else USER
+    tokens = dict(enumerate(zip(model.texts, model.scores, model.types, strict=True)))
+    for token_id, text, special in keys.added_tokens(settings, added):
+        before = tokens.get(token_id, ("", 0.0, NORMAL))
+        token_type = CONTROL if special else USER
         if before[0] == text and before[2] in (UNKNOWN, BYTE):
             continue
-        tokens[number] = (text, before[1] if before[0] == text and before[2] == kind else _ADDED, kind)
-    # what users define is looked for in text as it is
-    spelled = {number: text.replace(SPACE, " ") if kind == USER else text for number, (text, _, kind) in tokens.items()}
+        tokens[token_id] = (text, before[1] if before[0] == text and before[2] == token_type else _ADDED, token_type)
+    # user-defined tokens match text before spaces are marked
+    spelled = {
+        token_id: text.replace(SPACE, " ") if token_type == USER else text
+        for token_id, (text, _, token_type) in tokens.items()
+    }
     texts, outside = lay_out(spelled, rows)
-    filled = [tokens.get(number, ("", PAD_SCORE, UNUSED)) for number in range(len(texts))]
-    made: Typed = {
-        keys.MODEL: ("string", UGM if found.unigram else keys.SPM),
+    filled = [tokens.get(token_id, ("", PAD_SCORE, UNUSED)) for token_id in range(len(texts))]
+    metadata: Typed = {
+        keys.MODEL: ("string", UGM if model.unigram else keys.SPM),
         keys.PRE: ("string", "default"),
         keys.TOKENS: ("array:string", texts),
         keys.SCORES: ("array:f32", [score for _, score, _ in filled]),
-        keys.TYPES: ("array:i32", [kind for *_, kind in filled]),
-        PREFIX: ("bool", found.prefix),
+        keys.TYPES: ("array:i32", [token_type for *_, token_type in filled]),
+        PREFIX: ("bool", model.prefix),
     }
-    if found.unigram:
-        made[SPACES] = ("bool", found.squeezed)
-        made |= {CHARSMAP: ("array:u8", list(found.table))} if found.table else {}
-    return Vocabulary(made, list(found.lost), outside)
+    if model.unigram:
+        metadata[SPACES] = ("bool", model.squeezes_spaces)
+        metadata |= {CHARSMAP: ("array:u8", list(model.charsmap))} if model.charsmap else {}
+    return Vocabulary(metadata, list(model.dropped), outside)
 
 
-def adds_bos(data: bytes, where: str, settings: Mapping[str, Any]) -> bool:
-    """Return whether transformers puts BOS before a text if no file says so; raises the errors of ``read``."""
-    model = read(data, where)
+def adds_bos(data: bytes, location: str, settings: Mapping[str, Any]) -> bool:
+    """Return whether transformers adds BOS before a text by default; raises the errors of ``read``."""
+    model = read(data, location)
     return model is not None and begins_and_ends(model, settings)[0]
 
 
-def begins_and_ends(found: SentencePieces, settings: Mapping[str, Any]) -> tuple[bool, bool]:
-    """Return whether transformers puts a token before each text and after it, if no file says so."""
-    kind = str(settings.get("tokenizer_class"))
-    sentences = found.unigram and kind.startswith("T5")
-    both = found.unigram and kind.startswith("XLMRoberta")
-    return not sentences and "bos" in found.ids, (sentences or both) and "eos" in found.ids
+def begins_and_ends(model: SentencePieces, settings: Mapping[str, Any]) -> tuple[bool, bool]:
+    """Return whether transformers adds a token before each text, and one after it, by default."""
+    tokenizer_class = str(settings.get("tokenizer_class"))
+    is_t5 = model.unigram and tokenizer_class.startswith("T5")
+    is_xlm_roberta = model.unigram and tokenizer_class.startswith("XLMRoberta")
+    return not is_t5 and "bos" in model.ids, (is_t5 or is_xlm_roberta) and "eos" in model.ids

@@ -1,8 +1,7 @@
 """Settings of ``config.json`` that GGUF has no key for, or that llama.cpp's graph of a family does not compute.
 
-What a setting changes is compared with transformers' code of the family and llama.cpp's (``src/models`` in
-llama-cpp-python 0.3.36). A conversion states every setting that is not carried, not as llama.cpp has it, and not
-without effect.
+The effect of a setting follows transformers' code of the family and llama.cpp's (``src/models`` in llama-cpp-python
+0.3.36). A conversion reports every setting that has an effect and is neither converted nor llama.cpp's fixed value.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from ingot.translate import numbers
+from ingot.translate import config_numbers
 from ingot.translate.families import Family
 
 WINDOW = "sliding_window"
@@ -23,7 +22,7 @@ _BIASES: Mapping[str, tuple[str, ...]] = {
     "qkv_bias": (".q_proj.bias", ".k_proj.bias", ".v_proj.bias"),
     "use_bias": (".bias",),
 }
-"""Flags that say which tensors there are."""
+"""Flags for the presence of bias tensors, with the endings of their names."""
 _READ = frozenset(
     f"""
     model_type architectures tie_word_embeddings hidden_size vocab_size num_hidden_layers num_attention_heads
@@ -34,7 +33,7 @@ _READ = frozenset(
     {WINDOW} {LAYERS} {" ".join(_BIASES)}
     """.split()
 )
-"""Keys that other functions read, beside those of ``hyper``."""
+"""Keys that other functions than those of ``hyper`` read."""
 _IRRELEVANT = frozenset(
     f"""
     _name_or_path _commit_hash _attn_implementation_autoset _attn_implementation_internal _attn_implementation
@@ -53,9 +52,9 @@ _IRRELEVANT = frozenset(
     {" ".join(f"{role}_token_id {role}_token" for role in _ROLES)}
     """.split()
 )
-"""Keys of files, programs, training and text generation, which change nothing of what a model computes of tokens.
+"""Keys about files, programs, training and text generation, which do not change what a model computes for tokens.
 
-Ids of special tokens are read by ``special_tokens``.
+``special_tokens`` reads the ids of special tokens.
 """
 _IRRELEVANT_ENDINGS = ("_dropout", "_pdrop", "_dropout_prob", "_dropout_rate", "_drop")
 _GELU = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
@@ -68,7 +67,7 @@ _ALL: Mapping[str, tuple[object, ...]] = {
 }
 _GEMMA = {"hidden_act": _GELU, "hidden_activation": _GELU}
 _ENCODER = {"is_decoder": (False,), "hidden_act": ("gelu", *_GELU), "position_embedding_type": ("absolute",)}
-_GRANTED: Mapping[str, Mapping[str, tuple[object, ...]]] = {
+_FIXED: Mapping[str, Mapping[str, tuple[object, ...]]] = {
     "gemma": _GEMMA,
     "gemma2": _GEMMA,
     "gemma3_text": _GEMMA,
@@ -80,20 +79,20 @@ _GRANTED: Mapping[str, Mapping[str, tuple[object, ...]]] = {
     "roberta": _ENCODER,
     "xlm-roberta": _ENCODER,
 }
-"""Values that llama.cpp's graph takes for granted, by model type and key; notes name the first."""
+"""Fixed values of llama.cpp's graph by model type and key; notes name the first. An empty tuple accepts any value."""
 
 
 def unsupported(
     config: Mapping[str, Any], family: Family, carried: Collection[str], names: Collection[str]
 ) -> list[str]:
-    """Return what ``config.json`` states and llama.cpp does not compute, a phrase each.
+    """Return a phrase for each setting of ``config.json`` that llama.cpp does not compute.
 
     Parameters
     ----------
     config : mapping
     family : Family
     carried : collection of str
-        Keys that metadata hold and llama.cpp reads.
+        Keys that the metadata contain and llama.cpp reads.
     names : collection of str
         Transformers' names of the model's tensors.
     """
@@ -104,23 +103,23 @@ def unsupported(
         *_classes(config, family),
         *_head(config, family, names),
     ]
-    granted = _granted(config, family)
+    fixed = _fixed_values(config, family)
     for key, value in config.items():
         if value is None or key in carried or key in _IRRELEVANT or key.endswith(_IRRELEVANT_ENDINGS):
             continue
-        if key in granted:
-            if granted[key] and not any(numbers.same(value, item) for item in granted[key]):
-                phrases.append(f"{key} {value!r:.40}, which llama.cpp takes for {granted[key][0]!r:.40}")
+        if key in fixed:
+            if fixed[key] and not any(config_numbers.same_value(value, item) for item in fixed[key]):
+                phrases.append(f"{key} {value!r:.40}, which llama.cpp replaces by {fixed[key][0]!r:.40}")
         elif key not in _READ and value not in ({}, [], False):
             phrases.append(f"{key} {value!r:.40}")
     return phrases
 
 
 def attention_scalar(config: Mapping[str, Any], family: Family) -> Any:
-    """Return the number whose root llama.cpp divides the scores of attention by: the size of a head.
+    """Return the number by whose root llama.cpp divides attention scores: the size of a head.
 
-    In Gemma's two models of 27 billion parameters, which are recognized by their number of layers, it is an equal share
-    of the hidden size.
+    For Gemma 2 27B and Gemma 3 27B, recognized by their number of layers, it is the hidden size divided by the number
+    of heads.
     """
     layers = {"gemma2": 46, "gemma3": 62}.get(family.arch)
     hidden = config.get("hidden_size")
@@ -130,23 +129,23 @@ def attention_scalar(config: Mapping[str, Any], family: Family) -> Any:
     return config.get("head_dim")
 
 
-def _granted(config: Mapping[str, Any], family: Family) -> dict[str, tuple[object, ...]]:
+def _fixed_values(config: Mapping[str, Any], family: Family) -> dict[str, tuple[object, ...]]:
     defaults = {key: (value,) for key, value in family.defaults.items() if value is not None and key not in _BIASES}
-    granted = {**_ALL, **defaults, **_GRANTED.get(family.model_type, {})}
+    fixed = {**_ALL, **defaults, **_FIXED.get(family.model_type, {})}
     if family.scalar:
         scalar = attention_scalar(config, family)
-        granted["query_pre_attn_scalar"] = () if scalar is None else (scalar,)
-    return granted
+        fixed["query_pre_attn_scalar"] = () if scalar is None else (scalar,)
+    return fixed
 
 
 def _window(config: Mapping[str, Any], family: Family) -> Iterator[str]:
-    """Yield what llama.cpp does otherwise with layers in which a token sees only those shortly before it."""
-    window, layers, longest = (config.get(key) for key in (WINDOW, LAYERS, "max_position_embeddings"))
+    """Yield what llama.cpp does differently in layers with a sliding window."""
+    window, layers, max_positions = (config.get(key) for key in (WINDOW, LAYERS, "max_position_embeddings"))
     if type(window) is not int or window <= 0:
         return
     if family.window:
-        pattern = _pattern(config)
-        if pattern != [(number + 1) % family.window != 0 for number in range(len(pattern))]:
+        pattern = _sliding_layers(config)
+        if pattern != [(index + 1) % family.window != 0 for index in range(len(pattern))]:
             yield (
                 f"{LAYERS}: in llama.cpp's {family.arch} the last of each {family.window} layers alone sees all tokens"
             )
@@ -155,7 +154,7 @@ def _window(config: Mapping[str, Any], family: Family) -> Iterator[str]:
         return
     if family.model_type.startswith("qwen") and config.get("use_sliding_window") is not True:
         return
-    if isinstance(longest, int) and window >= longest:
+    if isinstance(max_positions, int) and window >= max_positions:
         return
     yield (
         f"{WINDOW} {window}: in llama.cpp's {family.arch} a token sees all before it, so that texts of more than "
@@ -163,40 +162,43 @@ def _window(config: Mapping[str, Any], family: Family) -> Iterator[str]:
     )
 
 
-def _pattern(config: Mapping[str, Any]) -> list[bool]:
-    """Return for each layer whether its window is short; empty if the file does not say so."""
-    layers, count = config.get(LAYERS), config.get("num_hidden_layers")
+def _sliding_layers(config: Mapping[str, Any]) -> list[bool]:
+    """Return whether each layer has a sliding window; empty if the config does not state it."""
+    layers = config.get(LAYERS)
+    count = config.get("num_hidden_layers")
     if isinstance(layers, list):
         return [layer == _SLIDING for layer in layers]
     step = config.get("sliding_window_pattern", config.get("_sliding_window_pattern"))
     if type(step) is int and step > 0 and type(count) is int:
-        return [(number + 1) % step != 0 for number in range(min(count, 1 << 16))]
+        return [(index + 1) % step != 0 for index in range(min(count, 1 << 16))]
     return []
 
 
 def _experts(config: Mapping[str, Any]) -> Iterator[str]:
     if config.get("topk_method") == "group_limited_greedy":
-        yield "topk_method group_limited_greedy: llama.cpp takes the groups of the best two experts, not of the best"
+        yield "topk_method group_limited_greedy: llama.cpp ranks groups by their best two experts, not by the best one"
 
 
 def _biases(config: Mapping[str, Any], names: Collection[str]) -> Iterator[str]:
-    """Yield flags of biases that the tensors contradict: llama.cpp goes by the tensors."""
+    """Yield flags for biases that the tensors contradict; llama.cpp follows the tensors."""
     for key, endings in _BIASES.items():
         flag = config.get(key)
-        there = any(name.endswith(endings) for name in names)
-        if flag is True and not there:
-            yield f"{key} true, of which there are no tensors"
-        elif flag is False and there:
-            yield f"{key} false, though there are such tensors: llama.cpp adds them"
+        exists = any(name.endswith(endings) for name in names)
+        if flag is True and not exists:
+            yield f"{key} true, but there are no such tensors"
+        elif flag is False and exists:
+            yield f"{key} false, but there are such tensors: llama.cpp adds them"
 
 
 def _classes(config: Mapping[str, Any], family: Family) -> Iterator[str]:
-    """Yield the classes of ``config.json`` that are of another family, such as code of the model's own."""
+    """Yield classes of ``config.json`` outside of the family, such as the model's own code."""
     classes = config.get("architectures")
     stem = family.model_class.removesuffix("ForCausalLM").removesuffix("Model")
-    others = [str(name)[:80] for name in classes if not _is_class(str(name), stem)] if isinstance(classes, list) else []
-    if others:
-        yield f"the class {', '.join(others)}, which llama.cpp takes for {family.model_class}"
+    foreign = (
+        [str(name)[:80] for name in classes if not _is_class(str(name), stem)] if isinstance(classes, list) else []
+    )
+    if foreign:
+        yield f"the class {', '.join(foreign)}, which llama.cpp runs as {family.model_class}"
 
 
 def _is_class(name: str, stem: str) -> bool:
@@ -206,6 +208,6 @@ def _is_class(name: str, stem: str) -> bool:
 
 
 def _head(config: Mapping[str, Any], family: Family, names: Collection[str]) -> Iterator[str]:
-    there = any(name.endswith("lm_head.weight") for name in names)
-    if "lm_head" in family.ends and config.get("tie_word_embeddings") is False and not there:
-        yield "tie_word_embeddings false, though there is no lm_head.weight: llama.cpp takes the embedding for it"
+    exists = any(name.endswith("lm_head.weight") for name in names)
+    if "lm_head" in family.ends and config.get("tie_word_embeddings") is False and not exists:
+        yield "tie_word_embeddings false, but there is no lm_head.weight: llama.cpp uses the embedding instead"

@@ -1,10 +1,10 @@
 """Special tokens of a model folder, by the precedence of the package gguf (``gguf.SpecialVocab`` 0.19.0).
 
-``tokenizer_config.json`` names tokens by their text, whose id is that of ``tokenizer.json``'s added tokens; then
-``config.json`` states ids. A post-processor of ``tokenizer.json`` says which tokens stand around a text. If a role is
-left without a token, its text is looked for in the vocabulary, also that of a post-processor beside which there is no
-``tokenizer_config.json``; then lists of ids in ``config.json`` count and ``generation_config.json``, which gguf does
-not read. Tokens are compared by their texts, also those that ``tokenizer_config.json`` has as objects.
+``tokenizer_config.json`` names tokens by text; ``tokenizer.json``'s added tokens give their ids. ``config.json``
+comes next with ids. A post-processor of ``tokenizer.json`` lists the tokens around a text. If a role still has no
+token, its text is looked up in the whole vocabulary, including the post-processor's text if there is no
+``tokenizer_config.json``. Last come lists of ids in ``config.json``, and ``generation_config.json``, which gguf does
+not read. Tokens are compared by text, also if ``tokenizer_config.json`` states them as objects.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
-from ingot.translate.keys import MOST, text_of
+from ingot.translate.keys import MAX_TOKENS, text_of
 from ingot.translate.pretokenizers import BEGIN_WITH_BOS
 
 ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 AROUND = ("bos", "eos", "sep")
-"""Roles of tokens that may be put around a text."""
+"""Roles of tokens that may be added around a text."""
 _LATER = ("eot", "eom")
-"""Roles that a template's last token gives to the token it replaces as ``eos``."""
+"""Roles for the previous ``eos`` token if a template's last token replaces it."""
 
 
 @dataclass(slots=True)
@@ -31,13 +31,13 @@ class SpecialTokens:
     Parameters
     ----------
     ids : dict
-        Ids of rows of the embedding.
+        Token ids that are rows of the embedding.
     added : dict
-        Whether the token of a role of ``AROUND`` is put around each text, if a file says so.
+        Whether a role's token is added around each text, for roles of ``AROUND`` whose setting is stated.
     outside : dict
-        Ids of tokens in use that have no row.
+        Ids of used tokens that the embedding has no row for.
     ignored : list of str
-        Statements of ``config.json`` that name no row.
+        Settings of ``config.json`` whose id the embedding has no row for.
     """
 
     ids: dict[str, int] = field(default_factory=dict)
@@ -58,13 +58,13 @@ def find(
     Parameters
     ----------
     tokenizer, settings : mapping
-        ``tokenizer.json`` and ``tokenizer_config.json``; empty if there is none.
+        ``tokenizer.json`` and ``tokenizer_config.json``; empty if missing.
     configs : sequence of mapping
         ``config.json`` and ``generation_config.json``.
     vocabulary : mapping
         Ids by the texts of all tokens.
     rows : int
-        Rows of the embedding; 0 if that is not known.
+        Rows of the embedding; 0 if unknown.
     """
     result = SpecialTokens()
     texts = {role: text for role in ROLES if (text := text_of(settings.get(f"{role}_token")))}
@@ -72,24 +72,24 @@ def find(
         _read_processors(_processors(tokenizer), texts, result, named=bool(settings))
     if settings:
         for role in AROUND:
-            stated = settings.get(f"add_{role}_token")
-            if isinstance(stated, bool):
-                result.added[role] = stated
+            stated_ids = settings.get(f"add_{role}_token")
+            if isinstance(stated_ids, bool):
+                result.added[role] = stated_ids
         added = _added_ids(tokenizer) if tokenizer else vocabulary
-        _take(result, ((role, added.get(text)) for role, text in texts.items()), rows)
+        _set_ids(result, ((role, added.get(text)) for role, text in texts.items()), rows)
     roles = (*ROLES, *(role for role in _LATER if role in texts))
-    for number, config in enumerate(configs):
-        stated = {role: _stated_id(config, role) for role in roles}
-        if number == 0:
-            _take_stated(result, {role: value for role, value in stated.items() if _is_id(value)}, rows)
-            _take(result, ((role, vocabulary.get(text)) for role, text in texts.items()), rows)
-        firsts = {role: value[0] if isinstance(value, list) and value else value for role, value in stated.items()}
-        _take_stated(result, {role: value for role, value in firsts.items() if _is_id(value)}, rows)
+    for index, config in enumerate(configs):
+        stated_ids = {role: _stated_id(config, role) for role in roles}
+        if index == 0:
+            _set_stated_ids(result, {role: value for role, value in stated_ids.items() if _is_id(value)}, rows)
+            _set_ids(result, ((role, vocabulary.get(text)) for role, text in texts.items()), rows)
+        firsts = {role: value[0] if isinstance(value, list) and value else value for role, value in stated_ids.items()}
+        _set_stated_ids(result, {role: value for role, value in firsts.items() if _is_id(value)}, rows)
     return result
 
 
-def by_default(model: str, pre: str) -> dict[str, bool]:
-    """Return whether llama.cpp puts the token of a role around a text if a file does not say so.
+def default_added(model: str, pre: str) -> dict[str, bool]:
+    """Return whether llama.cpp adds a role's token around a text by default.
 
     Parameters
     ----------
@@ -107,48 +107,48 @@ def by_default(model: str, pre: str) -> dict[str, bool]:
 
 
 def begins_and_ends(tokenizer: Mapping[str, Any]) -> tuple[bool, bool]:
-    """Return whether the post-processor puts a token before each text, and one after it."""
+    """Return whether the post-processor adds a token before each text, and one after it."""
     begins = ends = False
     for processor in _processors(tokenizer):
         if processor.get("type") in ("RobertaProcessing", "BertProcessing"):
             return True, True
         if processor.get("type") == "TemplateProcessing":
             single = _items(processor.get("single"))
-            begins, ends = (bool(single and _special(single[end])) for end in (0, -1))
+            begins, ends = (bool(single and _special_text(single[end])) for end in (0, -1))
     return begins, ends
 
 
 def around_text(tokenizer: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Return the special tokens that a template of ``tokenizer.json`` puts before a text, and those after it."""
+    """Return the special tokens that a template of ``tokenizer.json`` adds before a text, and those after it."""
     for processor in _processors(tokenizer):
         single = processor.get("single")
         if isinstance(single, list):
-            before = [text for text in takewhile(bool, map(_special, single)) if text]
-            after = [text for text in takewhile(bool, map(_special, reversed(single))) if text]
+            before = [text for text in takewhile(bool, map(_special_text, single)) if text]
+            after = [text for text in takewhile(bool, map(_special_text, reversed(single))) if text]
             return before, after[::-1]
     return [], []
 
 
-def _take(result: SpecialTokens, found: Iterator[tuple[str, Any]] | Any, rows: int) -> None:
-    """Give roles without a token the ids of tokens that a text names; ids without a row are tokens outside."""
-    for role, number in found:
-        if not _is_id(number) or role in result.ids or role in result.outside:
+def _set_ids(result: SpecialTokens, candidates: Iterator[tuple[str, Any]] | Any, rows: int) -> None:
+    """Set the ids of roles without a token, from tokens named by text; ids without a row go to ``outside``."""
+    for role, token_id in candidates:
+        if not _is_id(token_id) or role in result.ids or role in result.outside:
             continue
-        if rows and number >= rows:
-            result.outside[role] = number
+        if rows and token_id >= rows:
+            result.outside[role] = token_id
         else:
-            result.ids[role] = number
+            result.ids[role] = token_id
 
 
-def _take_stated(result: SpecialTokens, found: Mapping[str, int], rows: int) -> None:
-    """Give roles without a token the ids that a file states; an id without a row is ignored."""
-    for role, number in found.items():
+def _set_stated_ids(result: SpecialTokens, stated_ids: Mapping[str, int], rows: int) -> None:
+    """Set the ids of roles without a token, from stated ids; ids without a row are noted as ignored."""
+    for role, token_id in stated_ids.items():
         if role in result.ids or role in result.outside:
             continue
-        if rows and number >= rows:
-            result.ignored.append(f"{role}_token_id {number}, for which the embedding has no row")
+        if rows and token_id >= rows:
+            result.ignored.append(f"{role}_token_id {token_id}, but the embedding has no row for it")
         else:
-            result.ids[role] = number
+            result.ids[role] = token_id
 
 
 def _stated_id(config: Mapping[str, Any], role: str) -> Any:
@@ -158,11 +158,11 @@ def _stated_id(config: Mapping[str, Any], role: str) -> Any:
 
 
 def _is_id(value: Any) -> bool:
-    return type(value) is int and 0 <= value < MOST
+    return type(value) is int and 0 <= value < MAX_TOKENS
 
 
 def _added_ids(tokenizer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the ids of ``tokenizer.json``'s added tokens by their texts; of equal texts the first."""
+    """Return the ids of ``tokenizer.json``'s added tokens by text; the first id if texts are equal."""
     ids: dict[str, Any] = {}
     for token in _items(tokenizer.get("added_tokens")):
         if isinstance(token, Mapping) and isinstance(token.get("content"), str):
@@ -180,13 +180,13 @@ def _processors(tokenizer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [step for step in _items(steps) if isinstance(step, Mapping)]
 
 
-def _special(step: Any) -> str | None:
-    """Return the special token that a step of a template puts into a text; None if it puts another thing."""
+def _special_text(step: Any) -> str | None:
+    """Return the special token that a step of a template inserts; None for another step."""
     token = step.get("SpecialToken") if isinstance(step, Mapping) else None
     return text_of(token.get("id")) or None if isinstance(token, Mapping) else None
 
 
-def _sequence(step: Any) -> Any:
+def _sequence_id(step: Any) -> Any:
     sequence = step.get("Sequence") if isinstance(step, Mapping) else None
     return sequence.get("id") if isinstance(sequence, Mapping) else None
 
@@ -194,9 +194,9 @@ def _sequence(step: Any) -> Any:
 def _read_processors(
     processors: Sequence[Mapping[str, Any]], texts: dict[str, str], result: SpecialTokens, *, named: bool
 ) -> None:
-    """Note which tokens stand around a text; ``texts`` get what the processors say of roles.
+    """Record which tokens are added around a text; ``texts`` receives the texts of the processors' roles.
 
-    ``named``: whether a ``tokenizer_config.json`` names tokens; without it the processors' own tokens count.
+    ``named``: whether a ``tokenizer_config.json`` names tokens; without it the processors' tokens are used.
     """
     if named:
         if "bos" not in texts and "cls" in texts:
@@ -207,23 +207,24 @@ def _read_processors(
         if processor.get("type") == "RobertaProcessing":
             result.added.update(dict.fromkeys(AROUND, True))
             if named:
-                _name_pair(texts, "cls", processor.get("cls"), "bos")
-                _name_pair(texts, "sep", processor.get("sep"), "eos")
+                _set_pair_text(texts, "cls", processor.get("cls"), "bos")
+                _set_pair_text(texts, "sep", processor.get("sep"), "eos")
         elif processor.get("type") == "TemplateProcessing":
             _read_template(processor, texts, result, named=named)
 
 
-def _name_pair(texts: dict[str, str], role: str, stated: Any, other: str) -> None:
-    """Give a role the token of a processor's pair of text and id, or that of another role."""
-    text = text_of(stated[0]) if isinstance(stated, list) and stated else texts.get(other)
+def _set_pair_text(texts: dict[str, str], role: str, pair: Any, fallback_role: str) -> None:
+    """Set a role's text from a processor's pair of text and id, or from another role."""
+    text = text_of(pair[0]) if isinstance(pair, list) and pair else texts.get(fallback_role)
     if role not in texts and text:
         texts[role] = text
 
 
 def _read_template(processor: Mapping[str, Any], texts: dict[str, str], result: SpecialTokens, *, named: bool) -> None:
-    single, pair = _items(processor.get("single")), _items(processor.get("pair"))
-    whole = len(single) > 1
-    first, last = (_special(single[end]) if whole else None for end in (0, -1))
+    single = _items(processor.get("single"))
+    pair = _items(processor.get("pair"))
+    is_wrapped = len(single) > 1
+    first, last = (_special_text(single[end]) if is_wrapped else None for end in (0, -1))
     if first:
         if not named:
             texts["bos"] = first
@@ -247,18 +248,18 @@ def _read_pair(
     *,
     named: bool,
 ) -> None:
-    """Note whether a separator stands between the two texts of a pair, at most two tokens apart."""
+    """Record whether a separator, of at most two tokens, is between the two texts of a pair."""
     if not pair:
         return
-    start = 1 if first and _special(pair[0]) == first else 0
-    inner = pair[start : len(pair) - 1 if last and _special(pair[-1]) == last else None]
+    start = 1 if first and _special_text(pair[0]) == first else 0
+    inner = pair[start : len(pair) - 1 if last and _special_text(pair[-1]) == last else None]
     between = inner[1:-1]
-    if not between or (_sequence(inner[0]), _sequence(inner[-1])) != ("A", "B"):
+    if not between or (_sequence_id(inner[0]), _sequence_id(inner[-1])) != ("A", "B"):
         return
     ends = {text for role in ("sep", "eos") if (text := texts.get(role))}
-    separated = _special(between[0]) in ends and not last
+    separated = _special_text(between[0]) in ends and not last
     if len(between) == 2:
-        separated = separated or _special(between[1]) in ends
+        separated = separated or _special_text(between[1]) in ends
     result.added["sep"] = separated
     if separated and "sep" not in texts and named and "eos" in texts:
         texts["sep"] = texts["eos"]

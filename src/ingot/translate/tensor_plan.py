@@ -1,4 +1,4 @@
-"""Plans of tensors that change programs: new names, order of rows, stacks of experts, and omissions."""
+"""Plans for converting a model's tensors: new names, orders of rows, stacks of experts, and omissions."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from ingot.artifacts.equal_tensors import alike, equal_values
+from ingot.artifacts.identity import equal_values, same_type
 from ingot.errors import UnsupportedError
 from ingot.model.account import Omission
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.tensor import Array
-from ingot.translate import numbers, rotary, superseded
-from ingot.translate.families import Family, classifies
+from ingot.translate import config_numbers, rotary, superseded
+from ingot.translate.families import Family, has_classifier
 from ingot.translate.names import Names
 from ingot.views.names import omit, rename
 from ingot.views.rows import concatenate, permute, stack, unstack
@@ -25,7 +25,7 @@ POSITIONS = "position_embd.weight"
 CLASSES = "cls.output.weight"
 _LM_HEAD = "lm_head.weight"
 SCALE_NAMES = (".scale", ".input_scale")
-"""Endings of tensors that are one number of a layer."""
+"""Name endings of tensors with a single index per layer."""
 PROGRAM = "llama.cpp"
 ROWS = "architecture.rows"
 _MAX_EXPERTS = 1 << 16
@@ -34,18 +34,18 @@ _MAX_LAYERS = 1 << 20
 
 @dataclass(slots=True)
 class TensorPlan:
-    """What becomes of each tensor.
+    """The conversion of each tensor.
 
     Parameters
     ----------
     names : dict
-        New names by old ones, of tensors that stay single.
+        New names of unstacked tensors, by old names.
     order : dict
-        The rows of tensors whose rows change places, by old names.
+        Orders of rows to apply, by old names.
     stacks : dict
-        Members by the name of the stack; of the way back, the stack's members by its name.
+        Names of experts' tensors by the name of their stack. To transformers: new names by the old stack's name.
     omissions : dict
-        Why tensors are left out, by old names.
+        Why tensors are dropped, by old names.
     """
 
     names: dict[str, str] = field(default_factory=dict)
@@ -54,12 +54,12 @@ class TensorPlan:
     omissions: dict[str, Omission] = field(default_factory=dict)
 
     def old_name(self, new: str) -> str | None:
-        """Return the tensor that gets a name; None if none does."""
+        """Return the old name of the tensor with a new name; None if there is none."""
         return next((old for old, name in self.names.items() if name == new), None)
 
-    def describe(self, whose: str) -> str:
-        """Return a sentence about the tensors that get the names of a program."""
-        parts = [f"{len(self.names)} tensors have the names of {whose}"]
+    def describe(self, target: str) -> str:
+        """Return a sentence about the renamed, reordered and stacked tensors."""
+        parts = [f"{len(self.names)} tensors have the names of {target}"]
         parts += [f"{len(self.order)} of them its order of rows"] if self.order else []
         parts += [f"{len(self.stacks)} stacks of experts are put together or taken apart"] if self.stacks else []
         return "; ".join(parts)
@@ -68,13 +68,13 @@ class TensorPlan:
 def plan_to_gguf(checkpoint: Checkpoint, config: Mapping[str, Any], family: Family) -> TensorPlan:
     """Return the plan of a folder's tensors, by transformers' names.
 
-    A tensor without a name in llama.cpp is an omission: superseded if llama.cpp has no use for its values, else lost.
+    A tensor without a name in llama.cpp is an omission: superseded if llama.cpp does not need its values, else dropped.
 
-    Raises ``UnsupportedError`` ``architecture.rows``: rows that are not whole heads, or experts that are missing;
+    Raises ``UnsupportedError`` ``architecture.rows``: rows that are no multiple of the heads, or missing experts;
     ``architecture.unknown``.
     """
-    classifier = classifies(family, checkpoint)
-    names = Names(family, classifies=classifier)
+    classifier = has_classifier(family, checkpoint)
+    names = Names(family, has_classifier=classifier)
     plan = TensorPlan()
     stacks: dict[str, dict[int, str]] = {}
     layers = config.get("num_hidden_layers")
@@ -88,27 +88,29 @@ def plan_to_gguf(checkpoint: Checkpoint, config: Mapping[str, Any], family: Fami
         elif omission is not None:
             plan.omissions[name] = omission
         elif expert is not None:
-            stacks.setdefault(expert.stacked, {})[expert.number] = name
+            stacks.setdefault(expert.stacked, {})[expert.expert] = name
         elif (new := names.to_gguf(name)) is not None:
             plan.names[name] = new
         else:
-            plan.omissions[name] = _unnamed(checkpoint, name, config, family)
+            plan.omissions[name] = _omission_without_name(checkpoint, name, config, family)
     for new, members in stacks.items():
         _require_every_expert(new, members)
-        plan.stacks[new] = [members[number] for number in sorted(members)]
+        plan.stacks[new] = [members[index] for index in sorted(members)]
     if family.tied and _LM_HEAD in checkpoint:
-        plan.omissions[_LM_HEAD] = _head(checkpoint, plan)
+        plan.omissions[_LM_HEAD] = _omitted_head(checkpoint, plan)
     if family.permuted:
-        _order_rows(plan, checkpoint, numbers.heads(config), forth=True)
+        _order_rows(plan, checkpoint, config_numbers.heads(config), to_gguf=True)
     return plan
 
 
 def plan_to_model(checkpoint: Checkpoint, metadata: Mapping[str, Any], family: Family, base: str) -> TensorPlan:
-    """Return the plan of a GGUF file's tensors, by llama.cpp's names; ``base`` and errors as ``Names``.
+    """Return the plan of a GGUF file's tensors, by llama.cpp's names; ``base`` is the parameter of ``Names``.
 
-    Raises ``UnsupportedError`` ``architecture.rows``: rows that are not whole heads.
+    Raises ``UnsupportedError`` ``architecture.rows``: rows that are no multiple of the heads; ``architecture.unknown``.
+
+    Raises ``MissingExtraError`` if the package gguf is not installed.
     """
-    names = Names(family, base, classifies=CLASSES in checkpoint)
+    names = Names(family, base, has_classifier=CLASSES in checkpoint)
     plan = TensorPlan()
     for name in checkpoint:
         shape = checkpoint[name].shape
@@ -126,13 +128,13 @@ def plan_to_model(checkpoint: Checkpoint, metadata: Mapping[str, Any], family: F
             key: metadata.get(f"{family.arch}.attention.{name}")
             for key, name in (("num_attention_heads", "head_count"), ("num_key_value_heads", "head_count_kv"))
         }
-        _order_rows(plan, checkpoint, numbers.heads(counts), forth=False)
+        _order_rows(plan, checkpoint, config_numbers.heads(counts), to_gguf=False)
     return plan
 
 
-def stacked(checkpoint: Checkpoint, plan: TensorPlan) -> Checkpoint:
-    """Return the checkpoint as ``plan_to_gguf`` says."""
-    view = _ordered(checkpoint, plan)
+def apply_to_gguf(checkpoint: Checkpoint, plan: TensorPlan) -> Checkpoint:
+    """Return the checkpoint after the conversion of ``plan_to_gguf``."""
+    view = _omit_and_reorder(checkpoint, plan)
     scalars = {new: members for new, members in plan.stacks.items() if _are_vectors(checkpoint, new, members)}
     matrices = {new: members for new, members in plan.stacks.items() if new not in scalars}
     view = concatenate(view, scalars) if scalars else view
@@ -140,62 +142,62 @@ def stacked(checkpoint: Checkpoint, plan: TensorPlan) -> Checkpoint:
     return rename(view, plan.names)
 
 
-def unstacked(checkpoint: Checkpoint, plan: TensorPlan) -> Checkpoint:
-    """Return the checkpoint as ``plan_to_model`` says."""
-    view = _ordered(checkpoint, plan)
+def apply_to_model(checkpoint: Checkpoint, plan: TensorPlan) -> Checkpoint:
+    """Return the checkpoint after the conversion of ``plan_to_model``."""
+    view = _omit_and_reorder(checkpoint, plan)
     view = unstack(view, plan.stacks) if plan.stacks else view
     return rename(view, plan.names)
 
 
-def _ordered(checkpoint: Checkpoint, plan: TensorPlan) -> Checkpoint:
+def _omit_and_reorder(checkpoint: Checkpoint, plan: TensorPlan) -> Checkpoint:
     view = omit(checkpoint, plan.omissions)
     return permute(view, plan.order) if plan.order else view
 
 
 def _are_vectors(checkpoint: Checkpoint, stacked_name: str, members: list[str]) -> bool:
-    """Return whether numbers of single experts are stored as vectors of one element: together they are one vector."""
+    """Return whether all members of a stack are vectors of one element, which are joined into one vector."""
     return stacked_name.endswith(SCALE_NAMES) and all(checkpoint[name].shape == (1,) for name in members)
 
 
-def _unnamed(checkpoint: Checkpoint, name: str, config: Mapping[str, Any], family: Family) -> Omission:
-    """Return why a tensor that has no name in llama.cpp is left out."""
+def _omission_without_name(checkpoint: Checkpoint, name: str, config: Mapping[str, Any], family: Family) -> Omission:
+    """Return why a tensor without a name in llama.cpp is dropped."""
     if name.endswith(superseded.FREQUENCIES):
-        other = superseded.frequencies(checkpoint[name], config, family)
-        if other is not None:
-            return other
-    needless = superseded.superseded(checkpoint, name, PROGRAM)
-    if needless is not None:
-        return needless
+        difference = superseded.changed_frequencies(checkpoint[name], config, family)
+        if difference is not None:
+            return difference
+    superseded_omission = superseded.superseded(checkpoint, name, PROGRAM)
+    if superseded_omission is not None:
+        return superseded_omission
     if family.unused and name.removeprefix(family.base).startswith(family.unused):
         return Omission(f"not used by {PROGRAM}'s {family.arch}", superseded=True)
     return Omission(f"{PROGRAM}'s {family.arch} has no such tensor")
 
 
-def _head(checkpoint: Checkpoint, plan: TensorPlan) -> Omission:
-    """Return why a head is left out, of an architecture without one: lost if its values are not the embedding's."""
+def _omitted_head(checkpoint: Checkpoint, plan: TensorPlan) -> Omission:
+    """Return why a separate head is dropped: superseded if it equals the embedding, which llama.cpp uses instead."""
     head = checkpoint[_LM_HEAD]
     embedding = plan.old_name(EMBEDDING)
-    other = None if embedding is None else checkpoint[embedding]
-    if other is not None and alike(head, other) and equal_values(head, other):
-        return Omission(f"the values of {embedding}, which {PROGRAM} takes for it", superseded=True)
-    return Omission(f"{PROGRAM} takes the embedding for the head, whose values are others")
+    embedding_tensor = None if embedding is None else checkpoint[embedding]
+    if embedding_tensor is not None and same_type(head, embedding_tensor) and equal_values(head, embedding_tensor):
+        return Omission(f"the values of {embedding}, which {PROGRAM} uses as the head", superseded=True)
+    return Omission(f"{PROGRAM} uses the embedding as the head, but the head's values differ")
 
 
 def _require_every_expert(new: str, members: Mapping[int, str]) -> None:
     if sorted(members) != list(range(len(members))):
-        missing = [number for number in range(max(members)) if number not in members]
+        missing = [expert for expert in range(max(members)) if expert not in members]
         raise UnsupportedError(
-            f"expected each expert from 0 to {max(members)}, found none numbered {str(missing[:8])[1:-1]}; "
+            f"expected each expert from 0 to {max(members)}, but {str(missing[:8])[1:-1]} is missing; "
             "--keep-names leaves the tensors as they are",
             rule=ROWS,
             where=new,
         )
 
 
-def _order_rows(plan: TensorPlan, checkpoint: Checkpoint, heads: tuple[int, int], *, forth: bool) -> None:
-    """Note the order of rows of q and k; raises ``UnsupportedError`` ``architecture.rows``."""
+def _order_rows(plan: TensorPlan, checkpoint: Checkpoint, heads: tuple[int, int], *, to_gguf: bool) -> None:
+    """Plan the order of rows of q and k; raises ``UnsupportedError`` ``architecture.rows``."""
     for old, new in plan.names.items():
-        module = (new if forth else old).rpartition(".")[0].rpartition(".")[2]
+        module = (new if to_gguf else old).rpartition(".")[0].rpartition(".")[2]
         if module not in ("attn_q", "attn_k") or old.endswith(SCALE_NAMES):
             continue
         count = heads[module == "attn_k"]
@@ -206,5 +208,5 @@ def _order_rows(plan: TensorPlan, checkpoint: Checkpoint, heads: tuple[int, int]
                 rule=ROWS,
                 where=old,
             )
-        halves = (count, 2, shape[0] // count // 2) if forth else (count, shape[0] // count // 2, 2)
+        halves = (count, 2, shape[0] // count // 2) if to_gguf else (count, shape[0] // count // 2, 2)
         plan.order[old] = np.arange(shape[0]).reshape(halves).swapaxes(1, 2).reshape(-1)

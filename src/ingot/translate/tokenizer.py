@@ -1,17 +1,16 @@
-"""Tokenizers: ``tokenizer.json`` to GGUF metadata and back: BPE of bytes, SentencePiece's BPE and Unigram, WordPiece.
+"""Convert tokenizers between ``tokenizer.json`` and GGUF metadata: byte-level BPE, SentencePiece, WordPiece.
 
-Types of tokens and what a pre-tokenizer is called are llama.cpp's (``llama-vocab.cpp``, ``convert_hf_to_gguf.py``).
+Token types and names of pre-tokenizers are those of llama.cpp (``llama-vocab.cpp``, ``convert_hf_to_gguf.py``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import takewhile
 from typing import Any
 
 from ingot.errors import UnsupportedError
 from ingot.formats.gguf.metadata import ABOUT, RAW
-from ingot.translate import chat_templates, pieces, pretokenizers, special_tokens
+from ingot.translate import chat_templates, pretokenizers, special_tokens, wordpiece_unigram
 from ingot.translate.keys import (
     ADD,
     BPE,
@@ -19,9 +18,9 @@ from ingot.translate.keys import (
     CONTROL,
     ID,
     IDS,
+    MAX_TOKENS,
     MERGES,
     MODEL,
-    MOST,
     NO_VOCABULARIES,
     NORMAL,
     PRE,
@@ -33,39 +32,39 @@ from ingot.translate.keys import (
     UNUSED,
     USER,
     Typed,
-    stated_tokens,
+    added_tokens_decoder,
 )
-from ingot.translate.pieces import PREFIX, UNIGRAM, WORDPIECE
 from ingot.translate.vocabulary import PAD_SCORE, Vocabulary, lay_out
+from ingot.translate.wordpiece_unigram import PREFIX, UNIGRAM, WORDPIECE
 
 RULE = "architecture.tokenizer"
-_OF_TEMPLATES = ("bos", "eos")
-_LOST_ROLES = ("eot", "eom")
-_LONGEST = 256  # characters of a token that is taken for merged
-_SPACE = chr(ord(" ") + 256)  # what a space within a merge becomes, as the package gguf writes it
+_TEMPLATE_ROLES = ("bos", "eos")
+_UNSTATED_ROLES = ("eot", "eom")
+_MAX_TOKEN = 256  # characters; longer tokens are taken to be unmerged
+_SPACE = chr(ord(" ") + 256)  # replaces a space within a merge, as in the package gguf
 
 
 def to_metadata(tokenizer: Mapping[str, Any], rows: int = 0) -> Vocabulary:
-    """Return the vocabulary of a ``tokenizer.json``; special tokens are found by ``special_tokens``.
+    """Return the vocabulary of a ``tokenizer.json``, without special tokens (see ``special_tokens``).
 
     Parameters
     ----------
     tokenizer : mapping
     rows : int
-        Rows of the embedding; 0 if that is not known.
+        Rows of the embedding; 0 if unknown.
 
     Raises
     ------
     UnsupportedError
-        ``architecture.tokenizer``: a tokenizer that llama.cpp has no kind for; ``architecture.tokens``.
+        ``architecture.tokenizer``: a type that llama.cpp does not support; ``architecture.tokens``.
     """
     model = tokenizer.get("model")
-    kind = model.get("type") if isinstance(model, Mapping) else None
+    model_type = model.get("type") if isinstance(model, Mapping) else None
     vocab = model.get("vocab") if isinstance(model, Mapping) else None
-    if kind == UNIGRAM and isinstance(vocab, list) and all(_is_piece(piece) for piece in vocab):
-        vocab = {number: piece[0] for number, piece in enumerate(vocab)}
-    elif isinstance(vocab, Mapping) and kind in ("BPE", WORDPIECE):
-        vocab = {number: text for text, number in vocab.items() if type(number) is int}
+    if model_type == UNIGRAM and isinstance(vocab, list) and all(_is_scored_text(entry) for entry in vocab):
+        vocab = {token_id: entry[0] for token_id, entry in enumerate(vocab)}
+    elif isinstance(vocab, Mapping) and model_type in ("BPE", WORDPIECE):
+        vocab = {token_id: text for text, token_id in vocab.items() if type(token_id) is int}
     else:
         raise unsupported("it is no BPE, WordPiece or Unigram")
     assert isinstance(model, Mapping)
@@ -74,24 +73,26 @@ def to_metadata(tokenizer: Mapping[str, Any], rows: int = 0) -> Vocabulary:
         raise unsupported("its merges are no pairs of texts")
     added = {
         token["id"]: token
-        for token in _listed(tokenizer.get("added_tokens"))
+        for token in _as_list(tokenizer.get("added_tokens"))
         if isinstance(token, Mapping) and type(token.get("id")) is int
     }
-    tokens = vocab | {number: token.get("content") for number, token in added.items()}
-    if any(not 0 <= number < MOST or not isinstance(text, str) for number, text in tokens.items()):
+    tokens = vocab | {token_id: token.get("content") for token_id, token in added.items()}
+    if any(not 0 <= token_id < MAX_TOKENS or not isinstance(text, str) for token_id, text in tokens.items()):
         raise unsupported("it has negative or too large ids, or tokens that are no text")
-    special = {number: CONTROL if token.get("special") else USER for number, token in added.items()}
-    if kind == UNIGRAM:
+    special = {token_id: CONTROL if token.get("special") else USER for token_id, token in added.items()}
+    if model_type == UNIGRAM:
         special = {**special, **({model["unk_id"]: UNKNOWN} if type(model.get("unk_id")) is int else {})}
     bytewise = model.get("byte_fallback") is True
     texts, outside = lay_out(tokens, rows)
-    types = [_type(number, text, tokens, special, model, bytewise=bytewise) for number, text in enumerate(texts)]
-    typed, lost = _FORTH[str(kind)](tokenizer, texts, types)
-    return Vocabulary({TOKENS: ("array:string", texts), TYPES: ("array:i32", types), **typed}, lost, outside)
+    types = [
+        _token_type(token_id, text, tokens, special, model, bytewise=bytewise) for token_id, text in enumerate(texts)
+    ]
+    typed, dropped = _TO_METADATA[str(model_type)](tokenizer, texts, types)
+    return Vocabulary({TOKENS: ("array:string", texts), TYPES: ("array:i32", types), **typed}, dropped, outside)
 
 
 def ids_by_convention(tokenizer: Mapping[str, Any]) -> dict[str, int]:
-    """Return ids of special tokens that a vocabulary names itself: Unigram the unknown token, WordPiece BERT's."""
+    """Return ids of special tokens that the model itself names: Unigram's unknown token, WordPiece's BERT tokens."""
     model = tokenizer["model"]
     if model["type"] == UNIGRAM:
         unknown = model.get("unk_id")
@@ -100,58 +101,70 @@ def ids_by_convention(tokenizer: Mapping[str, Any]) -> dict[str, int]:
         return {}
     texts = {"bos": "[CLS]", "sep": "[SEP]", "unk": "[UNK]", "pad": "[PAD]", "mask": "[MASK]"}
     ids = {role: model["vocab"].get(text) for role, text in texts.items()}
-    return {role: number for role, number in ids.items() if type(number) is int and 0 <= number < MOST}
+    return {role: token_id for role, token_id in ids.items() if type(token_id) is int and 0 <= token_id < MAX_TOKENS}
 
 
 def unsupported(reason: str, name: str = "tokenizer.json") -> UnsupportedError:
-    """Return the error of a tokenizer that GGUF metadata cannot hold."""
+    """Return the error for a tokenizer that GGUF metadata cannot hold."""
     return UnsupportedError(
-        f"llama.cpp has no such tokenizer: {reason}; --no-tokenizer writes a file without one, for ids of tokens",
+        f"llama.cpp does not support this tokenizer: {reason}; --no-tokenizer writes a file without one, for token ids",
         rule=RULE,
         where=name,
     )
 
 
-def _bpe_to(tokenizer: Mapping[str, Any], texts: Sequence[str], types: Sequence[int]) -> tuple[Typed, list[str]]:
+def _bpe_metadata(tokenizer: Mapping[str, Any], texts: Sequence[str], types: Sequence[int]) -> tuple[Typed, list[str]]:
     model = tokenizer["model"]
-    merges = [_pair(merge) for merge in _listed(model.get("merges"))]
+    merges = [_pair(merge) for merge in _as_list(model.get("merges"))]
     if model.get("byte_fallback") is True:
         scores = ("array:f32", _scores(texts, types, merges))
-        prefix = ("bool", _prefixes(tokenizer))
+        prefix = ("bool", _adds_space(tokenizer))
         return {MODEL: ("string", SPM), PRE: ("string", "default"), SCORES: scores, PREFIX: prefix}, []
-    whole = model.get("ignore_merges") is True
-    pre = pretokenizers.name_of(tokenizer.get("pre_tokenizer"), whole=whole)
-    joined = ("array:string", [" ".join(part.replace(" ", _SPACE) for part in pair) for pair in merges])
-    found: Typed = {MODEL: ("string", BPE), PRE: ("string", pre or "default"), MERGES: joined}
-    if _wraps(tokenizer.get("post_processor")) and pre == "gpt-2":
-        found[PRE] = ("string", pretokenizers.ROBERTA)
+    ignore_merges = model.get("ignore_merges") is True
+    pre = pretokenizers.name_of(tokenizer.get("pre_tokenizer"), ignore_merges=ignore_merges)
+    merge_texts = ("array:string", [" ".join(part.replace(" ", _SPACE) for part in pair) for pair in merges])
+    metadata: Typed = {MODEL: ("string", BPE), PRE: ("string", pre or "default"), MERGES: merge_texts}
+    if _is_wrapping(tokenizer.get("post_processor")) and pre == "gpt-2":
+        metadata[PRE] = ("string", pretokenizers.ROBERTA)
     if pre is None:
-        return found, ["a pre-tokenizer that llama.cpp has no name for"]
-    return found, [f"ignore_merges {whole}"] if whole != pretokenizers.STEPS[pre].whole else []
+        return metadata, ["a pre-tokenizer that llama.cpp has no name for"]
+    differs = ignore_merges != pretokenizers.STEPS[pre].ignore_merges
+    return metadata, [f"ignore_merges {ignore_merges}"] if differs else []
 
 
-def _wordpiece_to(tokenizer: Mapping[str, Any], texts: Sequence[str], types: Sequence[int]) -> tuple[Typed, list[str]]:
-    real = [text for text, kind in zip(texts, types, strict=True) if kind not in (UNUSED, CONTROL)]
-    marked = [text if kind == CONTROL else pieces.marked(text) for text, kind in zip(texts, types, strict=True)]
-    found: Typed = {MODEL: ("string", pieces.WPM), PRE: ("string", "default"), TOKENS: ("array:string", marked)}
-    return found, pieces.wordpiece_lost(tokenizer, real)
+def _wordpiece_metadata(
+    tokenizer: Mapping[str, Any], texts: Sequence[str], types: Sequence[int]
+) -> tuple[Typed, list[str]]:
+    normal_texts = [text for text, token_type in zip(texts, types, strict=True) if token_type not in (UNUSED, CONTROL)]
+    to_gguf_token = [
+        text if token_type == CONTROL else wordpiece_unigram.to_gguf_token(text)
+        for text, token_type in zip(texts, types, strict=True)
+    ]
+    metadata: Typed = {
+        MODEL: ("string", wordpiece_unigram.WPM),
+        PRE: ("string", "default"),
+        TOKENS: ("array:string", to_gguf_token),
+    }
+    return metadata, wordpiece_unigram.wordpiece_differences(tokenizer, normal_texts)
 
 
-def _unigram_to(tokenizer: Mapping[str, Any], texts: Sequence[str], types: Sequence[int]) -> tuple[Typed, list[str]]:
-    found, lost = pieces.unigram_to(tokenizer, types)
-    return found | {MODEL: ("string", pieces.UGM), PRE: ("string", "default")}, lost
+def _unigram_metadata(
+    tokenizer: Mapping[str, Any], texts: Sequence[str], types: Sequence[int]
+) -> tuple[Typed, list[str]]:
+    metadata, dropped = wordpiece_unigram.unigram_metadata(tokenizer, types)
+    return metadata | {MODEL: ("string", wordpiece_unigram.UGM), PRE: ("string", "default")}, dropped
 
 
-_FORTH = {"BPE": _bpe_to, WORDPIECE: _wordpiece_to, UNIGRAM: _unigram_to}
+_TO_METADATA = {"BPE": _bpe_metadata, WORDPIECE: _wordpiece_metadata, UNIGRAM: _unigram_metadata}
 
 
-def _is_piece(piece: Any) -> bool:
-    pair = isinstance(piece, list) and len(piece) == 2 and isinstance(piece[0], str)
-    return pair and isinstance(piece[1], int | float) and not isinstance(piece[1], bool)
+def _is_scored_text(entry: Any) -> bool:
+    pair = isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str)
+    return pair and isinstance(entry[1], int | float) and not isinstance(entry[1], bool)
 
 
-def _type(
-    number: int,
+def _token_type(
+    token_id: int,
     text: str,
     tokens: Mapping[int, str],
     special: Mapping[int, int],
@@ -159,17 +172,17 @@ def _type(
     *,
     bytewise: bool,
 ) -> int:
-    if number not in tokens:
+    if token_id not in tokens:
         return UNUSED
     if text == model.get("unk_token"):
-        return UNKNOWN if bytewise else special.get(number, NORMAL)
+        return UNKNOWN if bytewise else special.get(token_id, NORMAL)
     if bytewise and len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
         return BYTE
-    return special.get(number, NORMAL)
+    return special.get(token_id, NORMAL)
 
 
-def _listed(found: Any) -> list[Any]:
-    return found if isinstance(found, list) else []
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _is_merge(merge: Any) -> bool:
@@ -177,7 +190,7 @@ def _is_merge(merge: Any) -> bool:
 
 
 def _pair(merge: Any) -> tuple[str, str]:
-    """Return a merge, which files have as two texts, or as one with a space between them."""
+    """Return a merge, which files have as two texts, or as one text with a space between its halves."""
     if isinstance(merge, str):
         first, _, second = merge.partition(" ")
         return first, second
@@ -186,239 +199,229 @@ def _pair(merge: Any) -> tuple[str, str]:
 
 
 def _scores(texts: Sequence[str], types: Sequence[int], merges: Sequence[tuple[str, str]]) -> list[float]:
-    """Return what SentencePiece ranks by: tokens that are merged earlier are worth more."""
+    """Return SentencePiece's scores: tokens that are merged earlier have higher scores."""
     rank: dict[str, int] = {}
-    for number, (first, second) in enumerate(merges):
-        rank.setdefault(first + second, number)
+    for index, (first, second) in enumerate(merges):
+        rank.setdefault(first + second, index)
     scores = [-float(rank[text]) if text in rank else 0.0 for text in texts]
-    return [PAD_SCORE if kind == UNUSED else score for score, kind in zip(scores, types, strict=True)]
+    return [PAD_SCORE if token_type == UNUSED else score for score, token_type in zip(scores, types, strict=True)]
 
 
-def _template(tokenizer: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Return the special tokens that a template of ``tokenizer.json`` puts before a text and after it."""
-    steps = tokenizer.get("post_processor")
-    every = steps.get("processors", [steps]) if isinstance(steps, Mapping) else []
-    for step in _listed(every):
-        single = step.get("single") if isinstance(step, Mapping) else None
-        if isinstance(single, list):
-            before = [*takewhile(bool, map(_special_text, single))]
-            after = [*takewhile(bool, map(_special_text, reversed(single)))]
-            return before, after[::-1]
-    return [], []
-
-
-def _special_text(item: Any) -> str:
-    """Return the text of a template's special token; empty for any other item."""
-    token = item.get("SpecialToken") if isinstance(item, Mapping) else None
-    return str(token.get("id")) if isinstance(token, Mapping) else ""
-
-
-def _wraps(step: Any) -> bool:
-    """Whether a step puts a token before each text and behind it, of the two kinds that do nothing else."""
+def _is_wrapping(step: Any) -> bool:
+    """Return whether a step is one of the two post-processors that only add a token before and after each text."""
     return isinstance(step, Mapping) and step.get("type") in ("RobertaProcessing", "BertProcessing")
 
 
-def _prefixes(tokenizer: Mapping[str, Any]) -> bool:
-    """Whether a space is put before a text, by one of the two steps that can do that."""
-    before = pieces.steps_of(tokenizer.get("normalizer"), "normalizers")
-    cut = pieces.steps_of(tokenizer.get("pre_tokenizer"), "pretokenizers")
+def _adds_space(tokenizer: Mapping[str, Any]) -> bool:
+    """Return whether a space is added before a text, by a ``Prepend`` normalizer or a ``Metaspace`` step."""
+    before = wordpiece_unigram.steps_of(tokenizer.get("normalizer"), "normalizers")
+    cut = wordpiece_unigram.steps_of(tokenizer.get("pre_tokenizer"), "pretokenizers")
     spaces = [step for step in cut if step.get("type") == "Metaspace"]
     return any(step.get("type") == "Prepend" for step in before) or any(
         step.get("prepend_scheme", "always") != "never" for step in spaces
     )
 
 
-def to_files(metadata: Mapping[str, Any], stated: Mapping[str, Any] = {}) -> tuple[dict[str, Any], list[str]]:
-    """Return ``tokenizer.json`` and ``tokenizer_config.json`` of GGUF metadata, and what they do otherwise.
+def to_files(metadata: Mapping[str, Any], original: Mapping[str, Any] = {}) -> tuple[dict[str, Any], list[str]]:
+    """Return ``tokenizer.json`` and ``tokenizer_config.json`` of GGUF metadata, and what they do differently.
 
     Parameters
     ----------
     metadata : mapping
         Metadata of a GGUF file; if it has no tokenizer, no files are returned.
-    stated : mapping
-        The ``tokenizer_config.json`` that the file was made with, if it keeps that.
+    original : mapping
+        The ``tokenizer_config.json`` that the file was made from, if it contains it.
 
     Raises
     ------
     UnsupportedError
-        ``architecture.tokenizer``: a kind that ``tokenizer.json`` has not, or tokens that are not different texts.
+        ``architecture.tokenizer``: a model that ``tokenizer.json`` does not support, or two tokens of one text.
     """
-    texts, types, kind = metadata.get(TOKENS), metadata.get(TYPES), metadata.get(MODEL)
-    if kind is None or kind in NO_VOCABULARIES:
-        return {}, ["no tokenizer, for the file has none"]
-    texts, types = _tokens(metadata, texts, types, kind)
-    known = stated_tokens(stated)
+    model = metadata.get(MODEL)
+    if model is None or model in NO_VOCABULARIES:
+        return {}, ["no tokenizer, because the file has none"]
+    texts, types = _token_columns(metadata, metadata.get(TOKENS), metadata.get(TYPES), model)
+    flags = added_tokens_decoder(original)
     added = [
-        {"id": number, "content": text, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
-         "special": kind_of != USER, **_flags(known.get(number, {}), text)}
-        for number, (text, kind_of) in enumerate(zip(texts, types, strict=True))
-        if kind_of in (UNKNOWN, CONTROL, USER)
+        {"id": token_id, "content": text, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+              "special": token_type != USER, **_flags(flags.get(token_id, {}), text)}
+        for token_id, (text, token_type) in enumerate(zip(texts, types, strict=True))
+        if token_type in (UNKNOWN, CONTROL, USER)
     ]  # fmt: skip
-    vocab = {text: number for number, text in enumerate(texts) if types[number] != UNUSED}
+    vocab = {text: token_id for token_id, text in enumerate(texts) if types[token_id] != UNUSED}
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
-    ids = {role: name for role, name in IDS.items() if role not in (*_OF_TEMPLATES, *_LOST_ROLES)}
-    ids |= {"cls": "bos"} if kind == pieces.WPM else {role: role for role in _OF_TEMPLATES}
-    read: dict[str, Any] = {key: metadata.get(ID.format(name)) for key, name in ids.items()}
-    numbers: dict[str, int] = {
-        key: number for key, number in read.items() if type(number) is int and 0 <= number < len(texts)
+    ids = {role: name for role, name in IDS.items() if role not in (*_TEMPLATE_ROLES, *_UNSTATED_ROLES)}
+    ids |= {"cls": "bos"} if model == wordpiece_unigram.WPM else {role: role for role in _TEMPLATE_ROLES}
+    ids_read: dict[str, Any] = {key: metadata.get(ID.format(name)) for key, name in ids.items()}
+    special_ids: dict[str, int] = {
+        key: token_id for key, token_id in ids_read.items() if type(token_id) is int and 0 <= token_id < len(texts)
     }
-    settings |= {f"{key}_token": texts[number] for key, number in numbers.items()}
+    settings |= {f"{key}_token": texts[token_id] for key, token_id in special_ids.items()}
     template = chat_templates.from_metadata(metadata)
     settings |= {} if template is None else {"chat_template": template}
     settings |= {f"add_{role}_token": metadata[key] for role, key in ADD.items() if isinstance(metadata.get(key), bool)}
-    default = special_tokens.by_default(str(kind), str(metadata.get(PRE)))
+    default = special_tokens.default_added(str(model), str(metadata.get(PRE)))
     adds = metadata.get(ADD["bos"], default["bos"]) is True
-    start = "cls" if kind == pieces.WPM else "bos"
-    bos = (texts[numbers[start]], numbers[start]) if adds and start in numbers else None
-    ends = "sep" if kind == pieces.WPM else "eos" if metadata.get(ADD["eos"], default["eos"]) is True else ""
-    eos = (texts[numbers[ends]], numbers[ends]) if ends in numbers else None
-    if stated.get("legacy") is False:
+    start = "cls" if model == wordpiece_unigram.WPM else "bos"
+    bos = (texts[special_ids[start]], special_ids[start]) if adds and start in special_ids else None
+    ends = (
+        "sep" if model == wordpiece_unigram.WPM else "eos" if metadata.get(ADD["eos"], default["eos"]) is True else ""
+    )
+    eos = (texts[special_ids[ends]], special_ids[ends]) if ends in special_ids else None
+    if original.get("legacy") is False:
         settings["legacy"] = False
-    made, lost = _BACK[str(kind)](metadata, vocab, settings)
+    built, differences = _TO_FILES[str(model)](metadata, vocab, settings)
+    processor = _roberta_processor if metadata.get(PRE) == pretokenizers.ROBERTA else _template_processor
     tokenizer = {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added, **made,
-        "post_processor": _wrapped(bos, eos) if metadata.get(PRE) == pretokenizers.ROBERTA else _around(bos, eos),
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added, **built,
+        "post_processor": processor(bos, eos),
     }  # fmt: skip
-    return {"tokenizer.json": tokenizer, "tokenizer_config.json": settings}, lost
+    return {"tokenizer.json": tokenizer, "tokenizer_config.json": settings}, differences
 
 
-def _tokens(metadata: Mapping[str, Any], texts: Any, types: Any, kind: Any) -> tuple[list[str], list[int]]:
+def _token_columns(metadata: Mapping[str, Any], texts: Any, types: Any, model: Any) -> tuple[list[str], list[int]]:
     """Return the texts and types of tokens; raises ``UnsupportedError`` ``architecture.tokenizer``."""
-    if kind not in _BACK:
-        raise _not_for_files(f"its model is {str(kind)[:40]!r}")
+    if model not in _TO_FILES:
+        raise _unsupported_by_files(f"its model is {str(model)[:40]!r}")
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
-        raise _not_for_files("it has no list of tokens")
+        raise _unsupported_by_files("it has no list of tokens")
     types = types if isinstance(types, list) and len(types) == len(texts) else [NORMAL] * len(texts)
-    if kind == pieces.WPM:
+    if model == wordpiece_unigram.WPM:
         texts = [
-            text if number == CONTROL else pieces.unmarked(text) for text, number in zip(texts, types, strict=True)
+            text if token_type == CONTROL else wordpiece_unigram.from_gguf_token(text)
+            for text, token_type in zip(texts, types, strict=True)
         ]
-    used = [text for text, number in zip(texts, types, strict=True) if number != UNUSED]
+    used = [text for text, token_type in zip(texts, types, strict=True) if token_type != UNUSED]
     about = metadata.get(ABOUT)
     if isinstance(about, Mapping) and TOKENS in about.get(RAW, {}):
-        raise _not_for_files("some of its tokens are not UTF-8")
+        raise _unsupported_by_files("some of its tokens are not UTF-8")
     if len(set(used)) != len(used):
-        raise _not_for_files("two of its tokens have one text")
+        raise _unsupported_by_files("two of its tokens have one text")
     return texts, types
 
 
-def _not_for_files(reason: str) -> UnsupportedError:
+def _unsupported_by_files(reason: str) -> UnsupportedError:
     return UnsupportedError(
-        f"tokenizer.json cannot hold the tokenizer of this GGUF file: {reason}; --no-tokenizer writes a folder without "
-        "one",
+        f"tokenizer.json cannot hold the tokenizer of this GGUF file: {reason}; --no-tokenizer writes a folder "
+        "without a tokenizer",
         rule=RULE,
     )
 
 
 def _flags(token: Mapping[str, Any], text: str) -> dict[str, bool]:
-    """Return what is stated of how a token is looked for; of one of the same text."""
+    """Return the stated flags of how a token is matched; none if the token has another text."""
     flags = ("single_word", "lstrip", "rstrip", "normalized")
     return (
         {key: token[key] for key in flags if isinstance(token.get(key), bool)} if token.get("content") == text else {}
     )
 
 
-def _bytewise(
+def _bpe_files(
     metadata: Mapping[str, Any], vocab: Mapping[str, int], settings: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
     pre = str(metadata.get(PRE, "default"))
     steps = pretokenizers.steps_of(pre)
-    known = steps or pretokenizers.STEPS["gpt-2"]
-    merges = [list(_pair(merge)) for merge in _listed(metadata.get(MERGES)) if isinstance(merge, str)]
+    steps_used = steps or pretokenizers.STEPS["gpt-2"]
+    merges = [list(_pair(merge)) for merge in _as_list(metadata.get(MERGES)) if isinstance(merge, str)]
     return {
         "normalizer": None,
-        "pre_tokenizer": pretokenizers.pre_tokenizer(known),
+        "pre_tokenizer": pretokenizers.pre_tokenizer(steps_used),
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": _model(vocab, merges, {"ignore_merges": known.whole}),
+        "model": _bpe_model(vocab, merges, {"ignore_merges": steps_used.ignore_merges}),
     }, [] if steps else [f"the pre-tokenizer {pre[:40]}: tokenizer.json splits as GPT-2's does"]
 
 
-def _wordpiece(
+def _wordpiece_files(
     metadata: Mapping[str, Any], vocab: Mapping[str, int], settings: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    return pieces.wordpiece(vocab, settings), []
+    return wordpiece_unigram.wordpiece(vocab, settings), []
 
 
-def _unigram(
+def _unigram_files(
     metadata: Mapping[str, Any], vocab: Mapping[str, int], settings: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
     texts = metadata[TOKENS]
     unknown = metadata.get(ID.format("unknown"))
-    known = type(unknown) is int and 0 <= unknown < len(texts)
-    return pieces.unigram(metadata, texts, unknown if known else None), []
+    has_unknown = type(unknown) is int and 0 <= unknown < len(texts)
+    return wordpiece_unigram.unigram(metadata, texts, unknown if has_unknown else None), []
 
 
-def _sentences(
+def _sentencepiece_files(
     metadata: Mapping[str, Any], vocab: Mapping[str, int], settings: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
     scores: Any = metadata.get(SCORES)
     count = max(vocab.values(), default=-1) + 1
-    if not pieces.are_scores(scores) or len(scores) < count:
+    if not wordpiece_unigram.are_scores(scores) or len(scores) < count:
         scores = [0.0] * count
     prefix = metadata.get(PREFIX, True) is not False
-    first: list[dict[str, Any]] = [{"type": "Prepend", "prepend": pieces.SPACE}] if prefix else []
-    steps = [*first, {"type": "Replace", "pattern": {"String": " "}, "content": pieces.SPACE}]
+    first: list[dict[str, Any]] = [{"type": "Prepend", "prepend": wordpiece_unigram.SPACE}] if prefix else []
+    steps = [*first, {"type": "Replace", "pattern": {"String": " "}, "content": wordpiece_unigram.SPACE}]
     normalizer: dict[str, Any] | None = {"type": "Sequence", "normalizers": steps}
-    once = None
-    if settings.get("legacy") is False:  # transformers' word: only what a text begins with gets a space
+    pre_tokenizer = None
+    if settings.get("legacy") is False:  # transformers' setting: only the beginning of a text gets a space
         scheme = "first" if prefix else "never"
         normalizer = None
-        once = {"type": "Metaspace", "replacement": pieces.SPACE, "prepend_scheme": scheme, "split": False}
+        pre_tokenizer = {
+            "type": "Metaspace",
+            "replacement": wordpiece_unigram.SPACE,
+            "prepend_scheme": scheme,
+            "split": False,
+        }
     decoders: list[dict[str, Any]] = [
-        {"type": "Replace", "pattern": {"String": pieces.SPACE}, "content": " "},
+        {"type": "Replace", "pattern": {"String": wordpiece_unigram.SPACE}, "content": " "},
         {"type": "ByteFallback"}, {"type": "Fuse"},
     ]  # fmt: skip
     if prefix:
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
-    more = {"unk_token": settings.get("unk_token"), "fuse_unk": True, "byte_fallback": True}
+    changes = {"unk_token": settings.get("unk_token"), "fuse_unk": True, "byte_fallback": True}
     return {
         "normalizer": normalizer,
-        "pre_tokenizer": once,
+        "pre_tokenizer": pre_tokenizer,
         "decoder": {"type": "Sequence", "decoders": decoders},
-        "model": _model(vocab, _merges(vocab, scores), more),
+        "model": _bpe_model(vocab, _merges(vocab, scores), changes),
     }, []
 
 
 def _merges(vocab: Mapping[str, int], scores: Sequence[float]) -> list[list[str]]:
-    """Return the pairs of tokens that are a token, those of the most valuable first, as transformers makes them."""
-    found = []
-    for text, number in vocab.items():
-        if len(text) > _LONGEST:
+    """Return the pairs of tokens that form a token, those with the highest score first, as transformers builds them."""
+    ranked = []
+    for text, token_id in vocab.items():
+        if len(text) > _MAX_TOKEN:
             continue
         pairs = [
             (vocab[text[:cut]], vocab[text[cut:]], text[:cut], text[cut:])
             for cut in range(1, len(text))
             if text[:cut] in vocab and text[cut:] in vocab
         ]
-        found += [(-scores[number], *pair) for pair in sorted(pairs)]
-    return [[first, second] for *_, first, second in sorted(found, key=lambda item: item[0])]
+        ranked += [(-scores[token_id], *pair) for pair in sorted(pairs)]
+    return [[first, second] for *_, first, second in sorted(ranked, key=lambda item: item[0])]
 
 
-def _model(vocab: Mapping[str, int], merges: list[list[str]], more: Mapping[str, Any]) -> dict[str, Any]:
+def _bpe_model(vocab: Mapping[str, int], merges: list[list[str]], changes: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-        "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False, **more,
+        "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False, **changes,
         "vocab": dict(vocab), "merges": merges,
     }  # fmt: skip
 
 
-def _wrapped(bos: tuple[str, int] | None, eos: tuple[str, int] | None) -> dict[str, Any]:
-    """Return RoBERTa's step, which puts two tokens between a pair of texts; plain where there are no two."""
+def _roberta_processor(bos: tuple[str, int] | None, eos: tuple[str, int] | None) -> dict[str, Any]:
+    """Return RoBERTa's post-processor, with two tokens between a pair of texts; a template if a token is missing."""
     if bos is None or eos is None:
-        return _around(bos, eos)
+        return _template_processor(bos, eos)
     return {
         "type": "RobertaProcessing", "sep": list(eos), "cls": list(bos), "trim_offsets": True,
         "add_prefix_space": False,
     }  # fmt: skip
 
 
-def _around(bos: tuple[str, int] | None, eos: tuple[str, int] | None) -> dict[str, Any]:
-    """Return the step that puts a token before each text, and one behind it."""
-    first, second = ({"Sequence": {"id": name, "type_id": number}} for number, name in enumerate("AB"))
-    ids = {text: {"id": text, "ids": [number], "tokens": [text]} for text, number in filter(None, (bos, eos))}
+def _template_processor(bos: tuple[str, int] | None, eos: tuple[str, int] | None) -> dict[str, Any]:
+    """Return the template that adds a token before each text, and one after it."""
+    first, second = ({"Sequence": {"id": name, "type_id": token_id}} for token_id, name in enumerate("AB"))
+    ids = {text: {"id": text, "ids": [token_id], "tokens": [text]} for text, token_id in filter(None, (bos, eos))}
     start, end, last = (
-        [{"SpecialToken": {"id": token[0], "type_id": kind}}] if token else []
-        for token, kind in ((bos, 0), (eos, 0), (eos, 1))
+        [{"SpecialToken": {"id": token[0], "type_id": type_id}}] if token else []
+        for token, type_id in ((bos, 0), (eos, 0), (eos, 1))
     )
     again = [] if eos else start
     return {
@@ -427,4 +430,9 @@ def _around(bos: tuple[str, int] | None, eos: tuple[str, int] | None) -> dict[st
     }  # fmt: skip
 
 
-_BACK = {BPE: _bytewise, SPM: _sentences, pieces.WPM: _wordpiece, pieces.UGM: _unigram}
+_TO_FILES = {
+    BPE: _bpe_files,
+    SPM: _sentencepiece_files,
+    wordpiece_unigram.WPM: _wordpiece_files,
+    wordpiece_unigram.UGM: _unigram_files,
+}

@@ -1,4 +1,4 @@
-"""A tokenizer's tokens beside the rows of the embedding: llama.cpp wants as many of the one as of the other."""
+"""Match a tokenizer's tokens to the rows of the embedding: llama.cpp needs one token per row."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 from ingot.errors import UnsupportedError
-from ingot.translate.keys import MERGES, MOST, TOKENS, Typed
+from ingot.translate.keys import MAX_TOKENS, MERGES, TOKENS, Typed
 
 RULE = "architecture.tokens"
 PAD_SCORE = -10000.0
-"""The score that llama.cpp's converter gives to tokens that stand for nothing."""
+"""The score of llama.cpp's converter for padding tokens."""
 _SHOWN = 10
 
 
@@ -22,41 +22,41 @@ class Vocabulary:
     ----------
     typed : dict
         Metadata with tokens, types, scores or merges.
-    lost : list of str
-        What llama.cpp does otherwise.
+    dropped : list of str
+        Descriptions of what llama.cpp does differently.
     outside : dict
-        The tokens without a row by their ids; they are not in ``typed``.
+        Tokens without a row, by id; ``typed`` does not contain them.
     """
 
     typed: Typed
-    lost: list[str] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
     outside: dict[int, str] = field(default_factory=dict)
 
-    def checked(self, rows: int) -> tuple[Typed, list[str]]:
-        """Return the metadata without merges of tokens that have no row, and a note on those tokens.
+    def to_metadata(self, rows: int) -> tuple[Typed, list[str]]:
+        """Return the metadata without merges of tokens that have no row, and a note about those tokens.
 
-        Raises ``UnsupportedError`` ``architecture.tokens``: two tokens with one text, on which llama.cpp ends.
+        Raises ``UnsupportedError`` ``architecture.tokens``: two tokens with one text, on which llama.cpp aborts.
         """
-        _require_different(self.typed[TOKENS][1])
+        _require_distinct(self.typed[TOKENS][1])
         if not self.outside:
             return dict(self.typed), []
         typed = dict(self.typed)
         if MERGES in typed:
-            gone = set(self.outside.values())
-            merges = [merge for merge in typed[MERGES][1] if "".join(merge.split(" ", 1)) not in gone]
+            dropped_texts = set(self.outside.values())
+            merges = [merge for merge in typed[MERGES][1] if "".join(merge.split(" ", 1)) not in dropped_texts]
             typed[MERGES] = (typed[MERGES][0], merges)
         return typed, [_note(self.outside, rows)]
 
 
 def lay_out(tokens: Mapping[int, str], rows: int) -> tuple[list[str], dict[int, str]]:
-    """Return a text for each row, ``[PADn]`` for those without a token, and the tokens without a row.
+    """Return a text for each row, ``[PADn]`` for rows without a token, and the tokens without a row.
 
     Parameters
     ----------
     tokens : mapping
         Texts by ids of 0 or more.
     rows : int
-        Rows of the embedding; 0 if that is not known: then one more than the largest id.
+        Rows of the embedding; 0 if unknown, for one more than the largest id.
 
     Raises
     ------
@@ -64,16 +64,16 @@ def lay_out(tokens: Mapping[int, str], rows: int) -> tuple[list[str], dict[int, 
         ``architecture.tokens``: more than 4,194,304 rows.
     """
     rows = rows or 1 + max(tokens, default=-1)
-    if rows > MOST:
-        raise UnsupportedError(f"expected an embedding of at most {MOST} rows, found {rows}", rule=RULE)
-    taken = set(tokens.values())
-    texts = [tokens[number] if number in tokens else _pad(number, taken) for number in range(rows)]
-    return texts, {number: text for number, text in sorted(tokens.items()) if number >= rows}
+    if rows > MAX_TOKENS:
+        raise UnsupportedError(f"expected an embedding of at most {MAX_TOKENS} rows, found {rows}", rule=RULE)
+    used_texts = set(tokens.values())
+    texts = [tokens[token_id] if token_id in tokens else _pad(token_id, used_texts) for token_id in range(rows)]
+    return texts, {token_id: text for token_id, text in sorted(tokens.items()) if token_id >= rows}
 
 
-def _pad(number: int, taken: Container[str]) -> str:
-    text = f"[PAD{number}]"
-    while text in taken:
+def _pad(token_id: int, used_texts: Container[str]) -> str:
+    text = f"[PAD{token_id}]"
+    while text in used_texts:
         text = f"[{text}]"
     return text
 
@@ -81,30 +81,30 @@ def _pad(number: int, taken: Container[str]) -> str:
 def require_rows(special: Mapping[str, int], rows: int) -> None:
     """Raise ``UnsupportedError`` ``architecture.tokens`` if a special token in use has no row of the embedding."""
     if special:
-        named = ", ".join(f"{role}_token {number}" for role, number in special.items())
+        named = ", ".join(f"{role}_token {token_id}" for role, token_id in special.items())
         raise UnsupportedError(
             f"the embedding has {rows} rows, and none for special tokens that tokenizer_config.json names: {named}; "
-            "resize the embedding (resize_token_embeddings), or name tokens there that the model has",
+            "resize the embedding (resize_token_embeddings), or correct tokenizer_config.json",
             rule=RULE,
         )
 
 
-def _require_different(tokens: list[str]) -> None:
-    seen: dict[str, int] = {}
-    for number, text in enumerate(tokens):
-        other = seen.setdefault(text, number)
-        if other != number:
+def _require_distinct(tokens: list[str]) -> None:
+    first_ids: dict[str, int] = {}
+    for token_id, text in enumerate(tokens):
+        first_id = first_ids.setdefault(text, token_id)
+        if first_id != token_id:
             raise UnsupportedError(
-                f"tokens {other} and {number} are both {text[:80]!r} in GGUF, and llama.cpp ends on that; "
+                f"tokens {first_id} and {token_id} are both {text[:80]!r} in GGUF, and llama.cpp aborts on that; "
                 "--no-tokenizer writes a file without a tokenizer",
                 rule=RULE,
             )
 
 
 def _note(outside: Mapping[int, str], rows: int) -> str:
-    shown = ", ".join(f"{number} {text[:40]!r}" for number, text in [*outside.items()][:_SHOWN])
-    more = f" and {len(outside) - _SHOWN} more" if len(outside) > _SHOWN else ""
+    shown = ", ".join(f"{token_id} {text[:40]!r}" for token_id, text in [*outside.items()][:_SHOWN])
+    unlisted = f" and {len(outside) - _SHOWN} more" if len(outside) > _SHOWN else ""
     return (
-        f"{len(outside)} tokens without a row of the embedding ({rows} rows) are left out, which the model cannot use: "
-        f"{shown}{more}"
+        f"{len(outside)} tokens without a row of the embedding ({rows} rows) are left out, because the model cannot "
+        f"use them: {shown}{unlisted}"
     )

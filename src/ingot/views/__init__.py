@@ -1,8 +1,8 @@
-"""Views: a checkpoint made of a checkpoint, lazily and exactly.
+"""Views: checkpoints derived lazily from other checkpoints.
 
-Each function takes a checkpoint (what ``ingot.open`` returns, or another view) and returns one. Nothing is read until
-somebody reads the result, and then only what it is made of. A view can be saved, compared, loaded, and pickled where
-its checkpoint can; closing it closes that. See ``spec/views.md``.
+Each function takes a checkpoint (from ``ingot.open``, or another view) and returns one. A view reads only what the
+caller reads from it. A view can be saved, compared and loaded, and pickled if its checkpoint can be. Closing a view
+closes its checkpoint. See ``spec/views.md``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The view that puts a draft head, a Core ML package or a program beside the weights (``spec/attachments.md``)."""
+"""Views that add and remove attachments: draft head, Core ML package, program (``spec/attachments.md``)."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 from ingot.artifacts.attachments import located, no_attachment, pack_package
-from ingot.artifacts.draft_head import CONFIG_KEY, check_head, config_of_draft
+from ingot.artifacts.draft_head import CONFIG_KEY, check_head_or_none, config_of_draft
 from ingot.artifacts.open import Source, open_source
 from ingot.model.artifact import Attachments
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.part import Part
-from ingot.model.reading.lazy import Lazy
-from ingot.model.reading.view import derived
+from ingot.model.reading.lazy import LazyMap
+from ingot.model.reading.view import derive_checkpoint
 from ingot.stores.location import AnyPath, Location
 
 
@@ -26,7 +26,7 @@ def attach(
     coreml: AnyPath | None = None,
     program: AnyPath | None = None,
 ) -> Checkpoint:
-    """Return the checkpoint with attachments beside its weights, each in place of its own of that kind.
+    """Return the checkpoint with attachments, which replace its attachments of the same types.
 
     Parameters
     ----------
@@ -34,52 +34,52 @@ def attach(
     draft : path, optional
         A published EAGLE-3 draft head: a file or folder that ``ingot.open`` opens.
     coreml : path, optional
-        A Core ML package, a folder ``X.mlpackage``: packed into an unnamed temporary file, which goes when the view is
-        closed.
+        A Core ML package, a folder ``X.mlpackage``: packed into an unnamed temporary file, which is deleted when the
+        view is closed.
     program : path, optional
         A Core ML package whose program the tensors are to be written into.
 
     Raises
     ------
     FormatError
-        ``draft.*``, ``attachments.coreml-package``, ``archive.*``; and what opening raises.
+        ``draft.*``, ``attachments.coreml-package``, ``archive.*``; and the errors of ``ingot.open``.
     UsageError
-        ``attachments.none``: what is named as ``program`` is no Core ML package.
+        ``attachments.none``: the path for ``program`` is no Core ML package.
     """
     paths = {"draft": draft, "coreml": coreml, "program": program}
-    return _attach(checkpoint, {kind: Location.parse(path) for kind, path in paths.items() if path is not None})
+    return _attach(checkpoint, {name: Location.parse(path) for name, path in paths.items() if path is not None})
 
 
 def detach(checkpoint: Checkpoint, kinds: Collection[str]) -> Checkpoint:
-    """Return the checkpoint without its attachments of some kinds: ``draft``, ``coreml``, ``program``."""
-    tensors = Lazy(checkpoint, checkpoint.__getitem__)
-    chosen = sorted(kinds)
-    removed: dict[str, Any] = dict.fromkeys(chosen)
+    """Return the checkpoint without some types of attachments: ``draft``, ``coreml``, ``program``."""
+    tensors = LazyMap(checkpoint, checkpoint.__getitem__)
+    names = sorted(kinds)
+    removed: dict[str, Any] = dict.fromkeys(names)
     attachments = replace(checkpoint.attachments, **removed)
     metadata = checkpoint.metadata
-    if "draft" in chosen:
+    if "draft" in names:
         metadata = {key: value for key, value in metadata.items() if key != CONFIG_KEY}
-    return derived(checkpoint, tensors, detach, chosen, chosen, attachments=attachments, metadata=metadata)
+    return derive_checkpoint(checkpoint, tensors, detach, names, names, attachments=attachments, metadata=metadata)
 
 
 def describe(checkpoint: Checkpoint, metadata: Mapping[str, Any]) -> Checkpoint:
-    """Return the checkpoint with further entries of metadata, which replace those of the same keys."""
-    tensors = Lazy(checkpoint, checkpoint.__getitem__)
+    """Return the checkpoint with further metadata, which replace entries with the same keys."""
+    tensors = LazyMap(checkpoint, checkpoint.__getitem__)
     added = dict(sorted(metadata.items()))
-    return derived(checkpoint, tensors, describe, added, added, metadata={**checkpoint.metadata, **added})
+    return derive_checkpoint(checkpoint, tensors, describe, added, added, metadata={**checkpoint.metadata, **added})
 
 
 def _attach(checkpoint: Checkpoint, locations: Mapping[str, Location]) -> Checkpoint:
     with ExitStack() as stack:
         opened = _Opened(stack, checkpoint.attachments)
-        for kind, location in locations.items():
-            opened.add(kind, location)
+        for attachment_type, location in locations.items():
+            opened.add(attachment_type, location)
         metadata = checkpoint.metadata
         if "draft" in locations:
             metadata = {key: value for key, value in metadata.items() if key != CONFIG_KEY} | opened.metadata
-        return derived(
+        return derive_checkpoint(
             checkpoint,
-            Lazy(checkpoint, checkpoint.__getitem__),
+            LazyMap(checkpoint, checkpoint.__getitem__),
             _attach,
             dict(locations),
             opened.identity,
@@ -91,30 +91,30 @@ def _attach(checkpoint: Checkpoint, locations: Mapping[str, Location]) -> Checkp
 
 
 class _Opened:
-    """What was opened or packed for a view, and what tells it from others; closed with ``stack``."""
+    """Files opened or packed for a view, and their identity; closed with ``stack``."""
 
-    def __init__(self, stack: ExitStack, own: Attachments) -> None:
+    def __init__(self, stack: ExitStack, attachments: Attachments) -> None:
         self._stack = stack
-        self.attachments = own
+        self.attachments = attachments
         self.sources = list[Source]()
         self.identity: dict[str, Any] = {}
         self.metadata: dict[str, str] = {}
 
-    def add(self, kind: str, location: Location) -> None:
-        if kind == "coreml":
+    def add(self, attachment_type: str, location: Location) -> None:
+        if attachment_type == "coreml":
             package = pack_package(location)
             self._stack.callback(package.source.close)
-            self.identity[kind] = [package.length, package.digest]
+            self.identity[attachment_type] = [package.length, package.digest]
             self.attachments = replace(self.attachments, coreml=package)
             return
         source = open_source(location, io="pread")
         self._stack.callback(source.close)
         self.sources.append(source)
-        self.identity[kind] = source.identity()
-        if kind == "draft":
+        self.identity[attachment_type] = source.identity()
+        if attachment_type == "draft":
             head = source.view()
             with located(location.display):
-                check_head(head)
+                check_head_or_none(head)
                 config = config_of_draft(head)
             if config:
                 self.metadata[CONFIG_KEY] = json.dumps(config, sort_keys=True)

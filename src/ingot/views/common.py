@@ -1,4 +1,4 @@
-"""What views share: names that are there, each once; tensors that are made when they are asked for."""
+"""Building blocks of views: lazily built tensors, and checks of names."""
 
 from __future__ import annotations
 
@@ -9,76 +9,92 @@ from typing import Any
 from ingot.errors import UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.delta import KEY
-from ingot.model.reading.lazy import Lazy
-from ingot.model.reading.view import Verb, derived
+from ingot.model.reading.lazy import LazyMap
+from ingot.model.reading.view import Verb, derive_checkpoint
 from ingot.model.tensor import Array, Tensor
 
-Make = Callable[[], Tensor]
+BuildTensor = Callable[[], Tensor]
 
 
 def view_of(
     checkpoint: Checkpoint,
-    entries: Sequence[tuple[str, Make | None, str]],
+    entries: Sequence[tuple[str, BuildTensor | None, str]],
     verb: Verb,
     argument: Any,
-    said: Any = None,
+    description: Any = None,
     origins: Mapping[str, Sequence[str]] | None = None,
     importance: Mapping[str, Array] | None = None,
     aliases: Mapping[str, str] | None = None,
 ) -> Checkpoint:
-    """Return a view. Weights of columns (``importance``) stay with tensors whose names and columns are the same.
+    """Return a view with the tensors of ``entries``, in their order.
 
-    ``said`` is the argument as JSON, if that is not the argument itself. An entry is made of the tensor that it names
-    last, unless ``origins`` lists others. ``importance`` and ``aliases`` are those of new tensors.
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+    entries : sequence of (new name, function or None, old name)
+        The function builds the tensor; None for the unchanged tensor of the old name.
+    verb, argument
+        The function that makes the view, and its argument (see ``derive_checkpoint``).
+    description
+        The argument as JSON, if the argument is not JSON.
+    origins : mapping, optional
+        New names to the tensors that they are computed from; by default the old name of the entry.
+    importance, aliases : mapping, optional
+        Column weights and aliases of new tensors. Unchanged names with unchanged columns keep their weights.
     """
-    made_of = {new: (old,) for new, _, old in entries if new != old} | dict(origins or {})
-    description = argument if said is None else said
-    tensors = mapping(entries, checkpoint)
+    all_origins = {new: (old,) for new, _, old in entries if new != old} | dict(origins or {})
+    description = argument if description is None else description
+    tensors = lazy_tensors(entries, checkpoint)
     names = [new for new, _, old in entries if new == old and old in checkpoint.importance]
     unchanged = {
         name: checkpoint.importance[name]
         for name in names
         if len(checkpoint.importance[name]) == tensors[name].matrix_shape[1]
     }
-    return derived(
+    return derive_checkpoint(
         checkpoint,
         tensors,
         verb,
         argument,
         description,
-        origins=made_of,
+        origins=all_origins,
         importance={**unchanged, **(importance or {})},
         aliases={**checkpoint.aliases, **(aliases or {})},
     )
 
 
-def mapping(entries: Sequence[tuple[str, Make | None, str]], checkpoint: Checkpoint) -> Mapping[str, Tensor]:
-    """Return tensors under new names: made by a function, or those of the checkpoint under the old name."""
+def lazy_tensors(
+    entries: Sequence[tuple[str, BuildTensor | None, str]], checkpoint: Checkpoint
+) -> Mapping[str, Tensor]:
+    """Return tensors by new name, each built by its function, or the checkpoint's tensor of the old name.
+
+    Raises ``UsageError`` ``view.delta``, ``view.name``.
+    """
     if KEY in checkpoint.metadata:
         raise UsageError(
-            "expected whole weights, found a delta, which names and describes the tensors of its base; apply it first",
+            "expected full weights, found a delta, which only describes differences to its base; apply it first",
             rule="view.delta",
             where=checkpoint.location,
         )
     require_once([new for new, _, _ in entries])
-    makes = {new: (make, old) for new, make, old in entries}
+    builders = {new: (make, old) for new, make, old in entries}
 
-    def made(name: str) -> Tensor:
-        make, old = makes[name]
+    def build(name: str) -> Tensor:
+        make, old = builders[name]
         return checkpoint[old] if make is None else make()
 
-    return Lazy(makes, made)
+    return LazyMap(builders, build)
 
 
-def require_known(checkpoint: Checkpoint, names: Iterable[str]) -> None:
-    """Refuse names that are not there: ``tensor.unknown``."""
+def require_names(checkpoint: Checkpoint, names: Iterable[str]) -> None:
+    """Raise ``UsageError`` ``tensor.unknown`` for the first name that the checkpoint lacks."""
     for name in names:
         if name not in checkpoint:
             raise checkpoint.no_tensor(name)
 
 
 def require_once(names: Sequence[str]) -> None:
-    """Refuse a name that would be there twice: ``view.name``."""
+    """Raise ``UsageError`` ``view.name`` if a name occurs twice."""
     name, count = Counter(names).most_common(1)[0] if names else ("", 1)
     if count > 1:
         raise UsageError(f"expected each name once, found {count} tensors of this name", rule="view.name", where=name)

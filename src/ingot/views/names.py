@@ -1,4 +1,4 @@
-"""Views that change names, or which tensors there are."""
+"""Views that rename, select and drop tensors."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 
 from ingot.model.account import Omission
 from ingot.model.checkpoint import Checkpoint
-from ingot.model.reading.lazy import Lazy
-from ingot.model.reading.view import derived, renamed
-from ingot.views.common import Make, mapping, require_known
+from ingot.model.reading.lazy import LazyMap
+from ingot.model.reading.view import derive_checkpoint, with_name
+from ingot.views.common import BuildTensor, lazy_tensors, require_names
 
 
 def rename(checkpoint: Checkpoint, names: Mapping[str, str]) -> Checkpoint:
@@ -25,15 +25,17 @@ def rename(checkpoint: Checkpoint, names: Mapping[str, str]) -> Checkpoint:
     UsageError
         ``tensor.unknown``; ``view.name``: two tensors would have one name; ``view.delta``.
     """
-    require_known(checkpoint, names)
+    require_names(checkpoint, names)
     pairs = {name: names.get(name, name) for name in checkpoint}
 
-    def named(old: str, new: str) -> Make:
-        return lambda: renamed(checkpoint[old], new)
+    def named(old: str, new: str) -> BuildTensor:
+        return lambda: with_name(checkpoint[old], new)
 
-    tensors = mapping([(new, None if new == old else named(old, new), old) for old, new in pairs.items()], checkpoint)
+    tensors = lazy_tensors(
+        [(new, None if new == old else named(old, new), old) for old, new in pairs.items()], checkpoint
+    )
     origins = {new: (old,) for old, new in pairs.items() if new != old}
-    return derived(
+    return derive_checkpoint(
         checkpoint,
         tensors,
         rename,
@@ -46,33 +48,33 @@ def rename(checkpoint: Checkpoint, names: Mapping[str, str]) -> Checkpoint:
 
 
 def select(checkpoint: Checkpoint, names: Iterable[str]) -> Checkpoint:
-    """Return the checkpoint with these tensors alone, in its own order. Raises ``UsageError`` ``tensor.unknown``."""
+    """Return the checkpoint with only these tensors, in its order. Raises ``UsageError`` ``tensor.unknown``."""
     return _select(checkpoint, set(names), checkpoint.omissions)
 
 
 def drop(checkpoint: Checkpoint, names: Iterable[str]) -> Checkpoint:
     """Return the checkpoint without these tensors. Raises ``UsageError`` ``tensor.unknown``."""
     unwanted = set(names)
-    require_known(checkpoint, unwanted)
+    require_names(checkpoint, unwanted)
     return select(checkpoint, [name for name in checkpoint if name not in unwanted])
 
 
 def omit(checkpoint: Checkpoint, omissions: Mapping[str, Omission]) -> Checkpoint:
-    """Return the checkpoint without these tensors, with the reasons for the account of a conversion.
+    """Return the checkpoint without these tensors, and with the reasons for the account of a conversion.
 
     Raises ``UsageError`` ``tensor.unknown``.
     """
     if not omissions:
         return checkpoint
-    require_known(checkpoint, omissions)
+    require_names(checkpoint, omissions)
     reasons = {origin: reason for name, reason in omissions.items() for origin in checkpoint.origins_of(name)}
     remaining = {name for name in checkpoint if name not in omissions}
     return _select(checkpoint, remaining, {**checkpoint.omissions, **reasons})
 
 
 def _select(checkpoint: Checkpoint, selected: set[str], omissions: Mapping[str, Omission]) -> Checkpoint:
-    require_known(checkpoint, selected)
-    tensors = Lazy(dict.fromkeys(name for name in checkpoint if name in selected), checkpoint.__getitem__)
+    require_names(checkpoint, selected)
+    tensors = LazyMap(dict.fromkeys(name for name in checkpoint if name in selected), checkpoint.__getitem__)
     importance = {name: weights for name, weights in checkpoint.importance.items() if name in selected}
     names = sorted(selected)
-    return derived(checkpoint, tensors, select, names, names, importance=importance, omissions=omissions)
+    return derive_checkpoint(checkpoint, tensors, select, names, names, importance=importance, omissions=omissions)

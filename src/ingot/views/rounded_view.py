@@ -1,4 +1,4 @@
-"""A view whose matrices are rounded by quantizers that know what they multiply; each when its bytes are asked for."""
+"""A view whose matrices are rounded by calibrated quantizers; each matrix is rounded when its bytes are first read."""
 
 from __future__ import annotations
 
@@ -18,195 +18,201 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import ZEROS
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.part import Part
-from ingot.model.reading.view import derived
+from ingot.model.reading.view import derive_checkpoint
 from ingot.model.tensor import Array, Tensor
 from ingot.quantization.choice import QuantizerSpec
 from ingot.quantization.rounding import multiply
 from ingot.quantization.tensor import Outcome, StatisticsSource, matrices, require_finite, round_tensor, rounding_memory
-from ingot.views.common import Make, mapping, require_known
+from ingot.views.common import BuildTensor, lazy_tensors, require_names
 
-Known = Callable[[], StatisticsSource]
+LoadStatistics = Callable[[], StatisticsSource]
 
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    """What is to be rounded, by which statistics, and what there is to tell once it was read.
+    """The matrices to round, their statistics, and results that are filled in while matrices are read.
 
     Parameters
     ----------
     choices : mapping of name to QuantizerSpec
-    known : callable
+    load_statistics : callable
         Returns the statistics; called when the first matrix is read.
-    said : str
-        What tells the statistics from others.
+    statistics_id : str
+        Identifies the statistics.
     close : callable, optional
-        Releases the statistics, with the view.
+        Releases the statistics; called when the view is closed.
     dtypes : mapping of name to str
-        The element type that a rounded matrix states, where that is not the one it has before.
-    more : callable, optional
-        Returns further lines on what was done to the matrices before.
+        The logical element type of a rounded matrix, if it differs from the stored one.
+    extra_notes : callable, optional
+        Returns notes on changes to the matrices before rounding.
     outcomes : dict
-        By matrix (experts of a stack as ``NAME:expert.N``), once it was rounded.
-    corrected : dict
-        By the name of a bias, once it was read: its largest change; None where no means of inputs are known.
-    at_hand : bool
-        The statistics are there, and may be asked before a matrix is read.
+        Result per matrix (experts of a stack as ``NAME:expert.N``), set when the matrix is rounded.
+    bias_changes : dict
+        Largest change per bias, set when the bias is read; None if the statistics lack means of inputs.
+    statistics_ready : bool
+        Whether the statistics already exist, so that memory estimates may read them.
     """
 
     choices: Mapping[str, QuantizerSpec]
-    known: Known
-    said: str
+    load_statistics: LoadStatistics
+    statistics_id: str
     close: Callable[[], None] | None = None
     dtypes: Mapping[str, str] = field(default_factory=dict)
-    more: Callable[[], Sequence[str]] | None = None
+    extra_notes: Callable[[], Sequence[str]] | None = None
     outcomes: dict[str, Outcome] = field(default_factory=dict)
-    corrected: dict[str, float | None] = field(default_factory=dict)
-    at_hand: bool = True
+    bias_changes: dict[str, float | None] = field(default_factory=dict)
+    statistics_ready: bool = True
 
 
 def round_to(checkpoint: Checkpoint, rounding: Rounding) -> Checkpoint:
-    """Return the checkpoint with some matrices rounded; such a view cannot be sent to another process."""
-    require_known(checkpoint, rounding.choices)
-    choices, held = rounding.choices, _Held(default_workers() + 2)
+    """Return the checkpoint with some matrices rounded; the view cannot be pickled."""
+    require_names(checkpoint, rounding.choices)
+    choices = rounding.choices
+    cache = _RoundedCache(default_workers() + 2)
+    biases = {bias: name for name, spec in choices.items() if (bias := _bias_of(checkpoint, name, spec))}
 
-    biases = {bias: name for name, asked in choices.items() if (bias := _bias_of(checkpoint, name, asked))}
+    def work(name: str) -> _RoundedTensor:
+        return _RoundedTensor(checkpoint[name], rounding, cache)
 
-    def work(name: str) -> _Work:
-        return _Work(checkpoint[name], rounding, held)
-
-    def made(name: str) -> Make | None:
+    def builder(name: str) -> BuildTensor | None:
         if name in biases:
-            return lambda: _corrected(checkpoint[name], work(biases[name]), rounding)
+            return lambda: _corrected_bias(checkpoint[name], work(biases[name]), rounding)
         return (lambda: _tensor(work(name))) if name in choices else None
 
-    entries = [(name, made(name), name) for name in checkpoint]
-    text = {name: repr(asked) for name, asked in choices.items()}
-    told = [rounding.said, text]
-    return derived(checkpoint, mapping(entries, checkpoint), round_to, rounding, told, also_close=rounding.close)
+    entries = [(name, builder(name), name) for name in checkpoint]
+    text = {name: repr(spec) for name, spec in choices.items()}
+    description = [rounding.statistics_id, text]
+    return derive_checkpoint(
+        checkpoint, lazy_tensors(entries, checkpoint), round_to, rounding, description, also_close=rounding.close
+    )
 
 
-class _Held:
-    """Rounded matrices, the last few that were asked for: whoever stores a part will want the others."""
+class _RoundedCache:
+    """The most recently read rounded matrices: a reader of one part usually reads the other parts next."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
         self._lock = threading.Lock()
-        self._entries: OrderedDict[str, _Once] = OrderedDict()
+        self._entries: OrderedDict[str, _CachedParts] = OrderedDict()
 
-    def entry(self, name: str) -> _Once:
+    def entry(self, name: str) -> _CachedParts:
         with self._lock:
-            found = self._entries.setdefault(name, _Once())
+            item = self._entries.setdefault(name, _CachedParts())
             self._entries.move_to_end(name)
-            while len(self._entries) > self.most:
+            while len(self._entries) > self.limit:
                 self._entries.popitem(last=False)
-            return found
+            return item
 
 
-class _Once:
+class _CachedParts:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.parts: Mapping[str, memoryview] | None = None
 
 
-class _Work:
-    """One tensor's rounding."""
+class _RoundedTensor:
+    """One tensor and its rounding."""
 
-    def __init__(self, tensor: Tensor, rounding: Rounding, held: _Held) -> None:
+    def __init__(self, tensor: Tensor, rounding: Rounding, cache: _RoundedCache) -> None:
         self.tensor = tensor
-        self._held = held
-        self.asked = rounding.choices[tensor.name]
-        self._known = rounding.known
+        self._cache = cache
+        self.spec = rounding.choices[tensor.name]
+        self._load_statistics = rounding.load_statistics
         self._outcomes = rounding.outcomes
-        self._at_hand = rounding.at_hand
-        self.layout = self.asked.layout(tensor.shape, rounding.dtypes.get(tensor.name, tensor.dtype))
+        self._statistics_ready = rounding.statistics_ready
+        self.layout = self.spec.layout(tensor.shape, rounding.dtypes.get(tensor.name, tensor.dtype))
 
     def part(self, role: str) -> memoryview:
-        once = self._held.entry(self.tensor.name)
-        with once.lock:
-            if once.parts is None:
-                once.parts = self._rounded()
-            return once.parts[role]
+        item = self._cache.entry(self.tensor.name)
+        with item.lock:
+            if item.parts is None:
+                item.parts = self._round()
+            return item.parts[role]
 
     @property
     def memory(self) -> int:
-        """Bytes that rounding takes, beside matrices that were rounded before it."""
+        """Bytes of memory that rounding needs, including matrices in the cache."""
         shape = self.tensor.shape
         first = next(name for name, _ in matrices(self.tensor.name, shape))
-        known = self._known().for_matrix(first) if self._at_hand else None
-        before = self._held.most * sum(int(spec.length or 0) for spec in self.layout.part_specs(shape))
-        return rounding_memory(self.asked, shape, known) + self.tensor.nbytes + before
+        statistics = self._load_statistics().for_matrix(first) if self._statistics_ready else None
+        cached = self._cache.limit * sum(int(spec.length or 0) for spec in self.layout.part_specs(shape))
+        return rounding_memory(self.spec, shape, statistics) + self.tensor.nbytes + cached
 
-    def _rounded(self) -> Mapping[str, memoryview]:
-        """Round the matrix, or those that lie stacked: each by its own statistics, all to the first one's table."""
-        parts, outcomes = round_tensor(self.asked, _matrices(self.tensor), self._known())
+    def _round(self) -> Mapping[str, memoryview]:
+        """Round the tensor's matrices, each by its statistics; the matrices of a stack share the first one's table."""
+        parts, outcomes = round_tensor(self.spec, _matrices(self.tensor), self._load_statistics())
         self._outcomes.update({outcome.matrix: outcome for outcome in outcomes})
         return {role: _bytes(array) for role, array in parts.items()}
 
 
 def _matrices(tensor: Tensor) -> Iterator[tuple[str, Array]]:
-    """Yield a tensor's matrices in f32 under the names of their statistics."""
-    for name, place in matrices(tensor.name, tensor.shape):
-        values = cast(tensor[place] if place else tensor.numpy(), "f32")
+    """Yield a tensor's matrices in f32 by the names of their statistics."""
+    for name, index in matrices(tensor.name, tensor.shape):
+        values = cast(tensor[index] if index else tensor.numpy(), "f32")
         require_finite(values, tensor.name)
         yield name, np.ascontiguousarray(values)
 
 
-def _bias_of(checkpoint: Checkpoint, name: str, asked: QuantizerSpec) -> str | None:
-    """Return the bias beside a matrix, where there is one and it is to be corrected."""
+def _bias_of(checkpoint: Checkpoint, name: str, spec: QuantizerSpec) -> str | None:
+    """Return the name of a matrix's bias, if the bias exists and should be corrected."""
     bias = f"{name.removesuffix('weight')}bias"
-    if not asked.correct_bias or not name.endswith(".weight") or bias not in checkpoint:
+    if not spec.correct_bias or not name.endswith(".weight") or bias not in checkpoint:
         return None
     tensor = checkpoint[bias]
-    plain = tensor.codec == DenseLayout.codec and tensor.dtype in FLOATS
-    return bias if plain and tensor.shape == checkpoint[name].shape[:1] else None
+    is_float = tensor.codec == DenseLayout.codec and tensor.dtype in FLOATS
+    return bias if is_float and tensor.shape == checkpoint[name].shape[:1] else None
 
 
-def _corrected(tensor: Tensor, work: _Work, rounding: Rounding) -> Tensor:
-    """Return a bias plus what rounding took from the mean output: ``b + (W - Q) m``, m the means of the inputs."""
+def _corrected_bias(tensor: Tensor, work: _RoundedTensor, rounding: Rounding) -> Tensor:
+    """Return a bias plus the mean error of rounding: ``b + (W - Q) m``, where m are the means of the inputs."""
     part = Part(
-        tensor.dtype, tensor.nbytes, _Bytes(_Bias(tensor, work, rounding), "data", tensor.nbytes), where=tensor.name
+        tensor.dtype,
+        tensor.nbytes,
+        _PartSource(_CorrectedBias(tensor, work, rounding), "data", tensor.nbytes),
+        where=tensor.name,
     )
     return replace(tensor, parts={"data": part}, source_bits=tensor.stored_bits)
 
 
-class _Bias:
-    """A corrected bias, made when its bytes are asked for."""
+class _CorrectedBias:
+    """A corrected bias, computed when its bytes are read."""
 
-    def __init__(self, tensor: Tensor, work: _Work, rounding: Rounding) -> None:
+    def __init__(self, tensor: Tensor, work: _RoundedTensor, rounding: Rounding) -> None:
         self.tensor = tensor
         self._work = work
         self._rounding = rounding
 
     @property
     def memory(self) -> int:
-        """Bytes that the rounding of the matrix takes, and the difference to what it was."""
+        """Bytes of memory that the rounding of the matrix and the difference need."""
         return self._work.memory + 8 * self._work.tensor.size
 
     def part(self, role: str) -> memoryview:
         matrix = self._work.tensor
         values = cast(self.tensor.numpy(), "f32")
-        known = self._rounding.known().for_matrix(matrix.name)
-        means = None if known is None else known.means
+        statistics = self._rounding.load_statistics().for_matrix(matrix.name)
+        means = None if statistics is None else statistics.means
         if means is None:
-            self._rounding.corrected[self.tensor.name] = None
+            self._rounding.bias_changes[self.tensor.name] = None
             return _bytes(self.tensor.numpy())
-        lost = cast(matrix.numpy(), "f32") - _tensor(self._work).numpy("f32")
-        more = multiply(lost, means[:, None])[:, 0]
-        self._rounding.corrected[self.tensor.name] = float(np.abs(more).max(initial=0))
-        return _bytes(cast(values + more, self.tensor.dtype))
+        error = cast(matrix.numpy(), "f32") - _tensor(self._work).numpy("f32")
+        correction = multiply(error, means[:, None])[:, 0]
+        self._rounding.bias_changes[self.tensor.name] = float(np.abs(correction).max(initial=0))
+        return _bytes(cast(values + correction, self.tensor.dtype))
 
 
 def _bytes(array: Array) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-def _tensor(work: _Work) -> Tensor:
-    tensor, layout = work.tensor, work.layout
+def _tensor(work: _RoundedTensor) -> Tensor:
+    tensor = work.tensor
+    layout = work.layout
     parts = {
         spec.role: Part(
             spec.dtype,
             int(spec.length or 0),
-            _Bytes(work, spec.role, int(spec.length or 0), work.asked.points if spec.role == ZEROS else None),
+            _PartSource(work, spec.role, int(spec.length or 0), work.spec.points if spec.role == ZEROS else None),
             type=spec.type,
             where=f"{tensor.name}: {spec.role}",
         )
@@ -225,12 +231,14 @@ def _tensor(work: _Work) -> Tensor:
     )
 
 
-class _Bytes(DerivedSource):
-    """One part of a rounded tensor as a ``ByteSource``."""
+class _PartSource(DerivedSource):
+    """A ``ByteSource`` for one part of a rounded tensor, or for a corrected bias."""
 
     mapped = False
 
-    def __init__(self, work: _Work | _Bias, role: str, size: int, integers: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self, work: _RoundedTensor | _CorrectedBias, role: str, size: int, integers: tuple[int, int] | None = None
+    ) -> None:
         self._work = work
         self._role = role
         self.size = size
@@ -244,17 +252,17 @@ class _Bytes(DerivedSource):
         out.cast("B")[:] = self._work.part(self._role)[offset : offset + out.nbytes]
 
     def computing_bytes(self) -> int:
-        """Return the memory that rounding takes."""
+        """Return the bytes of memory that rounding needs."""
         return self._work.memory
 
     def memory_hint(self) -> str:
-        return "calibrate with --largest, by which the largest second moments are left out"
+        return "calibrate with --largest, which leaves out the largest second moments"
 
     def changed(self) -> bool:
         return any(part.source.changed() for part in self._work.tensor.parts.values())
 
     def close(self) -> None:
-        """Nothing to do: what is read belongs to the checkpoint."""
+        """Do nothing: the sources belong to the checkpoint."""
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("rounded matrices are made where they are read")
+        raise TypeError("a rounded view cannot be pickled: its matrices are computed in this process")

@@ -1,4 +1,4 @@
-"""Views of rows: taken, permuted, joined, split."""
+"""Views that select, reorder, join and split rows (the first dimension) of tensors."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from ingot.core.bytes import checksums
 from ingot.errors import UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.dense import DenseLayout
-from ingot.model.reading.view import Rows, Verb, assemble
+from ingot.model.reading.view import ElementRuns, Verb, assemble
 from ingot.model.tensor import Array, Tensor
-from ingot.views.common import Make, require_known, require_once, view_of
+from ingot.views.common import BuildTensor, require_names, require_once, view_of
 
 Index = slice | Sequence[int] | Array
 
 
 def take(checkpoint: Checkpoint, rows: Mapping[str, Index]) -> Checkpoint:
-    """Return the checkpoint with only some rows of some tensors: ``tensor[index]`` along the first dimension.
+    """Return the checkpoint with selected rows of some tensors: ``tensor[index]`` along the first dimension.
 
     Parameters
     ----------
     checkpoint : Checkpoint
     rows : mapping of name to index
-        A slice, or integers in any order and number; negative ones count from the end. As NumPy's ``take``.
+        A slice, or integers in any order, also repeated; negative integers count from the end, as in NumPy's ``take``.
 
     Raises
     ------
@@ -36,33 +36,33 @@ def take(checkpoint: Checkpoint, rows: Mapping[str, Index]) -> Checkpoint:
         ``tensor.unknown``; ``view.rows``: an index out of range, or rows of a tensor without dimensions;
         ``view.delta``.
     """
-    require_known(checkpoint, rows)
+    require_names(checkpoint, rows)
     indices = {name: _indices(checkpoint[name], index) for name, index in rows.items()}
 
-    def taken(name: str) -> Make:
+    def builder(name: str) -> BuildTensor:
         def make() -> Tensor:
             tensor = checkpoint[name]
             shape = (len(indices[name]), *tensor.shape[1:])
-            return assemble(name, shape, Rows.taken(tensor, indices[name]), CODECS[DenseLayout.codec])
+            return assemble(name, shape, ElementRuns.from_indices(tensor, indices[name]), CODECS[DenseLayout.codec])
 
         return make
 
-    entries = [(name, taken(name) if name in indices else None, name) for name in checkpoint]
-    said = {
+    entries = [(name, builder(name) if name in indices else None, name) for name in checkpoint]
+    description = {
         name: [len(index), checksums.digest("sha256", index.view(np.uint8).data)] for name, index in indices.items()
     }
-    return view_of(checkpoint, entries, take, dict(rows), said)
+    return view_of(checkpoint, entries, take, dict(rows), description)
 
 
 def permute(checkpoint: Checkpoint, order: Mapping[str, Sequence[int] | Array]) -> Checkpoint:
-    """Return the checkpoint with the rows of some tensors in another order: row ``i`` is row ``order[i]`` of before.
+    """Return the checkpoint with reordered rows of some tensors: new row ``i`` is old row ``order[i]``.
 
     Raises
     ------
     UsageError
-        As ``take``; ``view.rows``: not every row once.
+        As ``take``; ``view.rows``: an order that does not contain each row once.
     """
-    require_known(checkpoint, order)
+    require_names(checkpoint, order)
     for name, index in order.items():
         sorted_index = np.sort(_indices(checkpoint[name], index))
         if not np.array_equal(sorted_index, np.arange(checkpoint[name].shape[0])):
@@ -81,22 +81,22 @@ def concatenate(checkpoint: Checkpoint, names: Mapping[str, Sequence[str]]) -> C
     ----------
     checkpoint : Checkpoint
     names : mapping of new name to names
-        Each new tensor stands where the first of its tensors stood; the others are gone.
+        The new tensor takes the position of the first joined tensor; the joined tensors are removed.
 
     Raises
     ------
     UsageError
-        ``tensor.unknown``, ``view.name``; ``view.shape``: shapes or element types that do not fit; ``view.delta``.
+        ``tensor.unknown``, ``view.name``; ``view.shape``: incompatible shapes or element types; ``view.delta``.
     """
-    return _joined(checkpoint, names, concatenate, _concatenated_shape)
+    return _join_view(checkpoint, names, concatenate, _concatenated_shape)
 
 
 def stack(checkpoint: Checkpoint, names: Mapping[str, Sequence[str]]) -> Checkpoint:
     """Return the checkpoint with tensors of one shape stacked along a new first dimension, as ``numpy.stack``.
 
-    Parameters and errors as ``concatenate``.
+    Parameters and errors are those of ``concatenate``.
     """
-    return _joined(checkpoint, names, stack, _stacked_shape)
+    return _join_view(checkpoint, names, stack, _stacked_shape)
 
 
 def split(checkpoint: Checkpoint, names: Mapping[str, Mapping[str, int]]) -> Checkpoint:
@@ -106,14 +106,14 @@ def split(checkpoint: Checkpoint, names: Mapping[str, Mapping[str, int]]) -> Che
     ----------
     checkpoint : Checkpoint
     names : mapping of name to mapping of new name to rows
-        What each tensor is split into, in order; together all of its rows.
+        The new tensors in order; their rows must add up to all rows of the tensor.
 
     Raises
     ------
     UsageError
-        ``tensor.unknown``, ``view.name``; ``view.rows``: not as many rows as there are; ``view.delta``.
+        ``tensor.unknown``, ``view.name``; ``view.rows``: rows that do not add up; ``view.delta``.
     """
-    require_known(checkpoint, names)
+    require_names(checkpoint, names)
     for name, parts in names.items():
         shape = checkpoint[name].shape
         if not shape or sum(parts.values()) != shape[0] or any(count < 0 for count in parts.values()):
@@ -122,31 +122,31 @@ def split(checkpoint: Checkpoint, names: Mapping[str, Mapping[str, int]]) -> Che
                 rule="view.rows",
                 where=name,
             )
-    pieces = {
+    slices = {
         name: [
             (new, (count, *checkpoint[name].shape[1:]), end - count)
             for (new, count), end in zip(parts.items(), accumulate(parts.values()), strict=True)
         ]
         for name, parts in names.items()
     }
-    return _cut(checkpoint, pieces, split, {name: dict(parts) for name, parts in names.items()})
+    return _split_view(checkpoint, slices, split, {name: dict(parts) for name, parts in names.items()})
 
 
 def unstack(checkpoint: Checkpoint, names: Mapping[str, Sequence[str]]) -> Checkpoint:
-    """Return the checkpoint with tensors taken apart along the first dimension, which is gone; undoes ``stack``.
+    """Return the checkpoint with tensors split along the first dimension, which is removed; undoes ``stack``.
 
     Parameters
     ----------
     checkpoint : Checkpoint
     names : mapping of name to names
-        One for each index of the first dimension.
+        A new name for each index of the first dimension.
 
     Raises
     ------
     UsageError
         As ``split``.
     """
-    require_known(checkpoint, names)
+    require_names(checkpoint, names)
     for name, parts in names.items():
         shape = checkpoint[name].shape
         if not shape or len(parts) != shape[0]:
@@ -155,10 +155,10 @@ def unstack(checkpoint: Checkpoint, names: Mapping[str, Sequence[str]]) -> Check
                 rule="view.rows",
                 where=name,
             )
-    pieces = {
+    slices = {
         name: [(new, checkpoint[name].shape[1:], row) for row, new in enumerate(parts)] for name, parts in names.items()
     }
-    return _cut(checkpoint, pieces, unstack, {name: list(parts) for name, parts in names.items()})
+    return _split_view(checkpoint, slices, unstack, {name: list(parts) for name, parts in names.items()})
 
 
 def _concatenated_shape(tensors: Sequence[Tensor]) -> tuple[int, ...] | None:
@@ -173,89 +173,92 @@ def _stacked_shape(tensors: Sequence[Tensor]) -> tuple[int, ...] | None:
     return None if any(tensor.shape != first for tensor in tensors) else (len(tensors), *first)
 
 
-def _joined(
+def _join_view(
     checkpoint: Checkpoint,
     names: Mapping[str, Sequence[str]],
     verb: Verb,
     shape_of: Callable[[Sequence[Tensor]], tuple[int, ...] | None],
 ) -> Checkpoint:
     used = [name for members in names.values() for name in members]
-    require_known(checkpoint, used)
+    require_names(checkpoint, used)
     require_once(used)
     shapes = {}
     for new, members in names.items():
         tensors = [checkpoint[name] for name in members]
         shape = shape_of(tensors) if tensors else None
         if shape is None or len({tensor.dtype for tensor in tensors}) > 1:
-            told = ", ".join(f"{tensor.dtype} {list(tensor.shape)}" for tensor in tensors[:6])
+            shapes_found = ", ".join(f"{tensor.dtype} {list(tensor.shape)}" for tensor in tensors[:6])
             raise UsageError(
-                f"expected tensors of one element type and of shapes that fit, found {told or 'none'}",
+                f"expected tensors of one element type and of compatible shapes, found {shapes_found or 'none'}",
                 rule="view.shape",
                 where=new,
             )
         shapes[new] = shape
     first = {members[0]: new for new, members in names.items()}
-    gone = set(used) - set(first)
+    removed = set(used) - set(first)
 
-    def joined(new: str) -> Make:
+    def builder(new: str) -> BuildTensor:
         def make() -> Tensor:
             return assemble(
-                new, shapes[new], Rows.whole([checkpoint[name] for name in names[new]]), CODECS[DenseLayout.codec]
+                new,
+                shapes[new],
+                ElementRuns.from_tensors([checkpoint[name] for name in names[new]]),
+                CODECS[DenseLayout.codec],
             )
 
         return make
 
     entries = [
-        (first.get(name, name), joined(first[name]) if name in first else None, name)
+        (first.get(name, name), builder(first[name]) if name in first else None, name)
         for name in checkpoint
-        if name not in gone
+        if name not in removed
     ]
     joined_names = {new: list(members) for new, members in names.items()}
     importance = {}
     for new, members in names.items():
-        first_weights, *others = [checkpoint.importance.get(name) for name in members]
+        first_weights, *other_weights = [checkpoint.importance.get(name) for name in members]
         if first_weights is not None and all(
-            other is not None and np.array_equal(first_weights, other) for other in others
+            weights is not None and np.array_equal(first_weights, weights) for weights in other_weights
         ):
             importance[new] = first_weights
     return view_of(checkpoint, entries, verb, joined_names, origins=joined_names, importance=importance)
 
 
-def _cut(
+def _split_view(
     checkpoint: Checkpoint,
-    pieces: Mapping[str, Sequence[tuple[str, tuple[int, ...], int]]],
+    slices: Mapping[str, Sequence[tuple[str, tuple[int, ...], int]]],
     verb: Verb,
     argument: Any,
 ) -> Checkpoint:
-    """Return the view in which tensors are replaced by pieces: new name, shape, first row."""
+    """Return the view with tensors replaced by slices of rows, each with a new name, shape and first row."""
 
-    def piece(name: str, new: str, shape: tuple[int, ...], row: int) -> Make:
+    def builder(name: str, new: str, shape: tuple[int, ...], row: int) -> BuildTensor:
         def make() -> Tensor:
             tensor = checkpoint[name]
             run = np.array([[0], [row * prod(tensor.shape[1:])], [prod(shape)]], np.int64)
-            return assemble(new, shape, Rows([tensor], run), CODECS[DenseLayout.codec])
+            return assemble(new, shape, ElementRuns([tensor], run), CODECS[DenseLayout.codec])
 
         return make
 
-    entries: list[tuple[str, Make | None, str]] = []
+    entries: list[tuple[str, BuildTensor | None, str]] = []
     for name in checkpoint:
-        cut = pieces.get(name)
+        parts = slices.get(name)
         entries += (
             [(name, None, name)]
-            if cut is None
-            else [(new, piece(name, new, shape, row), name) for new, shape, row in cut]
+            if parts is None
+            else [(new, builder(name, new, shape, row), name) for new, shape, row in parts]
         )
     columns = {
         new: weights
         for name, weights in checkpoint.importance.items()
-        for new, shape, _ in pieces.get(name, ())
+        for new, shape, _ in slices.get(name, ())
         if shape and len(weights) == shape[-1]
     }
     return view_of(checkpoint, entries, verb, argument, importance=columns)
 
 
 def _indices(tensor: Tensor, index: Index) -> Array:
-    """Return the rows that an index names, from 0 on."""
+    """Return the indices of rows as i64, negative ones resolved; raises ``UsageError`` ``view.rows``."""
     count = tensor.shape[0] if tensor.shape else None
     if count is None:
         raise UsageError(

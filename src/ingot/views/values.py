@@ -1,4 +1,4 @@
-"""Views that leave out blocks of channels, or say what errors weigh."""
+"""Views that drop blocks of channels, or set the importance of columns."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from ingot.core.numeric.blocks import Blocks
 from ingot.errors import UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.dense import DenseLayout
-from ingot.model.reading.lazy import Lazy
-from ingot.model.reading.view import Rows, assemble, decoded, derived
+from ingot.model.reading.lazy import LazyMap
+from ingot.model.reading.view import ElementRuns, assemble, decode_runs, derive_checkpoint
 from ingot.model.tensor import Array, Tensor
-from ingot.views.common import Make, require_known, view_of
+from ingot.views.common import BuildTensor, require_names, view_of
 
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
-    """Blocks of channels along ``axis`` (0 for rows, 1 for columns) that a matrix keeps or loses."""
+    """The blocks of channels that remain in a matrix, along ``axis`` (0 for rows, 1 for columns)."""
 
     axis: int
     blocks: Blocks
 
 
 def prune(checkpoint: Checkpoint, prunings: Mapping[str, Pruning]) -> Checkpoint:
-    """Return the checkpoint without some blocks of rows or columns of some matrices: they read as zeros.
+    """Return the checkpoint without some blocks of rows or columns of some matrices; dropped weights read as zeros.
 
-    Stored anywhere, a pruned matrix takes the bytes of what is left (codec ``sparse_blocks``). ``origin`` of its tensor
-    is the matrix as it was.
+    A writer stores only the remaining weights of a pruned matrix (codec ``sparse_blocks``). The ``origin`` of its
+    tensor is the full matrix.
 
     Parameters
     ----------
@@ -43,14 +43,14 @@ def prune(checkpoint: Checkpoint, prunings: Mapping[str, Pruning]) -> Checkpoint
     Raises
     ------
     UsageError
-        ``tensor.unknown``; ``view.blocks``: not a matrix, or a mask for another number of channels; ``view.delta``.
+        ``tensor.unknown``; ``view.blocks``: no matrix, or a mask for another number of channels; ``view.delta``.
     """
-    require_known(checkpoint, prunings)
+    require_names(checkpoint, prunings)
     for name, pruning in prunings.items():
         shape = checkpoint[name].shape
         axis = pruning.axis
         channels = pruning.blocks.channels
-        if len(shape) != 2 or axis not in (0, 1) or shape[axis] != channels or pruning.blocks.spare:
+        if len(shape) != 2 or axis not in (0, 1) or shape[axis] != channels or pruning.blocks.has_spare_bits:
             raise UsageError(
                 f"expected a matrix and blocks of all its channels along axis 0 or 1, found shape {list(shape)}, axis "
                 f"{axis} and {channels} channels",
@@ -58,43 +58,43 @@ def prune(checkpoint: Checkpoint, prunings: Mapping[str, Pruning]) -> Checkpoint
                 where=name,
             )
 
-    def pruned(name: str) -> Make:
+    def builder(name: str) -> BuildTensor:
         return lambda: _pruned(checkpoint[name], prunings[name])
 
-    entries = [(name, pruned(name) if name in prunings else None, name) for name in checkpoint]
-    said = {name: [item.axis, item.blocks.block, item.blocks.mask.hex()] for name, item in prunings.items()}
-    return view_of(checkpoint, entries, prune, dict(prunings), said)
+    entries = [(name, builder(name) if name in prunings else None, name) for name in checkpoint]
+    description = {name: [item.axis, item.blocks.block, item.blocks.mask.hex()] for name, item in prunings.items()}
+    return view_of(checkpoint, entries, prune, dict(prunings), description)
 
 
 def weigh(checkpoint: Checkpoint, importance: Mapping[str, Array]) -> Checkpoint:
-    """Return the checkpoint with what errors of matrices' columns weigh, for palettes that are chosen for them.
+    """Return the checkpoint with weights for the errors of matrices' columns, which the palette codec uses.
 
     Parameters
     ----------
     checkpoint : Checkpoint
     importance : mapping of name to array
-        One weight per column: the mean square of what the column is multiplied with, up to a factor.
+        One weight per column: the mean square of the column's inputs, up to a constant factor.
 
     Raises
     ------
     UsageError
-        ``tensor.unknown``; ``convert.importance``: not one finite weight from 0 on per column, or all 0.
+        ``tensor.unknown``; ``convert.importance``: not one weight per column, or weights negative, not finite or all 0.
     """
-    require_known(checkpoint, importance)
+    require_names(checkpoint, importance)
     weights = {name: np.ascontiguousarray(values, np.float64) for name, values in importance.items()}
     for name, values in weights.items():
         cols = checkpoint[name].matrix_shape[1]
         if values.shape != (cols,) or not (np.isfinite(values) & (values >= 0)).all() or not values.any():
             raise UsageError(
                 f"expected {cols} finite weights, not negative and not all 0, found an array of shape "
-                f"{list(values.shape)} that is not so",
+                f"{list(values.shape)} with other values",
                 rule="convert.importance",
                 where=name,
             )
-    said = {name: checksums.digest("crc32c", values.view(np.uint8).data) for name, values in weights.items()}
+    description = {name: checksums.digest("crc32c", values.view(np.uint8).data) for name, values in weights.items()}
     importance = {**checkpoint.importance, **weights}
-    tensors = Lazy(checkpoint, checkpoint.__getitem__)
-    return derived(checkpoint, tensors, weigh, weights, said, importance=importance)
+    tensors = LazyMap(checkpoint, checkpoint.__getitem__)
+    return derive_checkpoint(checkpoint, tensors, weigh, weights, description, importance=importance)
 
 
 def _pruned(tensor: Tensor, pruning: Pruning) -> Tensor:
@@ -102,12 +102,17 @@ def _pruned(tensor: Tensor, pruning: Pruning) -> Tensor:
     rows, cols = tensor.shape
     if pruning.axis == 0:
         counts = (spans[:, 1] - spans[:, 0]) * cols
-        kept = Rows([tensor], np.stack([np.zeros_like(counts), spans[:, 0] * cols, counts]))
-        inner = assemble(tensor.name, (pruning.blocks.kept, cols), kept, CODECS[DenseLayout.codec])
+        remaining_rows = ElementRuns([tensor], np.stack([np.zeros_like(counts), spans[:, 0] * cols, counts]))
+        inner = assemble(tensor.name, (pruning.blocks.kept_channels, cols), remaining_rows, CODECS[DenseLayout.codec])
     else:
-        left = (rows, pruning.blocks.kept)
+        remaining_shape = (rows, pruning.blocks.kept_channels)
         columns = [(int(start), int(stop)) for start, stop in spans]
-        inner = decoded(
-            tensor.name, left, [tensor], np.array([[0], [0], [prod(left)]]), CODECS[DenseLayout.codec], columns
+        inner = decode_runs(
+            tensor.name,
+            remaining_shape,
+            [tensor],
+            np.array([[0], [0], [prod(remaining_shape)]]),
+            CODECS[DenseLayout.codec],
+            columns,
         )
     return replace(with_blocks_dropped(tensor, inner, pruning.axis, pruning.blocks), origin=tensor)

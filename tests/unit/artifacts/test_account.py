@@ -68,7 +68,7 @@ def test_dry_runs_and_the_matrix_say_the_same(unread: Path, tmp_path: Path) -> N
     from ingot.conversion.run import prepare
 
     assert refusal(lambda: prepare(unread, tmp_path / "b.zt")) == "account.lost"
-    refused = [way for way in matrix(unread, to=["zt"]).ways if way.action == "refused"]
+    refused = [way for way in matrix(unread, to=["zt"]).tensors if way.action == "refused"]
     assert [(way.name, way.why) for way in refused] == [*UNREAD.items()]
 
 
@@ -128,7 +128,7 @@ def test_views_know_what_each_tensor_is_made_of(checkpoint: Path) -> None:
         assert view.origins_of("single") == (names[2],)
         target = SafetensorsFormat()
         assert account_of_conversion(source, view, view, target, ()) == Account()
-        assert set(account_of_conversion(source, view, ["one"], target, ()).lost) == {names[2]}
+        assert set(account_of_conversion(source, view, ["one"], target, ()).missing) == {names[2]}
         fewer = omit(view, {"single": Omission("the program computes it", superseded=True)})
         account = account_of_conversion(source, fewer, fewer, target, ())
         assert account.superseded == {names[2]: "the program computes it"}
@@ -136,7 +136,7 @@ def test_views_know_what_each_tensor_is_made_of(checkpoint: Path) -> None:
 
 
 def test_a_long_list_is_cut_after_ten_names() -> None:
-    account = Account(lost={f"t{index}": "no place" for index in range(25)})
+    account = Account(missing={f"t{index}": "no place" for index in range(25)})
     with pytest.raises(UnsupportedError, match=r"25 tensors.*t9 and 15 more \(no place\)"):
         account.require_complete("x")
     assert list_by_reason({"a": "x", "b": "y", "c": "x"}) == "a, c (x); b (y)"

@@ -116,7 +116,7 @@ def test_attachments_travel_along_or_have_to_be_dropped(tmp_path: Path, full: Pa
     report = convert(full, tmp_path / "again.squizd")
     assert not report.notes
     with ingot.open(full) as one, ingot.open(tmp_path / "again.squizd") as two:
-        assert set(two.attachments.kinds()) == {"draft", "coreml"}
+        assert set(two.attachments.names()) == {"draft", "coreml"}
         assert one.attachments.coreml is not None
         assert two.attachments.coreml is not None
         assert bytes(one.attachments.coreml.view()) == bytes(two.attachments.coreml.view())

@@ -59,7 +59,7 @@ def test_weights_of_any_container_stay_behind(model: Path, tmp_path: Path) -> No
     (model / "plain" / "vocab.txt").write_text("a")
     found = find_companions(LocalStore(model), {"model.safetensors"})
     assert set(found.files) == {"config.json", "tokenizer.json", "plain/vocab.txt"}
-    left = {name for names in found.left.values() for name in names}
+    left = {name for names in found.skipped.values() for name in names}
     expected = {"draft.squizd", "x.wdelta", "pytorch_model.bin", "pytorch_model.bin.index.json", "half.part"}
     assert left == expected | {"X.mlpackage/", "other/", "sub/deep/", "plain/deep/"}
     for name in ("draft.squizd", "x.wdelta"):  # two checkpoints in a folder are an error

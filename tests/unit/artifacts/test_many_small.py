@@ -17,7 +17,7 @@ import ingot.numpy
 from ingot.artifacts.open import open_source
 from ingot.errors import IngotError
 from ingot.inspect.verify import examine
-from ingot.model.reading.late_parts import LateParts
+from ingot.model.reading.lazy_parts import LazyParts
 from ingot.stores.location import Location
 
 RNG = np.random.default_rng(5)
@@ -167,14 +167,14 @@ def test_progress_counts_every_tensor(file: Path) -> None:
 def test_names_are_found_by_a_test_of_the_tensors(file: Path) -> None:
     with ingot.open(file) as checkpoint:
         for test in (lambda tensor: tensor.size == 15, lambda tensor: tensor.dtype == "bool", lambda tensor: False):
-            assert checkpoint.many.where(test) == [name for name in checkpoint if test(checkpoint[name])]
+            assert checkpoint.tensor_map.names_where(test) == [name for name in checkpoint if test(checkpoint[name])]
 
 
 def test_parts_are_made_when_they_are_asked_for(file: Path) -> None:
     with ingot.open(file) as checkpoint:
-        late = [tensor.parts for tensor in checkpoint.values() if isinstance(tensor.parts, LateParts)]
+        late = [tensor.parts for tensor in checkpoint.values() if isinstance(tensor.parts, LazyParts)]
         assert late or file.suffix in (".safetensors", ".wdelta")
-        assert all(parts._made is None for parts in late)
+        assert all(parts._parts is None for parts in late)
         for parts in late:
             role = next(iter(parts))
             assert len(parts) == len(list(parts)) == len(parts.items())
@@ -192,9 +192,9 @@ def test_parts_are_made_when_they_are_asked_for(file: Path) -> None:
 
 def test_who_passes_keeps_nothing(file: Path) -> None:
     with ingot.open(file) as checkpoint:
-        many = checkpoint.many
+        many = checkpoint.tensor_map
         for name in checkpoint:
-            one, other = many.passing(name), many.passing(name)
+            one, other = many.get_uncached(name), many.get_uncached(name)
             assert one is not other
             assert one.parts.keys() == other.parts.keys() == checkpoint[name].parts.keys()
             assert one.spec() == checkpoint[name].spec()

@@ -133,7 +133,7 @@ def test_kernel_and_inspect(model: str, tmp_path: Path, capsys: pytest.CaptureFi
     assert run(["kernel", model, name, str(out), "--overwrite", *table]) == 0
     lut = load_kernel(out).weight.lut
     assert lut is not None
-    assert (lut.places[0], lut.outside) == (pytest.approx(-3, abs=0.01), "line")
+    assert (lut.knot_inputs[0], lut.outside) == (pytest.approx(-3, abs=0.01), "line")
     assert run(["kernel", model, name, str(out), "--overwrite", "--domain=-3,3"]) == 2
     damaged = tmp_path / "bad.anek"
     damaged.write_bytes(out.read_bytes()[:-1] + b"\x7f")

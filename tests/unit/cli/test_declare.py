@@ -32,7 +32,7 @@ class Toy:
     src: str = field(metadata=about("What.", argument=True))
     _: KW_ONLY
     out: str = field(default="-", metadata=about("Where to.", "--out", "-o"))
-    depth: int | None = field(default=None, metadata=about("How deep.", metavar="N", least=1))
+    depth: int | None = field(default=None, metadata=about("How deep.", metavar="N", minimum=1))
     rate: float = field(default=0.5, metadata=about("How fast.", panel="More"))
     force: bool = field(default=False, metadata=about("Do it."))
     check: bool = field(default=True, metadata=about("Look first."))

@@ -96,7 +96,7 @@ def test_a_figure_is_shown_in_the_unit_of_its_annotation(name: str, text: str, c
 def test_programs_get_values_and_people_lines(capsys) -> None:
     figures = [*figures_of(DONE, "double"), Figure("told", ["one {x}", "two"], "texts", data=False)]
     rows = table_of("rows", ROWS, Row, {"name": "tensor", "nbytes": "stored"})
-    report = Report(figures, [Line("{size}", "size"), Line("note: {item}", each="told")], [rows], [Line("end")])
+    report = Report(figures, [Line("{size}", "size"), Line("note: {item}", items="told")], [rows], [Line("end")])
     assert data_of(report) == {
         "path": "a\nb",
         "size": 3 << 20,

@@ -30,7 +30,7 @@ def printed(capsys: pytest.CaptureFixture[str]) -> list[str]:
 @pytest.mark.usefixtures("narrow")
 def test_names_are_shortened_and_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [(name, "x" * 20, "y" * 14, "123") for name in NAMES]
-    table(("tensor", "what", "more", "bytes"), rows, left=3)
+    table(("tensor", "what", "more", "bytes"), rows, text_columns=3)
     lines = printed(capsys)
     assert len(lines) == 2 + len(NAMES)
     assert max(map(len, lines)) == 80
@@ -49,13 +49,15 @@ def test_nothing_is_cut_where_a_program_reads(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
-    table(("tensor", "what"), [(NAMES[0] * 9, "some words " * 50)], left=2)
+    table(("tensor", "what"), [(NAMES[0] * 9, "some words " * 50)], text_columns=2)
     assert NAMES[0] * 9 in printed(capsys)[2]
 
 
 @pytest.mark.usefixtures("narrow")
 def test_optional_columns_go_first_and_it_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    table(("tensor", "role", "dtype", "bytes"), [(NAMES[0], "r" * 24, "d" * 24, "1")], left=3, optional=("role",))
+    table(
+        ("tensor", "role", "dtype", "bytes"), [(NAMES[0], "r" * 24, "d" * 24, "1")], text_columns=3, optional=("role",)
+    )
     lines = printed(capsys)
     assert lines[0].split() == ["tensor", "dtype", "bytes"]
     assert "role" in lines[-1]
@@ -64,7 +66,7 @@ def test_optional_columns_go_first_and_it_is_said(capsys: pytest.CaptureFixture[
 @pytest.mark.usefixtures("narrow")
 def test_text_is_wrapped_between_words(capsys: pytest.CaptureFixture[str]) -> None:
     text = "one codec of several words " * 8
-    table(("name", "what"), [("codec", text)], left=2)
+    table(("name", "what"), [("codec", text)], text_columns=2)
     line(f"  note     {text}")
     lines = printed(capsys)
     assert max(map(len, lines)) <= 80
@@ -79,7 +81,7 @@ def test_a_shortened_name_keeps_its_end(width: int) -> None:
 
 
 def test_columns_without_content_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
-    table(("tensor", "detail", "n"), [("a", "", "1"), ("b", "", "")], left=2)
+    table(("tensor", "detail", "n"), [("a", "", "1"), ("b", "", "")], text_columns=2)
     assert printed(capsys)[0].split() == ["tensor", "n"]
 
 

@@ -27,7 +27,7 @@ quantizer = "gptq"
 
 
 def recipe(codec: str = "affine", options: str = "{ bits = 2, group = 32, correct_bias = true }") -> Recipe:
-    return parse_recipe(RULE.format(codec=codec, options=options), where="test")
+    return parse_recipe(RULE.format(codec=codec, options=options), location="test")
 
 
 def inputs(seed: int) -> np.ndarray:
@@ -93,7 +93,7 @@ def test_a_bias_by_hand(tmp_path: Path) -> None:
     rules = parse_recipe(
         '[[rules]]\nmatch = "w.weight"\ncodec = "affine"\nquantizer = "importance"\n'
         "options = { bits = 1, group = 2, correct_bias = true }\n",
-        where="test",
+        location="test",
     )
     found = _converted(tmp_path, arrays, rules, statistics)
     lost = weights - found["w.weight"]

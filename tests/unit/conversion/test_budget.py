@@ -20,7 +20,7 @@ from ingot.errors import IngotError, UsageError
 from ingot.model.statistics import Statistics
 from ingot.recipes.choice import Choice
 from ingot.recipes.load import load_recipe
-from ingot.recipes.types import NAMES, type_named
+from ingot.recipes.types import NAMES, recipes_of_type
 
 LAYER = "model.layers.{}."
 SHAPES = {
@@ -269,8 +269,8 @@ def test_the_estimate_is_the_divergence_to_second_order(tmp_path: Path) -> None:
     ingot.save(tmp_path / "m.safetensors", {name: matrix})
     with ingot.open(tmp_path / "m.safetensors") as checkpoint:
         tensor = checkpoint[name]
-        (found,) = losses([tensor], matrix.size, Statistics.in_memory(arrays), [choice]).ways
-        (plain,) = losses([tensor], matrix.size, None, [choice]).ways
+        (found,) = losses([tensor], matrix.size, Statistics.in_memory(arrays), [choice]).by_choice
+        (plain,) = losses([tensor], matrix.size, None, [choice]).by_choice
         error = stored_rows(tensor, choice, matrix) - matrix
     damped = [each + 0.01 * each.diagonal().mean() * np.eye(len(each)) for each in (a, g)]
     assert found is not None
@@ -280,7 +280,7 @@ def test_the_estimate_is_the_divergence_to_second_order(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [*NAMES, "int2-hybrid", "lossless"])
 def test_every_type_is_a_recipe(name: str) -> None:
-    for _, recipe in type_named(name):
+    for _, recipe in recipes_of_type(name):
         assert all(isinstance(rule.choice, Choice) for rule in recipe.rules)
 
 

@@ -12,7 +12,7 @@ import pytest
 import ingot
 from ingot.conversion.budget import divergence as budget_kl
 from ingot.conversion.budget.divergence import STEPS, Kl, search, smallest
-from ingot.core.files.allocation import Allocation
+from ingot.core.numeric.knapsack import Allocation
 from ingot.errors import IngotError, UsageError
 from ingot.runtime.calibration import calibrate
 from ingot.runtime.evaluation.divergence import Divergence

@@ -34,7 +34,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Six matrices, each a task of its own."""
     rng = np.random.default_rng(5)
     ingot.save(tmp_path / "m.safetensors", {n: rng.standard_normal((64, 128)).astype(np.float32) for n in NAMES})
-    monkeypatch.setattr(tasks, "LEAST", 1 << 15)
+    monkeypatch.setattr(tasks, "MIN_TASK_BYTES", 1 << 15)
     return tmp_path / "m.safetensors"
 
 
@@ -131,7 +131,7 @@ from ingot.cluster import pool
 from ingot.cluster import tasks
 
 if __name__ == "__main__":
-    workers, tasks.LEAST = pool.Processes(1), 1 << 15
+    workers, tasks.MIN_TASK_BYTES = pool.Processes(1), 1 << 15
     pool.Processes = lambda: workers
 
     def tell(event):

@@ -98,7 +98,7 @@ def test_pruning_what_is_pruned_already_asks(source: Path, tmp_path: Path) -> No
     rules = (
         '[[rules]]\nmatch = ["*_proj.weight"]\nmin_size = 4096\ncodec = "sparse_mask"\noptions = { sparsity = 0.9 }\n'
     )
-    recipe = parse_recipe(rules.encode(), where="r", name="r")
+    recipe = parse_recipe(rules.encode(), location="r", name="r")
     with pytest.raises(UsageError) as caught:
         convert(half, more, recipe)
     assert caught.value.rule == "convert.requantize"

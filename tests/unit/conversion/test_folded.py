@@ -93,7 +93,7 @@ def statistics(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def recipe(quantizer: str, rotate: str = "", codec: str = INT8[0], options: str = INT8[1]) -> Recipe:
     text = RECIPE.format(rotate=rotate, codec=codec, options=options, quantizer=quantizer)
-    return parse_recipe(text, where="test")
+    return parse_recipe(text, location="test")
 
 
 def products(folder: Path) -> dict[str, np.ndarray]:
@@ -119,8 +119,8 @@ def test_what_is_stored_computes_the_same(
     model: Path, statistics: Path, tmp_path: Path, quantizer: str, rotate: str
 ) -> None:
     report = ingot.convert(model, tmp_path / "out", recipe(quantizer, rotate), calibration=statistics)
-    assert any("scales for their channels" in note for note in report.notes) is quantizer.startswith("awq")
-    assert any("residual stream turned: Hadamard 64" in note for note in report.notes) is bool(rotate)
+    assert any("channel scales" in note for note in report.notes) is quantizer.startswith("awq")
+    assert any("residual stream rotated: Hadamard 64" in note for note in report.notes) is bool(rotate)
     found, wanted = products(tmp_path / "out"), products(model)
     for name, values in wanted.items():
         assert np.abs(found[name] - values).max() < 0.03 * np.abs(values).max(), name
@@ -163,17 +163,17 @@ def test_scales_lower_the_error_that_they_are_chosen_by(model: Path, statistics:
 
 
 def test_a_rotation_needs_no_rule_and_no_statistics(model: Path, tmp_path: Path) -> None:
-    asked = parse_recipe("[rotate]\nr1 = true\nseed = 4", where="test")
+    asked = parse_recipe("[rotate]\nr1 = true\nseed = 4", location="test")
     ingot.convert(model, tmp_path / "out", asked, format="safetensors")
     with ingot.open(model) as checkpoint, ingot.open(tmp_path / "out") as found:
         view = views.rotate(checkpoint, seed=4)
         assert sorted(view) == sorted(found)
         assert all(np.array_equal(view[name].numpy(), found[name].numpy()) for name in view)
-    assert asked.fingerprint() != parse_recipe("[rotate]\nr1 = true", where="test").fingerprint()
+    assert asked.fingerprint() != parse_recipe("[rotate]\nr1 = true", location="test").fingerprint()
 
 
 def test_the_option_is_short_for_the_table(model: Path, tmp_path: Path) -> None:
-    for out, asked, rotate in (("table", parse_recipe(TURN, where="test"), None), ("option", None, "r2, r1")):
+    for out, asked, rotate in (("table", parse_recipe(TURN, location="test"), None), ("option", None, "r2, r1")):
         ingot.convert(model, tmp_path / out, asked, format="safetensors", rotate=rotate)
     names = sorted(path.name for path in (tmp_path / "table").iterdir())
     assert names == sorted(path.name for path in (tmp_path / "option").iterdir())
@@ -204,7 +204,7 @@ def test_without_statistics_of_a_group_it_stays_as_it_is(model: Path, tmp_path: 
 
 
 def test_plans_and_budgets_refuse_it(model: Path, statistics: Path, tmp_path: Path) -> None:
-    options = ConvertOptions(model, tmp_path / "out.zt", parse_recipe("[rotate]\nr2 = true", where="test"))
+    options = ConvertOptions(model, tmp_path / "out.zt", parse_recipe("[rotate]\nr2 = true", location="test"))
     with prepare(options) as prepared, pytest.raises(IngotError) as refused:
         plan_json(prepared, options)
     assert refused.value.rule == "plan.quantizer"
@@ -227,5 +227,5 @@ def test_plans_and_budgets_refuse_it(model: Path, statistics: Path, tmp_path: Pa
 )
 def test_recipes_are_read_strictly(text: str, rule: str) -> None:
     with pytest.raises(IngotError) as refused:
-        parse_recipe(text, where="test")
+        parse_recipe(text, location="test")
     assert refused.value.rule == rule

@@ -84,19 +84,13 @@ def test_a_preset_that_a_container_cannot_hold_is_refused_with_those_that_it_hol
     assert run_command(["convert", "m", "x", "--format", "mlx", "--recipe", "int4-calibrated", "--dry-run"]) == 1
 
 
-@pytest.mark.parametrize("format", ["gptq", "awq", "mlx", "modelopt", "gguf"])
-def test_integers_of_a_recipe_go_into_a_container_in_one_step(model: Path, format: str) -> None:
-    direct = ingot.convert(model, "direct", recipe="int4", format=format)
-    ingot.convert(model, "zt", recipe="int4", format="zt")
-    ingot.convert("zt", "detour", format=format)
-    with ingot.open("direct") as one, ingot.open("detour") as other:
-        assert set(one) == set(other)
-        for name in one:
-            assert np.array_equal(one[name].numpy("f32"), other[name].numpy("f32")), name
-    assert direct.actions["repacked"] == 5
-    errors = [tensor.error for tensor in direct.tensors if tensor.action == "repacked"]
-    assert format == "gguf" or all(error is not None and error["snr_db"] > 15 for error in errors)
-    assert not direct.exact
+def test_a_container_of_one_group_size_gets_the_largest_common_one(model: Path) -> None:
+    report = ingot.convert(model, "x", recipe="w4a16", format="awq")  # groups of 128 and of 64 by the recipe
+    config = json.loads(Path("x/config.json").read_text())["quantization_config"]
+    assert config["group_size"] == 64
+    encoded = [tensor for tensor in report.tensors if tensor.action == "encoded"]
+    assert len(encoded) == 7
+    assert all(tensor.error is not None and tensor.error["snr_db"] > 15 for tensor in encoded)
 
 
 def test_columns_that_groups_do_not_divide_get_smaller_groups_in_one_step(tmp_path: Path) -> None:
@@ -111,12 +105,6 @@ def test_columns_that_groups_do_not_divide_get_smaller_groups_in_one_step(tmp_pa
     with ingot.open(tmp_path / "g") as packed:
         error = packed[name].numpy("f32") - values.astype(np.float32)
     assert 0.02 < np.sqrt((error**2).mean()) < 0.15
-
-
-def test_such_a_conversion_is_no_plan_for_others(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["convert", "m", "x", "--format", "gptq", "--recipe", "int4", "--plan-out", "p.json"]) == 1
-    assert "convert at once, here" in capsys.readouterr().err
-    assert not Path("p.json").exists()
 
 
 def test_next_names_only_a_program_that_would_load_the_result(model: Path, tmp_path: Path) -> None:

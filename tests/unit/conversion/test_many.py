@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 import ingot
 import ingot.numpy
-from ingot.conversion.placement import kept
+from ingot.conversion.placement import plan_without_rule
 from ingot.conversion.run import prepare
 from ingot.core.numeric.dtypes import file_bytes
 from ingot.engine.steps import Move
@@ -40,7 +40,7 @@ def test_steps_are_those_of_each_tensor_alone(source: Path, tmp_path: Path, firs
         steps = prepared.plan.steps
         assert [step.tensor.name for step in steps] == list(checkpoint) == [spec.name for spec in prepared.plan.specs]
         for step, spec, tensor in zip(steps, prepared.plan.specs, checkpoint.values(), strict=True):
-            alone = kept(tensor, prepared.plan.format)
+            alone = plan_without_rule(tensor, prepared.plan.format)
             assert isinstance(step, Move)
             assert step.spec == spec == alone.spec
             assert (step.action, step.rule, step.exact) == (alone.action, alone.rule, alone.exact)

@@ -58,7 +58,7 @@ def found(source: Path) -> Matrix:
 def test_it_tells_what_a_conversion_does(source: Path, found: Matrix, format: str, tmp_path: Path) -> None:
     name = "out.gguf" if format == "gguf" else "out"
     report = ingot.convert(source, tmp_path / name, format=format, keep_names=True)
-    told = {way.name: way for way in found.ways if way.format == format}
+    told = {way.name: way for way in found.tensors if way.format == format}
     assert {tensor.name: tensor.action for tensor in report.tensors} == {name: way.action for name, way in told.items()}
     assert all(told[tensor.name].nbytes <= tensor.nbytes for tensor in report.tensors)  # zero points that are made
     (target,) = (item for item in found.targets if item.format == format)
@@ -75,7 +75,7 @@ def test_it_tells_what_a_conversion_does(source: Path, found: Matrix, format: st
 
 
 def test_obstacles_are_the_nearest_layout_s(found: Matrix) -> None:
-    why = {(way.format, way.name.removesuffix(".weight")): way.why or "" for way in found.ways}
+    why = {(way.format, way.name.removesuffix(".weight")): way.why or "" for way in found.tensors}
     assert "offset" in why["gptq", "minima"]
     assert "second scale" in why["gguf", "reciprocal"]
     assert "groups of" in why["mlx", "nested"]
@@ -83,8 +83,8 @@ def test_obstacles_are_the_nearest_layout_s(found: Matrix) -> None:
 
 def test_grades_are_told_of_what_is_repacked(source: Path, found: Matrix, tmp_path: Path) -> None:
     every = ["integers", "scales", "f32", "type"]
-    told = {(way.format, way.name.removesuffix(".weight")): way.equal for way in found.ways}
-    assert all((way.equal is None) == (way.action != "repacked") for way in found.ways)
+    told = {(way.format, way.name.removesuffix(".weight")): way.equal for way in found.tensors}
+    assert all((way.equal is None) == (way.action != "repacked") for way in found.tensors)
     assert told["mlx", "minima"] == every[:3]  # MLX rounds the product and the sum to f16 each
     assert told["mlx", "products"] == told["gptq", "blocks"] == told["gguf", "integers"] == every
     assert told["modelopt", "reciprocal"] in (every, ["integers", "scales", "type"])
@@ -109,7 +109,7 @@ def test_reciprocals_that_a_view_makes_are_not_told_equal_in_f32(tmp_path: Path)
     (tmp_path / "m").mkdir()
     ingot.save(tmp_path / "m" / "model.zt", {name: replace(made, name=name, parts=parts)})
     (tmp_path / "m" / "config.json").write_text(json.dumps(LLAMA))
-    ways = matrix(tmp_path / "m", to=["gguf"], no_tokenizer=True).ways
+    ways = matrix(tmp_path / "m", to=["gguf"], no_tokenizer=True).tensors
     (way,) = (way for way in ways if way.name == "blk.0.ffn_up.weight")
     assert way.why is None, way
     assert (way.action, way.equal) == ("repacked", ["integers", "scales", "type"])

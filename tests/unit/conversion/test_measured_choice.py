@@ -30,7 +30,7 @@ ZSTD, DENSE = "{ codec = 'dense', encoding = 'zstd' }", "{ codec = 'dense' }"
 def recipe(pick: str, *candidates: str, label: str = "r", snr: float | None = None) -> Recipe:
     least = "" if snr is None else f"min_snr_db = {snr}\n"
     text = f"[[rules]]\nlabel = '{label}'\npick = '{pick}'\n{least}candidates = [{', '.join(candidates)}]"
-    return parse_recipe(text, where="test")
+    return parse_recipe(text, location="test")
 
 
 def normal(*shape: int, dtype: Any = np.float32, seed: int = 0) -> Any:

@@ -120,7 +120,7 @@ def test_norms_are_those_of_rows_and_columns(shape: tuple[int, int]) -> None:
 )
 def test_the_lowest_blocks_go(scores: list[float], fraction: float, block: int, kept: str) -> None:
     found = choose(np.array(scores, np.float64), PruneOptions(fraction, block))
-    assert found == Blocks.of(len(scores), block, [char == "1" for char in kept])
+    assert found == Blocks.from_flags(len(scores), block, [char == "1" for char in kept])
 
 
 # Converting.

@@ -225,7 +225,7 @@ def test_what_is_left_of_a_pruned_matrix_is_re_laid(tmp_path: Path) -> None:
     ingot.save(tmp_path / "in.safetensors", weights)
     rule = "[[rules]]\ncodec = 'affine'\noptions = { bits = 4, group = 16, symmetric = false }"
     ingot.convert(
-        tmp_path / "in.safetensors", tmp_path / "in.zt", parse_recipe(rule, where="test"), prune=0.25, prune_block=16
+        tmp_path / "in.safetensors", tmp_path / "in.zt", parse_recipe(rule, location="test"), prune=0.25, prune_block=16
     )
     report = ingot.convert(tmp_path / "in.zt", tmp_path / "out.squizd", prune_compact=True)
     assert set(actions(report).values()) == {"repacked"}
@@ -237,7 +237,7 @@ def test_what_is_left_of_a_pruned_matrix_is_re_laid(tmp_path: Path) -> None:
 def test_the_smallest_form_may_be_that_of_the_stored_integers(tmp_path: Path) -> None:
     ingot.save(tmp_path / "in.zt", {"words": words(24, 64, np.arange(16))})
     recipe = "[[rules]]\npick = 'smallest'\ncandidates = [{ codec = 'tca_tbe' }, { codec = 'dense' }]"
-    report = ingot.convert(tmp_path / "in.zt", tmp_path / "out.squizd", parse_recipe(recipe, where="test"))
+    report = ingot.convert(tmp_path / "in.zt", tmp_path / "out.squizd", parse_recipe(recipe, location="test"))
     assert actions(report) == {"words": "repacked"}
 
 

@@ -143,7 +143,7 @@ def test_blocks_of_256_arrive_as_they_were_rounded(tmp_path: Path, kind: str) ->
         out = tmp_path / target
         ingot.convert(tmp_path / "m.safetensors", out, own, calibration=tmp_path / "s.safetensors", keep_names=True)
         with ingot.open(out) as found:
-            assert GgmlBlocksLayout.of(found[NAME]).type == kind
+            assert GgmlBlocksLayout.from_tensor(found[NAME]).type == kind
             assert np.array_equal(found[NAME].numpy("f32"), exact)
 
 
@@ -422,7 +422,7 @@ def test_a_rule_that_knows_names_of_the_result_alone_is_refused(tmp_path: Path) 
 def test_candidates_have_no_quantizer() -> None:
     text = '[[rules]]\npick = "smallest"\ncandidates = [{ codec = "affine", quantizer = "gptq" }]'
     with pytest.raises(UsageError) as refused:
-        parse_recipe(text, where="r.toml")
+        parse_recipe(text, location="r.toml")
     assert refused.value.rule == "recipe.pick"
 
 

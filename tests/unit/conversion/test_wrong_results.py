@@ -31,7 +31,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         tmp_path / "m.safetensors",
         {name: rng.standard_normal((rows, 128)).astype(np.float32) for name, rows in sizes.items()},
     )
-    monkeypatch.setattr(tasks, "LEAST", 1 << 16)
+    monkeypatch.setattr(tasks, "MIN_TASK_BYTES", 1 << 16)
     return tmp_path / "m.safetensors"
 
 

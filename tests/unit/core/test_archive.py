@@ -42,7 +42,7 @@ def packed(folder: Path) -> bytes:
     return out.getvalue()
 
 
-def unpacked(data: bytes, folder: Path, most: int = archive.MOST_BYTES) -> dict[str, bytes]:
+def unpacked(data: bytes, folder: Path, most: int = archive.MAX_BYTES) -> dict[str, bytes]:
     folder.mkdir()
 
     def read_at(offset: int, out: memoryview) -> None:
@@ -118,7 +118,7 @@ def test_names_that_cannot_be_unpacked_everywhere_are_not_packed(tmp_path: Path,
 
 
 def test_only_what_unpacks_is_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive_names, "MOST_ENTRIES", 4)
+    monkeypatch.setattr(archive_names, "MAX_ENTRIES", 4)
     for files, rule in (({"inner.zip": zipped([("a", b"")])}, "archive.nested"), (FILES, "archive.entries")):
         with pytest.raises(FormatError) as caught:
             packed(write(tmp_path / rule, files))
@@ -295,7 +295,7 @@ def test_nothing_that_is_cut_or_flipped_passes_unnoticed(tmp_path: Path) -> None
 
 def test_too_many_entries_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (archive, archive_names):
-        monkeypatch.setattr(module, "MOST_ENTRIES", 3)
+        monkeypatch.setattr(module, "MAX_ENTRIES", 3)
     data = zipped([(str(number), b"") for number in range(4)])
     assert refused(data, tmp_path / "a") == "archive.entries"
     huge = ONE[:-14] + struct.pack("<HH", 0xFFFE, 0xFFFE) + ONE[-10:]
@@ -312,11 +312,11 @@ def test_folders_count_as_entries(tmp_path: Path) -> None:
 
 def test_bombs_are_noticed_while_they_unfold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the headers deny the size."""
-    monkeypatch.setattr(archive, "_ALWAYS", 1 << 16)
+    monkeypatch.setattr(archive, "_UNLIMITED", 1 << 16)
     zeros = zipped([("a", bytes(1 << 24))], zipfile.ZIP_DEFLATED)
     assert refused(zeros, tmp_path / "a") == "archive.bomb"
     written = sum(path.stat().st_size for path in (tmp_path / "a").iterdir())
-    assert written <= max(1 << 16, archive.MOST_RATIO * len(zeros))
+    assert written <= max(1 << 16, archive.MAX_RATIO * len(zeros))
     liar = local(central(zeros, 24, struct.pack("<I", 10)), 22, struct.pack("<I", 10))
     with pytest.raises(IntegrityError) as caught:
         unpacked(liar, tmp_path / "b")

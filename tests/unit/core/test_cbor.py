@@ -65,7 +65,7 @@ REFUSED = {
 def test_refused(text: str) -> None:
     rule, offset = REFUSED[text]
     with pytest.raises(FormatError) as caught:
-        cbor.loads(bytes.fromhex(text), where="manifest")
+        cbor.loads(bytes.fromhex(text), location="manifest")
     assert caught.value.rule == rule
     if offset is not None:
         assert caught.value.where == f"manifest: byte {offset}"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ingot.core.bytes.chunk_digests import whole_as_chunk
+from ingot.core.bytes.chunk_digests import single_chunk
 
 
 @pytest.mark.parametrize("digest", ["xxh3:0/11", "xxh3:" + "0" * 32, "md5:00"])
 def test_a_small_parts_digest_of_an_unknown_kind_is_no_chunk(digest: str) -> None:
-    assert whole_as_chunk(digest, 16) is None
+    assert single_chunk(digest, 16) is None

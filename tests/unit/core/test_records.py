@@ -19,7 +19,7 @@ def test_the_other_column_is_filled_by_anything_but_zeros_of_either_sign(column:
         records[FIELDS[1 - column]][count // 2 :] = value
         found = gather(records.view(np.uint8), 7, column, "f32")
         assert found.other_filled == filled
-        assert found.own
+        assert found.keys_match
         assert found.exact
         assert (found.values == 1.5).all()
 
@@ -31,4 +31,4 @@ def test_keys_and_narrowing_are_told() -> None:
     for dtype, exact in (("f32", True), ("f16", True), ("bf16", False)):
         assert gather(records.view(np.uint8), 1 << 40, 0, dtype).exact == exact
     records["key"][599] = 1
-    assert not gather(records.view(np.uint8), 1 << 40, 0, "f32").own
+    assert not gather(records.view(np.uint8), 1 << 40, 0, "f32").keys_match

@@ -14,7 +14,7 @@ from ingot.naming.names import any_ends
 
 MASK = (1 << 64) - 1
 PRIME = 0x9E3779B97F4A7C15
-FORMS = columns.Spelling(((b"a:", 3), (b"long:0x", 8)), b"0123456789abcdef")
+FORMS = columns.DigestSyntax(((b"a:", 3), (b"long:0x", 8)), b"0123456789abcdef")
 
 
 def of_bytes(data: bytes) -> np.ndarray:
@@ -56,10 +56,10 @@ def test_digests_are_spelled_in_a_form_as_a_whole():
     column = columns.Column(
         (struct.pack(f"{len(starts)}q", *starts), struct.pack(f"{len(lengths)}q", *lengths), b"", [], [])
     )
-    found = columns.spelled(column, data, FORMS).tolist()
+    found = columns.are_digests(column, data, FORMS).tolist()
     assert found == [True, False, False, False, False, True, False, False, False, True, False, False]
     one = columns.Column(((0, 3), (5, 3), b"", [], []))  # all alike
-    assert columns.spelled(one, data, FORMS).tolist() == [True] * 3
+    assert columns.are_digests(one, data, FORMS).tolist() == [True] * 3
 
 
 @pytest.mark.parametrize(

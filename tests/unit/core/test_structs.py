@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 import ingot
-from ingot.core.parsing.strictjson import WARM
+from ingot.core.parsing.strictjson import PRELOADED
 
 RACE = """
 import sys, threading
@@ -49,7 +49,7 @@ def test_every_struct_type_is_described_when_its_module_is_imported() -> None:
 
     own = {kind for kind in below(msgspec.Struct) if kind.__module__.startswith("ingot.")}
     assert own
-    assert own == set(WARM)
+    assert own == set(PRELOADED)
 
 
 @pytest.mark.parametrize("runs", [3, pytest.param(100, marks=pytest.mark.slow)])

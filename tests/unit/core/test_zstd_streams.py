@@ -46,7 +46,7 @@ def test_streams_of_other_writers_are_read(stored: bytes) -> None:
     for size in (1, 4096):
         running = encodings.Decoding("part.zstd", "w")
         chunks = (memoryview(stored)[start : start + size] for start in range(0, len(stored), size))
-        assert b"".join(content for chunk in chunks for content in running.pieces(chunk)) == CONTENT
+        assert b"".join(content for chunk in chunks for content in running.decode(chunk)) == CONTENT
 
 
 def test_frames_have_the_bytes_that_the_package_zstandard_writes() -> None:

@@ -71,7 +71,7 @@ def test_more_bytes_never_make_it_worse_and_are_not_exceeded() -> None:
             for name, storage in storages.items()
         }
         assert sum(trial.size for trial in trials.values()) + 3 * OVERHEAD <= share * whole
-        harm = sum(measured[name].weight * trial.harm for name, trial in trials.items())
+        harm = sum(measured[name].weight * trial.weighted_error for name, trial in trials.items())
         assert harm <= last
         last = harm
 

@@ -11,12 +11,12 @@ import ingot
 from ingot.artifacts.identity import content_id
 from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.delta.auto import OVERHEAD, measure
+from ingot.delta.calibrated_auto import calibrated_equivalent, measure_calibrated
 from ingot.delta.diff import diff
-from ingot.delta.pairs import Both
+from ingot.delta.pairs import TensorPair
 from ingot.delta.patch import patch
-from ingot.delta.plan import Draft
-from ingot.delta.strategy import EXACT, SIGNS, DiffPlan, Storage, expected
-from ingot.delta.weighed import counterpart, measure_known
+from ingot.delta.plan import DiffPlanner
+from ingot.delta.strategy import EXACT, SIGNS, RoundingEstimate, Storage, estimate_rounding_time
 from ingot.engine.data import step_data
 from ingot.errors import FormatError, IngotError, UsageError
 from ingot.model.statistics import Statistics
@@ -174,8 +174,10 @@ def test_a_run_by_other_statistics_is_not_gone_on_with(
 ) -> None:
     # What tells one run from another is that of the steps: the same matrices, rounded by other statistics.
     with ingot.open(models[0]) as base, ingot.open(models[1]) as tuned, Statistics.open(statistics) as known:
-        drafts = [Draft("zt", "int2", default=False, known=known, said=said) for said in ("one", "two")]
-        steps = [step_data(draft.drafted(Both(base[UP], tuned[UP])).step) for draft in drafts]
+        planners = [
+            DiffPlanner("zt", "int2", is_default=False, statistics=known, statistics_id=name) for name in ("one", "two")
+        ]
+        steps = [step_data(planner.plan(TensorPair(base[UP], tuned[UP])).step) for planner in planners]
     assert steps[0] != steps[1]
     assert steps[0]["spec"] == steps[1]["spec"]
 
@@ -190,9 +192,9 @@ def test_single_tensors_can_be_asked_for(models: tuple[Path, Path], statistics: 
 def test_what_rounding_will_take_is_told_before_it_starts(
     models: tuple[Path, Path], statistics: Path, tmp_path: Path
 ) -> None:
-    told: list[DiffPlan] = []
+    told: list[RoundingEstimate] = []
 
-    def tell(plan: DiffPlan) -> None:
+    def tell(plan: RoundingEstimate) -> None:
         assert not (tmp_path / "d.zt").exists()
         told.append(plan)
 
@@ -200,8 +202,10 @@ def test_what_rounding_will_take_is_told_before_it_starts(
     assert [plan.matrices for plan in told] == [len(report.rounded)]
     assert told[0].weights == sum(SHAPES[item.matrix][0] * SHAPES[item.matrix][1] for item in report.rounded)
     assert told[0].seconds == pytest.approx(told[0].weights * 1e-5)
-    assert "less than a minute" in told[0].told()
-    assert "2 h 47 min" in expected([(10**9, Storage("trellis"))] * 2, 4).told()  # a tensor each for two threads
+    assert "less than a minute" in told[0].describe()
+    assert (
+        "2 h 47 min" in estimate_rounding_time([(10**9, Storage("trellis"))] * 2, 4).describe()
+    )  # a tensor each for two threads
     diff(*models, tmp_path / "plain.zt", "int2", plan=tell)
     assert len(told) == 1  # without statistics it is quick
 
@@ -228,20 +232,22 @@ def test_errors_that_are_allowed_are_kept_to(models: tuple[Path, Path], statisti
 
 def test_ways_have_counterparts_of_as_many_bits(models: tuple[Path, Path], statistics: Path) -> None:
     with ingot.open(models[0]) as base, ingot.open(models[1]) as tuned, Statistics.open(statistics) as known:
-        plain, found = measure(base[UP], tuned[UP]), measure_known(base[UP], tuned[UP], known)
-        assert measure_known(base[TABLE], tuned[TABLE], known) == measure(base[TABLE], tuned[TABLE])
+        plain, found = measure(base[UP], tuned[UP]), measure_calibrated(base[UP], tuned[UP], known)
+        assert measure_calibrated(base[TABLE], tuned[TABLE], known) == measure(base[TABLE], tuned[TABLE])
     assert found.weight == plain.weight
     assert any(trial.storage.quantizer for trial in found.trials)
     for old, new in zip(plain.trials, found.trials, strict=True):
         assert new.error == old.error
         if new.storage.quantizer:
             assert new.storage.options.get("bits") == old.storage.options.get("bits")
-            assert new.harm <= old.harm
+            assert new.weighted_error <= old.weighted_error
         else:
             assert new == old
-    assert counterpart(Storage("low_rank", {"rank": 0}), 64) is None
-    assert counterpart(Storage("low_rank", {"rank": 8}), 64) == Storage("low_rank", {"rank": 8}, "raw", "two-sided")
-    assert counterpart(EXACT, 64) is None
+    assert calibrated_equivalent(Storage("low_rank", {"rank": 0}), 64) is None
+    assert calibrated_equivalent(Storage("low_rank", {"rank": 8}), 64) == Storage(
+        "low_rank", {"rank": 8}, "raw", "two-sided"
+    )
+    assert calibrated_equivalent(EXACT, 64) is None
 
 
 @pytest.mark.parametrize("strategy", ["int4", "auto"])

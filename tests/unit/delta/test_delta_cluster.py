@@ -20,9 +20,9 @@ from ingot.cluster import tasks
 from ingot.cluster.messages import WorkerLostError
 from ingot.cluster.pool import Processes
 from ingot.delta.cost import delta_cost
-from ingot.delta.pairs import pairs_of
-from ingot.delta.plan import Draft, DraftData
-from ingot.engine.data import bound_steps, step_data
+from ingot.delta.pairs import PairMap
+from ingot.delta.plan import DiffPlanner, DiffPlannerData
+from ingot.engine.data import bind_steps, step_data
 from ingot.errors import IngotError
 from ingot.formats.detect import FORMATS
 from tests.support.workers import Inline
@@ -42,7 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ingot.save(tmp_path / "tuned.safetensors", tuned)
     ingot.save(tmp_path / "base.safetensors", {**base, "gone": base["norm"]})
     ingot.save(tmp_path / "more.safetensors", {**tuned, "new": rng.standard_normal((200, 128)).astype(np.float32)})
-    monkeypatch.setattr(tasks, "LEAST", 1 << 15)
+    monkeypatch.setattr(tasks, "MIN_TASK_BYTES", 1 << 15)
     return tmp_path
 
 
@@ -95,7 +95,7 @@ def test_a_large_tensor_is_done_in_slices(
     tmp_path: Path, out: str, more: dict[str, Any], hire: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their digests, which a delta states, are those of the whole tensor."""
-    monkeypatch.setattr(tasks, "LEAST", 1 << 18)
+    monkeypatch.setattr(tasks, "MIN_TASK_BYTES", 1 << 18)
     rng = np.random.default_rng(7)
     base = {"small": rng.standard_normal((8, 8)).astype(np.float32)}
     base["large"] = rng.standard_normal((3000, 512)).astype(ml_dtypes.bfloat16)
@@ -286,9 +286,9 @@ def test_a_step_that_does_not_fit_is_refused(folder: Path, change: dict[str, Any
     """As plans of conversions are: what it writes is worked out anew."""
     with ingot.open(folder / "base.safetensors") as base, ingot.open(folder / "tuned.safetensors") as tuned:
         sources, format = [base, tuned], FORMATS["zt"]
-        both = pairs_of(base, tuned)[NAMES[0]]
-        step = DraftData.from_draft(Draft("zt", "int4", default=False))(both).step
-        assert step_data(next(bound_steps([step], sources, format)))["spec"] == step.spec
+        both = PairMap(base, tuned)[NAMES[0]]
+        step = DiffPlannerData.from_planner(DiffPlanner("zt", "int4", is_default=False))(both).step
+        assert step_data(next(bind_steps([step], sources, format)))["spec"] == step.spec
         with pytest.raises(IngotError) as caught:
-            list(bound_steps([structs.replace(step, **change)], sources, format))
+            list(bind_steps([structs.replace(step, **change)], sources, format))
     assert caught.value.rule == "plan.step"

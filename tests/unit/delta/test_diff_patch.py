@@ -541,7 +541,7 @@ class TestWdelta:
         assert report.parent_hash == info_of(tmp_path / "x.wdelta").base.hashes["wdelta"]
         assert set(report.ops) == {"apply"}
         monkeypatch.setattr(Proof, "_parent", None)  # the hash comes on the way, in the first order
-        monkeypatch.setattr(Proof, "_in_another_order", None)
+        monkeypatch.setattr(Proof, "_matches_other_order", None)
         monkeypatch.setattr("ingot.engine.resources.CHUNK_ELEMENTS", 700)
         ingot.patch(pair[0], tmp_path / "x.wdelta", tmp_path / "out.safetensors", threads=3)
         found = {item.name: item.stats for item in ingot.compare(pair[1], tmp_path / "out.safetensors").tensors}

@@ -437,7 +437,7 @@ def test_a_patch_says_that_its_dtype_rounds(tmp_path: Path) -> None:
     rounded = ingot.patch(paths[0], tmp_path / "d.zt", tmp_path / "b.safetensors", dtype="bf16")
     wider = ingot.patch(paths[0], tmp_path / "d.zt", tmp_path / "c.safetensors", dtype="f64")
     assert [item.cast for item in (plain, rounded, wider)] == [None, "bf16", None]
-    lines = [line.words for line in rounded.report().lines]
+    lines = [line.template for line in rounded.report().lines]
     assert "{result_id}, as the delta promises, before floats were rounded to {cast}" in lines
 
 

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from ingot.core.bytes.checksums import Blake3
-from ingot.engine.watch import Lane
+from ingot.engine.hashing import HashThread
 
 
 class Late:
@@ -33,15 +33,15 @@ class Late:
 
 def test_what_was_given_last_is_waited_for() -> None:
     pool, much, little = Late(), bytes(1 << 20), bytes(16)
-    with Lane("test") as lane:
+    with HashThread("test") as lane:
         lane._pool.shutdown()
         lane._pool = pool  # type: ignore[assignment]
-        first = threading.Thread(target=lane.feed, args=(Blake3(), much))
+        first = threading.Thread(target=lane.submit, args=(Blake3(), much))
         first.start()
         pool.entered.wait()
         hash = Blake3()
-        lane.feed(hash, much)
+        lane.submit(hash, much)
         first.join()
         pool.submitted[0].set_result(None)
-        lane.feed(hash, little)  # behind what has not been hashed yet
+        lane.submit(hash, little)  # behind what has not been hashed yet
     assert len(pool.submitted) == 3

@@ -11,7 +11,7 @@ import pytest
 
 import ingot
 import ingot.numpy
-from ingot.delta.pairs import pairs_of
+from ingot.delta.pairs import PairMap
 from ingot.errors import IngotError
 from ingot.model.delta import KEY, Change, DeltaInfo, Identity, delta_of
 
@@ -73,11 +73,11 @@ def test_a_damaged_tensor_among_many_is_told(pair: tuple[Path, Path], tmp_path: 
 
 def test_pairs_are_made_when_they_are_asked_for(pair: tuple[Path, Path]) -> None:
     with ingot.open(pair[0]) as base, ingot.open(pair[1]) as tuned:
-        pairs = pairs_of(base, {"new": tuned["layers.0.bias"], **tuned})
+        pairs = PairMap(base, {"new": tuned["layers.0.bias"], **tuned})
         assert next(iter(pairs)) == "new"
         assert pairs["new"].base is None
         assert set(pairs) == {"new", *base}
-        assert pairs["layers.3.bias"].is_alike
+        assert pairs["layers.3.bias"].is_same_type
         with pytest.raises(KeyError):
             pairs["none"]
 

@@ -28,7 +28,7 @@ OTHER_WORDS = {
     "runtimes/stored.py": {"dense", "palette"},
     "ext/ane/chips/candidates.py": {"dense", "palette"},
     "ext/ane/chips/chips.py": {"palette"},
-    "ext/ane/chips/form.py": {"dense", "palette"},
+    "ext/ane/chips/storage_form.py": {"dense", "palette"},
     "ext/ane/chips/gates.py": {"dense"},
     "ext/ane/chips/kernel_format.py": {"palette"},
     "ext/ane/chips/measured.py": {"dense"},

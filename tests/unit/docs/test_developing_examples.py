@@ -75,9 +75,9 @@ USE_STORE = """
 import pickle, zipfile
 import ingot
 from ingot.errors import UsageError
-from ingot.stores.table import STORES
+from ingot.stores.scheme import STORES
 
-STORES.add("zip", "zipstore:ZipScheme")  # instead of the line in stores/table.py
+STORES.add("zip", "zipstore:ZipScheme")  # instead of the line in stores/scheme.py
 with zipfile.ZipFile("a b.zip", "w") as archive:
     archive.write("model.safetensors", "m/model.safetensors")
     archive.writestr("m/config.json", "{}")

@@ -68,7 +68,7 @@ def run(steps: Sequence[Counted], budget: int = 1 << 20) -> list[tuple[int, int,
                 assert isinstance(now, Counted)
                 assert made[0] == now.number
                 found.append(made)
-                pipeline.done(event)
+                pipeline.release(event)
             elif isinstance(event, End):
                 now = None
     assert now is None

@@ -20,7 +20,7 @@ from ingot.engine.resources import Resources
 from ingot.engine.steps import Move
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
-from ingot.views.turn import turn
+from ingot.views.transpose import transpose
 from tests.support.memory import peak_anonymous
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads RssAnon from /proc")
@@ -214,7 +214,7 @@ def test_matrices_that_are_turned_are_reckoned_with(
     values = np.random.default_rng(2).standard_normal((512, 2048)).astype(np.float32)
     ingot.save(tmp_path / "m.zt", {"up_proj.weight": values})
     ingot.convert(tmp_path / "m.zt", tmp_path / "q.zt", recipe=recipe)
-    with ingot.open(tmp_path / "q.zt") as plain, turn(plain, {"up_proj.weight": "turned"}) as turned:
+    with ingot.open(tmp_path / "q.zt") as plain, transpose(plain, {"up_proj.weight": "turned"}) as turned:
         steps = [[Move(tensor, tensor.spec())] for tensor in (plain["up_proj.weight"], turned["turned"])]
         budgets = [resources.chunk_budget(Resources(ram="4GiB"), step) for step in steps]
         assert budgets[0] - budgets[1] >= least * values.size

@@ -28,7 +28,7 @@ def retyped(spec: TensorSpec) -> TensorSpec:
 
 
 def renamed(spec: TensorSpec) -> TensorSpec:
-    return spec.named(f"{spec.name}.other")
+    return replace(spec, name=f"{spec.name}.other")
 
 
 class _Lies:

@@ -9,7 +9,7 @@ import pytest
 
 from ingot.formats.base import Catalog, Format, FormatTraits, FormatWriter, WriteOptions
 from ingot.formats.detect import FORMATS
-from ingot.model.artifact import NOTHING, Artifact
+from ingot.model.artifact import NO_ATTACHMENTS, Artifact
 from ingot.model.bytesource import Buffer, Target
 from ingot.model.spec import TensorSpec
 from ingot.model.store import Store
@@ -98,7 +98,7 @@ def test_a_plain_format_gets_defaults() -> None:
     assert format.file_name("model") == "model.plain"
     assert list(format.order([])) == []
     assert format.metadata({"a": 1}) == {"a": 1}
-    assert format.for_attachments(NOTHING) is format.for_source({}) is format.compacted() is format
+    assert format.for_attachments(NO_ATTACHMENTS) is format.for_source({}) is format.compacted() is format
     assert format.base_identity() is None
     assert (format.declared_dtype("w"), format.required_dtype("w", (1,)), format.why_constant("w")) == (None,) * 3
     assert not format.has_constant("w")

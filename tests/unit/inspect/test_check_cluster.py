@@ -37,7 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ingot.save(tmp_path / "plain" / "m.safetensors", {**weights, NAMES[1]: weights[NAMES[1]].T.copy()})
     ingot.convert(tmp_path / "plain" / "m.safetensors", tmp_path / "b.zt", recipe="int4")
     damage(tmp_path / "b.zt", tmp_path / "damaged.zt", NAMES[2], NAMES[4])
-    monkeypatch.setattr(tasks, "LEAST", 1 << 10)
+    monkeypatch.setattr(tasks, "MIN_TASK_BYTES", 1 << 10)
     return tmp_path
 
 

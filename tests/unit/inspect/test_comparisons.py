@@ -14,7 +14,7 @@ import pytest
 
 import ingot
 from ingot.core.numeric.stats import ErrorStats
-from ingot.inspect.compare import compared, sides
+from ingot.inspect.compare import compare_sides, open_sides
 from ingot.inspect.comparisons import (
     DIFFERS,
     EQUAL,
@@ -122,11 +122,11 @@ def test_comparing_takes_little_memory_for_each(tmp_path: Path) -> None:
     values = np.random.default_rng(0).standard_normal((count, 4)).astype(np.float32)
     for side, moved in (("a", 0), ("b", 1)):
         ingot.save(tmp_path / f"{side}.safetensors", {f"w.{index}": row + moved for index, row in enumerate(values)})
-    with sides(CompareOptions(tmp_path / "a.safetensors", tmp_path / "b.safetensors")) as (first, second):
+    with open_sides(CompareOptions(tmp_path / "a.safetensors", tmp_path / "b.safetensors")) as (first, second):
         assert first.nbytes == second.nbytes  # what headers keep of all is there
         assert all(name in second for name in first)
         tracemalloc.start()
-        found = compared(first, second)
+        found = compare_sides(first, second)
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
     assert len(found) == count

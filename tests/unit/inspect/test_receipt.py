@@ -13,8 +13,8 @@ import ingot
 from ingot.cli.main import run
 from ingot.errors import IngotError
 from ingot.inspect.inspect import inspect
-from ingot.inspect.receipt import add_receipt, require_place
-from ingot.model.receipt import KEY, MAX_RECEIPT, MOST, SUFFIX, Receipt, extended, parse_receipt
+from ingot.inspect.receipt import add_receipt, require_writable
+from ingot.model.receipt import KEY, MAX_ENTRIES, MAX_RECEIPT, SUFFIX, Receipt, parse_receipt, with_entry
 from ingot.stores.local import LocalTarget
 from tests.support.web import WebServer
 
@@ -89,10 +89,10 @@ def test_one_of_other_weights_is_told_and_replaced(tmp_path: Path, capsys: pytes
 
 def test_the_same_measurement_replaces_the_last_and_the_oldest_go() -> None:
     receipt: Receipt | None = None
-    for index in range(MOST + 2):
-        receipt = extended(receipt, "blake3:1", {"of": {"index": index}})
-    receipt = extended(receipt, "blake3:1", {"of": {"index": 5}, "again": True})
-    assert len(receipt.entries) == MOST
+    for index in range(MAX_ENTRIES + 2):
+        receipt = with_entry(receipt, "blake3:1", {"of": {"index": index}})
+    receipt = with_entry(receipt, "blake3:1", {"of": {"index": 5}, "again": True})
+    assert len(receipt.entries) == MAX_ENTRIES
     assert receipt.entries[0]["of"] == {"index": 2}
     assert receipt.entries[-1] == {"of": {"index": 5}, "again": True}
     assert parse_receipt(receipt.encoded(), "here") == Receipt(receipt.weights, list(receipt.entries))
@@ -152,5 +152,5 @@ def test_a_disk_that_fails_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch
 def test_where_nothing_can_be_written_is_known_before_it_is_measured(tmp_path: Path) -> None:
     data = saved(tmp_path / "model.safetensors").read_bytes()
     with WebServer({"model.safetensors": data}) as server, pytest.raises(IngotError) as caught:
-        require_place(f"{server.url}/model.safetensors")
+        require_writable(f"{server.url}/model.safetensors")
     assert caught.value.rule == "store.not-writable"

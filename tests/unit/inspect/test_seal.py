@@ -163,5 +163,5 @@ def test_seals_that_are_none_are_refused(change: dict[str, object], rule: str) -
 def test_empty_and_small_files(tmp_path: Path) -> None:
     for data in (b"", b"x", bytes(1 << 20), bytes((1 << 20) + 1)):
         seal = parse_seal(seal_of(MemorySource(data)).encoded(), "seal")
-        assert seal.bad(MemorySource(data)) == []
-        assert seal.bad(MemorySource(data[:-1])) == ([] if not data else [(len(data) - 1) >> 20])
+        assert seal.damaged_chunks(MemorySource(data)) == []
+        assert seal.damaged_chunks(MemorySource(data[:-1])) == ([] if not data else [(len(data) - 1) >> 20])

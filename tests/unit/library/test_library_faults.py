@@ -299,12 +299,12 @@ def test_processes_that_are_killed_or_work_together(tmp_path, script):
 def test_nobody_removes_while_somebody_uses(library, base):
     library.add(base)
     folder_of = Location.parse(library.address).share()
-    with folder_of.using():
-        with folder_of.using(0):
+    with folder_of.shared_lock():
+        with folder_of.shared_lock(0):
             pass
         assert rule(library.gc, wait=0) == "library.busy"
-    with folder_of.alone(0):
-        assert rule(folder_of.using(0).__enter__) == "library.busy"
+    with folder_of.exclusive_lock(0):
+        assert rule(folder_of.shared_lock(0).__enter__) == "library.busy"
         (Path(library.address) / SCRATCH / "x.ingot-partial").mkdir()
     assert library.gc().leftovers == 1
 
@@ -369,7 +369,7 @@ def test_what_killed_additions_to_a_bucket_left_here_is_collected(server, base, 
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:  # pragma: no cover - killed
-        with Location.parse(library.address).share().adding() as adding:  # which makes no request
+        with Location.parse(library.address).share().stage() as adding:  # which makes no request
             adding.files.create("objects/x").write_at(0, b"123")
             os.write(writing, b"1")
             time.sleep(60)
@@ -397,7 +397,7 @@ def test_leases_keep_a_bucket_from_being_collected(server, base, monkeypatch):
     assert lease not in server.files
     server.files["lib/leases/0123456789abcdef.alone"] = b"1"
     folder_of = Location.parse(library.address).share()
-    assert rule(folder_of.using(0).__enter__) == rule(folder_of.alone(0).__enter__) == "library.busy"
+    assert rule(folder_of.shared_lock(0).__enter__) == rule(folder_of.exclusive_lock(0).__enter__) == "library.busy"
     assert [name for name in server.files if "leases" in name] == ["lib/leases/0123456789abcdef.alone"]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ingot.model.reading.lazy import Lazy
+from ingot.model.reading.lazy import LazyMap
 
 
 def test_values_are_made_on_first_access_and_once() -> None:
@@ -14,7 +14,7 @@ def test_values_are_made_on_first_access_and_once() -> None:
         made.append(name)
         return [name]
 
-    lazy = Lazy({"b": 0, "a": 0}, make)
+    lazy = LazyMap({"b": 0, "a": 0}, make)
     assert (list(lazy), len(lazy), "a" in lazy, "c" in lazy, made) == (["b", "a"], 2, True, False, [])
     first = lazy["a"]
     assert lazy["a"] is first

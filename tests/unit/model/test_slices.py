@@ -16,7 +16,7 @@ from ingot.codecs.table import CODECS
 from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.errors import UsageError
 from ingot.model.bytesource import MemorySource
-from ingot.model.reading.slices import piece_of
+from ingot.model.reading.slices import selection_of
 from ingot.model.tensor import Tensor
 from ingot.testing.codecs import encode_tensor
 
@@ -36,7 +36,7 @@ def test_a_piece_holds_what_numpy_selects(data: st.DataObject, shape: tuple[int,
     if data.draw(st.booleans()):
         index = (*index, ...)
     values = np.arange(np.prod(shape, dtype=int)).reshape(shape)
-    piece = piece_of(shape, index, elementwise=elementwise)
+    piece = selection_of(shape, index, elementwise=elementwise)
     run = values.reshape(-1)[piece.start : piece.start + int(np.prod(piece.shape, dtype=int))]
     found = run.reshape(piece.shape)[piece.inner]
     np.testing.assert_array_equal(found, values[index])
@@ -47,7 +47,7 @@ def test_a_piece_holds_what_numpy_selects(data: st.DataObject, shape: tuple[int,
 @pytest.mark.parametrize("index", [None, "a", 1.5, True, (0, 0, 0), 3, -4, (0, 9), (..., ...), [0]])
 def test_other_indices_are_refused(index: Any) -> None:
     with pytest.raises(UsageError) as caught:
-        piece_of((3, 4), index, elementwise=False)
+        selection_of((3, 4), index, elementwise=False)
     assert caught.value.rule == "tensor.index"
 
 

@@ -12,7 +12,7 @@ from ingot.ext.squish.npydir.arrays import ZstdFile
 from ingot.formats.shared.numbers import ComputedSource, ConvertedSource
 from ingot.model.bytesource import DerivedSource, MemorySource, Stamp, StampedSource
 from ingot.model.part import Part
-from ingot.model.reading.pieces import prove
+from ingot.model.reading.concat_source import verify_sources
 from ingot.stores.local import LocalStore
 
 
@@ -21,14 +21,14 @@ class Proved(MemorySource, DerivedSource):
 
     proofs = 0
 
-    def prove(self) -> None:
+    def verify_sources(self) -> None:
         self.proofs += 1
 
 
 def test_a_derived_source_needs_no_memory_unless_it_says_so() -> None:
     source = DerivedSource()
     assert (source.working_bytes(), source.computing_bytes()) == (0, 0)
-    source.prove()
+    source.verify_sources()
 
 
 def test_derived_sources_state_their_memory() -> None:
@@ -43,8 +43,8 @@ def test_derived_sources_state_their_memory() -> None:
 
 def test_only_a_derived_source_is_proved() -> None:
     source = Proved(b"1234")
-    prove(Part("u8", 4, source))
-    prove(Part("u8", 4, MemorySource(b"1234")))
+    verify_sources(Part("u8", 4, source))
+    verify_sources(Part("u8", 4, MemorySource(b"1234")))
     assert source.proofs == 1
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from ingot.errors import UsageError
 from ingot.model.checkpoint import Checkpoint, CheckpointSource
-from ingot.model.reading.view import View, derived
+from ingot.model.reading.view import View, derive_checkpoint
 
 
 class RecordingSource(CheckpointSource):
@@ -31,7 +31,7 @@ class RecordingSource(CheckpointSource):
 
 
 def verb(checkpoint: Checkpoint, argument: int) -> Checkpoint:
-    return derived(checkpoint, {}, verb, argument, argument)
+    return derive_checkpoint(checkpoint, {}, verb, argument, argument)
 
 
 def test_a_further_view_joins_the_reports() -> None:
@@ -81,7 +81,7 @@ def test_a_view_checks_and_closes_all_that_it_reads() -> None:
     calls: list[str] = []
     base = Checkpoint({}, format="zt", location="a", source=RecordingSource("base", calls))
     further = RecordingSource("further", calls)
-    view = derived(base, {}, verb, 1, 1, opened=[further], also_close=further.close)
+    view = derive_checkpoint(base, {}, verb, 1, 1, opened=[further], also_close=further.close)
     view.require_whole()
     view.require_unchanged()
     assert calls == ["base whole", "further whole", "base unchanged", "further unchanged"]
@@ -104,7 +104,7 @@ def test_a_view_has_the_attributes_of_its_base_but_for_the_changes() -> None:
     base = Checkpoint(
         {}, format="zt", location="a", metadata={"a": 1}, companions={"f": "p"}, unread={"x": "why"}, aliases={"y": "z"}
     )
-    view = derived(base, {}, verb, 1, 1, metadata={"b": 2})
+    view = derive_checkpoint(base, {}, verb, 1, 1, metadata={"b": 2})
     assert (view.metadata, view.companions, view.unread) == ({"b": 2}, {"f": "p"}, {"x": "why"})
     assert view.aliases == {}  # no tensor has the name
     assert (view.format, view.location) == ("zt", "a")

@@ -14,9 +14,9 @@ from ingot.codecs.affine.codec import AffineCodec
 from ingot.codecs.affine.rows import add_rows, layout
 from ingot.codecs.delta.base import delta_codec
 from ingot.core.numeric.dtypes import as_bits, numpy_dtype
-from ingot.core.runtime import isa, native
+from ingot.core.runtime import native
 from ingot.errors import CodecError
-from ingot.model.layouts.affine import NO_ZERO, OFFSETS, POINTS, ROW, WHOLE, AffineLayout, Group
+from ingot.model.layouts.affine import NO_ZERO, OFFSETS, PER_TENSOR, POINTS, ROW, AffineLayout, Group
 from ingot.model.tensor import Array
 from ingot.testing.codecs import bits, encode_tensor
 from tests.support.reference import affine as reference
@@ -57,7 +57,7 @@ def expected(params: AffineLayout, packed: Array, scales: Array, zeros: Array | 
 @pytest.mark.parametrize("width", range(1, 9))
 @pytest.mark.parametrize("cols", [1, 15, 64, 131, 2100])
 def test_equals_the_reference(dtype: str, width: int, cols: int) -> None:
-    for number, grid in enumerate((Group(32), Group(7), ROW, WHOLE)):
+    for number, grid in enumerate((Group(32), Group(7), ROW, PER_TENSOR)):
         for signed, zero in product((True, False), (NO_ZERO, POINTS, OFFSETS)):
             packing = "rows_msb" if number % 2 else "rows_lsb"
             params = AffineLayout(width, grid, packing, signed, zero, "f32")
@@ -82,16 +82,16 @@ def test_every_instruction_set_gives_the_same_bits(data: st.DataObject) -> None:
     raw = data.draw(st.binary(min_size=4 * cols, max_size=4 * cols))
     base = np.frombuffer(raw, np.uint16).reshape(2, cols)  # any bf16, NaN and subnormal ones too
     found = []
-    before = isa.isa()
+    before = native.isa()
     try:
-        for name in isa.available_isas():
-            isa.set_isa(name)
+        for name in native.available_isas():
+            native.set_isa(name)
             out = np.empty_like(base)
             at = layout(params, cols)
             native.kernels.affine_add(packed.reshape(-1), as_bits(scales), None, base, out, at, "f16", "bf16")
             found.append(out.tobytes())
     finally:
-        isa.set_isa(before)
+        native.set_isa(before)
     assert len(set(found)) == 1
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from ingot.codecs.affine.matmul import PackedMatrix
 from ingot.core.numeric.dtypes import numpy_dtype
-from ingot.model.layouts.affine import OFFSETS, POINTS, ROW, WHOLE, AffineLayout, Constant, Group
+from ingot.model.layouts.affine import OFFSETS, PER_TENSOR, POINTS, ROW, AffineLayout, Constant, Group
 from ingot.model.tensor import Array
 from tests.support.packed import PLAIN, matrix, weights_of
 from tests.support.reference.affine_matmul import fused, int8, rounded
@@ -21,7 +21,7 @@ KINDS = (
     replace(PLAIN, grid=Group(128), signed=False, zero=OFFSETS),
     replace(PLAIN, grid=Group(96), zero=Constant(-3)),
     replace(PLAIN, grid=ROW, signed=False, zero=Constant(7)),
-    replace(PLAIN, grid=WHOLE, zero=POINTS),
+    replace(PLAIN, grid=PER_TENSOR, zero=POINTS),
     replace(PLAIN, bits=8, grid=ROW),
     replace(PLAIN, bits=8, grid=Group(64)),
     replace(PLAIN, bits=8, signed=False, zero=OFFSETS),

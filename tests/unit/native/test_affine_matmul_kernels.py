@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ingot.codecs.affine.matmul import PackedMatrix, in_blocks, multiplies
 from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.core.runtime import native
-from ingot.model.layouts.affine import OFFSETS, POINTS, ROW, WHOLE, AffineLayout, Constant, Group
+from ingot.model.layouts.affine import OFFSETS, PER_TENSOR, POINTS, ROW, AffineLayout, Constant, Group
 from ingot.model.tensor import Array
 from tests.support.packed import PLAIN, matrix, weights_of
 from tests.support.reference.affine_matmul import gemm, matmul
@@ -27,7 +27,7 @@ KINDS = (
     replace(PLAIN, signed=False, zero=Constant(7), grid=Group(128)),
     replace(PLAIN, grid=Group(40), zero=POINTS),
     replace(PLAIN, grid=ROW, zero=Constant(-3)),
-    replace(PLAIN, grid=WHOLE, zero=POINTS),
+    replace(PLAIN, grid=PER_TENSOR, zero=POINTS),
     replace(PLAIN, packing="8_per_i32", signed=False),
     replace(PLAIN, bits=8, grid=ROW),
     replace(PLAIN, bits=8, grid=ROW, signed=False, zero=POINTS),

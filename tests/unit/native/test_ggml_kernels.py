@@ -10,7 +10,7 @@ from ingot.codecs.blocks.grids import OF_TYPE, grid
 from ingot.codecs.scaled_codebook.tables import numbers
 from ingot.core.numeric.dtypes import cast, written
 from ingot.core.runtime import native
-from ingot.model.layouts.alternatives import AFFINE, CODEBOOKS, OWN
+from ingot.model.layouts.alternatives import AFFINE, CODEBOOKS, UNPACKED
 from ingot.model.layouts.ggml import TYPES
 from ingot.model.layouts.scaled_codebook import ScaledCodebookLayout
 from tests.support.reference.ggml import DECODERS
@@ -69,10 +69,10 @@ def test_wrong_sizes(type: str, nbytes: int, grid: int, size: int) -> None:
         decode(type, np.zeros(nbytes, np.uint8), entries, np.empty(size, np.float32), "f32")
 
 
-@pytest.mark.parametrize("type", OWN)
+@pytest.mark.parametrize("type", UNPACKED)
 def test_codes_are_taken_out_and_put_back(type: str) -> None:
     """What is taken apart stands for the reference's values; it is put together to the same bytes."""
-    own, block = OWN[type], TYPES[type]
+    own, block = UNPACKED[type], TYPES[type]
     blocks = np.random.default_rng(7).integers(0, 256, (501, block.nbytes), dtype=np.uint8)
     blocks[0], blocks[1] = 0, 255
     with np.errstate(all="ignore"):
@@ -103,7 +103,7 @@ def test_codes_are_taken_out_and_put_back(type: str) -> None:
 
 def sizes_of(type: str, count: int) -> list[np.ndarray]:
     """Return room for the codes, scales and minima of so many blocks."""
-    parts = OWN[type].part_specs((count, TYPES[type].elements))
+    parts = UNPACKED[type].part_specs((count, TYPES[type].elements))
     return [np.empty(part.length or 0, np.uint8) for part in parts]
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ingot.core.numeric.dtypes import as_bits, numpy_dtype
-from ingot.core.runtime import isa, native
+from ingot.core.runtime import native
 from tests.support.reference import palette as reference
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -123,20 +123,20 @@ def test_partitions_are_those_of_the_baseline(kind: str, dtype: str) -> None:
     }[kind].astype(numpy_dtype(dtype))
     weights = rng(14).lognormal(0, 3, values.size) if kind == "weighted" else None
     bins = np.bincount(as_bits(values), weights, minlength=65536).astype(np.float64)
-    used = isa.isa()
+    used = native.isa()
     for clusters in (2, 3, 5, 16, 60, 256):
         found = [np.zeros(clusters) for _ in range(2)]
         there = [native.kernels.palette_solve(bins, None, dtype, found[0])]
-        isa.set_isa("baseline")
+        native.set_isa("baseline")
         try:
             there.append(native.kernels.palette_solve(bins, None, dtype, found[1]))
         finally:
-            isa.set_isa(used)
+            native.set_isa(used)
         assert there[0] == there[1]
         assert found[0].tobytes() == found[1].tobytes()
 
 
-@pytest.mark.parametrize("set_name", isa.available_isas())
+@pytest.mark.parametrize("set_name", native.available_isas())
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 @pytest.mark.parametrize("some", ["ends", "zeros", "spread", "row"])
 def test_bins_that_weigh_something_are_found_in_order(some: str, dtype: str, set_name: str) -> None:
@@ -147,13 +147,13 @@ def test_bins_that_weigh_something_are_found_in_order(some: str, dtype: str, set
         "spread": rng(15).choice(np.r_[0:infinity, 0x8000 : 0x8000 + infinity], 250, replace=False),
         "row": np.r_[15:49, 0x8000 + 31 : 0x8000 + 65],
     }[some].astype(np.uint16)
-    bins, found, used = np.zeros(65536), np.zeros(256), isa.isa()
+    bins, found, used = np.zeros(65536), np.zeros(256), native.isa()
     bins[keys] = rng(16).integers(1, 9, keys.size)
-    isa.set_isa(set_name)
+    native.set_isa(set_name)
     try:
         there = native.kernels.palette_solve(bins, None, dtype, found)
     finally:
-        isa.set_isa(used)
+        native.set_isa(used)
     values = np.unique(keys.view(numpy_dtype(dtype)).astype(np.float64))
     assert there == values.size
     assert np.array_equal(found[:there], values)

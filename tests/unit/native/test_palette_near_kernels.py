@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ingot.codecs.palette.near import Near
-from ingot.core.runtime import isa, native
+from ingot.core.runtime import native
 from ingot.model.tensor import Array
 
 KINDS = ["normal", "lattice", "line", "one", "aside", "outliers", "zeros", "small"]
@@ -41,7 +41,7 @@ def tried(points: Array, centroids: Array) -> tuple[float, Array, Array]:
     return error, codes, np.where(numbers[:, None] > 0, means, centroids)
 
 
-@pytest.mark.parametrize("set_name", isa.available_isas())
+@pytest.mark.parametrize("set_name", native.available_isas())
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("size", "clusters", "count"), [(4, 256, 20001), (4, 65, 33001), (4, 40, 17), (4, 1, 70), (2, 100, 5000)]
@@ -50,8 +50,8 @@ def test_steps_are_those_of_trying_all(size: int, clusters: int, count: int, kin
     points = cloud(kind, count, size)
     centroids = points[rng(5).integers(0, count, clusters)].copy()
     centroids[clusters // 2] = centroids[0]  # of equally near ones the first
-    used = isa.isa()
-    isa.set_isa(set_name)
+    used = native.isa()
+    native.set_isa(set_name)
     try:
         found = Near(points)
         for step in range(12):
@@ -65,7 +65,7 @@ def test_steps_are_those_of_trying_all(size: int, clusters: int, count: int, kin
             if step in (4, 7):
                 centroids = np.roll(centroids, 1, axis=0) if step == 4 else centroids + np.float32(2.0**-9)
     finally:
-        isa.set_isa(used)
+        native.set_isa(used)
 
 
 def test_most_points_are_passed_by_where_centroids_stay() -> None:
@@ -106,12 +106,12 @@ def test_threads_find_the_same() -> None:
         centroids = found[0]
 
 
-@pytest.mark.parametrize("set_name", isa.available_isas())
+@pytest.mark.parametrize("set_name", native.available_isas())
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e30])
 def test_what_is_no_number_is_never_followed(bad: float, set_name: str) -> None:
     """Points, centroids, reaches and slacks of any value: codes are those of centroids, and nothing else is read."""
-    kernels, count, used = native.kernels, 500, isa.isa()
-    isa.set_isa(set_name)
+    kernels, count, used = native.kernels, 500, native.isa()
+    native.set_isa(set_name)
     try:
         for place in range(4):
             points, centroids = cloud("normal", count, 4), cloud("normal", 70, 4)
@@ -130,7 +130,7 @@ def test_what_is_no_number_is_never_followed(bad: float, set_name: str) -> None:
             assert (codes < 70).all()
             assert counts.sum() == count
     finally:
-        isa.set_isa(used)
+        native.set_isa(used)
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -171,20 +171,20 @@ def test_means_are_of_sums_in_several_rows() -> None:
     assert np.array_equal(after, np.where(total[10:, None] > 0, means, centroids))
 
 
-@pytest.mark.parametrize("set_name", isa.available_isas())
+@pytest.mark.parametrize("set_name", native.available_isas())
 def test_reaches_are_numbers_where_centroids_are_none(set_name: str) -> None:
     centroids, reach = cloud("normal", 100, 4), np.zeros(100, np.float32)
     centroids[10:] = np.nan
-    used = isa.isa()
-    isa.set_isa(set_name)
+    used = native.isa()
+    native.set_isa(set_name)
     try:
         native.kernels.palette_reach(None, centroids, reach, np.zeros(100, np.float32))
     finally:
-        isa.set_isa(used)
+        native.set_isa(used)
     assert np.isfinite(reach).all()
 
 
-@pytest.mark.parametrize("set_name", isa.available_isas())
+@pytest.mark.parametrize("set_name", native.available_isas())
 @pytest.mark.parametrize("blocks", [0, 3, 4096])
 def test_points_that_are_no_numbers_stay_infinitely_far_from_what_was_drawn(blocks: int, set_name: str) -> None:
     points, draws = cloud("normal", 64 * (blocks + 8) + 5, 2), rng(8).random(20)
@@ -196,10 +196,10 @@ def test_points_that_are_no_numbers_stay_infinitely_far_from_what_was_drawn(bloc
         away = np.where(squares < away, squares, away)
         sums = np.cumsum(away)
         chosen.append(min(int(np.searchsorted(sums, draw * sums[-1], "right")), len(points) - 1))
-    found, used = np.full(21, 3, np.uint64), isa.isa()
-    isa.set_isa(set_name)
+    found, used = np.full(21, 3, np.uint64), native.isa()
+    native.set_isa(set_name)
     try:
         native.kernels.palette_spread(points, draws, found)
     finally:
-        isa.set_isa(used)
+        native.set_isa(used)
     assert found.tolist() == chosen

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingot.core.runtime import isa, native
+from ingot.core.runtime import native
 from tests.support.reference import rounding as reference
 
 kernels = native.kernels
@@ -140,7 +140,7 @@ def test_products_and_factors_have_the_same_bits_everywhere() -> None:
     np.testing.assert_allclose(own, wanted_own, rtol=1e-6)
     assert not kernels.matrix_factor(-np.eye(3, dtype=np.float32), own[:3])
     seen = first_products().setdefault("bytes", out.tobytes() + upper.tobytes() + own.tobytes())
-    assert out.tobytes() + upper.tobytes() + own.tobytes() == seen, isa.isa()
+    assert out.tobytes() + upper.tobytes() + own.tobytes() == seen, native.isa()
 
 
 @pytest.mark.parametrize("size", [1, 7, 64, 65, 200, 391])

@@ -10,7 +10,7 @@ import pytest
 
 from ingot.codecs.trellis.streams import pack_band, values_of
 from ingot.core.numeric.dtypes import numpy_dtype
-from ingot.core.runtime import isa, native
+from ingot.core.runtime import native
 from ingot.model.layouts.trellis import TrellisLayout
 from tests.support.reference import trellis as reference
 
@@ -121,7 +121,7 @@ def test_searches_find_the_same_everywhere(bits: int) -> None:
     packed = pack_band(windows, TrellisLayout(bits, group, 4096, "f32"))
     assert (reference.windows(packed, bits, rows, cols) == windows.T).all()  # what is found is one stream a column
     found = windows.tobytes() + scales.tobytes() + targets.tobytes() + change.tobytes()
-    assert found == first_found().setdefault(str(bits), found), isa.isa()
+    assert found == first_found().setdefault(str(bits), found), native.isa()
 
 
 @pytest.mark.parametrize(("bits", "rows"), [(2, 37), (3, 50), (4, 60)])
@@ -156,7 +156,7 @@ def test_linked_rows_are_searched_by_all_of_their_error(bits: int, rows: int) ->
     added = [float((links[1] * np.square((each @ (below + np.eye(rows))) - shift)).sum()) for each in (moved, linked)]
     assert added[0] < 0.9 * added[1]
     seen = windows.tobytes()
-    assert seen == first_found().setdefault(f"linked {bits}", seen), isa.isa()
+    assert seen == first_found().setdefault(f"linked {bits}", seen), native.isa()
 
 
 def under(change: Any, inputs: Any, outputs: Any) -> float:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ingot.codecs.blocks.compose import Numbers, compose_blocks, numbers_of
 from ingot.codecs.table import CODECS
-from ingot.core.runtime import isa, native
+from ingot.core.runtime import native
 from ingot.errors import UnsupportedError, UsageError
 from ingot.model.layouts.ggml import TYPES
 from ingot.model.part import memory_part
@@ -30,9 +30,9 @@ ZEROS = (POINTS, OFFSETS)
 
 @pytest.fixture
 def each_isa() -> Iterator[tuple[str, ...]]:
-    before = isa.isa()
-    yield tuple(isa.available_isas())
-    isa.set_isa(before)
+    before = native.isa()
+    yield tuple(native.available_isas())
+    native.set_isa(before)
 
 
 def decoded(found: Rounded, quantizer: str, codec: str, options: dict[str, object]) -> np.ndarray:
@@ -151,7 +151,7 @@ def test_any_instruction_set_gives_the_same_bits(each_isa: tuple[str, ...], grid
     weights, known = matrix(67, 256, 5), factors(67, 256, 6)
     seen = set()
     for name in each_isa:
-        isa.set_isa(name)
+        native.set_isa(name)
         found = round_matrix(weights, grid, known)
         zeros = b"" if found.zeros is None else found.zeros.tobytes()
         seen.add((found.codes.tobytes(), found.scales.tobytes(), zeros))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.core.runtime import isa
+from ingot.core.runtime import native
 from ingot.errors import CodecError, UsageError
 from ingot.model.statistics import Statistics
 from ingot.quantization.choice import parse_quantizer, round_with
@@ -42,9 +42,9 @@ def matrix(rows: int, cols: int, seed: int) -> np.ndarray:
 
 @pytest.fixture
 def each_isa() -> Iterator[tuple[str, ...]]:
-    before = isa.isa()
-    yield tuple(isa.available_isas())
-    isa.set_isa(before)
+    before = native.isa()
+    yield tuple(native.available_isas())
+    native.set_isa(before)
 
 
 def test_two_by_two_by_hand() -> None:
@@ -107,7 +107,7 @@ def test_any_instruction_set_gives_the_same_bits(each_isa: tuple[str, ...], lear
     weights, known, grid = matrix(67, 131, 5), factors(67, 131, 6), Grid(4, 32, learnt=learnt)
     seen = set()
     for name in each_isa:
-        isa.set_isa(name)
+        native.set_isa(name)
         found = round_matrix(weights, grid, known)
         seen.add((found.codes.tobytes(), found.scales.tobytes(), found.levels.tobytes()))
     assert len(seen) == 1

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ingot.core.runtime import isa
+from ingot.core.runtime import native
 from ingot.errors import CodecError, UnsupportedError, UsageError
 from ingot.model.statistics import Statistics
 from ingot.model.tensor import Tensor
@@ -90,12 +90,12 @@ def test_bands_and_stacked_matrices_become_parts_that_decode_to_what_was_chosen(
 
 
 def test_any_instruction_set_gives_the_same_bits() -> None:
-    weights, known, before, seen = matrix(23, 24, 5), factors(23, 24, 6), isa.isa(), set()
-    for name in isa.available_isas():
-        isa.set_isa(name)
+    weights, known, before, seen = matrix(23, 24, 5), factors(23, 24, 6), native.isa(), set()
+    for name in native.available_isas():
+        native.set_isa(name)
         found = round_streams(weights, TrellisGrid(3, 12), known)
         seen.add(b"".join(each.tobytes() for each in (*found.windows, *found.scales)))
-    isa.set_isa(before)
+    native.set_isa(before)
     assert len(seen) == 1
 
 

@@ -15,7 +15,7 @@ KEEP = "keep = true"
 
 
 def recipe(*rules: str) -> Recipe:
-    return parse_recipe("".join(f"[[rules]]\n{rule}\n" for rule in rules), where="test")
+    return parse_recipe("".join(f"[[rules]]\n{rule}\n" for rule in rules), location="test")
 
 
 def hit(rule: str, name: str = "w", shape: tuple[int, ...] = (8, 8), dtype: str = "f32", layers: int = 0) -> bool:
@@ -24,7 +24,7 @@ def hit(rule: str, name: str = "w", shape: tuple[int, ...] = (8, 8), dtype: str 
 
 def refusal(text: str) -> UsageError:
     with pytest.raises(UsageError) as caught:
-        parse_recipe(text, where="my.toml")
+        parse_recipe(text, location="my.toml")
     assert caught.value.exit_code == 2
     return caught.value
 
@@ -284,7 +284,7 @@ def test_unknown_recipes(name: str) -> None:
 
 def test_fingerprint_covers_what_decides_and_nothing_else() -> None:
     def print_of(text: str) -> str:
-        return parse_recipe(text, where="x").fingerprint()
+        return parse_recipe(text, location="x").fingerprint()
 
     base = "[[rules]]\nmatch = 'a'\ncodec = 'dense'\noptions = { dtype = 'bf16' }"
     same = (
@@ -317,7 +317,7 @@ def test_candidates_that_may_change_values_hit_weights_only() -> None:
     lossy = "[[rules]]\npick = 'smallest'\ncandidates = [{ codec = 'dense' }, { codec = 'affine' }]"
     exact = "[[rules]]\npick = 'smallest'\ncandidates = [{ codec = 'dense' }, { codec = 'dense', encoding = 'zstd' }]"
     for text, expected in ((lossy, None), (exact, 0)):
-        rules = parse_recipe(text, where="x")
+        rules = parse_recipe(text, location="x")
         assert resolve(rules, "w", (4, 4), "i32", 0).rule_index == expected
         assert resolve(rules, "w", (4, 4), "bf16", 0).rule_index == 0
 

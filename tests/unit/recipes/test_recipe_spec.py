@@ -29,7 +29,7 @@ def rules_in_page(prefix: str, page: str) -> set[str]:
 def test_the_example_parses() -> None:
     example = re.search(r"```toml\n(.*?)```", PAGE, re.DOTALL)
     assert example is not None
-    found = parse_recipe(example[1], where="spec/recipes.md")
+    found = parse_recipe(example[1], location="spec/recipes.md")
     assert [rule.label for rule in found.rules] == [
         "untouched",
         "rule 1",
@@ -40,7 +40,7 @@ def test_the_example_parses() -> None:
 
 def test_the_example_of_candidates_parses() -> None:
     example = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)[1]
-    (rule,) = parse_recipe(example, where="spec/recipes.md").rules
+    (rule,) = parse_recipe(example, location="spec/recipes.md").rules
     assert isinstance(rule.choice, Measured)
     assert len(rule.choice.candidates) == 2
 

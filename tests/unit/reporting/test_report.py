@@ -19,10 +19,10 @@ from ingot.cli.main import run
 from ingot.conversion.run import prepare
 from ingot.errors import FormatError, UsageError
 from ingot.inspect.compare import CompareReport
-from ingot.inspect.page.look import Look, look
+from ingot.inspect.page.look import PageData, collect_page_data
 from ingot.inspect.page.page import page
 from ingot.inspect.page.sample import BINS, histogram
-from ingot.inspect.page.svg import Piece, heat, treemap
+from ingot.inspect.page.svg import Segment, heat, treemap
 from ingot.inspect.receipt import add_receipt
 
 VOID = ("meta", "input", "br")
@@ -66,8 +66,8 @@ def pair(weights: dict[str, np.ndarray], tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture(scope="module")
-def looked(pair: tuple[Path, Path]) -> Look:
-    return look(*pair, histograms=5)
+def looked(pair: tuple[Path, Path]) -> PageData:
+    return collect_page_data(*pair, histograms=5)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def compared(pair: tuple[Path, Path]) -> CompareReport:
     return ingot.compare(*pair)
 
 
-def test_errors_are_those_of_compare(looked: Look, compared: CompareReport) -> None:
+def test_errors_are_those_of_compare(looked: PageData, compared: CompareReport) -> None:
     found = looked
     by_name = {row.name: row for row in found.rows}
     assert set(by_name) == {item.name for item in compared.tensors}
@@ -97,11 +97,11 @@ def test_tensors_that_only_one_has_are_listed(pair: tuple[Path, Path], tmp_path:
     with ingot.open(pair[0]) as first:
         tensors = {name: tensor for name, tensor in first.items() if name != "lm_head.weight"}
         ingot.save(tmp_path / "less.zt", {**tensors, "more": np.ones(3, np.float32)})
-    status = {row.name: row.status for row in look(pair[0], tmp_path / "less.zt").rows}
+    status = {row.name: row.status for row in collect_page_data(pair[0], tmp_path / "less.zt").rows}
     assert (status["lm_head.weight"], status["more"]) == ("only in A", "only in B")
 
 
-def test_histograms_are_of_bounded_samples_and_have_the_grid(pair: tuple[Path, Path], looked: Look) -> None:
+def test_histograms_are_of_bounded_samples_and_have_the_grid(pair: tuple[Path, Path], looked: PageData) -> None:
     found = looked
     assert len(found.histograms) == 5
     for item in found.histograms:
@@ -116,7 +116,7 @@ def test_histograms_are_of_bounded_samples_and_have_the_grid(pair: tuple[Path, P
         assert item.run == 64
         assert len(item.levels) <= 16
         assert item.reference is not None
-    assert look(pair[0], histograms=0).histograms == []
+    assert collect_page_data(pair[0], histograms=0).histograms == []
 
 
 def test_samples_of_odd_tensors(tmp_path: Path) -> None:
@@ -133,10 +133,10 @@ def test_samples_of_odd_tensors(tmp_path: Path) -> None:
         assert scalar is not None
         assert wide is not None
         assert (scalar.values, wide.values <= 1 << 16) == (1, True)
-    assert "<svg" in page(look(tmp_path / "odd.zt"))
+    assert "<svg" in page(collect_page_data(tmp_path / "odd.zt"))
 
 
-def check(text: str, found: Look) -> Elements:
+def check(text: str, found: PageData) -> Elements:
     """Hold a page to asking for nothing: no address in it, and a policy that would forbid it."""
     elements = Elements(text)
     for tag, attributes in elements.found:
@@ -166,14 +166,14 @@ def check(text: str, found: Look) -> Elements:
     return elements
 
 
-def test_the_page_asks_for_nothing_and_is_small(looked: Look, tmp_path: Path) -> None:
+def test_the_page_asks_for_nothing_and_is_small(looked: PageData, tmp_path: Path) -> None:
     check(page(looked), looked)
     rng = np.random.default_rng(0)
     names = [
         f"model.layers.{n}.{part}" for n in range(125) for part in map("self_attn.{}_proj.weight".format, "qkvoabcd")
     ]
     ingot.save(tmp_path / "many.safetensors", {name: rng.standard_normal((4, 8)) for name in names})
-    many = look(tmp_path / "many.safetensors")
+    many = collect_page_data(tmp_path / "many.safetensors")
     with_errors = [replace(row, status="differs", error=0.123456, cosine=0.999, changed=1.0) for row in many.rows]
     many = replace(many, reference="many.safetensors", rows=with_errors)
     text = page(many)
@@ -195,8 +195,8 @@ def page_of_words(folder: Path, words: str) -> str:
     add_receipt(folder, {"of": {"kind": f"of{words}"}, "figures": {f"figure{words}": 1.0}})
     (folder / "e.json").write_text(json.dumps({"model": f"model{words}", "perplexity": 1.5}))
     (folder / "c.json").write_text(json.dumps({"tensors": [{"name": name, "action": words}]}))
-    found = look(folder / "a.safetensors", conversion=folder / "c.json", evaluations=[folder / "e.json"])
-    text = page(replace(found, receipts=[*found.receipts, *look(folder).receipts]))
+    found = collect_page_data(folder / "a.safetensors", conversion=folder / "c.json", evaluations=[folder / "e.json"])
+    text = page(replace(found, receipts=[*found.receipts, *collect_page_data(folder).receipts]))
     check(text, found)
     return text
 
@@ -223,7 +223,7 @@ def test_values_whose_squares_are_no_numbers(tmp_path: Path, capsys: pytest.Capt
     }
     ingot.save(tmp_path / "a.safetensors", first)
     ingot.save(tmp_path / "b.safetensors", {name: values[::-1] * np.float32(-1) for name, values in first.items()})
-    found = look(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+    found = collect_page_data(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
     errors = {row.name: row.error for row in found.rows}
     assert errors["model.layers.0.mlp.up_proj.weight"] is None
     assert errors["model.layers.2.mlp.up_proj.weight"] == 2.0
@@ -239,7 +239,7 @@ def test_constants_that_json_lacks_are_refused(model: Path, tmp_path: Path) -> N
     for text in ('{"perplexity": NaN}', '{"perplexity": 1, "kl": Infinity}', '{"perplexity": 1, "kl": -Infinity}'):
         (tmp_path / "eval.json").write_text(text)
         with pytest.raises(FormatError) as caught:
-            look(model, evaluations=[tmp_path / "eval.json"])
+            collect_page_data(model, evaluations=[tmp_path / "eval.json"])
         assert caught.value.rule == "report.json"
 
 
@@ -251,8 +251,13 @@ def test_evaluations_and_a_conversion_are_taken_from_files(model: Path, tmp_path
     (tmp_path / "eval.json").write_text(json.dumps(scores))
     for prefix, shown in (([], "no added token"), ([{"id": 2, "text": "<bos>"}], "<bos>"), ("x", "not stated")):
         (tmp_path / "other.json").write_text(json.dumps({**scores, "window_prefix": prefix}))
-        assert look(tmp_path / "int4.zt", evaluations=[tmp_path / "other.json"]).scores[0].window_prefix == shown
-    found = look(tmp_path / "int4.zt", conversion=tmp_path / "convert.json", evaluations=[tmp_path / "eval.json"])
+        assert (
+            collect_page_data(tmp_path / "int4.zt", evaluations=[tmp_path / "other.json"]).scores[0].window_prefix
+            == shown
+        )
+    found = collect_page_data(
+        tmp_path / "int4.zt", conversion=tmp_path / "convert.json", evaluations=[tmp_path / "eval.json"]
+    )
     assert {row.name: row.action for row in found.rows} == {item.name: item.action for item in made.tensors}
     assert [(item.model, item.perplexity, item.kl, item.agreement) for item in found.scores] == [
         ("int4", 12.5, 0.25, 0.5)
@@ -268,7 +273,7 @@ def test_evaluations_and_a_conversion_are_taken_from_files(model: Path, tmp_path
 def test_other_files_are_no_evaluations(text: str, model: Path, tmp_path: Path) -> None:
     (tmp_path / "eval.json").write_text(text)
     with pytest.raises(FormatError) as caught:
-        look(model, evaluations=[tmp_path / "eval.json"])
+        collect_page_data(model, evaluations=[tmp_path / "eval.json"])
     assert caught.value.rule == "report.json"
 
 
@@ -289,31 +294,31 @@ def test_what_was_measured_and_sealed_is_told(model: Path, tmp_path: Path) -> No
     (model / "model.safetensors").rename(file)
     [sealed] = ingot.seal(file)
     add_receipt(file, {"of": {"kind": "perplexity"}, "figures": {"perplexity": 12.5}})
-    told = dict(look(file).receipts)
+    told = dict(collect_page_data(file).receipts)
     assert told["sealed file"] == sealed.digest
     assert told["content id"] == told["receipt of the weights"]
     assert "12.5" in told["measured"]
     (beside,) = tmp_path.rglob("sealed.safetensors*receipt.json")
     beside.write_text("{")
-    assert dict(look(file).receipts)["receipt"].startswith("receipt")
+    assert dict(collect_page_data(file).receipts)["receipt"].startswith("receipt")
 
 
 def test_the_plan_for_chips_is_that_of_plan(pair: tuple[Path, Path]) -> None:
-    found, planned = look(pair[1], chip="m1,m4"), ingot.plan(pair[1], "m1,m4")
+    found, planned = collect_page_data(pair[1], chip="m1,m4"), ingot.plan(pair[1], "m1,m4")
     (section,) = found.sections
     columns = [column.name for column in section.data.columns]
     rows = [dict(zip(columns, row, strict=True)) for row in section.data.rows]
     assert [(row["chip"], row["outcomes"]) for row in rows] == [(item.chip, item.outcomes) for item in planned.chips]
     assert [row["moved"] for row in rows] == [item.totals["moved"] for item in planned.chips]
     assert '<h2 id="neural">Neural Engine</h2>' in page(found)
-    assert "Neural Engine" not in page(look(pair[1]))
+    assert "Neural Engine" not in page(collect_page_data(pair[1]))
     assert all(item.product in page(found) for item in planned.chips)
     assert "m4" in planned._repr_html_()
 
 
 def test_areas_of_a_treemap_are_amounts() -> None:
     amounts = {"a": [6.0, 2.0], "b": [3.0], "c": [0.0], "d": [1.0] * 9}
-    drawn = treemap({name: [Piece(value, 1, f"{name}") for value in them] for name, them in amounts.items()}, "x")
+    drawn = treemap({name: [Segment(value, 1, f"{name}") for value in them] for name, them in amounts.items()}, "x")
     rects = re.findall(r'width="([\d.]+)" height="([\d.]+)" class="c1"><title>(\w)', drawn)
     areas: dict[str, float] = {}
     for width, height, name in rects:

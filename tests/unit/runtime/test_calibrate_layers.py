@@ -226,7 +226,7 @@ def test_experts_that_saw_no_token_are_named(tmp_path: Path) -> None:
     report = ingot.calibrate(tmp_path / "m", tmp_path / "s.safetensors", samples=1, length=2)
     assert report.unseen
     assert all(".experts." in name for name in report.unseen)
-    assert any("saw no token" in line.words for line in report.report().lines)
+    assert any("saw no token" in line.template for line in report.report().lines)
     with ingot.open(tmp_path / "s.safetensors") as found:
         assert f"{report.unseen[0]}:inputs" not in found
     converted = ingot.convert(

@@ -8,7 +8,7 @@ import pytest
 import ingot.numpy
 from ingot.artifacts import owned_arrays as module
 from ingot.artifacts.open import open as open_checkpoint
-from ingot.artifacts.owned_arrays import load_owned
+from ingot.artifacts.owned_arrays import load_arrays
 from ingot.artifacts.state_dict import open_bytes, save_bytes
 from ingot.errors import IngotError, IntegrityError, UsageError
 
@@ -41,24 +41,24 @@ def test_values_are_those_of_the_file(tmp_path, monkeypatch, suffix, workers, io
     path = tmp_path / f"m.{suffix}"
     ingot.numpy.save_file(ARRAYS, path)
     with open_checkpoint(path, io=io) as checkpoint:
-        loaded = load_owned(checkpoint, workers=workers)
+        loaded = load_arrays(checkpoint, workers=workers)
     check(loaded)
     assert list(ingot.numpy.load_file(path)) == list(loaded)
 
 
 def test_names_are_chosen_in_order(tmp_path):
     with open_bytes(save_bytes(ARRAYS)) as checkpoint:
-        loaded = load_owned(checkpoint, ["small", "big"])
+        loaded = load_arrays(checkpoint, ["small", "big"])
         assert list(loaded) == ["small", "big"]
         check(loaded, ("small", "big"))
         with pytest.raises(UsageError) as caught:
-            load_owned(checkpoint, ["small", "none"])
+            load_arrays(checkpoint, ["small", "none"])
     assert caught.value.rule == "tensor.unknown"
 
 
 def test_nothing_to_load():
     with open_bytes(save_bytes({})) as checkpoint:
-        assert load_owned(checkpoint) == {}
+        assert load_arrays(checkpoint) == {}
 
 
 def test_a_damaged_part_is_found_on_the_way(tmp_path):
@@ -71,13 +71,13 @@ def test_a_damaged_part_is_found_on_the_way(tmp_path):
         ingot.numpy.load_file(path)
     assert caught.value.rule == "part.digest-mismatch"
     with open_checkpoint(path, verify=False) as checkpoint:
-        assert load_owned(checkpoint)["x"].size == 100_000
+        assert load_arrays(checkpoint)["x"].size == 100_000
 
 
 def test_a_bool_that_is_neither_is_refused():
     data = save_bytes({"b": np.zeros(10, np.bool_)})
     with pytest.raises(IngotError) as caught, open_bytes(data[:-1] + b"\2") as checkpoint:
-        load_owned(checkpoint)
+        load_arrays(checkpoint)
     assert caught.value.rule == "dense.bool"
 
 

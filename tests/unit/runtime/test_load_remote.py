@@ -19,7 +19,7 @@ from ingot.errors import IngotError  # noqa: E402
 from ingot.model.checkpoint import Checkpoint  # noqa: E402
 from ingot.runtime.loading.transformers_tokenizer import load_tokenizer  # noqa: E402
 from ingot.runtime.loading.transformers_weights import loading_order  # noqa: E402
-from ingot.stores.remote import ahead, client  # noqa: E402
+from ingot.stores.remote import client, prefetch  # noqa: E402
 from ingot.stores.remote.source import RemoteSource  # noqa: E402
 from tests.support.models import make, make_tokenizer, output_of  # noqa: E402
 from tests.support.web import Fault, Request, WebServer  # noqa: E402
@@ -70,7 +70,7 @@ def test_each_byte_comes_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, bool], most: int
 ) -> None:
     """Also that of a matrix that two layers share, and of one that several threads decode."""
-    monkeypatch.setattr(ahead, "MOST", most)
+    monkeypatch.setattr(prefetch, "MAX_AHEAD", most)
     make("tied qwen2", tmp_path / "m", vocab_size=60_000)
     (tmp_path / "all.toml").write_text('[[rules]]\nmatch = ["*.weight"]\nmin_ndim = 2\ncodec = "affine"\n')
     ingot.convert(tmp_path / "m", tmp_path / "q", tmp_path / "all.toml")
@@ -85,7 +85,7 @@ def test_each_byte_comes_once(
 def test_shards_become_the_same_model_and_each_byte_comes_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, most: int
 ) -> None:
-    monkeypatch.setattr(ahead, "MOST", most)
+    monkeypatch.setattr(prefetch, "MAX_AHEAD", most)
     make(kind, tmp_path / "m", vocab_size=6000)
     ingot.convert(tmp_path / "m", tmp_path / "s", format="safetensors", max_shard="300KB")
     files = {f"s/{path.name}": path.read_bytes() for path in (tmp_path / "s").iterdir()}
@@ -96,12 +96,12 @@ def test_shards_become_the_same_model_and_each_byte_comes_once(
     near = ingot.load_model(tmp_path / "m")
     for (name, value), other in zip(model.state_dict().items(), near.state_dict().values(), strict=True):
         assert torch.equal(value, other), name
-    assert ahead._LINE._held == 0
+    assert prefetch._QUEUE._held_bytes == 0
 
 
 def test_dense_weights_stay_where_they_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One memory for each: the one that the answer was read into is the parameter's."""
-    monkeypatch.setattr(ahead, "LARGE", 1 << 11)
+    monkeypatch.setattr(prefetch, "LARGE", 1 << 11)
     make("llama", tmp_path / "m", vocab_size=6000)
     files = {f"m/{path.name}": path.read_bytes() for path in (tmp_path / "m").iterdir()}
     read, places = RemoteSource._read, set()
@@ -149,5 +149,5 @@ def test_what_fails_midway_is_refused_by_its_rule(
             ingot.load_model(f"{server.url}/q/", **options)
     assert caught.value.rule == rule
     assert "q/" in str(caught.value)
-    assert ahead._LINE._held == 0
-    assert not ahead._LINE._waiting
+    assert prefetch._QUEUE._held_bytes == 0
+    assert not prefetch._QUEUE._waiting

@@ -309,7 +309,7 @@ def test_statistics_that_do_not_state_their_windows_are_named(begun: Path, tmp_p
         metadata = {key: value for key, value in found.metadata.items() if key != "window_prefix"}
     ingot.save(tmp_path / "old.safetensors", arrays, metadata)
     rule = 'label = "r"\nmin_ndim = 2\ncodec = "affine"\noptions = { bits = 4, group = 16 }\nquantizer = "gptq"'
-    recipe = parse_recipe(f'name = "n"\ndescription = "n"\n[[rules]]\n{rule}\n', where="test")
+    recipe = parse_recipe(f'name = "n"\ndescription = "n"\n[[rules]]\n{rule}\n', location="test")
     for name, expected in (("new", False), ("old", True)):
         notes = ingot.convert(begun, tmp_path / name, recipe, calibration=tmp_path / f"{name}.safetensors").notes
-        assert any("what their windows begin with" in note for note in notes) is expected
+        assert any("how their windows begin" in note for note in notes) is expected

@@ -22,8 +22,7 @@ from ingot.runtime.loading.model_source import model_folder, resolve
 from ingot.stores.local_scheme import LocalScheme
 from ingot.stores.location import Location
 from ingot.stores.memory import shared_files
-from ingot.stores.scheme import Scheme
-from ingot.stores.table import STORES
+from ingot.stores.scheme import STORES, Scheme
 from tests.support.drafts import draft_head
 
 WEIGHTS = {"model.layers.0.mlp.up_proj.weight": np.arange(64, dtype=np.float32).reshape(8, 8)}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ingot.errors import FormatError, UnsupportedError, UsageError
-from ingot.model.store import Listing, Replaced
+from ingot.model.store import Listing, OverwritePolicy
 from ingot.stores.local import LocalStore
 from ingot.stores.location import Location
 from ingot.stores.memory import MemoryStore, shared_files
@@ -244,7 +244,7 @@ def test_an_address_that_is_only_read_refuses_every_way_to_write() -> None:
         location.share,
         lambda: location.url,
         lambda: location.write(b""),
-        lambda: location.stage(Replaced()),
+        lambda: location.stage(OverwritePolicy()),
     )
     for attempt in attempts:
         with pytest.raises(UsageError) as caught:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.errors import IngotError, IntegrityError
-from ingot.model.reading.ranges import MAX_REQUEST, HeaderSource, coalesced, read_bytes
+from ingot.model.reading.ranges import MAX_REQUEST, HeaderSource, coalesce, read_bytes
 from ingot.stores.memory import MemoryStore
 from tests.support.stores import CountingStore
 
@@ -25,7 +25,7 @@ def header_source(gap: int = 1 << 16, data: bytes = DATA, window: int = 1 << 16)
     st.lists(st.tuples(st.integers(0, 400), st.integers(0, 60)), max_size=20), st.integers(0, 50), st.integers(1, 90)
 )
 def test_joined_ranges_hold_all_and_are_apart(ranges, gap, most):
-    joined = coalesced(ranges, gap, most)
+    joined = coalesce(ranges, gap, most)
     assert joined == sorted(joined)
     for start, size in ranges:
         assert any(first <= start and start + size <= first + span for first, span in joined)
@@ -100,4 +100,4 @@ def test_memory_is_bounded():
     source, _ = header_source(data=bytes(64 << 20), gap=1 << 20)
     for start in range(0, 64 << 20, 1 << 19):
         read_bytes(source, start, 100)
-    assert sum(map(len, source._pieces)) <= 16 << 20
+    assert sum(map(len, source._windows)) <= 16 << 20

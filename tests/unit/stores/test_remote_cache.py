@@ -164,7 +164,7 @@ def test_the_least_used_goes_first_and_the_size_holds(tmp_path: Path) -> None:
 
 
 def test_many_readers_share_one(server: WebServer, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "PIECE", 1 << 15)
+    monkeypatch.setattr(transfer, "MAX_REQUEST", 1 << 15)
     with ThreadPoolExecutor(6) as pool:
         assert all(count >= 0 for count in pool.map(lambda _: read(server, "a", 0, 900_000), range(12)))
     assert sum(blobs(cache).values()) <= (1 << 20) * 17 // 16

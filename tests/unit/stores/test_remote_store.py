@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ingot.core.runtime.parallel import Stopped, Workers
+from ingot.core.runtime.parallel import Cancelled, Workers
 from ingot.errors import IngotError
-from ingot.model.store import Listing, Replaced
+from ingot.model.store import Listing, OverwritePolicy
 from ingot.stores.location import Location
 from ingot.stores.remote import client, pace, source, transfer
-from ingot.stores.remote.address import address_of, shown
+from ingot.stores.remote.address import address_of, without_secrets
 from ingot.stores.remote.store import RemoteStore
 from ingot.testing.stores import StoreSuite
 from tests.support.stores import rule_of
@@ -235,7 +235,7 @@ def test_a_server_that_drips_is_given_up(server: WebServer, address: str, monkey
 
 
 def test_what_is_interrupted_ends_with_the_next_bytes(server: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "PIECE", 1 << 20)
+    monkeypatch.setattr(transfer, "MAX_REQUEST", 1 << 20)
     file, begun = opened(server), threading.Semaphore(0)
 
     def drip(request: Request) -> Fault | None:
@@ -250,7 +250,7 @@ def test_what_is_interrupted_ends_with_the_next_bytes(server: WebServer, monkeyp
     for _ in range(2):
         begun.acquire()
     pool.shutdown(wait=True, cancel_futures=True)  # as Ctrl-C does
-    with pytest.raises(Stopped):
+    with pytest.raises(Cancelled):
         future.result()
 
 
@@ -328,7 +328,7 @@ def test_an_answer_that_is_compressed_is_no_range_of_the_file(server: WebServer)
 
 
 def test_ten_percent_of_requests_failing_are_overcome(server: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "PIECE", 1 << 15)
+    monkeypatch.setattr(transfer, "MAX_REQUEST", 1 << 15)
     random, lock = np.random.default_rng(1), threading.Lock()
     faults = [Fault(status=500), Fault(cut=7), Fault(short=1), Fault(status=503)]
 
@@ -361,7 +361,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(server: WebServer) -> N
 
 
 def test_few_requests_and_no_byte_twice(server: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "PIECE", 1 << 20)
+    monkeypatch.setattr(transfer, "MAX_REQUEST", 1 << 20)
     file = opened(server)
     pickle.loads(pickle.dumps(file)).close()
     server.log.clear()
@@ -473,7 +473,7 @@ def test_addresses_that_are_none_are_refused(text: str) -> None:
 
 def test_what_is_secret_in_an_address_is_not_shown() -> None:
     for text in ("https://u:SECRET@h/a?x=SECRET", "https://h/a?x=SECRET", "https://u:SECRET@h?SECRET#SECRET"):
-        assert "SECRET" not in shown(text)
+        assert "SECRET" not in without_secrets(text)
         assert "SECRET" not in repr(address_of(text.partition("#")[0]))
 
 
@@ -509,7 +509,7 @@ def uploads(server: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def publish(address: str, files: dict[str, bytes], *, overwrite: bool = False, resume: bool = False) -> None:
     directory = address.endswith("/")
-    with Location.parse(address).stage(Replaced(overwrite), directory=directory, resume=resume) as staging:
+    with Location.parse(address).stage(OverwritePolicy(overwrite), directory=directory, resume=resume) as staging:
         for name, data in files.items():
             (staging.files / name).write_bytes(data)
         staging.publish([*files])

@@ -8,11 +8,10 @@ import pytest
 
 from ingot.core.files.atomic import Staging
 from ingot.errors import UsageError
-from ingot.model.store import Replaced, Store
+from ingot.model.store import OverwritePolicy, Store
 from ingot.stores.location import Location
 from ingot.stores.memory import MemoryStore
-from ingot.stores.scheme import Scheme, WritableScheme
-from ingot.stores.table import STORES
+from ingot.stores.scheme import STORES, Scheme, WritableScheme
 
 WRITABLE = {"file", "memory", "s3", "gs", "az"}
 
@@ -33,7 +32,7 @@ class StagedScheme(ReadScheme, WritableScheme):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def stage(self, text: str, replaced: Replaced, *, directory: bool, resume: bool) -> Staging:
+    def stage(self, text: str, replaced: OverwritePolicy, *, directory: bool, resume: bool) -> Staging:
         target = self.folder / text.partition(":")[2]
         return Staging(target, directory=directory, overwrite=replaced.allowed, resume=resume)
 
@@ -56,7 +55,7 @@ def only(monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_a_scheme_that_is_only_read_refuses_writing(only: str) -> None:
     refused = (
-        lambda: Location.parse(only).stage(Replaced()),
+        lambda: Location.parse(only).stage(OverwritePolicy()),
         lambda: Location.parse(only).make_folder(),
         lambda: Location.parse(only).write(b"x"),
         lambda: Location.parse(only).share(),

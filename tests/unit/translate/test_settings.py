@@ -42,7 +42,7 @@ def stated(path: Path, **config: Any) -> str:
         ({"attention_bias": True}, ""),  # the biases are there, and llama.cpp adds them
         ({"mlp_bias": True}, ""),
         ({"attention_bias": False, "mlp_bias": False}, ""),
-        ({"hidden_act": "gelu"}, "hidden_act 'gelu', which llama.cpp takes for 'silu'"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu', which llama.cpp replaces by 'silu'"),
         ({"attention_multiplier": 0.5, "logit_scale": 2, "embedding_multiplier": 12.0}, "logit_scale 2"),
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0"),
         ({"unheard_of": {"a": 1}}, "unheard_of"),

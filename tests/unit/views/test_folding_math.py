@@ -19,8 +19,8 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.model.statistics import Statistics
 from ingot.quantization.grid import Grid
 from ingot.views.folding.graph import Graph, graph_of
-from ingot.views.folding.rotate import rotated
-from ingot.views.folding.scale import ScaleFolding, scaled
+from ingot.views.folding.rotate import fold_rotations
+from ingot.views.folding.scale import ScaleFolding, fold_scales
 from ingot.views.folding.statistics import FoldedStatistics
 
 SMALL = {
@@ -110,13 +110,13 @@ def test_turned_and_scaled_it_computes_the_same(model: Path, tmp_path: Path) -> 
         saved(view, tmp_path / "turned")
         found, folding = scaled_view(view, {})
         saved(found, tmp_path / "both")
-        assert folding.searched.gains
+        assert folding.search.gains
         alone, folding = scaled_view(checkpoint, {})
         saved(alone, tmp_path / "scaled")
-        gains = folding.searched.gains
+        gains = folding.search.gains
         assert len(gains) > 3
         assert min(gains.values()) < 0.9
-        assert not folding.searched.unknown
+        assert not folding.search.unknown
     wanted = logits(model)
     for folder in ("turned", "both", "scaled"):
         require_same(logits(tmp_path / folder), wanted)
@@ -130,7 +130,7 @@ def test_norms_behind_matrices_stand_in_the_way(tmp_path: Path) -> None:
 
 def scaled_view(checkpoint: Checkpoint, dtypes: dict[str, str]) -> tuple[Checkpoint, ScaleFolding]:
     folding = scales_of(checkpoint, dtypes)
-    return scaled(folding, ""), folding
+    return fold_scales(folding, ""), folding
 
 
 def random_statistics(checkpoint: Checkpoint, graph: Graph) -> Statistics:
@@ -138,7 +138,7 @@ def random_statistics(checkpoint: Checkpoint, graph: Graph) -> Statistics:
     random, arrays = np.random.default_rng(2), {}
     for site in graph.sites.values():
         cols = checkpoint[site.name].shape[-1]
-        for number in range(len(site.ends) if site.kind == "matrix" else 0):
+        for number in range(len(site.ends) if site.role == "matrix" else 0):
             name = site.name if len(site.ends) == 1 else f"{site.name}:expert.{number}"
             x = random.normal(size=(cols, 40)) * np.exp(2 * random.normal(size=(cols, 1)))
             arrays[f"{name}:inputs"] = (x @ x.T).astype(np.float32)
@@ -150,7 +150,7 @@ def random_statistics(checkpoint: Checkpoint, graph: Graph) -> Statistics:
 def scales_of(checkpoint: Checkpoint, dtypes: dict[str, str]) -> ScaleFolding:
     graph = graph_of(checkpoint)
     known = random_statistics(checkpoint, graph)
-    grids = {site.name: Grid(3, 8) for site in graph.sites.values() if site.kind == "matrix"}
+    grids = {site.name: Grid(3, 8) for site in graph.sites.values() if site.role == "matrix"}
     return ScaleFolding(checkpoint, graph, grids, lambda: known, dtypes)
 
 
@@ -158,8 +158,8 @@ def test_norms_in_few_bits_lose_nothing(tmp_path: Path) -> None:
     # A norm's weight is rounded to bf16; what that changes is taken by the matrices behind it.
     model = made("gemma2", tmp_path / "model")
     with ingot.open(model) as checkpoint:
-        norms = {name: "bf16" for name, site in graph_of(checkpoint).sites.items() if site.kind == "norm"}
-        view = scaled(scales_of(checkpoint, norms), "")
+        norms = {name: "bf16" for name, site in graph_of(checkpoint).sites.items() if site.role == "norm"}
+        view = fold_scales(scales_of(checkpoint, norms), "")
         name = "model.layers.0.input_layernorm.weight"
         assert view[name].dtype == "bf16"
         assert not np.array_equal(view[name].numpy("f32"), checkpoint[name].numpy())
@@ -175,7 +175,7 @@ def test_norms_in_few_bits_lose_nothing(tmp_path: Path) -> None:
 def test_statistics_are_those_of_the_folded_model(tmp_path: Path) -> None:
     model = made("llama", tmp_path / "model")
     with ingot.open(model) as checkpoint:
-        _, folding = rotated(checkpoint, graph_of(checkpoint), (True, True, 3), {})
+        _, folding = fold_rotations(checkpoint, graph_of(checkpoint), (True, True, 3), {})
         saved(views.rotate(checkpoint, r1=True, r2=True, seed=3), tmp_path / "turned")
         for folder in (model, tmp_path / "turned"):
             ingot.calibrate(folder, tmp_path / f"{folder.name}.safetensors", samples=8, length=16)
@@ -205,7 +205,7 @@ def test_statistics_of_scaled_inputs_are_those_of_the_scaled_model(tmp_path: Pat
     model = made("llama", tmp_path / "model")
     with ingot.open(model) as checkpoint:
         folding = scales_of(checkpoint, {})
-        saved(scaled(folding, ""), tmp_path / "scaled")
+        saved(fold_scales(folding, ""), tmp_path / "scaled")
         for folder in (model, tmp_path / "scaled"):
             ingot.calibrate(folder, tmp_path / f"{folder.name}.safetensors", samples=8, length=16, fisher=False)
         of, again = (Statistics.open(tmp_path / f"{name}.safetensors") for name in ("model", "scaled"))

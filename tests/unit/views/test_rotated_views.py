@@ -229,7 +229,7 @@ def test_what_else_is_refused(model: Path, tmp_path: Path) -> None:
 
     assert rule(model, r1=False) == "fold.nothing"
     assert rule(written(tmp_path / "bare", weights(), {})) == "fold.architecture"
-    own = parse_recipe('[[rules]]\nmin_ndim = 2\ncodec = "affine"', where="test")
+    own = parse_recipe('[[rules]]\nmin_ndim = 2\ncodec = "affine"', location="test")
     ingot.convert(model, tmp_path / "int8", own)
     assert rule(tmp_path / "int8") == "fold.packed"
     with ingot.open(model) as checkpoint:

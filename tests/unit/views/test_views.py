@@ -24,8 +24,8 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.model.part import Part
 from ingot.model.tensor import Array, Tensor
 from ingot.testing.codecs import bits, encode_tensor, zstd_part
-from ingot.views.strided import Strided, Units, strided, woven
-from ingot.views.turn import turn
+from ingot.views.transpose import transpose
+from ingot.views.units import Units, UnitSelection, interleave, split_units
 from tests.support.drafts import draft_head
 
 ROWS, COLS = 2000, 96
@@ -191,17 +191,19 @@ def test_importance_stays_with_the_columns_that_it_is_of() -> None:
 def test_a_pruned_matrix_takes_the_bytes_of_what_is_left_and_remembers_what_it_was() -> None:
     source = checkpoint(w=encoded("affine", bits=4, group=32))
     kept = [number % 2 == 0 for number in range(20)]
-    rows = views.prune(source, {"w": views.Pruning(0, Blocks.of(ROWS, 100, kept))})["w"]
+    rows = views.prune(source, {"w": views.Pruning(0, Blocks.from_flags(ROWS, 100, kept))})["w"]
     assert (rows.codec, rows.params["inner"]) == ("sparse_blocks", "quantized_group")
     assert rows.nbytes < 0.51 * source["w"].nbytes
     assert rows.origin is source["w"]
-    back = views.rename(views.prune(source, {"w": views.Pruning(1, Blocks.of(COLS, 48, [False, True]))}), {"w": "x"})
+    back = views.rename(
+        views.prune(source, {"w": views.Pruning(1, Blocks.from_flags(COLS, 48, [False, True]))}), {"w": "x"}
+    )
     assert back["x"].origin is not None
     assert back["x"].origin.name == "x"
     np.testing.assert_array_equal(back["x"].numpy()[:, 48:], source["w"].numpy()[:, 48:])
 
 
-MASK = Blocks.of(4, 2, [True, False])
+MASK = Blocks.from_flags(4, 2, [True, False])
 Wrong = Callable[[Checkpoint], Any]
 
 
@@ -325,16 +327,16 @@ def test_units_are_moved_as_they_are_stored_and_woven_again(codec: str, options:
     tensor = encoded(codec, (3, 16, 96), **options)
     source = checkpoint(x=tensor if mapped else counted(tensor)[0])
     values = tensor.numpy("f32")
-    columns = {f"c{i}": Strided((3, 16, 32), Units(48, 3, i, 1)) for i in range(3)}
-    found = strided(source, {"x": columns})
+    columns = {f"c{i}": UnitSelection((3, 16, 32), Units(48, 3, i, 1)) for i in range(3)}
+    found = split_units(source, {"x": columns})
     for index, name in enumerate(columns):
         assert found[name].codec == codec
         assert np.array_equal(found[name].numpy("f32"), values[..., 32 * index : 32 * index + 32])
-    rows = {f"r{i}": Strided((3, 8, 96), Units(3, 16, i, 8, 2)) for i in range(2)}
-    found = strided(source, {"x": rows})
+    rows = {f"r{i}": UnitSelection((3, 8, 96), Units(3, 16, i, 8, 2)) for i in range(2)}
+    found = split_units(source, {"x": rows})
     for index, name in enumerate(rows):
         assert np.array_equal(found[name].numpy("f32"), values[:, index::2])
-    whole = woven(found, {"x": ((3, 16, 96), {name: piece.units for name, piece in rows.items()})})
+    whole = interleave(found, {"x": ((3, 16, 96), {name: piece.units for name, piece in rows.items()})})
     assert np.array_equal(whole["x"].numpy("f32"), values)
     assert (whole["x"].codec == codec) == ("group" not in options or options["group"] != [8, 32])
 
@@ -342,15 +344,15 @@ def test_units_are_moved_as_they_are_stored_and_woven_again(codec: str, options:
 def test_units_that_are_not_there_are_refused() -> None:
     source = checkpoint(x=encoded("dense", (4, 6)))
     for piece in (
-        Strided((4, 3), Units(4, 2, 2, 1)),
-        Strided((4, 3), Units(4, 4, 0, 1)),
-        Strided((4, 4), Units(4, 2, 0, 1)),
+        UnitSelection((4, 3), Units(4, 2, 2, 1)),
+        UnitSelection((4, 3), Units(4, 4, 0, 1)),
+        UnitSelection((4, 4), Units(4, 2, 0, 1)),
     ):
         with pytest.raises(UsageError) as caught:
-            strided(source, {"x": {"y": piece}})
+            split_units(source, {"x": {"y": piece}})
         assert caught.value.rule == "view.shape"
     with pytest.raises(UsageError) as caught:
-        woven(source, {"y": ((4, 12), {"x": Units(4, 2, 0, 1)})})
+        interleave(source, {"y": ((4, 12), {"x": Units(4, 2, 0, 1)})})
     assert caught.value.rule == "view.shape"
 
 
@@ -366,8 +368,8 @@ def test_units_that_are_not_there_are_refused() -> None:
 def test_matrices_of_a_stack_are_turned(codec: str, options: dict[str, Any], turned: str) -> None:
     """Codes of which a layout can say that they lie the other way round stay as they are."""
     tensor = encoded(codec, (3, 40, 64), **options)
-    found = turn(checkpoint(x=tensor), {"x": "y"})["y"]
+    found = transpose(checkpoint(x=tensor), {"x": "y"})["y"]
     assert (found.codec, found.shape) == (turned, (3, 64, 40))
     assert np.array_equal(found.numpy("f32"), tensor.numpy("f32").swapaxes(1, 2))
-    again = turn(checkpoint(x=found), {"x": "y"})["y"]
+    again = transpose(checkpoint(x=found), {"x": "y"})["y"]
     assert np.array_equal(again.numpy("f32"), tensor.numpy("f32"))

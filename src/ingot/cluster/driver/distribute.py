@@ -1,4 +1,4 @@
-"""A plan whose steps are done by many workers: the driver plans, hands out tasks, checks results, and publishes."""
+"""Execute a plan by many workers: the driver plans, distributes tasks, checks results, and publishes."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from ingot.cluster.run_task import (
     PartsFile,
     PrefixedTarget,
     SharedWriter,
-    has_fixed_place,
+    has_fixed_offset,
     run_task,
 )
 from ingot.cluster.task_runner import TaskRunner
-from ingot.cluster.tasks import TaskType, runs_of
+from ingot.cluster.tasks import TaskType, split_tasks
 from ingot.cluster.worker import worker_name
-from ingot.core.parsing.strictjson import warm
+from ingot.core.parsing.strictjson import preload
 from ingot.core.runtime.progress import Progress
-from ingot.engine.execute import OBLIVIOUS, Executed, Input, Observer, Target, execute
+from ingot.engine.execute import NULL_OBSERVER, Executed, Input, Observer, Target, execute
 from ingot.engine.resources import Resources
 from ingot.engine.work import Plan
 from ingot.errors import FormatError
@@ -40,22 +40,22 @@ from ingot.formats.base import FormatWriter
 from ingot.formats.by_many import Skips, WholeFiles
 from ingot.model import bytesource
 from ingot.model.artifact import Artifact
-from ingot.model.store import Joined, Store
+from ingot.model.store import MergedStore, Store
 from ingot.stores.local import LocalTarget
 from ingot.stores.location import Location
 from ingot.stores.shared import SharedFolder
 
 _PLAN = "plan.json"
-_IN_FLIGHT = 512 << 20  # of a worker without a ceiling: it is not alone on its machine
-_COPIED = 5_000_000_000  # the largest file that an object store copies by itself
+_IN_FLIGHT = 512 << 20  # memory in bytes of a worker without max_ram, because it shares its machine
+_MAX_COPY_BYTES = 5_000_000_000  # the largest file that an object store copies on the server
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The workers of a plan's steps: ``pool`` starts them, or connects to them.
+    """The workers for the steps of a plan; ``pool`` starts them, or connects to them.
 
-    ``plan`` is the plan as JSON, ``task_type`` the type of its tasks, in ``TASK_TYPES``. ``max_ram`` and ``threads``
-    are each worker's.
+    ``plan`` is the plan as JSON, ``task_type`` the type of its tasks in ``TASK_TYPES``. ``max_ram`` and ``threads``
+    apply to each worker.
     """
 
     pool: Callable[[], Pool]
@@ -66,27 +66,27 @@ class Cluster:
 
 
 class Shared(Protocol):
-    """A plan in a worker, whose sources are open and proven to be those that it was made for."""
+    """A plan opened in a worker, whose sources are open and have the identity that the plan declares."""
 
     @property
     def names(self) -> Sequence[str]:
-        """The tensors that all its steps write, in order."""
+        """The names of the tensors of all steps, in order."""
         ...
 
-    def plan(self, numbers: range) -> Plan:
-        """Return the plan of some of its steps; raises ``FormatError`` ``plan.step``."""
+    def plan(self, indices: range) -> Plan:
+        """Return a plan with only the steps at ``indices``; raise ``FormatError`` ``plan.step``."""
         ...
 
-    def hashed(self, numbers: range) -> Sequence[Sequence[int]]:
-        """Return the points of each of these steps whose values are hashed."""
+    def hashed(self, indices: range) -> Sequence[Sequence[int]]:
+        """Return the points of each of these steps at which values are hashed."""
         ...
 
     def writer(self, target: bytesource.Target) -> FormatWriter:
-        """Return a writer of all tensors."""
+        """Return a writer for all tensors of the plan."""
         ...
 
     def require_unchanged(self) -> None:
-        """Refuse sources that were written to since they were opened."""
+        """Raise if a file of the sources has changed since it was opened."""
         ...
 
     def close(self) -> None:
@@ -94,12 +94,13 @@ class Shared(Protocol):
         ...
 
 
-@warm
+@preload
 class Job(Struct, frozen=True, forbid_unknown_fields=True):
     """The common part of all tasks of a plan.
 
-    ``parts`` is the address of the folder that workers leave files in, ``key`` the folder in it that has the plan, and
-    ``files`` the path of the folder in which tensors have their final places. The rest are each worker's resources.
+    ``parts`` is the address of the folder into which workers write files, and ``key`` the subfolder with the plan.
+    ``files`` is the path of the folder with the artifact's files, if workers write at the final offsets. ``max_ram``
+    and ``threads`` are the resources of each worker.
     """
 
     parts: str
@@ -109,9 +110,9 @@ class Job(Struct, frozen=True, forbid_unknown_fields=True):
     threads: int
 
 
-@warm
+@preload
 class StepsBody(Struct, frozen=True, forbid_unknown_fields=True):
-    """A task of some steps. Files of this attempt have its token in their names, so that no other attempt has them."""
+    """A task of consecutive steps. The names of its files contain the token of the attempt, so that they are unique."""
 
     job: Job
     task: Task
@@ -123,96 +124,109 @@ def distribute(
     inputs: Sequence[Input],
     target: Target,
     resources: Resources,
-    by: Cluster,
-    observer: Observer = OBLIVIOUS,
+    cluster: Cluster,
+    observer: Observer = NULL_OBSERVER,
 ) -> Executed:
-    """As ``engine.execute.execute``, whose errors it raises, by workers; and those of ``Cluster.pool`` and
-    ``TaskRunner``."""
-    staging, key, progress = target.staging, sha256(by.plan).hexdigest()[:16], resources.progress
+    """Execute a plan by workers; the driver writes and publishes as in ``engine.execute.execute``.
+
+    Raises the errors of ``execute``, ``Cluster.pool`` and ``TaskRunner``.
+    """
+    staging = target.staging
+    key = sha256(cluster.plan).hexdigest()[:16]
+    progress = resources.progress
     parts = Location.parse(staging.share())
     folder = parts.share(create=True)
-    folder.write(f"{key}/{_PLAN}", by.plan)
+    folder.write(f"{key}/{_PLAN}", cluster.plan)
     files = staging.shared_files if plan.size_exact else None
-    in_full = _files_in_full(plan, target) if staging.takes_over else None
+    files_by_step = _files_by_step(plan, target) if staging.takes_over else None
+    in_full = files_by_step is not None
     hashed = [observer.points(step) for step in plan.steps]
-    is_shared = files is not None and in_full is None
-    checks = ResultCheck(plan, target, hashed, folder, key, shared=is_shared, in_full=in_full is not None)
-    earlier = _earlier(folder, key, checks) if staging.resuming else []
-    done = {item.number for result in earlier for item in result.steps}
-    progress.advance(sum(step.in_bytes for number, step in enumerate(plan.steps) if number in done))
-    job = Job(parts.text, key, files, by.max_ram, by.threads)
-    pool = by.pool()
+    is_shared = files is not None and not in_full
+    checks = ResultCheck(plan, target, hashed, folder, key, shared=is_shared, in_full=in_full)
+    earlier = _earlier_results(folder, key, checks) if staging.resuming else []
+    finished = {item.number for result in earlier for item in result.steps}
+    progress.advance(sum(step.in_bytes for index, step in enumerate(plan.steps) if index in finished))
+    job = Job(parts.text, key, files, cluster.max_ram, cluster.threads)
+    pool = cluster.pool()
 
     def submit(task: Task) -> Future[TaskResult]:
         attempt = secrets.token_hex(4)
         checks.prepare(task)
-        check = partial(checks.check, task=task, attempt=attempt, parts=pool.is_local, places=pool.is_local)
-        future = pool.submit(by.task_type, StepsBody(job, task, attempt), check)
-        future.add_done_callback(lambda done: None if done.cancelled() or done.exception() else checks.forget(task))
+        check = partial(checks.check, task=task, attempt=attempt, parts=pool.is_local, placed=pool.is_local)
+        future = pool.submit(cluster.task_type, StepsBody(job, task, attempt), check)
+        future.add_done_callback(lambda item: None if item.cancelled() or item.exception() else checks.forget(task))
         return future
 
-    def beside(destination: bytesource.Target, written: Sequence[str]) -> Sequence[str]:
-        if in_full is not None:
+    def write_siblings(destination: bytesource.Target, written: Sequence[str]) -> Sequence[str]:
+        if in_full:
             staging.take_over(runner.files)
-        return target.beside(destination, written)
+        return target.copy_companions(destination, written)
 
-    tasks = tasks_of(plan, done, pool.slots, hashed) if in_full is None else tasks_by_file(plan, done, in_full)
+    if files_by_step is None:
+        tasks = tasks_of(plan, finished, pool.slots, hashed)
+    else:
+        tasks = tasks_by_file(plan, finished, files_by_step)
     with TaskRunner(pool, tasks, submit, earlier, progress, checks.fits) as runner:
-        steps = [remote_step(step, number, runner, folder.store) for number, step in enumerate(plan.steps)]
+        steps = [remote_step(step, index, runner, folder.store) for index, step in enumerate(plan.steps)]
         quiet = replace(resources, progress=Progress(progress.total))  # the runner counts source bytes
 
         def reads(written: Store) -> Store:
-            return written if in_full is None else Joined(written, folder.store, runner.files)
+            return MergedStore(written, folder.store, runner.files) if in_full else written
 
-        kept, scattered = _ends(earlier), in_full is not None
-        shared = replace(target, beside=beside, kept=kept, scattered=scattered, reads=reads)
+        ends = _placed_ends(earlier)
+        shared = replace(target, copy_companions=write_siblings, kept_bytes=ends, scattered=in_full, reads=reads)
         executed = execute(replace(plan, steps=steps), inputs, shared, quiet, observer)
     return replace(executed, done=[replace(item, step=item.step.planned) for item in executed.done])
 
 
-def tasks_of(plan: Plan, done: set[int], slots: int, hashed: Sequence[Sequence[int]]) -> list[Task]:
-    """Cut the steps that are not done into tasks, of consecutive steps; a step that is more than a worker's share of
-    all into several. ``hashed`` are the points of each step whose values are hashed."""
-    sizes = [step.in_bytes for step in plan.steps]
-    return runs_of(sizes, slots, done, lambda number: plan.steps[number].row_ranges(hashed[number]))
+def tasks_of(plan: Plan, finished: set[int], slots: int, hashed: Sequence[Sequence[int]]) -> list[Task]:
+    """Split the unfinished steps into tasks of consecutive steps; a step above a worker's share is split by rows.
 
-
-def tasks_by_file(plan: Plan, done: set[int], files: Sequence[str]) -> list[Task]:
-    """Return a task for each file of the result, ``files`` by the steps, of which not every step is done.
-
-    A file whose steps have those of others among them goes into one task with them.
+    ``hashed`` are the points of each step at which values are hashed.
     """
-    last = {file: number for number, file in enumerate(files)}
+    sizes = [step.in_bytes for step in plan.steps]
+    return split_tasks(sizes, slots, finished, lambda index: plan.steps[index].row_ranges(hashed[index]))
+
+
+def tasks_by_file(plan: Plan, finished: set[int], files: Sequence[str]) -> list[Task]:
+    """Return a task for each file of the result with an unfinished step; ``files`` are the files of the steps.
+
+    Files whose steps are interleaved share a task.
+    """
+    last = {file: index for index, file in enumerate(files)}
     tasks: list[Task] = []
     start = stop = 0
-    for number, file in enumerate(files):
+    for index, file in enumerate(files):
         stop = max(stop, last[file] + 1)
-        if number + 1 == stop:
+        if index + 1 == stop:
             steps = range(start, stop)
-            if not done.issuperset(steps):
+            if not finished.issuperset(steps):
                 nbytes = sum(plan.steps[step].in_bytes for step in steps)
                 tasks.append(Task(start, stop, nbytes, files=tuple(dict.fromkeys(files[start:stop]))))
             start = stop
     return tasks
 
 
-def _files_in_full(plan: Plan, target: Target) -> list[str] | None:
-    """Return the file of each step if each of several files can be made in full, and copied by a store."""
+def _files_by_step(plan: Plan, target: Target) -> list[str] | None:
+    """Return the file of each step if workers can write full files of the result; None if they cannot.
+
+    The result must have several files, and the object store must be able to copy each of them.
+    """
     artifact = Artifact(plan.specs, plan.metadata, plan.attachments)
     writer = plan.format.writer(LocalTarget(target.staging.files), target.name, artifact, plan.options)
-    if not isinstance(writer, WholeFiles) or not all(has_fixed_place(step) for step in plan.steps):
+    if not isinstance(writer, WholeFiles) or not all(has_fixed_offset(step) for step in plan.steps):
         return None
     sizes: dict[str | None, int] = {}
     for spec in plan.specs:
         file = writer.file_of(spec.name)
         sizes[file] = sizes.get(file, 0) + (spec.nbytes or 0)
-    if None in sizes or len(sizes) == 1 or max(sizes.values()) > _COPIED:
+    if None in sizes or len(sizes) == 1 or max(sizes.values()) > _MAX_COPY_BYTES:
         return None
     return [writer.file_of(spec.name) or "" for spec in plan.specs]
 
 
-def _ends(earlier: Sequence[TaskResult]) -> dict[str, int]:
-    """Return the files in which tensors are in their places already, and where the last of each ends."""
+def _placed_ends(earlier: Sequence[TaskResult]) -> dict[str, int]:
+    """Return the files with tensors of an earlier run at their final offsets, and the end of the last tensor."""
     ends: dict[str, int] = {}
     for record in (item.written for result in earlier for item in result.steps if item.written is not None):
         for name, offset, length, _ in record["blobs"]:
@@ -220,10 +234,10 @@ def _ends(earlier: Sequence[TaskResult]) -> dict[str, int]:
     return ends
 
 
-def _earlier(folder: SharedFolder, key: str, checks: ResultCheck) -> list[TaskResult]:
-    """Return what an interrupted run's workers have finished and is still there, each step once.
+def _earlier_results(folder: SharedFolder, key: str, checks: ResultCheck) -> list[TaskResult]:
+    """Return the valid results of an interrupted run, each step once.
 
-    Rows of steps are done again. Of files in buckets the store's names of versions are compared.
+    Results for ranges of rows are not used. In buckets the versions of the files must be those of the results.
     """
     results: list[TaskResult] = []
     for name in folder.states(key):
@@ -239,16 +253,17 @@ def _earlier(folder: SharedFolder, key: str, checks: ResultCheck) -> list[TaskRe
     earlier = list[TaskResult]()
     seen = set[int]()
     for result in sorted(results, key=lambda item: item.task.start):
-        if seen.isdisjoint(range(result.task.start, result.task.stop)) and _is_there(result, checks):
+        if seen.isdisjoint(range(result.task.start, result.task.stop)) and _is_valid(result, checks):
             seen.update(range(result.task.start, result.task.stop))
             earlier.append(result)
     return earlier
 
 
-def _is_there(result: TaskResult, checks: ResultCheck) -> bool:
+def _is_valid(result: TaskResult, checks: ResultCheck) -> bool:
+    """Return whether the bytes of an earlier result still exist."""
     checks.prepare(result.task)
     try:
-        checks.check(result, result.task, result.attempt, parts=False, places=True)
+        checks.check(result, result.task, result.attempt, parts=False, placed=True)
     except WorkerLostError:
         return False
     finally:
@@ -256,38 +271,38 @@ def _is_there(result: TaskResult, checks: ResultCheck) -> bool:
     return True
 
 
-class _Opened:
-    """A job's plan in a worker: the open sources, and the writer of the files that other workers write too."""
+class _OpenedJob:
+    """A job in a worker: its plan with open sources, and the writer for files that other workers write too."""
 
-    def __init__(self, opened: Callable[[Location], Shared], job: Job) -> None:
+    def __init__(self, open_plan: Callable[[Location], Shared], job: Job) -> None:
         self.job = job
-        self.plan = opened(Location.parse(job.parts).child(job.key).child(_PLAN))
-        self._placed: SharedWriter | None = None
+        self.plan = open_plan(Location.parse(job.parts).child(job.key).child(_PLAN))
+        self._placed_writer: SharedWriter | None = None
 
-    def placed(self, number: int) -> SharedWriter | None:
-        """Return the writer of final places, at a tensor that is not after this one; None if there are none."""
+    def placed_writer(self, index: int) -> SharedWriter | None:
+        """Return a writer at the final offsets that is not past ``index``; None if the job has no shared files."""
         if self.job.files is None:
             return None
-        if self._placed is None or self._placed.position > number:
-            self._leave()
-            self._placed = self._writer(LocalTarget(self.job.files))
-        return self._placed
+        if self._placed_writer is None or self._placed_writer.position > index:
+            self._abort_writer()
+            self._placed_writer = self._writer(LocalTarget(self.job.files))
+        return self._placed_writer
 
-    def in_full(self, target: bytesource.Target) -> SharedWriter:
-        """Return the writer of files that this worker makes in full, in another folder than the final one."""
+    def full_file_writer(self, target: bytesource.Target) -> SharedWriter:
+        """Return a writer for files that this worker writes in full, in another folder than the final one."""
         writer = self._writer(target)
         assert writer is not None
         return writer
 
     def close(self) -> None:
         """Close all files."""
-        self._leave()
+        self._abort_writer()
         self.plan.close()
 
-    def _leave(self) -> None:
-        if self._placed is not None:
-            self._placed.writer.abort()
-            self._placed = None
+    def _abort_writer(self) -> None:
+        if self._placed_writer is not None:
+            self._placed_writer.writer.abort()
+            self._placed_writer = None
 
     def _writer(self, target: bytesource.Target) -> SharedWriter | None:
         writer = self.plan.writer(target)
@@ -295,36 +310,36 @@ class _Opened:
 
 
 def _require_rows(task: Task, plan: Plan, hashed: Sequence[Sequence[int]]) -> None:
-    """Refuse rows of a task that its step cannot be cut at."""
+    """Raise ``cluster.task`` if the step of a task cannot be split at the task's rows."""
     if task.rows is None:
         return
     start, stop = task.rows
-    cut = plan.steps[0].row_ranges(hashed[0]) if len(plan.steps) == 1 else None
-    if cut is None or not start < stop <= cut[0] or start % cut[1] or (stop % cut[1] and stop != cut[0]):
-        raise FormatError("cluster.task", f"step {task.start} cannot be cut into rows {start} to {stop}")
+    split = plan.steps[0].row_ranges(hashed[0]) if len(plan.steps) == 1 else None
+    if split is None or not start < stop <= split[0] or start % split[1] or (stop % split[1] and stop != split[0]):
+        raise FormatError("cluster.task", f"step {task.start} cannot be split into rows {start} to {stop}")
 
 
 class StepsType(TaskType[StepsBody, TaskResult]):
-    """Tasks of plans that a function opens by location; the last plan stays open."""
+    """The task type of plans that ``open_plan`` opens; the last plan stays open."""
 
-    def __init__(self, opened: Callable[[Location], Shared]) -> None:
+    def __init__(self, open_plan: Callable[[Location], Shared]) -> None:
         super().__init__(StepsBody, TaskResult, self._run_or_close)
-        self._open = OpenJob[Job, _Opened](lambda job: closing(_Opened(opened, job)))
+        self._open = OpenJob[Job, _OpenedJob](lambda job: closing(_OpenedJob(open_plan, job)))
 
     def close(self) -> None:
         """Close the plan."""
         self._open.close()
 
-    def opened(self, job: Job) -> _Opened:
-        """Return a job's plan, which is opened if another job's was open."""
+    def opened(self, job: Job) -> _OpenedJob:
+        """Return an opened job; the plan of another job is closed first."""
         return self._open.opened(job)
 
     def _run_or_close(self, body: StepsBody) -> TaskResult:
-        """Run a task; errors as ``cluster.run_task.run_task`` and of opening the plan."""
+        """Run a task; raise the errors of ``cluster.run_task.run_task`` and of opening the plan."""
         try:
             return self._run(body)
         except BaseException:
-            self.close()  # a writer may be inside a tensor
+            self.close()  # a tensor may be incomplete in the writer
             raise
 
     def _run(self, body: StepsBody) -> TaskResult:
@@ -333,17 +348,21 @@ class StepsType(TaskType[StepsBody, TaskResult]):
         task = body.task
         opened = self.opened(job)
         resources = Resources(job.max_ram, job.threads, without_ceiling=_IN_FLIGHT)
-        numbers = range(task.start, task.stop)
+        indices = range(task.start, task.stop)
         if not task.start < task.stop <= len(opened.plan.names):
             raise FormatError("cluster.task", f"the plan has no steps {task.start} to {task.stop - 1}")
-        plan = opened.plan.plan(numbers)
-        hashed = opened.plan.hashed(numbers)
+        plan = opened.plan.plan(indices)
+        hashed = opened.plan.hashed(indices)
         _require_rows(task, plan, hashed)
-        folder, name = Location.parse(job.parts).share(), f"{job.key}/{task.name}.{body.attempt}"
-        with folder.adding() as adding:
+        folder = Location.parse(job.parts).share()
+        name = f"{job.key}/{task.name}.{body.attempt}"
+        with folder.stage() as adding:
             parts = PartsFile(adding.files, f"{name}.bin")
-            in_full = opened.in_full(PrefixedTarget(adding.files, f"{name}.")) if task.files else None
-            steps = run_task(plan, task, parts, in_full or opened.placed(task.start), resources, hashed)
+            if task.files:
+                writer: SharedWriter | None = opened.full_file_writer(PrefixedTarget(adding.files, f"{name}."))
+            else:
+                writer = opened.placed_writer(task.start)
+            steps = run_task(plan, task, parts, writer, resources, hashed)
             opened.plan.require_unchanged()
             if job.files is not None:
                 written = {blob[0] for item in steps if item.written for blob in item.written["blobs"]}

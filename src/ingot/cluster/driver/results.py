@@ -1,4 +1,4 @@
-"""Checks of a worker's results, which the driver makes before it uses them: a worker may be broken, and not notice."""
+"""Check a worker's results before the driver uses them, because a faulty worker may not notice its errors."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ingot.cluster.messages import (
     TaskResult,
     WorkerLostError,
 )
-from ingot.cluster.run_task import SharedWriter, has_fixed_place, is_fitted
+from ingot.cluster.run_task import SharedWriter, has_fixed_offset, is_fitted
 from ingot.core.bytes import checksums
-from ingot.engine.data import unplain
+from ingot.engine.data import from_json_value
 from ingot.engine.execute import Target
 from ingot.engine.work import Plan, Step
 from ingot.errors import IngotError
@@ -27,21 +27,21 @@ from ingot.stores.shared import SharedFolder
 
 
 class ResultCheck:
-    """Compares the results of tasks with the plan, with the layout of the files, and with the bytes that were left.
+    """A check of task results against the plan, the layout of the files, and the bytes that workers wrote.
 
     Parameters
     ----------
     plan : Plan
-        Of all steps.
+        The plan of all steps.
     target : Target
     hashed : sequence
         The points of each step at which values are hashed.
     folder : SharedFolder
-        Where workers leave files, under names that begin with ``key``.
+        The folder into which workers write files, with names that begin with ``key``.
     shared : bool
-        Whether workers write tensors into their final places, in ``target.staging``.
+        Whether workers write tensors at their final offsets, in ``target.staging``.
     in_full : bool
-        Whether workers make files of the result in full.
+        Whether workers write full files of the result.
     """
 
     def __init__(
@@ -63,50 +63,49 @@ class ResultCheck:
         self._files = LocalStore(target.staging.files, "pread") if shared else None
         self._is_placed = shared or in_full
         self._writer: SharedWriter | None = None
-        self._places: dict[Task, list[list[BlobLocation]]] = {}
+        self._blob_locations: dict[Task, list[list[BlobLocation]]] = {}
 
     def prepare(self, task: Task) -> None:
-        """Find out where the tensors of a task lie. Tasks come in the order of their steps, or cost more time."""
-        if task in self._places or task.rows is not None or not self._is_placed:
+        """Determine the offsets of a task's tensors. This is fastest for tasks in the order of their steps."""
+        if task in self._blob_locations or task.rows is not None or not self._is_placed:
             return
         if self._writer is None or self._writer.position > task.start:
             self._writer = self._new_writer()
         if self._writer is None:
             self._is_placed = False
             return
-        places: list[list[BlobLocation]] = []
-        for number in range(task.start, task.stop):
-            self._writer.skip_to(number)
-            step = self._plan.steps[number]
-            places.append(self._writer.writer.locate(step.spec.name) if has_fixed_place(step) else [])
-        self._places[task] = places
+        locations: list[list[BlobLocation]] = []
+        for index in range(task.start, task.stop):
+            self._writer.skip_to(index)
+            step = self._plan.steps[index]
+            locations.append(self._writer.writer.locate(step.spec.name) if has_fixed_offset(step) else [])
+        self._blob_locations[task] = locations
 
     def forget(self, task: Task) -> None:
-        """Let go of what ``prepare`` found out."""
-        self._places.pop(task, None)
+        """Release the offsets of ``prepare``."""
+        self._blob_locations.pop(task, None)
 
-    def check(self, result: TaskResult, task: Task, attempt: str, *, parts: bool, places: bool) -> None:
-        """Check a result of a task.
+    def check(self, result: TaskResult, task: Task, attempt: str, *, parts: bool, placed: bool) -> None:
+        """Check the result of a task; raise ``WorkerLostError`` if it is not valid.
 
-        ``parts`` and ``places`` say whether bytes are read again, those that wait for the driver and those in their
-        final places. Raises ``WorkerLostError`` if the worker cannot have done this task.
+        With ``parts`` the bytes in the worker's file are read and checked, with ``placed`` those at final offsets.
         """
         try:
-            _require_same(result, task, attempt)
+            _require_same_task(result, task, attempt)
             self._require_files(result)
             with OpenFiles(self._files or self._folder.store) as files:
-                self._require_steps(result, files.read if places and self._files and not task.files else None)
+                self._require_steps(result, files.read if placed and self._files and not task.files else None)
             with OpenFiles(self._folder.store) as files:
                 for item in result.steps if parts else ():
                     _require_crc(item, files.read)
         except (InvalidMessageError, IngotError) as error:
             raise WorkerLostError(f"worker {result.worker[:200]} returned a wrong result: {error}") from error
 
-    def fits(self, number: int, results: Sequence[StepResult]) -> bool:
-        """Whether results of a step, or of all its rows in order, have the bytes of each part that the plan states."""
+    def fits(self, index: int, results: Sequence[StepResult]) -> bool:
+        """Return whether results of a step, or of all its rows, have the number of bytes of each part in the plan."""
         if any(item.written is not None for item in results):
             return len(results) == 1
-        return _sizes_fit(self._plan.steps[number].spec, results)
+        return _sizes_fit(self._plan.steps[index].spec, results)
 
     def _name(self, result: TaskResult) -> str:
         return f"{self._key}/{result.task.name}.{result.attempt}"
@@ -126,10 +125,10 @@ class ResultCheck:
         end = 0
         if [item.number for item in result.steps] != list(range(task.start, task.stop)):
             raise InvalidMessageError("the result has other steps than the task")
-        for item, places in zip(result.steps, self._places_of(task), strict=True):
+        for item, locations in zip(result.steps, self._locations_of(task), strict=True):
             step = self._plan.steps[item.number]
-            if places is not None:
-                self._require_record(step, item, places, read)
+            if locations is not None:
+                self._require_record(step, item, locations, read)
             else:
                 self._require_part(result, item, end)
                 end += item.nbytes
@@ -139,27 +138,32 @@ class ResultCheck:
         if not task.files and end and result.states != [str(end)] and not result.states[0].startswith(f"{end} "):
             raise InvalidMessageError(f"expected {end} bytes in the file")
 
-    def _places_of(self, task: Task) -> Iterator[list[BlobLocation] | None]:
-        """Yield the places of each step of a task; None for one whose bytes wait for the driver."""
-        located = self._places.get(task)
-        for offset, number in enumerate(range(task.start, task.stop)):
-            placed = located is not None and has_fixed_place(self._plan.steps[number])
-            yield located[offset] if placed and located is not None else None
+    def _locations_of(self, task: Task) -> Iterator[list[BlobLocation] | None]:
+        """Yield the final locations of each step of a task; None for a step whose bytes are in the worker's file."""
+        locations = self._blob_locations.get(task)
+        for offset, index in enumerate(range(task.start, task.stop)):
+            if locations is not None and has_fixed_offset(self._plan.steps[index]):
+                yield locations[offset]
+            else:
+                yield None
 
-    def _require_record(self, step: Step, item: StepResult, places: Sequence[BlobLocation], read: Read | None) -> None:
-        """Compare the record of a tensor in its final place with the layout, and with its bytes if they are read."""
+    def _require_record(
+        self, step: Step, item: StepResult, locations: Sequence[BlobLocation], read: Read | None
+    ) -> None:
+        """Compare the record of a tensor at its final offset with the layout, and with ``read`` also with its bytes."""
         record = item.written
         if record is None or item.file or item.runs or record.get("name") != step.spec.name:
             raise InvalidMessageError(f"expected a record of {step.spec.name[:80]!r}")
         blobs = messages.convert(record.get("blobs"), list[tuple[str, int, int, str]])
-        if [blob[:3] for blob in blobs] != list(places):
-            raise InvalidMessageError(f"the record of {step.spec.name[:80]!r} names other places than the layout")
+        if [blob[:3] for blob in blobs] != list(locations):
+            raise InvalidMessageError(f"the record of {step.spec.name[:80]!r} has other offsets than the layout")
         if read is not None:
             assert self._writer is not None
-            if self._writer.writer.record_of(step.spec.name, places, read) != record:
+            if self._writer.writer.record_of(step.spec.name, locations, read) != record:
                 raise InvalidMessageError(f"the bytes of {step.spec.name[:80]!r} have other digests")
 
     def _require_part(self, result: TaskResult, item: StepResult, end: int) -> None:
+        """Check that a step's bytes follow the previous ones in the worker's file and have the sizes of the plan."""
         spec = self._plan.steps[item.number].spec
         if item.written is not None or item.offset != end or item.file != f"{self._name(result)}.bin" * bool(item.file):
             raise InvalidMessageError(f"expected the bytes of {spec.name[:80]!r} in the task's file")
@@ -169,17 +173,17 @@ class ResultCheck:
         if any(role not in lengths for role, _ in item.runs):
             raise InvalidMessageError(f"{spec.name[:80]!r} has no such part")
         if result.task.rows is None and not _sizes_fit(spec, [item]):
-            raise InvalidMessageError(f"the parts of {spec.name[:80]!r} have other sizes than the plan states")
+            raise InvalidMessageError(f"the parts of {spec.name[:80]!r} have other sizes than in the plan")
 
     def _new_writer(self) -> SharedWriter | None:
         plan = self._plan
-        writer = plan.format.writer(_Nowhere(), self._target.name, plan.artifact, plan.options)
+        writer = plan.format.writer(_NullTarget(), self._target.name, plan.artifact, plan.options)
         return SharedWriter(writer, [step.spec.name for step in plan.steps]) if isinstance(writer, Skips) else None
 
 
-def _require_same(result: TaskResult, task: Task, attempt: str) -> None:
+def _require_same_task(result: TaskResult, task: Task, attempt: str) -> None:
     if result.task != task or result.attempt != attempt:
-        raise InvalidMessageError("the result is of another task")
+        raise InvalidMessageError("the result belongs to another task")
 
 
 def _require_crc(item: StepResult, read: Read) -> None:
@@ -191,7 +195,7 @@ def _require_crc(item: StepResult, read: Read) -> None:
 
 
 def _sizes_fit(spec: TensorSpec, results: Sequence[StepResult]) -> bool:
-    """Whether the bytes of each part are as many as the spec states, or at most as many as the part can have."""
+    """Return whether the bytes of each part match its length in the spec, or its upper bound if it has no length."""
     sizes: dict[str, int] = {}
     for role, count in (run for item in results for run in item.runs):
         sizes[role] = sizes.get(role, 0) + count
@@ -203,9 +207,9 @@ def _sizes_fit(spec: TensorSpec, results: Sequence[StepResult]) -> bool:
 
 def _require_params(step: Step, item: StepResult) -> None:
     if (item.params is None) == is_fitted(step):
-        raise InvalidMessageError(f"expected fitted parameters of {step.spec.name[:80]!r} if its encoder fits any")
+        raise InvalidMessageError(f"{step.spec.name[:80]!r} has fitted parameters but must not, or lacks them")
     try:
-        unplain(item.params)
+        from_json_value(item.params)
     except (ValueError, TypeError) as error:
         raise InvalidMessageError(f"the parameters of {step.spec.name[:80]!r} are damaged: {error}") from error
 
@@ -213,13 +217,13 @@ def _require_params(step: Step, item: StepResult) -> None:
 def _require_digests(item: StepResult, points: Sequence[int]) -> None:
     digests = messages.convert(item.notes.get("digests", {}), dict[str, Digest])
     if not {str(point) for point in points} <= digests.keys():
-        raise InvalidMessageError("expected the digests of the values that pass")
+        raise InvalidMessageError("the digests of hashed values are missing")
 
 
-class _Nowhere:
-    """A target and its files that keep nothing: for a writer that is only asked where things lie."""
+class _NullTarget:
+    """A target, and its files, that discard all bytes, for a writer that only computes offsets."""
 
-    def create(self, name: str) -> _Nowhere:
+    def create(self, name: str) -> _NullTarget:
         return self
 
     def write_at(self, offset: int, data: Buffer) -> None:

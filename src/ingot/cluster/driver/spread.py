@@ -1,4 +1,4 @@
-"""Questions about each of many items, answered by many workers: the driver lists the items and collects the answers."""
+"""Distribute a function over many items: the driver lists the items, workers compute, the driver collects results."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ingot.cluster.messages import Task, WorkerLostError
 from ingot.cluster.pool import Pool
 from ingot.cluster.run_task import OpenJob
 from ingot.cluster.scheduler import WorkerStats, run_tasks
-from ingot.cluster.tasks import TASK_TYPES, TaskType, runs_of
+from ingot.cluster.tasks import TASK_TYPES, TaskType, split_tasks
 from ingot.cluster.worker import worker_name
-from ingot.core.parsing.strictjson import warm
+from ingot.core.parsing.strictjson import preload
 from ingot.core.runtime.progress import Progress
 from ingot.errors import FormatError, IntegrityError
 
@@ -32,32 +32,35 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Opened(Generic[Item]):
-    """The items that a question is about: a tensor each, or what belongs together; and the identity of the files."""
+    """The opened items of a question, such as tensors or pairs of tensors, and the identity of their files."""
 
     items: Sequence[Item]
     identity: Sequence[Any]
 
 
-@warm
+@preload
 class Files(Struct, Generic[Options], frozen=True, forbid_unknown_fields=True):
-    """The files that items lie in: the options by which the driver has opened them, the addresses of those options that
-    are paths, and the identity of what the driver found there."""
+    """The files that contain the items.
+
+    ``options`` are those with which the driver opened them, ``addresses`` the absolute addresses of options that are
+    paths, ``identity`` the identity of the files that the driver opened.
+    """
 
     options: Options
     addresses: dict[str, str]
     identity: list[Any]
 
 
-@warm
+@preload
 class ItemsBody(Struct, Generic[Options, Arguments], frozen=True, forbid_unknown_fields=True):
-    """A task of some items: the number of each, and the question's arguments for it."""
+    """A task of several items: the index of each, and the question's arguments for it."""
 
     files: Files[Options]
     task: Task
     items: list[tuple[Annotated[int, Meta(ge=0)], Arguments]]
 
 
-@warm
+@preload
 class ItemsResult(Struct, Generic[Result], frozen=True, forbid_unknown_fields=True):
     """The results of a task, one per item."""
 
@@ -68,26 +71,25 @@ class ItemsResult(Struct, Generic[Result], frozen=True, forbid_unknown_fields=Tr
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A question about one item: the item's number among all, its name, the bytes that are read for it, and the
-    question's arguments."""
+    """A question about one item: its index among all items, its name, the bytes to read, and further arguments."""
 
-    number: int
+    index: int
     name: str
     nbytes: int
     arguments: tuple[Any, ...] = ()
 
 
 class Question(TaskType[Any, Any]):
-    """A function of an item, for workers.
+    """The task type of a function that workers apply to items.
 
     Parameters
     ----------
     options, arguments, result : type
-        Types of messages: what ``opened`` gets, what ``function`` gets after the item, and what it returns.
-    opened : callable
+        Types of messages: the argument of ``open_items``, the further arguments of ``function``, and its result.
+    open_items : callable
         Opens the items.
     function : callable
-        Returns the answer.
+        Gets an item and the further arguments, and returns the result.
     """
 
     def __init__(
@@ -95,23 +97,23 @@ class Question(TaskType[Any, Any]):
         options: type[Options],
         arguments: Any,
         result: Any,
-        opened: Callable[[Options], AbstractContextManager[Opened[Item]]],
+        open_items: Callable[[Options], AbstractContextManager[Opened[Item]]],
         function: Callable[..., Any],
     ) -> None:
         body: Any = ItemsBody
         answer: Any = ItemsResult
         super().__init__(body[options, arguments], answer[result], self._answer)
         for cls in (self.body, self.result):
-            msgspec.json.Decoder(cls)  # before threads meet at its first use, as ``warm`` says
-        self._open = OpenJob[Files[Options], Opened[Item]](lambda files: _opened(opened, files))
+            msgspec.json.Decoder(cls)  # concurrent first use can crash, see ``preload``
+        self._open = OpenJob[Files[Options], Opened[Item]](lambda files: _open_same(open_items, files))
         self._function = function
 
     def _answer(self, body: ItemsBody[Any, Any]) -> ItemsResult[Any]:
-        """Run a task, in a worker; errors as ``ask``, and of the function."""
+        """Run a task in a worker; raise the errors of ``ask`` and of the function."""
         started = time.perf_counter()
         try:
             items = self._open.opened(body.files).items
-            results = [self._function(_item(items, number), *arguments) for number, arguments in body.items]
+            results = [self._function(_item(items, index), *arguments) for index, arguments in body.items]
         except BaseException:
             self.close()
             raise
@@ -122,14 +124,14 @@ class Question(TaskType[Any, Any]):
         self._open.close()
 
 
-def _item(items: Sequence[Item], number: int) -> Item:
-    if number >= len(items):
-        raise FormatError("cluster.task", f"expected the number of one of {len(items)} items, found {number}")
-    return items[number]
+def _item(items: Sequence[Item], index: int) -> Item:
+    if index >= len(items):
+        raise FormatError("cluster.task", f"expected the index of one of {len(items)} items, found {index}")
+    return items[index]
 
 
 def ask(question: str, files: Files[Any], queries: Sequence[Query], pool: Pool, progress: Progress) -> list[Any]:
-    """Have workers answer a question about items.
+    """Return the results of a question for all items, computed by workers.
 
     Parameters
     ----------
@@ -137,9 +139,9 @@ def ask(question: str, files: Files[Any], queries: Sequence[Query], pool: Pool, 
         The name of a ``Question`` in ``TASK_TYPES``.
     files : Files
     queries : sequence of Query
-        The items.
+        One for each item.
     pool : Pool
-        Not closed here: after an error workers may be inside their tasks.
+        The caller closes it; after an error workers may still be running tasks.
     progress : Progress
         Gets the bytes of every task.
 
@@ -151,55 +153,55 @@ def ask(question: str, files: Files[Any], queries: Sequence[Query], pool: Pool, 
     Raises
     ------
     IntegrityError
-        ``cluster.source``: a worker found other files than the driver at the addresses.
+        ``cluster.source``: a worker opened other files at the addresses than the driver.
     UsageError
         ``cluster.version``: a worker has another version of Ingot.
     ResourceError
-        As ``run_tasks``; any other error is that of the first item that has one.
+        The errors of ``run_tasks``; any other error is that of the first item that raised one.
     """
     results: dict[int, Sequence[Any]] = {}
     stats = WorkerStats(progress)
 
     def submit(task: Task) -> Future[ItemsResult[Any]]:
-        chosen = queries[task.start : task.stop]
-        body = ItemsBody(files, task, [(item.number, item.arguments) for item in chosen])
-        return pool.submit(question, body, lambda result: _require_answers(result, chosen))
+        task_queries = queries[task.start : task.stop]
+        body = ItemsBody(files, task, [(item.index, item.arguments) for item in task_queries])
+        return pool.submit(question, body, lambda result: _require_results(result, task_queries))
 
-    def settle(task: Task, result: ItemsResult[Any]) -> None:
+    def commit(task: Task, result: ItemsResult[Any]) -> None:
         results[task.start] = result.results
         stats.add(result.worker, task.nbytes, result.seconds)
 
     assert isinstance(TASK_TYPES[question], Question)
-    run_tasks(pool, runs_of([item.nbytes for item in queries], pool.slots), submit, settle)
+    run_tasks(pool, split_tasks([item.nbytes for item in queries], pool.slots), submit, commit)
     return [result for _, items in sorted(results.items(), key=lambda pair: pair[0]) for result in items]
 
 
-def _require_answers(result: ItemsResult[Any], queries: Sequence[Query]) -> None:
-    """Refuse a result with other items than the task; of some questions a result states the item's name."""
+def _require_results(result: ItemsResult[Any], queries: Sequence[Query]) -> None:
+    """Raise ``WorkerLostError`` if a result has another number of items than the task, or items of other names."""
     names = [getattr(item, "name", None) for item in result.results]
     if len(names) != len(queries) or any(
         name not in (None, item.name) for name, item in zip(names, queries, strict=True)
     ):
-        raise WorkerLostError(f"worker {result.worker[:200]} returned a wrong result: of other tensors than the task")
+        raise WorkerLostError(f"worker {result.worker[:200]} returned a wrong result: tensors of another task")
 
 
 @contextmanager
-def _opened(
-    opened: Callable[[Options], AbstractContextManager[Opened[Item]]], files: Files[Options]
+def _open_same(
+    open_items: Callable[[Options], AbstractContextManager[Opened[Item]]], files: Files[Options]
 ) -> Iterator[Opened[Item]]:
-    """Open items, and prove the files to be those that the driver has opened; errors as ``ask``."""
+    """Open items, and check that the files are those that the driver has opened; raise ``cluster.source``."""
     texts = {name: local_text(getattr(files.options, name), url) for name, url in files.addresses.items()}
-    with opened(structs.replace(files.options, **texts)) as items:
+    with open_items(structs.replace(files.options, **texts)) as items:
         if not same_identity(items.identity, files.identity):
             raise IntegrityError(
                 "cluster.source",
-                "the files here are not those that the driver has opened, or were written to since; run again when "
-                "they are complete",
+                "the files here are not those that the driver has opened, or have changed since; run again when they "
+                "are complete",
                 where=worker_name(),
             )
         yield items
 
 
 def files_of(options: Options, addresses: Mapping[str, str], identity: Sequence[Any]) -> Files[Options]:
-    """Return the files of a question, as a message has them."""
+    """Return the files of a question as part of a message."""
     return Files(options, dict(addresses), list(identity))

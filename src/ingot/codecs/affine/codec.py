@@ -30,11 +30,11 @@ from ingot.model.layouts.affine import (
     ZEROS,
     AffineLayout,
     Constant,
-    natural,
+    canonical,
 )
 from ingot.model.layouts.base import Layout
 from ingot.model.layouts.ggml import GgmlBlocksLayout
-from ingot.model.layouts.packed_words import WordsLayout
+from ingot.model.layouts.packed_ints import PackedIntLayout
 from ingot.model.reading.slices import RunLayout
 from ingot.model.tensor import Array, Tensor
 
@@ -280,15 +280,15 @@ class AffineCodec(Codec):
         stored = _checked(tensor)
         if isinstance(layout, GgmlBlocksLayout):
             return to_blocks(tensor, stored, layout)
-        if not isinstance(layout, AffineLayout | WordsLayout):
+        if not isinstance(layout, AffineLayout | PackedIntLayout):
             return cannot(layout, f"affine integers cannot be stored in {layout.codec}")
         if stored.offset and not (isinstance(layout, AffineLayout) and layout.offset):
             points = as_points(tensor, stored)
             if points is None:
                 return cannot(layout, WHY_NOT)
             tensor = points
-            stored = AffineLayout.of(points)
-        if isinstance(layout, WordsLayout):
+            stored = AffineLayout.from_tensor(points)
+        if isinstance(layout, PackedIntLayout):
             return to_words(tensor, replace(stored, dtype=tensor.dtype), layout)
         return repack(tensor, replace(stored, dtype=tensor.dtype), layout)
 
@@ -308,7 +308,7 @@ class AffineCodec(Codec):
 
 def _checked(tensor: Tensor) -> AffineLayout:
     """Return the checked layout, in the tensor's own matrix if the packed matrix is equivalent."""
-    layout = AffineLayout.of(tensor)
+    layout = AffineLayout.from_tensor(tensor)
     expected = ROLES if layout.zeros else ROLES[:2]
     if set(tensor.parts) != set(expected):
         raise CodecError(
@@ -328,7 +328,7 @@ def _checked(tensor: Tensor) -> AffineLayout:
                 f"expected {spec.length} bytes for shape {list(tensor.shape)}, found {part.nbytes}",
                 where=f"{tensor.name}.{spec.role}",
             )
-    return natural(layout, tensor.shape)
+    return canonical(layout, tensor.shape)
 
 
 def _dtype_error(tensor: Tensor, role: str, expected: str) -> CodecError:

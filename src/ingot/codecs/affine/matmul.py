@@ -10,7 +10,7 @@ from ingot.codecs.tiles import Product
 from ingot.core.numeric.dtypes import as_bits, float_name, numpy_dtype, written
 from ingot.core.runtime import native
 from ingot.errors import CodecError, IngotError, UnsupportedError
-from ingot.model.layouts.affine import AffineLayout, natural
+from ingot.model.layouts.affine import AffineLayout, canonical
 from ingot.model.tensor import Array, Tensor
 
 BATCH = {"f32": 32, "f16": 4, "bf16": 4}
@@ -234,7 +234,7 @@ def packed_params(tensor: Tensor) -> AffineLayout:
     """
     if tensor.codec == AffineCodec.id and len(tensor.shape) == 2:
         AffineCodec().check(tensor)
-        params = natural(AffineLayout.of(tensor), tensor.shape)
+        params = canonical(AffineLayout.from_tensor(tensor), tensor.shape)
         if params.matrix is None and params.block is None and params.in_rows(tensor.shape[1]):
             return params
     raise UnsupportedError(

@@ -16,10 +16,10 @@ from ingot.model.layouts.affine import (
     FLAT_LSB,
     NO_ZERO,
     OFFSETS,
+    PER_TENSOR,
     POINTS,
     ROW,
     SCALE_DTYPES,
-    WHOLE,
     AffineLayout,
     Constant,
     Grid,
@@ -180,7 +180,7 @@ def _bits(options: Mapping[str, Any]) -> int:
 def _grid(options: Mapping[str, Any]) -> Grid:
     group = options.get("group", "row" if options.get("bits") == 8 else 128)
     if group in ("row", "tensor"):
-        return ROW if group == "row" else WHOLE
+        return ROW if group == "row" else PER_TENSOR
     if not isinstance(group, int) or isinstance(group, bool) or not 1 <= group <= 2**31:
         raise _option_error("group 'row', 'tensor' or a positive number of columns", group)
     return Group(group)

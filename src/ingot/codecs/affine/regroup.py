@@ -19,7 +19,7 @@ def split_groups(tensor: Tensor, columns: int) -> Tensor:
 
     Scales and zero points are repeated while they are read.
     """
-    layout = AffineLayout.of(tensor)
+    layout = AffineLayout.from_tensor(tensor)
     assert isinstance(layout.grid, Group)
     assert layout.grid.columns % columns == 0
     rows, cols = tensor.matrix_shape

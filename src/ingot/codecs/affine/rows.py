@@ -7,7 +7,7 @@ from math import gcd
 
 import numpy as np
 
-from ingot.core.numeric.buffers import HUGE, enter
+from ingot.core.numeric.buffers import HUGE_PAGE, prefault
 from ingot.core.numeric.dtypes import LARGEST, as_bits, cast_into, float_name, written
 from ingot.core.runtime import native
 from ingot.core.runtime.parallel import default_workers, for_ranges
@@ -211,7 +211,7 @@ def decode_rows(
         batch = everything.cut(start, stop, rows)
         target = out[start:stop]
         if new:  # a single thread writes the following memory next, so a page that is entered is cleared as a whole
-            enter(out[start:], target.nbytes + (HUGE if workers == 1 else 0))
+            prefault(out[start:], target.nbytes + (HUGE_PAGE if workers == 1 else 0))
         narrow = np.empty(target.shape, np.float32) if wide else target
         batch.decode(narrow)
         if risky:

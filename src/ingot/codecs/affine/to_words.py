@@ -10,12 +10,12 @@ import numpy as np
 from ingot.codecs.affine.repack import AffineRepack, difference, number_chunks, shift
 from ingot.codecs.affine.word_codes import pack_planes, pack_points, pack_words, unpack_codes
 from ingot.codecs.base import Repacked, RepackReader, cannot
-from ingot.core.numeric.buffers import scratch, turn_into
+from ingot.core.numeric.buffers import scratch, transpose_into
 from ingot.core.numeric.dtypes import as_bits, file_bytes, float_name, from_file, numpy_dtype
 from ingot.core.runtime import native
 from ingot.errors import IntegrityError
 from ingot.model.layouts.affine import CODES, SCALES, ZEROS, AffineLayout, Points
-from ingot.model.layouts.packed_words import AWQ, AWQ_GEMV, GPTQ_PLANES, GPTQ_V1, MODELOPT, WordsLayout, words
+from ingot.model.layouts.packed_ints import AWQ, AWQ_GEMV, GPTQ_PLANES, GPTQ_V1, MODELOPT, PackedIntLayout, word_count
 from ingot.model.tensor import Array, Tensor
 
 _STRIP = 1 << 20  # bytes of rows that are transposed at a time
@@ -24,31 +24,31 @@ _PLANES_MEMORY = 24  # bytes per code for packing planes: a byte a bit, twice, a
 _PAIRS_MEMORY = 3  # bytes per code for packing two rows in a byte
 
 
-def to_words(tensor: Tensor, stored: AffineLayout, target: WordsLayout) -> Repacked:
+def to_words(tensor: Tensor, stored: AffineLayout, target: PackedIntLayout) -> Repacked:
     """Return a checked tensor of layout ``stored`` in the layout ``target``."""
     rows, cols = tensor.matrix_shape
     reason = "its columns have an order or factors" if target.scattered else difference(stored, target.rows)
     if len(tensor.shape) != 2 or not rows or not cols:
         reason = f"words need a matrix that is not empty, not shape {list(tensor.shape)}"
-    elif target.form == AWQ and (rows % 8 or cols % 8):
+    elif target.packing == AWQ and (rows % 8 or cols % 8):
         reason = f"AWQ needs rows and columns in multiples of 8, not {rows} x {cols}"
-    elif target.form == GPTQ_PLANES and (rows % 32 or cols % 32):
+    elif target.packing == GPTQ_PLANES and (rows % 32 or cols % 32):
         reason = f"planes need rows and columns in multiples of 32, not {rows} x {cols}"
-    elif target.form == MODELOPT and rows % 2:
+    elif target.packing == MODELOPT and rows % 2:
         reason = f"ModelOpt packs two rows in a byte, so it needs an even number, not {rows} rows"
-    elif not target.known.written:
-        reason = f"Ingot reads the form {target.form} but does not write it"
+    elif not target.packing_form.written:
+        reason = f"Ingot reads the form {target.packing} but does not write it"
     if reason is not None:
         return cannot(target, reason)
     plain = AffineRepack(tensor, stored, target.rows)
     why_not = plain.why_not() or _why_not(plain, target)
-    return in_words(plain, plain.reusing_reader if target.turned else plain.reader, target, why_not)
+    return in_words(plain, plain.reusing_reader if target.transposed else plain.reader, target, why_not)
 
 
 def in_words(
     plain: AffineRepack,
     begin: Callable[[], RepackReader],
-    target: WordsLayout,
+    target: PackedIntLayout,
     why_not: str | None,
     extra_row_bytes: int = 0,
 ) -> Repacked:
@@ -59,9 +59,9 @@ def in_words(
     """
     tensor = plain.tensor
     (rows, cols), parts = tensor.matrix_shape, target.part_specs(tensor.shape)
-    memory = plain.memory + extra_row_bytes + 4 * words(cols, target.bits) + 16 * target.groups(cols)
-    memory += {GPTQ_PLANES: _PLANES_MEMORY, MODELOPT: _PAIRS_MEMORY}.get(target.form, 0) * cols
-    if not target.turned:
+    memory = plain.memory + extra_row_bytes + 4 * word_count(cols, target.bits) + 16 * target.groups(cols)
+    memory += {GPTQ_PLANES: _PLANES_MEMORY, MODELOPT: _PAIRS_MEMORY}.get(target.packing, 0) * cols
+    if not target.transposed:
         return Repacked(
             target,
             parts,
@@ -73,9 +73,9 @@ def in_words(
             again=plain.again,
         )
     unit = lcm(32, target.group or 32)  # columns that begin both a word and a group
-    unit_bytes = rows * (4 * words(unit, target.bits) + 8 * (unit // (target.group or unit)))
+    unit_bytes = rows * (4 * word_count(unit, target.bits) + 8 * (unit // (target.group or unit)))
     size = _LARGE_STRIP if plain.again else _STRIP
-    strip = max(1, size // (4 * words(cols, target.bits)) // 32) * 32
+    strip = max(1, size // (4 * word_count(cols, target.bits)) // 32) * 32
     return Repacked(
         target,
         parts,
@@ -89,14 +89,14 @@ def in_words(
     )
 
 
-def point_range(target: WordsLayout) -> tuple[int, int]:
+def point_range(target: PackedIntLayout) -> tuple[int, int]:
     """Return the smallest and the largest zero point that the form holds."""
     if target.signed:
         return -128, 127
-    return int(target.form == GPTQ_V1), (1 << target.bits) - 1
+    return int(target.packing == GPTQ_V1), (1 << target.bits) - 1
 
 
-def _why_not(plain: AffineRepack, target: WordsLayout) -> str | None:
+def _why_not(plain: AffineRepack, target: PackedIntLayout) -> str | None:
     """Return why the form cannot hold a zero point; reads zero points, and checks their digest, only if necessary."""
     if not isinstance(target.zero, Points):
         return None
@@ -111,10 +111,10 @@ def _why_not(plain: AffineRepack, target: WordsLayout) -> str | None:
         for zeros in chunks:
             shifted = plain.shift(zeros) if plain.stored.zeros else zeros
             fits = fits and _integers(shifted, target) is not None
-    return None if fits else f"the form {target.form} needs zero points that are integers from {low} to {high}"
+    return None if fits else f"the form {target.packing} needs zero points that are integers from {low} to {high}"
 
 
-def _integers(zeros: Array, target: WordsLayout) -> Array | None:
+def _integers(zeros: Array, target: PackedIntLayout) -> Array | None:
     """Return zero points as u8, in two's complement for signed codes; None unless all are integers in range."""
     low, high = point_range(target)
     integers = np.empty(zeros.shape, np.uint8)
@@ -125,7 +125,7 @@ def _integers(zeros: Array, target: WordsLayout) -> Array | None:
 class _Rows:
     """A pass over a tensor's rows, which come packed row by row."""
 
-    def __init__(self, inner: RepackReader, tensor: Tensor, target: WordsLayout) -> None:
+    def __init__(self, inner: RepackReader, tensor: Tensor, target: PackedIntLayout) -> None:
         self._inner = inner
         self._target = target
         self._tensor_name = tensor.name
@@ -155,7 +155,7 @@ class _Rows:
 class RowsReader:
     """A packer of the forms that store row by row."""
 
-    def __init__(self, source: _Rows, target: WordsLayout, cols: int) -> None:
+    def __init__(self, source: _Rows, target: PackedIntLayout, cols: int) -> None:
         self._source = source
         self._target = target
         self._cols = cols
@@ -167,11 +167,11 @@ class RowsReader:
     def read(self, rows: int) -> dict[str, Array]:
         target = self._target
         codes, scales, zeros = self._source.read(rows)
-        if target.form == MODELOPT:
+        if target.packing == MODELOPT:
             return {CODES: self._in_pairs(codes), SCALES: scales}
         if target.signed:
             codes = codes[:, : self._cols].view(np.int8)
-        if target.form != AWQ_GEMV:
+        if target.packing != AWQ_GEMV:
             parts = {CODES: codes, SCALES: scales}
             if zeros is not None:
                 packed = zeros.view(np.int8) if target.signed else pack_words(zeros.T, target.bits).T
@@ -205,7 +205,9 @@ class TransposedReader:
     Each run of columns takes a pass over all rows of the tensor.
     """
 
-    def __init__(self, begin: Callable[[], _Rows], target: WordsLayout, matrix: tuple[int, int], strip: int) -> None:
+    def __init__(
+        self, begin: Callable[[], _Rows], target: PackedIntLayout, matrix: tuple[int, int], strip: int
+    ) -> None:
         self._begin = begin
         self._target = target
         self._strip = strip
@@ -221,8 +223,8 @@ class TransposedReader:
         target = self._target
         height = self._height
         source = self._begin()
-        line = words(first, target.bits)
-        end = words(last, target.bits)
+        line = word_count(first, target.bits)
+        end = word_count(last, target.bits)
         size = target.group or self._cols
         groups = slice(first // size if target.group else int(first > 0), -(-last // size))
         transposed = scratch((4 * (end - line) * height,), np.uint8)
@@ -232,9 +234,9 @@ class TransposedReader:
             rows = slice(row, min(row + self._strip, height))
             codes, steps, points = source.read(rows.stop - row)
             self._transpose(codes, line, end, row, transposed)
-            turn_into(steps[:, groups], scales, row)
+            transpose_into(steps[:, groups], scales, row)
             if zeros is not None and points is not None:
-                turn_into(points[:, groups], zeros, row)
+                transpose_into(points[:, groups], zeros, row)
         source.finish()
         parts = {CODES: transposed, SCALES: scales}
         if zeros is not None and len(zeros):  # per-row parts go with the first columns
@@ -246,10 +248,10 @@ class TransposedReader:
 
     def _transpose(self, codes: Array, line: int, end: int, row: int, out: Array) -> None:
         """Transpose words ``line`` to ``end`` of rows of codes, the first of them ``row``, into ``out``."""
-        if self._target.form == GPTQ_PLANES:
+        if self._target.packing == GPTQ_PLANES:
             codes = self._in_planes(codes)
         source = (codes.reshape(-1), 4 * line, codes.shape[1], len(codes), end - line, out)
-        if self._target.form == AWQ:
+        if self._target.packing == AWQ:
             native.kernels.words_to_awq(*source, row // 2, self._height // 2)
         else:
             native.kernels.words_turn(*source, 4 * row, 4 * self._height)

@@ -5,23 +5,23 @@ from __future__ import annotations
 import numpy as np
 
 from ingot.core.numeric.dtypes import from_file
-from ingot.model.layouts.packed_words import AWQ, GPTQ_PLANES, GPTQ_V1, PLANES, WordsLayout
+from ingot.model.layouts.packed_ints import AWQ, GPTQ_PLANES, GPTQ_V1, PLANES, PackedIntLayout
 from ingot.model.tensor import Array
 
 # The nibbles of an AWQ word that hold the outputs 0 to 7: the position of each in 0, 2, 4, 6, 1, 3, 5, 7.
 AWQ_NIBBLES = tuple(int(nibble) for nibble in np.argsort([0, 2, 4, 6, 1, 3, 5, 7]))
 
 
-def points_of(packed: Array, layout: WordsLayout) -> Array:
+def points_of(packed: Array, layout: PackedIntLayout) -> Array:
     """Return the zero points in words [groups, words of rows] as integers, u8 [groups, rows].
 
     The last may be padding.
     """
     count = 32 * packed.shape[1] // layout.bits
-    if layout.form == GPTQ_PLANES:
+    if layout.packing == GPTQ_PLANES:
         return join_planes(packed, layout.bits)
-    if layout.form != AWQ:
-        return unpack_codes(packed, layout.bits, count, more=layout.form == GPTQ_V1)
+    if layout.packing != AWQ:
+        return unpack_codes(packed, layout.bits, count, more=layout.packing == GPTQ_V1)
     stored = unpack_codes(packed, 4, count).reshape(-1, 8)
     points = np.empty_like(stored)
     for output, nibble in enumerate(AWQ_NIBBLES):
@@ -29,13 +29,13 @@ def points_of(packed: Array, layout: WordsLayout) -> Array:
     return points.reshape(len(packed), -1)
 
 
-def pack_points(points: Array, target: WordsLayout) -> Array:
+def pack_points(points: Array, target: PackedIntLayout) -> Array:
     """Return zero points, u8 [groups, rows], packed for a form that stores a line for each group."""
-    if target.form == AWQ:
+    if target.packing == AWQ:
         return _pack_awq(points)
-    if target.form == GPTQ_V1:
+    if target.packing == GPTQ_V1:
         points = points - np.uint8(1)
-    return pack_planes(points, target.bits) if target.form == GPTQ_PLANES else pack_words(points, target.bits)
+    return pack_planes(points, target.bits) if target.packing == GPTQ_PLANES else pack_words(points, target.bits)
 
 
 def _pack_awq(points: Array) -> Array:

@@ -18,7 +18,7 @@ from ingot.core.numeric.dtypes import DTYPES, file_bytes, from_file, little_endi
 from ingot.core.runtime import native
 from ingot.errors import CodecError
 from ingot.model.layouts.affine import CODES, SCALES, ZEROS, Points
-from ingot.model.layouts.packed_words import (
+from ingot.model.layouts.packed_ints import (
     AWQ,
     AWQ_GEMV,
     GPTQ,
@@ -35,8 +35,8 @@ from ingot.model.layouts.packed_words import (
     PACKED_LOOSE,
     QUANTO,
     SUBTRACTED,
-    WordsLayout,
-    words,
+    PackedIntLayout,
+    word_count,
 )
 from ingot.model.part import Part
 from ingot.model.tensor import Array, Tensor
@@ -115,7 +115,7 @@ _NARROW = 1 << 18  # a line is read as a whole if that reads at most this many b
 class WordRows:
     """A reader of a checked tensor, a run of rows at a time."""
 
-    def __init__(self, tensor: Tensor, layout: WordsLayout) -> None:
+    def __init__(self, tensor: Tensor, layout: PackedIntLayout) -> None:
         self._layout, (self.rows, self.cols), self._tensor_name = layout, tensor.matrix_shape, tensor.name
         self._row_bytes = layout.rows.row_bytes(self.cols)
         self._groups = layout.groups(self.cols)
@@ -130,7 +130,7 @@ class WordRows:
         if isinstance(layout.zero, Points):
             lines, across = layout.zero_shape(tensor.shape)
             self._zeros = Windows(parts[ZEROS], lines, across * DTYPES[layout.points].bits // 8)
-        self._meta = Windows(parts[META], self.cols // 32, 4 * self.rows) if layout.form == MARLIN_24 else None
+        self._meta = Windows(parts[META], self.cols // 32, 4 * self.rows) if layout.packing == MARLIN_24 else None
 
     def codes(self, first: int, last: int) -> Array:
         """Return the codes of rows ``first`` to ``last``, each row a bit stream, low bits first, u8 [rows, bytes]."""
@@ -144,7 +144,7 @@ class WordRows:
             MODELOPT: self._pairs,
             PACKED_LOOSE: self._loose,
         }
-        name = self._layout.form
+        name = self._layout.packing
         if name in _TRANSPOSED:
             return readers[name](first, last)
         if name in readers:
@@ -176,7 +176,7 @@ class WordRows:
 
     def scales(self, first: int, last: int) -> Array:
         """Return the scales, [rows, groups], in the byte order of files."""
-        if self._layout.form == MARLIN_24:
+        if self._layout.packing == MARLIN_24:
             begin = first // BLOCK * BLOCK
             end = -(-last // BLOCK) * BLOCK
             grouped = 2 * (self._layout.group or self.cols) < self.cols
@@ -188,9 +188,9 @@ class WordRows:
         """Return numbers of the scales' type that belong to groups, [rows, groups]."""
         size = DTYPES[self._layout.scales].bits // 8
         dtype = little_endian(f"u{8 * size}")
-        if self._layout.form == HQQ_COLUMNS:
+        if self._layout.packing == HQQ_COLUMNS:
             return self._cycle(window, first, last, size).view(dtype)
-        if not self._layout.turned:
+        if not self._layout.transposed:
             stored = window.read(slice(first, last), 0, self._groups * size)
             return np.ascontiguousarray(stored).view(dtype)
         stored = window.read(slice(0, self._groups), first * size, last * size)
@@ -213,16 +213,16 @@ class WordRows:
         layout = self._layout
         zeros = self._zeros
         assert zeros is not None
-        if layout.form == INTS:
+        if layout.packing == INTS:
             return np.ascontiguousarray(zeros.read(slice(first, last), 0, self._groups)).view(np.int8)
-        if layout.form == AWQ_GEMV:
+        if layout.packing == AWQ_GEMV:
             return unpack_codes(_as_words(zeros.read(slice(first, last), 0, zeros.width)), 4, self._groups)
         start = first // 32 * 32  # a row whose bits begin a word
         begin = start * layout.bits // 32
-        end = words(last, layout.bits)
-        if layout.form == GPTQ_PLANES:
-            end = words(-(-last // 32) * 32, layout.bits)
-        if layout.turned:
+        end = word_count(last, layout.bits)
+        if layout.packing == GPTQ_PLANES:
+            end = word_count(-(-last // 32) * 32, layout.bits)
+        if layout.transposed:
             packed = _as_words(zeros.read(slice(0, self._groups), 4 * begin, 4 * end))
         else:
             packed = np.ascontiguousarray(_as_words(zeros.read(slice(begin, end), 0, 4 * self._groups)).T)
@@ -230,11 +230,11 @@ class WordRows:
 
     def float_points(self, first: int, last: int) -> Array:
         """Return the zero points, or the offsets, in the type of the scales and in the byte order of files."""
-        if self._layout.known.zeros != INTEGERS:
+        if self._layout.packing_form.zeros != INTEGERS:
             assert self._zeros is not None
             size = DTYPES[self._layout.scales].bits // 8
             stored = self._numbers(self._zeros, first, last).reshape(-1).view(np.uint8).copy()
-            if self._layout.known.zeros == SUBTRACTED:
+            if self._layout.packing_form.zeros == SUBTRACTED:
                 stored[size - 1 :: size] ^= 0x80  # flips the sign
             return stored
         points = self.points(first, last)
@@ -280,7 +280,7 @@ class WordRows:
                 continue
             stored = self._codes.read(slice(start - lane * step, stop - lane * step), across.start, across.stop)
             packed = _as_words(stored) if layout.bits == 3 else stored
-            shift = layout.bits * (lane if layout.form == QUANTO else layout.lanes - 1 - lane)
+            shift = layout.bits * (lane if layout.packing == QUANTO else layout.lanes - 1 - lane)
             mask = packed.dtype.type((1 << layout.bits) - 1)
             codes[start - begin : stop - begin] = packed >> packed.dtype.type(shift) & mask
         return codes
@@ -344,7 +344,7 @@ class WordRows:
                 yield line, codes.read(lines, 0, codes.width).reshape(-1), start, codes.width
 
 
-def rows_tensor(tensor: Tensor, layout: WordsLayout) -> Tensor:
+def rows_tensor(tensor: Tensor, layout: PackedIntLayout) -> Tensor:
     """Return a checked tensor without ``order`` as a tensor of codec ``affine``, whose parts are computed as they are
     read.
 
@@ -356,12 +356,12 @@ def rows_tensor(tensor: Tensor, layout: WordsLayout) -> Tensor:
     parts = {}
     for spec in rows.part_specs(tensor.shape):
         part = tensor.parts[spec.role]
-        if spec.role in layout.known.same and part.nbytes == spec.length:
+        if spec.role in layout.packing_form.same_as_affine and part.nbytes == spec.length:
             parts[spec.role] = _retype(tensor, spec.role, spec.dtype)
             continue
         make = {CODES: source.codes, SCALES: source.scales, ZEROS: source.float_points}[spec.role]
         width = (spec.length or 0) // max(count, 1)
-        again = layout.turned and spec.role == CODES
+        again = layout.transposed and spec.role == CODES
         parts[spec.role] = computed_part(part, spec.dtype, count, width, make, again=again)
     return Tensor(tensor.name, tensor.shape, tensor.dtype, rows.codec, parts, rows.attributes())
 
@@ -370,7 +370,7 @@ def _retype(tensor: Tensor, role: str, dtype: str) -> Part:
     return replace(tensor.parts[role], dtype=dtype, type=None)
 
 
-def order_of(tensor: Tensor, layout: WordsLayout) -> Array:
+def order_of(tensor: Tensor, layout: PackedIntLayout) -> Array:
     """Return the group index of each column.
 
     Raises ``CodecError`` ``affine_words.order`` if an index is out of range.

@@ -35,7 +35,7 @@ from ingot.model.layouts.affine import (
     Points,
 )
 from ingot.model.layouts.base import Layout
-from ingot.model.layouts.packed_words import (
+from ingot.model.layouts.packed_ints import (
     AWQ,
     FACTORS,
     GPTQ,
@@ -46,7 +46,7 @@ from ingot.model.layouts.packed_words import (
     MARLIN_24,
     MODELOPT,
     TORCHAO,
-    WordsLayout,
+    PackedIntLayout,
 )
 from ingot.model.part import PartReader
 from ingot.model.tensor import Array, Tensor
@@ -54,16 +54,16 @@ from ingot.model.tensor import Array, Tensor
 _SUPPORTED = (GPTQ, GPTQ_V1, AWQ)
 
 
-def with_one_point(tensor: Tensor, stored: WordsLayout) -> tuple[Tensor, WordsLayout]:
+def with_one_point(tensor: Tensor, stored: PackedIntLayout) -> tuple[Tensor, PackedIntLayout]:
     """Return a checked tensor without its zero points if all are the middle one; else the tensor unchanged.
 
     Reads zero points, and checks their digest if it returns the tensor without them.
     """
     rows = tensor.matrix_shape[0]
-    packed = stored.form in _SUPPORTED and 32 % stored.bits == 0 and rows * stored.bits % 32 == 0
+    packed = stored.packing in _SUPPORTED and 32 % stored.bits == 0 and rows * stored.bits % 32 == 0
     if not packed or not isinstance(stored.zero, Points) or not tensor.size:
         return tensor, stored
-    code = stored.point - (stored.form == GPTQ_V1)
+    code = stored.point - (stored.packing == GPTQ_V1)
     word = np.uint32(sum(code << shift for shift in range(0, 32, stored.bits)))
     if not all(bool((chunk.view(np.uint32) == word).all()) for chunk in number_chunks(tensor.parts[ZEROS])):
         return tensor, stored
@@ -72,13 +72,13 @@ def with_one_point(tensor: Tensor, stored: WordsLayout) -> tuple[Tensor, WordsLa
     return replace(tensor, parts=parts, params=layout.attributes()), layout
 
 
-def between_lines(tensor: Tensor, stored: WordsLayout, target: WordsLayout) -> Repacked | None:
+def between_lines(tensor: Tensor, stored: PackedIntLayout, target: PackedIntLayout) -> Repacked | None:
     """Return a checked tensor in another of these forms; None if more than the order of lines would change."""
     rows, cols = tensor.matrix_shape
     unit = lcm(32, stored.group or 32)
-    if not {stored.form, target.form} <= set(_SUPPORTED) or not tensor.size or rows % 32 or cols % unit:
+    if not {stored.packing, target.packing} <= set(_SUPPORTED) or not tensor.size or rows % 32 or cols % unit:
         return None
-    if target != replace(stored, form=target.form, zero=target.zero):
+    if target != replace(stored, packing=target.packing, zero=target.zero):
         return None
     if target.zero != stored.zero and target.zero == Constant(target.point):
         return None
@@ -101,7 +101,7 @@ def between_lines(tensor: Tensor, stored: WordsLayout, target: WordsLayout) -> R
 class _Lines:
     """A pass over a tensor's parts, a run of columns at a time."""
 
-    def __init__(self, tensor: Tensor, stored: WordsLayout, target: WordsLayout, unit: int) -> None:
+    def __init__(self, tensor: Tensor, stored: PackedIntLayout, target: PackedIntLayout, unit: int) -> None:
         self._stored = stored
         self._target = target
         self._unit = unit
@@ -127,8 +127,8 @@ class _Lines:
         return parts
 
     def _codes(self, stored: Array, cols: int) -> Array:
-        to_awq = self._target.form == AWQ
-        if to_awq == (self._stored.form == AWQ):
+        to_awq = self._target.packing == AWQ
+        if to_awq == (self._stored.packing == AWQ):
             return stored
         lines, words = (cols // 8, self._rows) if to_awq else (cols, self._rows // 8)
         out = scratch(stored.shape, np.uint8)
@@ -154,7 +154,7 @@ def _next(reader: PartReader, nbytes: int) -> Array:
     return raw
 
 
-ID = WordsLayout.codec
+ID = PackedIntLayout.codec
 _STEP = 1 << 18  # codes that are decoded at a time if each column has its own group
 
 
@@ -174,7 +174,7 @@ class ScatteredReader(Rows):
     They are the scale and zero point of the column's group, or these times the column's factor.
     """
 
-    def __init__(self, tensor: Tensor, layout: WordsLayout) -> None:
+    def __init__(self, tensor: Tensor, layout: PackedIntLayout) -> None:
         self._rows = WordRows(tensor, layout)
         self._layout = layout
         self._next = 0
@@ -210,7 +210,7 @@ class ScatteredReader(Rows):
         decode_rows(self._single, codes.reshape(-1), scales, zeros, out)
 
     def _zeros(self, first: int, last: int, dtype: np.dtype[np.generic]) -> Array:
-        if self._layout.known.zeros == INTEGERS:
+        if self._layout.packing_form.zeros == INTEGERS:
             points = self._rows.points(first, last).astype(dtype)
             return points if self._order is None else points[:, self._order]
         return self._expand(self._rows.float_points(first, last), last - first)
@@ -220,7 +220,7 @@ class ScatteredReader(Rows):
         numbers = from_file(stored.reshape(-1), self._layout.scales).reshape(rows, -1)
         if self._order is not None:
             return numbers[:, self._order]
-        if self._layout.form == HQQ_COLUMNS:
+        if self._layout.packing == HQQ_COLUMNS:
             return numbers
         return np.repeat(numbers, self._layout.group or self._rows.cols, axis=1)[:, : self._rows.cols]
 
@@ -275,7 +275,7 @@ class WordsCodec(Codec):
         if stored.scattered:
             return cannot(layout, "its columns have an order or factors, which only this layout stores")
         tensor, stored = with_one_point(tensor, stored)
-        direct = between_lines(tensor, stored, layout) if isinstance(layout, WordsLayout) else None
+        direct = between_lines(tensor, stored, layout) if isinstance(layout, PackedIntLayout) else None
         return direct or AffineCodec().repack(rows_tensor(tensor, stored), layout)
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> NoReturn:
@@ -286,8 +286,8 @@ class WordsCodec(Codec):
         )
 
 
-def _checked(tensor: Tensor) -> WordsLayout:
-    layout = WordsLayout.of(tensor)
+def _checked(tensor: Tensor) -> PackedIntLayout:
+    layout = PackedIntLayout.from_tensor(tensor)
     specs = {spec.role: spec for spec in layout.part_specs(tensor.shape)}
     if set(tensor.parts) != set(specs):
         roles = ", ".join(specs)
@@ -297,7 +297,7 @@ def _checked(tensor: Tensor) -> WordsLayout:
             where=tensor.name,
         )
     rows, cols = tensor.matrix_shape
-    tall, wide = _STEPS.get(layout.form, (1, 1))
+    tall, wide = _STEPS.get(layout.packing, (1, 1))
     if rows % tall or cols % wide:
         raise CodecError(
             f"{ID}.shape",
@@ -320,21 +320,21 @@ def _checked(tensor: Tensor) -> WordsLayout:
     return layout
 
 
-def _check_zeros(tensor: Tensor, layout: WordsLayout) -> None:
+def _check_zeros(tensor: Tensor, layout: PackedIntLayout) -> None:
     """Raise ``CodecError`` if the form has no such zero points or parts of columns, or if groups do not divide the
     matrix."""
-    zeros, (rows, cols) = layout.known.zeros, tensor.matrix_shape
-    down = layout.form == HQQ_COLUMNS
+    zeros, (rows, cols) = layout.packing_form.zeros, tensor.matrix_shape
+    down = layout.packing == HQQ_COLUMNS
     deep = layout.group or (rows if down else cols) or 1
     integers = zeros == INTEGERS
     divides = integers or zeros is None or (rows * cols if down else cols) % deep == 0
     points = layout.zero == Constant(layout.point) if zeros is None else integers or isinstance(layout.zero, Points)
-    columns = (integers or not layout.order) and (not layout.factors or layout.form == MODELOPT)
+    columns = (integers or not layout.order) and (not layout.factors or layout.packing == MODELOPT)
     if not (divides and points and columns):
         raise CodecError(
             f"{ID}.shape",
             f"expected groups that divide {rows} x {cols}, and zero points and parts of columns that the form "
-            f"{layout.form} supports",
+            f"{layout.packing} supports",
             where=tensor.name,
         )
 

@@ -12,7 +12,7 @@ from ingot.core.numeric.dtypes import as_bits, float_name, numpy_dtype, written
 from ingot.core.runtime import native
 from ingot.errors import IntegrityError
 from ingot.model.layouts.affine import CODES, SCALES, ZEROS
-from ingot.model.layouts.alternatives import AFFINE, CODEBOOKS, OWN
+from ingot.model.layouts.alternatives import AFFINE, CODEBOOKS, UNPACKED
 from ingot.model.layouts.ggml import TYPES
 from ingot.model.layouts.scaled_codebook import INDICES, ScaledCodebookLayout
 from ingot.model.tensor import Array, Tensor
@@ -32,7 +32,7 @@ def unpack(block_type: str, blocks: Array) -> dict[str, Array]:
 
     Scales that are small floats are returned as their bytes.
     """
-    layout, (elements, nbytes, _) = OWN[block_type], TYPES[block_type]
+    layout, (elements, nbytes, _) = UNPACKED[block_type], TYPES[block_type]
     count = blocks.size // nbytes
     (codes, *numbers) = layout.part_specs((1, count * elements))
     out = [scratch((count * elements * layout.bits // 8,), np.uint8)]
@@ -44,7 +44,7 @@ def unpack(block_type: str, blocks: Array) -> dict[str, Array]:
 
 def extract_part(block_type: str, blocks: Array, role: str) -> Array:
     """Return one of the parts that ``unpack`` returns; skips unpacking if the part is contiguous in each block."""
-    codes, *specs = OWN[block_type].part_specs((1, TYPES[block_type].elements))
+    codes, *specs = UNPACKED[block_type].part_specs((1, TYPES[block_type].elements))
     if role == codes.role or (block_type not in AFFINE and block_type not in CODEBOOKS):
         return unpack(block_type, blocks)[role]
     sizes = [spec.length or 0 for spec in specs]
@@ -59,7 +59,7 @@ def extract_part(block_type: str, blocks: Array, role: str) -> Array:
 
 def pack(block_type: str, parts: dict[str, Array]) -> Array:
     """Return blocks (u8) from the parts that ``unpack`` returns."""
-    layout, (elements, nbytes, _) = OWN[block_type], TYPES[block_type]
+    layout, (elements, nbytes, _) = UNPACKED[block_type], TYPES[block_type]
     codes = parts[INDICES if isinstance(layout, ScaledCodebookLayout) else CODES]
     scales = parts[SCALES].view(np.uint8)
     minima = parts.get(ZEROS)

@@ -114,7 +114,7 @@ class BlocksCodec(Codec):
 
 
 def _checked(tensor: Tensor) -> GgmlBlocksLayout:
-    layout = GgmlBlocksLayout.of(tensor)
+    layout = GgmlBlocksLayout.from_tensor(tensor)
     if tensor.dtype != layout.dtype:
         raise CodecError(
             f"{ID}.params", f"expected dtype {layout.dtype}, found the tensor's {tensor.dtype}", where=tensor.name

@@ -16,10 +16,10 @@ from ingot.codecs.scaled_codebook.codec import ScaledCodebookCodec
 from ingot.core.numeric.buffers import scratch
 from ingot.core.numeric.dtypes import file_bytes
 from ingot.model.layouts.affine import AffineLayout
-from ingot.model.layouts.alternatives import OWN
+from ingot.model.layouts.alternatives import UNPACKED
 from ingot.model.layouts.base import Layout
 from ingot.model.layouts.ggml import BLOCKS, GgmlBlocksLayout
-from ingot.model.layouts.packed_words import WordsLayout
+from ingot.model.layouts.packed_ints import PackedIntLayout
 from ingot.model.layouts.scaled_codebook import CODEBOOK, SECOND, ScaledCodebookLayout
 from ingot.model.part import CHUNK, Part, memory_part
 from ingot.model.spec import PartSpec
@@ -34,7 +34,7 @@ def from_blocks(tensor: Tensor, stored: GgmlBlocksLayout, target: Layout) -> Rep
     Reads the blocks if exactness depends on their scales: zero points become offsets or the reverse, or bytes of scales
     mean different numbers in blocks and elsewhere.
     """
-    layout = OWN.get(stored.type)
+    layout = UNPACKED.get(stored.type)
     if layout is None:
         return cannot(target, f"{target.codec} cannot hold the codes and scales of blocks of {stored.type}")
     blocks = _Blocks(tensor, stored, layout)
@@ -45,7 +45,7 @@ def from_blocks(tensor: Tensor, stored: GgmlBlocksLayout, target: Layout) -> Rep
         return result if reason is None else cannot(target, reason)
     numbers = sum(part.length or 0 for part in layout.part_specs((1, cols)))
     row_memory = blocks.row_bytes + 2 * numbers  # as read, and unpacked
-    if isinstance(target, WordsLayout) and isinstance(layout, AffineLayout) and target.turned:
+    if isinstance(target, PackedIntLayout) and isinstance(layout, AffineLayout) and target.transposed:
         plain = AffineRepack(blocks.as_tensor(), layout, target.rows)
         return in_words(plain, lambda: _BlockParts(blocks, target.rows), target, None, row_memory)
     memory = result.memory + row_memory
@@ -57,8 +57,8 @@ def unpack_blocks(tensor: Tensor) -> Tensor | None:
 
     None if there is no such layout, or if a scale means another number there; the check reads blocks of small floats.
     """
-    stored = GgmlBlocksLayout.of(tensor)
-    layout = OWN.get(stored.type)
+    stored = GgmlBlocksLayout.from_tensor(tensor)
+    layout = UNPACKED.get(stored.type)
     blocks = None if layout is None else _Blocks(tensor, stored, layout)
     return None if blocks is None or blocks.why_incompatible() else blocks.as_tensor()
 

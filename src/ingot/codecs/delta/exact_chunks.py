@@ -77,7 +77,7 @@ class ExactParams:
 def is_coded(name: str) -> bool:
     """Return whether the codec supports this element type: floats, integers and booleans of full bytes."""
     row = DTYPES.get(name)
-    return row is not None and row.kind != "c" and row.bits >= 8
+    return row is not None and row.category != "c" and row.bits >= 8
 
 
 def params_for(name: str, chunk: object = CHUNK) -> ExactParams:

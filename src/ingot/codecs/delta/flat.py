@@ -13,7 +13,7 @@ import numpy as np
 from ingot.codecs.base import AddingReader, BaseEncoder, Encoder
 from ingot.codecs.cast import flat
 from ingot.codecs.range_probe import RangeProbe
-from ingot.core.numeric.buffers import HUGE, enter, scratch
+from ingot.core.numeric.buffers import HUGE_PAGE, prefault, scratch
 from ingot.core.numeric.dtypes import STORAGE_DTYPES, as_bits, dtype, float_name, written
 from ingot.core.runtime import native
 from ingot.errors import CodecError, UnsupportedError, UsageError
@@ -320,5 +320,5 @@ class BatchAddingReader(AddingReader):
         for start in range(0, out.size, step):
             batch = slice(start, start + step)
             for array in fresh:  # the following memory is written next, so a page that is entered is cleared as a whole
-                enter(array[start:], step * array.itemsize + HUGE)
+                prefault(array[start:], step * array.itemsize + HUGE_PAGE)
             self.add(Addition(first[batch], second[batch], None if third is None else third[batch], less))

@@ -297,7 +297,7 @@ class DeltaInt4(Codec):
 
     def check(self, tensor: Tensor) -> None:
         """Check the tensor; rules ``delta_int4.dtype``, ``.parts``, ``.part-dtype``, ``.size``, ``.layout``."""
-        layout = Int4DeltaLayout.of(tensor).layout
+        layout = Int4DeltaLayout.from_tensor(tensor).layout
         counts = check_parts(tensor, PARTS)
         apart = counts["outlier_idx"]
         if apart > tensor.size:

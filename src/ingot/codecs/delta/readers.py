@@ -10,7 +10,7 @@ from ingot.codecs.cast import cast
 from ingot.codecs.delta.flat import BATCH
 from ingot.core.numeric.dtypes import as_bits, float_name, from_file, numpy_dtype, written
 from ingot.core.runtime import native
-from ingot.core.runtime.parallel import go_on
+from ingot.core.runtime.parallel import check_cancelled
 from ingot.errors import CodecError
 from ingot.model.bytesource import MemorySource
 from ingot.model.part import Part
@@ -63,7 +63,7 @@ class ArrayReader:
         return self._array.size
 
     def next(self, count: int) -> Array:
-        go_on()
+        check_cancelled()
         values = self._array[:count]
         self._array = self._array[count:]
         return values
@@ -112,7 +112,7 @@ class Codes:
         size = -(-(first + count) // self._per_byte)
         self._position += count
         if self._array is not None:
-            go_on()
+            check_cancelled()
             return self._array[byte : byte + size], first
         if size > self._buffer.size:  # reused: fresh pages cost more than reading
             self._buffer = np.empty(size + 1, np.uint8)

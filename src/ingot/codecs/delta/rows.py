@@ -20,7 +20,7 @@ from ingot.codecs.table import CODECS, DELTA_ROWS
 from ingot.core.numeric.dtypes import DTYPES, FLOATS, from_file, numpy_dtype
 from ingot.core.numeric.dtypes import dtype as resolve_dtype
 from ingot.errors import CodecError, UnsupportedError
-from ingot.model.layouts.base import codec_named, codec_of, file_id
+from ingot.model.layouts.base import codec_of, file_id, resolve_codec
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor
 
@@ -173,7 +173,7 @@ class RowsDelta(DeltaCodec):
         if source not in FLOATS:
             raise UnsupportedError(f"expected rows of {', '.join(FLOATS)}, found {source}", rule=f"{ID}.dtype")
         rows = options.get("rows")
-        inner = codec_named(options.get("inner"))
+        inner = resolve_codec(options.get("inner"))
         more = options.get("options", {})
         if len(shape) < 2 or not isinstance(rows, int) or not is_int_between(rows, 1, shape[0] - 1):
             raise _option_error(f"fewer rows than the first dimension of a matrix of shape {list(shape)}", rows)

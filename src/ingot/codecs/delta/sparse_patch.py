@@ -34,7 +34,7 @@ _NO_LIMIT = 2**63 - 1
 def is_patched(name: str) -> bool:
     """Return whether the codec supports this element type: full bytes, and no complex numbers."""
     row = DTYPES.get(name)
-    return row is not None and row.bits in (8, 16, 32, 64) and row.kind != "c"
+    return row is not None and row.bits in (8, 16, 32, 64) and row.category != "c"
 
 
 def as_unsigned(values: Array) -> Array:
@@ -221,7 +221,7 @@ def check(tensor: Tensor) -> None:
     CodecError
         ``sparse_patch.params``, ``sparse_patch.parts``, ``sparse_patch.dtype``, ``sparse_patch.size``.
     """
-    layout = PatchLayout.of(tensor)
+    layout = PatchLayout.from_tensor(tensor)
     encoding = layout.encoding
     if set(tensor.parts) != {INDICES, VALUES}:
         roles = ", ".join(sorted(tensor.parts)) or "none"

@@ -72,7 +72,7 @@ class DenseReader(Rows):
         if out.dtype == stored_dtype:
             if self._open is None and out.nbytes == self._part.length and not self._done:
                 data = target.view(np.uint8)
-                if self._part.read_whole(data.data):
+                if self._part.read_small(data.data):
                     self._done = True
                     as_values(data, target, self._row, self._name)
                     return
@@ -258,7 +258,7 @@ def _whole_bytes(row: DType, location: str | None) -> DType:
 
 def require_bool(values: Array, row: DType, location: str) -> None:
     """Raise ``CodecError`` ``dense.bool`` for a bool other than 0x00 and 0x01 (zTensor 1.2 section 2)."""
-    if row.kind == "b" and values.size and int(values.view(np.uint8).max()) > 1:
+    if row.category == "b" and values.size and int(values.view(np.uint8).max()) > 1:
         raise CodecError("dense.bool", "expected bytes 0x00 and 0x01 in a bool, found another", where=location)
 
 

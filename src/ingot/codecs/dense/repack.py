@@ -10,7 +10,7 @@ import numpy as np
 
 from ingot.codecs.base import Encoder, Repacked, cannot
 from ingot.core.numeric.dtypes import DTYPES, from_file, numpy_dtype
-from ingot.core.numeric.retype import HOLDERS, always_held, narrow, widen
+from ingot.core.numeric.exact_cast import EXACT_WIDER_DTYPES, is_always_exact, narrow, widen
 from ingot.errors import IntegrityError, UsageError
 from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.part import CHUNK
@@ -25,7 +25,7 @@ def repack(tensor: Tensor, layout: DenseLayout) -> Repacked:
     it returns the values in their own type.
     """
     holder = layout.holder
-    if layout.dtype != tensor.dtype or holder not in HOLDERS.get(tensor.dtype, ()):
+    if layout.dtype != tensor.dtype or holder not in EXACT_WIDER_DTYPES.get(tensor.dtype, ()):
         return cannot(layout, f"{holder or layout.dtype} is not one of the types that can hold {tensor.dtype}")
     # Source, result, and intermediate results in f32 with their proof, per value.
     parts = layout.part_specs(tensor.shape)
@@ -35,7 +35,7 @@ def repack(tensor: Tensor, layout: DenseLayout) -> Repacked:
 
 
 def _why_not(tensor: Tensor, holder: str) -> str | None:
-    if always_held(tensor.dtype, holder):
+    if is_always_exact(tensor.dtype, holder):
         return None
     reader = DenseRepackReader(tensor, holder)
     for start in range(0, tensor.size, CHUNK):
@@ -93,7 +93,7 @@ class HolderEncoder(Encoder):
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
         values = self.inner.encode(rows, start)["data"].reshape(-1).view(numpy_dtype(self.dtype))
         wide = widen(values, self.dtype, self.holder)
-        assert wide is not None  # ``always_held``
+        assert wide is not None  # ``is_always_exact``
         return {"data": wide}
 
     def decode(self, parts: Mapping[str, Array], out: Array) -> None:
@@ -106,7 +106,7 @@ def holder_of(encoder: Encoder) -> str | None:
     """Return the smallest wider type that holds all values of ``encoder``; None if there is none."""
     part = encoder.parts[0]
     dtype = part.type or part.dtype
-    return next((name for name in HOLDERS.get(dtype, ()) if always_held(dtype, name)), None)
+    return next((name for name in EXACT_WIDER_DTYPES.get(dtype, ()) if is_always_exact(dtype, name)), None)
 
 
 def with_holder(encoder: Encoder, holder: str) -> HolderEncoder:
@@ -116,7 +116,7 @@ def with_holder(encoder: Encoder, holder: str) -> HolderEncoder:
     """
     part = encoder.parts[0]
     dtype = part.type or part.dtype
-    if part.length is None or holder not in HOLDERS.get(dtype, ()) or not always_held(dtype, holder):
+    if part.length is None or holder not in EXACT_WIDER_DTYPES.get(dtype, ()) or not is_always_exact(dtype, holder):
         raise UsageError(f"expected a type that holds all values of {dtype}, found {holder!r}", rule="dense.option")
     size = part.length * 8 // DTYPES[dtype].bits * numpy_dtype(holder).itemsize
     parts = (PartSpec("data", holder, size, dtype),)

@@ -273,7 +273,7 @@ class TcaCodec(Codec):
 
 def _checked(tensor: Tensor) -> int:
     """Return the window's ``start`` of a tensor, after checking that parameters, parts and shape fit together."""
-    start = TcaLayout.of(tensor).start
+    start = TcaLayout.from_tensor(tensor).start
     if start is None or not FIRST <= start <= LAST:
         raise _params_error(tensor, f"start from {FIRST} to {LAST}", start)
     if set(tensor.parts) != set(ROLES):

@@ -53,7 +53,7 @@ def layout_of(tensor: Tensor) -> PaletteLayout:
         ``palette.params``, ``palette.vector-size``, ``palette.groups``, ``palette.parts``, ``palette.dtype``,
         ``palette.size``.
     """
-    layout = PaletteLayout.of(tensor)
+    layout = PaletteLayout.from_tensor(tensor)
     if tensor.dtype != layout.dtype:
         raise CodecError(
             RULE, f"expected dtype {tensor.dtype}, the tensor's, found {layout.dtype!r:.80}", where=tensor.name

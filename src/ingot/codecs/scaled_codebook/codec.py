@@ -145,7 +145,7 @@ class ScaledCodebookCodec(Codec):
 
 
 def _checked(tensor: Tensor) -> ScaledCodebookLayout:
-    layout = ScaledCodebookLayout.of(tensor)
+    layout = ScaledCodebookLayout.from_tensor(tensor)
     if layout.dtype != tensor.dtype:
         raise CodecError(
             RULE, f"expected dtype {tensor.dtype}, the tensor's, found {layout.dtype!r:.80}", where=tensor.name

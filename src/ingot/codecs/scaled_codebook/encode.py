@@ -15,7 +15,7 @@ from ingot.codecs.scaled_codebook.decode import ArrayWindow, Decoder, Scales
 from ingot.codecs.scaled_codebook.tables import Nearest, codes_of, largest, numbers
 from ingot.core.numeric.dtypes import LARGEST, cast, numpy_dtype
 from ingot.errors import CodecError
-from ingot.model.layouts.affine import Whole
+from ingot.model.layouts.affine import PerTensor
 from ingot.model.layouts.base import Shape, matrix_shape
 from ingot.model.layouts.palette import PaletteLayout
 from ingot.model.layouts.scaled_codebook import (
@@ -59,7 +59,7 @@ class ScaledEncoder(Encoder):
         reach = "f32" if layout.second or layout.scales == _POWERS else layout.scales
         self._reach = RangeProbe("scales", reach, (), float(self._top), layout.dtype)
         self._inner = self._shape[-2] if len(shape) > 1 else 1
-        self._per_tensor = isinstance(layout.grid, Whole)
+        self._per_tensor = isinstance(layout.grid, PerTensor)
         self.fit_passes = int(self._per_tensor or layout.second is not None)
         self._amax = np.float32(0)
         self.params: Mapping[str, Any] = layout.attributes()

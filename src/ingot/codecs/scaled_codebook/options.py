@@ -10,7 +10,7 @@ from typing import Any
 from ingot.codecs.base import is_int_between, option_error, require_known
 from ingot.codecs.scaled_codebook.tables import TABLES
 from ingot.errors import UnsupportedError
-from ingot.model.layouts.affine import ROW, WHOLE, Group
+from ingot.model.layouts.affine import PER_TENSOR, ROW, Group
 from ingot.model.layouts.base import Shape, matrix_shape
 from ingot.model.layouts.scaled_codebook import (
     DIVIDE,
@@ -82,7 +82,7 @@ def _grid(group: object, flat: object) -> Grid:
     if not isinstance(flat, bool):
         raise _option_error("flat true or false", flat)
     if not flat and group in ("row", "tensor"):
-        return ROW if group == "row" else WHOLE
+        return ROW if group == "row" else PER_TENSOR
     if not flat and isinstance(group, list | tuple):
         if len(group) == 2 and all(_is_size(size) for size in group):
             return Tiles(*group)

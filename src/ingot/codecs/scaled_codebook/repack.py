@@ -12,7 +12,7 @@ from ingot.codecs.base import Repacked, cannot
 from ingot.codecs.scaled_codebook.decode import codebook_of, second_of
 from ingot.codecs.scaled_codebook.tables import TABLES, numbers
 from ingot.core.numeric.dtypes import DTYPES, cast, from_file
-from ingot.model.layouts.affine import Group, Row, Whole
+from ingot.model.layouts.affine import Group, PerTensor, Row
 from ingot.model.layouts.base import matrix_shape
 from ingot.model.layouts.scaled_codebook import (
     CODEBOOK,
@@ -61,7 +61,7 @@ def repack(tensor: Tensor, stored: ScaledCodebookLayout, target: ScaledCodebookL
         return cannot(target, second)
     conversion = _Repack(tensor, stored, target, second)
     parts = target.part_specs(tensor.shape)
-    single = isinstance(stored.grid, Whole) and not isinstance(target.grid, Whole)
+    single = isinstance(stored.grid, PerTensor) and not isinstance(target.grid, PerTensor)
     memory = cols * stored.bits // 4 + 8 + 12 * stored.groups(cols) + 12 * target.groups(cols) + (4 if single else 0)
     step = 8 // gcd(8, cols * stored.bits) if cols else 1
     finer = isinstance(stored.grid, Tiles) and not _same_scales(stored.grid, target.grid, cols)
@@ -106,7 +106,7 @@ def _difference(stored: ScaledCodebookLayout, target: ScaledCodebookLayout, cols
 
 
 def _same_or_repeated(stored: ScaledCodebookLayout, target: ScaledCodebookLayout, cols: int) -> bool:
-    if _same_scales(stored.grid, target.grid, cols) or isinstance(stored.grid, Whole):
+    if _same_scales(stored.grid, target.grid, cols) or isinstance(stored.grid, PerTensor):
         return True
     source = stored.grid
     grid = target.grid
@@ -244,7 +244,7 @@ class _Reader:
         repack, count, total = self._repack, self._count, max(self._rows, 1)
         stored = repack.stored
         target = repack.target
-        if isinstance(stored.grid, Whole) and not isinstance(target.grid, Whole):
+        if isinstance(stored.grid, PerTensor) and not isinstance(target.grid, PerTensor):
             return self._repeat_single(first, last, target.scale_count(repack.tensor.shape))
         if isinstance(stored.grid, Tiles) and not _same_scales(stored.grid, target.grid, self._cols):
             return self._finer_scales(first, last, stored.grid)

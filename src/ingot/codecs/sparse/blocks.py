@@ -17,13 +17,13 @@ from ingot.codecs.dense.codec import require_part
 from ingot.codecs.sparse.blocks_encode import BlocksEncoder, prepare
 from ingot.codecs.sparse.blocks_repack import repack as repack_kept
 from ingot.codecs.table import CODECS
-from ingot.core.numeric.blocks import Blocks, mask_bytes, spans_of
+from ingot.core.numeric.blocks import Blocks, clip_spans, mask_bytes
 from ingot.core.numeric.dtypes import DTYPES, numpy_dtype
 from ingot.errors import CodecError
 from ingot.model.layouts.base import Layout, OtherLayout, codec_of
 from ingot.model.layouts.sparse import MASK, BlocksLayout
 from ingot.model.part import Part, memory_part
-from ingot.model.reading.slices import pass_over
+from ingot.model.reading.slices import skip_elements
 from ingot.model.tensor import Array, Tensor
 
 ID = BlocksLayout.codec
@@ -52,7 +52,7 @@ class BlocksReader(Rows):
         self._cols = params.inner.shape[1]
         self._width = tensor.matrix_shape[1]
         self._dtype = numpy_dtype(params.inner.dtype)
-        self._full_size = params.layout.whole
+        self._full_size = params.layout.full_size
         self._row = 0
 
     def fill(self, out: Array) -> None:
@@ -67,7 +67,7 @@ class BlocksReader(Rows):
             read_columns(self._reader, self._spans, self._cols, out)
             return
         done = start
-        for first, last in spans_of(self._spans, start, stop):
+        for first, last in clip_spans(self._spans, start, stop):
             clear(out[done - start : first - start])
             self._reader.read_into(out[first - start : last - start])
             done = last
@@ -79,8 +79,8 @@ class BlocksReader(Rows):
         self._row = stop
         rows = stop - start
         if not self._axis and not self._full_size:
-            rows = sum(last - first for first, last in spans_of(self._spans, start, stop))
-        pass_over(self._reader, rows * self._cols, self._cols, self._dtype)
+            rows = sum(last - first for first, last in clip_spans(self._spans, start, stop))
+        skip_elements(self._reader, rows * self._cols, self._cols, self._dtype)
 
     def finish(self) -> None:
         self._reader.finish()
@@ -105,7 +105,7 @@ class BlocksCodec(Codec):
         """Return the matrix in any dtype that the inner codec decodes to; dropped elements are zero."""
         params = _checked(tensor)
         blocks = _blocks(tensor, params)
-        if params.layout.whole:
+        if params.layout.full_size:
             out = params.codec.decode(params.inner, dtype, result(tensor, dtype, out))
             clear_dropped(out, blocks.spans(), params.layout.axis, 0)
             return out
@@ -163,7 +163,7 @@ def with_blocks_dropped(tensor: Tensor, inner: Tensor, axis: int, blocks: Blocks
     Raises the errors of ``BlocksCodec.check``.
     """
     within = OtherLayout(inner.codec, inner.params)
-    layout = BlocksLayout(tensor.dtype, axis, blocks.block, blocks.channels, blocks.kept, within)
+    layout = BlocksLayout(tensor.dtype, axis, blocks.block, blocks.channels, blocks.kept_channels, within)
     mask = memory_part(np.frombuffer(blocks.mask, np.uint8), "u8")
     parts = {MASK: mask, **inner.parts}
     pruned = replace(tensor, codec=ID, params=layout.attributes(), parts=parts, decoder=CODECS[ID])
@@ -175,7 +175,7 @@ def clear_dropped(out: Array, spans: Sequence[tuple[int, int]], axis: int, start
     """Fill the elements outside ``spans`` with +0: columns, or rows; the first row of ``out`` is row ``start``."""
     stop = out.shape[1] if axis else start + len(out)
     done = 0 if axis else start
-    for first, last in (*(spans if axis else spans_of(spans, start, stop)), (stop, stop)):
+    for first, last in (*(spans if axis else clip_spans(spans, start, stop)), (stop, stop)):
         clear(out[:, done:first] if axis else out[done - start : first - start])
         done = last
 
@@ -216,7 +216,7 @@ def _checked(tensor: Tensor) -> _Params:
         raise CodecError(
             f"{ID}.inner", f"expected a codec that can be read in chunks, found {stored!r:.80}", where=name
         )
-    layout = BlocksLayout.of(tensor)
+    layout = BlocksLayout.from_tensor(tensor)
     if layout.channels != tensor.shape[layout.axis]:
         raise CodecError(
             f"{ID}.shape",
@@ -253,12 +253,12 @@ def _check_mask(tensor: Tensor, part: Part, nbytes: int) -> None:
 def _blocks(tensor: Tensor, params: _Params) -> Blocks:
     """Return the mask, after checking that it has no bits past the last block, and the declared number of channels."""
     blocks = Blocks(tensor.shape[params.layout.axis], params.layout.block, bytes(tensor.parts[MASK].view()))
-    if blocks.spare:
+    if blocks.has_spare_bits:
         raise CodecError(f"{ID}.mask", "expected no bits past the last block, found some", where=tensor.name)
-    if blocks.kept != params.layout.kept:
+    if blocks.kept_channels != params.layout.kept_channels:
         raise CodecError(
             f"{ID}.mask",
-            f"expected {params.layout.kept} kept channels, found a mask of {blocks.kept}",
+            f"expected {params.layout.kept_channels} kept channels, found a mask of {blocks.kept_channels}",
             where=tensor.name,
         )
     return blocks

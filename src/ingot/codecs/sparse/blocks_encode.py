@@ -11,10 +11,10 @@ import numpy as np
 
 from ingot.codecs.base import ChunkParts, Encoder, is_int_between, option_error, require_known, row_step
 from ingot.codecs.table import CODECS
-from ingot.core.numeric.blocks import Blocks, block_count, mask_bytes, spans_of
+from ingot.core.numeric.blocks import Blocks, block_count, clip_spans, mask_bytes
 from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.errors import UnsupportedError
-from ingot.model.layouts.base import OtherLayout, codec_named
+from ingot.model.layouts.base import OtherLayout, resolve_codec
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.sparse import BlocksLayout, stored_shape
 from ingot.model.spec import PartSpec
@@ -51,7 +51,7 @@ class BlocksEncoder(Encoder):
         inner = OtherLayout(self.inner.codec, self.inner.params)
         blocks = self.blocks
         return BlocksLayout(
-            self.dtype, self.axis, blocks.block, blocks.channels, blocks.kept, inner, self.full_size
+            self.dtype, self.axis, blocks.block, blocks.channels, blocks.kept_channels, inner, self.full_size
         ).attributes()
 
     @property
@@ -60,7 +60,7 @@ class BlocksEncoder(Encoder):
 
     @property
     def lossless(self) -> bool:
-        return self.inner.lossless and self.blocks.kept == self.blocks.channels
+        return self.inner.lossless and self.blocks.kept_channels == self.blocks.channels
 
     def retained_bytes(self) -> int:
         return self.inner.retained_bytes()
@@ -113,7 +113,7 @@ class BlocksEncoder(Encoder):
             return
         if out.size:
             out[...] = np.zeros((), out.dtype)
-        spans = self._spans if self.axis else spans_of(self._spans, start, start + len(out))
+        spans = self._spans if self.axis else clip_spans(self._spans, start, start + len(out))
         count = sum(last - first for first, last in spans)
         if not count or not len(out):
             return
@@ -135,12 +135,12 @@ class BlocksEncoder(Encoder):
         """Return the number of remaining rows before ``row``."""
         if self.axis or self.full_size:
             return row
-        return sum(last - first for first, last in spans_of(self._spans, 0, row))
+        return sum(last - first for first, last in clip_spans(self._spans, 0, row))
 
     def _clear(self, rows: Array, start: int) -> None:
         """Fill dropped elements of rows from ``start`` on with +0."""
         selected = np.zeros(rows.shape[1] if self.axis else len(rows), bool)
-        for first, last in self._spans if self.axis else spans_of(self._spans, start, start + len(rows)):
+        for first, last in self._spans if self.axis else clip_spans(self._spans, start, start + len(rows)):
             selected[first if self.axis else first - start : last if self.axis else last - start] = True
         rows[(slice(None), ~selected) if self.axis else ~selected] = np.zeros((), rows.dtype)
 
@@ -151,7 +151,7 @@ class BlocksEncoder(Encoder):
             return rows
         if self.axis:
             return _join([rows[:, first:last] for first, last in self._spans], rows, 1)
-        spans = spans_of(self._spans, start, start + len(rows))
+        spans = clip_spans(self._spans, start, start + len(rows))
         return _join([rows[first - start : last - start] for first, last in spans], rows, 0)
 
 
@@ -178,7 +178,7 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> B
             rule="sparse_blocks.shape",
         )
     blocks = _blocks(shape[axis], block, options.get("mask"))
-    name = codec_named(options.get("inner", DenseLayout.codec))
+    name = resolve_codec(options.get("inner", DenseLayout.codec))
     inner_options = options.get("options", {})
     if name == "sparse_blocks" or not isinstance(name, str) or name not in CODECS or not CODECS[name].streams:
         raise UnsupportedError(
@@ -190,7 +190,7 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> B
     full_size = options.get("whole", False)
     if not isinstance(full_size, bool):
         raise _option_error("whole true or false", full_size)
-    reduced = stored_shape((shape[0], shape[1]), axis, None if full_size else blocks.kept)
+    reduced = stored_shape((shape[0], shape[1]), axis, None if full_size else blocks.kept_channels)
     inner = CODECS[name].encoder(reduced, dtype, inner_options)
     if any(part.role == "mask" for part in inner.parts):
         raise UnsupportedError(f"codec {name} has a part 'mask' of its own", rule="sparse_blocks.inner")
@@ -221,10 +221,10 @@ def stored_dtype(inner: Encoder, default: str) -> str:
 
 def _blocks(channels: int, block: int, mask: object) -> Blocks:
     if mask is None:
-        return Blocks.of(channels, block, [True] * block_count(channels, block))
+        return Blocks.from_flags(channels, block, [True] * block_count(channels, block))
     if not isinstance(mask, bytes) or len(mask) != mask_bytes(channels, block):
         raise _option_error(f"a mask of {mask_bytes(channels, block)} bytes", mask)
     blocks = Blocks(channels, block, mask)
-    if blocks.spare:
+    if blocks.has_spare_bits:
         raise _option_error("a mask without bits past the last block", mask)
     return blocks

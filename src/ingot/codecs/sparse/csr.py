@@ -76,7 +76,7 @@ class CsrReader(Rows):
         self._row = decodable(tensor)
         self._rows, self._cols = tensor.shape
         self._index = DTYPES[tensor.parts["indices"].dtype]
-        self._ascending = CsrLayout.of(tensor).ascending
+        self._ascending = CsrLayout.from_tensor(tensor).ascending
         self._stored = tensor.parts["indices"].count
         self._values = tensor.parts["values"].reader()
         self._indices = tensor.parts["indices"].reader()
@@ -210,7 +210,7 @@ class CsrCodec(Codec):
                 "sparse_csr.shape", f"expected two dimensions, found shape {list(tensor.shape)}", where=tensor.name
             )
         values = require_part(tensor, "values")
-        CsrLayout.of(tensor)
+        CsrLayout.from_tensor(tensor)
         indices = index_part(tensor, "indices")
         indptr = index_part(tensor, "indptr")
         if indices.dtype != indptr.dtype:
@@ -248,7 +248,7 @@ class CsrCodec(Codec):
         counts: Array = np.diff(indptr.astype(np.int64))
         rows = np.repeat(np.arange(len(counts), dtype=np.int64) * cols, counts)
         positions = rows + indices.view(np.int64)
-        if CsrLayout.of(tensor).ascending:
+        if CsrLayout.from_tensor(tensor).ascending:
             require_ascending(positions, name)
         order = in_order(positions, "sparse_csr", name)
         columns = indices.astype(np.int64)

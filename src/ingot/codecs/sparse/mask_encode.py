@@ -22,7 +22,7 @@ from ingot.core.numeric.dtypes import FLOATS, cast
 from ingot.core.runtime import native
 from ingot.errors import UnsupportedError
 from ingot.model.layouts.affine import ROWS_LSB, AffineLayout
-from ingot.model.layouts.base import OtherLayout, codec_named
+from ingot.model.layouts.base import OtherLayout, resolve_codec
 from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.layouts.palette import PaletteLayout
 from ingot.model.layouts.sparse import MASK, NONZEROS, WORD, MaskLayout
@@ -286,7 +286,7 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> M
     """Return the encoder for a tensor of ``shape`` and source ``dtype``; see ``MaskCodec.encoder``."""
     source = source_dtype(ID, dtype, FLOATS)
     require_known(ID, options, OPTIONS)
-    name = codec_named(options.get("inner", DenseLayout.codec))
+    name = resolve_codec(options.get("inner", DenseLayout.codec))
     within = options.get("options", {})
     if name not in (DenseLayout.codec, *CODES):
         raise _option_error(f"inner {DenseLayout.codec}, {' or '.join(CODES)}", name)

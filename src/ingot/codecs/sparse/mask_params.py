@@ -73,7 +73,7 @@ def params_of(tensor: Tensor) -> MaskParams:
         ``sparse_mask.params``, ``.inner``, ``.part-missing``, ``.dtype``, ``.size``, and the inner codec's rules.
     """
     _refuse_inner(tensor)
-    stored = MaskLayout.of(tensor)
+    stored = MaskLayout.from_tensor(tensor)
     if tensor.dtype not in DTYPES:
         raise _params_error(tensor, "a known dtype", tensor.dtype)
     if stored.nnz is None:

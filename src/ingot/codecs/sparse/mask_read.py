@@ -15,7 +15,7 @@ from ingot.core.runtime import native
 from ingot.errors import CodecError
 from ingot.model.layouts.sparse import MASK, NONZEROS
 from ingot.model.part import Part
-from ingot.model.reading.slices import pass_over
+from ingot.model.reading.slices import skip_elements
 from ingot.model.tensor import Array, Tensor
 
 BATCH = 1 << 17  # elements at a time
@@ -194,7 +194,7 @@ class CodeMaskReader(Rows):
     def skip(self, count: int) -> None:
         """Skip ``count`` values, a whole number of rows."""
         self._mask.skip(count)
-        pass_over(self._inner, count, self._cols, self._dtype)
+        skip_elements(self._inner, count, self._cols, self._dtype)
 
     def finish(self) -> None:
         self._inner.finish()

@@ -270,7 +270,7 @@ def _finish(texels: Array, scale: tuple[np.float32, np.float32], out: Array, loc
 
 def _prepare(tensor: Tensor) -> tuple[Blocks, Coder, tuple[np.float32, np.float32]]:
     """Return layout, coder and map of a checked tensor; reads the map's scale and zero."""
-    footprint = AstcLayout.of(tensor).footprint
+    footprint = AstcLayout.from_tensor(tensor).footprint
     layout = Blocks(*tensor.matrix_shape, *FOOTPRINTS[footprint])
     scale, zero = (np.float32(tensor.parts[role].array()[0]) for role in ROLES[1:])
     if not (np.isfinite(scale) and np.isfinite(zero)):
@@ -281,7 +281,7 @@ def _prepare(tensor: Tensor) -> tuple[Blocks, Coder, tuple[np.float32, np.float3
 
 
 def _checked(tensor: Tensor) -> AstcLayout:
-    layout = AstcLayout.of(tensor)
+    layout = AstcLayout.from_tensor(tensor)
     if layout.footprint not in FOOTPRINTS:
         raise CodecError(
             "astc.params", f"expected a footprint of ASTC, found {layout.footprint!r:.80}", where=tensor.name

@@ -44,7 +44,7 @@ class TrellisCodec(Codec):
         words, scales = np.frombuffer(tensor.parts[STREAMS].view(), np.uint8), tensor.parts[SCALES].array()
         scales = scales.reshape(rows, cols // layout.group)
         bands = list(bands_of(rows, inner_rows(tensor.shape), layout.band))
-        offsets = np.cumsum([0, *(layout.places(stop - start) for start, stop in bands)]) * 2 * cols
+        offsets = np.cumsum([0, *(layout.stream_words(stop - start) for start, stop in bands)]) * 2 * cols
 
         def run(first: int, last: int) -> None:
             for index in range(first, last):
@@ -71,7 +71,7 @@ class TrellisCodec(Codec):
             return None
         scales = layout.part_specs((layout.band, cols))[1].length
         assert scales is not None
-        return RunLayout(layout.band * cols, {STREAMS: 2 * cols * layout.places(layout.band), SCALES: scales})
+        return RunLayout(layout.band * cols, {STREAMS: 2 * cols * layout.stream_words(layout.band), SCALES: scales})
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> TrellisEncoder:
         """Return the encoder. Options, all with defaults:
@@ -83,7 +83,7 @@ class TrellisCodec(Codec):
 
 
 def _checked(tensor: Tensor) -> TrellisLayout:
-    layout = TrellisLayout.of(tensor)
+    layout = TrellisLayout.from_tensor(tensor)
     if layout.dtype != tensor.dtype:
         raise CodecError(
             RULE, f"expected dtype {tensor.dtype}, the tensor's, found {layout.dtype!r:.80}", where=tensor.name

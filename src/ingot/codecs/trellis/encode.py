@@ -111,7 +111,7 @@ class TrellisEncoder(Encoder):
         offset = 0
         scales = parts[SCALES].reshape(len(out), -1)
         for first, last in self._bands(len(out)):
-            size = 2 * out.shape[1] * layout.places(last - first)
+            size = 2 * out.shape[1] * layout.stream_words(last - first)
             words = np.ascontiguousarray(parts[STREAMS][offset : offset + size])
             decode_rows(layout, words, last - first, scales[first:last], 0, out[first:last])
             offset += size

@@ -41,7 +41,7 @@ class TrellisMatrix(TileMatrix):
             )
         TrellisCodec().check(tensor)
         streams = np.frombuffer(tensor.parts[STREAMS].view(), np.uint8)
-        matrix = cls(TrellisLayout.of(tensor), tensor.matrix_shape, streams, tensor.parts[SCALES].array())
+        matrix = cls(TrellisLayout.from_tensor(tensor), tensor.matrix_shape, streams, tensor.parts[SCALES].array())
         for first, last in matrix._bands():
             check_padding(matrix.params, matrix._words(first, last), last - first, tensor.name)
         return matrix
@@ -89,8 +89,8 @@ class TrellisMatrix(TileMatrix):
         return bands_of(self.shape[0], self.shape[0], self.params.band)
 
     def _words(self, first: int, last: int) -> Array:
-        start = 2 * self.shape[1] * self.params.places(first)  # bands before it have full words
-        return self.packed[start : start + 2 * self.shape[1] * self.params.places(last - first)]
+        start = 2 * self.shape[1] * self.params.stream_words(first)  # bands before it have full words
+        return self.packed[start : start + 2 * self.shape[1] * self.params.stream_words(last - first)]
 
 
 def stays_packed(tensor: Tensor, *, direct: bool = False) -> bool:

@@ -48,7 +48,7 @@ def check_padding(layout: TrellisLayout, words: Array, height: int, location: st
     """Raise ``CodecError`` ``trellis.padding`` if bits after the last symbol of a stream are not 0."""
     used = height * layout.bits % WORD
     if used:
-        last = words[-(words.size // layout.places(height)) :].view("<u2")
+        last = words[-(words.size // layout.stream_words(height)) :].view("<u2")
         require_padding(int(last.max(initial=0)), used, "trellis.padding", location)
 
 
@@ -112,7 +112,7 @@ class TrellisReader(Rows):
 
     @property
     def _nbytes(self) -> int:
-        return 2 * self._cols * self._layout.places(self._stop - self._first)
+        return 2 * self._cols * self._layout.stream_words(self._stop - self._first)
 
     def _words(self) -> Array:
         if self._band_words is None:

@@ -57,4 +57,4 @@ def pack_band(windows: Array, layout: TrellisLayout) -> Array:
         packed |= symbols[row::WORD] << np.uint64(row * bits)
     # The number of words of sixteen symbols is the number of bits of a symbol.
     words = np.stack([packed >> np.uint64(WORD * index) for index in range(bits)], 1).astype("<u2")
-    return words.reshape(-1, cols)[: layout.places(rows)].reshape(-1).view(np.uint8)
+    return words.reshape(-1, cols)[: layout.stream_words(rows)].reshape(-1).view(np.uint8)

@@ -19,9 +19,9 @@ from ingot.codecs.wrap.low_rank_fit import factors
 from ingot.core.numeric.dtypes import LARGEST, cast, cast_into, float_name, numpy_dtype
 from ingot.errors import CodecError
 from ingot.model.layouts.affine import AffineLayout
-from ingot.model.layouts.base import codec_named, file_id, matrix_shape
-from ingot.model.layouts.corrected import FACTORS, INNER, LEFT, RIGHT, VERSION, CorrectedLayout
-from ingot.model.reading.slices import pass_over
+from ingot.model.layouts.base import file_id, matrix_shape, resolve_codec
+from ingot.model.layouts.low_rank import FACTORS, INNER, LEFT_FACTOR, RIGHT_FACTOR, VERSION, CorrectedLayout
+from ingot.model.reading.slices import skip_elements
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor
 
@@ -72,7 +72,7 @@ class CorrectedReader(Rows):
 
     def skip(self, count: int) -> None:
         """Skip ``count`` values, a whole number of rows."""
-        pass_over(self._inner, count, self._cols, np.dtype(np.float32))
+        skip_elements(self._inner, count, self._cols, np.dtype(np.float32))
         self._correction.skip(count)
 
     def finish(self) -> None:
@@ -102,8 +102,8 @@ class CorrectedEncoder(Encoder):
         self._scratch = inner.scratch_bytes() + 8 * (2 * (rows + cols) * (max_rank + 8) + 512 * cols) + 8 * rows * cols
         self.parts: tuple[PartSpec, ...] = (
             *inner.parts,
-            PartSpec(LEFT, factor_dtype, None, limit=rows * max_rank * width),
-            PartSpec(RIGHT, factor_dtype, None, limit=cols * max_rank * width),
+            PartSpec(LEFT_FACTOR, factor_dtype, None, limit=rows * max_rank * width),
+            PartSpec(RIGHT_FACTOR, factor_dtype, None, limit=cols * max_rank * width),
         )
 
     def _params(self, rank: int | None) -> Mapping[str, Any]:
@@ -154,15 +154,17 @@ class CorrectedEncoder(Encoder):
         if self._factors is None:
             raise ValueError("expected a fit pass before encoding")
         left_factor, right = self._factors
-        return {**self._inner.encode(rows, start), LEFT: left_factor.copy(), RIGHT: right.copy()}
+        return {**self._inner.encode(rows, start), LEFT_FACTOR: left_factor.copy(), RIGHT_FACTOR: right.copy()}
 
     def decode(self, parts: Mapping[str, Array], out: Array) -> None:
         if not out.size:
             return
         base = np.empty(out.shape, np.float32)
         correction = np.empty(out.shape, np.float32)
-        self._inner.decode({role: data for role, data in parts.items() if role not in (LEFT, RIGHT)}, base)
-        left_factor, right = (cast(parts[role], "f32") for role in (LEFT, RIGHT))
+        self._inner.decode(
+            {role: data for role, data in parts.items() if role not in (LEFT_FACTOR, RIGHT_FACTOR)}, base
+        )
+        left_factor, right = (cast(parts[role], "f32") for role in (LEFT_FACTOR, RIGHT_FACTOR))
         product_into(left_factor.reshape(len(out), -1), right.reshape(-1, out.shape[1]), correction)
         write_sum(base, correction, out)
 
@@ -195,7 +197,7 @@ class CorrectedCodec(Codec):
         source_dtype(ID, dtype, FACTORS)
         require_known(ID, options, OPTIONS)
         max_rank, error, factor_dtype = factor_options(ID, options, RANK, FACTORS, "f32")
-        name = codec_named(options.get("inner", AffineLayout.codec))
+        name = resolve_codec(options.get("inner", AffineLayout.codec))
         within = options.get("options", {})
         if name not in INNER or not isinstance(within, Mapping):
             raise _option_error(f"inner {', '.join(INNER)} with a map of options", name)
@@ -206,12 +208,12 @@ class CorrectedCodec(Codec):
 
 def _checked(tensor: Tensor) -> tuple[Tensor, Tensor]:
     """Return the parts of the inner codec and the product, each as a tensor."""
-    layout = CorrectedLayout.of(tensor)
+    layout = CorrectedLayout.from_tensor(tensor)
     codec = CODECS[layout.inner.codec]
-    parts = {role: part for role, part in tensor.parts.items() if role not in (LEFT, RIGHT)}
+    parts = {role: part for role, part in tensor.parts.items() if role not in (LEFT_FACTOR, RIGHT_FACTOR)}
     inner = replace(tensor, codec=codec.id, params=tensor.params["inner_params"], parts=parts, decoder=codec)
     codec.check(inner)
-    thin = {role: part for role, part in tensor.parts.items() if role in (LEFT, RIGHT)}
+    thin = {role: part for role, part in tensor.parts.items() if role in (LEFT_FACTOR, RIGHT_FACTOR)}
     params = {"codec_version": VERSION, "rank": layout.rank, "dtype": "f32"}
     correction = replace(tensor, dtype="f32", codec=LOW_RANK, params=params, parts=thin, decoder=LowRankCodec())
     LowRankCodec().check(correction)

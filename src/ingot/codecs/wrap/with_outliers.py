@@ -33,9 +33,9 @@ from ingot.core.numeric import dtypes as floats
 from ingot.core.numeric.dtypes import float_name, from_file, numpy_dtype
 from ingot.errors import CodecError, UnsupportedError
 from ingot.model.layouts.affine import AffineLayout
-from ingot.model.layouts.base import codec_named, codec_of, file_id
+from ingot.model.layouts.base import codec_of, file_id, resolve_codec
 from ingot.model.part import PartReader
-from ingot.model.reading.slices import pass_over
+from ingot.model.reading.slices import skip_elements
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor
 
@@ -122,7 +122,7 @@ class OutlierReader(AddingReader):
         stored = count // max(self._cols, 1) * self._params.count
         self._positions.skip(stored * numpy_dtype(self._params.positions).itemsize)
         self._values.skip(stored * numpy_dtype(self._params.values).itemsize)
-        pass_over(self._inner, count, self._cols, numpy_dtype(self._params.inner.dtype))
+        skip_elements(self._inner, count, self._cols, numpy_dtype(self._params.inner.dtype))
 
     def finish(self) -> None:
         self._inner.finish()
@@ -280,7 +280,7 @@ class OutlierCodec(Codec):
         source = source_dtype(ID, dtype, FLOATS)
         require_known(ID, options, OPTIONS)
         matrix = (prod(shape[:-1]), shape[-1]) if shape else (1, 1)
-        name = codec_named(options.get("inner", AffineLayout.codec))
+        name = resolve_codec(options.get("inner", AffineLayout.codec))
         inner_options = options.get("options", {})
         if not isinstance(name, str) or name == ID or name not in CODECS or not CODECS[name].streams:
             raise _option_error("an inner codec that can be read in chunks", name)

@@ -1,4 +1,4 @@
-"""What a budget chooses among: tensors that have one type, and what each type makes of them in the target format."""
+"""The choices of a budget: groups of tensors that share one type, and the effect of each type in the target format."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, Protocol
 
 import tomli_w
 
-from ingot.artifacts.companions import holds_a_model
+from ingot.artifacts.companions import has_model_metadata
 from ingot.artifacts.open import Source
 from ingot.conversion.budget.report import GroupReport, PointReport, TypeReport
 from ingot.conversion.plan import ConvertPlan, decide, layers_of
-from ingot.conversion.prepare_source import untangle
-from ingot.core.files.allocation import Allocation, frontier
+from ingot.conversion.prepare_source import resolve_tied_head
+from ingot.core.numeric.knapsack import Allocation, frontier
 from ingot.engine.work import Step
 from ingot.formats.base import Format
 from ingot.model.checkpoint import Checkpoint
@@ -27,7 +27,7 @@ KEEP = "as stored"
 
 
 class Planned(Protocol):
-    """A conversion that is planned and not begun; ``weights`` is its source as quantizers see it."""
+    """A planned conversion that has not started; ``weights`` is the view of its source that quantizers read."""
 
     @property
     def source(self) -> Source: ...
@@ -48,20 +48,21 @@ class Planned(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What a type would do: bytes and choices (None: kept) by the result's names, and bytes beside them.
+    """The effect of a type: bytes and choices (None: unchanged) by names of the result, and bytes of overhead.
 
-    What lies beside tensors (headers, padding) and is more than with all of them kept is shared by those that are not.
+    ``overhead`` are the bytes outside of tensors (headers, padding) if all tensors are unchanged. If the type needs
+    more overhead, ``nbytes`` of the changed tensors contain it in equal shares.
     """
 
     label: str
     nbytes: Mapping[str, int]
     choices: Mapping[str, Choice | None]
-    beside: int
+    overhead: int
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """One way to store a group: its type, each tensor's choice, and their bytes together."""
+class StorageOption:
+    """A type for a group: its label, the choice for each tensor, and their bytes in total."""
 
     label: str
     choices: tuple[Choice | None, ...]
@@ -70,21 +71,21 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Tensors of the result that have one type, their sizes, and the ways to store them."""
+    """Tensors of the result that must have the same type, their numbers of elements, and the types to choose among."""
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
-    ways: tuple[Way, ...]
+    options: tuple[StorageOption, ...]
 
 
 def unit_of(name: str) -> str:
-    """Return what is measured together: experts of a layer, as a pattern, else the tensor."""
+    """Return the name of a tensor's unit of measurement: a pattern for the experts of a layer, else the tensor."""
     return without_expert(name)
 
 
 @dataclass(slots=True)
 class Unit:
-    """Tensors that are measured together: their number of weights, and the choices there are, by their text."""
+    """Tensors that are measured together: their number of elements in total, and their choices by text."""
 
     names: list[str] = field(default_factory=list)
     size: int = 0
@@ -92,138 +93,141 @@ class Unit:
 
 
 def units_of(groups: Sequence[Group]) -> dict[str, Unit]:
-    """Return what is to be measured."""
-    found: dict[str, Unit] = {}
+    """Return the units of measurement by name."""
+    units: dict[str, Unit] = {}
     for group in groups:
-        for place, (name, size) in enumerate(zip(group.names, group.sizes, strict=True)):
-            choices = {repr(choice): choice for way in group.ways if (choice := way.choices[place]) is not None}
-            unit = found.setdefault(unit_of(name), Unit())
+        for index, (name, size) in enumerate(zip(group.names, group.sizes, strict=True)):
+            choices = {
+                repr(choice): choice for option in group.options if (choice := option.choices[index]) is not None
+            }
+            unit = units.setdefault(unit_of(name), Unit())
             unit.names.append(name)
             unit.size += size
             unit.choices |= choices
-    return found
+    return units
 
 
 def origins_of(planned: Planned) -> dict[str, list[str]]:
-    """Return the names in ``weights`` by the result's names that they have there; those that are not known are left
-    out."""
-    weights, names = planned.weights, [step.tensor.name for step in planned.plan.steps]
-    found = {name: [name] for name in names if name in weights}
-    missing = {name for name in names if name not in found}
-    if missing and holds_a_model(planned.plan.format.name):
-        for there, own in names_of(weights).items():
-            stacked = there.partition(":expert.")[0]
+    """Return the names in ``weights`` of the tensors behind each tensor of the result, if they can be determined."""
+    weights = planned.weights
+    names = [step.tensor.name for step in planned.plan.steps]
+    origins = {name: [name] for name in names if name in weights}
+    missing = {name for name in names if name not in origins}
+    if missing and has_model_metadata(planned.plan.format.name):
+        for gguf_name, weight_name in names_of(weights).items():
+            stacked = gguf_name.partition(":expert.")[0]
             if stacked in missing:
-                found.setdefault(stacked, []).append(own)
-    return found
+                origins.setdefault(stacked, []).append(weight_name)
+    return origins
 
 
-def survey(
-    label: str, recipe: Recipe, planned: Planned, origins: Mapping[str, Sequence[str]], kept: ConvertPlan
+def survey_type(
+    label: str, recipe: Recipe, planned: Planned, origins: Mapping[str, Sequence[str]], unchanged: ConvertPlan
 ) -> Survey:
-    """Return what a type does by a plan of it; ``kept`` is the plan that leaves tensors as they are."""
-    steps, stay = planned.plan.steps, {step.tensor.name: step for step in kept.steps}
-    there, here = layers_of(planned.checkpoint), layers_of(planned.weights)
+    """Return the effect of a type by its plan; ``unchanged`` is the plan without any change of types."""
+    steps = planned.plan.steps
+    unchanged_steps = {step.tensor.name: step for step in unchanged.steps}
+    result_layers = layers_of(planned.checkpoint)
+    source_layers = layers_of(planned.weights)
+
+    def storage(step: Step) -> tuple[str, str, int]:
+        return step.spec.codec, step.spec.dtype, step.out_bytes
 
     def choice_of(step: Step) -> Choice | None:
         name = step.tensor.name
-        stays = stay[step.tensor.name]
-        same = (step.spec.codec, step.spec.dtype, step.out_bytes) == (
-            stays.spec.codec,
-            stays.spec.dtype,
-            stays.out_bytes,
-        )
-        if same:
+        if storage(step) == storage(unchanged_steps[name]):
             return None
-        for own in origins.get(name, ()):
-            rounded = decide(planned.weights, own, recipe, here).choice
+        for origin in origins.get(name, ()):
+            rounded = decide(planned.weights, origin, recipe, source_layers).choice
             if isinstance(rounded, Choice) and rounded.quantizer is not None:
                 return rounded
-        choice = decide(planned.checkpoint, name, recipe, there).choice
+        choice = decide(planned.checkpoint, name, recipe, result_layers).choice
         return choice if isinstance(choice, Choice) else None
 
     nbytes = {step.tensor.name: step.out_bytes for step in steps}
     choices = {step.tensor.name: choice_of(step) for step in steps}
-    beside = kept.size - sum(step.out_bytes for step in kept.steps)
+    overhead = unchanged.size - sum(step.out_bytes for step in unchanged.steps)
     changed = [name for name, choice in choices.items() if choice is not None]
-    more = planned.plan.size - sum(nbytes.values()) - beside
-    for number, name in enumerate(changed):
-        nbytes[name] += more * (number + 1) // len(changed) - more * number // len(changed)
+    extra = planned.plan.size - sum(nbytes.values()) - overhead
+    for index, name in enumerate(changed):
+        nbytes[name] += extra * (index + 1) // len(changed) - extra * index // len(changed)
     return Survey(label, nbytes, choices, planned.plan.size - sum(nbytes.values()))
 
 
 def groups_of(planned: Planned, surveys: Sequence[Survey]) -> list[Group]:
-    """Return the groups that any type changes; ``surveys`` begin with that of what is kept."""
+    """Return the groups that at least one type changes; the first of ``surveys`` is that of unchanged tensors."""
     sizes = {step.tensor.name: step.tensor.size for step in planned.plan.steps}
-    found: dict[str, list[str]] = {}
-    together = dict(_together(planned, list(sizes)))
+    names_by_group: dict[str, list[str]] = {}
+    shared = dict(_shared_groups(planned, list(sizes)))
     for name in sizes:
-        if any(each.choices[name] is not None for each in surveys):
-            found.setdefault(together.get(name, name), []).append(name)
+        if any(survey.choices[name] is not None for survey in surveys):
+            names_by_group.setdefault(shared.get(name, name), []).append(name)
     return [
-        Group(tuple(names), tuple(sizes[name] for name in names), tuple(_ways(names, surveys)))
-        for names in found.values()
+        Group(tuple(names), tuple(sizes[name] for name in names), tuple(_storage_options(names, surveys)))
+        for names in names_by_group.values()
     ]
 
 
-def _ways(names: Sequence[str], surveys: Sequence[Survey]) -> Iterator[Way]:
+def _storage_options(names: Sequence[str], surveys: Sequence[Survey]) -> Iterator[StorageOption]:
+    """Yield the different types of a group, first that of unchanged tensors."""
     seen: set[str] = set()
-    for number, each in enumerate(surveys):
-        choices = tuple(each.choices[name] for name in names)
-        if repr(choices) not in seen and (number == 0 or any(choices)):
+    for index, survey in enumerate(surveys):
+        choices = tuple(survey.choices[name] for name in names)
+        if repr(choices) not in seen and (index == 0 or any(choices)):
             seen.add(repr(choices))
-            yield Way(each.label, choices, sum(each.nbytes[name] for name in names))
+            yield StorageOption(survey.label, choices, sum(survey.nbytes[name] for name in names))
 
 
-def _together(planned: Planned, names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield tensors that are not alone, with what they have in common."""
+def _shared_groups(planned: Planned, names: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield name and group of each tensor whose type other tensors must share: merged matrices, experts, tied heads."""
     fuses = _fuses(planned.plan.format)
     for name in names:
-        found = MERGED.fullmatch(name) if fuses else None
-        if found is not None:
-            part = "qkv" if found["qkv"] else "up" if found["up"] else "down"
-            yield name, f"{unit_of(found['before'])}{part}"
+        match = MERGED.fullmatch(name) if fuses else None
+        if match is not None:
+            part = "qkv" if match["qkv"] else "up" if match["up"] else "down"
+            yield name, f"{unit_of(match['before'])}{part}"
         elif unit_of(name) != name:
             yield name, unit_of(name)
     source = planned.source
-    there = planned.checkpoint
-    tied = frozenset(untangle(source.config(), there).without) if source.is_folder and len(names) else frozenset()
-    for head in tied:
+    if not (source.is_folder and len(names)):
+        return
+    checkpoint = planned.checkpoint
+    for head in frozenset(resolve_tied_head(source.config(), checkpoint).without):
         yield head, head
         for name in names:
-            if role_of(name) == "embedding" and there[name].shape == there[head].shape:
+            if role_of(name) == "embedding" and checkpoint[name].shape == checkpoint[head].shape:
                 yield name, head
 
 
 def _fuses(format: Format) -> bool:
-    """Whether programs that read the format multiply by several matrices as one."""
+    """Return whether runtimes that read the format multiply by several matrices as one."""
     return bool(format.traits.config_keys) and not format.traits.one_head
 
 
 @dataclass(frozen=True, slots=True)
-class Maker:
-    """Makes recipes: what they are called, groups of tensors, and names of the source by those of the result."""
+class RecipeBuilder:
+    """Builds recipes with a given name from a pick for each group; ``origins`` are those of ``origins_of``."""
 
     name: str
     groups: Sequence[Group]
     origins: Mapping[str, Sequence[str]]
 
     def recipe(self, picks: Sequence[int]) -> tuple[Recipe, str]:
-        """Return the recipe of one way for each group, with its text: a rule for each choice."""
+        """Return a recipe and its TOML text, with a rule for each choice; ``picks`` are indices of group options."""
         rules: dict[str, dict[str, Any]] = {}
         for group, pick in zip(self.groups, picks, strict=True):
-            way = group.ways[pick]
-            for name, choice in zip(group.names, way.choices, strict=True):
-                rule = rules.setdefault(repr(choice), _rule(way.label, choice))
+            option = group.options[pick]
+            for name, choice in zip(group.names, option.choices, strict=True):
+                rule = rules.setdefault(repr(choice), _rule(option.label, choice))
                 names = (name, *self.origins.get(name, ()))
                 rule["match"] += [text for text in dict.fromkeys(map(_pattern, names)) if text not in rule["match"]]
         about = "One rule for each type, with the tensors that have it; move names between rules to change it."
         text = tomli_w.dumps({"name": self.name, "description": about, "rules": list(rules.values())})
-        return replace(parse_recipe(text, where="the budget's recipe"), general=False), text
+        return replace(parse_recipe(text, location="the budget's recipe"), general=False), text
 
 
 def _pattern(name: str) -> str:
-    """Return what a rule knows a tensor by; experts of a layer, which have one type, by one pattern."""
+    """Return the pattern of a rule for a tensor; the experts of a layer, which share a type, have one pattern."""
     return exactly(name) if unit_of(name) == name or exactly(name) != name else unit_of(name)
 
 
@@ -243,13 +247,13 @@ _POINTS = 12
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Bytes that all weight files may take, None where something else is the limit, and the number of weights."""
+    """The largest size of all weight files in bytes, None if the limit is a divergence, and the number of elements."""
 
     size: int | None
     elements: int
 
     def bits(self, size: float) -> float:
-        """Return bytes as bits per weight."""
+        """Return bits per weight for a size in bytes."""
         return 8 * size / self.elements
 
 
@@ -260,36 +264,38 @@ def types_of(
     allocation: Allocation,
     target: Target,
 ) -> list[TypeReport]:
-    """Return what each type alone would give, and how many tensors have it."""
-    chosen = [group.ways[way].label for group, way in zip(groups, allocation.picks, strict=True)]
-    found = []
-    for each in surveys:
+    """Return size and loss for each type if all tensors had it, and the number of tensors that were given it."""
+    chosen = [group.options[pick].label for group, pick in zip(groups, allocation.picks, strict=True)]
+    reports = []
+    for survey in surveys:
         loss = 0.0
-        for group, known in zip(groups, costs, strict=True):
-            choices = tuple(each.choices[name] for name in group.names)
-            loss += next((cost for way, cost in zip(group.ways, known, strict=True) if way.choices == choices), 0.0)
-        size = sum(each.nbytes.values()) + each.beside
-        count = sum(len(group.names) for group, label in zip(groups, chosen, strict=True) if label == each.label)
-        found.append(TypeReport(each.label, size, target.bits(size), loss, count))
-    return found
+        for group, group_costs in zip(groups, costs, strict=True):
+            choices = tuple(survey.choices[name] for name in group.names)
+            pairs = zip(group.options, group_costs, strict=True)
+            loss += next((cost for option, cost in pairs if option.choices == choices), 0.0)
+        size = sum(survey.nbytes.values()) + survey.overhead
+        count = sum(len(group.names) for group, label in zip(groups, chosen, strict=True) if label == survey.label)
+        reports.append(TypeReport(survey.label, size, target.bits(size), loss, count))
+    return reports
 
 
 def points_of(
     groups: Sequence[Group], costs: Sequence[Sequence[float]], allocation: Allocation, size: int, target: Target
 ) -> list[PointReport]:
-    """Return some of the sizes at which nothing better is known, and what was chosen among them."""
-    sizes, lost = frontier(costs, [[way.nbytes for way in group.ways] for group in groups])
-    beside = size - int(allocation.size)
-    some = sorted({round(number * (len(sizes) - 1) / (_POINTS - 1)) for number in range(_POINTS)})
+    """Return evenly spaced points of the frontier of size and loss, with the chosen point among them."""
+    sizes, losses = frontier(costs, [[option.nbytes for option in group.options] for group in groups])
+    overhead = size - int(allocation.size)
+    indices = sorted({round(index * (len(sizes) - 1) / (_POINTS - 1)) for index in range(_POINTS)})
     points = [
-        PointReport(int(sizes[n]) + beside, target.bits(sizes[n] + beside), max(float(lost[n]), 0.0)) for n in some
+        PointReport(int(sizes[i]) + overhead, target.bits(sizes[i] + overhead), max(float(losses[i]), 0.0))
+        for i in indices
     ]
-    here = PointReport(size, target.bits(size), allocation.cost, "<- chosen")
-    return sorted([*(point for point in points if point.size != size), here], key=lambda point: point.size)
+    chosen = PointReport(size, target.bits(size), allocation.cost, "<- chosen")
+    return sorted([*(point for point in points if point.size != size), chosen], key=lambda point: point.size)
 
 
-def group_of(group: Group, costs: Sequence[float], pick: int) -> GroupReport:
-    """Return what a group has, and what it could have."""
-    way = group.ways[pick]
-    candidates = {each.label: (each.nbytes, cost) for each, cost in zip(group.ways, costs, strict=True)}
-    return GroupReport(group.names, way.label, way.nbytes, costs[pick], candidates)
+def group_report(group: Group, costs: Sequence[float], pick: int) -> GroupReport:
+    """Return the report of a group: its picked type, and the bytes and loss of every type."""
+    picked = group.options[pick]
+    candidates = {option.label: (option.nbytes, cost) for option, cost in zip(group.options, costs, strict=True)}
+    return GroupReport(group.names, picked.label, picked.nbytes, costs[pick], candidates)

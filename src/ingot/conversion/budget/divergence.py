@@ -1,6 +1,6 @@
-"""How far the model that a recipe makes is from its source, measured, and the search for one that keeps to a limit.
+"""Measure the divergence of a converted model from its source, and search a recipe below a limit.
 
-The estimate orders recipes and says by how much they differ; what it says in nats is made true by measuring some.
+The estimated loss orders recipes and scales with their differences. Measuring a few recipes calibrates it in nats.
 """
 
 from __future__ import annotations
@@ -10,163 +10,167 @@ from dataclasses import dataclass, replace
 from math import exp, isfinite, log
 from typing import Any, NamedTuple, Protocol
 
-from ingot.artifacts.companions import holds_a_model
+from ingot.artifacts.companions import has_model_metadata
 from ingot.artifacts.destination import destination
 from ingot.conversion.options import ConvertOptions
-from ingot.core.files.allocation import Allocation, allocate
+from ingot.core.numeric.knapsack import Allocation, allocate
 from ingot.core.registry import Registry
 from ingot.core.runtime.bootstrap import Interval
 from ingot.stores.location import Location
 from ingot.stores.temporary import temporary_folder
 
 STEPS = 6
-"""The most recipes that are measured for one limit."""
+"""The largest number of recipes that are measured for one limit."""
 
-# Which share of the limit solutions aim at, and from which on one needs no better.
+# The share of the limit that solutions aim at, and the share above which a solution is good enough.
 _AIM = 0.97
 _CLOSE = 0.92
-# What a next solution's estimate is at least and at most of the one before: far from the limit nothing is a line.
-_FARTHEST = 16.0
-# After each recipe in a row that is above the limit the next one aims so much lower.
+# The largest factor between the estimates of two consecutive solutions, because extrapolation is inaccurate.
+_MAX_FACTOR = 16.0
+# The factor by which the next aim is lowered after each recipe in a row above the limit.
 _LOWER = 0.8
 
-# Who runs models lies above this room.
+# ``ingot.runtime`` imports this package, so that it is imported by name on first use.
 _DIVERGENCE: Registry[Any] = Registry("divergence", (("model", "ingot.runtime.evaluation.divergence:Divergence"),))
 
 
 class Kl(NamedTuple):
-    """Mean KL(source || result) in nats a token, and the interval of 95 % over windows drawn again, if any."""
+    """Mean KL(source || result) in nats a token, and its 95 % bootstrap interval over windows if there are enough."""
 
     mean: float
     interval: Interval | None = None
 
 
 class Divergence(Protocol):
-    """Measures models against one source, on windows that stay the same; ``over`` says on which."""
+    """A measurement of models against one source, always on the same windows; ``over`` describes the windows."""
 
     @property
     def over(self) -> str: ...
 
     def __call__(self, path: str, *, alone: bool) -> Kl:
-        """Return the divergence of the model at ``path``; ``alone``: a file without config.json beside it."""
+        """Return the divergence of the model at ``path``; ``alone`` if it is a file without a folder."""
 
 
 class Trial:
-    """Measures what options make of a model: the result is written into a temporary folder, which goes again.
+    """A measurement of conversions: it converts into a temporary folder, measures the result and deletes it.
 
     Raises
     ------
     UnsupportedError
         ``generate.no-head``: the source is no language model.
     IngotError
-        As ``ingot.evaluate`` of the source.
+        The errors of ``ingot.evaluate`` for the source.
     """
 
     def __init__(self, options: ConvertOptions, convert: Callable[[ConvertOptions], object]) -> None:
         self._convert = convert
-        self._place = destination(Location.parse(options.dst), options.format, options.container)
-        self._measured: Divergence = _DIVERGENCE["model"](
+        self._target = destination(Location.parse(options.dst), options.format, options.container)
+        self._divergence: Divergence = _DIVERGENCE["model"](
             options.src, options.text, options.sequences, progress=options.progress
         )
-        self.over = self._measured.over
+        self.over = self._divergence.over
 
     def __call__(self, options: ConvertOptions) -> Kl:
-        """Return the divergence of the result; errors as ``convert`` and ``load_model``."""
-        name = self._place.location.name
-        inside = self._place.directory
+        """Return the divergence of the result; raise the errors of ``convert`` and ``load_model``."""
+        name = self._target.location.name
+        is_folder = self._target.directory
         with temporary_folder() as folder:
-            path = f"{folder}/{name}{'/' if inside else ''}"
+            path = f"{folder}/{name}{'/' if is_folder else ''}"
             trial = replace(options, dst=path, overlay=None, measure=False, overwrite=False, resume=False)
             self._convert(trial)
-            return self._measured(path, alone=not inside and not holds_a_model(self._place.format.name))
+            return self._divergence(path, alone=not is_folder and not has_model_metadata(self._target.format.name))
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A recipe that was measured: its loss by the estimate is ``allocation.cost``."""
+    """A measured recipe; its estimated loss is ``allocation.cost``."""
 
     allocation: Allocation
     kl: Kl
 
     @property
     def loss(self) -> float:
-        """The estimate."""
+        """The estimated loss."""
         return self.allocation.cost
 
     def holds(self, limit: float) -> bool:
-        """Whether the divergence is at most the limit."""
-        return self.kl.mean <= limit  # NaN does not
+        """Return whether the divergence is at most the limit; false for NaN."""
+        return self.kl.mean <= limit
 
 
 def search(
     limit: float, solve: Callable[[float], Allocation], measure: Callable[[Allocation], Kl]
 ) -> tuple[Step | None, list[Step]]:
-    """Look for the smallest allocation whose divergence is at most ``limit``.
+    """Search the smallest allocation whose divergence is at most ``limit``.
 
-    The estimate is taken at its word once; then a bound of the estimate follows from what was measured: by a factor,
-    between two on either side of the limit by a line through their logarithms. The last of ``STEPS`` is the most exact
-    allocation there is, where none before kept to the limit.
+    The first bound of the estimated loss is the limit. Each further bound follows from the measurements: by a factor
+    from one measurement, or by a line through the logarithms of two measurements on both sides of the limit. If no
+    measurement was below the limit, the last of ``STEPS`` is the allocation with the least loss.
 
     Parameters
     ----------
     limit : float
         Nats a token.
     solve : callable
-        Returns the smallest allocation whose estimated loss is at most a bound; there is one for 0.
+        Returns the smallest allocation whose estimated loss is at most a bound; it must have a solution for 0.
     measure : callable
+        Measures the divergence of an allocation.
 
     Returns
     -------
-    The smallest that keeps to the limit, None if none does, and all that were measured, in order.
+    The smallest allocation below the limit, None if there is none, and all measured allocations in order.
     """
     steps: list[Step] = []
-    held: Step | None = None
+    best: Step | None = None
     bound = limit
     while len(steps) < STEPS:
-        found = solve(bound)
-        if any(found.picks == step.allocation.picks for step in steps):
+        allocation = solve(bound)
+        if any(allocation.picks == step.allocation.picks for step in steps):
             break
-        steps.append(Step(found, measure(found)))
-        if steps[-1].holds(limit) and (held is None or found.size < held.allocation.size):
-            held = steps[-1]
-        if (held is None and found.cost <= 0) or (held is not None and held.kl.mean >= _CLOSE * limit):
+        steps.append(Step(allocation, measure(allocation)))
+        if steps[-1].holds(limit) and (best is None or allocation.size < best.allocation.size):
+            best = steps[-1]
+        if (best is None and allocation.cost <= 0) or (best is not None and best.kl.mean >= _CLOSE * limit):
             break
-        bound = _next(limit, steps, held)
-    return held, steps
+        bound = _next_bound(limit, steps, best)
+    return best, steps
 
 
-def _next(limit: float, steps: list[Step], held: Step | None) -> float:
-    """Return the estimate to allow next."""
+def _next_bound(limit: float, steps: list[Step], best: Step | None) -> float:
+    """Return the bound of the estimated loss for the next allocation."""
     above = [step for step in steps if not step.holds(limit)]
-    if held is None:
+    if best is None:
         if len(steps) == STEPS - 1:
             return 0.0
         return min(step.loss for step in above) * _factor(limit, steps[-1]) * _LOWER ** (len(steps) - 1)
-    failed = min((step for step in above if step.loss > held.loss), key=lambda step: step.loss, default=None)
+    failed = min((step for step in above if step.loss > best.loss), key=lambda step: step.loss, default=None)
     if failed is None:
-        return held.loss * _factor(limit, held) if held.loss > 0 else limit
-    if not (held.loss > 0 and held.kl.mean > 0 and isfinite(failed.kl.mean)):
-        return (held.loss + failed.loss) / 2
-    slope = log(failed.loss / held.loss) / log(failed.kl.mean / held.kl.mean)
-    wanted = held.loss * exp(slope * log(_AIM * limit / held.kl.mean))
-    return min(wanted, failed.loss * _AIM)
+        return best.loss * _factor(limit, best) if best.loss > 0 else limit
+    if not (best.loss > 0 and best.kl.mean > 0 and isfinite(failed.kl.mean)):
+        return (best.loss + failed.loss) / 2
+    slope = log(failed.loss / best.loss) / log(failed.kl.mean / best.kl.mean)
+    interpolated = best.loss * exp(slope * log(_AIM * limit / best.kl.mean))
+    return min(interpolated, failed.loss * _AIM)
 
 
 def _factor(limit: float, step: Step) -> float:
-    """Return by what the estimate's bound changes: by as much as the divergence has to, a little lower."""
+    """Return the factor for the bound of the estimated loss: that which the divergence must change by, a bit lower."""
     kl = step.kl.mean
     if not isfinite(kl):
-        return 1 / _FARTHEST
-    return min(max(_AIM * limit / max(kl, 1e-300), 1 / _FARTHEST), _FARTHEST)
+        return 1 / _MAX_FACTOR
+    return min(max(_AIM * limit / max(kl, 1e-300), 1 / _MAX_FACTOR), _MAX_FACTOR)
 
 
-def smallest(costs: Sequence[Sequence[float]], sizes: Sequence[Sequence[int]], most: float) -> Allocation:
-    """Return the allocation of fewest bytes whose estimated loss is at most ``most``: of those the one of least loss.
+def smallest(costs: Sequence[Sequence[float]], sizes: Sequence[Sequence[int]], max_loss: float) -> Allocation:
+    """Return the allocation with the fewest bytes whose estimated loss is at most ``max_loss``.
 
-    A loss of 0 has to be among the ways of each thing.
+    Among allocations with these bytes it is the one with the least loss. Each group must have an option with a loss of
+    0.
     """
-    found = allocate(sizes, costs, most)
-    assert found is not None
-    better = allocate(costs, sizes, found.cost)
-    assert better is not None
-    return better if better.cost <= found.size else Allocation(found.picks, found.size, found.cost, better.bound)
+    by_size = allocate(sizes, costs, max_loss)
+    assert by_size is not None
+    by_loss = allocate(costs, sizes, by_size.cost)
+    assert by_loss is not None
+    if by_loss.cost <= by_size.size:
+        return by_loss
+    return Allocation(by_size.picks, by_size.size, by_size.cost, by_loss.bound)

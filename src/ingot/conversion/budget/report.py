@@ -1,4 +1,4 @@
-"""What a budget came to."""
+"""The report of a budget search."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ _TABLES = ("types", "points", "steps", "groups")
 
 @dataclass(frozen=True, slots=True)
 class TypeReport:
-    """One type given to every tensor that it fits: bytes of all weight files and per weight, and the estimated loss."""
+    """One type: size of all weight files in bytes, bits per weight and estimated loss if every tensor had it.
+
+    ``chosen`` is the number of tensors that were given the type. A tensor that cannot have the type stays unchanged.
+    """
 
     type: str
     size: Bytes
@@ -40,7 +43,7 @@ class TypeReport:
 
 @dataclass(frozen=True, slots=True)
 class PointReport:
-    """A size at which no smaller estimate is known; ``chosen`` marks where the budget is."""
+    """A point of the frontier of size and estimated loss; ``chosen`` marks the point of the chosen recipe."""
 
     size: Bytes
     bits_per_weight: Bits
@@ -50,9 +53,9 @@ class PointReport:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """A recipe whose divergence was measured: its bytes, the estimate, KL(source || result) with its interval of 95 %.
+    """A measured recipe: its size in bytes, the estimated loss, and KL(source || result) with its 95 % interval.
 
-    ``chosen`` marks the one that was kept.
+    ``chosen`` marks the chosen recipe.
     """
 
     size: Bytes
@@ -66,7 +69,7 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class GroupReport:
-    """Tensors that have one type; ``candidates`` are the bytes and the estimated loss of every type."""
+    """Tensors that share one type; ``candidates`` are the bytes and the estimated loss of every type."""
 
     tensors: Texts
     type: str
@@ -77,13 +80,28 @@ class GroupReport:
 
 @dataclass(frozen=True, slots=True)
 class BudgetReport:
-    """The recipe that a budget came to.
+    """The result of a budget search.
 
-    ``size`` in bytes is exact, of all weight files; ``loss`` the estimate for all tensors, in nats a token where
-    ``absolute``, else a mean relative squared error, and ``least`` a bound: no recipe of these types has less.
-    ``measured`` counts matrices by what their errors were weighed by; ``recipe`` is the file that was written, empty
-    if none, ``text`` what it says. ``target`` are the bytes that it had to keep within, or ``max_kl`` the divergence;
-    ``kl`` is what was measured of it, in nats a token ``over`` some tokens, and ``steps`` all that were measured.
+    Attributes
+    ----------
+    target : int or None
+        The largest allowed size in bytes.
+    max_kl : float or None
+        The largest allowed divergence in nats a token.
+    size : int
+        The exact size of all weight files in bytes.
+    loss : float
+        The estimated loss of all tensors: nats a token if ``absolute``, else a mean relative squared error.
+    least : float
+        A lower bound of the estimated loss of all recipes with these types.
+    kl : float or None
+        The measured divergence in nats a token; ``over`` describes the tokens.
+    measured : mapping of str to int
+        The number of matrices by the statistics that weighted their errors.
+    recipe, text : str
+        The file that the recipe was written to, empty if none, and its text.
+    steps : sequence of StepReport
+        All measured recipes.
     """
 
     target: Bytes | None
@@ -104,28 +122,28 @@ class BudgetReport:
     groups: Sequence[GroupReport]
 
     def around(self, report: Report) -> Report:
-        """Return the report of the conversion with the budget's before it."""
+        """Return a report of the conversion with the figures and tables of the budget added."""
         tables = [table_of("", self.types, TypeReport, _TYPES), table_of("", self.points, PointReport, _POINTS)]
         if self.steps:
             tables.append(table_of("", self.steps, StepReport, _STEPS))
         figures = [item for item in figures_of(self) if item.name not in _TABLES]
         data = {item.name: item.value for item in figures}
-        more: dict[str, object] = {name: [data_of(item) for item in getattr(self, name)] for name in _TABLES}
-        shown = [Figure(f"budget_{item.name}", item.value, item.kind, data=False) for item in figures]
-        of = "" if self.target is None else " of {budget_target}"
-        most = "" if self.max_kl is None else " of at most {budget_max_kl}"
+        rows: dict[str, object] = {name: [data_of(item) for item in getattr(self, name)] for name in _TABLES}
+        shown = [Figure(f"budget_{item.name}", item.value, item.unit, data=False) for item in figures]
+        target = "" if self.target is None else " of {budget_target}"
+        limit = "" if self.max_kl is None else " of at most {budget_max_kl}"
         unit = " nats a token" if self.absolute else ""
         lines = [
             Line(
-                f"{{budget_size}}{of}, {{budget_bits_per_weight}} bits per weight; loss by the "
-                f"estimate {{budget_loss}}{unit}; errors weighed by {{budget_measured}}",
+                f"{{budget_size}}{target}, {{budget_bits_per_weight}} bits per weight; estimated loss "
+                f"{{budget_loss}}{unit}; errors weighted by {{budget_measured}}",
                 "budget",
             ),
-            *([Line(f"{{budget_kl}}{most} nats a token over {{budget_over}}", "KL")] if self.steps else []),
-            *([Line("{budget_recipe}, to be kept and changed", "recipe")] if self.recipe else []),
+            *([Line(f"{{budget_kl}}{limit} nats a token over {{budget_over}}", "KL")] if self.steps else []),
+            *([Line("{budget_recipe}, which you can edit", "recipe")] if self.recipe else []),
         ]
         return Report(
-            [*report.figures, Figure("budget", {**data, **more}, "data"), *shown],
+            [*report.figures, Figure("budget", {**data, **rows}, "data"), *shown],
             [*report.lines, *lines],
             [*(Table(item.name, item.columns, item.rows, data=False) for item in tables), *report.tables],
             report.closing,

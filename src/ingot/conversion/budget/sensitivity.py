@@ -1,12 +1,17 @@
-"""What it costs a model to store a matrix in some way: the error of its values, weighed by what is known of it.
+"""The loss of a model if a matrix is stored by a choice: the error of its values, weighted by statistics of the matrix.
 
-With both factors of a matrix (``model.statistics``) half of ``tr(G D A D^T)`` is the divergence of the model's outputs
-in nats a token, to second order ("YAQA", arXiv 2505.22988): an absolute figure, which adds up over matrices. Of a head,
-whose outputs are the vocabulary, half of ``tr(D A D^T)`` over its rows would be if all next tokens were equally likely;
-a quarter of it is taken. Otherwise a relative squared error stands for it: of the outputs, ``tr(D A D^T)`` over
-``tr(W A W^T)``, where what the matrix multiplies is known; of the weights, ``|D|^2`` over ``|W|^2``, times their
-number, where nothing is. Then a coefficient makes it comparable: what noise that is as large does to the matrices of
-which both are known, in the geometric mean.
+W is the matrix, D its error, A the second moment of its inputs and G that of its output gradients
+(``model.statistics``). The loss depends on the available statistics:
+
+- Both factors: half of ``tr(G D A D^T)`` is the divergence of the model's outputs in nats a token, to second order
+  ("YAQA", arXiv 2505.22988). It is absolute and adds up over matrices.
+- A head: its outputs are the vocabulary. Half of ``tr(D A D^T)`` per row would be the divergence if all next tokens
+  were equally likely; a quarter of that is used.
+- Inputs alone: the relative squared error of the outputs, ``tr(D A D^T) / tr(W A W^T)``.
+- No statistics: the relative squared error of the weights, ``|D|^2 / |W|^2``, times their number.
+
+A coefficient makes relative errors comparable to divergences. It is the geometric mean, over the matrices with both,
+of their ratio for white noise with the norm of the matrix.
 """
 
 from __future__ import annotations
@@ -30,19 +35,19 @@ from ingot.quantization.factors import Factors, factors_of, no_factors
 from ingot.quantization.rounding import multiply, values_of
 from ingot.recipes.choice import Choice
 
-# Experts of a stack that are measured.
+# The number of experts of a stack that are measured.
 _EXPERTS = 4
-# Weights of a sample that quantizers round, which takes them thousands of steps a weight.
-_ROUNDED = 1 << 18
-# Of a head's errors: next tokens are few, and errors of the rows of others weigh little. Measured on one model.
+# The number of weights of a sample for quantizers, which take thousands of operations for each weight.
+_QUANTIZER_SAMPLE = 1 << 18
+# The share of a head's error that counts: only a few next tokens are likely. Measured on one model.
 _HEAD = 0.25
 
 
 class Loss(NamedTuple):
-    """One matrix stored one way, by what is known of it; None where it is not.
+    """The loss of a matrix for one choice, by each measure; None if the statistics for a measure are missing.
 
-    ``weights`` and ``outputs``: relative squared errors, the first times the number of weights. ``divergence``: nats a
-    token.
+    ``weights`` and ``outputs`` are relative squared errors, the first times the number of weights. ``divergence`` is in
+    nats a token.
     """
 
     weights: float
@@ -52,177 +57,187 @@ class Loss(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """What ways to store a matrix lose, None for those that refuse its values, and noise as large as the matrix."""
+    """The loss of a matrix for each choice, None if the codec refuses its values, and the loss for white noise.
 
-    ways: Sequence[Loss | None]
+    The noise has the norm of the matrix.
+    """
+
+    by_choice: Sequence[Loss | None]
     noise: Loss
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
-    """Rows of one matrix that are measured: f32 and as they are stored, with which ones they are, and of how many.
+class _Sample:
+    """Rows of a matrix that are measured.
 
-    ``head``: its outputs are the vocabulary.
+    ``rows`` are f32, ``values`` the same in the dtype of the tensor. ``indices`` are the indices of the rows in the
+    matrix, None if they are parts of rows; ``count`` is the number of rows of the matrix. ``head``: the outputs of the
+    matrix are the vocabulary.
     """
 
     rows: Array
     values: Array
-    chosen: Array | None
+    indices: Array | None
     count: int
-    known: MatrixStatistics | None
+    statistics: MatrixStatistics | None
     head: bool
 
 
 def losses(tensors: Sequence[Tensor], size: int, statistics: Statistics | None, choices: Sequence[Choice]) -> Losses:
-    """Measure the ways to store a matrix on a sample of its rows.
+    """Measure the loss of a matrix for each choice on a sample of its rows.
 
     Parameters
     ----------
     tensors : sequence of Tensor
-        The matrix under the name that the statistics have it under; several where experts become one tensor.
+        The matrix under its name in the statistics; several tensors if experts become one tensor.
     size : int
-        Weights in all.
+        The number of weights of all tensors.
     statistics : Statistics, optional
     choices : sequence of Choice
     """
-    most = _ROUNDED if any(choice.quantizer for choice in choices) else SAMPLE
-    pieces = [(tensor, piece) for tensor in _some(tensors) for piece in _pieces(tensor, statistics, most)]
-    found = [_losses(tensor, piece, choices) for tensor, piece in pieces]
-    scale = size / max(sum(piece.count * piece.rows.shape[1] for _, piece in pieces), 1)
-    *ways, noise = (_together(column, scale, size) for column in zip(*found, strict=True))
+    max_elements = _QUANTIZER_SAMPLE if any(choice.quantizer for choice in choices) else SAMPLE
+    measured = [tensors[index] for index in _spread(len(tensors), _EXPERTS)]
+    samples = [(tensor, sample) for tensor in measured for sample in _samples(tensor, statistics, max_elements)]
+    losses_by_sample = [_losses(tensor, sample, choices) for tensor, sample in samples]
+    scale = size / max(sum(sample.count * sample.rows.shape[1] for _, sample in samples), 1)
+    *by_choice, noise = (_combine(column, scale, size) for column in zip(*losses_by_sample, strict=True))
     assert noise is not None
-    return Losses(ways, noise)
+    return Losses(by_choice, noise)
 
 
-def _some(items: Sequence[Tensor]) -> list[Tensor]:
-    return [items[number] for number in _spread(len(items), _EXPERTS)]
+def _spread(count: int, max_count: int) -> list[int]:
+    """Return at most ``max_count`` indices below ``count``, evenly spaced, with the first and the last."""
+    return sorted(set(np.linspace(0, count - 1, min(count, max_count)).astype(int).tolist()))
 
 
-def _spread(count: int, most: int) -> list[int]:
-    """Return at most ``most`` numbers below ``count``, evenly spaced, the first and last among them."""
-    return sorted(set(np.linspace(0, count - 1, min(count, most)).astype(int).tolist()))
+def _combine(sample_losses: Sequence[Loss | None], scale: float, size: int) -> Loss | None:
+    """Return the loss of all samples: the mean of errors, and the sum of divergences times ``scale``.
 
-
-def _together(found: Sequence[Loss | None], scale: float, size: int) -> Loss | None:
-    """Return the loss of all pieces: errors on average, divergences added up, those that were left out too."""
-    known = [loss for loss in found if loss is not None]
-    if len(known) < len(found):
+    None if the codec refuses a sample. ``scale`` is the number of weights over that of the sampled matrices.
+    """
+    measured = [loss for loss in sample_losses if loss is not None]
+    if len(measured) < len(sample_losses):
         return None
-    outputs = [loss.outputs for loss in known if loss.outputs is not None]
-    divergences = [loss.divergence for loss in known if loss.divergence is not None]
+    outputs = [loss.outputs for loss in measured if loss.outputs is not None]
+    divergences = [loss.divergence for loss in measured if loss.divergence is not None]
     return Loss(
-        size * sum(loss.weights for loss in known) / len(known),
-        sum(outputs) / len(outputs) if len(outputs) == len(known) else None,
-        scale * sum(divergences) if len(divergences) == len(known) else None,
+        size * sum(loss.weights for loss in measured) / len(measured),
+        sum(outputs) / len(outputs) if len(outputs) == len(measured) else None,
+        scale * sum(divergences) if len(divergences) == len(measured) else None,
     )
 
 
-def _pieces(tensor: Tensor, statistics: Statistics | None, most: int) -> Iterator[_Piece]:
+def _samples(tensor: Tensor, statistics: Statistics | None, max_elements: int) -> Iterator[_Sample]:
+    """Yield a sample of a tensor, or of several experts if the statistics have them separately."""
     lead = tensor.shape[:-2]
     if statistics is not None and lead and statistics.for_matrix(f"{tensor.name}:expert.0") is not None:
-        for number in _spread(prod(lead), _EXPERTS):
-            values = tensor[tuple(map(int, np.unravel_index(number, lead)))]
-            chosen = np.array(_spread(len(values), max(1, most // _EXPERTS // values.shape[1])))
-            known = statistics.for_matrix(f"{tensor.name}:expert.{number}")
-            yield _piece(tensor, values[chosen], chosen, len(values), known)
+        for expert in _spread(prod(lead), _EXPERTS):
+            values = tensor[tuple(map(int, np.unravel_index(expert, lead)))]
+            indices = np.array(_spread(len(values), max(1, max_elements // _EXPERTS // values.shape[1])))
+            matrix_statistics = statistics.for_matrix(f"{tensor.name}:expert.{expert}")
+            yield _sample(tensor, values[indices], indices, len(values), matrix_statistics)
         return
-    values = sample_of(tensor, most)
-    rows = sampled_rows(tensor, most)
-    known = None if statistics is None or rows is None else statistics.for_matrix(tensor.name)
+    values = sample_of(tensor, max_elements)
+    rows = sampled_rows(tensor, max_elements)
+    matrix_statistics = None if statistics is None or rows is None else statistics.for_matrix(tensor.name)
     count, cols = tensor.matrix_shape
-    if known is not None:
-        known.require_shape(count, cols)
-    yield _piece(tensor, values, rows, tensor.size // max(values.shape[1], 1), known)
+    if matrix_statistics is not None:
+        matrix_statistics.require_shape(count, cols)
+    yield _sample(tensor, values, rows, tensor.size // max(values.shape[1], 1), matrix_statistics)
 
 
-def _piece(tensor: Tensor, values: Array, chosen: Array | None, count: int, known: MatrixStatistics | None) -> _Piece:
-    seen = known if known is not None and known.count else None
-    head = role_of(tensor.name) == "head" and seen is not None and seen.has_inputs
-    return _Piece(np.ascontiguousarray(cast(values, "f32")), values, chosen, count, seen, head)
+def _sample(
+    tensor: Tensor, values: Array, indices: Array | None, count: int, statistics: MatrixStatistics | None
+) -> _Sample:
+    usable = statistics if statistics is not None and statistics.count else None
+    head = role_of(tensor.name) == "head" and usable is not None and usable.has_inputs
+    return _Sample(np.ascontiguousarray(cast(values, "f32")), values, indices, count, usable, head)
 
 
-def _losses(tensor: Tensor, piece: _Piece, choices: Sequence[Choice]) -> list[Loss | None]:
-    """Return the losses of a piece, that of noise last."""
-    rows = piece.rows
-    known = piece.known
+def _losses(tensor: Tensor, sample: _Sample, choices: Sequence[Choice]) -> list[Loss | None]:
+    """Return the losses of a sample for each choice, and last the loss for noise."""
+    rows = sample.rows
     if not np.isfinite(rows).all():
         return [*(Loss(0.0, 0.0, 0.0) if _exact(choice) else None for choice in choices), Loss(0.0)]
     factors = None
-    if known is not None:
-        factors = factors_of(known)
-        if factors.outputs is not None and piece.chosen is not None:
-            factors = replace(
-                factors, outputs=np.ascontiguousarray(factors.outputs[np.ix_(piece.chosen, piece.chosen)])
-            )
-    whole = max(_squares(rows), 1e-300), 1.0 if factors is None else max(_under(rows, factors.inputs), 1e-300)
-    found: list[Loss | None] = []
+    if sample.statistics is not None:
+        factors = factors_of(sample.statistics)
+        if factors.outputs is not None and sample.indices is not None:
+            selected = np.ix_(sample.indices, sample.indices)
+            factors = replace(factors, outputs=np.ascontiguousarray(factors.outputs[selected]))
+    norms = max(_squares(rows), 1e-300), 1.0 if factors is None else max(_output_squares(rows, factors), 1e-300)
+    result: list[Loss | None] = []
     for choice in choices:
         try:
-            error = None if _exact(choice) else _stored(tensor, piece, choice, factors) - rows
+            error = None if _exact(choice) else _stored(tensor, sample, choice, factors) - rows
         except (CodecError, UnsupportedError):
-            found.append(None)
+            result.append(None)
             continue
-        found.append(_loss(error, piece, factors, whole))
-    return [*found, _noise(piece, factors, whole)]
+        result.append(_loss(error, sample, factors, norms))
+    return [*result, _noise(sample, factors, norms)]
 
 
-def _noise(piece: _Piece, factors: Factors | None, whole: tuple[float, float]) -> Loss:
-    """Return what white noise does that is as large as the matrix: factors are of mean 1."""
+def _noise(sample: _Sample, factors: Factors | None, norms: tuple[float, float]) -> Loss:
+    """Return the loss for white noise with the norm of the matrix; the factors have mean 1.
+
+    ``norms`` are the squared norms of the weights and of the outputs.
+    """
     if factors is None:
         return Loss(1.0)
-    if factors.outputs is None and not piece.head:
-        return Loss(1.0, whole[0] / whole[1])
-    return Loss(1.0, whole[0] / whole[1], _nats(whole[0], piece, factors))
+    if factors.outputs is None and not sample.head:
+        return Loss(1.0, norms[0] / norms[1])
+    return Loss(1.0, norms[0] / norms[1], _nats(norms[0], sample, factors))
 
 
-def _nats(weighed: float, piece: _Piece, factors: Factors) -> float:
-    """Return the divergence for an error under the factors."""
-    each = factors.scale / 2 * max(weighed, 0.0) / len(piece.rows)
-    return each * (_HEAD if factors.outputs is None else piece.count)
+def _nats(squared_error: float, sample: _Sample, factors: Factors) -> float:
+    """Return the divergence in nats a token for a squared error that the factors have weighted."""
+    per_row = factors.scale / 2 * max(squared_error, 0.0) / len(sample.rows)
+    return per_row * (_HEAD if factors.outputs is None else sample.count)
 
 
-def _loss(error: Array | None, piece: _Piece, factors: Factors | None, whole: tuple[float, float]) -> Loss:
+def _loss(error: Array | None, sample: _Sample, factors: Factors | None, norms: tuple[float, float]) -> Loss:
+    """Return the loss for an error of the sample's rows; ``error`` is None if the choice is exact."""
     if error is None:
         return Loss(0.0, 0.0, 0.0)
-    weights = _squares(error) / whole[0]
+    weights = _squares(error) / norms[0]
     if factors is None:
         return Loss(weights)
     product = multiply(error, factors.inputs)
-    outputs = float(np.vdot(error.astype(np.float64), product)) / whole[1]
+    outputs = float(np.vdot(error.astype(np.float64), product)) / norms[1]
     if factors.outputs is not None:
         product = multiply(factors.outputs, product)
-    elif not piece.head:
+    elif not sample.head:
         return Loss(weights, outputs)
-    weighed = float(np.vdot(error.astype(np.float64), product))
-    return Loss(weights, outputs, _nats(weighed, piece, factors))
+    squared_error = float(np.vdot(error.astype(np.float64), product))
+    return Loss(weights, outputs, _nats(squared_error, sample, factors))
 
 
 def _exact(choice: Choice) -> bool:
     return choice.quantizer is None and CODECS[choice.codec].lossless and not choice.changes_values
 
 
-def _stored(tensor: Tensor, piece: _Piece, choice: Choice, factors: Factors | None) -> Array:
-    """Return what the rows become: f32."""
+def _stored(tensor: Tensor, sample: _Sample, choice: Choice, factors: Factors | None) -> Array:
+    """Return the decoded values, f32, of the sample's rows stored by a choice."""
     if choice.quantizer is None:
-        return stored_rows(tensor, choice, piece.values)
-    wanted = parse_quantizer(choice.quantizer, choice.codec, choice.options)
-    known = factors or no_factors(piece.rows.shape[1])
-    return values_of(round_with(wanted, piece.rows, known))
+        return stored_rows(tensor, choice, sample.values)
+    quantizer = parse_quantizer(choice.quantizer, choice.codec, choice.options)
+    return values_of(round_with(quantizer, sample.rows, factors or no_factors(sample.rows.shape[1])))
 
 
 def _squares(values: Array) -> float:
     return float(np.vdot(values.astype(np.float64), values))
 
 
-def _under(values: Array, inputs: Array) -> float:
-    return float(np.vdot(values.astype(np.float64), multiply(values, inputs)))
+def _output_squares(rows: Array, factors: Factors) -> float:
+    return float(np.vdot(rows.astype(np.float64), multiply(rows, factors.inputs)))
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """What losses are worth: coefficients of relative errors of weights and of outputs; ``absolute`` in nats a token.
+    """The cost of losses: coefficients for relative errors of weights and of outputs.
 
-    ``by`` counts matrices by what they were measured by.
+    Costs are in nats a token if ``absolute``. ``by`` is the number of matrices by the statistics that they were
+    measured with.
     """
 
     weights: float
@@ -231,7 +246,7 @@ class Measure:
     by: Mapping[str, int]
 
     def cost(self, loss: Loss) -> float:
-        """Return what a loss costs."""
+        """Return the cost of a loss, by the best measure that it has."""
         if loss.divergence is not None:
             return loss.divergence
         return self.weights * loss.weights if loss.outputs is None else self.outputs * loss.outputs
@@ -242,26 +257,27 @@ INPUTS = "inputs"
 NOTHING = "weights alone"
 
 
-def measure_of(found: Mapping[str, Losses], sizes: Mapping[str, int]) -> Measure:
-    """Return how losses of matrices, by name, compare with each other; ``sizes`` are their numbers of weights.
+def measure_of(losses_by_unit: Mapping[str, Losses], sizes: Mapping[str, int]) -> Measure:
+    """Return the coefficients that make losses comparable; ``sizes`` are the numbers of weights by name.
 
-    Where no divergence is known, what all of them cost together is a mean of relative squared errors.
+    If no matrix has a divergence, the sum of all costs is a mean of relative squared errors.
     """
-    noises = [each.noise for each in found.values()]
+    noises = [losses.noise for losses in losses_by_unit.values()]
     by = {BOTH: 0, INPUTS: 0, NOTHING: 0}
     for noise in noises:
         by[BOTH if noise.divergence is not None else NOTHING if noise.outputs is None else INPUTS] += 1
-    known = {key: count for key, count in by.items() if count}
+    counts = {key: count for key, count in by.items() if count}
     if by[BOTH]:
-        outputs = _mean([(noise.divergence, noise.outputs) for noise in noises])
-        return Measure(_mean([(noise.divergence, noise.weights) for noise in noises]), outputs, True, known)
+        outputs = _mean_ratio([(noise.divergence, noise.outputs) for noise in noises])
+        return Measure(_mean_ratio([(noise.divergence, noise.weights) for noise in noises]), outputs, True, counts)
     if by[INPUTS]:
-        each = 1 / len(found)
-        return Measure(each * _mean([(noise.outputs, noise.weights) for noise in noises]), each, False, known)
-    return Measure(1 / max(float(sum(sizes[name] for name in found)), 1.0), 1.0, False, known)
+        share = 1 / len(losses_by_unit)
+        weights = share * _mean_ratio([(noise.outputs, noise.weights) for noise in noises])
+        return Measure(weights, share, False, counts)
+    return Measure(1 / max(float(sum(sizes[name] for name in losses_by_unit)), 1.0), 1.0, False, counts)
 
 
-def _mean(pairs: Sequence[tuple[float | None, float | None]]) -> float:
-    """Return the geometric mean of the ratios of those that are known; 1 where none is."""
-    ratios = [log(one / two) for one, two in pairs if one and two]
+def _mean_ratio(pairs: Sequence[tuple[float | None, float | None]]) -> float:
+    """Return the geometric mean of the ratios of pairs without None and 0; 1 if there are none."""
+    ratios = [log(numerator / denominator) for numerator, denominator in pairs if numerator and denominator]
     return exp(sum(ratios) / len(ratios)) if ratios else 1.0

@@ -1,11 +1,11 @@
-"""One layer of a checkpoint as a Core ML package of its own (``spec/coreml.md``, "Writing")."""
+"""Write one layer of a checkpoint as a Core ML package (``spec/coreml.md``, "Writing")."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from ingot.artifacts.extract_options import LayerOptions
-from ingot.conversion.coreml.program import Execution, opened, with_program
+from ingot.conversion.coreml.program import Execution, open_for_package, with_program
 from ingot.core.options import takes
 from ingot.errors import CodecError, UsageError
 from ingot.formats.coreml.layer import BIAS, OPSETS, WEIGHT, Layer
@@ -19,7 +19,7 @@ SPATIAL = 32
 
 @dataclass(frozen=True, slots=True)
 class LayerReport:
-    """What was made: shapes of input and output, codec of the weight, whether numbers were rounded to f16."""
+    """The written package: shapes of input and output, codec of the weight, and whether values were rounded to f16."""
 
     path: str
     weight: str
@@ -33,32 +33,32 @@ class LayerReport:
 
 @takes(LayerOptions, "extract")
 def extract_layer(options: LayerOptions) -> LayerReport:
-    """Make a package of the linear or convolution layer whose weight is the tensor ``name``.
+    """Write a package with the linear or convolution layer whose weight is the tensor ``name``.
 
-    The weight keeps its codec where an operation of the opset says the same, else it is written as f16. The bias is the
-    tensor beside it (``.bias`` for ``.weight``), if there is one. Input ``x`` and output ``y`` are f16 arrays with a
-    batch of one; a convolution's input has 32 elements along each dimension (its kernel's, if that is more), its stride
-    is 1, and nothing is padded.
+    The weight keeps its codec if the opset has an operation for it, else it is written as f16. The bias is the tensor
+    with ``.bias`` instead of ``.weight`` in its name, if there is one. Input ``x`` and output ``y`` are f16 arrays with
+    a batch size of 1. The input of a convolution has 32 elements along each dimension, or the kernel's number if that
+    is larger; its stride is 1, without padding.
 
     Raises
     ------
     UsageError
-        ``tensor.unknown``; ``coreml.layer``: the tensor, its bias or the opset makes no layer.
+        ``tensor.unknown``; ``coreml.layer``: a wrong shape of the tensor or its bias, or an unknown opset.
     CodecError
-        ``coreml.layer``: a value that f16 cannot hold.
+        ``coreml.layer``: a value beyond the range of f16.
     """
     name = options.name
     opset = options.opset
     if opset not in OPSETS:
         raise UsageError(f"expected the opset {', '.join(OPSETS)}, found {opset!r}", rule="coreml.layer")
-    with opened(options.path, options.out) as begun:
-        weight, bias = _tensors(begun.checkpoint, name)
+    with open_for_package(options.path, options.out) as package:
+        weight, bias = _tensors(package.checkpoint, name)
         spatial = tuple(max(SPATIAL, size) for size in weight.shape[2:])
         layer = Layer(weight.shape, bias is not None, opset, spatial)
         roles = {weight.name: WEIGHT, **({} if bias is None else {bias.name: BIAS})}
-        view = with_program(rename(select(begun.checkpoint, roles), roles), layer)
+        view = with_program(rename(select(package.checkpoint, roles), roles), layer)
         try:
-            report = begun.write(view, Execution(overwrite=options.overwrite))
+            report = package.write(view, Execution(overwrite=options.overwrite))
         except CodecError as error:
             raise CodecError("coreml.layer", error.message, where=name) from error
     codecs = {item.name: item.codec for item in report.tensors}
@@ -76,17 +76,18 @@ def extract_layer(options: LayerOptions) -> LayerReport:
 
 
 def _tensors(source: Checkpoint, name: str) -> tuple[Tensor, Tensor | None]:
+    """Return the weight with a name and its bias; raise ``tensor.unknown`` or ``coreml.layer``."""
     if name not in source:
         raise source.no_tensor(name)
     weight = source[name]
     stem = name.removesuffix(WEIGHT)
     bias = source.get(stem + BIAS) if stem != name else None
     if not 2 <= len(weight.shape) <= 4 or not weight.size:
-        raise _no_layer(f"a weight of 2 to 4 dimensions, found {list(weight.shape)}", name)
+        raise _layer_error(f"a weight of 2 to 4 dimensions, found {list(weight.shape)}", name)
     if bias is not None and bias.shape != weight.shape[:1]:
-        raise _no_layer(f"a bias of shape {list(weight.shape[:1])}, found {list(bias.shape)}", bias.name)
+        raise _layer_error(f"a bias of shape {list(weight.shape[:1])}, found {list(bias.shape)}", bias.name)
     return weight, bias
 
 
-def _no_layer(expected: str, where: str) -> UsageError:
-    return UsageError(f"expected {expected}", rule="coreml.layer", where=where)
+def _layer_error(expected: str, name: str) -> UsageError:
+    return UsageError(f"expected {expected}", rule="coreml.layer", where=name)

@@ -1,4 +1,4 @@
-"""A whole checkpoint as a Core ML package: a program made for it, and its tensors in that (``spec/coreml.md``)."""
+"""Write a full checkpoint as a Core ML package: a generated program with its tensors (``spec/coreml.md``)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ingot.artifacts.extract_options import ModelOptions
 from ingot.artifacts.open import Source
-from ingot.conversion.coreml.program import Execution, WholeModel, opened, with_program
+from ingot.conversion.coreml.program import Execution, FullModel, open_for_package, with_program
 from ingot.conversion.report import ConvertReport
 from ingot.core.options import takes
 from ingot.errors import UnsupportedError, UsageError
@@ -18,45 +18,50 @@ from ingot.views.names import rename, select
 
 CONTEXT = 512
 _RULE = "coreml.model"
-# Tensors that older programs store and every reader makes itself.
-_MADE = (".rotary_emb.inv_freq",)
+# Tensors that old versions of transformers store and every reader computes.
+_COMPUTED = (".rotary_emb.inv_freq",)
 
 
 @takes(ModelOptions, "extract")
 def extract_model(options: ModelOptions) -> ConvertReport:
-    """Make an ML program of a Llama, and a package of it and of the checkpoint's tensors.
+    """Write a package with an ML program for a Llama and the checkpoint's tensors.
 
-    The program takes ``input_ids``, int32 [1, context], and gives ``logits``, f16 [1, context, vocabulary]: position t
-    depends on the tokens up to t alone, so that a shorter text may be filled up with any token. A tensor of f16 keeps
-    its codec where an operation of the opset says the same; all others are written as f16.
+    The program maps ``input_ids``, int32 [1, context], to ``logits``, f16 [1, context, vocabulary]. Position t depends
+    only on tokens up to t, so that shorter input may be padded with any token. A tensor of f16 keeps its codec if the
+    opset has an operation for it; all others are written as f16.
 
-    ``path`` is a model folder with the ``config.json`` of a Llama. ``context`` is the model's own by default, at most
-    512: scores take its square of memory. The rest is as in ``ingot.convert``.
+    ``path`` is a model folder with the ``config.json`` of a Llama. The default of ``context`` is the model's context,
+    but at most 512, because attention scores need memory of its square. The other options are those of
+    ``ingot.convert``.
 
     Raises
     ------
     UsageError
-        ``coreml.model``: no such folder, opset or context, a tensor that is missing, misshapen or not known.
+        ``coreml.model``: no such folder, opset or context; a missing or unknown tensor, or one of a wrong shape.
     UnsupportedError
         ``coreml.model``: another architecture.
     CodecError
-        A value that f16 cannot hold.
+        A value beyond the range of f16.
     """
     execution = Execution(options.max_ram, options.resume, options.overwrite, options.progress)
-    with opened(options.path, options.out) as begun:
-        view = _view(begun.checkpoint, _request(begun.source, options.opset, options.context))
-        return begun.write(view, execution)
+    with open_for_package(options.path, options.out) as package:
+        view = _view(package.checkpoint, _request(package.source, options.opset, options.context))
+        return package.write(view, execution)
 
 
-def _request(source: Source, opset: str, context: int | None) -> WholeModel:
+def _request(source: Source, opset: str, context: int | None) -> FullModel:
+    """Return the program to generate for a model folder; raise ``coreml.model``."""
     if opset not in OPSETS:
         raise UsageError(f"expected the opset {', '.join(OPSETS)}, found {opset!r}", rule=_RULE)
     values = source.config()
     if not values:
-        raise UsageError("expected a model folder with a config.json, found none", rule=_RULE, where=source.location)
+        raise UsageError(
+            "this is no model folder with a config.json; name a model folder", rule=_RULE, where=source.location
+        )
     if values.get("model_type") != "llama":
         raise UnsupportedError(
-            f"expected the model_type llama, of which a program can be made, found {values.get('model_type')!r:.80}",
+            f"expected the model_type llama, the only one with a Core ML program, found "
+            f"{values.get('model_type')!r:.80}",
             rule=_RULE,
             where=source.location,
         )
@@ -66,32 +71,33 @@ def _request(source: Source, opset: str, context: int | None) -> WholeModel:
         raise UsageError(
             f"expected a context of 1 to {config.context} tokens, found {chosen}", rule=_RULE, where=source.location
         )
-    return WholeModel(config, chosen, opset)
+    return FullModel(config, chosen, opset)
 
 
-def _config(values: Mapping[str, object], where: str) -> LlamaConfig:
+def _config(values: Mapping[str, object], location: str) -> LlamaConfig:
     try:
         return LlamaConfig.from_mapping(values)
     except (UsageError, UnsupportedError) as error:
-        raise type(error)(error.message, rule=_RULE, where=where) from None
+        raise type(error)(error.message, rule=_RULE, where=location) from None
 
 
-def _view(checkpoint: Checkpoint, wanted: WholeModel) -> Checkpoint:
-    """Return the model's tensors under the names of their constants, with the program that they go into."""
-    shapes = wanted.config.shapes()
+def _view(checkpoint: Checkpoint, model: FullModel) -> Checkpoint:
+    """Return the model's tensors under the names of the program's constants, with the program attached."""
+    shapes = model.config.shapes()
     for name, shape in shapes.items():
         if name not in checkpoint:
-            raise UsageError("expected this tensor of the model, found none", rule=_RULE, where=name)
+            raise UsageError("the model lacks this tensor, which its config.json requires", rule=_RULE, where=name)
         if checkpoint[name].shape != shape:
-            found = list(checkpoint[name].shape)
-            raise UsageError(f"expected {list(shape)}, found {found}", rule=_RULE, where=name)
-    tied = {"lm_head.weight"} if wanted.config.tied_head else set()
-    for name in checkpoint:
-        if name not in shapes and name not in tied and not name.endswith(_MADE):
             raise UsageError(
-                "expected a Llama's tensors alone, found this one, which the program would leave out",
+                f"expected the shape {list(shape)}, found {list(checkpoint[name].shape)}", rule=_RULE, where=name
+            )
+    tied = {"lm_head.weight"} if model.config.tied_head else set()
+    for name in checkpoint:
+        if name not in shapes and name not in tied and not name.endswith(_COMPUTED):
+            raise UsageError(
+                "the program for a Llama has no place for this tensor; remove it from the model",
                 rule=_RULE,
                 where=name,
             )
     renamed = rename(select(checkpoint, shapes), {name: constant_name(name) for name in shapes})
-    return with_program(renamed, wanted)
+    return with_program(renamed, model)

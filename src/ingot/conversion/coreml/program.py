@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint written into a program that is made for them: views, then a conversion like any other."""
+"""Write tensors of a checkpoint into a Core ML program that is generated for them, by views and a conversion."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from ingot.formats.coreml.layer import Layer, layer_template
 from ingot.formats.coreml.llama import llama_template
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.dense import DenseLayout
-from ingot.model.reading.lazy import Lazy
-from ingot.model.reading.view import derived
+from ingot.model.reading.lazy import LazyMap
+from ingot.model.reading.view import derive_checkpoint
 from ingot.naming.config import LlamaConfig
 from ingot.recipes.choice import Choice
 from ingot.recipes.recipe import Recipe, Rule
@@ -29,21 +29,21 @@ from ingot.stores.location import AnyPath, Location
 
 
 @dataclass(frozen=True, slots=True)
-class WholeModel:
-    """The program of a whole Llama: for how many tokens at once, in which opset."""
+class FullModel:
+    """A program for a full Llama: its configuration, the number of tokens of its input, and the opset."""
 
     config: LlamaConfig
     context: int
     opset: str
 
 
-Wanted = Layer | WholeModel
-"""Programs that can be made."""
+ProgramSpec = Layer | FullModel
+"""A program that can be generated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """How a package is written: as ``ingot.convert`` takes these."""
+    """Options for writing a package, with the meaning that they have in ``ingot.convert``."""
 
     max_ram: int | str | None = None
     resume: bool = False
@@ -52,54 +52,57 @@ class Execution:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
-    """A checkpoint to make a package of, and where that is to be."""
+class Package:
+    """A package to write: its source, the checkpoint of the source's weights, and the destination."""
 
     source: Source
     checkpoint: Checkpoint
-    place: Destination
+    target: Destination
 
     def write(self, view: Checkpoint, execution: Execution) -> ConvertReport:
-        """Write the tensors of a view, which ``with_program`` made; errors as ``ingot.convert``.
+        """Write the tensors of a view of ``with_program``; raise the errors of ``ingot.convert``.
 
-        A tensor of f16 keeps its codec where an operation of the program's opset says the same; all others become f16.
+        A tensor of f16 keeps its codec if the program's opset has an operation for it; all others become f16.
         """
         started = time.perf_counter()
         format = CoremlFormat().for_attachments(view.attachments)
         recipe = _recipe([name for name in view if format.why_unsupported(view[name].spec()) is None])
         plan = plan_conversion(view, CoremlFormat(), PlanRequest(recipe, allow_requantize=True))
         resources = Resources(execution.max_ram, None, Progress(plan.in_bytes, execution.progress))
-        prepared = Prepared(self.source, view, plan, self.place, recipe)
+        prepared = Prepared(self.source, view, plan, self.target, recipe)
         report = run(prepared, resources, overwrite=execution.overwrite, resume=execution.resume)
         return replace(report, seconds=time.perf_counter() - started)
 
 
 @contextmanager
-def opened(path: AnyPath, out: AnyPath) -> Iterator[Opened]:
-    """Open a checkpoint to make the package ``out`` of it; errors as ``ingot.open`` and ``artifacts.destination``."""
-    place = destination(Location.parse(out), CoremlFormat.name)
+def open_for_package(path: AnyPath, out: AnyPath) -> Iterator[Package]:
+    """Open a checkpoint for writing the package ``out``; raise the errors of ``ingot.open`` and ``destination``."""
+    target = destination(Location.parse(out), CoremlFormat.name)
     source = open_source(Location.parse(path), io="pread")
     with weights_of(source) as checkpoint:
-        refuse_same(source, place)
-        yield Opened(source, checkpoint, place)
+        refuse_same(source, target)
+        yield Package(source, checkpoint, target)
 
 
-def with_program(checkpoint: Checkpoint, wanted: Wanted) -> Checkpoint:
-    """Return a checkpoint of the constants of a program that is made for it, in the program's order, whatever theirs.
+def with_program(checkpoint: Checkpoint, spec: ProgramSpec) -> Checkpoint:
+    """Return the constants of a generated program as a checkpoint, in the order of the program.
 
-    Companions are no part of a package.
+    The program is attached; companions are omitted, because a package does not contain them.
     """
-    if isinstance(wanted, Layer):
-        template = layer_template(wanted)
+    if isinstance(spec, Layer):
+        template = layer_template(spec)
     else:
-        template = llama_template(wanted.config, wanted.context, wanted.opset)
+        template = llama_template(spec.config, spec.context, spec.opset)
     names = dict.fromkeys(site.name for site in template.sites if not site.inline)
     attachments = replace(checkpoint.attachments, draft=None, coreml=None, program=template)
-    tensors = Lazy(names, checkpoint.__getitem__)
-    return derived(checkpoint, tensors, with_program, wanted, asdict(wanted), attachments=attachments, companions={})
+    tensors = LazyMap(names, checkpoint.__getitem__)
+    return derive_checkpoint(
+        checkpoint, tensors, with_program, spec, asdict(spec), attachments=attachments, companions={}
+    )
 
 
-def _recipe(kept: Sequence[str]) -> Recipe:
+def _recipe(unchanged: Sequence[str]) -> Recipe:
+    """Return a recipe that keeps the tensors ``unchanged`` and stores all others as f16."""
     half = Rule(Choice(DenseLayout.codec, {"dtype": "f16"}), "f16")
-    stays = (Rule(None, "as stored", match=tuple(kept)),) if kept else ()
-    return Recipe("program", (*stays, half))
+    keep = (Rule(None, "as stored", match=tuple(unchanged)),) if unchanged else ()
+    return Recipe("program", (*keep, half))

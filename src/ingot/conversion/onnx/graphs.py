@@ -1,4 +1,4 @@
-"""Matrices of an ONNX graph as its operators want them: turned where they get, or lose, codes of ``MatMulNBits``."""
+"""Transpose matrices of an ONNX graph that become, or cease to be, codes of ``MatMulNBits``."""
 
 from __future__ import annotations
 
@@ -19,46 +19,54 @@ from ingot.model.layouts.dense import DenseLayout
 from ingot.recipes.choice import Choice
 from ingot.recipes.recipe import Recipe
 from ingot.views.names import rename
-from ingot.views.turn import turn, turned_codes
+from ingot.views.transpose import transpose, transpose_codes
 
 _WEIGHT = ".weight"
-_BITS = 4  # what the affine family's encoder takes where a recipe states none
+_BITS = 4  # the default of the affine codecs if a recipe declares no bits
 
 
-def as_graph(
-    view: Checkpoint, place: Destination, recipe: Recipe | None, planned: Collection[str], *, requantize: bool
+def transpose_for_graph(
+    view: Checkpoint, target: Destination, recipe: Recipe | None, planned: Collection[str], *, requantize: bool
 ) -> Checkpoint:
-    """Return the checkpoint as the graph takes it; itself for other formats, and where no matrix is turned.
+    """Return the checkpoint with matrices transposed for the graph's operators; itself if none is transposed.
 
     Parameters
     ----------
     view : Checkpoint
-    place : Destination
+    target : Destination
+        For other formats than ONNX no matrix is transposed.
     recipe : Recipe or None
-        What decides which matrices are turned.
+        The recipe whose decisions determine which matrices are transposed.
     planned : collection of str
-        The tensors of a plan that was made before: then these decide.
+        The tensor names of an earlier plan. If there are any, they determine it instead of the recipe.
     requantize : bool
-        Whether tensors that are quantized already may be quantized.
+        Whether tensors that are already quantized may be quantized.
     """
-    if not isinstance(place.format, OnnxFormat) or view.attachments.graph is None:
+    if not isinstance(target.format, OnnxFormat) or view.attachments.graph is None:
         return view
-    format = place.format.for_attachments(view.attachments)
-    names = _planned(view, format, planned) if planned else _wanted(view, format, recipe, requantize=requantize)
-    return turn(view, names) if names else view
+    format = target.format.for_attachments(view.attachments)
+    if planned:
+        names = _names_by_plan(view, format, planned)
+    else:
+        names = _names_by_recipe(view, format, recipe, requantize=requantize)
+    return transpose(view, names) if names else view
 
 
-def _planned(view: Checkpoint, format: OnnxFormat, planned: Collection[str]) -> Mapping[str, str]:
+def _names_by_plan(view: Checkpoint, format: OnnxFormat, planned: Collection[str]) -> Mapping[str, str]:
+    """Return old and new name of each matrix that a plan has under the name of its transpose."""
     names = {}
     for name in view:
-        others = (format.turned_name(name, bits) for bits in (4, 8))
-        other = next((found for found in others if found in planned), None)
-        if name not in planned and other is not None:
-            names[name] = other
+        transposed = (format.turned_name(name, bits) for bits in (4, 8))
+        new_name = next((candidate for candidate in transposed if candidate in planned), None)
+        if name not in planned and new_name is not None:
+            names[name] = new_name
     return names
 
 
-def _wanted(view: Checkpoint, format: OnnxFormat, recipe: Recipe | None, *, requantize: bool) -> Mapping[str, str]:
+def _names_by_recipe(
+    view: Checkpoint, format: OnnxFormat, recipe: Recipe | None, *, requantize: bool
+) -> Mapping[str, str]:
+    """Return old and new name of each matrix that must be transposed for the recipe's decision on it."""
     if recipe is None:
         return {}
     layers = layers_of(view)
@@ -66,66 +74,70 @@ def _wanted(view: Checkpoint, format: OnnxFormat, recipe: Recipe | None, *, requ
     for name, tensor in view.items():
         if format.turned_name(name, _BITS) is None or tensor.codec not in CODECS:
             continue
-        choice = decide(view, name, recipe, layers, turned=True).choice
-        if not isinstance(choice, Choice) or choice.quantizer is not None:  # that one has rounded it as it lies
+        choice = decide(view, name, recipe, layers, transposed=True).choice
+        if not isinstance(choice, Choice) or choice.quantizer is not None:  # a quantizer has rounded it untransposed
             continue
-        other = None
+        new_name = None
         if format.is_turned(name) and choice.codec == DenseLayout.codec:
-            other = format.turned_name(name, _BITS)
+            new_name = format.turned_name(name, _BITS)
         elif not format.is_turned(name) and choice.codec == AffineLayout.codec:
             bits = choice.options.get("bits", _BITS)
             group = choice.options.get("group", "row" if bits == 8 else 128)
-            # For another grid a graph has DequantizeLinear alone, which takes the matrix as it is.
+            # For other group sizes a graph uses DequantizeLinear, which takes the matrix untransposed.
             if group in ("row", *BLOCKS) and (requantize or CODECS[tensor.codec].lossless):
-                other = format.turned_name(name, bits if isinstance(bits, int) else _BITS)
-        if other is not None:
-            names[name] = other
+                new_name = format.turned_name(name, bits if isinstance(bits, int) else _BITS)
+        if new_name is not None:
+            names[name] = new_name
     return names
 
 
-def as_weights(view: Checkpoint, place: Destination) -> Checkpoint:
-    """Return the checkpoint with matrices of integers under their names as weights, for who goes by names.
+def with_weight_names(view: Checkpoint, target: Destination) -> Checkpoint:
+    """Return the checkpoint of a graph with integer matrices named and oriented as in model folders.
 
-    Those of ``MatMulNBits`` as they are; those of ``DequantizeLinear`` that ``MatMul`` multiplies with, turned. Folders
-    of packed layers and GGUF have such matrices, [outputs, inputs], under names that end in ``.weight``.
+    Folders of packed layers and GGUF have these matrices as [outputs, inputs] under names that end in ``.weight``.
+    Codes of ``MatMulNBits`` have this orientation; those of ``DequantizeLinear`` before a ``MatMul`` are transposed.
+    For other targets the checkpoint itself is returned.
     """
-    if view.format != OnnxFormat.name or not _goes_by_names(place.format):
+    if view.format != OnnxFormat.name or not _selects_by_names(target.format):
         return view
     format = OnnxFormat().for_attachments(view.attachments)
-    coded = {name for name in view if format.turned_name(name, _BITS) and turned_codes(view[name]) is not None}
+    coded = {name for name in view if format.turned_name(name, _BITS) and transpose_codes(view[name]) is not None}
     packed = [name for name in view if format.is_turned(name) or name in coded]
-    wanted = {name: _weight(format.original_name(name), view.aliases.get(name)) for name in packed}
-    counts = Counter(wanted.values())
-    names = {name: new for name, new in wanted.items() if (new == name or new not in view) and counts[new] == 1}
-    turned = {name: new for name, new in names.items() if name in coded and not format.is_turned(name)}
-    view = turn(view, turned) if turned else view
-    names = {name: new for name, new in names.items() if name not in turned and new != name}
+    new_names = {name: _weight_name(format.original_name(name), view.aliases.get(name)) for name in packed}
+    counts = Counter(new_names.values())
+    names = {name: new for name, new in new_names.items() if (new == name or new not in view) and counts[new] == 1}
+    transposed = {name: new for name, new in names.items() if name in coded and not format.is_turned(name)}
+    view = transpose(view, transposed) if transposed else view
+    names = {name: new for name, new in names.items() if name not in transposed and new != name}
     return rename(view, names) if names else view
 
 
-def _weight(name: str, told: str | None) -> str:
-    """Return the name of a weight; where its own says nothing, that of the operator which uses it."""
-    return told if told and not name.endswith(_WEIGHT) and told.endswith(_WEIGHT) else name
+def _weight_name(name: str, alias: str | None) -> str:
+    """Return the alias of a matrix if only that ends in ``.weight``, else its name."""
+    return alias if alias and not name.endswith(_WEIGHT) and alias.endswith(_WEIGHT) else name
 
 
-def _goes_by_names(format: Format) -> bool:
+def _selects_by_names(format: Format) -> bool:
+    """Return whether a format requires matrices under the names of a model folder or of llama.cpp."""
     return bool(format.traits.config_keys) or format.name == GgufFormat.name
 
 
-def facing(view: Checkpoint, other: Checkpoint) -> Checkpoint:
-    """Return the checkpoint with matrices of ``MatMulNBits`` as MatMul has them, where the other has them so.
+def align_orientation(view: Checkpoint, other: Checkpoint) -> Checkpoint:
+    """Return the checkpoint with codes of ``MatMulNBits`` transposed if the other one has them transposed.
 
-    A matrix that has the same name before it was packed is another one, turned: compared as they are, equal ones would
-    differ.
+    A matrix of the other checkpoint corresponds if it has the original name of the packed one and its transposed shape.
+    Without this step a comparison would report equal matrices as different.
     """
     format = FORMATS[view.format]
-    if not isinstance(format, OnnxFormat) or view.attachments.graph is None or _goes_by_names(FORMATS[other.format]):
+    if not isinstance(format, OnnxFormat) or view.attachments.graph is None or _selects_by_names(FORMATS[other.format]):
         return view
     format = format.for_attachments(view.attachments)
-    found = {name: format.turned_name(name, _BITS) for name in view if format.is_turned(name) and name not in other}
+    dense_names = {
+        name: format.turned_name(name, _BITS) for name in view if format.is_turned(name) and name not in other
+    }
     names = {
         name: dense
-        for name, dense in found.items()
+        for name, dense in dense_names.items()
         if dense is not None and dense in other and other[dense].shape == view[name].shape[::-1]
     }
-    return turn(view, names) if names else view
+    return transpose(view, names) if names else view

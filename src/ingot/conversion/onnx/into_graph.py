@@ -1,4 +1,4 @@
-"""Tensors of any checkpoint in the places that an ONNX graph has for them, by their names (``spec/onnx.md``)."""
+"""Replace the constants of an ONNX graph by tensors of any checkpoint, matched by name (``spec/onnx.md``)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ingot.artifacts.open import Source, open_source
 from ingot.codecs.affine.word_rows import rows_tensor
 from ingot.codecs.blocks.from_blocks import unpack_blocks
 from ingot.codecs.table import CODECS
-from ingot.conversion.placement import as_stored
+from ingot.conversion.placement import plan_exact
 from ingot.core.numeric.dtypes import FLOATS, cast
 from ingot.engine.steps import Move, Repack
 from ingot.errors import UsageError
@@ -23,18 +23,18 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import ZEROS, AffineLayout, Points
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.ggml import GgmlBlocksLayout
-from ingot.model.layouts.packed_words import WordsLayout
+from ingot.model.layouts.packed_ints import PackedIntLayout
 from ingot.model.layouts.scaled_codebook import ScaledCodebookLayout
-from ingot.model.reading.lazy import Lazy
-from ingot.model.reading.view import View, derived, renamed
+from ingot.model.reading.lazy import LazyMap
+from ingot.model.reading.view import View, derive_checkpoint, with_name
 from ingot.model.tensor import Tensor
 from ingot.naming.names import layer_path, role_of
 from ingot.stores.location import AnyPath, Location
-from ingot.views.turn import turned_matrix
-from ingot.views.turn_bytes import turned_bytes
+from ingot.views.transpose import transpose_matrix
+from ingot.views.transpose_fp8 import transpose_fp8
 
 _BITS = 4
-_SHOWN = 20
+_MAX_LISTED = 20  # names or faults in a message
 
 
 def into_graph(checkpoint: Checkpoint, path: AnyPath) -> Checkpoint:
@@ -43,32 +43,33 @@ def into_graph(checkpoint: Checkpoint, path: AnyPath) -> Checkpoint:
 
 
 def place_in_graph(checkpoint: Checkpoint, path: AnyPath) -> View:
-    """Return the tensors of an ONNX graph, those of the checkpoint in place of its own, and a note on the others.
+    """Return the constants of an ONNX graph, replaced by tensors of a checkpoint, and a note on unreplaced ones.
 
-    Names are those of the graph's constants, with what quantizers append to them or without, or of the operators that
-    use them. A matrix of a ``MatMul`` whose integers ``MatMulNBits`` can have takes its place packed. What no tensor
-    is there for stays as the graph has it, where that is no weight. Closing the view closes both.
+    A tensor replaces the constant with its name, or with its name plus a suffix of quantizers, or the constant whose
+    operator has its name. A matrix of a ``MatMul`` stays packed if ``MatMulNBits`` supports its integers. Constants
+    without a tensor keep their values, unless they are weights. Closing the view closes both checkpoints.
 
     Raises
     ------
     UsageError
-        ``attachments.none``: no ONNX model; ``convert.graph``: tensors and weights of the graph do not fit together;
-        each is named.
+        ``attachments.none``: no ONNX model; ``convert.graph``: tensors and weights of the graph do not fit together.
+        The message lists them.
     """
     location = Location.parse(path)
     source = open_source(location, io="pread")
     try:
-        graph = _opened(source, location)
-        matched = _Matched(checkpoint, graph, OnnxFormat().for_attachments(graph.attachments))
-        makes, said = matched.makes(), [location.text, *source.identity()]
-        tensors = Lazy(makes, lambda name: makes[name].build())
-        origins = {name: make.origins for name, make in makes.items()}
-        view = derived(
+        graph = _graph_of(source, location)
+        matched = _MatchedGraph(checkpoint, graph, OnnxFormat().for_attachments(graph.attachments))
+        replacements = matched.tensors()
+        identity = [location.text, *source.identity()]
+        tensors = LazyMap(replacements, lambda name: replacements[name].build())
+        origins = {name: replacement.origins for name, replacement in replacements.items()}
+        view = derive_checkpoint(
             checkpoint,
             tensors,
             into_graph,
             location.text,
-            said,
+            identity,
             origins=origins,
             opened=[source],
             also_close=source.close,
@@ -77,13 +78,14 @@ def place_in_graph(checkpoint: Checkpoint, path: AnyPath) -> View:
             importance={},
             unread={**checkpoint.unread, **graph.unread},
         )
-        return View(view).with_notes(matched.stays())
+        return View(view).with_notes(matched.unreplaced_note())
     except BaseException:
         source.close()
         raise
 
 
-def _opened(source: Source, location: Location) -> Checkpoint:
+def _graph_of(source: Source, location: Location) -> Checkpoint:
+    """Return the checkpoint of an ONNX model; raise ``attachments.none`` for another source."""
     graph = source.view()
     if graph.attachments.graph is None:
         raise no_attachment("graph", location)
@@ -92,34 +94,34 @@ def _opened(source: Source, location: Location) -> Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class GraphTensor:
-    """A tensor of the graph: what builds it, and the checkpoint's tensors that it is made of."""
+    """A tensor of the graph: the function that builds it, and the checkpoint's tensors that it is built from."""
 
     build: Callable[[], Tensor]
     origins: tuple[str, ...]
 
 
-class _Matched:
-    """Which tensor takes which place; raises ``UsageError`` ``convert.graph``."""
+class _MatchedGraph:
+    """A graph whose constants are matched with tensors; raises ``UsageError`` ``convert.graph`` if they do not fit."""
 
     def __init__(self, checkpoint: Checkpoint, graph: Checkpoint, format: OnnxFormat) -> None:
         self._checkpoint = checkpoint
         self._graph = graph
         self._format = format
-        self._wrong: list[str] = []
-        self._pairs = list(self._named())
-        self._pairs += self._tied()
-        taken = {pair.place for pair in self._pairs}
+        self._faults: list[str] = []
+        self._pairs = list(self._pairs_by_name())
+        self._pairs += self._tied_pairs()
+        matched = {pair.constant for pair in self._pairs}
         for name, tensor in graph.items():
-            if name not in taken and self._is_weight(name, tensor):
-                self._wrong.append(f"{name} {list(tensor.shape)} of the graph has no tensor")
-        self._facing = Facing(checkpoint, graph, format, self._pairs)
+            if name not in matched and self._is_weight(name, tensor):
+                self._faults.append(f"{name} {list(tensor.shape)} of the graph has no tensor")
+        self._orientations = OrientationResolver(checkpoint, graph, format, self._pairs)
         for pair in self._pairs:
             self._check(pair)
-        if self._wrong:
-            more = len(self._wrong) - _SHOWN
-            said = "; ".join([*self._wrong[:_SHOWN], *([f"{more} more"] if more > 0 else [])])
+        if self._faults:
+            more = len(self._faults) - _MAX_LISTED
+            faults = "; ".join([*self._faults[:_MAX_LISTED], *([f"{more} more"] if more > 0 else [])])
             raise UsageError(
-                f"expected a place in the graph for each tensor, and a tensor for each of its weights: {said}",
+                f"expected a constant of the graph for each tensor, and a tensor for each of its weights: {faults}",
                 rule="convert.graph",
                 where=graph.location,
             )
@@ -128,49 +130,53 @@ class _Matched:
         yield name
         yield self._format.original_name(name)
 
-    def _named(self) -> Iterator[Pair]:
-        places: dict[str, set[str]] = {}
-        for place in self._graph:
-            local = self._format.local_name(place)
-            for key in (*self._keys(place), *self._keys(local), self._graph.aliases.get(place, place)):
-                places.setdefault(key, set()).add(place)
-        taken: dict[str, str] = {}
+    def _pairs_by_name(self) -> Iterator[Pair]:
+        """Yield the pairs of constants and tensors whose names match; record tensors without exactly one constant."""
+        constants_by_key: dict[str, set[str]] = {}
+        for constant in self._graph:
+            local = self._format.local_name(constant)
+            for key in (*self._keys(constant), *self._keys(local), self._graph.aliases.get(constant, constant)):
+                constants_by_key.setdefault(key, set()).add(constant)
+        matched: dict[str, str] = {}
         for name in self._checkpoint:
-            keys = (*self._keys(name), self._checkpoint.aliases.get(name, name))
-            found = {name} if name in self._graph else next((places[key] for key in keys if key in places), set())
-            if len(found) != 1:
-                self._wrong.append(f"{name} {'has no place' if not found else f'may be {sorted(found)}'}")
+            candidates = {name}
+            if name not in self._graph:
+                keys = (*self._keys(name), self._checkpoint.aliases.get(name, name))
+                candidates = next((constants_by_key[key] for key in keys if key in constants_by_key), set())
+            if len(candidates) != 1:
+                fault = f"may replace {sorted(candidates)}" if candidates else "has no constant in the graph"
+                self._faults.append(f"{name} {fault}")
                 continue
-            place = next(iter(found))
-            if place in taken:
-                self._wrong.append(f"{name} and {taken[place]} have one place, {place}")
+            constant = next(iter(candidates))
+            if constant in matched:
+                self._faults.append(f"{name} and {matched[constant]} match the same constant, {constant}")
                 continue
-            taken[place] = name
-            yield Pair(place, name)
+            matched[constant] = name
+            yield Pair(constant, name)
 
     def _role(self, name: str) -> str:
         role = role_of(name)
         return role if role != "other" else role_of(self._graph.aliases.get(name, name))
 
     def _is_weight(self, name: str, tensor: Tensor) -> bool:
-        """Whether a constant that no tensor is there for would be a weight of another model."""
+        """Return whether a constant is a weight, so that the result needs a tensor for it."""
         if tensor.codec != DenseLayout.codec:
             return True
         return _is_float(tensor) and (self._multiplied(name) or self._role(name) != "other")
 
-    def stays(self) -> str:
-        """Return a remark on numbers that stay as the graph has them."""
-        taken = {pair.place for pair in self._pairs}
-        names = [name for name, tensor in self._graph.items() if name not in taken and _is_float(tensor)]
-        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        return f"as the graph has them stay {', '.join(names[:_SHOWN])}{more}" if names else ""
+    def unreplaced_note(self) -> str:
+        """Return a note on float constants that keep the values of the graph; empty if there are none."""
+        matched = {pair.constant for pair in self._pairs}
+        names = [name for name, tensor in self._graph.items() if name not in matched and _is_float(tensor)]
+        more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+        return f"constants that keep the values of the graph: {', '.join(names[:_MAX_LISTED])}{more}" if names else ""
 
-    def _tied(self) -> Iterator[Pair]:
-        """The head of a model that has only embeddings is these."""
-        taken = {pair.place for pair in self._pairs}
+    def _tied_pairs(self) -> Iterator[Pair]:
+        """Yield a pair of the graph's head and the embeddings, if the checkpoint has no head."""
+        matched = {pair.constant for pair in self._pairs}
         if any(role_of(name) == "head" for name in self._checkpoint):
             return
-        heads = [name for name in self._graph if name not in taken and self._role(name) == "head"]
+        heads = [name for name in self._graph if name not in matched and self._role(name) == "head"]
         embeddings = [name for name in self._checkpoint if role_of(name) == "embedding"]
         if len(heads) == len(embeddings) == 1:
             shapes = sorted(self._graph[heads[0]].shape), sorted(self._checkpoint[embeddings[0]].shape)
@@ -178,111 +184,117 @@ class _Matched:
                 yield Pair(heads[0], embeddings[0])
 
     def _shapes(self, pair: Pair) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        return self._graph[pair.place].shape, self._checkpoint[pair.tensor].shape
+        return self._graph[pair.constant].shape, self._checkpoint[pair.tensor].shape
 
-    def _multiplied(self, place: str) -> bool:
-        """Whether a matrix may lie in the graph either way round."""
-        return self._format.turned_name(place, _BITS) is not None
+    def _multiplied(self, constant: str) -> bool:
+        """Return whether a constant is the matrix of a ``MatMul``, which the graph may also store transposed."""
+        return self._format.turned_name(constant, _BITS) is not None
 
     def _check(self, pair: Pair) -> None:
-        own, other = self._shapes(pair)
-        turned = (*own[:-2], *own[-2:][::-1])
-        if other not in (own, turned) or (other != own and not self._multiplied(pair.place)):
-            self._wrong.append(f"{pair.tensor} is {list(other)}, its place {pair.place} {list(own)}")
+        """Record a fault if shape or orientation of a tensor do not fit its constant."""
+        expected, shape = self._shapes(pair)
+        transposed = (*expected[:-2], *expected[-2:][::-1])
+        if shape not in (expected, transposed) or (shape != expected and not self._multiplied(pair.constant)):
+            self._faults.append(
+                f"{pair.tensor} has the shape {list(shape)}, its constant {pair.constant} {list(expected)}"
+            )
             return
-        told = self._facing.turned(pair)
-        if told is None:
-            self._wrong.append(f"{pair.tensor} {list(other)} is square, and nothing tells which way round it lies")
-        elif told and not self._multiplied(pair.place):
-            self._wrong.append(
-                f"{pair.tensor} {list(other)} lies the other way round than the operators of {pair.place} take it"
+        is_transposed = self._orientations.is_transposed(pair)
+        if is_transposed is None:
+            self._faults.append(f"{pair.tensor} {list(shape)} is square, and its orientation cannot be determined")
+        elif is_transposed and not self._multiplied(pair.constant):
+            self._faults.append(
+                f"{pair.tensor} {list(shape)} is the transpose of the matrix that the operators of {pair.constant} need"
             )
 
-    def makes(self) -> Mapping[str, GraphTensor]:
+    def tensors(self) -> Mapping[str, GraphTensor]:
         """Return the tensors of the graph by name, in its order."""
-        by_place = {pair.place: pair for pair in self._pairs}
+        pairs = {pair.constant: pair for pair in self._pairs}
         tensors: dict[str, GraphTensor] = {}
-        for place in self._graph:
-            pair = by_place.get(place)
+        for constant in self._graph:
+            pair = pairs.get(constant)
             if pair is None:
-                tensors[place] = GraphTensor(self._own(place), ())
+                tensors[constant] = GraphTensor(self._unreplaced(constant), ())
             else:
-                name, build = self._made(pair)
+                name, build = self._replacement(pair)
                 tensors[name] = GraphTensor(build, (pair.tensor,))
         return tensors
 
-    def _own(self, place: str) -> Callable[[], Tensor]:
-        return lambda: self._graph[place]
+    def _unreplaced(self, constant: str) -> Callable[[], Tensor]:
+        return lambda: self._graph[constant]
 
-    def _made(self, pair: Pair) -> tuple[str, Callable[[], Tensor]]:
-        """Return the name that a tensor has in the graph, and what makes it."""
-        place = pair.place
+    def _replacement(self, pair: Pair) -> tuple[str, Callable[[], Tensor]]:
+        """Return the name of a tensor in the graph, and the function that builds it."""
+        constant = pair.constant
         tensor = self._checkpoint[pair.tensor]
-        site = self._graph[pair.place]
-        if not self._multiplied(place):
-            return place, self._as_codes(tensor, place, site.dtype)
-        packs = self._format.is_turned(place)
-        dense = self._format.turned_name(place, _BITS) if packs else place
+        site = self._graph[constant]
+        if not self._multiplied(constant):
+            return constant, self._untransposed(tensor, constant, site.dtype)
+        is_packed = self._format.is_turned(constant)
+        dense = self._format.turned_name(constant, _BITS) if is_packed else constant
         assert dense is not None
-        outputs = bool(self._facing.turned(pair)) != packs
-        found = self._packed(tensor, place, site.dtype) if outputs else None
-        if found is not None:
-            return found.name, lambda: found
-        return dense, self._turned(tensor, dense, site.dtype) if outputs else self._as_codes(tensor, dense, site.dtype)
+        outputs_first = bool(self._orientations.is_transposed(pair)) != is_packed
+        if not outputs_first:
+            return dense, self._untransposed(tensor, dense, site.dtype)
+        packed = self._packed(tensor, constant, site.dtype)
+        if packed is not None:
+            return packed.name, lambda: packed
+        return dense, self._transposed(tensor, dense, site.dtype)
 
-    def _as_codes(self, tensor: Tensor, name: str, dtype: str) -> Callable[[], Tensor]:
-        """As the graph takes it where it lies as it does there."""
-        return lambda: self._fitting(_codes(tensor, name, dtype)) or renamed(tensor, name)
+    def _untransposed(self, tensor: Tensor, name: str, dtype: str) -> Callable[[], Tensor]:
+        """Return a function that builds a tensor in its orientation: its codes if the graph accepts them, else it."""
+        return lambda: self._if_accepted(_codes(tensor, name, dtype)) or with_name(tensor, name)
 
-    def _turned(self, tensor: Tensor, name: str, dtype: str) -> Callable[[], Tensor]:
-        """As the graph takes it where it lies the other way round: FP8 with its blocks, all else decoded."""
+    def _transposed(self, tensor: Tensor, name: str, dtype: str) -> Callable[[], Tensor]:
+        """Return a function that builds the transpose of a tensor: FP8 with its blocks, others decoded."""
 
-        def make() -> Tensor:
-            found = turned_bytes(tensor)
-            return self._fitting(found and _small_floats(found, name, dtype)) or turned_matrix(tensor, name)
+        def build() -> Tensor:
+            transposed = transpose_fp8(tensor)
+            accepted = self._if_accepted(transposed and _small_floats(transposed, name, dtype))
+            return accepted or transpose_matrix(tensor, name)
 
-        return make
+        return build
 
-    def _fitting(self, tensor: Tensor | None) -> Tensor | None:
-        """Return codes that the graph can have; None where it cannot."""
-        return None if tensor is None or as_stored(tensor, self._format, "") is None else tensor
+    def _if_accepted(self, tensor: Tensor | None) -> Tensor | None:
+        """Return the tensor if the graph can store it exactly, else None."""
+        return None if tensor is None or plan_exact(tensor, self._format, "") is None else tensor
 
-    def _packed(self, tensor: Tensor, place: str, dtype: str) -> Tensor | None:
-        """Return the integers of a matrix [outputs, inputs] as ``MatMulNBits`` can have them; None where it cannot."""
+    def _packed(self, tensor: Tensor, constant: str, dtype: str) -> Tensor | None:
+        """Return the integers of a matrix [outputs, inputs] for ``MatMulNBits``; None if it does not support them."""
         bits = getattr(_affine(tensor), "bits", 0)
-        name = place if self._format.is_turned(place) else self._format.turned_name(place, bits)
-        found = None if name is None else _integers(tensor, name, dtype)
-        if found is None or not isinstance(as_stored(found, self._format, ""), Move | Repack):
+        name = constant if self._format.is_turned(constant) else self._format.turned_name(constant, bits)
+        integers = None if name is None else _integers(tensor, name, dtype)
+        if integers is None or not isinstance(plan_exact(integers, self._format, ""), Move | Repack):
             return None
-        return found
+        return integers
 
 
 def _affine(tensor: Tensor) -> AffineLayout | None:
-    """Return the layout of a tensor's integers, row by row; None where they are none."""
-    found = _integers(tensor, tensor.name, tensor.dtype)
-    return None if found is None else AffineLayout.of(found)
+    """Return the row-wise layout of a tensor's integers; None if it has no integers."""
+    integers = _integers(tensor, tensor.name, tensor.dtype)
+    return None if integers is None else AffineLayout.from_tensor(integers)
 
 
 def _integers(tensor: Tensor, name: str, dtype: str) -> Tensor | None:
-    """Return a tensor's integers as values of ``dtype``; None where they are none, or have zero points between them."""
-    found: Tensor | None = tensor if tensor.codec == AffineLayout.codec else None
+    """Return a tensor's integers, with values of ``dtype``; None if it has none, or has fractional zero points."""
+    integers: Tensor | None = tensor if tensor.codec == AffineLayout.codec else None
     if tensor.codec in CODECS:
         CODECS[tensor.codec].check(tensor)
-    if tensor.codec == WordsLayout.codec and not WordsLayout.of(tensor).scattered:
-        found = rows_tensor(tensor, WordsLayout.of(tensor))
+    if tensor.codec == PackedIntLayout.codec and not PackedIntLayout.from_tensor(tensor).scattered:
+        integers = rows_tensor(tensor, PackedIntLayout.from_tensor(tensor))
     elif tensor.codec == GgmlBlocksLayout.codec:
-        found = unpack_blocks(tensor)
-    if found is None or found.codec != AffineLayout.codec:
+        integers = unpack_blocks(tensor)
+    if integers is None or integers.codec != AffineLayout.codec:
         return None
-    layout = AffineLayout.of(found)
-    if isinstance(layout.zero, Points) and not _whole(found, layout):
+    layout = AffineLayout.from_tensor(integers)
+    if isinstance(layout.zero, Points) and not _has_integer_zeros(integers, layout):
         return None
     params = replace(layout, dtype=dtype).attributes()
-    return replace(found, name=name, dtype=dtype, params=params, decoder=CODECS[found.codec], origin=None)
+    return replace(integers, name=name, dtype=dtype, params=params, decoder=CODECS[integers.codec], origin=None)
 
 
 def _codes(tensor: Tensor, name: str, dtype: str) -> Tensor | None:
-    """Return a tensor's integers, or its small floats, as values of ``dtype``; None where it has none."""
+    """Return a tensor's integers or small floats, with values of ``dtype``; None if it has neither."""
     return _integers(tensor, name, dtype) or _small_floats(tensor, name, dtype)
 
 
@@ -290,13 +302,14 @@ def _small_floats(tensor: Tensor, name: str, dtype: str) -> Tensor | None:
     if tensor.codec != ScaledCodebookLayout.codec:
         return None
     CODECS[tensor.codec].check(tensor)
-    layout = ScaledCodebookLayout.of(tensor)
-    made = replace(layout, dtype=dtype) if dtype == "f32" else layout  # products are numbers of f32
-    return replace(tensor, name=name, dtype=made.dtype, params=made.attributes(), origin=None)
+    layout = ScaledCodebookLayout.from_tensor(tensor)
+    if dtype == "f32":  # the products of codes and scales are exact in f32
+        layout = replace(layout, dtype=dtype)
+    return replace(tensor, name=name, dtype=layout.dtype, params=layout.attributes(), origin=None)
 
 
-def _whole(tensor: Tensor, layout: AffineLayout) -> bool:
-    """Whether all zero points are codes; reads them."""
+def _has_integer_zeros(tensor: Tensor, layout: AffineLayout) -> bool:
+    """Read the zero points and return whether all of them are codes."""
     zeros = cast(tensor.parts[ZEROS].array().reshape(-1), "f32")
     low = layout.no_zero
     return bool(((zeros == np.rint(zeros)) & (zeros >= low) & (zeros < low + (1 << layout.bits))).all())
@@ -311,27 +324,27 @@ _DIGITS = re.compile(r"[0-9]+")
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A place of the graph and the tensor that takes it."""
+    """A constant of the graph and the tensor that replaces it."""
 
-    place: str
+    constant: str
     tensor: str
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
-    """What matrices have in common that the same code makes: the stack of layers, and the word for the array in it."""
+class _NamePattern:
+    """The pattern of a matrix name: the path of its layer, and its last component, with ``*`` for numbers."""
 
-    stack: str
-    word: str
+    layer: str
+    component: str
 
     @classmethod
-    def of(cls, name: str) -> _Kind:
-        path = layer_path(name) or ""
-        pieces = re.split(r"[./]", name)
-        return cls(_DIGITS.sub("*", path), _DIGITS.sub("*", pieces[-1]))
+    def from_name(cls, name: str) -> _NamePattern:
+        layer = layer_path(name) or ""
+        component = re.split(r"[./]", name)[-1]
+        return cls(_DIGITS.sub("*", layer), _DIGITS.sub("*", component))
 
 
-class Facing:
+class OrientationResolver:
     """The orientation of each tensor that replaces a constant of a graph.
 
     If a matrix is not square, its shape decides. For a square matrix, the graph's operator states the orientation that
@@ -346,44 +359,52 @@ class Facing:
         self._checkpoint = checkpoint
         self._graph = graph
         self._format = format
-        self._told: dict[_Kind, set[Orientation]] = {}
+        self._known_orientations: dict[_NamePattern, set[Orientation]] = {}
         for pair in pairs:
-            face = self._by_shape(pair)
-            if face is not None and role_of(pair.tensor) not in ("head", "embedding"):
-                self._told.setdefault(_Kind.of(pair.tensor), set()).add(face)
+            orientation = self._by_shape(pair)
+            if orientation is not None and role_of(pair.tensor) not in ("head", "embedding"):
+                pattern = _NamePattern.from_name(pair.tensor)
+                self._known_orientations.setdefault(pattern, set()).add(orientation)
 
-    def turned(self, pair: Pair) -> bool | None:
-        """Whether a tensor has its last two axes the other way round than its place; None where nothing tells.
+    def is_transposed(self, pair: Pair) -> bool | None:
+        """Return whether a tensor is the transpose of its constant; None if it cannot be determined.
 
-        Its shape is that of the place, or that with the last two axes changed.
+        The tensor has the shape of the constant, or the transposed shape.
         """
-        own = self._graph[pair.place].shape
-        other = self._checkpoint[pair.tensor].shape
-        if len(own) < 2 or own[-1] != own[-2] or own[-1] <= 1:
-            return own != other
-        wanted = self._format.face(pair.place)
-        graphs_own = self._format.is_own(pair.tensor)
-        if wanted == EITHER or (graphs_own and pair.tensor == pair.place):
+        expected = self._graph[pair.constant].shape
+        shape = self._checkpoint[pair.tensor].shape
+        if len(expected) < 2 or expected[-1] != expected[-2] or expected[-1] <= 1:
+            return expected != shape
+        required = self._format.face(pair.constant)
+        has_graph_name = self._format.is_own(pair.tensor)
+        if required == EITHER or (has_graph_name and pair.tensor == pair.constant):
             return False
-        found = (self._format.face(pair.tensor) if graphs_own else None) or self._of_others(pair.tensor)
-        return None if wanted is None or found is None else found != wanted
+        orientation = (self._format.face(pair.tensor) if has_graph_name else None) or self._by_name(pair.tensor)
+        return None if required is None or orientation is None else orientation != required
 
     def _by_shape(self, pair: Pair) -> Orientation | None:
-        """Return how a matrix lies in the checkpoint that is not square; None where that does not tell."""
-        own = self._graph[pair.place].shape
-        other = self._checkpoint[pair.tensor].shape
-        if len(own) < 2 or own[-1] == own[-2] or other not in (own, (*own[:-2], own[-1], own[-2])):
+        """Return the orientation in the checkpoint of a matrix that is not square; None if that is not conclusive."""
+        expected = self._graph[pair.constant].shape
+        shape = self._checkpoint[pair.tensor].shape
+        transposed = (*expected[:-2], *expected[-2:][::-1])
+        if len(expected) < 2 or expected[-1] == expected[-2] or shape not in (expected, transposed):
             return None
-        face = self._format.face(pair.place)
-        if face not in (OUTPUTS, INPUTS):
+        required = self._format.face(pair.constant)
+        if required not in (OUTPUTS, INPUTS):
             return None
-        return OUTPUTS if (own == other) == (face == OUTPUTS) else INPUTS
+        return OUTPUTS if (expected == shape) == (required == OUTPUTS) else INPUTS
 
-    def _of_others(self, name: str) -> Orientation | None:
-        """Return how a matrix lies as others tell that are not square; None where they do not, or not the same."""
-        kind = _Kind.of(name)
-        near = self._told.get(kind, set())
-        if len(near) == 1 and role_of(name) not in ("head", "embedding"):
-            return next(iter(near))
-        every = set[Orientation]().union(*(faces for other, faces in self._told.items() if other.word == kind.word))
-        return OUTPUTS if every == {OUTPUTS} else None
+    def _by_name(self, name: str) -> Orientation | None:
+        """Return the orientation of a square matrix by that of similarly named ones; None if they differ."""
+        pattern = _NamePattern.from_name(name)
+        similar = self._known_orientations.get(pattern, set())
+        if len(similar) == 1 and role_of(name) not in ("head", "embedding"):
+            return next(iter(similar))
+        same_component = set[Orientation]().union(
+            *(
+                orientations
+                for key, orientations in self._known_orientations.items()
+                if key.component == pattern.component
+            )
+        )
+        return OUTPUTS if same_component == {OUTPUTS} else None

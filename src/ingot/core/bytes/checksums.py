@@ -1,6 +1,6 @@
 """Digests of stored bytes, in zTensor 1.2's spelling ``algorithm:hex`` (section 1, component ``digest``).
 
-``crc32c`` is written as ``crc32c:0x%08X`` because that is what the package ``ztensor`` writes; both spellings are read.
+``crc32c`` is written as ``crc32c:0x%08X``, like the package ``ztensor`` does, and read with and without ``0x``.
 ``blake3`` is used for content ids (``artifacts.identity``); no container stores it per part. zTensor's container
 version 2 stores ``xxh3``.
 """
@@ -93,7 +93,7 @@ class Xxh3:
 
 
 def hex_of(running: Hasher) -> str:
-    """Return a digest's hex alone."""
+    """Return the hexadecimal digits of a digest."""
     return running.text().partition(":")[2]
 
 
@@ -103,71 +103,70 @@ def xxh3(data: Buffer) -> int:
 
 
 def fnv1a64(data: Buffer) -> int:
-    """FNV-1a with 64 bits (offset basis 0xCBF29CE484222325, prime 0x100000001B3): for short keys, no digest."""
+    """Return the 64-bit FNV-1a hash (offset basis 0xCBF29CE484222325, prime 0x100000001B3), for short keys only."""
     return native.fnv1a64(data)
 
 
 HASHERS: dict[str, Callable[[], Hasher]] = {"crc32c": Crc32c, "sha256": Sha256}
-"""The digests that a writer may be asked for."""
-_KNOWN: dict[str, Callable[[], Hasher]] = {**HASHERS, "xxh3": Xxh3}
+"""The algorithms that users may choose for writing."""
+_ALL_HASHERS: dict[str, Callable[[], Hasher]] = {**HASHERS, "xxh3": Xxh3}
 WIDTHS = {"crc32c": 4, "sha256": 32, "xxh3": 8}
-"""The digests that parts of a container may have, and their bytes."""
-_COMPARED_HERE = (len("sha256:") + 64, len("xxh3:") + 16)
+"""The algorithms that parts of a container may have, and the bytes of their digests."""
 
 
 def hasher(algorithm: str) -> Hasher:
-    """Return a fresh running digest; ``algorithm`` is ``crc32c``, ``sha256`` or ``xxh3``."""
-    return _KNOWN[algorithm]()
+    """Return a new running digest; ``algorithm`` is ``crc32c``, ``sha256`` or ``xxh3``."""
+    return _ALL_HASHERS[algorithm]()
 
 
 def digest(algorithm: str, data: Buffer) -> str:
-    """Return the digest of ``data`` as written in files."""
+    """Return the digest of ``data`` in the syntax of files."""
     running = hasher(algorithm)
     running.update(data)
     return running.text()
 
 
-def known(text: str, rule: str, where: str) -> str | None:
-    """Return the algorithm of a digest string, None if it is one that Ingot does not know.
+def algorithm_of(text: str, rule: str, location: str) -> str | None:
+    """Return the algorithm of a digest string; None if Ingot does not support the algorithm.
 
     Raises
     ------
     FormatError
-        No ``algorithm:hex``, or a known algorithm followed by something that is not its hex.
+        The text is not ``algorithm:hex``, or the algorithm is supported and the digits are invalid.
     """
     algorithm, colon, value = text.partition(":")
     if not colon or not algorithm or not value:
-        raise FormatError(rule, f"expected a digest 'algorithm:hex', found {text[:80]!r}", where=where)
-    if kind(text) is None:
+        raise FormatError(rule, f"expected a digest 'algorithm:hex', found {text[:80]!r}", where=location)
+    if supported_algorithm(text) is None:
         return None
     if not _SYNTAX[algorithm].match(text):
-        raise FormatError(rule, f"expected {algorithm}'s hexadecimal digits, found {text[:80]!r}", where=where)
+        raise FormatError(rule, f"expected {algorithm}'s hexadecimal digits, found {text[:80]!r}", where=location)
     return algorithm
 
 
-def kind(text: str) -> str | None:
-    """Return the algorithm of a digest that is well-formed, None if it is one that Ingot does not know."""
+def supported_algorithm(text: str) -> str | None:
+    """Return the algorithm of a well-formed digest; None if Ingot does not support it."""
     algorithm, _, value = text.partition(":")
-    # Of XXH3 64 bits only.
+    # XXH3 with 128 bits is not supported.
     return None if algorithm not in _SYNTAX or (algorithm == "xxh3" and len(value) != 16) else algorithm
 
 
 def proves(text: str, data: Buffer) -> bool:
-    """Whether ``data`` has this digest, quickly: False too where that takes a closer look, for whoever takes it."""
+    """Return True if ``data`` has this digest; False if it differs or the text needs ``algorithm_of``."""
     prefix, _, value = text.partition(":")
     if prefix == "crc32c":
         value = value[2:] if value.startswith("0x") else ""
     if prefix not in _SYNTAX or len(value) != 2 * WIDTHS[prefix] or not _SYNTAX[prefix].match(text):
         return False
-    stated = int(value, 16)
+    expected = int(value, 16)
     if prefix == "crc32c":
-        return stated == native.crc32c(data, 0)
-    return stated == (xxh3(data) if prefix == "xxh3" else int.from_bytes(hashlib.sha256(data).digest(), "big"))
+        return expected == native.crc32c(data, 0)
+    return expected == (xxh3(data) if prefix == "xxh3" else int.from_bytes(hashlib.sha256(data).digest(), "big"))
 
 
-def same(expected: str, found: str) -> bool:
-    """Compare two digest strings of one algorithm, whatever the case, prefix and leading zeros of the number."""
-    return _number(expected) == _number(found)
+def same(expected: str, actual: str) -> bool:
+    """Return whether two digests of one algorithm are equal, ignoring case, prefix and leading zeros."""
+    return _number(expected) == _number(actual)
 
 
 def _number(text: str) -> int:
@@ -175,20 +174,20 @@ def _number(text: str) -> int:
 
 
 def raw(text: str) -> bytes:
-    """Return a digest of a known algorithm as bytes, the first digits first."""
+    """Return a digest of a supported algorithm as big-endian bytes."""
     return _number(text).to_bytes(WIDTHS[text.partition(":")[0]], "big")
 
 
 def text_of(algorithm: str, value: bytes) -> str:
-    """Return a digest's bytes as text, as written in files."""
+    """Return a digest's bytes in the syntax of files."""
     return f"crc32c:0x{value.hex().upper()}" if algorithm == "crc32c" else f"{algorithm}:{value.hex()}"
 
 
-def check(expected: str, found: str, rule: str, where: str, *, what: str = "the stored bytes") -> None:
-    """Raise ``IntegrityError`` where the digests of ``what`` differ."""
-    if not same(expected, found):
+def check(expected: str, actual: str, rule: str, location: str, *, subject: str = "the stored bytes") -> None:
+    """Raise ``IntegrityError`` if two digests differ; ``subject`` names their bytes in the message."""
+    if not same(expected, actual):
         raise IntegrityError(
             rule,
-            f"{what} do not match their digest: expected {expected}, found {found}; the file is damaged",
-            where=where,
+            f"{subject} do not match their digest: expected {expected}, found {actual}; the file is damaged",
+            where=location,
         )

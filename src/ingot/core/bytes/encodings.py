@@ -1,11 +1,11 @@
 """Encodings: bytes to bytes on one part (zTensor 1.2 section 1, component ``encoding``).
 
 ``zstd`` parts are written as independent frames of ``FRAME`` input bytes each, one after the other. RFC 8878 section
-3.1 makes such a sequence one valid zstd stream, so every reader decodes it, while frames can be made and read in
-parallel and the output does not depend on how the input arrived.
+3.1 makes such a sequence one valid zstd stream, so all readers decode it. Frames can be written and read in parallel,
+and the output does not depend on the sizes of the input buffers.
 
 ``zt.zstd-seekable/1`` is the encoding of zTensor's container version 2: frames of equal content with a checksum each,
-and a seek table behind them (zstd's seekable format 0.1.0, ``contrib/seekable_format``; zTensor's profile of it).
+followed by a seek table (zTensor's profile of zstd's seekable format 0.1.0, ``contrib/seekable_format``).
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ SEEKABLE_LEAST = 17
 MAX_FRAME = 16 << 20
 _SKIPPABLE = 0x184D2A5E
 _SEEKABLE = 0x8F92EAB1
-_WITH_CHECKSUMS = 0x80  # of the descriptor: a column of checksums beside sizes
-_FRAME_HAS_CHECKSUM = 4  # of the byte after a frame's magic number (RFC 8878, section 3.1.1.1.1)
+_WITH_CHECKSUMS = 0x80  # flag of the seek table's descriptor: the table has a column of checksums
+_FRAME_HAS_CHECKSUM = 4  # flag of the byte after a frame's magic number (RFC 8878, section 3.1.1.1.1)
 _READ_SIZE = 128 << 10
 _CONTENT_SIZE = 1 << 20
 # Starting a frame costs microseconds: a hostile stream of tiny frames would keep a reader busy for hours.
@@ -50,7 +50,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 def compress_frame(data: Buffer, level: int = LEVEL) -> bytes:
-    """Compress at most ``FRAME`` bytes into one zstd frame that states its content size."""
+    """Compress at most ``FRAME`` bytes into one zstd frame, whose header contains the content size."""
     return zstd.compress(data, options={zstd.CompressionParameter.compression_level: level})
 
 
@@ -61,18 +61,18 @@ def seekable_frame(data: Buffer, level: int = LEVEL) -> bytes:
 
 
 def seek_table(frames: Sequence[tuple[int, int]]) -> bytes:
-    """Return what stands behind frames of these sizes, compressed and not."""
+    """Return the seek table for frames, given as pairs of compressed and decompressed size."""
     table = np.array(frames, "<u4").reshape(-1, 2).tobytes()
     return pack("<II", _SKIPPABLE, len(table) + 9) + table + pack("<IBI", len(frames), 0, _SEEKABLE)
 
 
 def bound(size: int, encoding: str = "zstd") -> int:
-    """Return the most bytes that ``size`` bytes take, cut into frames of ``FRAME``, and with their seek table.
+    """Return the maximum size of ``size`` bytes that are encoded in frames of ``FRAME`` bytes, with the seek table.
 
-    RFC 8878 section 3.1.1: a frame's header takes at most 18 bytes with its magic number, and a block that does not
-    shrink is stored raw behind 3 bytes; zstd makes blocks of up to 128 KiB.
+    RFC 8878 section 3.1.1: a frame's header has at most 18 bytes with its magic number, and an incompressible block is
+    stored raw after 3 bytes; zstd writes blocks of up to 128 KiB.
     """
-    # nothing is one empty frame
+    # empty input is one empty frame
     frames = max(1, -(-size // FRAME))
     blocks = -(-size // (128 << 10))
     table = SEEKABLE_LEAST + (8 + 4) * frames if encoding == SEEKABLE else 0  # sizes, and a checksum in each frame
@@ -80,58 +80,60 @@ def bound(size: int, encoding: str = "zstd") -> int:
 
 
 class ReadsAt(Protocol):
-    """What a seekable stream is read from: stored bytes by their position."""
+    """A function that returns stored bytes at an offset."""
 
     def __call__(self, offset: int, length: int, /) -> Buffer: ...
 
 
 class SeekableReader:
-    """Reading of a seekable stream, frame by frame; a frame that is passed over is not decoded.
+    """Decodes a seekable stream frame by frame; skipped frames are not decoded.
 
-    Memory is that of one frame and the seek table, whose size is bounded by that of the stream.
+    It needs the memory of one frame and of the seek table, whose size is bounded by the size of the stream.
 
     Parameters
     ----------
     read : ReadsAt
-        Gives stored bytes.
-    length, expected : int
-        Of the stream, and of what it decodes to: another number is refused.
-    rule, where : str
-        For the ``FormatError`` of a stream that is not what the profile asks for.
+        Returns stored bytes.
+    length : int
+        The stored bytes of the stream.
+    expected : int
+        The decoded bytes; another number is an error.
+    rule, location : str
+        The rule and location of the ``FormatError`` for an invalid stream.
     """
 
-    def __init__(self, read: ReadsAt, length: int, expected: int, rule: str, where: str) -> None:
+    def __init__(self, read: ReadsAt, length: int, expected: int, rule: str, location: str) -> None:
         self._read = read
         self._rule = rule
-        self._where = where
+        self._location = location
         self._sizes = self._table(length, expected)
         self._starts = np.cumsum(self._sizes[:, 0]) - self._sizes[:, 0]
         self._content = max(1, int(self._sizes[0, 1])) if len(self._sizes) else 1
         self._expected = expected
         self._position = 0
-        self._held: tuple[int, memoryview] | None = None
+        self._cached: tuple[int, memoryview] | None = None
 
     def _refuse(self, message: str) -> FormatError:
-        return FormatError(self._rule, message, where=self._where)
+        return FormatError(self._rule, message, where=self._location)
 
     def _table(self, length: int, expected: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         if length < SEEKABLE_LEAST:
             raise self._refuse(f"expected a seek table of at least {SEEKABLE_LEAST} bytes, found {length}")
         count, descriptor, magic = unpack("<IBI", self._read(length - 9, 9))
         if magic != _SEEKABLE or descriptor & ~_WITH_CHECKSUMS:
-            raise self._refuse("expected the end of a seek table, found other bytes")
+            raise self._refuse("the stream does not end with a seek table")
         width = 12 if descriptor & _WITH_CHECKSUMS else 8
         start = length - SEEKABLE_LEAST - count * width
         if start < 0 or unpack("<II", self._read(start, 8)) != (_SKIPPABLE, count * width + 9):
-            raise self._refuse(f"expected a seek table of {count} frames, found other bytes where it begins")
+            raise self._refuse(f"the seek table of {count} frames has no valid header")
         columns = np.frombuffer(self._read(start + 8, count * width), "<u4").reshape(count, width // 4)
         sizes = columns[:, :2].astype(np.int64)
         if int(sizes[:, 0].sum()) != start or int(sizes[:, 1].sum()) != expected:
-            raise self._refuse(f"expected frames of {start} bytes that hold {expected}, found others in the seek table")
+            raise self._refuse(f"the sizes in the seek table do not add up to {start} bytes with {expected} decoded")
         if count and (int(sizes[:, 1].max()) > MAX_FRAME or bool((sizes[:-1, 1] != sizes[0, 1]).any())):
-            raise self._refuse(f"expected frames of equal content, of at most {MAX_FRAME} bytes; found others")
+            raise self._refuse(f"expected frames with equal content sizes of at most {MAX_FRAME} bytes")
         if count > 1 and not 0 < int(sizes[-1, 1]) <= int(sizes[0, 1]):
-            raise self._refuse("expected a last frame of no more content than the others, and of some")
+            raise self._refuse("expected a last frame that is not empty, and not larger than the others")
         return sizes
 
     def readinto(self, out: memoryview) -> None:
@@ -146,7 +148,7 @@ class SeekableReader:
             out = out[frame.nbytes :]
 
     def skip(self, count: int) -> None:
-        """Pass over the next decoded bytes."""
+        """Skip the next ``count`` decoded bytes."""
         self._position += count
 
     def finish(self) -> None:
@@ -155,16 +157,16 @@ class SeekableReader:
             raise self._refuse(f"expected {self._expected} decoded bytes, found {self._position}")
 
     def _frame(self, index: int) -> memoryview:
-        if self._held is None or self._held[0] != index:
+        if self._cached is None or self._cached[0] != index:
             data = self._read(int(self._starts[index]), int(self._sizes[index, 0]))
-            self._held = index, memoryview(self._decoded(bytes(data), int(self._sizes[index, 1])))
-        return self._held[1]
+            self._cached = index, memoryview(self._decoded(bytes(data), int(self._sizes[index, 1])))
+        return self._cached[1]
 
     def _decoded(self, data: bytes, size: int) -> bytes:
         try:
             declared = zstd.get_frame_info(data).decompressed_size
             if not data[4] & _FRAME_HAS_CHECKSUM or declared not in (size, None):
-                raise self._refuse(f"expected a frame of {size} bytes with a checksum, found another")
+                raise self._refuse(f"expected a frame of {size} bytes with a checksum")
             decoder = _decoder()
             content = decoder.decompress(data, size + 1)  # a byte more than expected shows a frame that is too long
         except zstd.ZstdError as error:
@@ -179,21 +181,21 @@ def _decoder() -> zstd.ZstdDecompressor:
 
 
 class _FrameDecoder:
-    """Decodes a stream of frames whose stored bytes come in chunks.
+    """Decodes a stream of frames whose stored bytes arrive in chunks.
 
-    Raises ``FormatError`` with ``rule`` if the bytes are no such stream, or if the stream consists of tiny frames.
+    Raises ``FormatError`` with ``rule`` if the stream is invalid, or consists of tiny frames.
     """
 
-    def __init__(self, rule: str, where: str) -> None:
+    def __init__(self, rule: str, location: str) -> None:
         self._rule = rule
-        self._where = where
+        self._location = location
         self._frame: zstd.ZstdDecompressor | None = None
         self._frames = 0
         self._produced = 0
 
     @property
     def is_complete(self) -> bool:
-        """Whether the stored bytes so far end with a frame."""
+        """Whether the stored bytes so far end at the end of a frame."""
         return self._frame is None or self._frame.eof
 
     def decode(self, data: Buffer, max_bytes: int) -> bytes:
@@ -212,7 +214,7 @@ class _FrameDecoder:
             try:
                 content = self._frame.decompress(data, max_bytes)
             except zstd.ZstdError as error:
-                raise FormatError(self._rule, f"not a valid zstd stream: {error}", where=self._where) from error
+                raise FormatError(self._rule, f"not a valid zstd stream: {error}", where=self._location) from error
             data = b""
             if content:
                 self._produced += len(content)
@@ -225,19 +227,19 @@ class _FrameDecoder:
                 self._rule,
                 f"expected frames of at least {_TINY_FRAME} bytes on average, found {self._frames} frames of "
                 f"{self._produced} bytes in all",
-                where=self._where,
+                where=self._location,
             )
         return _decoder()
 
 
 class Decoding:
-    """Decodes a stream of frames as its bytes come."""
+    """Decodes a stream of frames while its bytes arrive."""
 
-    def __init__(self, rule: str, where: str) -> None:
-        self._frames = _FrameDecoder(rule, where)
+    def __init__(self, rule: str, location: str) -> None:
+        self._frames = _FrameDecoder(rule, location)
 
-    def pieces(self, data: memoryview) -> Iterator[bytes]:
-        """Yield what the next stored bytes decode to; raises ``FormatError`` where they are no such stream."""
+    def decode(self, data: memoryview) -> Iterator[bytes]:
+        """Yield the content of the next stored bytes; raise ``FormatError`` if they are not a valid stream."""
         content = self._frames.decode(data, _CONTENT_SIZE)
         while content:
             yield content
@@ -245,34 +247,34 @@ class Decoding:
 
 
 class ReadsBytes(Protocol):
-    """A source of stored bytes in order: ``read(size)`` returns at most ``size``, none at the end."""
+    """A source of stored bytes in order: ``read(size)`` returns at most ``size`` bytes, and no bytes at the end."""
 
     def read(self, size: int = -1, /) -> bytes: ...
 
 
 class ZstdReader:
-    """Sequential decompression of a zstd stream of one or more frames into buffers of the caller.
+    """Decompresses a zstd stream of one or more frames, in order, into buffers of the caller.
 
-    Memory is bounded by the window (at most 128 MiB), whatever the stream claims: output goes only where the
-    caller made room for it, and the caller sized that by a checked ``uncompressed_length``.
+    Memory is bounded by zstd's window (at most 128 MiB), whatever the stream declares, because output is written only
+    into the caller's buffers.
 
     Parameters
     ----------
     source : ReadsBytes
         The stored bytes in order.
     expected : int
-        ``uncompressed_length``; more or fewer decoded bytes are refused.
-    rule, where : str
-        For the ``FormatError`` of a bad stream, a window past 128 MiB, or a wrong length.
+        The decoded bytes (``uncompressed_length``); another number is an error.
+    rule, location : str
+        The rule and location of the ``FormatError`` for an invalid stream, a window past 128 MiB, or a wrong length.
     """
 
-    def __init__(self, source: ReadsBytes, expected: int, rule: str, where: str) -> None:
+    def __init__(self, source: ReadsBytes, expected: int, rule: str, location: str) -> None:
         self._source = source
-        self._frames = _FrameDecoder(rule, where)
+        self._frames = _FrameDecoder(rule, location)
         self._expected = expected
         self._produced = 0
         self._rule = rule
-        self._where = where
+        self._location = location
 
     def readinto(self, out: memoryview) -> None:
         """Fill ``out`` completely with the next decompressed bytes."""
@@ -283,7 +285,7 @@ class ZstdReader:
                 raise FormatError(
                     self._rule,
                     f"expected {self._expected} decompressed bytes, found {self._produced + filled}",
-                    where=self._where,
+                    where=self._location,
                 )
             out[filled : filled + len(content)] = content
             filled += len(content)
@@ -294,12 +296,12 @@ class ZstdReader:
         if self._produced != self._expected or self._next(1):
             raise FormatError(
                 self._rule,
-                f"expected exactly {self._expected} decompressed bytes, found another number",
-                where=self._where,
+                f"expected {self._expected} decompressed bytes, found a different number",
+                where=self._location,
             )
         if not self._frames.is_complete:
             raise FormatError(
-                self._rule, "expected a complete zstd frame, found one that is cut off", where=self._where
+                self._rule, "expected a complete zstd frame, found one that is cut off", where=self._location
             )
 
     def _next(self, max_bytes: int) -> bytes:
@@ -309,11 +311,11 @@ class ZstdReader:
         return content
 
 
-def require(encoding: str, where: str) -> None:
-    """Refuse an encoding that Ingot does not know."""
+def require(encoding: str, location: str) -> None:
+    """Raise ``UnsupportedError`` ``encoding.unknown`` if Ingot cannot decode an encoding."""
     if encoding not in ENCODED:
         raise UnsupportedError(
             f"expected encoding {', '.join(('raw', *ENCODED))}, found {encoding[:80]!r}",
             rule="encoding.unknown",
-            where=where,
+            where=location,
         )

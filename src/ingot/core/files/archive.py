@@ -1,7 +1,7 @@
-"""Folders as zip archives: packing one deterministically, and unpacking one that may be hostile (APPNOTE 6.3.10).
+"""Folders as zip archives: deterministic packing, and safe unpacking of untrusted archives (APPNOTE 6.3.10).
 
-``spec/attachments.md`` lists the rules. The reader is strict where zip is lax: entries lie side by side from the first
-byte to the directory, and nothing in a header is believed that the bytes do not confirm.
+``spec/attachments.md`` lists the rules. The reader is stricter than zip: entries must follow each other without gaps
+from the first byte to the directory, and headers must agree with the directory and the data.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ingot.core.files.atomic import require_disk
 from ingot.core.files.system import is_name, open_flags, read_error, write_error
 from ingot.errors import FormatError, IngotError, IntegrityError
 
-MOST_ENTRIES = 65_536
-"""Files and folders that an archive may hold."""
+MAX_ENTRIES = 65_536
+"""The limit of files and folders in an archive."""
 
 
-class Names:
-    """The names so far; refuses what could leave the folder or fall together on any file system."""
+class NameChecker:
+    """Checks an archive's names: none may leave the folder, or equal another one on any file system."""
 
     def __init__(self) -> None:
         self._spelling: dict[str, str] = {}
@@ -36,21 +36,21 @@ class Names:
         self._folders: set[str] = set()
 
     def add(self, name: str) -> None:
-        """Take in one entry; a folder's name ends with a slash."""
+        """Check the next entry; a folder's name ends with a slash. Raises ``FormatError`` ``archive.*``."""
         path = name.removesuffix("/")
-        pieces = path.split("/")
+        parts = path.split("/")
         if (
-            any(piece in ("", ".", "..") for piece in pieces)
+            any(part in ("", ".", "..") for part in parts)
             or not name.isprintable()
             or set(name) & set("\\:")
-            or not all(map(is_name, pieces))
+            or not all(map(is_name, parts))
         ):
             raise FormatError(
                 "archive.name", "expected a relative path without '..', backslash, colon or control", where=name[:200]
             )
         if len(name.encode()) > 1024:
             raise FormatError("archive.name", "expected a name of at most 1024 bytes", where=name[:200])
-        folders = ["/".join(pieces[:depth]) for depth in range(1, len(pieces))]
+        folders = ["/".join(parts[:depth]) for depth in range(1, len(parts))]
         for prefix in (*folders, path):
             folded = unicodedata.normalize("NFC", prefix).casefold()
             if self._spelling.setdefault(folded, prefix) != prefix:
@@ -58,24 +58,25 @@ class Names:
                     "archive.collision", f"expected names that differ by more than case, found {prefix!r}", where=name
                 )
         if name in self._entries:
-            raise FormatError("archive.duplicate", "expected every name once, found one twice", where=name)
+            raise FormatError("archive.duplicate", "the name occurs twice", where=name)
         self._entries.add(name)
         is_folder = name.endswith("/")
         if path in (self._files if is_folder else self._folders) or self._files & set(folders):
-            raise FormatError("archive.conflict", "expected a name to be a file or a folder, found both", where=name)
+            raise FormatError("archive.conflict", "the name is both a file and a folder", where=name)
         self._folders.update(folders)
         (self._folders if is_folder else self._files).add(path)
-        if len(self._folders) + len(self._files) > MOST_ENTRIES:  # a name of 1 KiB can make 500 folders
+        if len(self._folders) + len(self._files) > MAX_ENTRIES:  # a name of 1 KiB can have 500 folders
             raise FormatError(
-                "archive.entries", f"expected at most {MOST_ENTRIES} files and folders, found more", where=name[:200]
+                "archive.entries", f"expected at most {MAX_ENTRIES} files and folders, found more", where=name[:200]
             )
 
 
-MOST_BYTES = 1 << 40
-MOST_RATIO = 200
-"""Limits on what an archive may unfold to: bytes, bytes per stored byte (past ``_ALWAYS``)."""
+MAX_BYTES = 1 << 40
+"""The limit of all unpacked bytes of an archive."""
+MAX_RATIO = 200
+"""The limit of unpacked bytes per stored byte, for archives that unpack to more than ``_UNLIMITED`` bytes."""
 
-_ALWAYS = 64 << 20
+_UNLIMITED = 64 << 20
 _CHUNK = 1 << 20
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _STORED = 0
@@ -85,27 +86,27 @@ _END = b"PK\x05\x06"
 _END64 = b"PK\x06\x06"
 _LOCATOR = b"PK\x06\x07"
 _UNIX = 3
-_IS_UTF8 = 1 << 11  # flag of a name
+_IS_UTF8 = 1 << 11  # flag of entries with names in UTF-8
 
 ReadAt = Callable[[int, memoryview], None]
-"""Fill a buffer from an offset, or raise."""
+"""Fills a buffer from an offset of the archive, or raises an error."""
 
 
 def pack(folder: str | os.PathLike[str], out: BinaryIO) -> None:
-    """Write the files of ``folder`` as a zip: sorted names, no compression, fixed times, in chunks.
+    """Write the files of ``folder`` as a zip with sorted names, fixed times and no compression.
 
     Raises
     ------
     FormatError
-        ``archive.kind`` for a link or device, ``archive.name``, ``archive.collision`` for names that could not be
-        unpacked everywhere, ``archive.nested``, ``archive.entries``: only what ``unpack`` takes is packed.
+        The folder contains something that ``unpack`` refuses: ``archive.kind`` (a link or device), ``archive.name`` or
+        ``archive.collision`` (a name that cannot be unpacked on all systems), ``archive.nested``, ``archive.entries``.
     IntegrityError
-        ``store.changed``: a file's size changed meanwhile.
+        ``store.changed``: a file's size changed while it was packed.
     """
-    seen = Names()
+    names = NameChecker()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
         for path, name in _walk(Path(folder), ""):
-            seen.add(name)
+            names.add(name)
             info = zipfile.ZipInfo(name, _EPOCH)
             info.create_system = _UNIX
             mode = stat.S_IFDIR | 0o755 if name.endswith("/") else stat.S_IFREG | 0o644
@@ -117,7 +118,7 @@ def pack(folder: str | os.PathLike[str], out: BinaryIO) -> None:
 
 
 def _walk(folder: Path, prefix: str) -> Iterator[tuple[Path, str]]:
-    """Yield files, and folders without files, by sorted names."""
+    """Yield the path and name of each file and of each empty folder, sorted by name."""
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError as error:
@@ -172,28 +173,28 @@ def unpack(
     read_at: ReadAt,
     size: int,
     folder: str | os.PathLike[str],
-    where: str,
-    most: int = MOST_BYTES,
+    location: str,
+    max_bytes: int = MAX_BYTES,
     keep: Callable[[Entry], bool] | None = None,
 ) -> None:
-    """Unpack the zip of ``size`` bytes into the existing, empty ``folder``; what was written before an error stays.
+    """Unpack a zip of ``size`` bytes into the existing, empty ``folder``; after an error, written files stay there.
 
-    Files that ``keep`` says no to are checked as all are, and left empty.
+    Files for which ``keep`` returns False are checked and created empty.
 
     Raises
     ------
     FormatError
-        A rule ``archive.*``.
+        The archive breaks a rule ``archive.*``.
     IntegrityError
-        ``archive.crc``, ``archive.size``: a file's bytes are not those that the directory promises.
+        ``archive.crc``, ``archive.size``: a file's bytes do not match the directory.
     ResourceError
-        As when writing any file.
+        A file cannot be written; see ``core.files.system.write_error``.
     """
     folder = Path(folder)
     try:
         archive = Archive(read_at, size)
         entries = archive.entries()
-        budget = _Budget(min(most, max(_ALWAYS, MOST_RATIO * size)))
+        budget = _Budget(min(max_bytes, max(_UNLIMITED, MAX_RATIO * size)))
         require_disk(sum(entry.size for entry in entries), folder, str(folder))
         for entry in entries:
             target = folder / entry.name
@@ -206,18 +207,18 @@ def unpack(
             except OSError as error:
                 raise write_error(error, str(target)) from error
     except IngotError as error:
-        raise error.at(where) from None
+        raise error.at(location) from None
 
 
-def is_unpacked(read_at: ReadAt, size: int, folder: str | os.PathLike[str], where: str) -> bool:
-    """Whether every file of the zip lies in ``folder`` with the size and CRC-32 that the directory says.
+def is_unpacked(read_at: ReadAt, size: int, folder: str | os.PathLike[str], location: str) -> bool:
+    """Return whether ``folder`` contains all files of the zip with the sizes and CRC-32 of the directory.
 
-    Errors as ``unpack``, for what is wrong with the zip itself.
+    Raises ``FormatError`` ``archive.*`` if the archive is invalid.
     """
     try:
         entries = Archive(read_at, size).entries()
     except IngotError as error:
-        raise error.at(where) from None
+        raise error.at(location) from None
     return all(_is_there(entry, Path(folder) / entry.name) for entry in entries)
 
 
@@ -235,15 +236,15 @@ def _is_there(entry: Entry, path: Path) -> bool:
 
 
 class _Budget:
-    """Bytes that may still be written."""
+    """Counts unpacked bytes, and raises ``archive.bomb`` if they exceed the limit."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._left = limit
+        self._remaining = limit
 
     def take(self, count: int, name: str) -> None:
-        self._left -= count
-        if self._left < 0:
+        self._remaining -= count
+        if self._remaining < 0:
             raise FormatError("archive.bomb", f"expected at most {self._limit} unpacked bytes, found more", where=name)
 
 
@@ -252,7 +253,7 @@ def _unpack_file(archive: Archive, entry: Entry, target: Path, budget: _Budget, 
     count = 0
     head = b""
     flags = open_flags("O_WRONLY", "O_CREAT", "O_EXCL", "O_NOFOLLOW")
-    with open(os.open(target, flags, 0o666), "wb") as sink:  # noqa: PTH123 - of a descriptor that was opened exclusively
+    with open(os.open(target, flags, 0o666), "wb") as sink:  # noqa: PTH123 - Path.open cannot set these flags
         for data in archive.content(entry):
             head += data[: 4 - len(head)]
             _refuse_nested(head, entry.name)
@@ -271,11 +272,11 @@ def _unpack_file(archive: Archive, entry: Entry, target: Path, budget: _Budget, 
 
 def _refuse_nested(head: bytes, name: str) -> None:
     if head in (_LOCAL, _END):
-        raise FormatError("archive.nested", "expected no archive in the archive, found one", where=name)
+        raise FormatError("archive.nested", "the archive contains another archive", where=name)
 
 
 class ArchiveFile(io.RawIOBase):
-    """Bytes that are read by their position, as the file that ``zipfile`` reads."""
+    """A read-only file object over a function that reads at an offset, for ``zipfile``."""
 
     def __init__(self, read_at: ReadAt, size: int) -> None:
         self._read_at = read_at
@@ -304,10 +305,10 @@ class ArchiveFile(io.RawIOBase):
 
 
 class Archive:
-    """A zip whose every byte is accounted for.
+    """A zip archive in which each byte belongs to an entry or to the directory.
 
-    ``zipfile`` reads the directory. Contents are inflated here, because ``zipfile`` ignores bytes after the declared
-    size and after the end of a deflate stream.
+    ``zipfile`` reads the directory. This class decompresses contents, because ``zipfile`` ignores bytes after the
+    declared size and after the end of a deflate stream.
     """
 
     def __init__(self, read_at: ReadAt, size: int) -> None:
@@ -324,16 +325,16 @@ class Archive:
         return bytes(data)
 
     def entries(self) -> list[Entry]:
-        """Read the directory and check it against the local headers."""
+        """Return the entries of the directory, checked against the local headers."""
         count, length, start, tail = self._end()
-        if count > MOST_ENTRIES or length > MOST_ENTRIES * 1024:
+        if count > MAX_ENTRIES or length > MAX_ENTRIES * 1024:
             raise FormatError(
-                "archive.entries", f"expected at most {MOST_ENTRIES} entries, found {count} in {length} bytes"
+                "archive.entries", f"expected at most {MAX_ENTRIES} entries, found {count} in {length} bytes"
             )
         if start + length != tail:
             raise FormatError("archive.layout", f"expected a directory up to byte {tail}, found {start}+{length}")
         listed = [_entry(info) for info in self._directory(count, length, tail)]
-        names = Names()
+        names = NameChecker()
         for entry in listed:
             names.add(entry.name)
         position = 0
@@ -348,7 +349,7 @@ class Archive:
         return listed
 
     def content(self, entry: Entry) -> Iterator[bytes]:
-        """Yield an entry's bytes, unpacked, never more than a chunk at once."""
+        """Yield an entry's decompressed bytes in chunks."""
         start = entry.offset + local_size(self.read(entry.offset, 30))
         inflate = zlib.decompressobj(-15) if entry.method == DEFLATED else None
         for offset in range(0, entry.stored, _CHUNK):
@@ -356,16 +357,14 @@ class Archive:
             yield from _inflated(inflate, data, entry.name) if inflate else (data,)
         if inflate and (not inflate.eof or inflate.unused_data):
             raise FormatError(
-                "archive.deflate", "expected one complete deflate stream, found another", where=entry.name
+                "archive.deflate", "the deflate stream is incomplete, or bytes follow it", where=entry.name
             )
 
     def _end(self) -> tuple[int, int, int, int]:
-        """Return entries, length, start and end of the directory, from the record that ends the file."""
+        """Return the directory's number of entries, length, start and end, from the record at the end of the file."""
         record = self.read(self._size - 22, 22)
         if record[:4] != _END:
-            raise FormatError(
-                "archive.end", "expected a zip that ends with its directory and no comment, found something else"
-            )
+            raise FormatError("archive.end", "the file does not end with a zip directory without a comment")
         disk, first, here, count, length, start, comment = struct.unpack("<HHHHIIH", record[4:])
         tail = self._size - 22
         if tail >= 20 and (locator := self.read(tail - 20, 20))[:4] == _LOCATOR:
@@ -375,13 +374,13 @@ class Archive:
             record = self.read(tail, 56)
             disk, first, here, count, length, start = struct.unpack("<IIQQQQ", record[16:])
             if record[:4] != _END64:
-                raise FormatError("archive.end", "expected a zip64 end record, found something else")
+                raise FormatError("archive.end", "the file has no valid zip64 end record")
         if disk or first or comment or here != count:
-            raise FormatError("archive.end", "expected an archive in one piece without a comment, found another")
+            raise FormatError("archive.end", "the archive has several disks, or a comment")
         return count, length, start, tail
 
     def _directory(self, count: int, length: int, end: int) -> list[zipfile.ZipInfo]:
-        """Return the entries that ``zipfile`` finds; refuse bytes of the directory that belong to none of them."""
+        """Return the entries that ``zipfile`` reads; raise an error if the directory has bytes outside them."""
         try:
             with zipfile.ZipFile(io.BufferedReader(ArchiveFile(self._read_at, self._size))) as archive:
                 infos = archive.infolist()
@@ -392,13 +391,13 @@ class Archive:
         except (zipfile.BadZipFile, NotImplementedError, struct.error) as error:
             raise FormatError("archive.layout", f"expected a directory of entries: {error}") from None
         sizes = [_name_extra_comment(info) for info in infos]
-        found = sum(46 + sum(parts) for parts in sizes)
-        if len(infos) != count or found != length:
+        used = sum(46 + sum(parts) for parts in sizes)
+        if len(infos) != count or used != length:
             raise FormatError(
                 "archive.layout",
-                f"expected a directory of {count} entries in {length} bytes, found {len(infos)} in {found} bytes",
+                f"expected a directory of {count} entries in {length} bytes, found {len(infos)} in {used} bytes",
             )
-        # zipfile takes a last record whose fields reach past the directory.
+        # zipfile accepts a last record whose fields reach past the directory.
         if infos and struct.unpack("<HHH", self.read(end - 46 - sum(sizes[-1]) + 28, 6)) != sizes[-1]:
             raise FormatError(
                 "archive.layout", "expected an entry inside of the directory", where=infos[-1].orig_filename[:200]
@@ -406,17 +405,17 @@ class Archive:
         return infos
 
     def _local_end(self, entry: Entry, limit: int) -> int:
-        """Check an entry's local header; return where the entry ends, its data descriptor included."""
+        """Check an entry's local header; return the offset of the entry's end, its data descriptor included."""
         header = self.read(entry.offset, 30)
         name = self.read(entry.offset + 30, int.from_bytes(header[26:28], "little"))
         flags, method = struct.unpack("<HH", header[6:10])
-        told = struct.unpack("<III", header[14:26])
+        local = struct.unpack("<III", header[14:26])
         agrees = entry.described or all(
-            stated in (0xFFFFFFFF, wanted)
-            for stated, wanted in zip(told, (entry.crc, entry.stored, entry.size), strict=True)
+            value in (0xFFFFFFFF, expected)
+            for value, expected in zip(local, (entry.crc, entry.stored, entry.size), strict=True)
         )
         if header[:4] != _LOCAL or _text(name, flags) != entry.name or method != entry.method or not agrees:
-            raise FormatError("archive.layout", "expected the local header that the directory says", where=entry.name)
+            raise FormatError("archive.layout", "the local header differs from the directory", where=entry.name)
         end = entry.offset + local_size(header) + entry.stored
         if entry.described:
             end = self._past_descriptor(entry, end)
@@ -425,12 +424,12 @@ class Archive:
         return end
 
     def _past_descriptor(self, entry: Entry, end: int) -> int:
-        """Return the end of the data descriptor at ``end``: with or without signature, with short or long sizes."""
+        """Return the end of the data descriptor at ``end``; it may have a signature, and sizes of 32 or 64 bits."""
         for signature in (b"PK\x07\x08", b""):
             for sizes in ("<III", "<IQQ"):
-                wanted = signature + struct.pack(sizes, entry.crc, *_fit(sizes, entry.stored, entry.size))
-                if end + len(wanted) <= self._size and self.read(end, len(wanted)) == wanted:
-                    return end + len(wanted)
+                descriptor = signature + struct.pack(sizes, entry.crc, *_fit(sizes, entry.stored, entry.size))
+                if end + len(descriptor) <= self._size and self.read(end, len(descriptor)) == descriptor:
+                    return end + len(descriptor)
         raise FormatError("archive.layout", "expected the data descriptor of the directory's sizes", where=entry.name)
 
 
@@ -440,7 +439,7 @@ def _fit(sizes: str, stored: int, size: int) -> tuple[int, int]:
 
 
 def local_size(header: bytes) -> int:
-    """Return the bytes of a local header, name and extra field included, from its first 30."""
+    """Return the size of a local header, name and extra field included, from its first 30 bytes."""
     return 30 + int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
 
 
@@ -452,7 +451,7 @@ def _inflated(inflate: zlib._Decompress, data: bytes, name: str) -> Iterator[byt
     except zlib.error as error:
         raise FormatError("archive.deflate", f"expected a deflate stream: {error}", where=name) from None
     if data:
-        raise FormatError("archive.deflate", "expected one deflate stream, found bytes behind it", where=name)
+        raise FormatError("archive.deflate", "bytes follow the deflate stream", where=name)
 
 
 def _name_extra_comment(info: zipfile.ZipInfo) -> tuple[int, int, int]:
@@ -477,11 +476,11 @@ def _entry(info: zipfile.ZipInfo) -> Entry:
 
 def _check_entry(name: str, flags: int, method: int, mode: int, sizes: tuple[int, int]) -> None:
     if flags & (1 | 1 << 6 | 1 << 13):
-        raise FormatError("archive.encrypted", "expected no encryption, found an encrypted entry", where=name)
+        raise FormatError("archive.encrypted", "the entry is encrypted", where=name)
     if method not in (_STORED, DEFLATED):
         raise FormatError("archive.method", f"expected stored or deflated entries, found method {method}", where=name)
-    kind = stat.S_IFMT(mode)
-    if kind not in (0, stat.S_IFDIR if name.endswith("/") else stat.S_IFREG):
+    file_type = stat.S_IFMT(mode)
+    if file_type not in (0, stat.S_IFDIR if name.endswith("/") else stat.S_IFREG):
         raise FormatError("archive.kind", "expected files and folders, found a link, device or mixture", where=name)
     if (method == _STORED and sizes[0] != sizes[1]) or (name.endswith("/") and any(sizes)):
         raise FormatError("archive.layout", f"expected sizes that agree, found {sizes}", where=name)

@@ -1,18 +1,18 @@
-"""Members of a zip archive that is not unpacked, as byte sources, read in order; deflated ones on the way."""
+"""Byte sources over members of a zip archive, which are decompressed while they are read."""
 
 from __future__ import annotations
 
 import zlib
 
 from ingot.core.files.archive import DEFLATED, Archive, Entry, local_size
-from ingot.core.files.forward import Forward
+from ingot.core.files.sequential import SequentialSource
 from ingot.errors import FormatError, IntegrityError
 
-_PIECE = 1 << 16
+_CHUNK = 1 << 16
 
 
-class Inflating:
-    """Sequential reading of one member; its CRC-32 is compared at the end."""
+class MemberReader:
+    """Reads one member in order, and compares its CRC-32 at the end."""
 
     def __init__(self, archive: Archive, entry: Entry) -> None:
         self._archive = archive
@@ -24,60 +24,60 @@ class Inflating:
         self._produced = 0
 
     def readinto(self, out: memoryview) -> None:
-        """Fill ``out`` completely; ``FormatError`` ``archive.deflate``, ``IntegrityError`` ``archive.size``."""
+        """Fill ``out``; raise ``FormatError`` ``archive.deflate``, ``IntegrityError`` ``archive.size``."""
         filled = 0
         while filled < out.nbytes:
-            piece = self._next(out.nbytes - filled)
-            if not piece:
+            chunk = self._next(out.nbytes - filled)
+            if not chunk:
                 raise IntegrityError(
                     "archive.size",
                     f"expected {self._entry.size} bytes, found {self._produced}",
                     where=self._entry.name,
                 )
-            out[filled : filled + len(piece)] = piece
-            filled += len(piece)
+            out[filled : filled + len(chunk)] = chunk
+            filled += len(chunk)
 
     def finish(self) -> None:
-        """Check that nothing follows and that the bytes are those that the directory promises."""
+        """Check that nothing follows, and that size and CRC are those in the directory."""
         if self._produced != self._entry.size or self._next(1):
             raise IntegrityError(
-                "archive.size", f"expected {self._entry.size} bytes, found others", where=self._entry.name
+                "archive.size", f"expected {self._entry.size} bytes, found a different number", where=self._entry.name
             )
         if self._crc != self._entry.crc:
-            raise IntegrityError("archive.crc", "expected the bytes of the CRC, found others", where=self._entry.name)
+            raise IntegrityError("archive.crc", "the bytes do not match their CRC", where=self._entry.name)
 
-    def _next(self, most: int) -> bytes:
-        """Return at most so many bytes, none at the end."""
-        piece = b""
-        while not piece:
+    def _next(self, max_bytes: int) -> bytes:
+        """Return the next bytes, at most ``max_bytes``; empty at the end."""
+        chunk = b""
+        while not chunk:
             waiting = b"" if self._inflate is None else self._inflate.unconsumed_tail
-            count = min(_PIECE, self._end - self._stored, most if self._inflate is None else _PIECE)
+            count = min(_CHUNK, self._end - self._stored, max_bytes if self._inflate is None else _CHUNK)
             data = waiting or self._archive.read(self._stored, count)
             self._stored += 0 if waiting else len(data)
             if self._inflate is None:
-                piece = data
+                chunk = data
             else:
                 try:
-                    piece = self._inflate.decompress(data, most)
+                    chunk = self._inflate.decompress(data, max_bytes)
                 except zlib.error as error:
-                    where = self._entry.name
-                    raise FormatError("archive.deflate", f"expected a deflate stream: {error}", where=where) from None
+                    location = self._entry.name
+                    raise FormatError("archive.deflate", f"not a deflate stream: {error}", where=location) from None
             if not data:
                 break
-        self._crc = zlib.crc32(piece, self._crc)
-        self._produced += len(piece)
-        return piece
+        self._crc = zlib.crc32(chunk, self._crc)
+        self._produced += len(chunk)
+        return chunk
 
 
-class Member(Forward):
-    """A member as a byte source; read in order without ever holding all of it, going back means beginning anew.
+class Member(SequentialSource):
+    """A member as a byte source.
 
     Parameters
     ----------
     archive : Archive
     entry : Entry
     name : str
-        What messages call it.
+        The member in messages.
     """
 
     def __init__(self, archive: Archive, entry: Entry, name: str) -> None:
@@ -85,12 +85,12 @@ class Member(Forward):
         self._entry = entry
         super().__init__(name, entry.size)
 
-    def start(self) -> Inflating:
-        return Inflating(self._archive, self._entry)
+    def start(self) -> MemberReader:
+        return MemberReader(self._archive, self._entry)
 
     def changed(self) -> bool:
-        """Whether the archive was written to: whoever opened it asks the archive's own source."""
+        """Return False: the code that opened the archive checks the archive's source."""
         return False
 
     def close(self) -> None:
-        """Nothing: the archive is closed by whoever opened it."""
+        """Do nothing: the code that opened the archive closes it."""

@@ -1,7 +1,8 @@
-"""Publishing: everything is written beside its final place and appears there whole, or not at all.
+"""Staging: an artifact is written next to its final path, and appears there in one step.
 
-For a final ``x.zt`` the work happens in ``.x.zt.ingot-partial/`` in the same folder (so that renaming stays within one
-file system): ``files/`` with what will be published, ``journal.jsonl`` for whoever wants to resume, and ``lock``.
+For a target ``x.zt`` the staging folder is ``.x.zt.ingot-partial/`` in the same folder, so that renaming stays within
+one file system. It contains ``files/`` with the files to publish, ``journal.jsonl`` for a later run that resumes the
+work, and ``lock``.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ingot.core.files import system
 from ingot.core.files.system import exchange, flush, local_path, remove, remove_tree, rename, replace, write_error
+from ingot.core.runtime.memory import format_size
 from ingot.core.runtime.parallel import ordered
 from ingot.errors import IngotError, ResourceError, UsageError
 
@@ -25,13 +28,8 @@ if TYPE_CHECKING:
     from filelock import FileLock
 
 
-import shutil
-
-from ingot.core.runtime.memory import format_size
-
-
 def free_disk(folder: Path) -> int | None:
-    """Return the bytes that this user may still write into ``folder``; None where the file system does not tell."""
+    """Return the free bytes for this user on the disk of ``folder``; None if the file system does not report them."""
     try:
         usage = shutil.disk_usage(folder)
     except OSError:
@@ -39,22 +37,22 @@ def free_disk(folder: Path) -> int | None:
     return usage.free if usage.total else None
 
 
-def require_disk(nbytes: int, folder: Path, where: str) -> None:
-    """Refuse what would not fit on the disk of ``folder``, before it is begun.
+def require_disk(nbytes: int, folder: Path, location: str) -> None:
+    """Raise an error before a write that does not fit on the disk of ``folder``.
 
     Parameters
     ----------
     nbytes : int
-        What will be written at the least, beside what is there already.
+        Minimum bytes that will be written, without existing files.
     folder : Path
         An existing folder.
-    where : str
-        The target, for the message.
+    location : str
+        The target in the message.
 
     Raises
     ------
     ResourceError
-        ``disk.guard``.
+        ``disk.guard``: the disk has less free space.
     """
     room = free_disk(folder)
     if room is not None and nbytes > room:
@@ -62,51 +60,51 @@ def require_disk(nbytes: int, folder: Path, where: str) -> None:
             f"expected room for {format_size(nbytes)} ({nbytes} bytes) on this disk, found {format_size(room)}: free "
             "some space or choose another disk",
             rule="disk.guard",
-            where=where,
+            where=location,
         )
 
 
 def occupied(folder: Path) -> int:
-    """Return the bytes that files in ``folder`` take on the disk already."""
+    """Return the bytes that files in ``folder`` occupy on disk."""
     return sum(system.occupied(path.lstat()) for path in folder.rglob("*"))
 
 
 PUBLISHED: list[str] = []
-"""The locations that this process has published, in order: what an interrupted command says of its result."""
+"""The locations that this process has published, in order; an interrupted command reports them."""
 SUFFIX = ".ingot-partial"
 LONGEST_NAME = 255
-"""Bytes of a file's name that the usual file systems allow."""
+"""The limit of a file name in bytes on common file systems."""
 JOURNAL = "journal.jsonl"
 _ATTEMPTS = 20
-# Files flushed at once: a file system writes their journal entries together, many times faster than one by one.
+# Files flushed at once: file systems write their journal entries together, which is many times faster.
 _FLUSHING = 16
 
 
 class Staging:
-    """A place to write an artifact before it appears under its final name; a context manager.
+    """A staging folder for an artifact, which appears under its final name; a context manager.
 
-    Leaving the ``with`` block without ``publish`` or ``keep`` discards everything, but for an exception with
-    ``resume``: then all is kept.
+    Leaving the context without ``publish`` or ``keep`` discards the files. After an exception with ``resume`` set, they
+    are kept.
 
     Parameters
     ----------
     dst : path-like
-        Final file or folder. A symbolic link is followed: what it points to is replaced.
+        The final file or folder. A symbolic link is followed: its target is replaced.
     directory : bool
         Whether the artifact is a folder.
     overwrite : bool
         Whether a file or a non-empty folder at ``dst`` may be replaced.
     require_ours : callable, optional
-        Gets a folder that would be replaced, and raises if it holds what must not be lost.
+        Called with a folder that would be replaced; raises an error if the folder must not be removed.
     resume : bool
-        Keep what an earlier run left in the staging folder; else it is emptied first. Attribute ``resuming``.
+        Whether to keep the files that an earlier run left in the staging folder; also the attribute ``resuming``.
 
     Attributes
     ----------
     folder, files, journal : Path
-        The staging folder, the folder to create files in, and the journal's path (not created here).
+        The staging folder, the folder to create files in, and the path of the journal, which is not created here.
     resumed : bool
-        Whether an earlier run left files there that were kept.
+        Whether an earlier run left files, and they were kept.
 
     Raises
     ------
@@ -118,7 +116,7 @@ class Staging:
     """
 
     takes_over: ClassVar[bool] = False
-    """Whether files can be published that other processes put into the shared folder (``take_over``)."""
+    """Whether ``take_over`` can publish files that other processes wrote into the shared folder."""
 
     def __init__(
         self,
@@ -151,7 +149,7 @@ class Staging:
         except OSError as error:
             raise write_error(error, str(self.folder)) from error
         try:
-            self._check_target()  # once more: a killed run's folder may be back
+            self._check_target()  # again: _recover may have restored the folder of a killed run
         except BaseException:
             if resume:
                 self.keep()
@@ -161,43 +159,43 @@ class Staging:
 
     @property
     def location(self) -> str:
-        """What messages call the target."""
+        """The target in messages."""
         return str(self.dst)
 
     @property
     def shared_files(self) -> str | None:
-        """The whole path of ``files`` where it lies beside the target, so that who sees the one sees the other.
+        """The absolute path of ``files``, if processes on other machines that see the target see it too; else None.
 
-        None if it lies elsewhere; see ``takes_over`` for files that other processes have made.
+        See ``takes_over`` for files that other processes write.
         """
         return str(self.files.absolute())
 
     def take_over(self, files: Mapping[str, str]) -> None:
-        """Publish full files that other processes put into the shared folder, besides what is in ``files``.
+        """Register complete files of the shared folder, to be published in addition to those in ``self.files``.
 
-        ``files`` maps names in the shared folder to the names that the files get. Called if ``takes_over`` is set.
+        ``files`` maps the final names to the names in the shared folder. Called only if ``takes_over`` is set.
         """
         raise NotImplementedError
 
     def share(self) -> str:
-        """Return the whole path or address of a folder beside the target, into which other processes may put files.
+        """Return the absolute path or address of the shared folder, into which other processes may write files.
 
-        It goes when the staging folder does.
+        It is removed together with the staging folder.
         """
         return str(self._parts.absolute())
 
-    def require_room(self, nbytes: int, where: str = "") -> None:
-        """Refuse an artifact of at least so many bytes for which the disk has no room, beside what is staged already.
+    def require_room(self, nbytes: int, location: str = "") -> None:
+        """Raise ``ResourceError`` ``disk.guard`` if the disk lacks space for an artifact of ``nbytes``.
 
-        ``where`` is what the message calls the target. Raises ``ResourceError`` ``disk.guard``.
+        Bytes that are staged already are subtracted. ``location`` is the target in the message.
         """
-        require_disk(nbytes - occupied(self.files), self.folder.parent, where or self.location)
+        require_disk(nbytes - occupied(self.files), self.folder.parent, location or self.location)
 
     def publish(self, names: Sequence[str]) -> Path:
-        """Flush the named files to disk, put them under the final name in one step, remove the staging folder.
+        """Flush the named files to disk, move them to the final path in one step, and remove the staging folder.
 
-        ``names`` are relative to ``files``; for a single file exactly one. Anything else that lies in ``files`` is
-        dropped, so that an earlier run leaves no strays. Returns the final path.
+        ``names`` are relative to ``files``; for a single file exactly one. All other files in ``files`` are removed,
+        for example those of an earlier run. Returns the final path.
         """
         self._require_open()
         if not self._directory and len(names) != 1:
@@ -208,11 +206,11 @@ class Staging:
             self._flush(names)
             if self._directory:
                 inner = {parent for name in names for parent in Path(name).parents} | {Path()}
-                for folder in sorted(inner, reverse=True):  # the deepest first; the last is ``files`` itself
+                for folder in sorted(inner, reverse=True):  # deepest folders first, ``files`` last
                     flush(self.files / folder)
                 self._publish_folder()
             else:
-                self._check_target()  # something may have appeared there meanwhile
+                self._check_target()  # another process may have created it meanwhile
                 replace(self.files / names[0], self.dst)
         except OSError as error:
             raise write_error(error, str(self.dst)) from error
@@ -220,9 +218,9 @@ class Staging:
         return self.dst
 
     def _committed(self, *folders: Path) -> None:
-        """Note that the artifact is published, flush the folders that it appeared in, remove the staging folder.
+        """Record that the artifact is published, flush its parent folders, and remove the staging folder.
 
-        Nothing raises from here on: an error would say that there is no result. What cannot be removed stays in the
+        Errors are ignored from here on, because the result is complete. Files that cannot be removed stay in the
         staging folder, which the next run for the same target empties.
         """
         PUBLISHED.append(self.location)
@@ -233,24 +231,24 @@ class Staging:
             self.discard()
 
     def discard(self) -> None:
-        """Remove the staging folder with everything in it; a second call does nothing."""
+        """Remove the staging folder with its content; a second call does nothing."""
         if not self._open:
             return
         self._open = False
         try:
             self._recover()
             self._empty()
-            # The lock goes last and while it is held: whoever opened it before finds it unlinked and does not get it.
+            # The lock file is removed last, while the lock is held: a process that opened it before sees it unlinked.
             self._remove_folder()
         except OSError as error:
             raise write_error(error, str(self.folder)) from error
         finally:
             self._lock.release(force=True)
-        if system.WINDOWS:  # which removes no file that is open: neither ours before, nor another's now
+        if system.WINDOWS:  # Windows cannot remove the open lock file, so that the first attempt failed
             self._remove_folder()
 
     def keep(self) -> None:
-        """Leave everything for a later run with ``resume=True``, and release the lock."""
+        """Leave the files for a later run with ``resume=True``, and release the lock."""
         if self._open:
             self._open = False
             self._lock.release(force=True)
@@ -259,19 +257,19 @@ class Staging:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is not None and self.resuming:
+        if error_type is not None and self.resuming:
             self.keep()
         else:
             self.discard()
 
     def _staged_in(self) -> Path:
-        """Return the folder that the staging folder lies in."""
+        """Return the parent folder of the staging folder."""
         return self.dst.parent
 
     def _flush(self, names: Sequence[str]) -> None:
-        """Drop what is not named, and have the rest on disk."""
+        """Remove all files that are not in ``names``, and flush the others to disk."""
         self._keep_only(names)
         threads = min(max(len(names) - 1, 0), _FLUSHING)
         for _ in ordered(lambda name: flush(self.files / name), names, threads):
@@ -284,12 +282,12 @@ class Staging:
             )
 
     def _keep_only(self, names: Sequence[str]) -> None:
-        wanted = {self.files / name for name in names}
+        selected = {self.files / name for name in names}
         for path in sorted(self.files.rglob("*"), reverse=True):
             if path.is_dir() and not path.is_symlink():
-                with contextlib.suppress(OSError):  # not empty: it holds wanted files
+                with contextlib.suppress(OSError):  # the folder contains selected files
                     path.rmdir()
-            elif path not in wanted:
+            elif path not in selected:
                 remove(path)
 
     def _check_target(self) -> None:
@@ -298,12 +296,12 @@ class Staging:
             self._require_ours(self.dst)
 
     def _publish_folder(self) -> None:
-        """Put ``files`` in the place of ``dst``; what was there is in ``files`` or ``replaced`` then.
+        """Rename ``files`` to ``dst``; a folder that it replaces becomes ``files`` or ``replaced``.
 
-        In one step where the system can exchange names; elsewhere the old folder steps aside first, comes back if the
-        second renaming fails, and is put back by the next run if there was no second one.
+        If the system can exchange names, this is one step. Otherwise the old folder is renamed first; it is restored if
+        the second renaming fails, or by the next run if the process was killed between the two.
         """
-        self._check_target()  # something may have appeared there meanwhile
+        self._check_target()  # another process may have created it meanwhile
         if not self.dst.exists():
             rename(self.files, self.dst)
             return
@@ -318,7 +316,7 @@ class Staging:
             raise
 
     def _recover(self) -> None:
-        """Put back a folder that stepped aside for a successor that never came; remove it if that did come."""
+        """Restore a replaced folder if its successor was not published; remove it otherwise."""
         if not self._old.is_dir():
             return
         if self.dst.exists():
@@ -341,24 +339,24 @@ class Staging:
 def atomic_write(path: str | os.PathLike[str], data: bytes | bytearray | memoryview, *, overwrite: bool = True) -> None:
     """Write a small file so that ``path`` has either its old content or all of ``data``, also after a power failure.
 
-    Several threads and processes may write the same file: one of them is the last. Raises ``UsageError``
-    ``target.no-parent``, ``target.not-a-file``, without ``overwrite`` ``target.exists``; ``ResourceError`` as
-    ``Staging``.
+    Several threads and processes may write the same file; the last one wins. Raises ``UsageError``
+    ``target.no-parent``, ``target.not-a-file``, and without ``overwrite`` ``target.exists``; ``ResourceError`` with the
+    rules of ``core.files.system.write_error``.
     """
     dst = _final(path)
     _check_target(dst, False, overwrite)
-    # A number of its own for every call: a process has threads, and a killed one may have left a file.
-    beside = dst.with_name(partial_name(dst.name, f".{os.getpid()}-{secrets.token_hex(4)}"))
+    # The name is unique for each call: other threads may write at once, and a killed process may have left a file.
+    temporary = dst.with_name(partial_name(dst.name, f".{os.getpid()}-{secrets.token_hex(4)}"))
     try:
         try:
-            with beside.open("xb") as file:
+            with temporary.open("xb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
             _check_target(dst, False, overwrite)
-            replace(beside, dst)
+            replace(temporary, dst)
         except BaseException:
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise
         flush(dst.parent)
     except OSError as error:
@@ -366,7 +364,7 @@ def atomic_write(path: str | os.PathLike[str], data: bytes | bytearray | memoryv
 
 
 def partial_name(name: str, tag: str = "") -> str:
-    """Return the hidden name for what will have a name; of a name that leaves no room for more, a digest."""
+    """Return the hidden name under which a file is staged; if that is too long, a digest replaces the file's name."""
     full = f".{name}{tag}{SUFFIX}"
     if len(os.fsencode(full)) <= LONGEST_NAME:
         return full
@@ -377,7 +375,7 @@ def _final(dst: str | os.PathLike[str]) -> Path:
     path = local_path(dst)
     try:
         if path.is_symlink():
-            path = Path(os.path.realpath(path))  # a link in a circle stays one, and is refused as no file
+            path = Path(os.path.realpath(path))  # a circular link stays a link, and is refused later
     except OSError as error:
         raise write_error(error, str(path)) from error
     if path.name in ("", ".", ".."):
@@ -386,7 +384,7 @@ def _final(dst: str | os.PathLike[str]) -> Path:
 
 
 def _check_target(dst: Path, directory: bool, overwrite: bool) -> None:
-    """Refuse what cannot be replaced, before hours of work and not after."""
+    """Raise an error if the target must not be replaced; called before hours of work as well as after."""
     if not dst.parent.is_dir():
         raise UsageError(
             "expected an existing folder to write into; create it first", rule="target.no-parent", where=str(dst.parent)
@@ -417,16 +415,16 @@ def _check_target(dst: Path, directory: bool, overwrite: bool) -> None:
 
 
 def _claim(folder: Path, dst: Path) -> FileLock:
-    """Make the staging folder and lock it, or raise ``store.locked``.
+    """Create the staging folder and lock it, or raise ``store.locked``.
 
-    A process that is just done with the same target may remove folder or lock between any two steps: then once more. A
-    link in its place is refused (``store.link``): what it leads to is not ours to empty.
+    If a process that finishes the same target removes the folder or the lock between two steps, try again. A symbolic
+    link is refused (``store.link``), because the folder that it leads to must not be emptied.
     """
-    from filelock import FileLock, Timeout  # with asyncio behind it, which readers do not need
+    from filelock import FileLock, Timeout  # imports asyncio, which readers do not need
 
     if folder.is_symlink():
         raise ResourceError(
-            "expected no link where work is staged; remove it if it is yours", rule="store.link", where=str(folder)
+            "the staging folder is a symbolic link; remove it if it is yours", rule="store.link", where=str(folder)
         )
     for attempt in range(_ATTEMPTS):
         lock = FileLock(folder / "lock")
@@ -436,7 +434,7 @@ def _claim(folder: Path, dst: Path) -> FileLock:
         except Timeout:
             break
         except (FileNotFoundError, FileExistsError):
-            last = attempt == _ATTEMPTS - 1  # nobody is in the way: a file system that takes no folders
+            last = attempt == _ATTEMPTS - 1  # no other process interferes: the file system refuses the folder
             if (last and not folder.exists()) or (folder.exists() and not folder.is_dir()):
                 raise
             continue
@@ -451,9 +449,9 @@ def _claim(folder: Path, dst: Path) -> FileLock:
 
 
 def flush_tree(folder: Path) -> None:
-    """Have all files and folders in ``folder``, and itself, on disk before going on; links are left out."""
+    """Flush a folder with all files and folders in it to disk; links are skipped."""
     try:
-        for path in sorted(folder.rglob("*"), reverse=True):  # a folder comes after what lies in it
+        for path in sorted(folder.rglob("*"), reverse=True):  # a folder comes after its content
             if not path.is_symlink():
                 flush(path)
         flush(folder)

@@ -1,8 +1,7 @@
-"""What operating systems do differently with files: each such call is made here, with a branch for those without it.
+"""File operations that differ between operating systems, and the errors of reading and writing files.
 
-Who opens, reads, renames or removes files says what is wanted, and never asks on which system it runs. Linux is what
-the tests run on; for Windows they take away what it lacks and let calls fail as they do there
-(``tests/unit/core/test_system.py``).
+All other modules call these functions, and never check on which system they run. The tests run on Linux; for Windows
+they remove the functions that it lacks and let calls fail as they do on Windows (``tests/unit/system/test_system.py``).
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +29,14 @@ def map_file(descriptor: int, offset: int, length: int, *, writable: bool = Fals
     Parameters
     ----------
     descriptor, offset, length : int
-        The range lies inside the file.
+        The range must be inside the file.
     writable : bool
-        Copy-on-write memory (``MAP_PRIVATE``): what is written there neither reaches the file nor another mapping.
+        Whether to return copy-on-write memory (``MAP_PRIVATE``). Writing changes neither the file nor other mappings.
 
     Returns
     -------
     memoryview
-        Unmapped when its last view is gone.
+        Unmapped when its last view is collected.
 
     Raises
     ------
@@ -57,28 +56,28 @@ _RENAME_EXCHANGE = 2
 _RENAME_SWAP = 2
 
 
-def exchange(first: Path, other: Path) -> bool:
+def exchange(first: Path, second: Path) -> bool:
     """Exchange the names of two files or folders of one file system atomically.
 
-    Returns False, with nothing changed, if the system or the file system does not support the exchange or refuses it.
+    Returns False and changes nothing if the system or the file system does not support the exchange or refuses it.
     """
-    if sys.platform not in ("linux", "darwin"):  # Windows loads no library without a name either
+    if sys.platform not in ("linux", "darwin"):  # on Windows, CDLL(None) fails
         return False
     library: Any = ctypes.CDLL(None, use_errno=True)
-    paths = os.fsencode(first), os.fsencode(other)
-    done: int | None = None
+    paths = os.fsencode(first), os.fsencode(second)
+    status: int | None = None
     if sys.platform == "linux" and hasattr(library, "renameat2"):
-        done = library.renameat2(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], ctypes.c_uint(_RENAME_EXCHANGE))
+        status = library.renameat2(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], ctypes.c_uint(_RENAME_EXCHANGE))
     elif sys.platform == "darwin" and hasattr(library, "renamex_np"):
-        done = library.renamex_np(*paths, ctypes.c_uint(_RENAME_SWAP))
-    return done == 0
+        status = library.renamex_np(*paths, ctypes.c_uint(_RENAME_SWAP))
+    return status == 0
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
     """Return the path of a local file or folder, which need not exist.
 
-    Raises ``UsageError`` ``store.path`` for what the system cannot name a file by: no text, text with a NUL, or half of
-    a pair of surrogates, as JSON may have it. Bytes that are not UTF-8 are what ``os.fsdecode`` makes of them.
+    Raises ``UsageError`` ``store.path`` if it is not text, contains a NUL, or contains half of a pair of surrogates, as
+    JSON may. Bytes that are not UTF-8 are given in the form of ``os.fsdecode``.
     """
     text = path if isinstance(path, str) else os.fspath(path) if isinstance(path, os.PathLike) else None
     if not isinstance(text, str) or "\0" in text or not _is_encodable(text):
@@ -95,28 +94,30 @@ def _is_encodable(text: str) -> bool:
 
 
 WINDOWS = sys.platform == "win32"
-"""Whether folders cannot be opened, open files cannot be replaced, and names have Windows' rules."""
+"""Whether the system is Windows: it cannot open folders or replace open files, and has more invalid names."""
 
 PATIENCE = 2.0
-"""Seconds that renaming and removing wait, on Windows, for others to close a file: search indexes and virus scanners
-open every new one for a moment."""
+"""Seconds that renaming and removing wait on Windows for other programs to close a file.
+
+Search indexes and virus scanners open new files for a moment.
+"""
 
 # winerror.h: ERROR_ACCESS_DENIED, ERROR_SHARING_VIOLATION, ERROR_LOCK_VIOLATION, ERROR_USER_MAPPED_FILE.
 _IN_USE = (5, 32, 33, 1224)
-_MOST_OPEN = 8192  # of Microsoft's C library, which has no limit that could be asked for
+_MAX_OPEN = 8192  # files; the limit of Microsoft's C library, which has no function that returns it
 # learn.microsoft.com/windows/win32/fileio/naming-a-file
 _FORBIDDEN = frozenset('<>:"|?*\\') | {chr(code) for code in range(32)}
 _DEVICES = frozenset({"CON", "PRN", "AUX", "NUL", "CONIN$", "CONOUT$"}) | {
     f"{port}{digit}" for port in ("COM", "LPT") for digit in "0123456789¹²³"
 }
-# Where there is no reading at an offset, nobody else may move a descriptor's position between seeking and reading.
+# Without preadv, no other thread may move a descriptor's position between seeking and reading.
 _POSITIONS = tuple(threading.Lock() for _ in range(64))
 
 
 def open_flags(*names: str) -> int:
-    """Return the flags of ``os.open`` of these names, as far as this system has them, and that bytes stay as they are.
+    """Return the flags of ``os.open`` with these names, plus ``O_BINARY`` and ``O_CLOEXEC``; skip missing ones.
 
-    Windows has no ``O_NOFOLLOW``, ``O_NONBLOCK``, ``O_NOCTTY``: it opens no fifo or terminal by the path of a file.
+    Windows lacks ``O_NOFOLLOW``, ``O_NONBLOCK`` and ``O_NOCTTY``; it opens no fifo or terminal by a file's path.
     """
     flags = getattr(os, "O_BINARY", 0)
     for name in ("O_CLOEXEC", *names):
@@ -125,7 +126,7 @@ def open_flags(*names: str) -> int:
 
 
 def read_at(descriptor: int, out: memoryview, offset: int) -> int:
-    """Read bytes at an offset into ``out``; return how many, 0 at the end. From several threads at once."""
+    """Read bytes at an offset into ``out``; return their number, 0 at the end of the file. Thread-safe."""
     read: Callable[[int, list[memoryview], int], int] | None = getattr(os, "preadv", None)
     if read is not None:
         return read(descriptor, [out], offset)
@@ -135,7 +136,7 @@ def read_at(descriptor: int, out: memoryview, offset: int) -> int:
 
 
 def write_at(descriptor: int, data: memoryview, offset: int) -> int:
-    """Write bytes at an offset; return how many were written. From several threads at once."""
+    """Write bytes at an offset; return the number of bytes written. Thread-safe."""
     write: Callable[[int, memoryview, int], int] | None = getattr(os, "pwrite", None)
     if write is not None:
         return write(descriptor, data, offset)
@@ -145,9 +146,9 @@ def write_at(descriptor: int, data: memoryview, offset: int) -> int:
 
 
 def flush(path: Path) -> None:
-    """Have a file's bytes, or a folder's entries, on disk before going on (fsync).
+    """Flush a file's bytes, or a folder's entries, to disk (fsync).
 
-    Windows flushes only what may be written to, and cannot open folders: NTFS keeps their entries by its own journal.
+    Windows flushes only writable files, and cannot open folders: the journal of NTFS protects their entries.
     """
     if WINDOWS and path.is_dir():
         return
@@ -159,27 +160,44 @@ def flush(path: Path) -> None:
 
 
 def replace(source: Path, target: Path) -> None:
-    """Give a file the name of another, which is replaced in one step, or a name that is free."""
+    """Rename a file; an existing target is replaced in one step."""
     _patiently(lambda: source.replace(target))
 
 
 def rename(source: Path, target: Path) -> None:
-    """Give a folder another name."""
+    """Rename a folder."""
     _patiently(lambda: source.rename(target))
 
 
 def remove(path: Path) -> None:
-    """Remove a file or link; nothing where there is none."""
+    """Remove a file or link; ignore a missing one."""
     _patiently(lambda: path.unlink(missing_ok=True))
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder with all in it."""
+    """Remove a folder with its content."""
     _patiently(lambda: shutil.rmtree(folder))
 
 
+def remove_all(paths: Iterable[Path]) -> None:
+    """Remove files, links (not their targets) and folders with their content; flush the folders that contained them.
+
+    Missing paths are ignored.
+    """
+    parents = dict[Path, None]()
+    for path in paths:
+        parents[path.parent] = None
+        if path.is_dir() and not path.is_symlink():
+            remove_tree(path)
+        else:
+            remove(path)
+    for folder in parents:
+        if folder.is_dir():
+            flush(folder)
+
+
 def is_in_use(error: OSError) -> bool:
-    """Whether Windows refused because somebody, this process perhaps, has the file open or mapped."""
+    """Return whether Windows refused a call because this or another process has the file open or mapped."""
     return getattr(error, "winerror", None) in _IN_USE
 
 
@@ -198,35 +216,36 @@ def _patiently(call: Callable[[], object]) -> None:
             return
 
 
-def is_name(piece: str) -> bool:
-    """Whether a file can have this name here, and it names nothing else.
+def is_name(name: str) -> bool:
+    """Return whether a file of this system can have this name.
 
-    On Windows backslashes and colons lead elsewhere, ``NUL.txt`` is a device, and a dot or blank at the end is dropped.
+    On Windows, backslashes and colons have a meaning, ``NUL.txt`` is a device, and the system drops a dot or blank at
+    the end.
     """
     if not WINDOWS:
         return True
-    if piece.endswith((".", " ")) or not _FORBIDDEN.isdisjoint(piece):
+    if name.endswith((".", " ")) or not _FORBIDDEN.isdisjoint(name):
         return False
-    return piece.partition(".")[0].rstrip(" ").upper() not in _DEVICES
+    return name.partition(".")[0].rstrip(" ").upper() not in _DEVICES
 
 
 def most_open() -> int | None:
-    """Return how many files this process may have open; None for any number."""
+    """Return the number of files that this process may have open; None for no limit."""
     try:
         import resource  # noqa: PLC0415 - Windows has none
     except ImportError:
-        return _MOST_OPEN
+        return _MAX_OPEN
     limits: Any = resource
     soft = int(limits.getrlimit(limits.RLIMIT_NOFILE)[0])
     return None if soft == limits.RLIM_INFINITY else soft
 
 
 def peak_resident() -> int:
-    """Return the highest resident set of this process so far in bytes, as the system's own call tells it."""
+    """Return the highest resident set of this process so far in bytes, by the system's call."""
     try:
         import resource  # noqa: PLC0415 - Windows has none
     except ImportError:
-        import psutil  # noqa: PLC0415 - of which most calls have no need
+        import psutil  # noqa: PLC0415 - only Windows needs it
 
         return int(psutil.Process().memory_info().peak_wset)
     usage: Any = resource
@@ -235,44 +254,42 @@ def peak_resident() -> int:
 
 
 def occupied(state: os.stat_result) -> int:
-    """Return the bytes that a file takes on the disk; its size where the system does not tell more."""
+    """Return the bytes that a file occupies on disk; its size if the system does not count blocks."""
     blocks = getattr(state, "st_blocks", None)
     return state.st_size if blocks is None else min(state.st_size, int(blocks) * 512)
 
 
 def after_fork(function: Callable[[], object]) -> None:
-    """Have a function called in every forked child, where processes fork."""
+    """Register a function to be called in each forked child process; do nothing on systems without fork."""
     register: Any = getattr(os, "register_at_fork", None)
     if register is not None:
         register(after_in_child=function)
 
 
 def own_group() -> dict[str, Any]:
-    """Return what makes ``subprocess.Popen`` start a process that Ctrl-C at the terminal does not reach."""
+    """Return arguments of ``subprocess.Popen`` that start a process which Ctrl-C at the terminal does not interrupt."""
     if WINDOWS:
         return {"creationflags": 0x200}  # CREATE_NEW_PROCESS_GROUP
     return {"process_group": 0}
 
 
 def end_with_parent() -> None:
-    """Have the system kill this process as soon as the thread that started it ends, on Linux; elsewhere do nothing.
+    """Have Linux kill this process as soon as the thread that started it ends; do nothing on other systems.
 
-    The system does so even if this process is stopped.
+    The system kills the process even if it is stopped.
     """
     if sys.platform == "linux":
-        import ctypes  # noqa: PLC0415 - of which only workers have need
-
         ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
 
 
 def user_id() -> int | None:
-    """Return the id of the user whose rights this process has; None on Windows, where files have no modes."""
+    """Return the effective user id of this process; None on Windows, where files have no modes."""
     get: Callable[[], int] | None = getattr(os, "geteuid", None)
     return None if get is None else get()
 
 
 def is_reader_gone(error: OSError) -> bool:
-    """Whether writing to a pipe failed as nobody reads it any more; Windows calls that an invalid argument."""
+    """Return whether writing to a pipe failed because its reader is closed; on Windows this is ``EINVAL``."""
     return isinstance(error, BrokenPipeError) or (WINDOWS and error.errno == errno.EINVAL)
 
 
@@ -280,7 +297,7 @@ _OPEN_FILES = (errno.EMFILE, errno.ENFILE)
 _FULL = "store.disk-full", "the disk is full ({reason}): free some space or choose another disk"
 _DENIED = (
     "store.read-only",
-    "expected a place that can be written to; found: {reason}. Choose another or change its permissions",
+    "the target cannot be written to: {reason}; choose another or change its permissions",
 )
 _TOO_LARGE = (
     "store.file-too-large",
@@ -296,51 +313,51 @@ _WRITING = {
 }
 
 
-def write_error(error: OSError, where: str) -> IngotError:
-    """Return what to raise when creating, writing or renaming ``where`` failed.
+def write_error(error: OSError, location: str) -> IngotError:
+    """Return the error to raise if creating, writing or renaming a file failed.
 
     Rules: ``store.disk-full`` (ENOSPC, EDQUOT), ``store.read-only`` (EROFS, EACCES, EPERM), ``store.file-too-large``
-    (EFBIG), ``store.name-too-long``, ``store.open-files`` (EMFILE, ENFILE), on Windows ``store.in-use``,
-    ``store.write-failed`` for the rest.
+    (EFBIG), ``store.name-too-long``, ``store.open-files`` (EMFILE, ENFILE), ``store.in-use`` (Windows); otherwise
+    ``store.write-failed``.
     """
     code = error.errno
     reason = error.strerror or str(error)
     if code in _OPEN_FILES:
-        return open_files(where)
+        return open_files(location)
     if is_in_use(error):
         return ResourceError(
             f"the file is open or mapped, in this process or another ({reason}): close what was opened from it, or "
             "choose another target",
             rule="store.in-use",
-            where=where,
+            where=location,
         )
     if code == errno.ENAMETOOLONG:
-        return UsageError("expected a shorter file name", rule="store.name-too-long", where=where)
+        return UsageError("expected a shorter file name", rule="store.name-too-long", where=location)
     rule, message = _WRITING.get(code or 0, ("store.write-failed", "cannot write: {reason}"))
-    return ResourceError(message.format(reason=reason), rule=rule, where=where)
+    return ResourceError(message.format(reason=reason), rule=rule, where=location)
 
 
-def read_error(error: OSError, where: str) -> IngotError:
-    """Return what to raise when opening or reading ``where`` failed.
+def read_error(error: OSError, location: str) -> IngotError:
+    """Return the error to raise if opening or reading a file failed.
 
-    Rules: ``store.missing``, ``store.denied``, ``store.name-too-long``, ``store.open-files``, ``store.read-failed`` for
-    the rest.
+    Rules: ``store.missing``, ``store.denied``, ``store.name-too-long``, ``store.open-files``; otherwise
+    ``store.read-failed``.
     """
     code = error.errno
     reason = error.strerror or str(error)
     if code in _OPEN_FILES:
-        return open_files(where)
+        return open_files(location)
     if code in (errno.ENOENT, errno.ENOTDIR):
-        return UsageError("expected an existing file, found none", rule="store.missing", where=where)
+        return UsageError("this file or folder does not exist", rule="store.missing", where=location)
     if code in (errno.EACCES, errno.EPERM):
-        return ResourceError(f"expected a readable file; found: {reason}", rule="store.denied", where=where)
+        return ResourceError(f"the file cannot be read: {reason}", rule="store.denied", where=location)
     if code == errno.ENAMETOOLONG:
-        return UsageError("expected a shorter file name", rule="store.name-too-long", where=where)
-    return ResourceError(f"cannot read: {reason}", rule="store.read-failed", where=where)
+        return UsageError("expected a shorter file name", rule="store.name-too-long", where=location)
+    return ResourceError(f"cannot read: {reason}", rule="store.read-failed", where=location)
 
 
-def open_files(where: str) -> ResourceError:
-    """Return the error for a process, or a system, that may open no further file."""
+def open_files(location: str) -> ResourceError:
+    """Return the error for a process or system that has reached its limit of open files."""
     return ResourceError(
-        "too many files are open: raise the limit (ulimit -n), or close some", rule="store.open-files", where=where
+        "too many files are open: raise the limit (ulimit -n), or close some", rule="store.open-files", where=location
     )

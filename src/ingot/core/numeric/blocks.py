@@ -1,4 +1,4 @@
-"""Blocks of channels, some kept and some dropped: the mask of structured pruning (``spec/sparse_blocks.md``)."""
+"""The mask of structured pruning, which drops blocks of channels (``spec/sparse_blocks.md``)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def block_count(channels: int, block: int) -> int:
-    """Return how many blocks of ``block`` channels there are; the last may be short."""
+    """Return the number of blocks of ``block`` channels; the last one may be shorter."""
     return -(-channels // block)
 
 
@@ -20,13 +20,16 @@ def mask_bytes(channels: int, block: int) -> int:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Which blocks of ``block`` channels are kept.
+    """A mask that selects the kept blocks of channels.
 
     Parameters
     ----------
-    channels, block : int
+    channels : int
+        The number of channels.
+    block : int
+        The number of channels of a block.
     mask : bytes
-        ``mask_bytes(channels, block)`` of them: a bit per block, least significant first, 1 where it is kept.
+        One bit per block, least significant first, 1 for a kept block; ``mask_bytes(channels, block)`` bytes.
     """
 
     channels: int
@@ -34,32 +37,32 @@ class Blocks:
     mask: bytes
 
     @staticmethod
-    def of(channels: int, block: int, kept: Sequence[bool]) -> Blocks:
-        """Make the mask of one truth value per block."""
-        return Blocks(channels, block, np.packbits(np.asarray(kept, bool), bitorder="little").tobytes())
+    def from_flags(channels: int, block: int, flags: Sequence[bool]) -> Blocks:
+        """Return the mask for one flag per block: whether it is kept."""
+        return Blocks(channels, block, np.packbits(np.asarray(flags, bool), bitorder="little").tobytes())
 
     @property
     def count(self) -> int:
-        """Number of blocks."""
+        """The number of blocks."""
         return block_count(self.channels, self.block)
 
     @property
-    def spare(self) -> bool:
+    def has_spare_bits(self) -> bool:
         """Whether a bit past the last block is set."""
         return bool(self._bits()[self.count :].any())
 
     @property
-    def kept(self) -> int:
-        """Number of kept channels."""
+    def kept_channels(self) -> int:
+        """The number of kept channels."""
         return sum(stop - start for start, stop in self.spans())
 
     @property
     def sparsity(self) -> float:
-        """Share of the channels that is dropped, 0 to 1."""
-        return 1 - self.kept / self.channels if self.channels else 0.0
+        """The share of channels that are dropped, 0 to 1."""
+        return 1 - self.kept_channels / self.channels if self.channels else 0.0
 
     def spans(self) -> list[tuple[int, int]]:
-        """Return the kept channels as ranges, ascending, neighbouring blocks joined."""
+        """Return the kept channels as ascending ranges (start, stop); neighbouring blocks are joined."""
         bits = np.concatenate([[0], self._bits()[: self.count], [0]]).astype(np.int8)
         edges = np.flatnonzero(np.diff(bits)).reshape(-1, 2) * self.block
         return [(int(start), min(int(stop), self.channels)) for start, stop in edges]
@@ -68,7 +71,7 @@ class Blocks:
         return np.unpackbits(np.frombuffer(self.mask, np.uint8), bitorder="little")
 
 
-def spans_of(spans: Sequence[tuple[int, int]], start: int, stop: int) -> list[tuple[int, int]]:
-    """Return what of ascending ranges lies between ``start`` and ``stop``."""
+def clip_spans(spans: Sequence[tuple[int, int]], start: int, stop: int) -> list[tuple[int, int]]:
+    """Return the parts of ascending ranges between ``start`` and ``stop``."""
     cut = [(max(first, start), min(last, stop)) for first, last in spans if first < stop and last > start]
     return [(first, last) for first, last in cut if first < last]

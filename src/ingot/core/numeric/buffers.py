@@ -1,7 +1,7 @@
-"""Large blocks of memory that are used again while a pipeline runs.
+"""Reuse of large blocks of memory while a pipeline runs.
 
-The system clears every fresh page when it is first touched, which costs more than most kernels take for it; the
-allocator gives large blocks back as soon as they are freed.
+The system clears each new page at its first use, which takes longer than most kernels need for it, and the allocator
+returns large blocks to the system as soon as they are freed.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from ingot.core.runtime import native
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-LEAST = 1 << 18
-"""Smaller arrays are left to the allocator, which keeps them at hand."""
-# A block may be larger than what is asked for by so much: chunks of one tensor are of one size, but for the last.
+MIN_POOLED = 1 << 18
+"""Minimum bytes of an array from the pool; the allocator reuses the memory of smaller arrays."""
+# A block may be larger than requested by this factor: all chunks of a tensor have one size, except for the last.
 _SLACK = 1.25
 
 
 class Pool:
-    """Blocks that nobody uses any more, the oldest first; at most ``limit`` bytes of them."""
+    """Free blocks of memory, the oldest first; at most ``limit`` bytes."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._free: list[Array] = []
         self._out: dict[int, tuple[weakref.ref[Any], Array]] = {}
-        # Arrays may die anywhere, so that a block may come back while its own thread takes another.
+        # The garbage collector may return a block while the same thread is in ``take``.
         self._lock = threading.RLock()
 
     def take(self, nbytes: int) -> Array:
-        """Return writable bytes; when the last array over them is gone, they are free again."""
+        """Return writable bytes; when the last array over them is collected, the block is free again."""
         with self._lock:
             fit = min(
                 (item for item in self._free if nbytes <= item.nbytes <= nbytes * _SLACK),
@@ -46,7 +46,7 @@ class Pool:
             if fit is not None:
                 self._free = [item for item in self._free if item is not fit]
         block = np.empty(nbytes, np.uint8) if fit is None else fit
-        # Views of views keep the outermost array alive, whose base is no array: this one.
+        # All views keep the array alive whose base is not an array: this one.
         root = np.frombuffer(block.data, np.uint8)
         key = id(root)
         reference = weakref.ref(root, lambda _: self._give(key))
@@ -55,14 +55,14 @@ class Pool:
         return root[:nbytes]
 
     def close(self) -> None:
-        """Let go of all free blocks, and of others when they come back."""
+        """Release all free blocks, and the used ones as soon as they are returned."""
         with self._lock:
             self.limit = 0
             self._free.clear()
 
     @property
     def free(self) -> int:
-        """Bytes that are kept and not used."""
+        """The bytes of all free blocks."""
         with self._lock:
             return sum(block.nbytes for block in self._free)
 
@@ -81,7 +81,7 @@ _open: list[Pool] = []
 
 @contextmanager
 def recycling(limit: int) -> Iterator[Pool]:
-    """While this block runs, ``scratch`` takes memory from a pool that keeps at most ``limit`` unused bytes."""
+    """During this context, ``scratch`` takes memory from a pool that keeps at most ``limit`` free bytes."""
     pool = Pool(limit)
     if limit:
         _open.append(pool)
@@ -94,66 +94,68 @@ def recycling(limit: int) -> Iterator[Pool]:
 
 
 def scratch(shape: tuple[int, ...], dtype: Any) -> Array:
-    """Return an array as ``numpy.empty`` does, where a pipeline runs in memory that was used before."""
-    kind = np.dtype(dtype)
-    nbytes = prod(shape) * kind.itemsize
-    pool = _open[-1] if _open and nbytes >= LEAST else None
+    """Return an uninitialized array; while a pipeline runs, in reused memory."""
+    element_type = np.dtype(dtype)
+    nbytes = prod(shape) * element_type.itemsize
+    pool = _open[-1] if _open and nbytes >= MIN_POOLED else None
     if pool is None:
-        return np.empty(shape, kind)
-    array: Array = pool.take(nbytes).view(kind).reshape(shape)
+        return np.empty(shape, element_type)
+    array: Array = pool.take(nbytes).view(element_type).reshape(shape)
     return array
 
 
-HUGE = 1 << 21
-"""Bytes of a page of the larger kind, which Linux gives where it is asked for and a block holds all of it."""
+HUGE_PAGE = 1 << 21
+"""Bytes of a huge page, which Linux uses on request for aligned blocks of this size."""
 
 
-_ROOMY = 1 << 25  # arrays from here on may take part of such a page more than they need
-_FIRST: weakref.WeakValueDictionary[int, Array] = weakref.WeakValueDictionary()
+_MIN_ALIGNED = 1 << 25  # for arrays of at least this size, aligning to huge pages wastes little memory
+_ALIGNED: weakref.WeakValueDictionary[int, Array] = weakref.WeakValueDictionary()
 
 
 def fresh(shape: tuple[int, ...], dtype: Any) -> Array:
-    """Return an array as ``numpy.empty`` does; a large one begins where a large page does, so that it has no others."""
-    kind = np.dtype(dtype)
-    nbytes = prod(shape) * kind.itemsize
-    if nbytes < _ROOMY:
-        return np.empty(shape, kind)
-    block = np.empty(nbytes + HUGE, np.uint8)  # what is never touched takes no memory
-    start = -block.ctypes.data % HUGE
-    array: Array = block[start : start + nbytes].view(kind).reshape(shape)
-    _FIRST[id(array)] = array
+    """Return an uninitialized array; a large one begins at a huge page."""
+    element_type = np.dtype(dtype)
+    nbytes = prod(shape) * element_type.itemsize
+    if nbytes < _MIN_ALIGNED:
+        return np.empty(shape, element_type)
+    block = np.empty(nbytes + HUGE_PAGE, np.uint8)  # pages that are never used take no memory
+    start = -block.ctypes.data % HUGE_PAGE
+    array: Array = block[start : start + nbytes].view(element_type).reshape(shape)
+    _ALIGNED[id(array)] = array
     return array
 
 
-def is_own(array: Array) -> bool:
-    """Whether ``array`` may be written to and is what its memory belongs to, as NumPy or ``fresh`` knows."""
-    return bool(array.flags.writeable) and (bool(array.flags.owndata) or _FIRST.get(id(array)) is array)
+def owns_memory(array: Array) -> bool:
+    """Return whether ``array`` is writable and the owner of its memory, as created by NumPy or ``fresh``."""
+    return bool(array.flags.writeable) and (bool(array.flags.owndata) or _ALIGNED.get(id(array)) is array)
 
 
-def enter(array: Array, nbytes: int) -> None:
-    """Have the system clear the large pages of the first ``nbytes`` of an array (C order), before they are written.
+def prefault(array: Array, nbytes: int) -> None:
+    """Have the system clear the huge pages of the first ``nbytes`` of a new array (C order), before it is written.
 
-    Nothing was written there yet. A page whose last byte is touched first is cleared from its beginning on, in half the
-    time that it takes from its end.
+    The function writes the last byte of each page: then Linux clears the page from its beginning, in half the time.
     """
     flat = array.reshape(-1).view(np.uint8)[:nbytes]
-    flat[-(flat.ctypes.data + 1) % HUGE :: HUGE] = 0
+    flat[-(flat.ctypes.data + 1) % HUGE_PAGE :: HUGE_PAGE] = 0
 
 
 def transposed(matrix: Array) -> Array:
-    """Return a matrix of elements of 1, 2 or 4 bytes with rows and columns in each other's place, in C order."""
-    found = np.empty(matrix.shape[::-1], matrix.dtype)
-    turn_into(matrix, found, 0)
-    return found
+    """Return the transpose of a matrix in C order; elements have 1, 2 or 4 bytes."""
+    result = np.empty(matrix.shape[::-1], matrix.dtype)
+    transpose_into(matrix, result, 0)
+    return result
 
 
-def turn_into(matrix: Array, out: Array, column: int) -> None:
-    """Write the rows of a matrix as columns of ``out`` (C order, as many rows as ``matrix`` has columns, of its type),
-    from ``column`` on. Elements have 1, 2 or 4 bytes.
+def transpose_into(matrix: Array, out: Array, column: int) -> None:
+    """Write the rows of ``matrix`` [rows, cols] as columns of ``out`` [cols, columns], from ``column`` on.
+
+    Both are in C order and have the same element type, of 1, 2 or 4 bytes.
     """
-    each, (rows, cols), width = matrix.dtype.itemsize, matrix.shape, out.strides[0]
-    given, target = (np.ascontiguousarray(one).reshape(-1).view(np.uint8) for one in (matrix, out))
-    if each == 4:
-        native.kernels.words_turn(given, 0, 4 * cols, rows, cols, target, 4 * column, width)
+    itemsize = matrix.dtype.itemsize
+    rows, cols = matrix.shape
+    stride = out.strides[0]
+    source, target = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (matrix, out))
+    if itemsize == 4:
+        native.kernels.words_turn(source, 0, 4 * cols, rows, cols, target, 4 * column, stride)
     else:
-        native.kernels.short_turn(given, each, rows, cols, target, each * column, width)
+        native.kernels.short_turn(source, itemsize, rows, cols, target, itemsize * column, stride)

@@ -1,7 +1,7 @@
-"""The one table of element types, with every spelling that a container or framework uses.
+"""The table of element types, with the names that containers and frameworks use for them.
 
-Storage types and logical types are those of zTensor 1.2 section 2; the other 8-bit and sub-byte floats are safetensors
-0.8's, with the names of the OCP MX specification as ``ml_dtypes`` writes them.
+Storage types and logical types are those of zTensor 1.2 section 2. The other 8-bit and sub-byte floats are those of
+safetensors 0.8, named like in ``ml_dtypes`` and the OCP MX specification.
 """
 
 from __future__ import annotations
@@ -20,28 +20,29 @@ from ingot.errors import FormatError, IntegrityError, UnsupportedError
 MAX_RANK = 64
 
 
-def element_count(shape: Sequence[int], rule: str, where: str) -> int:
-    """Return the product of ``shape``; refuse a product, or a product of the non-zero sizes, past 2**63 - 1.
+def element_count(shape: Sequence[int], rule: str, location: str) -> int:
+    """Return the product of ``shape``; raise ``FormatError`` if it passes 2**63 - 1, or with more than 64 dimensions.
 
-    The second condition keeps shapes such as ``[2**62, 2**62, 0]`` out: NumPy and torch cannot make strides for them.
+    The product of the non-zero sizes must not pass 2**63 - 1 either, because NumPy and torch cannot compute strides for
+    shapes such as ``[2**62, 2**62, 0]``.
     """
     if len(shape) > MAX_RANK:
-        raise FormatError(rule, f"expected at most {MAX_RANK} dimensions, found {len(shape)}", where=where)
+        raise FormatError(rule, f"expected at most {MAX_RANK} dimensions, found {len(shape)}", where=location)
     count = 1
     nonzero = 1
     for size in shape:
         count *= size
         nonzero *= size or 1
         if nonzero > 2**63 - 1:
-            raise FormatError(rule, f"the product of shape {list(shape)} passes 2**63", where=where)
+            raise FormatError(rule, f"the product of shape {list(shape)} passes 2**63", where=location)
     return count
 
 
-def require_inside(offset: int, length: int, size: int, where: str) -> None:
-    """Refuse a range that does not lie in a source of ``size`` bytes: ``IntegrityError``, rule ``store.short-read``."""
+def require_inside(offset: int, length: int, size: int, location: str) -> None:
+    """Raise ``IntegrityError`` ``store.short-read`` if a range is not inside a source of ``size`` bytes."""
     if offset < 0 or length < 0 or offset + length > size:
         raise IntegrityError(
-            "store.short-read", f"expected {length} bytes at {offset}, found {size} in all", where=where
+            "store.short-read", f"expected {length} bytes at {offset}, found {size} in all", where=location
         )
 
 
@@ -55,21 +56,21 @@ class DType:
         Ingot's canonical name, equal to zTensor's ``dtype`` or ``type``.
     bits : int
         Bits of one logical element.
-    kind : str
+    category : str
         ``f`` float, ``i`` signed, ``u`` unsigned, ``b`` bool, ``c`` complex.
     storage : str
-        Canonical name of the storage primitive (zTensor ``dtype``) that holds it.
+        Canonical name of the storage primitive (zTensor ``dtype``) in which values are stored.
     numpy : str
-        Attribute of ``numpy`` or ``ml_dtypes``.
+        Name of the attribute of ``numpy`` or ``ml_dtypes``.
     safetensors : str or None
-        Spelling in a safetensors header.
+        Name in a safetensors header.
     torch : str or None
-        Attribute of ``torch``.
+        Name of the attribute of ``torch``.
     """
 
     name: str
     bits: int
-    kind: str
+    category: str
     storage: str
     numpy: str
     safetensors: str | None
@@ -82,10 +83,10 @@ class DType:
 
     @property
     def is_float(self) -> bool:
-        return self.kind == "f"
+        return self.category == "f"
 
     def nbytes(self, count: int) -> int:
-        """Bytes of ``count`` elements; sub-byte types are packed and the last byte is filled up."""
+        """Return the bytes of ``count`` elements; sub-byte types are packed, with padding in the last byte."""
         return (count * self.bits + 7) // 8
 
 
@@ -131,26 +132,26 @@ _ALIASES: dict[str, DType] = {
 
 
 def dtype(spec: Any) -> DType:
-    """Resolve a name in any known spelling, a NumPy dtype or scalar type, a torch dtype, or a ``DType``.
+    """Return the ``DType`` for any name in the table, a NumPy dtype or scalar type, a torch dtype, or a ``DType``.
 
     Raises
     ------
     UnsupportedError
-        The spelling is not in the table.
+        The name is not in the table.
     """
     if isinstance(spec, DType):
         return spec
-    if isinstance(spec, np.dtype):  # asked for at every call of a kernel
-        return _of_numpy(spec)
-    return _of_text(spec if isinstance(spec, str) else _spelling(spec))
+    if isinstance(spec, np.dtype):  # the fast path: each call of a kernel needs it
+        return _from_numpy(spec)
+    return _from_name(spec if isinstance(spec, str) else _name_of(spec))
 
 
 @lru_cache(maxsize=256)
-def _of_numpy(spec: np.dtype[Any]) -> DType:
-    return _of_text(str(spec.name))
+def _from_numpy(spec: np.dtype[Any]) -> DType:
+    return _from_name(str(spec.name))
 
 
-def _of_text(text: str) -> DType:
+def _from_name(text: str) -> DType:
     dtype = _ALIASES.get(text) or _ALIASES.get(text.lower()) or _ALIASES.get(text.upper())
     if dtype is None:
         raise UnsupportedError(
@@ -159,7 +160,7 @@ def _of_text(text: str) -> DType:
     return dtype
 
 
-def _spelling(spec: Any) -> str:
+def _name_of(spec: Any) -> str:
     if str(spec).startswith("torch."):
         return str(spec).removeprefix("torch.")
     try:
@@ -182,34 +183,34 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 @cache
 def little_endian(storage: str) -> np.dtype[Any]:
-    """Return the NumPy dtype of a storage primitive as it lies in a file (little-endian).
+    """Return the little-endian NumPy dtype of a storage primitive, as files store it.
 
-    ``bf16`` comes back as ``<u2``: NumPy's extension types know no byte order.
+    For ``bf16`` this is ``<u2``, because NumPy's extension types have no byte order.
     """
     code = {"bf16": "u2", "bool": "b1"}.get(storage)
     if code is None:
         row = STORAGE_DTYPES[storage]
-        code = f"{row.kind}{row.bits // 8}"
+        code = f"{row.category}{row.bits // 8}"
     return np.dtype("<" + code)
 
 
 def from_file(raw: np.ndarray[Any, np.dtype[np.uint8]], storage: str) -> np.ndarray[Any, np.dtype[Any]]:
-    """View bytes as they lie in a file as values of a storage primitive; a swapped copy on a big-endian host."""
+    """Return bytes of a file as values of a storage primitive: a view, or on a big-endian host a swapped copy."""
     return native_order(raw.view(little_endian(storage))).view(numpy_dtype(storage))
 
 
 def file_bytes(array: np.ndarray[Any, np.dtype[Any]]) -> memoryview:
-    """View a C-order array as the bytes that it has in a file: little-endian; a swapped copy where it is not."""
+    """Return the little-endian bytes of a C-order array: a view, or a swapped copy of a big-endian array."""
     if not array.size:
         return memoryview(b"")
     if array.dtype.itemsize > 1 and (sys.byteorder == "big") == array.dtype.isnative:
-        kind = array.dtype.kind
-        array = array.byteswap() if kind in "biufc" else array.view(f"u{array.dtype.itemsize}").byteswap()
+        is_builtin = array.dtype.kind in "biufc"
+        array = array.byteswap() if is_builtin else array.view(f"u{array.dtype.itemsize}").byteswap()
     return array.reshape(-1).view(np.uint8).data
 
 
 def native_order(array: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:
-    """Return an array of the same values in this machine's byte order: itself, or a swapped copy."""
+    """Return an array in this machine's byte order: the array itself, or a swapped copy."""
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
@@ -218,10 +219,10 @@ Array = np.ndarray[Any, np.dtype[Any]]
 FLOATS = ("f32", "f16", "bf16", "f64")
 
 LARGEST = {"f16": 65504.0, "bf16": float.fromhex("0x1.fep127"), "f32": float.fromhex("0x1.fffffep127")}
-"""The largest finite number of each type that decoders write."""
+"""The largest finite number of each type that decoders produce."""
 
 TINY = {"f16": 2.0**-14, "bf16": 2.0**-126, "f32": 2.0**-126}
-"""The smallest number of each type that has all its bits."""
+"""The smallest positive normal number of each type."""
 
 SMALLEST = {
     "f16": 2.0**-24,
@@ -243,23 +244,23 @@ def float_name(array: Array) -> str:
 
 
 def as_bits(array: Array) -> Array:
-    """Return ``array`` as kernels take it: C order, aligned, f16 and bf16 as uint16; a view where it is so already."""
+    """Return ``array`` as kernels accept it: C order, aligned, f16 and bf16 as uint16; a view if possible."""
     flags = array.flags
     plain = array if flags.c_contiguous and flags.aligned else np.require(array, requirements=("C", "A"))
     return plain.view(np.uint16) if plain.dtype.itemsize == 2 else plain
 
 
 def written(out: Array) -> Array:
-    """Return ``out`` as kernels write to it: always a view. ``ValueError`` where that would take a copy."""
+    """Return a view of ``out`` for kernels: f16 and bf16 as uint16. Raises ``ValueError`` if it needs a copy."""
     if not out.flags.carray:
         raise ValueError("expected a writable, aligned output in C order")
     return out.view(np.uint16) if out.dtype.itemsize == 2 else out
 
 
 def cast_into(array: Array, out: Array) -> None:
-    """Round ``array`` to the element type of ``out`` (C order, as many elements), once, to nearest even.
+    """Write ``array``, rounded to nearest even, into ``out`` (C order, the same number of elements).
 
-    Too large values become infinite, a NaN stays one: callers that mind look before.
+    Values that are too large become infinite, and NaN stays NaN; callers that must not lose values check before.
     """
     target = written(out)
     native.kernels.cast(as_bits(array), float_name(array), target, float_name(out))

@@ -1,4 +1,4 @@
-"""How far two arrays are apart: maximum and RMS error, signal-to-noise ratio, cosine similarity."""
+"""Differences of two arrays: maximum and RMS error, signal-to-noise ratio, cosine similarity."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True, slots=True)
 class ErrorStats:
-    """Sums over pairs of elements (reference r, other x), in double precision; add two to join them.
+    """Sums over pairs of elements (reference r, other x) in double precision; ``+`` adds the sums of two.
 
-    ``squared_error`` is the sum of (r - x)^2, ``max_abs`` the largest |r - x|, ``odd`` counts pairs in which one is
-    not finite, or neither is and they differ; pairs with such a value are left out of the sums. ``different`` counts
-    pairs whose values are not the same (-0 is not 0; all NaN are one value).
+    ``squared_error`` is the sum of (r - x)^2, and ``max_abs`` the maximum of |r - x|. Pairs with a value that is not
+    finite are left out of the sums; ``odd`` counts those of them that differ. ``different`` counts all pairs that
+    differ (-0 differs from 0; all NaN are equal).
     """
 
     count: int = 0
@@ -46,46 +46,49 @@ class ErrorStats:
 
     @property
     def rms(self) -> float:
-        """Root of the mean squared error."""
+        """The root of the mean squared error."""
         return sqrt(self.squared_error / self.count) if self.count else 0.0
 
     @property
     def snr_db(self) -> float:
-        """Signal-to-noise ratio 10 log10(sum r^2 / sum (r - x)^2) in decibels; infinite without error."""
+        """The signal-to-noise ratio 10 log10(sum r^2 / sum (r - x)^2) in decibels; infinite without error."""
         if self.squared_error == 0:
             return inf
-        ratio = self.squared_reference / self.squared_error  # 0 where the squares are too far apart for one
+        ratio = self.squared_reference / self.squared_error  # may underflow to 0
         return 10 * log10(ratio) if ratio else -inf
 
     @property
     def cosine(self) -> float:
-        """Cosine of the angle between the two as vectors; 1 where both are zero, NaN where squares are too large."""
+        """The cosine of the angle between the two vectors; 1 if both are zero, NaN if the squares overflow."""
         norms = sqrt(self.squared_reference) * sqrt(self.squared_other)
         if norms == 0:
             return 1.0 if self.squared_reference == self.squared_other else 0.0
         return max(-1.0, min(1.0, self.dot / norms)) if isfinite(norms) else nan
 
     def sums(self) -> dict[str, float]:
-        """The sums that are not zero, by name: what ``ErrorStats(**sums)`` is made of again."""
-        if self is NO_ERROR:  # asked of every tensor that was moved
+        """Return the sums that are not zero, by name; ``ErrorStats(**sums)`` restores the object."""
+        if self is NO_ERROR:  # called for each tensor that was copied
             return {}
         return {name: value for name in self.__slots__ if (value := getattr(self, name))}
 
     def summary(self) -> dict[str, float]:
-        """The figures that reports print."""
+        """Return the figures that reports print, by name."""
         return {"max_abs": self.max_abs, "rms": self.rms, "snr_db": self.snr_db, "cosine": self.cosine}
 
 
 NO_ERROR = ErrorStats()
-"""The sums of nothing, and of what was not measured."""
+"""The sums over no elements, also used for tensors that were not measured."""
 
 
 def measure(reference: Array, other: Array) -> ErrorStats:
-    """Compare two arrays of as many elements, each f64, f32, f16 or bf16, C order; deterministic."""
+    """Return the sums over two arrays with the same number of elements: f64, f32, f16 or bf16, C order.
+
+    The result is deterministic.
+    """
     sums = native.kernels.pair_stats(as_bits(reference), float_name(reference), as_bits(other), float_name(other))
     return ErrorStats(*sums)
 
 
 def squared_error(reference: Array, other: Array) -> float:
-    """Return what ``measure`` gives as ``squared_error``, and find out nothing else."""
+    """Return ``measure(reference, other).squared_error`` without computing the other sums."""
     return native.kernels.pair_error(as_bits(reference), float_name(reference), as_bits(other), float_name(other))

@@ -1,7 +1,7 @@
-"""Strict CBOR (RFC 7049; its successor RFC 8949 changed no bytes of what is used here).
+"""Strict CBOR (RFC 7049; its successor RFC 8949 changed no bytes of the subset that is used here).
 
-``loads`` reads what a careful writer may write and refuses the rest by a rule ``cbor.*`` (``spec/cbor.md``); ``dumps``
-writes one form only: definite lengths, shortest arguments, shortest floats that keep the value, keys in order given.
+``loads`` reads the subset of ``spec/cbor.md``, and raises errors with rules ``cbor.*`` for other input. ``dumps``
+writes one form: definite lengths, shortest arguments, shortest floats that keep the value, keys in the given order.
 """
 
 from __future__ import annotations
@@ -15,22 +15,23 @@ from ingot.errors import FormatError, UsageError
 Buffer = bytes | bytearray | memoryview
 
 MAX_DEPTH = 32
-# An empty map is one byte in a file and about 70 in memory. This bounds what a hostile file can make of itself to about
-# 1 GB, and leaves room for half a million tensors.
+# An empty map is one byte in a file and about 70 bytes in memory. This bounds the memory that a hostile file can use to
+# about 1 GB, and allows half a million tensors.
 MAX_ITEMS = 1 << 24
 
 
 def loads(
     data: Buffer,
     *,
-    where: str = "",
+    location: str = "",
     max_depth: int = MAX_DEPTH,
     max_items: int = MAX_ITEMS,
     deterministic: bool = False,
 ) -> Any:
-    """Decode one CBOR item that takes up all of ``data``.
+    """Decode one CBOR item, which must fill ``data``.
 
-    With ``deterministic`` nothing but the core deterministic encoding of RFC 8949 section 4.2.1 is accepted.
+    With ``deterministic`` only the core deterministic encoding of RFC 8949 section 4.2.1 is accepted. ``location`` is
+    the file in messages.
 
     Returns
     -------
@@ -42,28 +43,28 @@ def loads(
     FormatError
         With a rule ``cbor.*`` and the byte offset, for duplicate keys, trailing bytes, indefinite lengths, nesting past
         ``max_depth``, more than ``max_items`` items, lengths past the end, invalid UTF-8, keys that are not text,
-        tags, and simple values other than false, true and null; ``cbor.not-shortest`` and ``cbor.key-order`` where
-        only the deterministic encoding is accepted.
+        tags, and simple values other than false, true and null; with ``deterministic`` also ``cbor.not-shortest`` and
+        ``cbor.key-order``.
     """
     try:
         with gc_paused():
             return native.cbor_loads(data, max_depth, max_items, deterministic)
     except ValueError as error:
         rule, offset, message = str(error).split("|", 2)
-        location = f"{where}: byte {offset}" if where else f"byte {offset}"
-        raise FormatError(rule, message, where=location) from None
+        position = f"{location}: byte {offset}" if location else f"byte {offset}"
+        raise FormatError(rule, message, where=position) from None
 
 
 def dumps(value: Any, *, sort: bool = False) -> bytes:
     """Encode ``value`` (the types that ``loads`` returns, and tuples as arrays) deterministically.
 
-    Maps keep the order that they have; with ``sort`` the bytes are the core deterministic encoding of RFC 8949.
+    Maps keep their order; with ``sort`` the bytes are the core deterministic encoding of RFC 8949.
 
     Raises
     ------
     UsageError
-        Another type, a key that is not text, an integer that 64 bits and a sign cannot hold, text with lone surrogates,
-        nesting past ``MAX_DEPTH``.
+        The value has another type, a key that is not text, an integer outside the range of 64 bits and a sign, text
+        with lone surrogates, or nesting past ``MAX_DEPTH``.
     """
     try:
         return native.cbor_dumps(value, MAX_DEPTH, sort)

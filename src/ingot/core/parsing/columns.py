@@ -1,7 +1,7 @@
-"""Headers decoded at once, in native code, into columns of numbers: what shapes and places of tensors are made of.
+"""Fast decoding of headers by native code into columns of integers, such as shapes and offsets of tensors.
 
-Only what is beyond doubt is taken. ``None`` says that somebody else has to look closely, who then says what is wrong,
-or only unusual: whatever is taken here has to be what he would find.
+The fast path accepts only input that the strict parser would accept with the same result. For all other input it
+returns None; then the strict parser reads the header and raises the precise error.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from ingot.core.runtime import native
 from ingot.core.runtime.memory import gc_paused
 
 Bytes = NDArray[np.uint8]
-Places = NDArray[np.int64]
+Offsets = NDArray[np.int64]
 
 
-def same(data: Bytes, starts: Places, rows: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return which rows are, byte by byte, what lies at their places in ``data``; none that ends behind it is."""
-    found = np.empty(starts.size, bool)
+def same(data: Bytes, starts: Offsets, rows: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return for each row whether its bytes equal the bytes at its offset in ``data``; False past the end."""
+    equal = np.empty(starts.size, bool)
     native.kernels.same(
-        data.data, np.ascontiguousarray(starts), np.ascontiguousarray(rows).reshape(-1).view(np.uint8), found
+        data.data, np.ascontiguousarray(starts), np.ascontiguousarray(rows).reshape(-1).view(np.uint8), equal
     )
-    return found
+    return equal
 
 
-def zeros(data: Bytes, starts: Places, lengths: Places) -> bool:
-    """Whether these spans lie in ``data`` and hold nothing but zeros."""
+def zeros(data: Bytes, starts: Offsets, lengths: Offsets) -> bool:
+    """Return whether these spans are inside ``data`` and all their bytes are zero."""
     return native.kernels.zeros(data.data, np.ascontiguousarray(starts), np.ascontiguousarray(lengths))
 
 
@@ -38,107 +38,100 @@ T = TypeVar("T")
 Array = NDArray[np.int64]
 Schema = tuple[str, bool, str, tuple[Any, ...]]
 
-ABSENT = -1
 
+class DigestSyntax(NamedTuple):
+    """The syntax of digests: pairs of a prefix and its number of digits, and the valid digits."""
 
-class Spelling(NamedTuple):
-    """How digests are spelled: what stands before digits, with how many of these there are, and what is a digit."""
-
-    forms: Sequence[tuple[bytes, int]]
+    prefixes: Sequence[tuple[bytes, int]]
     digits: bytes
 
 
-USUAL = Spelling(((b"crc32c:0x", 8), (b"sha256:", 64)), b"0123456789abcdefABCDEF")
+USUAL = DigestSyntax(((b"crc32c:0x", 8), (b"sha256:", 64)), b"0123456789abcdefABCDEF")
 
 
-def field(key: str, kind: str | Schema, *, optional: bool = False) -> Schema:
-    """Return a field of a struct: of a kind of ``native/core/table.h``, or a struct or map."""
-    if isinstance(kind, str):
-        return kind, optional, key, ()
-    return kind[0], optional, key, kind[3]
+def field(key: str, value: str | Schema, *, optional: bool = False) -> Schema:
+    """Return the schema of a struct's field; ``value`` is a type of ``native/core/table.h``, or a struct or map."""
+    if isinstance(value, str):
+        return value, optional, key, ()
+    return value[0], optional, key, value[3]
 
 
 def record(*fields: Schema) -> Schema:
-    """Return what has these fields, and no other."""
+    """Return the schema of a struct with exactly these fields."""
     return "struct", False, "", fields
 
 
 def mapping(values: str | Schema) -> Schema:
-    """Return a map of any keys, few of them different, to values of one kind."""
+    """Return the schema of a map with arbitrary keys, few of them different, and values of one type."""
     return "map", False, "", (field("", values),)
 
 
-_Found = bytes | tuple[int, int]
+_Integers = bytes | tuple[int, int]
 
 
-def _memory(found: _Found) -> memoryview:
-    """Return numbers as they were found: their bytes, or one of them and how many there are of it."""
-    if isinstance(found, bytes):
-        return memoryview(found).cast("q")
-    return np.broadcast_to(np.int64(found[0]), found[1]).data
+def _memory(integers: _Integers) -> memoryview:
+    """Return a column's 64-bit integers: from their bytes, or from one value and the number of its repetitions."""
+    if isinstance(integers, bytes):
+        return memoryview(integers).cast("q")
+    return np.broadcast_to(np.int64(integers[0]), integers[1]).data
 
 
 class Column:
-    """One field of all rows; what its numbers are is said in ``native/core/table.h``.
+    """One field of all rows; ``native/core/table.h`` defines the meaning of its integers.
 
-    ``first``, ``second``, ``third`` are memory of 64-bit integers, which gives Python's when it is indexed, a single
-    one where all are alike; ``texts`` are those that codes stand for; ``inner`` are the columns of a struct's fields,
-    or those of a map's values.
+    ``first``, ``second`` and ``third`` are memoryviews of 64-bit integers. If all integers are equal, only one is in
+    memory. ``texts`` are the texts of codes. ``inner`` are the columns of a struct's fields, or of a map's values.
     """
 
     __slots__ = ("first", "inner", "second", "texts", "third")
 
-    def __init__(self, found: tuple[_Found, _Found, _Found, list[str], list[Any]]) -> None:
-        first, second, third, self.texts, inner = found
+    def __init__(self, decoded: tuple[_Integers, _Integers, _Integers, list[str], list[Any]]) -> None:
+        first, second, third, self.texts, inner = decoded
         self.first = _memory(first)
         self.second = _memory(second)
         self.third = _memory(third)
-        self.inner = [Column(each) for each in inner]
+        self.inner = [Column(item) for item in inner]
 
     def text(self, row: int) -> str | None:
-        """Return one of the texts that repeat; None where it is absent."""
+        """Return the text of a row; None if it is absent."""
         code = self.first[row]
         return None if code < 0 else self.texts[code]
 
     def span(self, row: int) -> slice | None:
-        """Return where a value lies in the bytes that were decoded; None where it is absent."""
+        """Return the range of a row's value in the decoded bytes; None if it is absent."""
         begin = self.first[row]
         return None if begin < 0 else slice(begin, begin + self.second[row])
 
     def sizes(self, row: int) -> tuple[int, ...]:
-        """Return the sizes of one row."""
+        """Return the list of integers of a row, such as a shape."""
         return tuple(self.first[self.second[row] : self.second[row + 1]])
 
     def children(self, row: int) -> range:
-        """Return the rows of a map's pairs."""
+        """Return the indices of a map's values in the inner column."""
         return range(self.first[row], self.first[row + 1])
 
 
 def numbers(column: memoryview) -> Array:
-    """Return a column's memory as an array, which is a view."""
+    """Return a column's memory as an array (a view)."""
     return np.frombuffer(column, np.int64) if column.contiguous else np.asarray(column)
 
 
-def chosen(column: Column, table: Mapping[str, int], default: int = -1, rows: slice | Array = slice(None)) -> Array:
-    """Return for each row the number that ``table`` has for its text; ``default`` for one that it does not have.
-
-    ``rows`` are those that are asked for, by default all.
-    """
-    values = np.array([*(table.get(text, default) for text in column.texts), default], np.int64)  # the last is absent
+def map_texts(column: Column, table: Mapping[str, int], default: int = -1, rows: slice | Array = slice(None)) -> Array:
+    """Return the number that ``table`` has for the text of each of ``rows``; ``default`` for other and absent texts."""
+    values = np.array([*(table.get(text, default) for text in column.texts), default], np.int64)  # code -1 is absent
     return values[numbers(column.first)[rows]]
 
 
-def spelled(digests: Column, data: Buffer, spelling: Spelling = USUAL) -> NDArray[np.bool_]:
-    """Return which texts that were left where they lie in ``data`` are digests as they are spelled, or absent."""
-    starts, lengths = (np.ascontiguousarray(numbers(each)) for each in (digests.first, digests.second))
-    good = np.empty(starts.size, bool)
-    native.kernels.spelled(data, starts, lengths, spelling.forms, spelling.digits, good)
-    return good
+def are_digests(texts: Column, data: Buffer, syntax: DigestSyntax = USUAL) -> NDArray[np.bool_]:
+    """Return for each text, a span of ``data``, whether it is a digest in this syntax or absent."""
+    starts, lengths = (np.ascontiguousarray(numbers(column)) for column in (texts.first, texts.second))
+    valid = np.empty(starts.size, bool)
+    native.kernels.spelled(data, starts, lengths, syntax.prefixes, syntax.digits, valid)
+    return valid
 
 
 class Index(Mapping[str, int]):
-    """Names with their numbers, which they have by their order. They are looked up in a dict that is made for the
-    first who asks: whoever lists them does not."""
+    """Maps names to their positions; the first lookup creates the dict, iteration does not need it."""
 
     __slots__ = ("_numbers", "names")
 
@@ -147,11 +140,11 @@ class Index(Mapping[str, int]):
         self._numbers: dict[str, int] | None = None
 
     def _by_name(self) -> dict[str, int]:
-        known = self._numbers
-        if known is None:
+        numbers_by_name = self._numbers
+        if numbers_by_name is None:
             with gc_paused():
-                known = self._numbers = dict(zip(self.names, range(len(self.names)), strict=True))
-        return known
+                numbers_by_name = self._numbers = dict(zip(self.names, range(len(self.names)), strict=True))
+        return numbers_by_name
 
     def __getitem__(self, name: str) -> int:
         return self._by_name()[name]
@@ -167,38 +160,38 @@ class Index(Mapping[str, int]):
 
 
 class Table(NamedTuple):
-    """A map of structs: rows by name, columns in the order of the schema's fields.
+    """A decoded map of structs: rows by name, columns in the order of the schema's fields.
 
-    ``rest`` are the bytes with an empty map in its place.
+    ``remainder`` is the encoded document with an empty map in place of the decoded one.
     """
 
     rows: Index
     columns: list[Column]
-    rest: bytes
+    remainder: bytes
 
 
 def cbor_table(
     data: Buffer, row: Schema, under: str, *, max_depth: int, max_items: int, deterministic: bool = False
 ) -> Table | None:
-    """Decode the map of structs under a key of a CBOR map. Limits and forms as of ``cbor.loads``.
+    """Decode the map of structs under the key ``under`` of a CBOR map, with the limits of ``cbor.loads``.
 
-    The map counts for ``max_items`` less an eighth; with a rest of as many there are as many in all as are allowed.
-    ``Table.rest`` has to be parsed strictly: that proves what is not looked at here.
+    The map may have seven eighths of ``max_items``, which leaves an eighth for the remaining document. The caller must
+    parse ``Table.remainder`` by ``cbor.loads``, because this function does not check it.
 
     Returns
     -------
     Table or None
-        None where the strict parser has to look.
+        None if the strict parser must read the document.
     """
-    found = native.table_cbor(data, row, under, max_depth, max_items - max_items // 8, deterministic)
-    if found is None:
+    decoded = native.table_cbor(data, row, under, max_depth, max_items - max_items // 8, deterministic)
+    if decoded is None:
         return None
-    begin, end, names, columns = found
+    begin, end, names, columns = decoded
     return Table(Index(names), Column(columns).inner, b"".join((data[:begin], b"\xa0", data[end:])))
 
 
 class Rows(Mapping[str, T], Generic[T]):
-    """A mapping whose values are made of columns each time they are asked for; none is kept."""
+    """A mapping that computes its values from columns at each access, without caching them."""
 
     __slots__ = ("_make", "_rows")
 

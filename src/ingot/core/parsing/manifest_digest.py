@@ -1,8 +1,8 @@
-"""The digest that a header or manifest carries of itself, so that no byte of it changes unseen.
+"""The digest that a header or manifest contains of itself, which detects any changed byte.
 
-It stands under the key ``ingot_digest`` at the end of a CBOR map or in a JSON object, spelled as digests of parts are.
-It is computed with its own hexadecimal digits as zeros, over the bytes of the manifest and whatever else is to be
-covered with it. Definition: ``spec/operations.md``, "Digests of manifests".
+It is the value of the key ``ingot_digest``, at the end of a CBOR map or in a JSON object, in the syntax of digests of
+parts. It covers the bytes of the manifest, with the digest's hexadecimal digits replaced by zeros, and further bytes
+that the format chooses. Definition: ``spec/operations.md``, "Digests of manifests".
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ _IN_JSON = re.compile(rb'"ingot_digest"\s*:\s*"((?:crc32c:0x|sha256:)[0-9a-fA-F]
 
 
 def stand_in(algorithm: str) -> str:
-    """Return a digest of zeros, as long as any of ``algorithm``."""
+    """Return a digest of ``algorithm`` whose digits are zeros: a placeholder of the right length."""
     name, text = checksums.digest(algorithm, b"").partition(":")[::2]
     prefix = "0x" if text.startswith("0x") else ""
     return f"{name}:{prefix}{'0' * (len(text) - len(prefix))}"
 
 
 def fill_cbor(data: bytes, algorithm: str, also: Sequence[Buffer] = (), before: Sequence[Buffer] = ()) -> bytes:
-    """Return a map that ends with a stand-in under ``KEY`` with its digest in the stand-in's place.
+    """Replace the placeholder at the end of an encoded CBOR map by the map's digest.
 
-    ``before`` are pieces of the map before ``data``.
+    ``before`` are parts of the map before ``data``, and ``also`` further bytes that the digest covers.
     """
     return _fill(data, algorithm, len(data) - len(stand_in(algorithm)), also, before)
 
 
 def fill_json(data: bytes, algorithm: str, also: Sequence[Buffer] = ()) -> bytes:
-    """Return an object that holds a stand-in under ``KEY`` with its digest in the stand-in's place."""
-    return _fill(data, algorithm, _places(data, stand_in(algorithm))[-1], also)
+    """Replace the placeholder in an encoded JSON object by the object's digest; ``also`` are further covered bytes."""
+    return _fill(data, algorithm, _offsets(data, stand_in(algorithm))[-1], also)
 
 
 def _fill(data: bytes, algorithm: str, start: int, also: Sequence[Buffer], before: Sequence[Buffer] = ()) -> bytes:
@@ -46,41 +46,41 @@ def _fill(data: bytes, algorithm: str, start: int, also: Sequence[Buffer], befor
     return data[:start] + _digest(algorithm, data, (start, end), also, before).encode() + data[end:]
 
 
-def _places(data: bytes, text: str) -> list[int]:
-    """Return where ``text`` stands under ``KEY`` in JSON."""
+def _offsets(data: bytes, text: str) -> list[int]:
+    """Return the offsets in JSON at which ``text`` is the value of ``KEY``."""
     starts = [match.start(1) for match in _IN_JSON.finditer(data)]
     return [start for start in starts if data.startswith(text.encode() + b'"', start)]
 
 
-def check_cbor(data: Buffer, stated: str, where: str, also: Sequence[Buffer] = ()) -> None:
-    """Check the digest ``stated`` that a decoded map has under ``KEY``; it must be the map's last entry.
+def check_cbor(data: Buffer, declared: str, location: str, also: Sequence[Buffer] = ()) -> None:
+    """Check the digest that a decoded CBOR map declares under ``KEY``, which must be the map's last entry.
 
     Raises ``IntegrityError`` ``manifest.digest``.
     """
-    ending = cbor.dumps(KEY) + cbor.dumps(stated)
+    ending = cbor.dumps(KEY) + cbor.dumps(declared)
     if bytes(data[-len(ending) :]) != ending:
-        raise _refuse(f"expected {KEY} as the last entry, found it elsewhere", where)
-    _check(data, stated, (len(data) - len(stated), len(data)), where, also)
+        raise _digest_error(f"expected {KEY} as the last entry, found it elsewhere", location)
+    _check(data, declared, (len(data) - len(declared), len(data)), location, also)
 
 
-def check_json(data: bytes, stated: str, where: str, also: Sequence[Buffer] = ()) -> None:
-    """Check the digest ``stated`` that a decoded object has under ``KEY``; errors as ``check_cbor``."""
-    places = _places(data, stated)
-    if not places:
-        raise _refuse(f"expected {KEY} as Ingot writes it, found {stated[:80]!r}", where)
-    _check(data, stated, (places[-1], places[-1] + len(stated)), where, also)
+def check_json(data: bytes, declared: str, location: str, also: Sequence[Buffer] = ()) -> None:
+    """Check the digest that a decoded JSON object declares under ``KEY``; raise the errors of ``check_cbor``."""
+    offsets = _offsets(data, declared)
+    if not offsets:
+        raise _digest_error(f"expected {KEY} in the form that Ingot writes, found {declared[:80]!r}", location)
+    _check(data, declared, (offsets[-1], offsets[-1] + len(declared)), location, also)
 
 
-def _check(data: Buffer, stated: str, span: tuple[int, int], where: str, also: Sequence[Buffer]) -> None:
-    algorithm = checksums.known(stated, RULE, where)
+def _check(data: Buffer, declared: str, span: tuple[int, int], location: str, also: Sequence[Buffer]) -> None:
+    algorithm = checksums.algorithm_of(declared, RULE, location)
     if algorithm is None:
-        raise _refuse(f"expected {' or '.join(checksums.HASHERS)}, found {stated[:40]!r}", where)
+        raise _digest_error(f"expected {' or '.join(checksums.HASHERS)}, found {declared[:40]!r}", location)
     digest = _digest(algorithm, data, span, also)
-    if not checksums.same(stated, digest):
-        raise _refuse(
-            f"the manifest does not match its digest: expected {stated}, found {digest}; the file is damaged, or was "
-            "changed by a program that left the digest as it was",
-            where,
+    if not checksums.same(declared, digest):
+        raise _digest_error(
+            f"the manifest does not match its digest: expected {declared}, found {digest}; the file is damaged, or was "
+            "changed by a program that did not update the digest",
+            location,
         )
 
 
@@ -89,15 +89,15 @@ def _digest(
 ) -> str:
     view = memoryview(data)
     running = checksums.hasher(algorithm)
-    for piece in before:
-        running.update(piece)
+    for part in before:
+        running.update(part)
     running.update(view[: span[0]])
     running.update(stand_in(algorithm).encode())
     running.update(view[span[1] :])
-    for more in also:
-        running.update(more)
+    for part in also:
+        running.update(part)
     return running.text()
 
 
-def _refuse(message: str, where: str) -> IntegrityError:
-    return IntegrityError(RULE, message, where=where)
+def _digest_error(message: str, location: str) -> IntegrityError:
+    return IntegrityError(RULE, message, where=location)

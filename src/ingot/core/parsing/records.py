@@ -1,4 +1,4 @@
-"""Tables of records of 16 bytes: a 64-bit key and two 32-bit floats, little-endian, not aligned."""
+"""Tables of 16-byte records: a 64-bit key and two 32-bit floats, little-endian, not aligned."""
 
 from __future__ import annotations
 
@@ -18,28 +18,29 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of some records.
+    """The values of one column of records.
 
-    ``own`` tells whether every record has the key that was asked for, ``other_filled`` whether the other column is not
-    all zero, ``exact`` whether ``values`` hold in their type just what the records say.
+    ``keys_match`` is set if all records have the requested key, ``other_filled`` if the other column is not all zero,
+    and ``exact`` if ``values`` equal the records' floats without rounding.
     """
 
     values: Array
-    own: bool
+    keys_match: bool
     other_filled: bool
     exact: bool
 
 
 def gather(records: Array, key: int, column: int, dtype: str) -> Column:
-    """Gather a column.
+    """Return one column of a table, with checks of the records.
 
     Parameters
     ----------
     records : u8, 16 bytes per record
     key : int
+        The key that all records should have.
     column : {0, 1}
     dtype : {"f32", "f16", "bf16"}
-        Of the values returned.
+        The element type of the returned values.
     """
     values = np.empty(records.size // RECORD.itemsize, numpy_dtype(dtype))
     if not RECORD["first"].isnative:

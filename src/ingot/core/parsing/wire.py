@@ -1,8 +1,8 @@
-"""The wire format of protocol buffers: fields of a message, and edits that leave every other byte as it is.
+"""The wire format of protocol buffers: reading the fields of messages, and edits that keep all other bytes.
 
-Source: protobuf.dev, "Encoding". Only what a serializer writes is accepted: varints of at most ten bytes, no groups.
-A message is read where it is needed; what is not known is never looked into, and so is kept. The bytes may be a
-mapping of the file, or ``Skimmed``: of a file with weights in it only what lies around them is read.
+Source: protobuf.dev, "Encoding". Only the output of serializers is accepted: varints of at most ten bytes, no groups.
+Messages are parsed on demand; unknown fields are never parsed, and are kept. The bytes may be a mapping of the file, or
+``Skimmed``, which reads only the bytes around the weights of a file.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ FIXED32 = 5
 MAX_DEPTH = 64
 _MAX_FIELD = (1 << 29) - 1
 _VARINT_BYTES = 10
-_HEAD = 2 * _VARINT_BYTES  # the bytes that a field's key and length or number take at most
-_MOST_FIELDS = 1 << 22
-_MOST_KEPT = 1 << 20
-_LOCAL = 1 << 16  # a message of so many bytes is taken into memory before its fields are looked at
+_HEAD = 2 * _VARINT_BYTES  # maximum bytes of a field's key and length or number
+_MAX_FIELDS = 1 << 22
+_MAX_REPEATS = 1 << 20
+_LOCAL = 1 << 16  # smaller messages are copied into memory before their fields are parsed
 
 
 class Bytes(Protocol):
-    """What messages lie in: bytes, a view of a file, or a file that is read where it is looked at."""
+    """The bytes of a file: bytes, a memoryview, or an object that reads parts of the file on access."""
 
     def __len__(self) -> int: ...
     @overload
@@ -38,7 +38,7 @@ class Bytes(Protocol):
 
 
 class Rules(NamedTuple):
-    """The rules by which a format refuses messages: no message, one too deep, a field twice, text that is no UTF-8."""
+    """A format's rules of errors: not a message, nested too deeply, a repeated field, text that is not UTF-8."""
 
     wire: str
     depth: str
@@ -47,10 +47,13 @@ class Rules(NamedTuple):
 
 
 class Field(NamedTuple):
-    """One field: ``tag`` is where it begins, ``start`` to ``end`` its payload; ``value`` of a varint."""
+    """One field of a message, with offsets in the file.
+
+    The field begins at ``tag``; its payload is ``start`` to ``end``. ``value`` is the value of a varint.
+    """
 
     number: int
-    kind: int
+    wire_type: int
     tag: int
     start: int
     end: int
@@ -59,34 +62,37 @@ class Field(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Node:
-    """A message within the file: ``tag`` is where its field begins in ``parent``, ``start`` to ``end`` its payload."""
+    """A message in the file, with offsets in the file.
+
+    Its field in ``parent`` begins at ``tag``; its payload is ``start`` to ``end``. ``location`` is for messages.
+    """
 
     data: Bytes
     start: int
     end: int
-    where: str
+    location: str
     rules: Rules
     parent: Node | None = None
     tag: int = 0
     depth: int = 0
 
     @classmethod
-    def root(cls, data: Bytes, where: str, rules: Rules) -> Node:
-        """The message that is the whole file."""
-        return cls(data, 0, len(data), where, rules)
+    def root(cls, data: Bytes, location: str, rules: Rules) -> Node:
+        """Return the message that is the full file."""
+        return cls(data, 0, len(data), location, rules)
 
     def child(self, field: Field) -> Node:
         """Return the message in ``field``.
 
-        Raises ``FormatError`` ``Rules.wire``: no message; ``Rules.depth``: messages within messages without end.
+        Raises ``FormatError`` ``Rules.wire`` if the field is not a message, ``Rules.depth`` if it is nested too deeply.
         """
-        if field.kind != BYTES:
-            raise self.refuse(f"a message in field {field.number}", f"wire type {field.kind}")
+        if field.wire_type != BYTES:
+            raise self.refuse(f"a message in field {field.number}", f"wire type {field.wire_type}")
         if self.depth >= MAX_DEPTH:
             raise FormatError(
-                self.rules.depth, f"expected messages nested at most {MAX_DEPTH} deep, found more", where=self.where
+                self.rules.depth, f"expected messages nested at most {MAX_DEPTH} deep, found more", where=self.location
             )
-        return Node(self.data, field.start, field.end, self.where, self.rules, self, field.tag, self.depth + 1)
+        return Node(self.data, field.start, field.end, self.location, self.rules, self, field.tag, self.depth + 1)
 
     def fields(self) -> Iterator[Field]:
         """Yield the fields in order.
@@ -97,11 +103,11 @@ class Node:
         end = self.end
         local = bytes(self.data[position:end]) if end - position <= _LOCAL else None
         base = position
-        left = _MOST_FIELDS
+        remaining = _MAX_FIELDS
         while position < end:
-            left -= 1
-            if left < 0:
-                raise self.refuse(f"a message of at most {_MOST_FIELDS} fields", "more")
+            remaining -= 1
+            if remaining < 0:
+                raise self.refuse(f"a message of at most {_MAX_FIELDS} fields", "more")
             if local is None:
                 head = bytes(self.data[position : min(position + _HEAD, end)])
                 base = position
@@ -109,35 +115,38 @@ class Node:
                 head = local
             tag = position
             key = head[position - base]
-            behind = position - base + 1
+            index = position - base + 1
             if key > 0x7F:
-                key, behind = self._varint(head, behind - 1, base)
+                key, index = self._varint(head, index - 1, base)
             number = key >> 3
-            kind = key & 7
+            wire_type = key & 7
             if not 1 <= number <= _MAX_FIELD:
                 raise self.refuse("a field number from 1 to 2**29 - 1", str(number))
-            start = base + behind
+            start = base + index
             value = 0
-            if kind == VARINT:
-                value, behind = self._varint(head, behind, base)
-                position = base + behind
-            elif kind == BYTES:
-                length = head[behind] if behind < len(head) else 0x80
-                behind = behind + 1
+            if wire_type == VARINT:
+                value, index = self._varint(head, index, base)
+                position = base + index
+            elif wire_type == BYTES:
+                length = head[index] if index < len(head) else 0x80
+                index = index + 1
                 if length > 0x7F:
-                    length, behind = self._varint(head, behind - 1, base)
-                start = base + behind
+                    length, index = self._varint(head, index - 1, base)
+                start = base + index
                 position = start + length
-            elif kind in (FIXED64, FIXED32):
-                position = start + (8 if kind == FIXED64 else 4)
+            elif wire_type in (FIXED64, FIXED32):
+                position = start + (8 if wire_type == FIXED64 else 4)
             else:
-                raise self.refuse("wire type 0, 1, 2 or 5", f"{kind} at byte {tag}")
+                raise self.refuse("wire type 0, 1, 2 or 5", f"{wire_type} at byte {tag}")
             if position > end:
                 raise self.refuse(f"a field that ends by byte {end}", f"one at {tag} that ends at {position}")
-            yield Field(number, kind, tag, start, position, value)
+            yield Field(number, wire_type, tag, start, position, value)
 
     def _varint(self, data: bytes, position: int, base: int) -> tuple[int, int]:
-        """Return a varint of ``data``, which begins at byte ``base``, and the position behind it."""
+        """Return the varint at index ``position`` of ``data``, and the index after it.
+
+        ``base`` is the offset of ``data`` in the file, for messages.
+        """
         value = 0
         shift = 0
         end = min(len(data), position + _VARINT_BYTES)
@@ -153,45 +162,45 @@ class Node:
         raise self.refuse("a number of at most ten bytes", f"none that ends at byte {base + position}")
 
     def varints(self, field: Field) -> list[int]:
-        """Return the numbers of a field, one or several in its payload (``packed``), unsigned.
+        """Return the unsigned numbers of a field: one varint, or several in its payload (``packed``).
 
         Raises ``FormatError`` ``Rules.wire``.
         """
-        if field.kind == VARINT:
+        if field.wire_type == VARINT:
             return [field.value]
-        if field.kind != BYTES:
-            raise self.refuse(f"numbers in field {field.number}", f"wire type {field.kind}")
+        if field.wire_type != BYTES:
+            raise self.refuse(f"numbers in field {field.number}", f"wire type {field.wire_type}")
         data = bytes(self.data[field.start : field.end])
         position = 0
-        found = []
+        values = []
         while position < len(data):
             value, position = self._varint(data, position, field.start)
-            found.append(value)
-        return found
+            values.append(value)
+        return values
 
-    def known(self, single: Iterable[int], repeated: Iterable[int] = ()) -> Mapping[int, list[Field]]:
+    def select(self, single: Iterable[int], repeated: Iterable[int] = ()) -> Mapping[int, list[Field]]:
         """Return the fields with these numbers.
 
-        Raises ``FormatError`` ``Rules.repeated`` where one of ``single`` is there twice: protobuf would merge
-        the two or take the last, so that readers see different things.
+        Raises ``FormatError`` ``Rules.repeated`` if a number of ``single`` occurs twice, because some readers of
+        protobuf merge the two fields and others use the last one.
         """
         fields: dict[int, list[Field]] = {number: [] for number in (*single, *repeated)}
         once = set(single)
         for field in self.fields():
-            kept = fields.get(field.number)
-            if kept is None:
+            selected = fields.get(field.number)
+            if selected is None:
                 continue
-            if kept and field.number in once:
+            if selected and field.number in once:
                 raise FormatError(
-                    self.rules.repeated, f"expected field {field.number} once, found it again", where=self.where
+                    self.rules.repeated, f"expected field {field.number} once, found it again", where=self.location
                 )
-            if len(kept) >= _MOST_KEPT:
-                raise self.refuse(f"field {field.number} at most {_MOST_KEPT} times", "more")
-            kept.append(field)
+            if len(selected) >= _MAX_REPEATS:
+                raise self.refuse(f"field {field.number} at most {_MAX_REPEATS} times", "more")
+            selected.append(field)
         return fields
 
     def payload(self) -> bytes:
-        """The bytes of the message."""
+        """Return the bytes of the message."""
         return bytes(self.data[self.start : self.end])
 
     def text(self, field: Field) -> str:
@@ -199,103 +208,103 @@ class Node:
 
         Raises ``FormatError`` ``Rules.wire``, ``Rules.utf8``.
         """
-        if field.kind != BYTES:
-            raise self.refuse(f"text in field {field.number}", f"wire type {field.kind}")
+        if field.wire_type != BYTES:
+            raise self.refuse(f"text in field {field.number}", f"wire type {field.wire_type}")
         try:
             return bytes(self.data[field.start : field.end]).decode()
         except UnicodeDecodeError as error:
-            raise FormatError(self.rules.utf8, f"expected UTF-8 text: {error.reason}", where=self.where) from error
+            raise FormatError(self.rules.utf8, f"expected UTF-8 text: {error.reason}", where=self.location) from error
 
     def number(self, field: Field) -> int:
         """Return a varint field's value, unsigned.
 
         Raises ``FormatError`` ``Rules.wire``.
         """
-        if field.kind != VARINT:
-            raise self.refuse(f"a number in field {field.number}", f"wire type {field.kind}")
+        if field.wire_type != VARINT:
+            raise self.refuse(f"a number in field {field.number}", f"wire type {field.wire_type}")
         return field.value
 
-    def refuse(self, expected: str, found: str) -> FormatError:
-        """Make the error of a message that no serializer writes."""
-        return FormatError(self.rules.wire, f"expected {expected}, found {found}", where=self.where)
+    def refuse(self, expected: str, actual: str) -> FormatError:
+        """Return the error for a message that no serializer writes."""
+        return FormatError(self.rules.wire, f"expected {expected}, found {actual}", where=self.location)
 
 
 class Range(NamedTuple):
-    """Bytes of the file as they are."""
+    """A range of the file that is copied unchanged."""
 
     start: int
     end: int
 
 
 class Hole(NamedTuple):
-    """Bytes that somebody else writes, known by a name."""
+    """Space for the bytes of a tensor, which the caller writes later."""
 
     name: str
     nbytes: int
 
 
-Piece = bytes | Range | Hole
+Segment = bytes | Range | Hole
 
 
-def length(pieces: Iterable[Piece]) -> int:
-    """Return the bytes of pieces."""
-    return sum(_length(piece) for piece in pieces)
+def length(segments: Iterable[Segment]) -> int:
+    """Return the total bytes of segments."""
+    return sum(_length(segment) for segment in segments)
 
 
-def _length(piece: Piece) -> int:
-    if isinstance(piece, Range):
-        return piece.end - piece.start
-    return piece.nbytes if isinstance(piece, Hole) else len(piece)
+def _length(segment: Segment) -> int:
+    if isinstance(segment, Range):
+        return segment.end - segment.start
+    return segment.nbytes if isinstance(segment, Hole) else len(segment)
 
 
-def message_field(number: int, pieces: Sequence[Piece]) -> list[Piece]:
-    """Encode a field of bytes or a message that is made of pieces."""
-    return [varint(number << 3 | BYTES) + varint(length(pieces)), *pieces]
+def message_field(number: int, segments: Sequence[Segment]) -> list[Segment]:
+    """Encode a field whose payload consists of segments: bytes or a message."""
+    return [varint(number << 3 | BYTES) + varint(length(segments)), *segments]
 
 
 class Edits:
-    """Replacements of ranges of messages; lengths of the messages around them follow."""
+    """Replacements of ranges in messages, which also update the lengths of all enclosing messages."""
 
     def __init__(self, root: Node) -> None:
         self._root = root
-        self._ranges: dict[int, list[tuple[int, int, Sequence[Piece]]]] = defaultdict(list)
+        self._ranges: dict[int, list[tuple[int, int, Sequence[Segment]]]] = defaultdict(list)
         self._inner: dict[int, dict[int, Node]] = defaultdict(dict)
 
-    def replace(self, node: Node, start: int, end: int, new: bytes | Sequence[Piece]) -> None:
-        """Put ``new`` in place of bytes ``start`` to ``end`` of the file, which are whole fields of ``node``."""
+    def replace(self, node: Node, start: int, end: int, new: bytes | Sequence[Segment]) -> None:
+        """Replace the bytes ``start`` to ``end`` of the file, which are complete fields of ``node``."""
         self._ranges[id(node)].append((start, end, [new] if isinstance(new, bytes) else new))
         while node.parent is not None:
             self._inner[id(node.parent)][id(node)] = node
             node = node.parent
 
-    def pieces(self) -> list[Piece]:
-        """Return the file with every edit made."""
+    def segments(self) -> list[Segment]:
+        """Return the segments of the file after all edits."""
         return self._payload(self._root)
 
     def apply(self) -> bytes:
-        """Return the bytes of the file with every edit made, which leaves no holes."""
+        """Return the bytes of the file after all edits, which must not contain holes."""
         data = self._root.data
-        made = []
-        for piece in self.pieces():
-            assert not isinstance(piece, Hole), "nobody is there to fill a hole"
-            made.append(bytes(data[piece.start : piece.end]) if isinstance(piece, Range) else piece)
-        return b"".join(made)
+        parts = []
+        for segment in self.segments():
+            assert not isinstance(segment, Hole), "a hole has no bytes"
+            parts.append(bytes(data[segment.start : segment.end]) if isinstance(segment, Range) else segment)
+        return b"".join(parts)
 
-    def _payload(self, node: Node) -> list[Piece]:
+    def _payload(self, node: Node) -> list[Segment]:
         edits = list(self._ranges.get(id(node), ()))
-        edits += [(inner.tag, inner.end, self._whole(inner)) for inner in self._inner.get(id(node), {}).values()]
-        pieces: list[Piece] = []
+        edits += [(inner.tag, inner.end, self._field(inner)) for inner in self._inner.get(id(node), {}).values()]
+        segments: list[Segment] = []
         position = node.start
         for start, end, new in sorted(edits, key=lambda edit: edit[:2]):
             assert position <= start <= end <= node.end, "edits overlap"
             if position < start:
-                pieces.append(Range(position, start))
-            pieces += new
+                segments.append(Range(position, start))
+            segments += new
             position = end
-        return [*pieces, Range(position, node.end)] if position < node.end else pieces
+        return [*segments, Range(position, node.end)] if position < node.end else segments
 
-    def _whole(self, node: Node) -> list[Piece]:
-        """Return tag, length and payload; tag and length as they were where the length did not change."""
+    def _field(self, node: Node) -> list[Segment]:
+        """Return tag, length and payload of a message; if the length is unchanged, tag and length are copied."""
         payload = self._payload(node)
         if length(payload) == node.end - node.start:
             return [Range(node.tag, node.start), *payload]
@@ -315,7 +324,7 @@ def varint(value: int) -> bytes:
 
 
 def number_field(number: int, value: int) -> bytes:
-    """Encode a varint field; negative values as protobuf's int32 and int64 do, in ten bytes."""
+    """Encode a varint field; negative values take ten bytes, as protobuf's int32 and int64 do."""
     return varint(number << 3 | VARINT) + varint(value % (1 << 64))
 
 

@@ -1,4 +1,4 @@
-"""Sizes in words, and how much memory this process and this machine have."""
+"""Sizes as text, and the memory of this process and this machine."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ingot.errors import ResourceError, UsageError
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Switch automatic collection off for the time of the block, and on again if it was on.
+    """Switch automatic garbage collection off during the context; afterwards restore its state.
 
-    A manifest of 10,000 tensors makes 100,000 containers; the collector would walk them again and again for nothing.
+    A manifest of 10,000 tensors creates 100,000 containers, which the collector would scan repeatedly without effect.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -44,8 +44,7 @@ def limit_files(controller: str) -> Iterator[Path]:
     except OSError:
         return
     for line in lines:
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
+        controllers, _, path = line.partition(":")[2].partition(":")
         if controllers and controller not in controllers.split(","):
             continue
         base = ROOT / controllers if controllers else ROOT
@@ -85,7 +84,7 @@ def parse_size(text: str | int) -> int:
 
 
 def format_size(count: int) -> str:
-    """Return bytes in binary units with three significant digits: ``532 B``, ``1.50 GiB``."""
+    """Return a number of bytes in binary units with three significant digits: ``532 B``, ``1.50 GiB``."""
     if count < 1024:
         return f"{count} B"
     value = float(count)
@@ -102,8 +101,8 @@ def format_size(count: int) -> str:
 def anonymous_rss() -> int:
     """Return this process's resident anonymous bytes: heap, stacks and written copy-on-write pages, not mapped files.
 
-    Linux: ``RssAnon`` of proc_pid_status(5), which is what is resident less what psutil calls shared. Elsewhere what
-    psutil calls ``uss``, the memory that no other process shares.
+    On Linux this is ``RssAnon`` of proc_pid_status(5): psutil's ``rss`` minus ``shared``. On other systems it is
+    psutil's ``uss``, the memory that no other process shares.
     """
     import psutil
 
@@ -113,25 +112,27 @@ def anonymous_rss() -> int:
 
 
 def anonymous_in_use() -> int:
-    """Return ``anonymous_rss`` without what was freed: the C library keeps such memory for the next who asks, in heaps
-    of several threads tens of megabytes each, and gives it back only here. For who plans under a ceiling.
+    """Return ``anonymous_rss`` after the C library has returned freed memory to the system.
+
+    The library keeps freed memory for later requests, up to tens of megabytes per thread. Callers that plan the use of
+    memory under a limit need the value without it.
     """
     native.kernels.release_freed()
     return anonymous_rss()
 
 
 def resident() -> int:
-    """Return this process's resident set in bytes, mapped files that were touched included."""
+    """Return this process's resident set in bytes, including mapped pages of files."""
     import psutil
 
     return int(psutil.Process().memory_info().rss)
 
 
 def peak_rss() -> int:
-    """Return the highest resident set of this process so far in bytes, mapped files included.
+    """Return the highest resident set of this process so far in bytes, including mapped files.
 
-    Linux: ``VmHWM`` (``ru_maxrss`` would be inherited from the parent across fork and exec, and psutil does not tell).
-    Else what the system's own call says (``core.files.system``).
+    On Linux this is ``VmHWM``, because ``ru_maxrss`` is inherited from the parent across fork and exec. On other
+    systems it is the value of ``core.files.system.peak_resident``.
     """
     high_water = _high_water()
     if high_water is not None:
@@ -140,9 +141,10 @@ def peak_rss() -> int:
 
 
 def available_ram() -> int:
-    """Return how many bytes can be taken without swapping: what psutil says of the machine (Linux: ``MemAvailable``),
-    and no more than what the control groups (v1 or v2) above this process leave, of which psutil knows nothing; page
-    cache that can be dropped counts as free.
+    """Return the bytes that can be allocated without swapping.
+
+    This is the machine's available memory by psutil (Linux: ``MemAvailable``), limited by the control groups (v1 or v2)
+    of this process, which psutil ignores. Page cache that can be dropped counts as free.
     """
     import psutil
 
@@ -151,37 +153,37 @@ def available_ram() -> int:
 
 
 def require_ram(
-    nbytes: int, purpose: str, advice: str, max_ram: int | str | None = None, where: str | None = None
+    nbytes: int, purpose: str, advice: str, max_ram: int | str | None = None, location: str | None = None
 ) -> None:
-    """Refuse what would not fit into memory, before it is begun.
+    """Raise an error before an allocation that does not fit into memory.
 
     Parameters
     ----------
     nbytes : int
-        What will be taken.
+        Bytes to allocate.
     purpose, advice : str
-        For the message: what takes it, and what to do if there is too little.
+        For the message: the use of the memory, and the advice if there is too little.
     max_ram : int or str, optional
-        A size that replaces what ``available_ram`` says.
-    where : str, optional
-        For the message.
+        A limit that replaces ``available_ram``.
+    location : str, optional
+        The file or tensor in the message.
 
     Raises
     ------
     ResourceError
-        ``ram.guard``.
+        ``ram.guard``: less than ``nbytes`` are available.
     """
     room = available_ram() if max_ram is None else parse_size(max_ram)
     if nbytes > room:
         raise ResourceError(
             f"expected room for {format_size(nbytes)} of {purpose}, found {format_size(room)}; {advice}",
             rule="ram.guard",
-            where=where,
+            where=location,
         )
 
 
 def _room(folder: Path) -> int | None:
-    """Return limit - used + droppable cache of one control group; None if it sets no limit."""
+    """Return the free bytes of one control group: limit - used + droppable cache; None if it sets no limit."""
     modern = (folder / "memory.max").exists()
     limit = _number(folder / ("memory.max" if modern else "memory.limit_in_bytes"))
     used = _number(folder / ("memory.current" if modern else "memory.usage_in_bytes"))

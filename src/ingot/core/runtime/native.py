@@ -1,6 +1,6 @@
-"""The one door to the native core.
+"""Access to the native core, which only this module imports.
 
-There is no silent fallback to slow code: without the extension nothing imports, and ``ingot doctor`` says why.
+There is no silent fallback to slow code: without the extension this import fails, and ``ingot doctor`` reports why.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from ingot.errors import DISTRIBUTION
 
 try:
     from ingot import _native
-except ImportError as error:  # the message must help whoever runs from a source tree that was not built
+except ImportError as error:  # for example in a source tree that was not built
     raise ImportError(
         "Ingot's native core is not built for this Python. In a source tree run `make`; else reinstall the package "
-        f"(`pip install --force-reinstall {DISTRIBUTION}`). The loader said: {error}"
+        f"(`pip install --force-reinstall {DISTRIBUTION}`). The import failed with: {error}"
     ) from error
 
 cbor_dumps = _native.cbor_dumps

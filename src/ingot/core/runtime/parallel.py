@@ -1,4 +1,7 @@
-"""Bounded work on threads. Native kernels, reads, writes and hashing release the GIL, so threads are enough."""
+"""Parallel work on threads, with a bounded number of items in memory, and cancellation.
+
+Native kernels, reads, writes and hashing release the GIL, so that threads suffice.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,12 @@ from ingot.errors import UsageError
 
 
 @cache
-def share_team() -> bool:
-    """Do that work by the threads of the OpenMP library that this process has loaded for all, from now on.
+def share_openmp() -> bool:
+    """Make the native kernels use the threads of the OpenMP library that this process has loaded, if there is one.
 
-    OpenMP's threads look for work all the time for some milliseconds, and so leave no processor to threads of ours that
-    come next. Returns whether there is such a library; without it the kernels keep threads of their own, as they do in
-    a process that was forked, which has none of its parent's. On Linux only.
+    OpenMP's threads wait actively for some milliseconds after each task, and would compete with separate threads of the
+    kernels. Returns whether the library is loaded; without it, and in a forked process, the kernels use their own
+    threads. Only on Linux.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -41,22 +44,24 @@ Result = TypeVar("Result")
 
 
 HEAVY = 1 << 18
-"""Bytes of work that are worth a thread's waking."""
-# A light item weighs less than the first; at most so many go together.
-_EACH = 1 << 15
-_BATCH = 64
+"""Minimum bytes of a task for which waking a thread pays off."""
+_LIGHT = 1 << 15  # items of fewer bytes are processed in batches
+_BATCH = 64  # items
 
 
-class Stopped(BaseException):
-    """Raised by ``go_on`` in a thread whose work nobody waits for any more; ends with that work."""
+class Cancelled(BaseException):
+    """Raised by ``check_cancelled`` in a thread whose work was cancelled; it never reaches the caller."""
 
 
-class Halt:
-    """Whether the threads that adopted it are to stop, because it was set or that of the thread that made it."""
+class CancelToken:
+    """A token that cancels the work of the threads that adopted it.
+
+    A token that is created in a thread with a token is set as soon as that one is set.
+    """
 
     def __init__(self) -> None:
         self._set = False
-        self._parent: Halt | None = getattr(_THREAD, "halt", None)
+        self._parent: CancelToken | None = getattr(_THREAD, "token", None)
 
     def set(self) -> None:
         self._set = True
@@ -69,50 +74,53 @@ class Halt:
 _THREAD = threading.local()
 
 
-def adopt(halt: Halt) -> None:
-    """Make ``go_on`` in this thread, and in the threads of pools that it makes, heed ``halt``."""
-    _THREAD.halt = halt
+def inherit_token(token: CancelToken) -> None:
+    """Set the token that ``check_cancelled`` checks in this thread and in threads of pools that it creates."""
+    _THREAD.token = token
 
 
-def go_on() -> None:
-    """Raise ``Stopped`` if this thread's pool was told to stop: called between the pieces of every long work.
+def check_cancelled() -> None:
+    """Raise ``Cancelled`` if the work of this thread was cancelled.
 
-    So Ctrl-C ends an operation inside a tensor. In a thread of no pool, the main one above all, it does nothing.
+    All long tasks call this between chunks, so that Ctrl-C ends an operation within a tensor. In threads without a
+    token, such as the main thread, it does nothing.
     """
-    halt: Halt | None = getattr(_THREAD, "halt", None)
-    if halt is not None and halt.is_set:
-        raise Stopped
+    token: CancelToken | None = getattr(_THREAD, "token", None)
+    if token is not None and token.is_set:
+        raise Cancelled
 
 
 class Workers(ThreadPoolExecutor):
-    """A pool of threads whose running work is stopped, not only waited for, when its futures are cancelled.
+    """A pool of threads that stops running tasks if its futures are cancelled.
 
-    As a context manager it waits for everything, and on an exception stops.
+    As a context manager it waits for all tasks; after an exception it cancels them.
     """
 
     def __init__(self, workers: int, name: str = "ingot") -> None:
-        self._halt = Halt()
-        super().__init__(workers, thread_name_prefix=name, initializer=adopt, initargs=(self._halt,))
+        self._token = CancelToken()
+        super().__init__(workers, thread_name_prefix=name, initializer=inherit_token, initargs=(self._token,))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Wait for the threads; with ``cancel_futures`` drop what has not begun and stop what has at ``go_on``."""
+        """Wait for the threads; with ``cancel_futures`` drop waiting tasks and cancel running ones."""
         if cancel_futures:
-            self._halt.set()
+            self._token.set()
         super().shutdown(wait=wait, cancel_futures=cancel_futures)
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.shutdown(wait=True, cancel_futures=kind is not None)
+        self.shutdown(wait=True, cancel_futures=error_type is not None)
 
 
 def default_workers() -> int:
-    """Return how many threads to use: ``OMP_NUM_THREADS`` if it is a positive number, else the processors that this
-    process may run on (affinity), cut to the processor quota of its control group, rounded up; at least 1.
+    """Return the number of threads to use, at least 1.
+
+    This is ``OMP_NUM_THREADS`` if it is a positive number. Otherwise it is the number of processors that this process
+    may run on (affinity), limited by the processor quota of its control group, rounded up.
     """
-    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    if asked.isdecimal() and int(asked) > 0:
-        return int(asked)
+    variable = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    if variable.isdecimal() and int(variable) > 0:
+        return int(variable)
     affinity = getattr(os, "sched_getaffinity", None)
     count = len(affinity(0)) if affinity else os.cpu_count() or 1
     quota = _cpu_quota()
@@ -122,23 +130,25 @@ def default_workers() -> int:
 def ordered(
     fn: Callable[[Item], Result], items: Iterable[Item], workers: int | None = None, window: int | None = None
 ) -> Iterator[Result]:
-    """Yield ``fn(item)`` for every item, in the items' order.
+    """Yield ``fn(item)`` for all items, in the items' order.
 
     Parameters
     ----------
+    fn : callable
+        Called on the threads.
     items : iterable
-        Taken one by one by the thread that iterates over the results.
+        Consumed by the thread that iterates over the results.
     workers : int, optional
-        Threads. 0 runs ``fn`` in the calling thread when a result is asked for; 1 is one thread beside the caller, so
-        that both overlap. ``default_workers()`` if not given.
+        The number of threads; ``default_workers()`` by default. 0 calls ``fn`` in the calling thread when the next
+        result is requested. 1 is one additional thread, which overlaps with the caller.
     window : int, optional
-        At most so many items are in flight: waiting, running, done, or in the hands of the caller. ``2 * workers`` by
-        default, and never less than 1.
+        The limit of items in flight: waiting, running, done, or being used by the caller. ``2 * workers`` by default,
+        at least 1.
 
     Notes
     -----
-    When ``fn`` or ``items`` raises, when the caller stops, or on Ctrl-C, items not begun are dropped, running ones stop
-    at their next ``go_on``, and no thread is left; then the exception goes on.
+    If ``fn`` or ``items`` raises an error, if the caller stops iterating, or on Ctrl-C, waiting items are dropped and
+    running ones stop at their next ``check_cancelled``. All threads have ended before the error is raised.
     """
     workers = default_workers() if workers is None else workers
     if workers < 0 or (window is not None and window < 1):
@@ -147,7 +157,7 @@ def ordered(
         )
     if workers == 0:
         for item in items:
-            go_on()
+            check_cancelled()
             yield fn(item)
         return
     feed = iter(items)
@@ -155,7 +165,7 @@ def ordered(
     pool = Workers(workers)
 
     def run(item: Item) -> Result:
-        go_on()
+        check_cancelled()
         return fn(item)
 
     try:
@@ -173,22 +183,22 @@ def ordered_together(
     weigh: Callable[[Item], int],
     workers: int | None = None,
 ) -> Iterator[Result]:
-    """As ``ordered``; light items are done many at a time, and by the calling thread when their turn comes.
+    """Yield ``fn(item)`` for all items in order, as ``ordered`` does; process light items in batches.
 
-    Threads would take turns at Python's lock with them, and waking one takes longer than they do. ``weigh`` says how
-    many bytes an item reads; one that waits for another machine weighs ``HEAVY``. An item that raises takes those with
-    it that were handed on beside it.
+    The calling thread processes batches of light items, because waking a thread and contending for the GIL takes
+    longer. ``weigh`` returns the bytes that an item reads, and ``HEAVY`` for an item that waits for another machine. If
+    an item raises an error, the results of its batch are lost.
     """
     workers = default_workers() if workers is None else workers
 
     def run(batch: list[Item]) -> list[Result]:
         results: list[Result] = []
         for item in batch:
-            go_on()
+            check_cancelled()
             results.append(fn(item))
         return results
 
-    with Workers(max(workers, 1)) as pool:  # which starts threads as work comes
+    with Workers(max(workers, 1)) as pool:  # threads are started when tasks are submitted
         pending: deque[list[Item] | Future[list[Result]]] = deque()
         feed = _batches(items, weigh)
         while True:
@@ -201,22 +211,22 @@ def ordered_together(
 
 
 def _batches(items: Iterable[Item], weigh: Callable[[Item], int]) -> Iterator[tuple[list[Item], bool]]:
-    """Cut items into runs of light ones, at most ``_BATCH`` together, and of others; tell whether they are light.
+    """Yield batches of consecutive items, either all light or none, and whether they are light.
 
-    A run weighs ``HEAVY``, or little more.
+    A batch has at most ``_BATCH`` items, and ends as soon as they weigh ``HEAVY`` bytes together.
     """
     batch: list[Item] = []
     weight = 0
     light = True
     for item in items:
-        own = weigh(item)
-        if batch and (own < _EACH) != light:
+        nbytes = weigh(item)
+        if batch and (nbytes < _LIGHT) != light:
             yield batch, light
             batch = []
             weight = 0
-        light = own < _EACH
+        light = nbytes < _LIGHT
         batch.append(item)
-        weight += own
+        weight += nbytes
         if weight >= HEAVY or len(batch) >= _BATCH:
             yield batch, light
             batch = []
@@ -226,15 +236,15 @@ def _batches(items: Iterable[Item], weigh: Callable[[Item], int]) -> Iterator[tu
 
 
 def for_ranges(count: int, step: int, fn: Callable[[int, int], object], workers: int | None = None) -> None:
-    """Call ``fn(start, stop)`` for consecutive ranges of at most ``step`` that cover ``range(count)``, on threads.
+    """Call ``fn(start, stop)`` on threads for consecutive ranges of at most ``step`` that cover ``range(count)``.
 
-    A single range, or ``workers`` 0 or 1, runs in the calling thread. The first exception in order is raised, after the
-    calls that were running have ended.
+    A single range, or ``workers`` 0 or 1, runs in the calling thread. If calls fail, the first error in order is raised
+    after the running calls have ended.
     """
     if step < 1:
         raise UsageError(f"expected step >= 1, found {step}", rule="parallel.step")
     ranges = [(start, min(start + step, count)) for start in range(0, count, step)]
-    if workers is None:  # asking reads files
+    if workers is None:  # default_workers reads files
         workers = default_workers() if len(ranges) > 1 else 1
     threads = min(workers, len(ranges))
     for _ in ordered(lambda pair: fn(*pair), ranges, 0 if threads <= 1 else threads):
@@ -249,7 +259,10 @@ def _cpu_quota() -> int | None:
 
 
 def _quota_of(folder: Path) -> int | None:
-    """Read ``cpu.max`` (v2: "quota period" or "max period") or ``cpu.cfs_quota_us`` (v1: -1 is none)."""
+    """Return the quota of one control group in processors, rounded up; None for no quota.
+
+    Reads ``cpu.max`` (v2: "quota period" or "max period") or ``cpu.cfs_quota_us`` (v1: -1 is no quota).
+    """
     try:
         modern = folder / "cpu.max"
         if modern.exists():

@@ -1,4 +1,4 @@
-"""Progress as one callback; how it looks is the caller's matter."""
+"""Progress of a job, reported to a callback; the caller decides how to display it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class ProgressEvent:
-    """Where a job stands.
+    """The state of a job.
 
     Parameters
     ----------
     done, total : int
-        Bytes of input dealt with so far, and in all.
+        Bytes of input that are processed so far, and in total.
     item : str
-        What is being worked on: a tensor or file name.
+        The name of the tensor or file that is being processed.
     rates : mapping of str to float
-        Where several workers do the job: the bytes per second of each.
+        Bytes per second of each worker, if several workers do the job.
     """
 
     done: int
@@ -31,16 +31,16 @@ ProgressCallback = Callable[[ProgressEvent], None]
 
 
 class Progress:
-    """Counts bytes and tells a callback; safe to call from several threads, which call back one at a time.
+    """Counts bytes and calls a callback. Thread-safe; only one thread at a time runs the callback.
 
     Parameters
     ----------
     total : int
-        Bytes in all, known before the work begins.
+        Bytes in total.
     callback : callable, optional
-        Called with a ``ProgressEvent`` after every ``advance``; an exception that it raises ends the job.
+        Called with a ``ProgressEvent`` after each ``advance``; an exception that it raises ends the job.
     done : int
-        Bytes dealt with before, by a run that is being resumed.
+        Bytes that an earlier, interrupted run has processed.
     """
 
     def __init__(self, total: int, callback: ProgressCallback | None = None, done: int = 0) -> None:
@@ -51,7 +51,7 @@ class Progress:
         self._guard = threading.Lock()
 
     def advance(self, count: int, item: str = "", rates: Mapping[str, float] | None = None) -> None:
-        """Add ``count`` bytes; ``rates`` are those of workers."""
+        """Add ``count`` bytes of ``item``; ``rates`` are the bytes per second of the workers."""
         if not count and self._callback is None:
             return
         with self._guard:

@@ -27,16 +27,16 @@ from ingot.ext.ane.plan import KERNEL, form_of_tensor, use_of
 from ingot.ext.ane.stored import dense, halves, identity, stored
 from ingot.model.bytesource import Target
 from ingot.model.checkpoint import Checkpoint
-from ingot.model.store import Replaced, Store
+from ingot.model.store import OverwritePolicy, Store
 from ingot.model.tensor import Tensor
 from ingot.reporting.report import Bytes, Column, Figure, Line, Report, Shape, Table, figures_of, table_of
-from ingot.reporting.shown import Shown
+from ingot.reporting.reportable import Reportable
 from ingot.stores.local import LocalTarget
 from ingot.stores.location import AnyPath, Location
 
 
 @dataclass(frozen=True, slots=True)
-class KernelReport(Shown):
+class KernelReport(Reportable):
     """The packed kernel: the file, its bytes, its kernel format, and the reason for the format."""
 
     path: str
@@ -101,7 +101,7 @@ def _table(options: KernelOptions) -> ActivationLut | None:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelReport(Shown):
+class ModelReport(Reportable):
     """The packed kernels of a checkpoint: a unit per kernel, and the refused kernels with reasons."""
 
     path: str
@@ -119,13 +119,13 @@ class ModelReport(Shown):
             Figure("refused", self.refused, "data"),
             Figure("count", len(self.kernels), "count", data=False),
             Figure("size", sum(item.nbytes for item in self.kernels), "bytes", data=False),
-            Figure("told", [f"{name}: {reason}" for name, reason in self.refused.items()], "texts", data=False),
+            Figure("reasons", [f"{name}: {reason}" for name, reason in self.refused.items()], "texts", data=False),
         ]
         tables = [
             table_of("kernels", self.kernels, KernelReport),
             Table("", columns, [(*group, count) for group, count in counts.items()], data=False),
         ]
-        closing = [Line("{item}", "refused", each="told")]
+        closing = [Line("{item}", "refused", items="reasons")]
         return Report(figures, [Line("{path}: {count} kernel units for {chip}, {size}")], tables, closing)
 
 
@@ -158,7 +158,7 @@ def pack_model(
     units: dict[str, tuple[str, str]] = {}
     with (
         open_checkpoint(location) as checkpoint,
-        destination.stage(Replaced(overwrite, _require_units), directory=True) as staging,
+        destination.stage(OverwritePolicy(overwrite, _require_units), directory=True) as staging,
     ):
         target = LocalTarget(staging.files)
         for name in checkpoint:
@@ -241,7 +241,7 @@ def _unit(
 
 
 @dataclass(frozen=True, slots=True)
-class UnitReport(Shown):
+class UnitReport(Reportable):
     """The description of a kernel unit for ``ingot inspect``. Sizes are in bytes.
 
     ``tiles`` are padded sizes of the weight tiles. ``word`` is the KernelCfg register. ``streams`` are the coefficient
@@ -320,7 +320,8 @@ def inspect_kernel(path: AnyPath) -> UnitReport:
     location = Location.parse(path)
     data = location.read()
     unit = read_unit(data, location.display)
-    header, mask = unit.header, unit.weight.mask
+    header = unit.header
+    mask = unit.weight.mask
     ends = {name: header.sections[name] for name in SECTIONS}
     starts: dict[int, int] = {}
     for index, (tile, _, _) in enumerate(groups(header)):

@@ -19,7 +19,8 @@ def lut(options: LutOptions) -> Fitted:
 def lut_report(name: str, fitted: Fitted) -> Report:
     """Return a report with the knots of a function's table, its entries, and their error."""
     lut = fitted.lut
-    first, last = float(lut.places[0]), float(lut.places[-1])
+    first = float(lut.knot_inputs[0])
+    last = float(lut.knot_inputs[-1])
     figures = [
         Figure("function", name),
         Figure("interval", fitted.interval, "data"),

@@ -15,8 +15,8 @@ from ingot.ext.ane.chips.candidates import Better, nearest_better, outcomes
 from ingot.ext.ane.chips.chips import EVIDENCE, Chip, Contradiction, contradictions, load_chip
 from ingot.ext.ane.chips.cost import Budget, Time, budget, moved_bytes, predict, tables_fit
 from ingot.ext.ane.chips.descriptor import KernelKind, kernel_word, streams
-from ingot.ext.ane.chips.form import BLOCKWISE, FOREIGN, INTEGER, PALETTE, SPARSE, Form, form_of
 from ingot.ext.ane.chips.gates import Conditions, Decision, decide
+from ingot.ext.ane.chips.storage_form import BLOCKWISE, FOREIGN, INTEGER, PALETTE, SPARSE, StorageForm, form_of
 from ingot.ext.ane.chips.winograd import winograd
 from ingot.ext.ane.kernel_units.pack import channels_per_group
 from ingot.ext.ane.options import PlanOptions
@@ -27,7 +27,7 @@ from ingot.model.layouts.dense import DenseLayout
 from ingot.model.tensor import Tensor
 from ingot.naming.names import role_of
 from ingot.reporting.report import Bytes, Counts, Figure, Line, Report, Texts, table_of
-from ingot.reporting.shown import Shown
+from ingot.reporting.reportable import Reportable
 
 KERNEL = "kernel"
 GATHER = "gather"
@@ -138,7 +138,7 @@ CHIP_SUM_HEADS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Plan(Shown):
+class Plan(Reportable):
     """The result of ``ingot.plan``; ``notes`` name unreadable tensors, which no figure includes."""
 
     path: str
@@ -169,7 +169,7 @@ class Plan(Shown):
     def report(self) -> Report:
         """Return a report with a line per chip."""
         table = table_of("chips", self.sums, ChipSum, CHIP_SUM_HEADS)
-        return Report([Figure("notes", self.notes, "texts")], [Line("note: {item}", each="notes")], [table])
+        return Report([Figure("notes", self.notes, "texts")], [Line("note: {item}", items="notes")], [table])
 
 
 @takes(PlanOptions, "plan")
@@ -232,7 +232,7 @@ def _on_chip(checkpoint: Checkpoint, chip: Chip, assumptions: Assumptions) -> Ch
     decisions_by_form = decisions_by_conditions.get(ordinary) or outcomes(chip, ordinary)
     decisions = [*(weight.decision for weight in weights), *decisions_by_form.values()]
     keys = dict.fromkeys(key for decision in decisions if decision is not None for key in decision.contradictions)
-    unknown = tuple(key for key in ("bandwidth", "palette_lut_budget") if chip.known(key) is None)
+    unknown = tuple(key for key in ("bandwidth", "palette_lut_budget") if chip.published(key) is None)
     all_contradictions = contradictions()
     return ChipPlan(
         chip.name,
@@ -266,7 +266,7 @@ def plan_tensor(tensor: Tensor, chip: Chip, conditions: Conditions, decisions: d
         time=predict(storage_form, decision, chip, conditions),
         room=budget(storage_form, decision, chip),
         tables=storage_form.table_bytes,
-        tables_fit=tables_fit(storage_form, chip) if chip.known("palette_lut_budget") is not None else None,
+        tables_fit=tables_fit(storage_form, chip) if chip.published("palette_lut_budget") is not None else None,
         word=_word(storage_form, decision, chip),
         streams=tuple(streams()[section].name for section in _sections(storage_form, decision)),
         better=None if decision.streams else nearest_better(storage_form, moved, tensor.shape[0], decisions),
@@ -274,43 +274,43 @@ def plan_tensor(tensor: Tensor, chip: Chip, conditions: Conditions, decisions: d
     )
 
 
-def _kernel_kind(storage_form: Form, decision: Decision) -> KernelKind:
+def _kernel_kind(storage_form: StorageForm, decision: Decision) -> KernelKind:
     """Return the description of a weight for the KernelCfg register; a weight that folds is fp16."""
     inner = storage_form if storage_form.inner is None else storage_form.inner
     if not decision.streams:
         return KernelKind()
-    sparse = storage_form.kind == SPARSE
+    sparse = storage_form.category == SPARSE
     zero_point = inner.zero_point
-    if inner.kind == PALETTE:
+    if inner.category == PALETTE:
         return KernelKind(inner.entry, decision.stored_bits or inner.bits, sparse, zero_point, inner.vector)
-    integers = inner.kind in (INTEGER, BLOCKWISE)
+    integers = inner.category in (INTEGER, BLOCKWISE)
     return KernelKind("int8" if integers else inner.entry, None, sparse, zero_point)
 
 
-def _word(storage_form: Form, decision: Decision, chip: Chip) -> int | None:
+def _word(storage_form: StorageForm, decision: Decision, chip: Chip) -> int | None:
     if decision.outcome == "refused":
         return None
     return kernel_word(_kernel_kind(storage_form, decision), chip.target, chip.value("detect_zeros"))
 
 
-def _sections(storage_form: Form, decision: Decision) -> list[str]:
+def _sections(storage_form: StorageForm, decision: Decision) -> list[str]:
     inner = storage_form if storage_form.inner is None else storage_form.inner
     if not decision.streams:
         return []
-    return [name for name, there in (("scale", storage_form.scales > 0), ("pal", inner.kind == PALETTE)) if there]
+    return [name for name, there in (("scale", storage_form.scales > 0), ("pal", inner.category == PALETTE)) if there]
 
 
-def form_of_tensor(tensor: Tensor) -> Form:
+def form_of_tensor(tensor: Tensor) -> StorageForm:
     """Return the storage form of a tensor."""
     parts = {role: part.type or part.dtype for role, part in tensor.parts.items()}
     return form_of(tensor.codec, tensor.shape, tensor.dtype, tensor.params, parts)
 
 
-def use_of(tensor: Tensor, storage_form: Form) -> str:
+def use_of(tensor: Tensor, storage_form: StorageForm) -> str:
     """Return the engine's use of a tensor, from its name, rank and element type."""
     dtype = DTYPES.get(tensor.dtype)
     if (
-        storage_form.kind == FOREIGN
+        storage_form.category == FOREIGN
         and tensor.codec == DenseLayout.codec
         and not (dtype is not None and dtype.is_float)
     ):
@@ -321,7 +321,7 @@ def use_of(tensor: Tensor, storage_form: Form) -> str:
     return GATHER if role == "embedding" else VECTOR if role in ("norm", "bias") else KERNEL
 
 
-def _winograd(storage_form: Form, shape: tuple[int, ...], chip: Chip, conditions: Conditions) -> str | None:
+def _winograd(storage_form: StorageForm, shape: tuple[int, ...], chip: Chip, conditions: Conditions) -> str | None:
     if len(shape) != 4 or shape[2:] == (1, 1):
         return None
     ocg = channels_per_group(shape, chip)

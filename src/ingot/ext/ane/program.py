@@ -67,18 +67,22 @@ def program_weights(path: AnyPath) -> list[Array]:
         ``hwx.generation``, ``hwx.kernel``: the layout is not documented well enough to be unpacked.
     """
     address = Location.parse(path)
-    program, location = load_program(address), address.display
+    program = load_program(address)
+    location = address.display
     return [kernel_of(program, task, location) for task in tasks_of(program, location) if task.multiplies]
 
 
 def inspect_program(path: AnyPath) -> ProgramReport:
     """Return the description of a compiled program: sections, symbols, and tasks with documented registers."""
     address = Location.parse(path)
-    program, location, note = load_program(address), address.display, ""
+    program = load_program(address)
+    location = address.display
+    note = ""
     try:
         tasks = tuple(_task(program, task, location) for task in tasks_of(program, location))
     except UnsupportedError as error:
-        tasks, note = (), error.message
+        tasks = ()
+        note = error.message
     return ProgramReport(
         location,
         len(program.data),

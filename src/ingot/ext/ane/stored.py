@@ -11,9 +11,9 @@ import numpy as np
 from ingot.codecs.sparse.mask_read import read_mask
 from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.errors import UsageError
-from ingot.ext.ane.chips.bits import e4m3_numbers, unpack_lsb
-from ingot.ext.ane.chips.form import BLOCKWISE, FP8, PALETTE, SPARSE, Form, run_of
 from ingot.ext.ane.chips.gates import Decision
+from ingot.ext.ane.chips.kernel_format import e4m3_numbers, unpack_lsb
+from ingot.ext.ane.chips.storage_form import BLOCKWISE, FP8, PALETTE, SPARSE, StorageForm, run_of
 from ingot.ext.ane.kernel_units.header import MAX_UNITY
 from ingot.ext.ane.kernel_units.pack import KernelWeight
 from ingot.model.tensor import Array, Tensor
@@ -37,7 +37,7 @@ def halves(tensor: Tensor, name: str, channels: int) -> Array:
     return _finite(tensor.numpy("f16"), name)
 
 
-def stored(tensor: Tensor, storage_form: Form, decision: Decision) -> KernelWeight:
+def stored(tensor: Tensor, storage_form: StorageForm, decision: Decision) -> KernelWeight:
     """Return the weight with its stored codes or indices, as planned.
 
     Raises
@@ -47,15 +47,15 @@ def stored(tensor: Tensor, storage_form: Form, decision: Decision) -> KernelWeig
     """
     inner = storage_form if storage_form.inner is None else storage_form.inner
     mask = None
-    if storage_form.kind == SPARSE:
+    if storage_form.category == SPARSE:
         values = tensor.numpy("f16")
         mask = read_mask(tensor)
         if storage_form.inner is None:
             return KernelWeight(tensor.shape, _finite(values, tensor.name), 16, mask=mask)
-    if inner.kind == PALETTE:
+    if inner.category == PALETTE:
         params = tensor.params if mask is None else tensor.params["inner"]["params"]
         return _widened(_palette(tensor, params, mask), decision.stored_bits)
-    if inner.kind == FP8:
+    if inner.category == FP8:
         codes = _bytes(tensor, "data").reshape(tensor.shape)
         if not np.isfinite(e4m3_numbers(codes)).all():
             raise UsageError("expected finite weights, found NaN", rule="ane.layout", where=tensor.name)
@@ -67,7 +67,7 @@ def _bytes(tensor: Tensor, role: str) -> Array:
     return np.frombuffer(tensor.parts[role].view(), np.uint8)
 
 
-def _integers(tensor: Tensor, storage_form: Form, mask: Array | None) -> KernelWeight:
+def _integers(tensor: Tensor, storage_form: StorageForm, mask: Array | None) -> KernelWeight:
     """Return int8 values with their scales, and zero points if the codes exceed the range of int8.
 
     The codes are computed from the decoded values, for any packing: each value is the scale times an integer of at most
@@ -77,7 +77,7 @@ def _integers(tensor: Tensor, storage_form: Form, mask: Array | None) -> KernelW
     channels = tensor.shape[0]
     params = tensor.params if mask is None else tensor.params["inner"]["params"]
     values = tensor.numpy("f32").reshape(channels, -1).astype(np.float64)
-    run = run_of(shape, params) if storage_form.kind == BLOCKWISE else None
+    run = run_of(shape, params) if storage_form.category == BLOCKWISE else None
     scales = _floats(tensor, "scales").reshape(-1)
     scale = scales.reshape(channels, -1) if run else np.broadcast_to(scales.reshape(-1, 1), (channels, 1))
     spread = np.repeat(scale, run, axis=1)[:, : values.shape[1]] if run else scale

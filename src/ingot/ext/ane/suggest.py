@@ -20,8 +20,8 @@ from ingot.errors import IngotError, UsageError
 from ingot.ext.ane.assume import Assumptions, parse_assumptions
 from ingot.ext.ane.chips.chips import Chip
 from ingot.ext.ane.chips.cost import moved_bytes, predict
-from ingot.ext.ane.chips.form import SPARSE, Form, form_of
 from ingot.ext.ane.chips.gates import decide
+from ingot.ext.ane.chips.storage_form import SPARSE, StorageForm, form_of
 from ingot.ext.ane.options import SuggestOptions
 from ingot.ext.ane.plan import KERNEL, form_of_tensor, load_chips, use_of
 from ingot.formats.base import Format
@@ -177,7 +177,9 @@ def _pick(
     return unchanged
 
 
-def _candidate_form(tensor: Tensor, codec: str, options: Mapping[str, Any], program: Format | None) -> Form | None:
+def _candidate_form(
+    tensor: Tensor, codec: str, options: Mapping[str, Any], program: Format | None
+) -> StorageForm | None:
     """Return the storage form of a candidate; None if codec, shape or program do not allow it."""
     if codec not in CODECS:
         return None
@@ -189,7 +191,7 @@ def _candidate_form(tensor: Tensor, codec: str, options: Mapping[str, Any], prog
         return None
     if codec == MaskLayout.codec:  # the exact number of nonzeros is known only after encoding
         nonzero_share = 1 - options["sparsity"] if "sparsity" in options else _nonzero_share(tensor)
-        return Form(SPARSE, tensor.size, nonzeros=round(nonzero_share * tensor.size), codec=codec)
+        return StorageForm(SPARSE, tensor.size, nonzeros=round(nonzero_share * tensor.size), codec=codec)
     parts = {part.role: part.type or part.dtype for part in encoder.parts}
     return form_of(codec, tensor.shape, tensor.dtype, encoder.params, parts)
 
@@ -201,7 +203,7 @@ def _nonzero_share(tensor: Tensor) -> float:
     return float(np.count_nonzero(bits) / bits.size) if bits.size else 1.0
 
 
-def _cost(storage_form: Form, chip: Chip, assumptions: Assumptions, name: str) -> float:
+def _cost(storage_form: StorageForm, chip: Chip, assumptions: Assumptions, name: str) -> float:
     conditions = assumptions.conditions(name)
     decision = decide(storage_form, chip, conditions)
     time = predict(storage_form, decision, chip, conditions)
@@ -214,13 +216,13 @@ def recipe_text(name: str, picks: Sequence[Pick], chips: Sequence[str], max_erro
     """Return the TOML of a recipe called ``name``: a rule per candidate, with the names of its weights."""
     about = f"Fastest forms for {', '.join(chips)}, RMS of the error at most {max_error:g} of each weight's own RMS."
     rules = []
-    for way, codec, options in _CANDIDATES:
-        picked = [pick for pick in picks if pick.way == way]
+    for candidate, codec, options in _CANDIDATES:
+        picked = [pick for pick in picks if pick.way == candidate]
         if picked:
             worst = max(pick.error for pick in picked)
             rules.append(
                 {
-                    "label": f"{way}, error up to {worst:.3g}",
+                    "label": f"{candidate}, error up to {worst:.3g}",
                     "match": [exactly(pick.name) for pick in picked],
                     "codec": codec,
                     "options": dict(options),

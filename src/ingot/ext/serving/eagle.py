@@ -137,7 +137,8 @@ class DraftHead:
         target = model.config.get_text_config()
         self._require_target(target)
         self.config = head_config(self.shape, target, head_values or {})
-        dtype, device = model.dtype, model.device
+        dtype = model.dtype
+        device = model.device
         self.features = self.config.features
         self._weights = {
             name: tensor.torch(device=device) if name in (TO_TARGET, IN_DRAFT) else tensor.torch(dtype, device)
@@ -227,7 +228,8 @@ class _Layer:
 
     def crop(self, length: int) -> None:
         if self._keys is not None and self._values is not None:
-            self._keys, self._values = self._keys[:, :, :length], self._values[:, :, :length]
+            self._keys = self._keys[:, :, :length]
+            self._values = self._values[:, :, :length]
 
     def __call__(self, embedded: torch.Tensor, hidden: torch.Tensor, rotation: Any) -> torch.Tensor:
         normed = self._norm("hidden_norm" if self._both else "input_layernorm", hidden)
@@ -240,7 +242,8 @@ class _Layer:
 
     def _attend(self, inputs: torch.Tensor, rotation: Any) -> torch.Tensor:
         query, key, value = (self._heads(self._linear(f"self_attn.{name}_proj", inputs)) for name in "qkv")
-        query, key = _rotated(query, *rotation), _rotated(key, *rotation)
+        query = _rotated(query, *rotation)
+        key = _rotated(key, *rotation)
         past = 0
         if self._keys is not None and self._values is not None:
             past = self._keys.shape[2]

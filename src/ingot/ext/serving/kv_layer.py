@@ -130,8 +130,10 @@ class PackedLayer(DynamicLayer):  # type: ignore[misc, no-untyped-call, unused-i
         if key_states.shape[-1] > MAX_EXTENT or value_states.shape[-1] > MAX_EXTENT or value_states.shape[-1] % 8:
             width = f"{key_states.shape[-1]} and {value_states.shape[-1]}"
             self._refuse(f"heads of at most {MAX_EXTENT} channels, of values in eights, found {width}")
-        self.dtype, self.device = key_states.dtype, key_states.device
-        self.keys, self.values = key_states[:, :, :0], value_states[:, :, :0]
+        self.dtype = key_states.dtype
+        self.device = key_states.device
+        self.keys = key_states[:, :, :0]
+        self.values = value_states[:, :, :0]
         self.is_initialized = True
 
     def _refuse(self, expected: str) -> None:
@@ -164,7 +166,9 @@ class PackedLayer(DynamicLayer):  # type: ignore[misc, no-untyped-call, unused-i
 
     def evict(self, tokens: torch.Tensor) -> None:
         """Keep these tokens of the prompt, [sequences, heads, tokens] in order, and pack the blocks that are ready."""
-        self.positions, self.prompt, self.waiting = tokens, self.seen, False
+        self.positions = tokens
+        self.prompt = self.seen
+        self.waiting = False
         self.keys, self.values = (
             states.gather(2, tokens[..., None].expand(-1, -1, -1, states.shape[-1]))
             for states in (self.keys, self.values)
@@ -246,7 +250,8 @@ class PackedLayer(DynamicLayer):  # type: ignore[misc, no-untyped-call, unused-i
                 rule="kv.crop",
                 where=self.location,
             )
-        self.keys, self.values = self.keys[:, :, :-count], self.values[:, :, :-count]
+        self.keys = self.keys[:, :, :-count]
+        self.values = self.values[:, :, :-count]
         self.seen = remaining
         return None
 
@@ -269,7 +274,8 @@ class PackedLayer(DynamicLayer):  # type: ignore[misc, no-untyped-call, unused-i
             return
         chosen = sequences.to("cpu")
         heads = (chosen[:, None] * self.keys.shape[1] + torch.arange(self.keys.shape[1])).reshape(-1)
-        self.keys, self.values = self.keys.index_select(0, chosen), self.values.index_select(0, chosen)
+        self.keys = self.keys.index_select(0, chosen)
+        self.values = self.values.index_select(0, chosen)
         self.positions = None if self.positions is None else self.positions.index_select(0, chosen)
         for blocks in self.blocks or ():
             blocks.take(heads.numpy())

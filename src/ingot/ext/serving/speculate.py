@@ -95,7 +95,8 @@ class RowByRow(TorchFunctionMode):
         return func(*args, **keywords)
 
     def _linear(self, func: Any, args: Any, keywords: Any) -> Any:
-        x, weight = args[0], args[1] if len(args) > 1 else keywords["weight"]
+        x = args[0]
+        weight = args[1] if len(args) > 1 else keywords["weight"]
         if x.ndim < 2 or x.shape[-2] != self.count:
             return func(*args, **keywords)
         key = (tuple(x.shape), tuple(weight.shape), x.dtype, x.device)
@@ -141,7 +142,8 @@ def _keeps_bits(shape: tuple[int, ...], weight: tuple[int, int], dtype: torch.dt
     """
     if weight[0] * weight[1] > _LARGEST:
         return False
-    generator, half = torch.Generator().manual_seed(0), weight[1] // 2
+    generator = torch.Generator().manual_seed(0)
+    half = weight[1] // 2
     order = torch.randperm(2 * half, generator=generator)
     first, second = (_of_many_sizes((*size, half), generator) for size in (shape[:-1], weight[:1]))
     pad = [0, weight[1] - 2 * half]

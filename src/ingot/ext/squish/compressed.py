@@ -1,4 +1,4 @@
-"""Models of Squish directories under the name that squish's document has for it (Squish Architecture, section 7)."""
+"""Load models of Squish directories with functions named as in squish's document (Squish Architecture, section 7)."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from ingot.stores.location import AnyPath
 def load_compressed_model(
     compressed_dir: AnyPath, model_dir: AnyPath | None = None, *, return_stats: bool = False, **options: Any
 ) -> Any:
-    """Load the best tier of a Squish directory; the first load saves the one that later loads take.
+    """Load the best tier of a Squish directory; the first load saves the tier that later loads use.
 
     Parameters
     ----------
     compressed_dir : path
-        The directory; anything else that ``load_model`` takes will do.
+        The directory, or any other location that ``load_model`` accepts.
     model_dir : path, optional
-        The folder of config.json and the tokenizer; by default the directory itself.
+        The folder with config.json and the tokenizer; by default the directory.
     return_stats : bool
         Whether to return a ``LoadReport`` too.
     **options :
-        For ``ingot.load_model``.
+        Options of ``ingot.load_model``.
 
     Returns
     -------
@@ -35,7 +35,7 @@ def load_compressed_model(
     Raises
     ------
     IngotError
-        As ``load_model``; ``FormatError`` ``model.tokenizer``.
+        Any error of ``load_model``; ``FormatError`` ``model.tokenizer``.
     """
     reports: list[LoadReport] = []
     model = transformers.load_model(compressed_dir, model_dir=model_dir, report=reports.append, **options)
@@ -47,8 +47,7 @@ def load_compressed_model(
 def load_compressed_mlx(
     compressed_dir: AnyPath, model_dir: AnyPath | None = None, *, return_stats: bool = False, **options: Any
 ) -> Any:
-    """Load the best tier for MLX; parameters, results and errors as of ``load_compressed_model``, with the options of
-    ``ingot.mlx.load_model``."""
+    """Load the best tier for MLX, with the options of ``ingot.mlx.load_model``; see ``load_compressed_model``."""
     reports: list[LoadReport] = []
     loaded = mlx_load.load_model(compressed_dir, model_dir=model_dir, report=reports.append, **options)
     return (*loaded, reports[0]) if return_stats else loaded

@@ -1,4 +1,4 @@
-"""The gate of packed tiers by perplexity: what a tier may cost on a text is measured before it counts."""
+"""Limit the loss of packed tiers: measure the perplexity of a tier on a text before it is marked as complete."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from ingot.runtime.loading.transformers_tokenizer import load_tokenizer
 from ingot.stores.location import AnyPath, Location
 
 MAX_RISE = 0.02
-"""By which share the perplexity of a tier may be above the reference's, where nobody says otherwise."""
+"""Default limit on the relative rise of a tier's perplexity over the reference's."""
 TEXT = str(files("ingot") / "demo" / "data" / "heldout.txt")
-"""English prose that ships with Ingot, which tiers of 3 bits are measured on where nobody names a text."""
+"""English prose that ships with Ingot; tiers of 3 bits are measured on it by default."""
 _LONGEST = 64 << 20
 
 
 class PerplexityGate:
-    """Reads a text with the tensors that tiers are made from, and with a tier (``ingot.ext.squish.tiers.gate.Gate``).
+    """A gate (``ingot.ext.squish.tiers.gate.Gate``) that measures perplexities of the source tensors and of a tier.
 
-    One model is held at a time, in the memory that ``load_model`` says. The reference is decoded from the tensors, or
-    mapped from a complete tier that is exact; no tier is built for it.
+    One model is loaded at a time, with the memory use of ``load_model``. The reference model is decoded from the
+    tensors, or mapped from a complete, exact tier; no tier is built for it.
 
     Parameters
     ----------
     folder : path
         The Squish directory, with config.json and tokenizer.
     text : path
-        As for ``evaluate``.
+        Text of the measurement; see ``evaluate``.
     max_rise : float
-        Share by which the perplexity may rise: 0.02 is 2 %.
+        Limit on the relative rise of the perplexity: 0.02 is 2 %.
     protocol : Protocol, optional
-        How the text is read.
+        Number and size of the windows of text.
     max_ram : int or str, optional
-        As for ``load_model``.
+        Memory limit of ``load_model``.
 
     Raises
     ------
     UsageError
-        ``tier.max-rise``: no finite number of at least 0; ``store.missing``: no such text.
+        ``tier.max-rise``: not a finite number of at least 0; ``store.missing``: the text does not exist.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class PerplexityGate:
         max_ram: int | str | None = None,
     ) -> None:
         if not (isfinite(max_rise) and max_rise >= 0):
-            raise UsageError(f"expected a share of at least 0 to rise by, found {max_rise!r}", rule="tier.max-rise")
+            raise UsageError(f"expected a maximal rise of at least 0, found {max_rise!r}", rule="tier.max-rise")
         self.max_rise = float(max_rise)
         self._folder = Location.parse(folder)
         self._text = Location.parse(text)
@@ -66,7 +66,7 @@ class PerplexityGate:
 
     @property
     def text(self) -> str:
-        """The text's digest, how many windows are read, and the tokens that each begins with, if any.
+        """Identity of the measurement: digest of the text, number and size of windows, and their first tokens, if any.
 
         Raises
         ------
@@ -79,11 +79,11 @@ class PerplexityGate:
         return f"{self._digest} {self._protocol.sequences} x {self._protocol.window}{after}"
 
     def reference(self) -> float:
-        """Return the perplexity of the tensors; raises what ``evaluate`` raises."""
+        """Return the perplexity of the source tensors. Raises the errors of ``evaluate``."""
         return self.perplexity(self._folder)
 
     def perplexity(self, tier: AnyPath) -> float:
-        """Return the perplexity of the weights at ``tier``; raises what ``evaluate`` raises."""
+        """Return the perplexity of the weights at ``tier``. Raises the errors of ``evaluate``."""
         return evaluate(tier, self._text, None, replace(self._protocol, keep_packed=False), self._loading).perplexity
 
 

@@ -12,7 +12,7 @@ from ingot.errors import UnsupportedError
 from ingot.ext.squizd.carry import storage_form
 from ingot.ext.squizd.directory import VERSION, Directory, build
 from ingot.ext.squizd.layout import COREML_HEADER, COREML_MAGIC, DRAFT_HEADER, DRAFT_MAGIC, DraftMeta
-from ingot.ext.squizd.place import Placement, lay_out, order, place_tensors
+from ingot.ext.squizd.placement import Placement, lay_out, order, place_tensors
 from ingot.ext.squizd.section import Section, TensorWriter
 from ingot.model.bytesource import Buffer, Sink
 from ingot.model.draft_head_names import is_nameless

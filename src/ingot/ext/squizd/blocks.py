@@ -14,11 +14,11 @@ from typing import Any
 from ingot.core.numeric.dtypes import DTYPES, MAX_RANK
 from ingot.errors import FormatError
 from ingot.ext.squizd.layout import ALIGNMENT, align
-from ingot.model.features import Flags
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.dense import DenseLayout, TcaLayout
 from ingot.model.layouts.sparse import MASK, NONZEROS, MaskLayout
 from ingot.model.layouts.texture import AstcLayout
+from ingot.model.stacks import Flags
 
 NPCL = b"NPCL"
 INT4 = b"INT4"

@@ -58,7 +58,7 @@ def why_unsupported(spec: TensorSpec) -> str | None:
 
 def why_compact_unsupported(spec: TensorSpec) -> str | None:
     """Return why a reader of the SQUIZD document could not use a supported tensor; None if it could."""
-    if spec.codec != BlocksLayout.codec or BlocksLayout.of(spec).whole:
+    if spec.codec != BlocksLayout.codec or BlocksLayout.from_tensor(spec).full_size:
         return None
     return (
         "its pruned matrices have their full size, because the document defines no other: `ingot convert` restores it, "
@@ -75,7 +75,7 @@ def why_undescribed(spec: TensorSpec) -> str | None:
     shape = matrix_shape(spec.shape)
     if isinstance(layout, BlocksLayout):
         shape = layout.inner_shape(spec.shape)
-        if layout.whole and isinstance(layout.inner, AstcLayout):
+        if layout.full_size and isinstance(layout.inner, AstcLayout):
             return (
                 "an ASTC texture has no exact zeros, so that a reader of the document cannot determine which blocks "
                 "are "

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.core.bytes import checksums
-from ingot.core.bytes.chunk_digests import StatedChunks
+from ingot.core.bytes.chunk_digests import DeclaredChunks
 from ingot.core.parsing import cbor, manifest_digest
-from ingot.core.parsing.columns import Column, Rows, cbor_table, field, mapping, numbers, record, spelled
-from ingot.core.parsing.strictjson import warm
+from ingot.core.parsing.columns import Column, Rows, are_digests, cbor_table, field, mapping, numbers, record
+from ingot.core.parsing.strictjson import preload
 from ingot.errors import FormatError
 from ingot.ext.squizd.layout import DIRECTORY_HEADER, DIRECTORY_MAGIC
 from ingot.model.bytesource import Buffer
@@ -29,7 +29,7 @@ MAX_DIRECTORY = 1 << 30
 Unsigned = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
-@warm
+@preload
 class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """The directory's entry for a tensor.
 
@@ -51,10 +51,10 @@ class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     second: tuple[Unsigned, Unsigned] | None = None
     mask: tuple[Unsigned, Unsigned] | None = None
     digests: dict[str, str] = {}
-    chunks: dict[str, StatedChunks] = {}
+    chunks: dict[str, DeclaredChunks] = {}
 
 
-@warm
+@preload
 class Directory(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """All tensors in file order, the checkpoint's metadata, and digests of the appendices and of the directory."""
 
@@ -110,7 +110,8 @@ class EntryColumns:
     def entry(self, row: int) -> Entry:
         """Return the entry of a row."""
         params, chunks, zeros = (column.span(row) for column in (self.params, self.chunks, self.zeros))
-        roles, texts = self.digests, self.digests.inner[0]
+        roles = self.digests
+        texts = self.digests.inner[0]
         return Entry(
             self.shape.sizes(row),
             self.dtype.text(row) or "",
@@ -124,7 +125,7 @@ class EntryColumns:
             _pair(self.second, row),
             _pair(self.mask, row),
             {roles.texts[roles.second[index]]: _text(texts, index, self.data) for index in roles.children(row)},
-            {} if chunks is None else msgspec.convert(cbor.loads(self.data[chunks]), dict[str, StatedChunks]),
+            {} if chunks is None else msgspec.convert(cbor.loads(self.data[chunks]), dict[str, DeclaredChunks]),
         )
 
     def sound(self) -> bool:
@@ -137,7 +138,7 @@ class EntryColumns:
         for pair in (self.first, self.second, self.mask):
             if (np.diff(numbers(pair.second)) != np.where(numbers(pair.third) < 0, 0, 2)).any():
                 return False
-        if (numbers(self.layer.first) > _LAYERS).any() or not spelled(self.digests.inner[0], self.data).all():
+        if (numbers(self.layer.first) > _LAYERS).any() or not are_digests(self.digests.inner[0], self.data).all():
             return False
         # A map of one byte has no keys. Few parts have chunk digests.
         rows = np.flatnonzero((numbers(self.chunks.first) >= 0) & (numbers(self.chunks.second) > 1)).tolist()
@@ -160,7 +161,7 @@ def _entries(data: Buffer) -> tuple[Entries, bytes] | None:
     if table is None:
         return None
     columns = EntryColumns(data, *table.columns)
-    return (Entries(table.rows, columns), table.rest) if columns.sound() else None
+    return (Entries(table.rows, columns), table.remainder) if columns.sound() else None
 
 
 def _pair(column: Column, row: int) -> tuple[int, int] | None:
@@ -181,7 +182,7 @@ def _is_bool(heads: NDArray[np.uint8]) -> bool:
 
 def _are_chunks(value: Buffer) -> bool:
     try:
-        msgspec.convert(cbor.loads(value), dict[str, StatedChunks])
+        msgspec.convert(cbor.loads(value), dict[str, DeclaredChunks])
     except msgspec.ValidationError:
         return False
     return True
@@ -299,7 +300,7 @@ def parse(data: Buffer, location: str) -> Directory:
 
 
 def _parse_in_detail(data: Buffer, location: str, max_items: int) -> Directory:
-    root = cbor.loads(data, where=f"{location}: directory", max_items=max_items)
+    root = cbor.loads(data, location=f"{location}: directory", max_items=max_items)
     try:
         directory = msgspec.convert(root, Directory)
     except msgspec.ValidationError as error:
@@ -319,7 +320,7 @@ def _parse_in_detail(data: Buffer, location: str, max_items: int) -> Directory:
             where=f"{location}: directory",
         )
     for text in _digests(directory):
-        checksums.known(text, "squizd.digest", location)
+        checksums.algorithm_of(text, "squizd.digest", location)
     return directory
 
 

@@ -1,8 +1,8 @@
-"""Which kernel stack a SQUIZD file runs on: a pure function of its flags and of a machine (document, section 3.3).
+"""Choose the kernel stack of a SQUIZD file, a pure function of its flags and of a machine (document, section 3.3).
 
-``dispatch`` answers for a runtime that has all of the document's kernels; ``own_dispatch`` for Ingot, whose kernels are
-those of the CPU and which hands Core ML packages to coremltools: ``ingot.load_model`` takes what that one says. Nothing
-here has been run on a GPU or a Neural Engine.
+``dispatch`` chooses for a runtime that has all kernels of the document. ``ingot_dispatch`` chooses for Ingot, which has
+CPU kernels and passes Core ML packages to coremltools; ``ingot.load_model`` uses it. Nothing in this module has been
+tested on a GPU or a Neural Engine.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from ingot.core.runtime.isa import isa
-from ingot.model.features import Flags
-from ingot.model.stacks import NOT_SET, Dispatch, Skipped, StackRequest
+from ingot.core.runtime.native import isa
+from ingot.model.stacks import NOT_SET, Dispatch, Flags, Skipped, StackRequest
 from ingot.reporting.report import Column, Table
 
 FALLBACK = "NumPy"
@@ -24,19 +23,19 @@ _COMPUTING = ("INT2", "INT4")
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """A machine, as far as dispatch asks.
+    """The properties of a machine that determine the stack.
 
     Parameters
     ----------
     name : str
     system, machine : str
-        As Python's ``platform`` spells them: ``Darwin``, ``arm64``.
+        Names as in Python's ``platform``: ``Darwin``, ``arm64``.
     ane, apple_gpu, cuda : bool
-        A Neural Engine, an Apple GPU, an NVIDIA driver is there.
+        Whether the machine has a Neural Engine, an Apple GPU, an NVIDIA driver.
     coremltools : bool
-        The package that loads a Core ML package is installed.
+        Whether coremltools is installed, which loads Core ML packages.
     native : str
-        Instruction set of Ingot's kernels; "" where they are not built.
+        Instruction set of Ingot's kernels; "" if they are not built.
     """
 
     name: str
@@ -57,7 +56,7 @@ PLATFORMS: tuple[Platform, ...] = (
     Platform("linux-cpu", "Linux", "x86_64", native="x86-64-v3"),
     Platform("windows-cpu", "Windows", "AMD64"),
 )
-"""Named machines to ask about from anywhere. The document makes no difference between generations of Apple's chips."""
+"""Named machines, for reports on any machine. The document does not distinguish generations of Apple's chips."""
 
 
 _Verdict = tuple[bool, str]
@@ -65,30 +64,32 @@ _Verdict = tuple[bool, str]
 
 @dataclass(frozen=True, slots=True)
 class _Stack:
-    """One row of the document's priority list. ``judge`` says whether a runtime on a machine can run it, and why (not);
-    ``own`` whether Ingot can."""
+    """A row of the document's priority list.
+
+    ``judge`` returns whether a runtime on a machine can run the stack, and why; ``judge_ingot`` the same for Ingot.
+    """
 
     flag: Flags
     judge: Callable[[Platform], _Verdict]
-    own: Callable[[Platform, StackRequest], _Verdict]
+    judge_ingot: Callable[[Platform, StackRequest], _Verdict]
 
 
 def dispatch(flags: int, platform: Platform) -> Dispatch:
-    """Choose the first stack, in the document's order, that the file holds and a runtime on the machine can run.
+    """Return the first stack, in the document's order, that the file supports and a runtime on the machine can run.
 
-    The NumPy fallback is always there, so there is always an answer. Reserved bits are no features and are passed over.
+    If there is none, it is the NumPy fallback. Reserved flag bits are ignored.
     """
     return _first(flags, platform, lambda stack: stack.judge(platform))
 
 
-def own_dispatch(flags: int, platform: Platform, request: StackRequest | None = None) -> Dispatch:
-    """Choose the first stack, in the document's order, that the file holds, the machine has and Ingot can run.
+def ingot_dispatch(flags: int, platform: Platform, request: StackRequest | None = None) -> Dispatch:
+    """Return the first stack, in the document's order, that the file and the machine support and Ingot can run.
 
-    As ``dispatch``, but nothing that Ingot has no kernels for is ever chosen.
+    Unlike ``dispatch``, it never returns a stack for which Ingot has no kernels.
     """
-    asked = request or StackRequest()
-    choice = _first(flags, platform, lambda stack: stack.own(platform, asked))
-    return replace(choice, computes=choice.stack in _COMPUTING and asked.from_codes)
+    stack_request = request or StackRequest()
+    choice = _first(flags, platform, lambda stack: stack.judge_ingot(platform, stack_request))
+    return replace(choice, computes=choice.stack in _COMPUTING and stack_request.from_codes)
 
 
 def _first(flags: int, platform: Platform, judge: Callable[[_Stack], _Verdict]) -> Dispatch:
@@ -105,8 +106,8 @@ def _first(flags: int, platform: Platform, judge: Callable[[_Stack], _Verdict]) 
     return Dispatch(platform.name, FALLBACK, _fallback(flags), tuple(skipped), _adds(flags))
 
 
-def here() -> Platform:
-    """Describe this machine; imports no framework and asks no driver more than whether it is there."""
+def this_machine() -> Platform:
+    """Return the properties of this machine; no framework is imported and no driver is called."""
     system = _machine.system()
     machine = _machine.machine()
     apple = system == "Darwin" and machine == "arm64"
@@ -127,8 +128,8 @@ class SquizdStacks:
     """The stack selector of ``.squizd`` files, registered in the group ``ingot.stack_selectors``."""
 
     def select(self, features: Flags, request: StackRequest) -> Dispatch:
-        """Return the stack that Ingot takes on this machine."""
-        return own_dispatch(features, here(), request)
+        """Return the stack that Ingot uses on this machine."""
+        return ingot_dispatch(features, this_machine(), request)
 
     def tables(self, features: Flags) -> list[Table]:
         """Return the tables of ``ingot inspect``."""
@@ -139,11 +140,11 @@ _DISPATCH = tuple(Column("", head=head) for head in ("platform", "stack", "why",
 
 
 def details(flags: int) -> list[Table]:
-    """Return the tables for ``ingot inspect``: what ``ingot.load_model`` takes here, and what a runtime would choose
-    here and on the named platforms."""
-    machine = here()
+    """Return the tables for ``ingot inspect``: the stack of ``ingot.load_model`` on this machine, and the stacks of a
+    runtime on this machine and on the named platforms."""
+    machine = this_machine()
     choices = [
-        own_dispatch(flags, replace(machine, name="Ingot on this machine")),
+        ingot_dispatch(flags, replace(machine, name="Ingot on this machine")),
         *(dispatch(flags, platform) for platform in (machine, *PLATFORMS)),
     ]
     tables = [Table("", _DISPATCH, [_row(choice) for choice in choices], "dispatch")]
@@ -155,7 +156,7 @@ def details(flags: int) -> list[Table]:
 
 
 def _row(choice: Dispatch) -> tuple[str, ...]:
-    passed_over = "; ".join(f"{each.stack}: {each.reason}" for each in choice.passed_over)
+    passed_over = "; ".join(f"{skipped.stack}: {skipped.reason}" for skipped in choice.passed_over)
     return choice.platform, choice.stack, choice.reason, passed_over or "-"
 
 
@@ -173,64 +174,64 @@ def _judge_ane(platform: Platform) -> _Verdict:
         return False, "needs a Neural Engine"
     if not platform.coremltools:
         return False, "needs coremltools to load the package"
-    return True, "inference is handed to the Core ML package that Ingot extracts; not run by Ingot but by coremltools"
+    return True, "coremltools runs the Core ML package that Ingot extracts (not run by Ingot itself)"
 
 
-def _own_ane(platform: Platform, request: StackRequest) -> _Verdict:
+def _ingot_ane(platform: Platform, request: StackRequest) -> _Verdict:
     able, reason = _judge_ane(platform)
     if not able:
         return False, f"{reason}; the package can be extracted"
     obstacle = request.weights or request.refused
-    return (False, obstacle) if obstacle else (True, "the Core ML package is handed to coremltools")
+    return (False, obstacle) if obstacle else (True, "coremltools runs the Core ML package")
 
 
 def _judge_astc(platform: Platform) -> _Verdict:
     if not platform.apple_gpu:
         return False, "needs the texture units of an Apple GPU"
-    return True, "a runtime's textures decode in hardware; not run by Ingot, which decodes on the CPU (extra astc)"
+    return True, "the texture units decode in hardware (not run by Ingot, which decodes on the CPU with the extra astc)"
 
 
-def _own_astc(platform: Platform, request: StackRequest) -> _Verdict:
+def _ingot_astc(platform: Platform, request: StackRequest) -> _Verdict:
     return False, "Ingot has no kernels for texture units"
 
 
 def _judge_tca(platform: Platform) -> _Verdict:
     if platform.cuda:
-        return True, "a runtime's CUDA kernels decode while multiplying; not run by Ingot, which decodes on the CPU"
+        return True, "CUDA kernels decode while multiplying (not run by Ingot, which decodes on the CPU)"
     return _on_cpu(platform, "bitmaps")
 
 
 def _judge_int(platform: Platform) -> _Verdict:
     if platform.apple_gpu:
-        return True, "a runtime's Metal kernels multiply packed codes; not run by Ingot, which decodes on the CPU"
+        return True, "Metal kernels multiply packed codes (not run by Ingot, which decodes on the CPU)"
     return _on_cpu(platform, "packed codes")
 
 
-def _own_tca(platform: Platform, request: StackRequest) -> _Verdict:
+def _ingot_tca(platform: Platform, request: StackRequest) -> _Verdict:
     return _on_cpu(platform, "bitmaps")
 
 
-def _own_int2(platform: Platform, request: StackRequest) -> _Verdict:
-    able, reason = _on_cpu(platform, "some rows of packed codes at a time" if request.packed else "packed codes")
+def _ingot_int2(platform: Platform, request: StackRequest) -> _Verdict:
+    able, reason = _on_cpu(platform, "packed codes, a few rows at a time," if request.packed else "packed codes")
     if able and request.packed is None and request.from_codes:
         reason += "; those of 4 bits are multiplied packed"
     return able, reason
 
 
-def _own_int4(platform: Platform, request: StackRequest) -> _Verdict:
+def _ingot_int4(platform: Platform, request: StackRequest) -> _Verdict:
     if not platform.native:
         return _on_cpu(platform, "")
     if request.packed is False:
-        return False, "decoded weights are asked for"
+        return False, "the request is for decoded weights"
     if not request.from_codes:
-        return False, f"Ingot multiplies packed codes on the CPU, and the model is to be on {request.device}"
+        return False, f"Ingot multiplies packed codes on the CPU only, and the model's device is {request.device}"
     return True, f"Ingot's CPU kernels ({platform.native}) multiply packed codes"
 
 
-def _on_cpu(platform: Platform, what: str) -> _Verdict:
+def _on_cpu(platform: Platform, data: str) -> _Verdict:
     if not platform.native:
         return False, "Ingot's kernels are not built for this platform"
-    return True, f"Ingot's CPU kernels ({platform.native}) decode {what} to dense arrays"
+    return True, f"Ingot's CPU kernels ({platform.native}) decode {data} to dense arrays"
 
 
 def _fallback(flags: int) -> str:
@@ -242,10 +243,10 @@ def _fallback(flags: int) -> str:
 
 
 PRIORITY: tuple[_Stack, ...] = (
-    _Stack(Flags.ANE_COREML, _judge_ane, _own_ane),
-    _Stack(Flags.ASTC, _judge_astc, _own_astc),
-    _Stack(Flags.TCA_TBE, _judge_tca, _own_tca),
-    _Stack(Flags.INT2, _judge_int, _own_int2),
-    _Stack(Flags.INT4, _judge_int, _own_int4),
+    _Stack(Flags.ANE_COREML, _judge_ane, _ingot_ane),
+    _Stack(Flags.ASTC, _judge_astc, _ingot_astc),
+    _Stack(Flags.TCA_TBE, _judge_tca, _ingot_tca),
+    _Stack(Flags.INT2, _judge_int, _ingot_int2),
+    _Stack(Flags.INT4, _judge_int, _ingot_int4),
 )
-"""The document's order, highest first; the NumPy fallback comes after all of them."""
+"""The stacks in the document's order, highest priority first; the NumPy fallback comes last."""

@@ -223,7 +223,8 @@ def _split(all_runs: Sequence[Run], count: int) -> tuple[list[Run], list[Run]]:
 
 def _belong(others: Sequence[Run], firsts: Sequence[Run]) -> bool:
     """Return whether each range of the second round has a unique id that exactly one entry of the first round has."""
-    ids, owners = {base_id(run) for run in others}, Counter(map(base_id, firsts))
+    ids = {base_id(run) for run in others}
+    owners = Counter(map(base_id, firsts))
     marked = all(run.id & SUB_BLOCK_BIT for run in others)
     return marked and len(ids) == len(others) and all(owners[id] == 1 for id in ids)
 

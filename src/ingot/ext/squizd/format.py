@@ -20,7 +20,16 @@ from ingot.ext.squizd.directory import (
     with_mask,
 )
 from ingot.ext.squizd.layout import COREML_HEADER, DRAFT_HEADER, HEADER, INDEX_ENTRY, MAGIC, align, split_metadata
-from ingot.ext.squizd.place import PlacedTensor, Placement, Tables, entry_of, lay_out, layers_of, order, place_tensors
+from ingot.ext.squizd.placement import (
+    PlacedTensor,
+    Placement,
+    Tables,
+    entry_of,
+    lay_out,
+    layers_of,
+    order,
+    place_tensors,
+)
 from ingot.ext.squizd.reader import read_catalog
 from ingot.ext.squizd.writer import SquizdWriter
 from ingot.formats.base import Catalog, FormatTraits, WriteOptions
@@ -81,7 +90,7 @@ def _placeholder_entry(
     text = None if digest is None else checksums.digest(digest, b"")
     digests = {} if text is None else {part.role: text for part in placed.spec.parts}
     placeholders = ((part.role, chunk_digests.stand_in(digest, part.at_most)) for part in placed.spec.parts)
-    chunks = {role: chunk_digests.as_stated(sizes) for role, sizes in placeholders if sizes is not None}
+    chunks = {role: chunk_digests.declare_chunks(sizes) for role, sizes in placeholders if sizes is not None}
     return entry_of(placed, offset, tables, tables_start, digests, chunks)
 
 

@@ -22,8 +22,8 @@ from ingot.ext.squizd.layout import (
 )
 from ingot.formats.shared.foreign import TRUNCATED_HINT
 from ingot.model.bytesource import ByteSource
-from ingot.model.features import KNOWN, Flags
 from ingot.model.reading.ranges import read_bytes
+from ingot.model.stacks import DEFINED_BITS, Flags
 
 Notes = list[tuple[str, str]]
 
@@ -99,7 +99,7 @@ def _check_draft(header: Header, location: str) -> None:
 
 def _oddities(header: Header) -> Iterator[tuple[str, str]]:
     """Yield notes on values that are permitted but not canonical, which ``verify --strict`` refuses."""
-    if header.flags & ~KNOWN:
+    if header.flags & ~DEFINED_BITS:
         yield "squizd.reserved-flags", f"expected flag bits 7 to 31 to be 0, found {header.flags:#010x}"
     if any(header.reserved) or any(header.reserved2) or any(header.sparsity.reserved) or any(header.draft.reserved):
         yield "squizd.reserved", "expected reserved header bytes to be 0, found other values"

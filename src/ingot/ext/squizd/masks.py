@@ -270,7 +270,7 @@ def _mean(masks: MasksByMatrix) -> float:
 
 
 def _all_kept(masks: MasksByMatrix) -> bool:
-    return all(mask.blocks.kept == mask.blocks.channels for mask in masks.values())
+    return all(mask.blocks.kept_channels == mask.blocks.channels for mask in masks.values())
 
 
 def _bits(mask: bytes) -> int:
@@ -300,7 +300,8 @@ def _compacted(layers: Sequence[LayerMasks], block: int, mean: float | None) -> 
 
 def _masks_of_network(item: LayerMasks, width: int, block: int, mean: float | None, order: Order) -> MasksByMatrix:
     """Return the masks of a network's matrices with ``width`` remaining channels; empty if the masks do not fit."""
-    pairs, kept_blocks = item.networks[width], block_count(width, block)
+    pairs = item.networks[width]
+    kept_blocks = block_count(width, block)
     if mean is None:
         totals = [8 * len(item.data), 8 * len(item.data) // len(pairs)]
     else:

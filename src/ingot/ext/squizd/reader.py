@@ -35,6 +35,7 @@ from ingot.ext.squizd.layout import (
 from ingot.ext.squizd.masks import Key, layer_masks, reading_of
 from ingot.ext.squizd.scales import Array as Channels
 from ingot.ext.squizd.scales import tables
+from ingot.ext.squizd.scan import SCALED, ScannedBlock, end_of, matrices_of, name_blocks, scan_blocks, with_mask
 from ingot.ext.squizd.section_reader import (
     locate,
     masks_by_layer,
@@ -44,14 +45,13 @@ from ingot.ext.squizd.section_reader import (
     skip_zeros,
 )
 from ingot.ext.squizd.tensors import Located, tensors_of
-from ingot.ext.squizd.walk import SCALED, Walked, end_of, matrices_of, name_blocks, walk, with_mask
 from ingot.formats.base import Catalog
 from ingot.model.artifact import Attachments
 from ingot.model.bytesource import ByteSource
 from ingot.model.draft_head_names import names_by_shape
-from ingot.model.features import KNOWN, Flags
 from ingot.model.part import Part
 from ingot.model.reading.ranges import HeaderSource, read_bytes
+from ingot.model.stacks import DEFINED_BITS, Flags
 from ingot.reporting.report import Column, Table
 
 _FEATURES = (Column("flag", head="flag"), Column("set", "flag", "set"))
@@ -175,7 +175,7 @@ def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> 
         remarks=tuple(state.remarks),
         attachments=attachments,
         details=partial(details, header, attachments),
-        features=Flags(header.flags & KNOWN),
+        features=Flags(header.flags & DEFINED_BITS),
         manifest_digest=directory is not None and directory.ingot_digest is not None,
     )
 
@@ -203,19 +203,19 @@ def _without_directory(state: _State, table_ranges: Sequence[tuple[int, int]], t
     state.remarks.append(("squizd.no-directory", "no directory: names, element types and digests are not stored"))
     starts = _masks(state)
     spans = [(start, starts.get(layer, end)) for layer, (start, end) in enumerate(state.layers.tolist())]
-    blocks = walk(state.source, spans, state.location)
-    state.scaled = sum(walked.block.magic in SCALED for walked in blocks)
+    blocks = scan_blocks(state.source, spans, state.location)
+    state.scaled = sum(scanned.block.magic in SCALED for scanned in blocks)
     other_entries = (0, _draft_entries(state, tail))
     located = name_blocks(state.source, blocks, table_ranges, state.location, other_entries=other_entries)
     return _with_masks(state, blocks, located, starts) if starts else located
 
 
 def _with_masks(
-    state: _State, blocks: Sequence[Walked], located: dict[str, Located], starts: Mapping[int, int]
+    state: _State, blocks: Sequence[ScannedBlock], located: dict[str, Located], starts: Mapping[int, int]
 ) -> dict[str, Located]:
     """Return the tensors with their masks, as far as the file defines how the masks are interpreted."""
     matrices = matrices_of(blocks)
-    names = {(walked.layer, walked.number): name for walked, name in zip(blocks, located, strict=True)}
+    names = {(scanned.layer, scanned.number): name for scanned, name in zip(blocks, located, strict=True)}
     layers = [
         layer_masks(layer, matrices[layer], offset, _mask_bytes(state, layer, offset))
         for layer, offset in starts.items()
@@ -280,7 +280,8 @@ def _check_index_scales(state: _State, tables: Sequence[int], masks: dict[int, i
             "squizd.sparse-layers",
             f"expected masks in n_sparse_layers = {state.header.sparsity.layers} layers, found {inside}",
         )
-    allowed, offsets = {0, *tables}, state.index.column("scales")
+    allowed = {0, *tables}
+    offsets = state.index.column("scales")
     is_correct = np.isin(offsets, np.array([*allowed], np.uint64))
     for layer, offset in masks.items():
         is_correct[layer] = offsets[layer] == offset
@@ -355,7 +356,7 @@ def _draft(state: _State, directory: Directory | None, main: Sequence[tuple[int,
     note_gaps(source, _NOTHING, [(tail, end)], state.notes)
     digest = directory.draft_digest if directory is not None else None
     if digest is not None and state.verify:
-        algorithm = checksums.known(digest, "squizd.digest", location)
+        algorithm = checksums.algorithm_of(digest, "squizd.digest", location)
         if algorithm is not None:
             checksums.check(digest, checksums.digest(algorithm, raw), "squizd.draft-digest", location)
     if draft_directory is None:
@@ -369,10 +370,10 @@ def _draft(state: _State, directory: Directory | None, main: Sequence[tuple[int,
     return locate(source, draft_directory, np.array([(span[0], blocks_end)]), table_ranges, state.notes, location)
 
 
-def _draft_blocks(state: _State) -> list[Walked]:
+def _draft_blocks(state: _State) -> list[ScannedBlock]:
     meta = state.header.draft
     span = (meta.offset + DRAFT_HEADER, meta.offset + meta.length)
-    return walk(state.source, [span], f"{state.location}: draft head", stops=(SCALES_MAGIC, DIRECTORY_MAGIC))
+    return scan_blocks(state.source, [span], f"{state.location}: draft head", stops=(SCALES_MAGIC, DIRECTORY_MAGIC))
 
 
 def _draft_entries(state: _State, tail: int) -> int:
@@ -383,7 +384,7 @@ def _draft_entries(state: _State, tail: int) -> int:
     blocks = _draft_blocks(state)
     blocks_end = end_of(blocks, state.header.draft.offset + DRAFT_HEADER)
     draft_tables = tables(state.source, blocks_end, f"{state.location}: draft head")[0]
-    return 0 if draft_tables else sum(walked.block.magic in SCALED for walked in blocks)
+    return 0 if draft_tables else sum(scanned.block.magic in SCALED for scanned in blocks)
 
 
 def _coreml(state: _State, directory: Directory | None, tail: int) -> tuple[Part, int]:

@@ -148,7 +148,7 @@ class EntrySource:
         offset = self._run.offset + first * SCALE_ENTRY
         size = count * SCALE_ENTRY
         column = gather(read_array(self._source, offset, size), self._run.id, self._index, self._dtype)
-        if not column.own:
+        if not column.keys_match:
             raise FormatError(
                 "squizd.scale-id",
                 f"expected scale entries of tensor id {self._run.id:#018x}, found another id",

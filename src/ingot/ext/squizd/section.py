@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from ingot.core.bytes import checksums
-from ingot.core.bytes.chunk_digests import PartDigests, as_stated
+from ingot.core.bytes.chunk_digests import PartDigests, declare_chunks
 from ingot.core.numeric.dtypes import from_file, numpy_dtype
 from ingot.errors import UnsupportedError
 from ingot.ext.squizd.blocks import with_lengths
 from ingot.ext.squizd.carry import SCALE_ROLES
 from ingot.ext.squizd.directory import EncodedEntries
 from ingot.ext.squizd.layout import SCALE_ENTRY
-from ingot.ext.squizd.place import Cursor, PlacedTensor, Placement, entry_of
+from ingot.ext.squizd.placement import Cursor, PlacedTensor, Placement, entry_of
 from ingot.ext.squizd.scales import ENTRY, table_header
 from ingot.formats.shared.order import Order
 from ingot.formats.shared.spool import Spool
@@ -301,7 +301,7 @@ class Section:
             self._mask_ranges[spec.name] = (placed.layer, self.cursor.mask(len(mask)), len(mask))
             self._masks[placed.layer].append(mask)
             self.mask_of[spec.name] = int.from_bytes(mask, "little")
-        chunks = {role: as_stated(bytes.fromhex(digits)) for role, digits in record["chunks"].items()}
+        chunks = {role: declare_chunks(bytes.fromhex(digits)) for role, digits in record["chunks"].items()}
         entry = entry_of(placed, offset, tables, self._tables, dict(record["digests"]), chunks)
         self.entries.add(spec.name, entry, late=bool(record["mask"]))
 

@@ -12,6 +12,7 @@ import numpy as np
 from ingot.core.parsing.columns import Array
 from ingot.errors import CodecError, FormatError
 from ingot.ext.squizd.blocks import TCA_HEADER, parse
+from ingot.ext.squizd.dense_blocks import LocatedTensors, find_dense_blocks, is_padding, overlaps
 from ingot.ext.squizd.directory import MAX_DIRECTORY, Directory, Entries, Entry
 from ingot.ext.squizd.directory import parse as parse_directory
 from ingot.ext.squizd.entries import with_entries
@@ -21,7 +22,6 @@ from ingot.ext.squizd.layout import (
     DIRECTORY_HEADER,
     DIRECTORY_MAGIC,
 )
-from ingot.ext.squizd.plain import LocatedTensors, find_dense_blocks, is_padding, overlaps
 from ingot.ext.squizd.scales import TableRanges
 from ingot.ext.squizd.tensors import Located, from_entry, run_of
 from ingot.model.bytesource import ByteSource, Range
@@ -163,7 +163,7 @@ def _bitmap_size(name: str, entry: Entry, location: str) -> tuple[int, int] | No
     if codec != MaskLayout.codec:
         return None
     try:
-        value_count = MaskLayout.of(TensorSpec(name, entry.shape, entry.dtype, codec, (), entry.params)).nnz
+        value_count = MaskLayout.from_tensor(TensorSpec(name, entry.shape, entry.dtype, codec, (), entry.params)).nnz
     except CodecError as error:
         raise FormatError("squizd.directory-conflict", f"the directory does not fit: {error}", where=location) from None
     if value_count is None:

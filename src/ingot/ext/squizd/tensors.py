@@ -21,7 +21,7 @@ from ingot.model.layouts.affine import SCALE_DTYPES, SCALES, ZEROS
 from ingot.model.layouts.base import codec_of
 from ingot.model.layouts.sparse import MASK, BlocksLayout
 from ingot.model.part import Part
-from ingot.model.reading.lazy import Lazy
+from ingot.model.reading.lazy import LazyMap
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.model.tensor import Tensor
 
@@ -77,7 +77,7 @@ def from_entry(name: str, entry: Entry, block: Block, location: str) -> Located:
     for role, text in entry.digests.items():
         if all(role != part.role for part in spec.parts):
             raise FormatError("squizd.directory-conflict", f"expected no digest of part {role!r}", where=location)
-        checksums.known(text, "squizd.digest", location)
+        checksums.algorithm_of(text, "squizd.digest", location)
     chunks = _chunks_of(entry, spec, location)
     run = run_of(name, entry)
     return Located(spec, storage, entry.offset, run, entry.mask[0] if entry.mask else None, entry.digests, chunks)
@@ -121,7 +121,7 @@ class InColumns(Protocol):
     def dense(self) -> DenseColumns: ...
 
 
-def tensors_of(source: ByteSource, located: Mapping[str, Located], *, verify: bool) -> Lazy[Tensor]:
+def tensors_of(source: ByteSource, located: Mapping[str, Located], *, verify: bool) -> LazyMap[Tensor]:
     """Return the tensors, in file order."""
 
     def build(name: str) -> Tensor:
@@ -131,7 +131,7 @@ def tensors_of(source: ByteSource, located: Mapping[str, Located], *, verify: bo
         return Tensor(spec.name, spec.shape, spec.dtype, spec.codec, parts, dict(spec.params))
 
     dense = located.dense() if isinstance(located, InColumns) else None
-    return Lazy(located, build) if dense is None else DenseTensors(dense, source, verify=verify).lazy(located, build)
+    return LazyMap(located, build) if dense is None else DenseTensors(dense, source, verify=verify).lazy(located, build)
 
 
 def _part(source: ByteSource, located: Located, part: PartSpec, *, verify: bool) -> Part:

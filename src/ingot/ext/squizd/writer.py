@@ -23,14 +23,14 @@ from ingot.ext.squizd.layout import (
     sparsity_crc,
     split_metadata,
 )
-from ingot.ext.squizd.place import PlacedTensor, flags_of, lay_out, layers_in_order, place_tensors
+from ingot.ext.squizd.placement import PlacedTensor, flags_of, lay_out, layers_in_order, place_tensors
 from ingot.ext.squizd.section import Section, TensorWriter
 from ingot.formats.base import FormatWriter, WriteOptions
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import Buffer, Target
-from ingot.model.features import Flags
 from ingot.model.layouts.sparse import BlocksLayout
 from ingot.model.spec import TensorSpec
+from ingot.model.stacks import Flags
 
 
 class SquizdWriter(FormatWriter):
@@ -154,7 +154,7 @@ class SquizdWriter(FormatWriter):
         if all(spec.codec != BlocksLayout.codec for spec in self._specs):
             return Sparsity()
         pruned = {
-            placed.spec.name: (placed.layer, BlocksLayout.of(placed.spec))
+            placed.spec.name: (placed.layer, BlocksLayout.from_tensor(placed.spec))
             for placed in self._placement.tensors
             if placed.spec.codec == BlocksLayout.codec
         }

@@ -102,7 +102,7 @@ def _check_parts(spec: TensorSpec, planned: tuple[PlannedOp, ...]) -> None:
     if set(stored) != set(lengths):
         raise LeftError(f"expected the parts {sorted(stored)}, found {sorted(lengths)}")
     for role, item in stored.items():
-        unknown = role == NONZEROS and (lengths[role] is None or MaskLayout.of(spec).nnz is None)
+        unknown = role == NONZEROS and (lengths[role] is None or MaskLayout.from_tensor(spec).nnz is None)
         if lengths[role] != item.part_length and not unknown:
             raise LeftError(f"expected {item.part_length} bytes of part {role}, found {lengths[role]}")
 
@@ -165,7 +165,7 @@ def _affine_of(spec: TensorSpec, layout: AffineLayout) -> _Affine:
 
 
 def _affine(spec: TensorSpec, ios18: bool) -> tuple[PlannedOp, ...]:
-    grid = _affine_of(spec, AffineLayout.of(spec))
+    grid = _affine_of(spec, AffineLayout.from_tensor(spec))
     if not ios18:
         return (_affine_ios16(spec, grid),)
     data = Stored("data", grid.codes, spec.shape, "packed_weight")
@@ -210,7 +210,7 @@ def repeat_integer(value: int, type: MilType, count: int) -> bytes:
 
 
 def _palette(spec: TensorSpec, ios18: bool) -> tuple[PlannedOp, ...]:
-    layout = PaletteLayout.of(spec)
+    layout = PaletteLayout.from_tensor(spec)
     bits = layout.bits
     vector = layout.vector_size
     axis = layout.vector_axis
@@ -259,7 +259,7 @@ def _shape(spec: TensorSpec) -> Stored:
 
 
 def _sparse(spec: TensorSpec, ios18: bool) -> tuple[PlannedOp, ...]:
-    layout = MaskLayout.of(spec)
+    layout = MaskLayout.from_tensor(spec)
     inner = layout.inner
     count = prod(spec.shape) if layout.nnz is None else layout.nnz
     if isinstance(inner, DenseLayout):

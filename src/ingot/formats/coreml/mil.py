@@ -77,7 +77,7 @@ class Operation:
     @property
     def location(self) -> str:
         name = self.outputs[0].name if self.outputs else "?"
-        return f"{self.node.where}: {self.type} {name!r}"
+        return f"{self.node.location}: {self.type} {name!r}"
 
 
 @dataclass(slots=True)
@@ -117,7 +117,7 @@ def parse_model(data: bytes, location: str) -> Program:
         ``coreml.model-kind``: a model other than an ML program.
     """
     root = Node.root(data, location, RULES)
-    fields = root.known((_SPECIFICATION, _PROGRAM))
+    fields = root.select((_SPECIFICATION, _PROGRAM))
     if not fields[_PROGRAM]:
         types = [_OTHERS[item.number] for item in root.fields() if item.number in _OTHERS]
         raise UnsupportedError(
@@ -129,7 +129,7 @@ def parse_model(data: bytes, location: str) -> Program:
     version = root.number(fields[_SPECIFICATION][0]) if fields[_SPECIFICATION] else 0
     program = Program(root, version)
     body = root.child(fields[_PROGRAM][0])
-    for item in body.known((), (_FUNCTIONS, 4))[_FUNCTIONS]:
+    for item in body.select((), (_FUNCTIONS, 4))[_FUNCTIONS]:
         name, function = _entry(body.child(item))
         if name in program.uses:
             raise _duplicate_name(name, location)
@@ -142,7 +142,7 @@ def _function(program: Program, name: str, node: Node | None) -> None:
     program.uses[name], program.defined[name], program.active[name] = Counter(), set(), []
     if node is None:
         return
-    fields = node.known((_OPSET,), (1, _SPECIALIZATIONS))
+    fields = node.select((_OPSET,), (1, _SPECIALIZATIONS))
     opset = node.text(fields[_OPSET][0]) if fields[_OPSET] else ""
     program.opsets[name] = opset
     _stray(program, node, 4)
@@ -159,7 +159,7 @@ def _function(program: Program, name: str, node: Node | None) -> None:
 
 def _block(program: Program, node: Node, function: str, visible: set[str]) -> None:
     """Read a block; ``visible`` are the names that it may use."""
-    fields = node.known((), (1, 2, OPERATIONS))
+    fields = node.select((), (1, 2, OPERATIONS))
     visible |= {text for item in fields[1] if (text := _name_of(node.child(item)))}
     _stray(program, node, 4)
     for item in fields[OPERATIONS]:
@@ -169,7 +169,7 @@ def _block(program: Program, node: Node, function: str, visible: set[str]) -> No
 
 
 def _operation(program: Program, block: Node, node: Node, function: str, visible: set[str]) -> None:
-    node_fields = node.known((TYPE,))
+    node_fields = node.select((TYPE,))
     type = node.text(node_fields[TYPE][0]) if node_fields[TYPE] else ""
     outputs: list[Output] = []
     params: dict[int, dict[str, Param]] = {INPUTS: {}, ATTRIBUTES: {}}
@@ -180,7 +180,7 @@ def _operation(program: Program, block: Node, node: Node, function: str, visible
         if item.number in params:
             key, inner = _entry(node.child(item))
             if key in params[item.number]:
-                raise FormatError("coreml.operation", f"expected {key!r} once, found it again", where=node.where)
+                raise FormatError("coreml.operation", f"expected {key!r} once, found it again", where=node.location)
             params[item.number][key] = _param(program, inner, item.number, program.uses[function])
         elif item.number == OUTPUTS:
             outputs.append(_output(node.child(item)))
@@ -194,7 +194,7 @@ def _operation(program: Program, block: Node, node: Node, function: str, visible
         _block(program, inner, function, set(visible))
     for output in outputs:
         if output.name in visible:
-            raise _duplicate_name(output.name, node.where)
+            raise _duplicate_name(output.name, node.location)
         visible.add(output.name)
 
 
@@ -205,11 +205,11 @@ def _param(program: Program, node: Node | None, number: int, uses: Counter[str])
     if number == ATTRIBUTES:
         return parse_value(node)
     bindings: list[Param] = []
-    for item in node.known((), (1,))[1]:
+    for item in node.select((), (1,))[1]:
         inner = node.child(item)
-        fields = inner.known((1, 2))
+        fields = inner.select((1, 2))
         if fields[1] and fields[2]:
-            raise FormatError("coreml.operation", "expected a name or a value, found both", where=node.where)
+            raise FormatError("coreml.operation", "expected a name or a value, found both", where=node.location)
         if fields[2]:
             bindings.append(parse_value(inner.child(fields[2][0])))
         elif fields[1]:
@@ -224,7 +224,7 @@ def _param(program: Program, node: Node | None, number: int, uses: Counter[str])
 
 def _stray(program: Program, node: Node, number: int) -> None:
     """Add the values among the attributes of a program, function or block to the strays."""
-    for item in node.known((), (number,))[number]:
+    for item in node.select((), (number,))[number]:
         _, value = _entry(node.child(item))
         if value is not None:
             program.stray.append(parse_value(value))
@@ -232,18 +232,18 @@ def _stray(program: Program, node: Node, number: int) -> None:
 
 def _entry(node: Node) -> tuple[str, Node | None]:
     """Return the key and the message of a map's entry."""
-    fields = node.known((1, 2))
+    fields = node.select((1, 2))
     key = node.text(fields[1][0]) if fields[1] else ""
     return key, node.child(fields[2][0]) if fields[2] else None
 
 
 def _name_of(node: Node) -> str:
-    name = node.known((1,))[1]
+    name = node.select((1,))[1]
     return node.text(name[0]) if name else ""
 
 
 def _output(node: Node) -> Output:
-    fields = node.known((1, 2))
+    fields = node.select((1, 2))
     name = node.text(fields[1][0]) if fields[1] else ""
     code, dims = parse_type(node.child(fields[2][0])) if fields[2] else (0, None)
     return Output(name, code, dims)

@@ -13,7 +13,7 @@ from ingot.formats.coreml.values import Value
 from ingot.formats.coreml.weights import Weights
 from ingot.model.bytesource import ByteSource
 from ingot.model.part import Part
-from ingot.model.store import Listed, Store
+from ingot.model.store import CachedStore, Store
 
 # The limit of serializers of protocol buffers.
 MAX_MODEL = (1 << 31) - 1
@@ -110,7 +110,7 @@ def open_files(store: Store) -> tuple[dict[str, Part], list[ByteSource]]:
     Raises ``FormatError`` like ``parse_manifest``; ``coreml.missing`` if an item does not exist; ``coreml.link`` if it
     is a link to a location outside of the package, or is reached through such a link.
     """
-    store = Listed(store)
+    store = CachedStore(store)
     sources: list[ByteSource] = []
     files: dict[str, Part] = {}
 

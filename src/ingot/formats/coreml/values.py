@@ -55,7 +55,7 @@ class Value:
 
     @property
     def location(self) -> str:
-        return self.node.where
+        return self.node.location
 
     def shaped(self) -> tuple[MilType, tuple[int, ...]]:
         """Return element type and shape.
@@ -83,11 +83,11 @@ class Value:
         """Return the string of an immediate value; None if it is not a single string."""
         if self.code != STRING or self.immediate is None:
             return None
-        strings = self.immediate.known((_STRINGS,))[_STRINGS]
+        strings = self.immediate.select((_STRINGS,))[_STRINGS]
         if not strings:
             return None
         node = self.immediate.child(strings[0])
-        fields = node.known((), (1,))[1]
+        fields = node.select((), (1,))[1]
         return node.text(fields[0]) if len(fields) == 1 else None
 
 
@@ -96,26 +96,26 @@ def parse_value(node: Node) -> Value:
 
     Raises ``FormatError``: ``coreml.wire``, ``coreml.repeated-field``, ``coreml.value``.
     """
-    fields = node.known((_TYPE, _IMMEDIATE, _BLOB))
+    fields = node.select((_TYPE, _IMMEDIATE, _BLOB))
     code, dims = parse_type(node.child(fields[_TYPE][0])) if fields[_TYPE] else (0, None)
     if fields[_IMMEDIATE] and fields[_BLOB]:
-        raise _refuse(node.where, "numbers in the program or in a file", "both")
+        raise _refuse(node.location, "numbers in the program or in a file", "both")
     blob = _blob_ref(node.child(fields[_BLOB][0])) if fields[_BLOB] else None
     immediate = None
     if fields[_IMMEDIATE]:
         outer = node.child(fields[_IMMEDIATE][0])
-        tensor = outer.known((1,))[1]
+        tensor = outer.select((1,))[1]
         immediate = outer.child(tensor[0]) if tensor else None
     return Value(node, code, dims, immediate, blob)
 
 
 def parse_type(node: Node) -> tuple[int, tuple[int, ...] | None]:
     """Return the number of the element type of a ValueType (0 if it is no tensor), and its shape if it is known."""
-    tensor = node.known((_TENSOR_TYPE,))[_TENSOR_TYPE]
+    tensor = node.select((_TENSOR_TYPE,))[_TENSOR_TYPE]
     if not tensor:
         return 0, None
     inner = node.child(tensor[0])
-    fields = inner.known((_DATA_TYPE, _RANK), (_DIMENSIONS,))
+    fields = inner.select((_DATA_TYPE, _RANK), (_DIMENSIONS,))
     code = inner.number(fields[_DATA_TYPE][0]) if fields[_DATA_TYPE] else 0
     rank = inner.number(fields[_RANK][0]) if fields[_RANK] else 0
     sizes = [_dimension(inner.child(field)) for field in fields[_DIMENSIONS]]
@@ -126,16 +126,16 @@ def parse_type(node: Node) -> tuple[int, tuple[int, ...] | None]:
 
 
 def _dimension(node: Node) -> int | None:
-    constant = node.known((1,))[1]
+    constant = node.select((1,))[1]
     if not constant:
         return None
     inner = node.child(constant[0])
-    size = inner.known((1,))[1]
+    size = inner.select((1,))[1]
     return inner.number(size[0]) if size else 0
 
 
 def _blob_ref(node: Node) -> BlobRef:
-    fields = node.known((_FILE_NAME, _OFFSET))
+    fields = node.select((_FILE_NAME, _OFFSET))
     name = node.text(fields[_FILE_NAME][0]) if fields[_FILE_NAME] else ""
     field = fields[_OFFSET][0] if fields[_OFFSET] else None
     return BlobRef(name, node.number(field) if field else 0, node, field)
@@ -144,15 +144,15 @@ def _blob_ref(node: Node) -> BlobRef:
 def _numbers(node: Node, type: MilType) -> bytes:
     """Return the elements of a TensorValue as bytes, from the field for numbers of this type."""
     field_number = _FLOATS if type.name == "fp32" else _INTS if type.name in _INTS_OF else _RAW
-    packed = node.known((field_number,))[field_number]
+    packed = node.select((field_number,))[field_number]
     if not packed:
         return b""
     inner = node.child(packed[0])
-    fields = inner.known((), (1,))[1]
+    fields = inner.select((), (1,))[1]
     if field_number == _RAW:
-        return b"".join(inner.data[field.start : field.end] for field in fields if field.kind == BYTES)
+        return b"".join(inner.data[field.start : field.end] for field in fields if field.wire_type == BYTES)
     if field_number == _FLOATS:
-        return b"".join(inner.data[field.start : field.end] for field in fields if field.kind in (BYTES, FIXED32))
+        return b"".join(inner.data[field.start : field.end] for field in fields if field.wire_type in (BYTES, FIXED32))
     values: list[int] = []
     for field in fields:
         values += inner.varints(field)

@@ -35,7 +35,7 @@ _QUANTIZATION_VERSION = 2  # GGML_QNT_VERSION
 
 def type_of(spec: TensorSpec) -> str:
     """Return the element type or the block type of a supported tensor."""
-    return GgmlBlocksLayout.of(spec).type if spec.codec == GgmlBlocksLayout.codec else spec.dtype
+    return GgmlBlocksLayout.from_tensor(spec).type if spec.codec == GgmlBlocksLayout.codec else spec.dtype
 
 
 def why_unsupported(spec: TensorSpec) -> str | None:
@@ -53,7 +53,7 @@ def why_unsupported(spec: TensorSpec) -> str | None:
     if spec.codec != GgmlBlocksLayout.codec:
         return f"GGUF stores dense tensors and ggml's blocks, this tensor is {spec.codec}"
     try:
-        layout = GgmlBlocksLayout.of(spec)
+        layout = GgmlBlocksLayout.from_tensor(spec)
     except CodecError as error:
         return error.message
     return _why_unsupported_parts(spec, layout.part_specs(spec.shape))

@@ -17,7 +17,7 @@ from ingot.model.bytesource import ByteSource
 from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.layouts.ggml import BLOCKS, TYPES, GgmlBlocksLayout
 from ingot.model.part import Part
-from ingot.model.reading.lazy import Lazy
+from ingot.model.reading.lazy import LazyMap
 from ingot.model.store import Store
 from ingot.model.tensor import Array, Tensor
 
@@ -252,9 +252,9 @@ def _metadata(files: Sequence[File]) -> tuple[dict[str, Any], dict[str, str], di
 def _tensors(files: Sequence[File]) -> Mapping[str, Tensor]:
     if len(files) == 1:
         only = files[0]
-        return Lazy(only.header.entries, lambda name: _tensor(only, name, only.header.entries[name]))
+        return LazyMap(only.header.entries, lambda name: _tensor(only, name, only.header.entries[name]))
     homes = {name: file for file in files for name in file.header.entries}
-    return Lazy(homes, lambda name: _tensor(homes[name], name, homes[name].header.entries[name]))
+    return LazyMap(homes, lambda name: _tensor(homes[name], name, homes[name].header.entries[name]))
 
 
 def _tensor(file: File, name: str, entry: Entry) -> Tensor:

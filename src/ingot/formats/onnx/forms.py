@@ -22,8 +22,8 @@ from ingot.model.layouts.affine import (
     Constant,
     Group,
     Offsets,
+    PerTensor,
     Row,
-    Whole,
 )
 from ingot.model.layouts.affine import Points as PointsPart
 from ingot.model.layouts.base import Shape
@@ -82,7 +82,7 @@ class Versions:
 
 def dense_form(spec: TensorSpec) -> StorageForm:
     """Return the storage of a dense constant; raises ``LeftError``."""
-    layout = DenseLayout.of(spec)
+    layout = DenseLayout.from_tensor(spec)
     type = BY_DTYPE.get(spec.dtype)
     if type is None or layout.holder is not None or any(part.encoding != "raw" for part in spec.parts):
         raise LeftError(f"a constant stores uncompressed values of a type of ONNX, found {spec.dtype}")
@@ -135,7 +135,7 @@ def _integers(spec: TensorSpec) -> tuple[tuple[NewConstant, ...], Shape]:
 
 
 def _small_floats(spec: TensorSpec) -> tuple[tuple[NewConstant, ...], Shape]:
-    layout = ScaledCodebookLayout.of(spec)
+    layout = ScaledCodebookLayout.from_tensor(spec)
     shape = spec.shape
     is_plain = layout.second is None and layout.nested is None and layout.factor is None and not layout.transposed
     if layout.values not in _FP8 or not is_plain or layout.order != LOW_FIRST or len(shape) != 2:
@@ -144,7 +144,7 @@ def _small_floats(spec: TensorSpec) -> tuple[tuple[NewConstant, ...], Shape]:
         raise LeftError(_scale_type(layout.scales, spec.dtype))
     rows, cols = shape
     match layout.grid:
-        case Whole():
+        case PerTensor():
             dims = (1, 1)
         case Row():
             dims = (rows, 1)
@@ -164,7 +164,7 @@ def _scale_type(scale_type: str, expected: str) -> str:
 
 def _affine(spec: TensorSpec) -> AffineLayout:
     try:
-        layout = AffineLayout.of(spec)
+        layout = AffineLayout.from_tensor(spec)
     except CodecError as error:
         raise LeftError(error.message) from error
     if layout.scales != spec.dtype:

@@ -115,7 +115,7 @@ class Operator:
         """Return an integer attribute; raises the errors of ``Node.number``."""
         if name not in self.attributes:
             return default
-        fields = self.attributes[name].known((INTEGER,))[INTEGER]
+        fields = self.attributes[name].select((INTEGER,))[INTEGER]
         value = self.attributes[name].number(fields[0]) if fields else 0
         return _signed(value)
 
@@ -124,7 +124,7 @@ class Operator:
         if name not in self.attributes:
             return ()
         attribute = self.attributes[name]
-        fields = attribute.known((), (INTEGERS,))[INTEGERS]
+        fields = attribute.select((), (INTEGERS,))[INTEGERS]
         return tuple(_signed(value) for field in fields for value in attribute.varints(field))
 
 
@@ -241,7 +241,7 @@ def parse_model(data: Bytes, location: str) -> Model:
         ``onnx.no-graph``.
     """
     root = Node.root(data, location, RULES)
-    fields = root.known((_IR_VERSION, PRODUCER, GRAPH), (OPSETS, _PROPERTIES, TRAINING, FUNCTIONS))
+    fields = root.select((_IR_VERSION, PRODUCER, GRAPH), (OPSETS, _PROPERTIES, TRAINING, FUNCTIONS))
     if not fields[GRAPH]:
         raise UnsupportedError(
             "expected an ONNX model with a graph, but it has none", rule="onnx.no-graph", where=location
@@ -268,14 +268,14 @@ def parse_model(data: Bytes, location: str) -> Model:
 
 def _entry(message: Node) -> tuple[str, str]:
     """Return the key and value of a StringStringEntryProto."""
-    fields = message.known((1, 2))
+    fields = message.select((1, 2))
     key, value = (message.text(fields[field][0]) if fields[field] else "" for field in (1, 2))
     return key, value
 
 
 def _pair(message: Node) -> tuple[str, int]:
     """Return the domain and version of an OperatorSetIdProto."""
-    fields = message.known((1, 2))
+    fields = message.select((1, 2))
     domain = message.text(fields[1][0]) if fields[1] else ""
     return domain, message.number(fields[2][0]) if fields[2] else 0
 
@@ -284,7 +284,7 @@ def _read_function(model: Model, message: Node) -> None:
     """Read a FunctionProto: its operators, and the default values of its attributes."""
     single = (_FUNCTION_NAME, _FUNCTION_DOMAIN, _FUNCTION_OVERLOAD)
     repeated = (_FUNCTION_INPUTS, _FUNCTION_OUTPUTS, _FUNCTION_NODES, _FUNCTION_DEFAULTS)
-    fields = message.known(single, repeated)
+    fields = message.select(single, repeated)
     name, domain, overload = (message.text(fields[field][0]) if fields[field] else "" for field in single)
     path = f"{domain}.{name}{':' if overload else ''}{overload}/"
     graph = Graph(message, path, stays=IN_FUNCTION)
@@ -294,14 +294,14 @@ def _read_function(model: Model, message: Node) -> None:
     _append(model, graph)
     for item in fields[_FUNCTION_DEFAULTS]:
         attribute = message.child(item)
-        named = attribute.known((_ATTRIBUTE_NAME,))[_ATTRIBUTE_NAME]
+        named = attribute.select((_ATTRIBUTE_NAME,))[_ATTRIBUTE_NAME]
         _add_attribute_constants(model, graph, attribute, attribute.text(named[0]) if named else "", ("", ""))
     _read_operators(model, graph, fields[_FUNCTION_NODES])
 
 
 def _read_training(model: Model, message: Node, index: int) -> None:
     """Read the graphs of a TrainingInfoProto, which may use names of the model's graph."""
-    fields = message.known((_INITIALIZATION, _ALGORITHM), _BINDINGS)
+    fields = message.select((_INITIALIZATION, _ALGORITHM), _BINDINGS)
     for item in (*fields[_BINDINGS[0]], *fields[_BINDINGS[1]]):
         model.main.fixed.update(_entry(message.child(item)))
     for part_field, part in ((_INITIALIZATION, "initialization"), (_ALGORITHM, "algorithm")):
@@ -314,7 +314,9 @@ def _read_training(model: Model, message: Node, index: int) -> None:
 
 def _append(model: Model, graph: Graph) -> None:
     if len(model.graphs) >= MAX_GRAPHS:
-        raise FormatError("onnx.count", f"expected at most {MAX_GRAPHS} graphs, found more", where=graph.message.where)
+        raise FormatError(
+            "onnx.count", f"expected at most {MAX_GRAPHS} graphs, found more", where=graph.message.location
+        )
     model.graphs.append(graph)
 
 
@@ -328,7 +330,9 @@ def _read_graph(model: Model, graph: Graph) -> None:
             continue
         if len(collected) >= MAX_ITEMS:
             raise FormatError(
-                "onnx.count", f"expected at most {MAX_ITEMS} operators and constants, found more", where=message.where
+                "onnx.count",
+                f"expected at most {MAX_ITEMS} operators and constants, found more",
+                where=message.location,
             )
         collected.append(item)
     _append(model, graph)
@@ -350,7 +354,7 @@ def _read_graph(model: Model, graph: Graph) -> None:
 
 def _value_name(message: Node) -> str:
     """Return the name in a ValueInfoProto."""
-    fields = message.known((1,))[1]
+    fields = message.select((1,))[1]
     return message.text(fields[0]) if fields else ""
 
 
@@ -390,14 +394,14 @@ def _constants_of(model: Model, graph: Graph, operator: Operator, keys: Sequence
 def _constant_value(model: Model, graph: Graph, operator: Operator, key: str, attribute: Node) -> None:
     """Add the value of an operator ``Constant``."""
     name = operator.outputs[0]
-    fields = attribute.known((TENSOR, _SPARSE_TENSOR), (_FLOATS, INTEGERS, _TEXTS))
+    fields = attribute.select((TENSOR, _SPARSE_TENSOR), (_FLOATS, INTEGERS, _TEXTS))
     if key == "value" and fields[TENSOR]:
         _add(model, graph, attribute.child(fields[TENSOR][0]), operator)
     elif key == "sparse_value" and fields[_SPARSE_TENSOR]:
         _add_sparse(model, graph, attribute.child(fields[_SPARSE_TENSOR][0]), name)
     elif key in _VALUE_FIELDS:
         type, field, scalar = _VALUE_FIELDS[key]
-        if attribute.known((), (field,))[field]:
+        if attribute.select((), (field,))[field]:
             _put(graph, read_numbers(attribute, name, BY_NAME[type], field, scalar), operator)
     elif key in ("value_string", "value_strings"):
         model.unread[graph.path + name] = TEXT_REASON
@@ -416,7 +420,7 @@ def _add_attribute_constants(model: Model, graph: Graph, attribute: Node, name: 
 
     Lists of floats are weights in operators of other domains (``LinearClassifier``), but settings in those of ONNX.
     """
-    fields = attribute.known((), _NUMBERS)
+    fields = attribute.select((), _NUMBERS)
     tensors = fields[TENSOR] + fields[_TENSORS]
     sparse = fields[_SPARSE_TENSOR] + fields[_SPARSE_TENSORS]
     while name in graph.attribute_constants or name in graph.sparse:  # only where outputs share a name
@@ -449,7 +453,7 @@ def _put(graph: Graph, constant: Constant, maker: Operator | None) -> None:
         raise FormatError(
             "onnx.duplicate-name",
             f"expected each name once, found {constant.name[:200]!r} again",
-            where=graph.message.where,
+            where=graph.message.location,
         )
     graph.constants[constant.name] = constant
     graph.defined.add(constant.name)
@@ -458,15 +462,15 @@ def _put(graph: Graph, constant: Constant, maker: Operator | None) -> None:
 
 
 def _tensor_name(message: Node) -> str:
-    fields = message.known((8,))[8]
+    fields = message.select((8,))[8]
     return message.text(fields[0]) if fields else ""
 
 
 def _add_sparse(model: Model, graph: Graph, message: Node, name: str | None = None) -> None:
     """Add a SparseTensorProto; without a given name, it has the name of its values."""
-    fields = message.known((_VALUES, _INDICES), (_SPARSE_DIMS,))
+    fields = message.select((_VALUES, _INDICES), (_SPARSE_DIMS,))
     if not fields[_VALUES] or not fields[_INDICES]:
-        raise FormatError("onnx.data", "expected values and indices of a sparse constant", where=message.where)
+        raise FormatError("onnx.data", "expected values and indices of a sparse constant", where=message.location)
     inner = message.child(fields[_VALUES][0])
     name = name or _tensor_name(inner)
     values = read_constant(inner, name or None)
@@ -474,13 +478,13 @@ def _add_sparse(model: Model, graph: Graph, message: Node, name: str | None = No
     dims = tuple(size for field in fields[_SPARSE_DIMS] for size in message.varints(field))
     if name in graph.constants or name in graph.sparse:
         raise FormatError(
-            "onnx.duplicate-name", f"expected each name once, found {name[:200]!r} again", where=message.where
+            "onnx.duplicate-name", f"expected each name once, found {name[:200]!r} again", where=message.location
         )
     graph.defined.add(name)
     if values is None or indices is None:
         model.unread[graph.path + name] = TEXT_REASON
         return
-    element_count(dims, "onnx.shape", f"{message.where}: {name[:200]}")
+    element_count(dims, "onnx.shape", f"{message.location}: {name[:200]}")
     graph.sparse[name] = SparseConstant(name, dims, values, indices)
 
 
@@ -489,7 +493,7 @@ def _read_operator(graph: Graph, message: Node, index: int) -> tuple[Operator, l
     constants."""
     single = (NODE_NAME, OP_TYPE, DOMAIN)
     repeated = (INPUTS, OUTPUTS, ATTRIBUTES)
-    fields = message.known(single, repeated)
+    fields = message.select(single, repeated)
     name, type, domain = (message.text(fields[field][0]) if fields[field] else "" for field in single)
     inputs, outputs = (tuple(message.text(item) for item in fields[field]) for field in (INPUTS, OUTPUTS))
     attributes: dict[str, Node] = {}
@@ -497,10 +501,10 @@ def _read_operator(graph: Graph, message: Node, index: int) -> tuple[Operator, l
     with_numbers: list[str] = []
     for item in fields[ATTRIBUTES]:
         attribute = message.child(item)
-        parts = attribute.known((_ATTRIBUTE_NAME,), (SUBGRAPH, _SUBGRAPHS, *_NUMBERS))
+        parts = attribute.select((_ATTRIBUTE_NAME,), (SUBGRAPH, _SUBGRAPHS, *_NUMBERS))
         key = attribute.text(parts[_ATTRIBUTE_NAME][0]) if parts[_ATTRIBUTE_NAME] else ""
         if key in attributes:
-            raise FormatError("onnx.repeated-field", f"expected attribute {key[:80]!r} once", where=message.where)
+            raise FormatError("onnx.repeated-field", f"expected attribute {key[:80]!r} once", where=message.location)
         attributes[key] = attribute
         if any(parts[field] for field in _NUMBERS):
             with_numbers.append(key)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ingot.core.parsing.wire import BYTES, Edits, Hole, Node, Piece, bytes_field, length, message_field, number_field
+from ingot.core.parsing.wire import BYTES, Edits, Hole, Node, Segment, bytes_field, length, message_field, number_field
 from ingot.errors import UnsupportedError, UsageError
 from ingot.formats.onnx.carry import Planned, names_of, plan_tensor
 from ingot.formats.onnx.forms import NewConstant, operator
@@ -229,7 +229,7 @@ class Layout:
         self._holes[name] = entry
         return Hole(name, entry.nbytes)
 
-    def _graph(self) -> list[Piece]:
+    def _graph(self) -> list[Segment]:
         model = self.template.model
         edits = Edits(self.template.model.root)
         still_used = self._still_used()
@@ -255,7 +255,7 @@ class Layout:
         if packs and MICROSOFT not in model.opsets:
             opset = bytes_field(OPSETS, bytes_field(1, MICROSOFT) + number_field(2, 1))
             edits.replace(model.root, model.root.end, model.root.end, opset)
-        return edits.pieces()
+        return edits.segments()
 
     def _still_used(self) -> set[int]:
         """Return the constants, by ``id``, that other operators than the replaced ones use."""
@@ -288,7 +288,7 @@ class Layout:
         for item in message.fields():
             if item.number in replaced_fields:
                 edits.replace(message, item.tag, item.end, b"")
-        new: list[Piece] = message_field(RAW, [self._hole(entry)]) if entry.external is None else []
+        new: list[Segment] = message_field(RAW, [self._hole(entry)]) if entry.external is None else []
         if entry.external is not None:
             new.append(external_fields(entry.external))
         edits.replace(message, message.end, message.end, new)
@@ -299,13 +299,13 @@ class Layout:
         site = planned.site
         storage = planned.storage
         assert storage is not None
-        fields: list[Piece] = []
+        fields: list[Segment] = []
         for entry in plan.entries:
             assert entry.new is not None
             type = entry.new.type
             dims = entry.new.dims
             if entry.external is not None:
-                body: list[Piece] = [encode_external_constant(entry.name, type, dims, entry.external)]
+                body: list[Segment] = [encode_external_constant(entry.name, type, dims, entry.external)]
             else:
                 body = encode_constant(entry.name, type, dims, self._hole(entry))
             fields += message_field(INITIALIZERS, body)
@@ -377,7 +377,7 @@ def _are_disjoint(locations: Sequence[External]) -> bool:
     return all(earlier[0] != later[0] or earlier[2] <= later[1] for earlier, later in pairwise(spans))
 
 
-def _replace_message(edits: Edits, message: Node, new: bytes | Sequence[Piece]) -> None:
+def _replace_message(edits: Edits, message: Node, new: bytes | Sequence[Segment]) -> None:
     """Replace an operator or a constant of a graph by other fields."""
     parent = message.parent
     assert parent is not None
@@ -395,7 +395,7 @@ def _others(item: Operator) -> bytes:
     return b"".join(
         bytes(message.data[field.tag : field.end])
         for field in message.fields()
-        if field.number not in _SEMANTIC_FIELDS and field.kind == BYTES
+        if field.number not in _SEMANTIC_FIELDS and field.wire_type == BYTES
     )
 
 

@@ -12,7 +12,7 @@ from ingot.formats.shared.numbers import ComputedSource, ConvertedSource
 from ingot.model.artifact import Attachments
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.part import Part
-from ingot.model.reading.lazy import Lazy
+from ingot.model.reading.lazy import LazyMap
 from ingot.model.store import Store
 from ingot.model.tensor import Tensor
 from ingot.reporting.report import Column, Table
@@ -60,7 +60,7 @@ def _tensors(template: Template, sites: Mapping[str, Site]) -> Mapping[str, Tens
         parts = {role: part_of(template, site, role) for role in site.slots}
         return Tensor(name, site.shape, site.dtype, site.layout.codec, parts, site.layout.attributes())
 
-    return Lazy(sites, build)
+    return LazyMap(sites, build)
 
 
 def part_of(template: Template, site: Site, role: str) -> Part:
@@ -78,7 +78,11 @@ def part_of(template: Template, site: Site, role: str) -> Part:
         return conversion.to_part(template.bytes_of(constant))
 
     return Part(
-        slot.dtype, slot.length, ConvertedSource(read, slot.length, location), where=location, occupies=constant.nbytes
+        slot.dtype,
+        slot.length,
+        ConvertedSource(read, slot.length, location),
+        where=location,
+        occupies=constant.nbytes,
     )
 
 

@@ -15,11 +15,11 @@ from ingot.formats.onnx.types import BY_CODE, FLOATING
 from ingot.model.layouts.affine import (
     CODES,
     NO_ZERO,
+    PER_TENSOR,
     POINTS,
     ROW,
     ROWS_LSB,
     SCALES,
-    WHOLE,
     ZEROS,
     AffineLayout,
     Group,
@@ -482,7 +482,7 @@ def _tiles(shape: Shape, dims: Shape) -> Grid:
     """Return the grid of a matrix with ``dims`` scales."""
     tile_rows, tile_columns = (-(-size // count) for size, count in zip(shape, dims, strict=True))
     if prod(dims) == 1:
-        return WHOLE
+        return PER_TENSOR
     if tile_rows == 1 and shape[1] % tile_columns == 0:
         return ROW if tile_columns == shape[1] else Group(tile_columns)
     return Tiles(tile_rows, tile_columns)

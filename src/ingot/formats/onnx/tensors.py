@@ -17,8 +17,8 @@ from ingot.core.parsing.wire import (
     VARINT,
     Field,
     Node,
-    Piece,
     Range,
+    Segment,
     bytes_field,
     message_field,
     number_field,
@@ -81,7 +81,7 @@ class Constant:
 
     def part(self, model: ByteSource, files: Mapping[str, ByteSource], dtype: str = "", logical: str = "") -> Part:
         """Return the numbers as a part, with other types if these are given."""
-        location = f"{self.message.where}: {self.name}"
+        location = f"{self.message.location}: {self.name}"
         storage = dtype or self.type.storage
         type = logical or (None if dtype or self.type.dtype == storage else self.type.dtype)
         if self.external is not None:
@@ -99,11 +99,11 @@ def read_constant(message: Node, name: str | None = None) -> Constant | None:
     Raises ``FormatError``: ``onnx.wire``, ``onnx.repeated-field``, ``onnx.utf8``, ``onnx.name``, ``onnx.type``,
     ``onnx.shape``, ``onnx.data``, ``onnx.data-size``, ``onnx.external-path``, ``onnx.external-entry``.
     """
-    fields = message.known((DATA_TYPE, SEGMENT, NAME, RAW, LOCATION), (DIMS, EXTERNAL, *_TYPED))
+    fields = message.select((DATA_TYPE, SEGMENT, NAME, RAW, LOCATION), (DIMS, EXTERNAL, *_TYPED))
     constant_name = name if name is not None else message.text(fields[NAME][0]) if fields[NAME] else ""
-    location = f"{message.where}: {constant_name[:200]}"
+    location = f"{message.location}: {constant_name[:200]}"
     if not constant_name:
-        raise FormatError("onnx.name", "expected a constant with a name, but it has none", where=message.where)
+        raise FormatError("onnx.name", "expected a constant with a name, but it has none", where=message.location)
     code = message.number(fields[DATA_TYPE][0]) if fields[DATA_TYPE] else 0
     if code == STRING:
         return None
@@ -124,8 +124,8 @@ def read_constant(message: Node, name: str | None = None) -> Constant | None:
         return Constant(constant_name, type, dims, message, external=_external(message, fields[EXTERNAL], location))
     if fields[RAW]:
         field = fields[RAW][0]
-        if field.kind != BYTES:
-            raise message.refuse("bytes in raw_data", f"wire type {field.kind}")
+        if field.wire_type != BYTES:
+            raise message.refuse("bytes in raw_data", f"wire type {field.wire_type}")
         if typed:
             raise FormatError("onnx.data", "expected numbers in one field, found them in several", where=location)
         _require_size(field.end - field.start, type.nbytes(count), location)
@@ -149,13 +149,13 @@ def read_numbers(message: Node, name: str, type: OnnxType, field: int, scalar: b
 
     Raises ``FormatError``: ``onnx.wire``, ``onnx.data-size``.
     """
-    fields = message.known((), (field,))[field]
+    fields = message.select((), (field,))[field]
     constant = Constant(name, type, (), message, field=field)
     count = _count(message, fields, type, field)
     if scalar:
-        _require_size(count, 1, f"{message.where}: {name[:200]}")
+        _require_size(count, 1, f"{message.location}: {name[:200]}")
         return constant
-    packed = type.field in _FIXED and len(fields) == 1 and fields[0].kind == BYTES
+    packed = type.field in _FIXED and len(fields) == 1 and fields[0].wire_type == BYTES
     raw = Range(fields[0].start, fields[0].end) if packed else None
     return Constant(name, type, (count,), message, raw=raw, field=field)
 
@@ -164,10 +164,11 @@ def _count(message: Node, fields: list[Field], type: OnnxType, field_number: int
     """Return how many numbers the fields of an attribute contain."""
     if type.field not in _FIXED:
         return sum(
-            1 if field.kind == VARINT else int(np.count_nonzero(_payload(message, field) < 0x80)) for field in fields
+            1 if field.wire_type == VARINT else int(np.count_nonzero(_payload(message, field) < 0x80))
+            for field in fields
         )
     wire_type, width = _FIXED[type.field]
-    if any(field.kind not in (wire_type, BYTES) or (field.end - field.start) % width for field in fields):
+    if any(field.wire_type not in (wire_type, BYTES) or (field.end - field.start) % width for field in fields):
         raise message.refuse(f"numbers of {width} bytes in field {field_number}", "others")
     return sum(field.end - field.start for field in fields) // width
 
@@ -176,17 +177,17 @@ def _typed(constant: Constant, fields: list[Field], others: int) -> Constant:
     """Return a constant whose numbers are in the field of their type, after counting them."""
     type = constant.type
     message = constant.message
-    location = f"{message.where}: {constant.name[:200]}"
+    location = f"{message.location}: {constant.name[:200]}"
     if others != len(fields):
         raise FormatError(
             "onnx.data", f"expected numbers in the field of {type.name}, found them in another field", where=location
         )
     if type.field in _FIXED:
         wire_type, width = _FIXED[type.field]
-        if any(field.kind not in (wire_type, BYTES) or (field.end - field.start) % width for field in fields):
+        if any(field.wire_type not in (wire_type, BYTES) or (field.end - field.start) % width for field in fields):
             raise message.refuse(f"numbers of {width} bytes in field {type.field}", "others")
         _require_size(sum(field.end - field.start for field in fields), constant.nbytes, location)
-        if len(fields) == 1 and fields[0].kind == BYTES:
+        if len(fields) == 1 and fields[0].wire_type == BYTES:
             field = fields[0]
             return Constant(constant.name, type, constant.dims, message, raw=Range(field.start, field.end))
         return constant
@@ -194,14 +195,14 @@ def _typed(constant: Constant, fields: list[Field], others: int) -> Constant:
     expected = constant.nbytes if type.bits < 8 else constant.count
     numbers = 0
     for field in fields:
-        numbers += 1 if field.kind == VARINT else int(np.count_nonzero(_payload(message, field) < 0x80))
+        numbers += 1 if field.wire_type == VARINT else int(np.count_nonzero(_payload(message, field) < 0x80))
     _require_size(numbers, expected, location)
     return constant
 
 
 def _payload(message: Node, field: Field) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-    if field.kind != BYTES:
-        raise message.refuse(f"numbers in field {field.number}", f"wire type {field.kind}")
+    if field.wire_type != BYTES:
+        raise message.refuse(f"numbers in field {field.number}", f"wire type {field.wire_type}")
     return np.frombuffer(bytes(message.data[field.start : field.end]), np.uint8)
 
 
@@ -220,11 +221,12 @@ def typed_bytes(constant: Constant) -> bytes:
     type = constant.type
     message = constant.message
     field_number = constant.field or type.field
-    fields = message.known((), (field_number,))[field_number]
+    fields = message.select((), (field_number,))[field_number]
     if type.field in _FIXED:
         return b"".join(bytes(message.data[field.start : field.end]) for field in fields)
     values = [
-        np.array([field.value], np.uint64) if field.kind == VARINT else _numbers(message, field) for field in fields
+        np.array([field.value], np.uint64) if field.wire_type == VARINT else _numbers(message, field)
+        for field in fields
     ]
     width = max(type.bits, 8) // 8
     joined = np.concatenate(values) if values else np.empty(0, np.uint64)
@@ -235,7 +237,7 @@ def typed_bytes(constant: Constant) -> bytes:
             raise FormatError(
                 "onnx.data",
                 f"expected numbers of {type.name}, found numbers with more bits",
-                where=f"{message.where}: {constant.name[:200]}",
+                where=f"{message.location}: {constant.name[:200]}",
             )
     return joined.astype("<u8").view(np.uint8).reshape(-1, 8)[:, :width].tobytes()
 
@@ -265,7 +267,7 @@ def _external(message: Node, fields: list[Field], constant_location: str) -> Ext
         )
     for field in fields:
         entry = message.child(field)
-        pair = entry.known((1, 2))
+        pair = entry.select((1, 2))
         key, value = (entry.text(pair[number][0]) if pair[number] else "" for number in (1, 2))
         if key in entries:
             raise FormatError(
@@ -305,7 +307,7 @@ def check_location(location: str, constant_location: str) -> str:
     return "/".join(components)
 
 
-def encode_constant(name: str, type: OnnxType, dims: tuple[int, ...], data: Piece) -> list[Piece]:
+def encode_constant(name: str, type: OnnxType, dims: tuple[int, ...], data: Segment) -> list[Segment]:
     """Return a TensorProto with its numbers in ``raw_data``."""
     head = dims_field(dims) + number_field(DATA_TYPE, type.code) + bytes_field(NAME, name)
     return [head, *message_field(RAW, [data])]

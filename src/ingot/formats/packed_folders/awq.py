@@ -23,7 +23,7 @@ from ingot.formats.packed_folders.gptq_awq_keys import AWQ_KEYS
 from ingot.model.artifact import Artifact
 from ingot.model.layouts.affine import POINTS, Constant
 from ingot.model.layouts.base import Shape
-from ingot.model.layouts.packed_words import AWQ, AWQ_GEMV, WordsLayout
+from ingot.model.layouts.packed_ints import AWQ, AWQ_GEMV, PackedIntLayout
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Array
 
@@ -92,7 +92,7 @@ class AwqFormat(ColumnPackedFormat):
             shape = (lines, across * 8)
         elif declared.rules and scales.shape:
             group = self.group_of(declared, stem, lines, scales.shape[0])
-        layout = WordsLayout(self.traits.word_forms[0], 4, group, POINTS, scales.dtype, scales.dtype)
+        layout = PackedIntLayout(self.traits.word_forms[0], 4, group, POINTS, scales.dtype, scales.dtype)
         return self.build_layer(entries, stem, shape, layout)
 
     def is_symmetric(self, quantization: Config) -> bool:
@@ -104,22 +104,22 @@ class AwqFormat(ColumnPackedFormat):
         symmetric = point is False or (point is None and quantization.get("sym") is True)
         return symmetric and no_rule_is_asymmetric(quantization)
 
-    def middle_zeros(self, layout: WordsLayout, shape: Shape) -> tuple[Array, Array]:
+    def middle_zeros(self, layout: PackedIntLayout, shape: Shape) -> tuple[Array, Array]:
         """Return one row of packed zero points and its mask; in gemv, the mask excludes padding after the last
         group."""
         width = layout.zero_shape(shape)[1]
         line = np.full(width, 0x88888888, np.uint32)
         mask = np.full(width, 0xFFFFFFFF, np.uint32)
-        if layout.form == AWQ_GEMV:
+        if layout.packing == AWQ_GEMV:
             full, remaining = divmod(layout.groups(shape[1]), 8)
             mask[full:] = 0
             mask[full : full + 1] = (1 << 4 * remaining) - 1
         return line, mask
 
-    def constant_zeros(self, layout: WordsLayout, shape: Shape) -> Callable[[], bytes]:
+    def constant_zeros(self, layout: PackedIntLayout, shape: Shape) -> Callable[[], bytes]:
         """Return a function that returns packed zero points of 8; padding after the last group is 0."""
         rows, words = layout.zero_shape(shape)
-        if layout.form == AWQ:
+        if layout.packing == AWQ:
             return lambda: b"\x88" * (4 * rows * words)
         groups = layout.groups(shape[1])
         row = sum(8 << 4 * index for index in range(groups)).to_bytes(4 * words, "little")
@@ -171,7 +171,7 @@ class AwqGemvFormat(AwqFormat):
 
     def why_layer_unsupported(self, spec: TensorSpec) -> str | None:
         """Return why a layer cannot be written; gemv kernels also require groups of 32, 64 or at least 128 columns."""
-        group = WordsLayout.of(spec).group or spec.shape[-1]
+        group = PackedIntLayout.from_tensor(spec).group or spec.shape[-1]
         if group < 128 and group not in (32, 64):
             return f"its groups are 32, 64 or at least 128 columns, not {group}"
         return super().why_layer_unsupported(spec)

@@ -27,7 +27,7 @@ from ingot.model.bytesource import Target
 from ingot.model.layouts.base import Layout, Shape
 from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.part import Part
-from ingot.model.reading.lazy import Lazy
+from ingot.model.reading.lazy import LazyMap
 from ingot.model.spec import PartSpec, TensorSpec
 from ingot.model.store import Store
 from ingot.model.tensor import Tensor
@@ -385,7 +385,7 @@ def _without_packing(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _join_layers(entries: Entries, layers: Sequence[Layer], rules: str) -> Lazy[Tensor]:
+def _join_layers(entries: Entries, layers: Sequence[Layer], rules: str) -> LazyMap[Tensor]:
     """Return the tensors of the files; the entries of each layer are combined."""
     first = {next(iter(layer.parts.values())): layer for layer in layers}
     used = {key for layer in layers for key in (*layer.parts.values(), *layer.extra)}
@@ -403,7 +403,7 @@ def _join_layers(entries: Entries, layers: Sequence[Layer], rules: str) -> Lazy[
         layer = layer_by_name[name]
         return entries[name] if layer is None else _packed_tensor(entries, layer, rules)
 
-    return Lazy(layer_by_name, build)
+    return LazyMap(layer_by_name, build)
 
 
 def _packed_tensor(entries: Entries, layer: Layer, rules: str) -> Tensor:

@@ -163,7 +163,9 @@ class BitsandbytesFormat(WritablePackedFolderFormat):
         combine.
         """
         bits = {
-            ScaledCodebookLayout.of(spec).bits for spec in artifact.tensors if spec.codec in self.traits.packed_codecs
+            ScaledCodebookLayout.from_tensor(spec).bits
+            for spec in artifact.tensors
+            if spec.codec in self.traits.packed_codecs
         }
         if len(bits) > 1:
             raise UnsupportedError(
@@ -173,7 +175,7 @@ class BitsandbytesFormat(WritablePackedFolderFormat):
 
     def layer_entries(self, spec: TensorSpec) -> Sequence[FileEntry]:
         """Return ``X.weight``, ``absmax``, ``quant_map`` and the state; or ``X.weight`` and ``X.SCB``."""
-        layout = ScaledCodebookLayout.of(spec)
+        layout = ScaledCodebookLayout.from_tensor(spec)
         sizes = {part.role: part.length or 0 for part in layout.part_specs(spec.shape)}
         if _is_int8(layout):
             stem = spec.name.removesuffix(WEIGHT)
@@ -219,7 +221,9 @@ class BitsandbytesFormat(WritablePackedFolderFormat):
     def packing_config(self, artifact: Artifact) -> Mapping[str, Any]:
         """Return ``quantization_config`` in the form that transformers writes."""
         layouts = [
-            ScaledCodebookLayout.of(spec) for spec in artifact.tensors if spec.codec in self.traits.packed_codecs
+            ScaledCodebookLayout.from_tensor(spec)
+            for spec in artifact.tensors
+            if spec.codec in self.traits.packed_codecs
         ]
         if not layouts:
             return {}

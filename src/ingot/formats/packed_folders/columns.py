@@ -20,8 +20,8 @@ from ingot.model.artifact import Artifact
 from ingot.model.layouts.affine import CODES, SCALES, ZEROS, Constant
 from ingot.model.layouts.base import Shape
 from ingot.model.layouts.dense import DATA
-from ingot.model.layouts.packed_words import FORMS, WordsLayout
-from ingot.model.reading.ranges import is_distant
+from ingot.model.layouts.packed_ints import PACKING_FORMS, PackedIntLayout
+from ingot.model.reading.ranges import is_remote
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Array
 from ingot.naming.names import layer_of, role_of
@@ -75,7 +75,7 @@ class ColumnPackedFormat(WritablePackedFolderFormat):
 
     traits = replace(
         WritablePackedFolderFormat.traits,
-        packed_codecs=(WordsLayout.codec,),
+        packed_codecs=(PackedIntLayout.codec,),
     )
     method: ClassVar[str]  # value of ``quant_method`` and first part of the rules
     orders: ClassVar[bool] = False  # whether a file can assign each column to a group
@@ -168,7 +168,7 @@ class ColumnPackedFormat(WritablePackedFolderFormat):
 
         In a remote folder each read is a request, so that only some layers are read.
         """
-        distant = any(is_distant(entries[layer.parts[ZEROS]].parts[DATA].source) for layer in layers)
+        distant = any(is_remote(entries[layer.parts[ZEROS]].parts[DATA].source) for layer in layers)
         return [self.has_middle_zeros(entries, layer) for layer in (layers[:_DISTANT] if distant else layers)]
 
     @abstractmethod
@@ -176,7 +176,7 @@ class ColumnPackedFormat(WritablePackedFolderFormat):
         """Return whether the configuration declares that all zero points equal the middle code."""
 
     @abstractmethod
-    def middle_zeros(self, layout: WordsLayout, shape: Shape) -> tuple[Array, Array]:
+    def middle_zeros(self, layout: PackedIntLayout, shape: Shape) -> tuple[Array, Array]:
         """Return one row of packed middle zero points, u32, and a mask of its significant bits."""
 
     def has_middle_zeros(self, entries: Entries, layer: Layer, limit: int = _SAMPLE) -> bool:
@@ -206,7 +206,7 @@ class ColumnPackedFormat(WritablePackedFolderFormat):
             if not self.has_middle_zeros(entries, layer, entries[layer.parts[ZEROS]].parts[DATA].nbytes):
                 yield self.contradiction(layer)
 
-    def build_layer(self, entries: Entries, stem: str, shape: tuple[int, int], layout: WordsLayout) -> Layer:
+    def build_layer(self, entries: Entries, stem: str, shape: tuple[int, int], layout: PackedIntLayout) -> Layer:
         """Return the layer after checking its entries against the types and shapes of ``layout``.
 
         Raises ``FormatError`` ``<method>.dtype``, ``<method>.shape``.
@@ -235,16 +235,16 @@ class ColumnPackedFormat(WritablePackedFolderFormat):
 
     def why_layer_unsupported(self, spec: TensorSpec) -> str | None:
         """Return why a tensor cannot be a packed layer; None if it can."""
-        layout = WordsLayout.of(spec)
+        layout = PackedIntLayout.from_tensor(spec)
         shape = spec.shape
         zero_point = layout.zero.point if isinstance(layout.zero, Constant) else layout.point
-        widths = sorted({bits for variant in self.traits.word_forms for bits in FORMS[variant].bits})
+        widths = sorted({bits for variant in self.traits.word_forms for bits in PACKING_FORMS[variant].bits})
         reasons = (
             (not spec.name.endswith(WEIGHT), f"its packed layers have names X{WEIGHT}, found {spec.name!r}"),
             (layout.bits not in widths, f"its integers have {', '.join(map(str, widths))} bits, found {layout.bits}"),
             (
-                layout.form not in self.traits.word_forms,
-                f"its integers are packed as {' or '.join(self.traits.word_forms)}, found {layout.form}",
+                layout.packing not in self.traits.word_forms,
+                f"its integers are packed as {' or '.join(self.traits.word_forms)}, found {layout.packing}",
             ),
             (zero_point != layout.point, f"its constant zero point is {layout.point}, found {zero_point}"),
             (layout.order and not self.orders, "its groups are runs of consecutive columns"),
@@ -263,7 +263,7 @@ class ColumnPackedFormat(WritablePackedFolderFormat):
 
     def layer_entries(self, spec: TensorSpec) -> list[FileEntry]:
         """Return ``X.qweight``, ``X.qzeros`` and ``X.scales``; constant zero points are generated."""
-        layout, stem, shape = WordsLayout.of(spec), spec.name.removesuffix(WEIGHT), spec.shape
+        layout, stem, shape = PackedIntLayout.from_tensor(spec), spec.name.removesuffix(WEIGHT), spec.shape
         sizes = {part.role: part.length or 0 for part in layout.part_specs(shape)}
         zeros = layout.zero_shape(shape)
         entries = [
@@ -275,7 +275,7 @@ class ColumnPackedFormat(WritablePackedFolderFormat):
         return [*entries, FileEntry(ZEROS, stem + QZEROS, "i32", zeros, count, content)]
 
     @abstractmethod
-    def constant_zeros(self, layout: WordsLayout, shape: Shape) -> Callable[[], bytes]:
+    def constant_zeros(self, layout: PackedIntLayout, shape: Shape) -> Callable[[], bytes]:
         """Return a function that returns the packed zero points of a matrix of ``shape`` if all equal the middle
         code."""
 
@@ -291,10 +291,10 @@ class ColumnPackedFormat(WritablePackedFolderFormat):
             and role_of(spec.name) not in ("embedding", "norm")
         ]
 
-    def usual_layout(self, artifact: Artifact) -> tuple[WordsLayout | None, Mapping[str, WordsLayout]]:
+    def usual_layout(self, artifact: Artifact) -> tuple[PackedIntLayout | None, Mapping[str, PackedIntLayout]]:
         """Return the most frequent layout of the packed layers, and the layout of each layer."""
         layouts = {
-            spec.name.removesuffix(WEIGHT): WordsLayout.of(spec)
+            spec.name.removesuffix(WEIGHT): PackedIntLayout.from_tensor(spec)
             for spec in artifact.tensors
             if spec.codec in self.traits.packed_codecs
         }
@@ -317,9 +317,9 @@ def no_rule_is_asymmetric(quantization: Config) -> bool:
     return all(rule.get("sym") in (None, True) for rule in rules_of(quantization).values())
 
 
-def words_layout(layer: Layer) -> WordsLayout:
+def words_layout(layer: Layer) -> PackedIntLayout:
     """Return the layout of a layer of packed integers."""
-    assert isinstance(layer.layout, WordsLayout)
+    assert isinstance(layer.layout, PackedIntLayout)
     return layer.layout
 
 

@@ -18,7 +18,7 @@ from ingot.formats.packed_folders.floats import (
     layout_to_write,
 )
 from ingot.formats.safetensors.pieces import FileEntry
-from ingot.model.layouts.affine import Group, Row, Whole
+from ingot.model.layouts.affine import Group, PerTensor, Row
 from ingot.model.layouts.scaled_codebook import (
     DIVIDE,
     DTYPES_OF_VALUES,
@@ -151,7 +151,7 @@ def why_floats_unsupported(spec: TensorSpec) -> str | None:
 
 def float_entries(spec: TensorSpec) -> list[FileEntry]:
     """Return the entries of a supported layer of floats."""
-    layout, (rows, cols) = ScaledCodebookLayout.of(spec), spec.shape
+    layout, (rows, cols) = ScaledCodebookLayout.from_tensor(spec), spec.shape
     sizes = {part.role: part.length or 0 for part in spec.parts}
     packed = layout.bits < 8
     codes = (rows, cols * layout.bits // 8)
@@ -176,7 +176,7 @@ def float_group(layout: ScaledCodebookLayout) -> FloatGroup:
     grid = layout.grid
     format = format_of(layout)
     assert format is not None
-    strategy = {Whole: "tensor", Row: "channel", Group: "group", Tiles: "block"}[type(grid)]
+    strategy = {PerTensor: "tensor", Row: "channel", Group: "group", Tiles: "block"}[type(grid)]
     return FloatGroup(
         format=format,
         bits=layout.bits,
@@ -193,7 +193,7 @@ def format_of(layout: ScaledCodebookLayout) -> str | None:
         if layout == replace(layout_of_format, dtype=layout.dtype):
             return name
     float_quantized = ScaledCodebookLayout(8, layout.grid, layout.dtype, scales=layout.scales, values="f8_e4m3fn")
-    has_known_grid = isinstance(layout.grid, Whole | Row | Group | Tiles)
+    has_known_grid = isinstance(layout.grid, PerTensor | Row | Group | Tiles)
     return (
         "float-quantized"
         if layout == float_quantized and layout.scales in DTYPES_OF_VALUES and has_known_grid

@@ -13,11 +13,11 @@ from ingot.formats.packed_folders.base import WEIGHT, Entries, Layer, PackedLayo
 from ingot.model.layouts.affine import (
     CODES,
     NO_ZERO,
+    PER_TENSOR,
     POINTS,
     ROW,
     ROWS_LSB,
     SCALES,
-    WHOLE,
     ZEROS,
     AffineLayout,
     Blocks,
@@ -26,16 +26,16 @@ from ingot.model.layouts.affine import (
 )
 from ingot.model.layouts.base import Shape
 from ingot.model.layouts.dense import DATA
-from ingot.model.layouts.packed_words import (
-    FORMS,
+from ingot.model.layouts.packed_ints import (
     INTS,
     MARLIN_24,
     META,
     ORDER,
     PACKED,
     PACKED_LOOSE,
-    WordsLayout,
-    words,
+    PACKING_FORMS,
+    PackedIntLayout,
+    word_count,
 )
 from ingot.model.tensor import Array, Tensor
 
@@ -96,7 +96,7 @@ def _packed(entries: Entries, stem: str, widths: Sequence[int]) -> Layer:
         raise _refuse("shape", f"expected words for a matrix of {rows} x {cols}, found {list(codes.shape)}", codes.name)
     bits, variant = _width(codes.shape[1], cols, widths, codes.name)
     group = _group(scale, rows, cols)
-    layout = WordsLayout(variant, bits, group, Constant(1 << (bits - 1)), scale.dtype, scale.dtype)
+    layout = PackedIntLayout(variant, bits, group, Constant(1 << (bits - 1)), scale.dtype, scale.dtype)
     parts = {CODES: codes.name, SCALES: scale.name}
     zeros = entries.get(stem + ZERO_POINT)
     if zeros is not None:
@@ -126,12 +126,12 @@ def _marlin(entries: Entries, stem: str) -> Layer:
     cols = 32 * codes.shape[0]
     bits, remainder = divmod(2 * codes.shape[1], rows or 1)
     groups = scale.shape[0]
-    if bits not in FORMS[MARLIN_24].bits or remainder or rows % 64 or cols % groups or scale.shape[1] != rows:
+    if bits not in PACKING_FORMS[MARLIN_24].bits or remainder or rows % 64 or cols % groups or scale.shape[1] != rows:
         raise _refuse(
             "shape", f"expected packed integers, scales and positions for a multiple of 64 rows, found {shapes}", stem
         )
     group = None if groups == 1 else cols // groups
-    layout = WordsLayout(MARLIN_24, bits, group, Constant(1 << (bits - 1)), scale.dtype, scale.dtype)
+    layout = PackedIntLayout(MARLIN_24, bits, group, Constant(1 << (bits - 1)), scale.dtype, scale.dtype)
     return Layer(stem + WEIGHT, (rows, cols), layout, {CODES: codes.name, SCALES: scale.name, META: meta.name})
 
 
@@ -158,7 +158,7 @@ def _order(entries: Entries, stem: str, cols: int, group: int) -> Array | None:
 
 def _width(across: int, cols: int, widths: Sequence[int], location: str) -> tuple[int, str]:
     """Return bits and packing of rows of ``across`` words: the declared bits that result in this width."""
-    dense = [bits for bits in widths if words(cols, bits) == across]
+    dense = [bits for bits in widths if word_count(cols, bits) == across]
     loose = [bits for bits in widths if bits in (3, 5, 6, 7) and -(-cols // (32 // bits)) == across]
     candidates = [(bits, PACKED) for bits in dense] + [
         (bits, PACKED_LOOSE) for bits in loose if bits not in dense or across > 1
@@ -174,10 +174,10 @@ def _width(across: int, cols: int, widths: Sequence[int], location: str) -> tupl
     return candidates[0]
 
 
-def _simplest(layout: WordsLayout, shape: Shape) -> PackedLayout:
+def _simplest(layout: PackedIntLayout, shape: Shape) -> PackedLayout:
     """Return the layout, or an equivalent layout of plain rows if the bytes are the same."""
     cols = shape[1]
-    if layout.order or layout.form != PACKED or not isinstance(layout.zero, Constant) or cols * layout.bits % 32:
+    if layout.order or layout.packing != PACKED or not isinstance(layout.zero, Constant) or cols * layout.bits % 32:
         return layout
     return layout.rows
 
@@ -198,7 +198,7 @@ def _bytes(entries: Entries, stem: str) -> Layer:
         )
     if prod(scale.shape) == 1 and (rows > 1 or len(scale.shape) < 2):
         point = int(zeros.parts[DATA].array()[0]) if zeros is not None else 0
-        layout = replace(layout, grid=WHOLE, zero=Constant(point) if point else NO_ZERO)
+        layout = replace(layout, grid=PER_TENSOR, zero=Constant(point) if point else NO_ZERO)
         return Layer(stem + WEIGHT, (rows, cols), layout, parts, () if zeros is None else (zeros.name,))
     if len(scale.shape) == 2 and scale.shape[0] != rows and zeros is None and _divides((rows, cols), scale.shape):
         layout = replace(layout, grid=Blocks((rows // scale.shape[0], cols // scale.shape[1])))
@@ -206,7 +206,7 @@ def _bytes(entries: Entries, stem: str) -> Layer:
     group = _group(scale, rows, cols)
     if zeros is None:
         return Layer(stem + WEIGHT, (rows, cols), replace(layout, grid=ROW if group is None else Group(group)), parts)
-    asymmetric = WordsLayout(INTS, 8, group, POINTS, scale.dtype, scale.dtype)
+    asymmetric = PackedIntLayout(INTS, 8, group, POINTS, scale.dtype, scale.dtype)
     return Layer(stem + WEIGHT, (rows, cols), asymmetric, {**parts, ZEROS: zeros.name})
 
 

@@ -55,11 +55,11 @@ from ingot.model.layouts.affine import (
     AffineLayout,
     Constant,
     Group,
+    PerTensor,
     Row,
-    Whole,
 )
-from ingot.model.layouts.base import Described
-from ingot.model.layouts.packed_words import INTS, PACKED, WordsLayout, words
+from ingot.model.layouts.base import LayoutSource
+from ingot.model.layouts.packed_ints import INTS, PACKED, PackedIntLayout, word_count
 from ingot.model.layouts.scaled_codebook import ScaledCodebookLayout
 from ingot.model.layouts.table import layout_of
 from ingot.model.spec import TensorSpec
@@ -96,7 +96,7 @@ class CompressedTensorsFormat(WritablePackedFolderFormat):
     traits = replace(
         WritablePackedFolderFormat.traits,
         config_keys=(HUGGING_FACE, "compression_config"),
-        packed_codecs=(AffineLayout.codec, WordsLayout.codec, ScaledCodebookLayout.codec),
+        packed_codecs=(AffineLayout.codec, PackedIntLayout.codec, ScaledCodebookLayout.codec),
         merges=True,
         dense_key="ignore",
         how_to_quantize="--recipe int4 or --recipe int8",
@@ -156,10 +156,10 @@ class CompressedTensorsFormat(WritablePackedFolderFormat):
             return "its packed layers are uncompressed"
         if isinstance(layout, ScaledCodebookLayout):
             return why_floats_unsupported(spec)
-        assert isinstance(layout, AffineLayout | WordsLayout)
+        assert isinstance(layout, AffineLayout | PackedIntLayout)
         reason = (
             _why_words_unsupported(spec, layout)
-            if isinstance(layout, WordsLayout)
+            if isinstance(layout, PackedIntLayout)
             else _why_rows_unsupported(spec, layout)
         )
         if (
@@ -170,7 +170,7 @@ class CompressedTensorsFormat(WritablePackedFolderFormat):
             return "its int-quantized layers (bytes) need quantized inputs; other layers are packed in words"
         return reason
 
-    def _quantizes_inputs(self, spec: TensorSpec, layout: AffineLayout | WordsLayout) -> bool:
+    def _quantizes_inputs(self, spec: TensorSpec, layout: AffineLayout | PackedIntLayout) -> bool:
         settings = (
             None
             if self._settings is None
@@ -187,21 +187,21 @@ class CompressedTensorsFormat(WritablePackedFolderFormat):
             return float_entries(spec)
         sizes = {part.role: part.length or 0 for part in spec.parts}
         rows, cols = spec.shape
-        if isinstance(layout, WordsLayout):
+        if isinstance(layout, PackedIntLayout):
             code_shape = layout.code_shape(spec.shape)
             scale_shape = layout.scale_shape(spec.shape)
-            packed = layout.form == PACKED
+            packed = layout.packing == PACKED
         else:
             assert isinstance(layout, AffineLayout)
             packed = not layout.signed
-            code_shape = (rows, words(cols, layout.bits)) if packed else (rows, cols)
+            code_shape = (rows, word_count(cols, layout.bits)) if packed else (rows, cols)
             scale_shape = (1,) if layout.per_tensor else (rows, layout.scale_count(spec.shape) // rows)
         dtype, suffix = ("i32", PACKED_WEIGHT) if packed else ("i8", WEIGHT)
         entries = [
             FileEntry(CODES, stem + suffix, dtype, code_shape, sizes[CODES]),
             FileEntry(SCALES, stem + SCALE, layout.scales, scale_shape, sizes[SCALES]),
         ]
-        if isinstance(layout, WordsLayout) and ZEROS in sizes:
+        if isinstance(layout, PackedIntLayout) and ZEROS in sizes:
             entries.append(FileEntry(ZEROS, stem + ZERO_POINT, dtype, layout.zero_shape(spec.shape), sizes[ZEROS]))
         if packed:
             content = np.array(spec.shape, "<i8").tobytes()
@@ -308,10 +308,10 @@ class CompressedTensorsFormat(WritablePackedFolderFormat):
         return [*dropped, *(f"{text} of {count} layers" for text, count in counts.items())]
 
 
-def _why_words_unsupported(spec: TensorSpec, layout: WordsLayout) -> str | None:
+def _why_words_unsupported(spec: TensorSpec, layout: PackedIntLayout) -> str | None:
     """Return why integers in words are unsupported; None if they are supported."""
-    if layout.form not in (PACKED, INTS):
-        return f"its integers are packed as {PACKED}, found {layout.form}"
+    if layout.packing not in (PACKED, INTS):
+        return f"its integers are packed as {PACKED}, found {layout.packing}"
     if layout.order:
         return "its groups are runs of consecutive columns: newer releases and vLLM refuse any other order"
     return _why_group_unsupported(layout.group, spec.shape[1])
@@ -417,17 +417,17 @@ def _layer_group(layout: Any) -> LayerGroup:
     """Return the settings of the group for layers with this layout."""
     if isinstance(layout, ScaledCodebookLayout):
         return LayerGroup(*float_group(layout), "float")
-    if isinstance(layout, WordsLayout):
-        format = "pack-quantized" if layout.form == PACKED else "int-quantized"
+    if isinstance(layout, PackedIntLayout):
+        format = "pack-quantized" if layout.packing == PACKED else "int-quantized"
         strategy = "channel" if layout.group is None else "group"
         is_symmetric = isinstance(layout.zero, Constant)
         return LayerGroup(format, layout.bits, strategy, layout.group, symmetric=is_symmetric)
     grid = layout.grid
-    strategy = "tensor" if isinstance(grid, Whole) else "channel" if isinstance(grid, Row) else "group"
+    strategy = "tensor" if isinstance(grid, PerTensor) else "channel" if isinstance(grid, Row) else "group"
     return LayerGroup("int-quantized" if layout.signed else "pack-quantized", layout.bits, strategy, layout.group_size)
 
 
-def _weight_settings_before(before: Described) -> tuple[Any, ...] | None:
+def _weight_settings_before(before: LayoutSource) -> tuple[Any, ...] | None:
     """Return the settings of the weights of a layer as it was read; None if no written group can express them."""
     return _weight_settings(layout_of(before))
 
@@ -435,7 +435,7 @@ def _weight_settings_before(before: Described) -> tuple[Any, ...] | None:
 def _weight_settings(layout: Any) -> tuple[Any, ...] | None:
     if isinstance(layout, ScaledCodebookLayout) and format_of(layout) is None:
         return None
-    if isinstance(layout, AffineLayout) and not isinstance(layout.grid, Whole | Row | Group):
+    if isinstance(layout, AffineLayout) and not isinstance(layout.grid, PerTensor | Row | Group):
         return None
     return weight_settings(_weights_config(_layer_group(layout)))
 

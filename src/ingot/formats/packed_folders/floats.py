@@ -11,7 +11,7 @@ from ingot.core.numeric.dtypes import dtype as resolve_dtype
 from ingot.errors import CodecError, FormatError, UnsupportedError
 from ingot.formats.packed_folders.base import WEIGHT, Config, Entries, Layer, tied_head
 from ingot.model.artifact import Artifact
-from ingot.model.layouts.affine import ROW, WHOLE, Group
+from ingot.model.layouts.affine import PER_TENSOR, ROW, Group
 from ingot.model.layouts.base import Shape
 from ingot.model.layouts.scaled_codebook import (
     DTYPES_OF_VALUES,
@@ -55,7 +55,7 @@ def dtype_from_torch(declared: str) -> str | None:
 def grid_of(shape: Shape, scales: Shape, block: tuple[int, int] | None) -> Grid | None:
     """Return the grid of scales with the given shape: for the tensor, for rows, or for blocks; None if none fits."""
     if prod(scales) == 1 and len(shape) < 3:
-        return WHOLE
+        return PER_TENSOR
     rows, cols = shape[-2:]
     if scales in (shape[:-1], (*shape[:-1], 1)) and (block is None or block[1] >= cols):
         return ROW
@@ -156,7 +156,7 @@ def block_size(declared: Any, dialect: str) -> tuple[int, int] | None:
 def layout_to_write(spec: TensorSpec) -> ScaledCodebookLayout | str:
     """Return the layout of a tensor, or a text that states why its parts cannot be entries."""
     try:
-        layout = ScaledCodebookLayout.of(spec)
+        layout = ScaledCodebookLayout.from_tensor(spec)
     except CodecError as error:
         return error.message
     parts = [replace(part, type=None) for part in spec.parts]

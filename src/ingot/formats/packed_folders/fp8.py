@@ -26,7 +26,7 @@ from ingot.formats.packed_folders.floats import (
 )
 from ingot.formats.safetensors.pieces import FileEntry
 from ingot.model.artifact import Artifact
-from ingot.model.layouts.affine import ROW, Row, Whole
+from ingot.model.layouts.affine import ROW, PerTensor, Row
 from ingot.model.layouts.base import Shape
 from ingot.model.layouts.scaled_codebook import (
     DTYPES_OF_VALUES,
@@ -142,7 +142,11 @@ class Fp8Format(WritablePackedFolderFormat):
             return layout
         expected = ScaledCodebookLayout(8, layout.grid, layout.dtype, scales=layout.scales, values="f8_e4m3fn")
         scale_types = DTYPES_OF_VALUES if layout.grid == ROW else SCALE_TYPES
-        if layout != expected or layout.scales not in scale_types or not isinstance(layout.grid, Row | Whole | Tiles):
+        if (
+            layout != expected
+            or layout.scales not in scale_types
+            or not isinstance(layout.grid, Row | PerTensor | Tiles)
+        ):
             return "its packed layers are of f8_e4m3fn with scales for blocks, the matrix or each row"
         stack = len(spec.shape) == 3 and isinstance(layout.grid, Tiles)
         if not spec.size or not (stack or (len(spec.shape) == 2 and spec.name.endswith(WEIGHT))):
@@ -173,7 +177,7 @@ class Fp8Format(WritablePackedFolderFormat):
 
     def layer_entries(self, spec: TensorSpec) -> Sequence[FileEntry]:
         """Return ``X.weight`` and ``X.weight_scale_inv``; with scales for rows ``X.weight_scale``."""
-        layout = ScaledCodebookLayout.of(spec)
+        layout = ScaledCodebookLayout.from_tensor(spec)
         grid = self._grid or _grid(spec)
         *stack, rows, cols = spec.shape
         suffix = _INVERSE
@@ -213,7 +217,7 @@ class Fp8Format(WritablePackedFolderFormat):
 
 
 def _grid(spec: TensorSpec) -> Grid:
-    return ScaledCodebookLayout.of(spec).grid
+    return ScaledCodebookLayout.from_tensor(spec).grid
 
 
 def _fits_grid(grid: Grid, shape: Shape, layer_grid: Grid) -> bool:
@@ -223,8 +227,8 @@ def _fits_grid(grid: Grid, shape: Shape, layer_grid: Grid) -> bool:
     rows, cols = shape[-2:]
     if isinstance(grid, Tiles):
         fits = isinstance(layer_grid, Row) and grid.rows == 1
-        return (fits or (isinstance(layer_grid, Whole) and rows <= grid.rows)) and cols <= grid.columns
-    return isinstance(layer_grid, Whole) and isinstance(grid, Row) and rows == 1
+        return (fits or (isinstance(layer_grid, PerTensor) and rows <= grid.rows)) and cols <= grid.columns
+    return isinstance(layer_grid, PerTensor) and isinstance(grid, Row) and rows == 1
 
 
 def _describe(grid: Grid) -> str:
@@ -247,7 +251,7 @@ def _is_static(artifact: Artifact, packed: Sequence[TensorSpec], source: Config,
 
 def _has_powers(artifact: Artifact, packed: Sequence[TensorSpec], source: Config) -> bool:
     """Return whether scales are powers of two, by their type or because the source declares it for the same layers."""
-    if all(ScaledCodebookLayout.of(spec).scales == POWERS for spec in packed):
+    if all(ScaledCodebookLayout.from_tensor(spec).scales == POWERS for spec in packed):
         return True
     before = artifact.before
     same = all(spec.name in before and before[spec.name].params == spec.params for spec in packed)

@@ -28,7 +28,7 @@ from ingot.model.artifact import Artifact
 from ingot.model.layouts.affine import POINTS, Constant
 from ingot.model.layouts.base import Shape
 from ingot.model.layouts.dense import DATA
-from ingot.model.layouts.packed_words import FORMS, GPTQ, GPTQ_PLANES, GPTQ_V1, ORDER, PLANES, WordsLayout
+from ingot.model.layouts.packed_ints import GPTQ, GPTQ_PLANES, GPTQ_V1, ORDER, PACKING_FORMS, PLANES, PackedIntLayout
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Array
 
@@ -37,9 +37,9 @@ V1 = "gptq"
 V2 = "gptq_v2"
 PLANAR = "gptq_p"
 _FORMATS: Mapping[str, Mapping[int, str]] = {
-    V1: dict.fromkeys(FORMS[GPTQ_V1].bits, GPTQ_V1),
-    V2: dict.fromkeys(FORMS[GPTQ].bits, GPTQ),
-    PLANAR: dict.fromkeys(FORMS[GPTQ].bits, GPTQ) | dict.fromkeys(PLANES, GPTQ_PLANES),
+    V1: dict.fromkeys(PACKING_FORMS[GPTQ_V1].bits, GPTQ_V1),
+    V2: dict.fromkeys(PACKING_FORMS[GPTQ].bits, GPTQ),
+    PLANAR: dict.fromkeys(PACKING_FORMS[GPTQ].bits, GPTQ) | dict.fromkeys(PLANES, GPTQ_PLANES),
 }
 """The packing of layers by ``checkpoint_format`` and number of bits."""
 # Conv1D of transformers stores its matrix transposed, and no file shows which layers are Conv1D.
@@ -80,7 +80,7 @@ class GptqFormat(ColumnPackedFormat):
 
     def why_layer_unsupported(self, spec: TensorSpec) -> str | None:
         """Return why a tensor cannot be a packed layer; codes in planes need the container ``planes``."""
-        if WordsLayout.of(spec).form == GPTQ_PLANES:
+        if PackedIntLayout.from_tensor(spec).packing == GPTQ_PLANES:
             return "its codes are packed as a stream; for codes in planes use --container planes"
         return super().why_layer_unsupported(spec)
 
@@ -89,8 +89,10 @@ class GptqFormat(ColumnPackedFormat):
 
         Raises ``UnsupportedError`` ``gptq.mixed``: zero points of v1 and v2, which a folder cannot combine.
         """
-        layouts = [WordsLayout.of(spec) for spec in artifact.tensors if spec.codec in self.traits.packed_codecs]
-        variants = {layout.form for layout in layouts if not isinstance(layout.zero, Constant)}
+        layouts = [
+            PackedIntLayout.from_tensor(spec) for spec in artifact.tensors if spec.codec in self.traits.packed_codecs
+        ]
+        variants = {layout.packing for layout in layouts if not isinstance(layout.zero, Constant)}
         if len(variants) > 1:
             raise UnsupportedError("expected zero points of v1 or of v2, found both", rule="gptq.mixed")
         return GptqFormat(V2 if GPTQ in variants else V1)
@@ -148,7 +150,7 @@ class GptqFormat(ColumnPackedFormat):
                 groups = scales.shape[0] if scales.shape else 0
                 group = _first_run(order) if runs else self.group_of(declared, stem, order.size, groups)
             cols = order.size
-        layout = WordsLayout(_variant(format, bits, stem), bits, group, POINTS, scales.dtype, scales.dtype)
+        layout = PackedIntLayout(_variant(format, bits, stem), bits, group, POINTS, scales.dtype, scales.dtype)
         layer = self.build_layer(entries, stem, (rows, cols), layout)
         return layer if order is None else _with_order(layer, layout, order, stem)
 
@@ -156,15 +158,15 @@ class GptqFormat(ColumnPackedFormat):
         """Return whether ``sym`` is true and no rule in ``dynamic`` contradicts it."""
         return quantization.get("sym") is True and no_rule_is_asymmetric(quantization)
 
-    def middle_zeros(self, layout: WordsLayout, shape: Shape) -> tuple[Array, Array]:
+    def middle_zeros(self, layout: PackedIntLayout, shape: Shape) -> tuple[Array, Array]:
         """Return one row of packed middle zero points, and a mask without the bits after the last zero point."""
         bits = layout.bits
         rows = shape[0]
-        planes = PLANES[bits] if layout.form == GPTQ_PLANES else ((bits, 0),)
-        period = np.frombuffer(_period(layout.point - (layout.form == GPTQ_V1), planes), "<u4")
+        planes = PLANES[bits] if layout.packing == GPTQ_PLANES else ((bits, 0),)
+        period = np.frombuffer(_period(layout.point - (layout.packing == GPTQ_V1), planes), "<u4")
         line = np.resize(period, layout.zero_shape(shape)[1])
         mask = np.full(line.size, 0xFFFFFFFF, np.uint32)
-        if layout.form == GPTQ_PLANES:
+        if layout.packing == GPTQ_PLANES:
             mask[rows // 32 * bits :] = 0
         elif rows * bits % 32:
             mask[-1] = (1 << rows * bits % 32) - 1
@@ -182,7 +184,7 @@ class GptqFormat(ColumnPackedFormat):
                 f"format {declared!r} and checkpoint_format {str(older)[:40]!r} differ: Ingot and GPTQModel use format"
             )
             remarks.append(("gptq.format", f"{text}; transformers and vLLM use checkpoint_format"))
-        read = {GPTQ_V1: V1, GPTQ: V2}.get(words_layout(layers[0]).form) if layers else None
+        read = {GPTQ_V1: V1, GPTQ: V2}.get(words_layout(layers[0]).packing) if layers else None
         if declared in (V1, V2) and read is not None and read != declared:
             text = (
                 f"zero points are stored as in {read}, although config.json states {declared}: because sym is true and "
@@ -212,11 +214,11 @@ class GptqFormat(ColumnPackedFormat):
             )
         return order
 
-    def constant_zeros(self, layout: WordsLayout, shape: Shape) -> Callable[[], bytes]:
+    def constant_zeros(self, layout: PackedIntLayout, shape: Shape) -> Callable[[], bytes]:
         """Return a function that returns packed middle zero points."""
         bits = layout.bits
         point = layout.point - (self._checkpoint_format == V1)
-        period = _period(point, PLANES[bits] if layout.form == GPTQ_PLANES else ((bits, 0),))
+        period = _period(point, PLANES[bits] if layout.packing == GPTQ_PLANES else ((bits, 0),))
         count = 4 * prod(layout.zero_shape(shape))
 
         def rows() -> bytes:
@@ -226,7 +228,7 @@ class GptqFormat(ColumnPackedFormat):
 
     def layer_entries(self, spec: TensorSpec) -> list[FileEntry]:
         """Return the entries of every column-packed layer, and ``X.g_idx``."""
-        layout = WordsLayout.of(spec)
+        layout = PackedIntLayout.from_tensor(spec)
         cols = spec.shape[1]
         stem = spec.name.removesuffix(".weight")
         group = layout.group or cols
@@ -285,8 +287,8 @@ class GptqPlanesFormat(GptqFormat):
 
     def why_layer_unsupported(self, spec: TensorSpec) -> str | None:
         """Return why a tensor cannot be a packed layer; codes that would be read as planes must be in planes."""
-        layout = WordsLayout.of(spec)
-        if layout.form == GPTQ and layout.bits in PLANES:
+        layout = PackedIntLayout.from_tensor(spec)
+        if layout.packing == GPTQ and layout.bits in PLANES:
             return f"its codes of {layout.bits} bits are packed in planes"
         return ColumnPackedFormat.why_layer_unsupported(self, spec)
 
@@ -305,8 +307,8 @@ def declared_format(quantization: Config) -> str:
 def _other_zero_points(layer: Layer) -> Layer | None:
     """Return the layer with its zero points converted from v1 to v2 or from v2 to v1; None if codes are in planes."""
     layout = words_layout(layer)
-    other = {GPTQ: GPTQ_V1, GPTQ_V1: GPTQ}.get(layout.form)
-    return None if other is None else replace(layer, layout=replace(layout, form=other))
+    other = {GPTQ: GPTQ_V1, GPTQ_V1: GPTQ}.get(layout.packing)
+    return None if other is None else replace(layer, layout=replace(layout, packing=other))
 
 
 def _variant(format: str, bits: int, stem: str) -> str:
@@ -335,7 +337,7 @@ def _first_run(order: Array) -> int | None:
     return int(others[0]) if others.size else None
 
 
-def _with_order(layer: Layer, layout: WordsLayout, order: Array, stem: str) -> Layer:
+def _with_order(layer: Layer, layout: PackedIntLayout, order: Array, stem: str) -> Layer:
     """Return the layer with its ``g_idx``: as a part if groups are not runs of columns, else as an extra entry."""
     if np.array_equal(order, np.arange(order.size) // (layout.group or order.size)):
         return replace(layer, extra=(stem + G_IDX,))

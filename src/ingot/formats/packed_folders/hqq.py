@@ -20,7 +20,7 @@ from ingot.formats.packed_folders.config_keys import ANY, Key, irrelevant, used
 from ingot.formats.packed_folders.floats import dtype_from_torch
 from ingot.model.layouts.affine import CODES, POINTS, SCALES, ZEROS
 from ingot.model.layouts.dense import DATA
-from ingot.model.layouts.packed_words import HQQ, HQQ_COLUMNS, WordsLayout
+from ingot.model.layouts.packed_ints import HQQ, HQQ_COLUMNS, PackedIntLayout
 from ingot.model.store import Store
 from ingot.model.tensor import Tensor
 
@@ -130,7 +130,7 @@ def _layer(entries: Entries, stem: str) -> Layer:
             where=stem,
         )
     dtype_text = _text(entries[stem + _DTYPE]) if stem + _DTYPE in entries else ""
-    layout = WordsLayout(
+    layout = PackedIntLayout(
         variant,
         bits,
         None if group == full_group else group,

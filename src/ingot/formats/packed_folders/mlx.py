@@ -132,14 +132,14 @@ class MlxFormat(WritablePackedFolderFormat):
         lead = spec.shape[:-1]
         cols = spec.shape[-1]
         if spec.codec == ScaledCodebookLayout.codec:
-            floats = ScaledCodebookLayout.of(spec)
+            floats = ScaledCodebookLayout.from_tensor(spec)
             packed, scales = floats.part_specs(spec.shape)
             words, groups = (*lead, cols * floats.bits // 32), (*lead, floats.groups(cols))
             return [
                 FileEntry(packed.role, spec.name, "u32", words, packed.length or 0),
                 FileEntry(scales.role, stem + SCALES, "u8", groups, scales.length or 0),
             ]
-        layout = AffineLayout.of(spec)
+        layout = AffineLayout.from_tensor(spec)
         packed, scales, zeros = layout.part_specs(spec.shape)
         groups = (*lead, *layout.scale_shape(1, cols)[1:])
         words = (*lead, layout.row_bytes(cols) // 4)
@@ -286,7 +286,7 @@ def _check(entries: Entries, name: str, stem: str, grid: Grid) -> None:
 def why_integers_unsupported(spec: TensorSpec) -> str | None:
     """Return why a tensor of integers cannot be a packed layer of MLX; None if it can."""
     try:
-        layout = AffineLayout.of(spec)
+        layout = AffineLayout.from_tensor(spec)
     except CodecError as error:
         return error.message
     cols = spec.shape[-1] if spec.shape else 0
@@ -322,11 +322,11 @@ def _why_floats_unsupported(spec: TensorSpec) -> str | None:
 
 def _grid_of(spec: TensorSpec) -> Grid:
     if spec.codec == ScaledCodebookLayout.codec:
-        layout = ScaledCodebookLayout.of(spec)
+        layout = ScaledCodebookLayout.from_tensor(spec)
         modes = {Grid(bits, group, mode).layout(layout.dtype): mode for mode, (bits, group, *_) in FLOATS.items()}
         mode = modes[layout]
         return Grid(*FLOATS[mode][:2], mode)
-    integers = AffineLayout.of(spec)
+    integers = AffineLayout.from_tensor(spec)
     return Grid(integers.bits, integers.group_size or 0)
 
 

@@ -22,8 +22,8 @@ from ingot.formats.packed_folders.floats import (
 )
 from ingot.formats.safetensors.pieces import FileEntry
 from ingot.model.artifact import Artifact
-from ingot.model.layouts.affine import CODES, WHOLE, Constant, Group
-from ingot.model.layouts.packed_words import FACTORS, MODELOPT, WordsLayout
+from ingot.model.layouts.affine import CODES, PER_TENSOR, Constant, Group
+from ingot.model.layouts.packed_ints import FACTORS, MODELOPT, PackedIntLayout
 from ingot.model.layouts.scaled_codebook import (
     DTYPES_OF_VALUES,
     INDICES,
@@ -94,7 +94,7 @@ class ModelOptFormat(WritablePackedFolderFormat):
     summary = "a folder of NVIDIA's ModelOpt: dense tensors, NVFP4, FP8 and integers of 4 bits"
     traits = replace(
         WritablePackedFolderFormat.traits,
-        packed_codecs=(ScaledCodebookLayout.codec, WordsLayout.codec),
+        packed_codecs=(ScaledCodebookLayout.codec, PackedIntLayout.codec),
         merges=True,
         dense_key="ignore",
         how_to_quantize=(
@@ -168,7 +168,7 @@ class ModelOptFormat(WritablePackedFolderFormat):
 
     def why_layer_unsupported(self, spec: TensorSpec) -> str | None:
         """Return why a tensor cannot be a matrix of NVFP4, FP8 or integers; None if it can."""
-        if spec.codec == WordsLayout.codec:
+        if spec.codec == PackedIntLayout.codec:
             return _why_integers_unsupported(spec)
         layout = layout_to_write(spec)
         if isinstance(layout, str):
@@ -184,9 +184,9 @@ class ModelOptFormat(WritablePackedFolderFormat):
     def layer_entries(self, spec: TensorSpec) -> Sequence[FileEntry]:
         """Return ``X.weight`` and ``X.weight_scale``; also ``X.weight_scale_2`` (NVFP4), ``X.pre_quant_scale``
         (integers)."""
-        if spec.codec == WordsLayout.codec:
+        if spec.codec == PackedIntLayout.codec:
             return _integer_entries(spec)
-        layout, (rows, cols) = ScaledCodebookLayout.of(spec), spec.shape
+        layout, (rows, cols) = ScaledCodebookLayout.from_tensor(spec), spec.shape
         if layout == _fp8(layout.dtype):
             return [
                 FileEntry(INDICES, spec.name, "f8_e4m3fn", spec.shape, rows * cols),
@@ -209,7 +209,7 @@ class ModelOptFormat(WritablePackedFolderFormat):
         if not layers:
             return {}
         source = self.source_config(artifact)
-        integers = [WordsLayout.of(spec) for spec in packed if spec.codec == WordsLayout.codec]
+        integers = [PackedIntLayout.from_tensor(spec) for spec in packed if spec.codec == PackedIntLayout.codec]
         algorithms = {layer["quant_algo"] for layer in layers.values()}
         groups = {layer["group_size"] for layer in layers.values() if "group_size" in layer}
         mixed = len(algorithms) > 1 or len(groups) > 1
@@ -236,9 +236,9 @@ class ModelOptFormat(WritablePackedFolderFormat):
 
 
 def _layer_config(spec: TensorSpec, *, activations: bool) -> dict[str, Any]:
-    if spec.codec == WordsLayout.codec:
-        return {"quant_algo": _INT4, "group_size": WordsLayout.of(spec).group or spec.shape[1]}
-    if ScaledCodebookLayout.of(spec).bits == 8:
+    if spec.codec == PackedIntLayout.codec:
+        return {"quant_algo": _INT4, "group_size": PackedIntLayout.from_tensor(spec).group or spec.shape[1]}
+    if ScaledCodebookLayout.from_tensor(spec).bits == 8:
         return {"quant_algo": "FP8"}
     return {"quant_algo": "NVFP4" if activations else "W4A16_NVFP4", "group_size": 16}
 
@@ -267,17 +267,17 @@ def _integers(entries: Entries, key: str, dtype: str) -> Layer:
             )
         dtype, parts[FACTORS] = factors.dtype, factors.name
     group = None if groups == 1 else cols // groups
-    layout = WordsLayout(MODELOPT, 4, group, Constant(0), dtype, scale.dtype, factors=factors is not None)
+    layout = PackedIntLayout(MODELOPT, 4, group, Constant(0), dtype, scale.dtype, factors=factors is not None)
     return Layer(key, (rows, cols), layout, parts)
 
 
 def _why_integers_unsupported(spec: TensorSpec) -> str | None:
     try:
-        layout = WordsLayout.of(spec)
+        layout = PackedIntLayout.from_tensor(spec)
     except CodecError as error:
         return error.message
-    if layout.form != MODELOPT:
-        return f"its integers are packed as {MODELOPT}, found {layout.form}"
+    if layout.packing != MODELOPT:
+        return f"its integers are packed as {MODELOPT}, found {layout.packing}"
     rows, cols = spec.shape
     if layout.group and cols % layout.group:
         return f"its groups divide the columns, found {layout.group} of {cols}"
@@ -290,7 +290,7 @@ def _why_integers_unsupported(spec: TensorSpec) -> str | None:
 
 
 def _integer_entries(spec: TensorSpec) -> Sequence[FileEntry]:
-    layout = WordsLayout.of(spec)
+    layout = PackedIntLayout.from_tensor(spec)
     cols = spec.shape[1]
     sizes = {part.role: part.length or 0 for part in spec.parts}
     entries = [
@@ -308,4 +308,4 @@ def _nvfp4(dtype: str) -> ScaledCodebookLayout:
 
 
 def _fp8(dtype: str) -> ScaledCodebookLayout:
-    return ScaledCodebookLayout(8, WHOLE, dtype, values="f8_e4m3fn")
+    return ScaledCodebookLayout(8, PER_TENSOR, dtype, values="f8_e4m3fn")

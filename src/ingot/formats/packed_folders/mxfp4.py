@@ -97,7 +97,7 @@ class Mxfp4Format(WritablePackedFolderFormat):
     def layer_entries(self, spec: TensorSpec) -> Sequence[FileEntry]:
         """Return ``X_blocks`` and ``X_scales``."""
         groups = (*spec.shape[:-2], spec.shape[-1], spec.shape[-2] // 32)
-        blocks, scales = ScaledCodebookLayout.of(spec).part_specs(spec.shape)
+        blocks, scales = ScaledCodebookLayout.from_tensor(spec).part_specs(spec.shape)
         return [
             FileEntry(INDICES, spec.name + _BLOCKS, "u8", (*groups, 16), blocks.length or 0),
             FileEntry(SCALES, spec.name + _SCALES, "u8", groups, scales.length or 0),

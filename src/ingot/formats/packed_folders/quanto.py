@@ -13,7 +13,7 @@ from ingot.formats.packed_folders.config_keys import Key, irrelevant, used
 from ingot.formats.packed_folders.floats import FP8, fp8_layer
 from ingot.model.layouts.affine import CODES, NO_ZERO, POINTS, ROW, ROWS_LSB, SCALES, ZEROS, AffineLayout
 from ingot.model.layouts.dense import DATA
-from ingot.model.layouts.packed_words import FORMS, QUANTO, WordsLayout
+from ingot.model.layouts.packed_ints import PACKING_FORMS, QUANTO, PackedIntLayout
 from ingot.model.store import Store
 from ingot.model.tensor import Tensor
 
@@ -110,7 +110,7 @@ def _packed(entries: Entries, name: str, config: Config) -> Layer:
         raise FormatError("quanto.dtype", f"expected u8 and floats, found {codes.dtype} and {scale.dtype}", where=name)
     count = scale.shape[0] if len(scale.shape) == 2 and scale.shape[1] == 1 else 0
     lines, group = codes.shape if len(codes.shape) == 2 else (0, 0)
-    widths = [bits for bits in FORMS[QUANTO].bits if lines == -(-count * bits // 8)]
+    widths = [bits for bits in PACKING_FORMS[QUANTO].bits if lines == -(-count * bits // 8)]
     if not count or not group or not widths or shift.shape != scale.shape:
         raise FormatError(
             "quanto.shape",
@@ -128,7 +128,7 @@ def _packed(entries: Entries, name: str, config: Config) -> Layer:
             rule="quanto.type",
             where=name,
         )
-    layout = WordsLayout(QUANTO, widths[0], None if group == cols else group, POINTS, scale.dtype, scale.dtype)
+    layout = PackedIntLayout(QUANTO, widths[0], None if group == cols else group, POINTS, scale.dtype, scale.dtype)
     parts = {CODES: codes.name, SCALES: scale.name, ZEROS: shift.name}
     return Layer(name, (count * group // cols, cols), layout, parts, _activations(entries, name))
 

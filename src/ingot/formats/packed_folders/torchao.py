@@ -25,7 +25,7 @@ from ingot.formats.packed_folders.base import (
 from ingot.formats.packed_folders.config_keys import Key, irrelevant, used
 from ingot.formats.packed_folders.floats import FP8, POWERS, config_dtype, fp8_layer
 from ingot.model.layouts.affine import CODES, POINTS, SCALES, ZEROS, Group
-from ingot.model.layouts.packed_words import INTS, TORCHAO, WordsLayout
+from ingot.model.layouts.packed_ints import INTS, TORCHAO, PackedIntLayout
 from ingot.model.layouts.scaled_codebook import INDICES, MULTIPLY, SECOND, ScaledCodebookLayout
 from ingot.model.tensor import Tensor
 
@@ -134,7 +134,7 @@ def _integers(entries: Entries, stem: str, dtype: str, _: Mapping[str, Any]) -> 
         )
     group = None if groups == 1 else codes.shape[1] // groups
     rows, cols = codes.shape
-    layout = WordsLayout(INTS, 8, group, POINTS, dtype, scale.dtype)
+    layout = PackedIntLayout(INTS, 8, group, POINTS, dtype, scale.dtype)
     parts = {CODES: codes.name, SCALES: scale.name, ZEROS: zeros.name}
     return Layer(stem + WEIGHT, (rows, cols), layout, parts)
 
@@ -157,7 +157,7 @@ def _int4(entries: Entries, stem: str, dtype: str, _: Mapping[str, Any]) -> Laye
         raise _shape_error(stem, "scales and zero points for groups of rows", codes, scale, zeros)
     if cols % groups:
         raise _shape_error(stem, f"groups that divide {cols} columns", codes, scale, zeros)
-    layout = WordsLayout(TORCHAO, 4, None if groups == 1 else cols // groups, POINTS, dtype, scale.dtype)
+    layout = PackedIntLayout(TORCHAO, 4, None if groups == 1 else cols // groups, POINTS, dtype, scale.dtype)
     return Layer(stem + WEIGHT, (rows, cols), layout, {CODES: codes.name, SCALES: scale.name, ZEROS: zeros.name})
 
 

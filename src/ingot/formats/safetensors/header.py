@@ -14,7 +14,7 @@ import msgspec
 
 from ingot.core.numeric.dtypes import BY_SAFETENSORS, MAX_RANK, element_count
 from ingot.core.parsing import manifest_digest
-from ingot.core.parsing.strictjson import strict_json, warm
+from ingot.core.parsing.strictjson import preload, strict_json
 from ingot.core.runtime.memory import gc_paused
 from ingot.errors import FormatError
 from ingot.formats.base import Catalog
@@ -23,7 +23,7 @@ from ingot.formats.shared.single import ReadHeader, header_of, headers_of
 from ingot.model.bytesource import ByteSource
 from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.part import Part
-from ingot.model.reading.lazy import Lazy
+from ingot.model.reading.lazy import LazyMap
 from ingot.model.reading.ranges import read_bytes
 from ingot.model.store import Store
 from ingot.model.tensor import Tensor
@@ -38,7 +38,7 @@ _HIDING = (b"\\u003", b"\\u002", b"\\ud", b"\\uD")
 _BITS = {spelling: row.bits for spelling, row in BY_SAFETENSORS.items()}
 
 
-@warm
+@preload
 class Entry(msgspec.Struct, gc=False):
     """One tensor's fields in the header. The defaults are invalid, so that a missing field cannot pass the checks."""
 
@@ -47,7 +47,7 @@ class Entry(msgspec.Struct, gc=False):
     data_offsets: tuple[_Natural, _Natural] = (1, 0)
 
 
-@warm
+@preload
 class Header(msgspec.Struct, gc=False):
     """A checked header: tensors in the order of their bytes, and the metadata of the file."""
 
@@ -55,7 +55,7 @@ class Header(msgspec.Struct, gc=False):
     metadata: dict[str, str]
 
 
-@warm
+@preload
 class _MetadataOnly(msgspec.Struct):
     metadata: dict[str, str] = msgspec.field(name=METADATA, default_factory=dict)
 
@@ -238,7 +238,7 @@ class File(NamedTuple):
     raw: ReadHeader
 
 
-def tensors_of(files: Sequence[File]) -> Lazy[Tensor]:
+def tensors_of(files: Sequence[File]) -> LazyMap[Tensor]:
     """Return the tensors of one or several files, in order."""
     if len(files) == 1:
         names: Mapping[str, Any] = files[0].header.entries
@@ -261,7 +261,7 @@ def tensors_of(files: Sequence[File]) -> Lazy[Tensor]:
         )
         return Tensor(name, entry.shape, row.name, DenseLayout.codec, {DATA: part})
 
-    return Lazy(names, build)
+    return LazyMap(names, build)
 
 
 def open_file(store: Store, name: str, *, verify: bool = True) -> File:

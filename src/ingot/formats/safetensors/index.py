@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from ingot.core.parsing.manifest_digest import KEY
-from ingot.core.parsing.strictjson import strict_json, warm
+from ingot.core.parsing.strictjson import preload, strict_json
 from ingot.errors import FormatError, UsageError
 from ingot.formats.base import Catalog
 from ingot.formats.safetensors.header import MAX_HEADER, PREFIX, File, open_file, tensors_of
@@ -102,7 +102,7 @@ def _require_room(store: Store, name: str, size: int) -> None:
         )
 
 
-@warm
+@preload
 class _Index(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     weight_map: dict[str, str]
     metadata: dict[str, str | int | float] = {}

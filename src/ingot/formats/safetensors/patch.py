@@ -15,7 +15,7 @@ import msgspec
 from ingot.core.bytes import checksums
 from ingot.core.numeric.dtypes import DTYPES, element_count
 from ingot.core.parsing import manifest_digest
-from ingot.core.parsing.strictjson import warm
+from ingot.core.parsing.strictjson import preload
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.base import Catalog
 from ingot.model.delta import KEY, Change, DeltaInfo, Identity
@@ -37,7 +37,7 @@ FIRST, SECOND = (".indices", ".values"), (".idx", ".val")
 ALGORITHM = "crc32c"
 
 
-@warm
+@preload
 class _IngotFields(msgspec.Struct, omit_defaults=True):
     """The JSON value of ``INGOT_KEY``."""
 
@@ -135,14 +135,14 @@ def written_metadata(
     Raises ``UnsupportedError`` ``sparse_patch.mixed``: positions in two encodings.
     """
     patches = [spec for spec in specs if spec.codec == CODEC]
-    encodings = sorted({PatchLayout.of(spec).encoding for spec in patches}) or [RAW]
+    encodings = sorted({PatchLayout.from_tensor(spec).encoding for spec in patches}) or [RAW]
     if len(encodings) > 1:
         raise UnsupportedError(
             f"a sparse patch has one encoding of positions, found {' and '.join(encodings)}", rule="sparse_patch.mixed"
         )
     changed = sum(_count(spec) for spec in patches)
     elements = sum(spec.size for spec in patches)
-    shapes = {spec.name: list(spec.shape) for spec in patches if not PatchLayout.of(spec).flat}
+    shapes = {spec.name: list(spec.shape) for spec in patches if not PatchLayout.from_tensor(spec).flat}
     fields = _IngotFields(shapes, {key: value for key, value in metadata.items() if key != KEY}, dict(digests))
     delta = {KEY: metadata[KEY]} if KEY in metadata else {}
     header_digest = {manifest_digest.KEY: manifest_digest.stand_in(ALGORITHM)} if digests or not specs else {}
@@ -185,7 +185,7 @@ def _parse_ingot_fields(header_metadata: Mapping[str, str], location: str) -> _I
 def _set_digests(tensors: Mapping[str, Tensor], digests: Mapping[str, str], location: str, *, verify: bool) -> None:
     """Set the digest of every entry's part from the metadata."""
     for key, text in digests.items():
-        checksums.known(text, "part.digest", f"{location}: {key[:200]}")
+        checksums.algorithm_of(text, "part.digest", f"{location}: {key[:200]}")
         if key in tensors:
             part = tensors[key].parts["data"]
             part.digest = text

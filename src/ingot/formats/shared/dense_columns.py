@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from ingot.core.bytes.checksums import Buffer
 from ingot.core.numeric.dtypes import DTYPES, DType
-from ingot.core.parsing.columns import Column, chosen, numbers
+from ingot.core.parsing.columns import Column, map_texts, numbers
 from ingot.formats.shared.manifests import label
 from ingot.model.bytesource import ByteSource
 from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.part import Part
-from ingot.model.reading.late_parts import LateParts
-from ingot.model.reading.lazy import Lazy
+from ingot.model.reading.lazy import LazyMap
+from ingot.model.reading.lazy_parts import LazyParts
 from ingot.model.tensor import Tensor
 
 Shape = tuple[int, ...]
@@ -121,7 +121,7 @@ class DenseTensors:
         self._shapes: dict[Shape, Shape] = {}
         self._nothing: dict[str, Any] = {}
 
-    def lazy(self, names: Collection[str], closely: Callable[[str], Tensor] | None = None) -> Lazy[Tensor]:
+    def lazy(self, names: Collection[str], closely: Callable[[str], Tensor] | None = None) -> LazyMap[Tensor]:
         """Return all tensors of a file; ``closely`` builds the tensors that are not simple."""
         columns = self._columns
 
@@ -131,8 +131,8 @@ class DenseTensors:
                 return closely(name)
             return self._tensor(name, row, parts_of(name, row))
 
-        late = partial(LateParts, _ROLES, self._parts)
-        return Lazy(names, partial(build, parts_of=self._parts), partial(build, parts_of=late))
+        late = partial(LazyParts, _ROLES, self._parts)
+        return LazyMap(names, partial(build, parts_of=self._parts), partial(build, parts_of=late))
 
     def _tensor(self, name: str, row: int, parts: Mapping[str, Part]) -> Tensor:
         columns = self._columns
@@ -178,7 +178,7 @@ def plain_dense(codecs: Column, attributes: Column, starts: memoryview, *absent:
     for column in absent:
         present[:-1] |= numbers(column.first) >= 0
     simple: Flags = (np.diff(first) == 1) & ~present[first[:-1]]
-    simple &= (chosen(codecs, {DenseLayout.codec: 1}) == 1) & (numbers(attributes.first) < 0)
+    simple &= (map_texts(codecs, {DenseLayout.codec: 1}) == 1) & (numbers(attributes.first) < 0)
     return simple
 
 

@@ -88,7 +88,7 @@ class ComputedSource(DerivedSource):
             return memoryview(b"")
         data = self._data
         if data is None:
-            require_ram(self._making, "values that the program computes", self.memory_hint(), where=self.name)
+            require_ram(self._making, "values that the program computes", self.memory_hint(), location=self.name)
             data = self._data = memoryview(self._compute())
         if offset + length == self.size:
             self._data = None

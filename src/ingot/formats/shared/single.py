@@ -9,8 +9,8 @@ from functools import partial
 from ingot.core.bytes.checksums import Buffer
 from ingot.formats.base import Catalog, Format
 from ingot.model.bytesource import ByteSource
-from ingot.model.reading.lazy import Made
-from ingot.model.reading.ranges import is_distant, read_joined
+from ingot.model.reading.lazy import ComputedMap
+from ingot.model.reading.ranges import is_remote, read_joined
 from ingot.model.store import Store
 
 ReadHeader = Callable[[], Buffer]
@@ -26,14 +26,14 @@ def header_of(raw: Buffer, source: ByteSource, offset: int) -> ReadHeader:
     at that time, and the function raises the errors of ``ByteSource.readinto``. To notice a changed file, compare its
     stamp.
     """
-    if len(raw) <= _SMALL or is_distant(source):
+    if len(raw) <= _SMALL or is_remote(source):
         return lambda: raw
     return partial(read_joined, source, [(offset, len(raw))])
 
 
 def headers_of(readers: Mapping[str, ReadHeader]) -> Mapping[str, Buffer]:
     """Return the bytes of headers by file."""
-    return Made(readers, lambda name: readers[name]())
+    return ComputedMap(readers, lambda name: readers[name]())
 
 
 class BySuffix(Format):

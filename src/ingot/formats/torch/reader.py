@@ -19,7 +19,7 @@ from ingot.formats.shared.foreign import LEGACY_TORCH
 from ingot.model.bytesource import ByteSource
 from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.part import Part
-from ingot.model.reading.lazy import Lazy
+from ingot.model.reading.lazy import LazyMap
 from ingot.model.reading.ranges import read_bytes
 from ingot.model.store import Store
 from ingot.model.tensor import Tensor
@@ -84,7 +84,7 @@ def open_file(store: Store, name: str) -> File:
     return File(name, source, header, *contents)
 
 
-def tensors_of(files: Sequence[File]) -> Lazy[Tensor]:
+def tensors_of(files: Sequence[File]) -> LazyMap[Tensor]:
     """Return the tensors of all files, in order; raises ``FormatError`` ``torchfile.index`` for a name in two files."""
     entries: dict[str, tuple[File, Any]] = {}
     for file in files:
@@ -101,7 +101,7 @@ def tensors_of(files: Sequence[File]) -> Lazy[Tensor]:
         part = Part(row.storage, source.size, source, 0, type=None if row.is_storage else row.name, where=location)
         return Tensor(key, tuple(value.shape), row.name, DenseLayout.codec, {DATA: part})
 
-    return Lazy(entries, build)
+    return LazyMap(entries, build)
 
 
 class _Values:

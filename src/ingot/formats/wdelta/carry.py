@@ -92,7 +92,7 @@ def _expected(spec: TensorSpec, size: int, sizes: Mapping[str, int]) -> dict[str
     if spec.codec == SignDeltaLayout.codec:
         return {"scales": scale_rows(spec.shape), "packed_signs": -(-size // 8)}
     outliers = min(sizes["outlier_idx"], size)
-    codes = size - (outliers if Int4DeltaLayout.of(spec).layout == 1 else 0)
+    codes = size - (outliers if Int4DeltaLayout.from_tensor(spec).layout == 1 else 0)
     single_values = {"scale": 1, "zero_point": 1}
     return {"outlier_idx": outliers, "outlier_vals": outliers, **single_values, "packed": -(-codes // 2)}
 

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from ingot.core.runtime.parallel import Workers, go_on
+from ingot.core.runtime.parallel import Workers, check_cancelled
 from ingot.errors import FormatError, IntegrityError
 from ingot.formats.wdelta.layout import DIGEST, PREFIX
 from ingot.model.bytesource import ByteSource, Sink
@@ -38,7 +38,7 @@ def check_digest(source: ByteSource, progress: Callable[[int], None] | None = No
     running = hashlib.sha256()
     buffer = memoryview(bytearray(0 if source.mapped else min(_CHUNK, end)))
     for start in range(0, end, _CHUNK):
-        go_on()
+        check_cancelled()
         size = min(_CHUNK, end - start)
         if source.mapped:
             chunk = source.view(start, size)
@@ -97,7 +97,7 @@ class TrailingDigest:
     def _read(self, start: int, stop: int) -> None:
         buffer = memoryview(bytearray(min(_CHUNK, stop - start)))
         for position in range(start, stop, _CHUNK):
-            go_on()
+            check_cancelled()
             chunk = buffer[: min(_CHUNK, stop - position)]
             self._sink.readinto(position, chunk)
             self._hash.update(chunk)

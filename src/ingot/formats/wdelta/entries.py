@@ -9,14 +9,14 @@ from typing import Annotated, Any
 import msgspec
 
 from ingot.core.numeric.dtypes import dtype
-from ingot.core.parsing.strictjson import warm
+from ingot.core.parsing.strictjson import preload
 from ingot.formats.wdelta.layout import STRATEGIES
 from ingot.model.delta import Change
 
 _Natural = Annotated[int, msgspec.Meta(ge=0)]
 
 
-@warm
+@preload
 class Entry(msgspec.Struct):
     """A tensor's entry in the header, with the fields of all strategies."""
 

@@ -30,7 +30,7 @@ from ingot.formats.wdelta.writer import WdeltaWriter, file_size
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import ByteSource, Target
 from ingot.model.part import Part
-from ingot.model.reading.lazy import Lazy
+from ingot.model.reading.lazy import LazyMap
 from ingot.model.reading.ranges import HeaderSource, read_bytes, read_joined
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Tensor
@@ -83,7 +83,7 @@ def _read_header(source: HeaderSource, name: str) -> tuple[int, bytearray]:
     return version, read_joined(source, [(PREFIX, length)])
 
 
-def _tensors(source: ByteSource, header: Header, spans: Spans, file: str) -> Lazy[Tensor]:
+def _tensors(source: ByteSource, header: Header, spans: Spans, file: str) -> LazyMap[Tensor]:
     """Return the tensors in the order of their records."""
 
     def build(name: str) -> Tensor:
@@ -92,7 +92,7 @@ def _tensors(source: ByteSource, header: Header, spans: Spans, file: str) -> Laz
         parts = _parts(source, spans[name], f"{file}: {name}", rounded)
         return Tensor(name, entry.shape, "f32", entry.codec, parts, entry.params())
 
-    return Lazy(spans, build)
+    return LazyMap(spans, build)
 
 
 def _parts(source: ByteSource, spans: Mapping[str, Span], location: str, rounded: str | None) -> dict[str, Part]:

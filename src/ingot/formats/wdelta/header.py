@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from ingot.core.numeric.dtypes import DTYPES, dtype, element_count
-from ingot.core.parsing.strictjson import strict_json, warm
+from ingot.core.parsing.strictjson import preload, strict_json
 from ingot.errors import FormatError, IngotError, UnsupportedError
 from ingot.formats.wdelta.entries import Entry, cols
 from ingot.formats.wdelta.layout import BY_CODEC, STRATEGIES, VERSIONS
@@ -30,7 +30,7 @@ _CHUNK = 1 << 16
 _NEEDS_COUNT = ("quantized", "int4")
 
 
-@warm
+@preload
 class Extension(msgspec.Struct, omit_defaults=True):
     """Ingot's extension of the header under ``ingot``, which deltatensors ignores.
 
@@ -44,7 +44,7 @@ class Extension(msgspec.Struct, omit_defaults=True):
     metadata: dict[str, Any] = {}
 
 
-@warm
+@preload
 class Header(msgspec.Struct):
     """A header, which ``parse`` checks."""
 

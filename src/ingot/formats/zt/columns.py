@@ -8,10 +8,21 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from ingot.core.bytes.chunk_digests import StatedChunks
+from ingot.core.bytes.chunk_digests import DeclaredChunks
 from ingot.core.numeric.dtypes import DTYPES
 from ingot.core.parsing import cbor
-from ingot.core.parsing.columns import Array, Column, Rows, cbor_table, chosen, field, mapping, numbers, record, spelled
+from ingot.core.parsing.columns import (
+    Array,
+    Column,
+    Rows,
+    are_digests,
+    cbor_table,
+    field,
+    map_texts,
+    mapping,
+    numbers,
+    record,
+)
 from ingot.errors import FormatError
 from ingot.formats.shared.dense_columns import DenseColumns, Flags, plain_dense
 from ingot.formats.shared.manifests import has_maps
@@ -118,7 +129,7 @@ class Columns:
             None if uncompressed < 0 else uncompressed,
             parts.encoding.text(part) or "raw",
             None if digest is None else self.data[digest].decode(),
-            None if chunks is None else msgspec.convert(cbor.loads(self.data[chunks]), StatedChunks),
+            None if chunks is None else msgspec.convert(cbor.loads(self.data[chunks]), DeclaredChunks),
         )
 
     def _suspect_objects(self) -> Flags:
@@ -150,20 +161,20 @@ class Columns:
         """Return which parts need a detailed check; ``home`` are the rows of their objects."""
         parts = self.parts
         lengths = self.parts.lengths
-        items = chosen(parts.dtype, ITEM_BYTES, 0)
+        items = map_texts(parts.dtype, ITEM_BYTES, 0)
         types = numbers(parts.type.first)
-        encodings = chosen(parts.encoding, {"raw": 1})
+        encodings = map_texts(parts.encoding, {"raw": 1})
         raw = (encodings == 1) | (numbers(parts.encoding.first) < 0)
         suspects = (items == 0) | (lengths % np.maximum(items, 1) != 0) | (types >= 0) & ~self._has_valid_type()
         suspects |= ~raw | (numbers(parts.uncompressed.first) >= 0) | (numbers(parts.chunks.first) >= 0)
-        dense = chosen(self.format, {DenseLayout.codec: 1})[home] == 1
-        bits = np.where(types < 0, items * 8, chosen(parts.type, _BITS, 0))
+        dense = map_texts(self.format, {DenseLayout.codec: 1})[home] == 1
+        bits = np.where(types < 0, items * 8, map_texts(parts.type, _BITS, 0))
         data = numbers(self.components.second) == (
             self.components.texts.index(DATA) if DATA in self.components.texts else -1
         )
         sizes = np.minimum(numbers(self.shape.third), _MAX_ELEMENTS)[home]
         suspects |= dense & data & ((bits == 0) | (sizes * bits % 8 != 0) | (sizes * bits // 8 != lengths))
-        result: Flags = suspects | ~spelled(parts.digest, self.data)
+        result: Flags = suspects | ~are_digests(parts.digest, self.data)
         return result
 
     def _has_valid_type(self) -> Flags:
@@ -188,7 +199,7 @@ def decode(data: bytes, file: str) -> tuple[Manifest, Columns] | None:
     if not has_maps(attributes, data) or not all(_is_chunks(value) for value in _values(columns.parts.chunks, data)):
         return None
     try:
-        return parse(table.rest, file, max_items=cbor.MAX_ITEMS // 8), columns
+        return parse(table.remainder, file, max_items=cbor.MAX_ITEMS // 8), columns
     except FormatError:
         return None
 
@@ -200,7 +211,7 @@ def _values(column: Column, data: bytes) -> Iterator[bytes]:
 
 def _is_chunks(value: bytes) -> bool:
     try:
-        msgspec.convert(cbor.loads(value), StatedChunks)
+        msgspec.convert(cbor.loads(value), DeclaredChunks)
     except msgspec.ValidationError:
         return False
     return True

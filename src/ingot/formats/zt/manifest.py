@@ -12,9 +12,9 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from ingot.core.bytes.chunk_digests import StatedChunks, as_stated
+from ingot.core.bytes.chunk_digests import DeclaredChunks, declare_chunks
 from ingot.core.parsing import cbor, manifest_digest
-from ingot.core.parsing.strictjson import warm
+from ingot.core.parsing.strictjson import preload
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.shared.manifests import Schema
 from ingot.formats.zt import foreign_cbor
@@ -53,7 +53,7 @@ _MAP = 5 << 5  # CBOR's major type, in a head's first byte
 _VERSION = re.compile(r"([0-9]{1,9})(?:\.[0-9]{1,9}){0,2}(?:[-+][0-9A-Za-z.+-]{1,64})?")
 
 
-@warm
+@preload
 class Component(msgspec.Struct, frozen=True, gc=False):
     """The manifest's entry for a part. ``length`` counts stored bytes; lengths and offsets fit 63 bits, like file
     offsets.
@@ -68,7 +68,7 @@ class Component(msgspec.Struct, frozen=True, gc=False):
     uncompressed_length: Unsigned | None = None
     encoding: str = "raw"
     digest: str | None = None
-    ingot_chunks: StatedChunks | None = None
+    ingot_chunks: DeclaredChunks | None = None
 
     @property
     def nbytes(self) -> int:
@@ -76,7 +76,7 @@ class Component(msgspec.Struct, frozen=True, gc=False):
         return self.length if self.encoding == "raw" else self.uncompressed_length or 0
 
 
-@warm
+@preload
 class Object(msgspec.Struct, frozen=True, gc=False):
     """The manifest's entry for a tensor; ``format`` is the id of its codec."""
 
@@ -86,7 +86,7 @@ class Object(msgspec.Struct, frozen=True, gc=False):
     attributes: dict[str, Any] | None = None
 
 
-@warm
+@preload
 class Manifest(msgspec.Struct, frozen=True, gc=False):
     """The root of the manifest.
 
@@ -122,12 +122,12 @@ def parse_foreign(
     location = f"{file}: manifest"
     notes = list[tuple[str, str]]()
     try:
-        root = cbor.loads(data, where=location, max_items=max_items)
+        root = cbor.loads(data, location=location, max_items=max_items)
     except FormatError as error:
         if error.rule not in foreign_cbor.RULES:
             raise
         rewritten, notes = foreign_cbor.rewrite(data, location)
-        root = cbor.loads(rewritten, where=f"{location} in definite lengths", max_items=max_items)
+        root = cbor.loads(rewritten, location=f"{location} in definite lengths", max_items=max_items)
     return _check(root, file), notes
 
 
@@ -184,7 +184,7 @@ def describe(spec: TensorSpec, attributes: Mapping[str, Any], blobs: Iterable[Bl
         if digest is not None:
             component["digest"] = digest
         if chunks is not None:
-            component["ingot_chunks"] = msgspec.structs.asdict(as_stated(chunks))
+            component["ingot_chunks"] = msgspec.structs.asdict(declare_chunks(chunks))
         components[part.role] = component
     entry: dict[str, Any] = {"shape": list(spec.shape), "format": file_id(spec.codec)}
     if attributes:

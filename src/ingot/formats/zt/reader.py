@@ -35,8 +35,8 @@ from ingot.formats.zt.rules import check_blobs, check_object, check_objects, chu
 from ingot.model.bytesource import ByteSource
 from ingot.model.layouts.base import codec_of
 from ingot.model.part import Part
-from ingot.model.reading.lazy import Lazy
-from ingot.model.reading.ranges import HeaderSource, is_distant, read_bytes
+from ingot.model.reading.lazy import LazyMap
+from ingot.model.reading.ranges import HeaderSource, is_remote, read_bytes
 from ingot.model.receipt import KEY
 from ingot.model.tensor import Tensor
 
@@ -65,7 +65,7 @@ def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> 
         ``manifest.digest``.
     """
     head: ByteSource = source
-    if is_distant(source):  # one request reads the end of the file, with the manifest of all but large files
+    if is_remote(source):  # one request reads the end of the file, with the manifest of all but large files
         head = HeaderSource(source)
         head.expect([(0, len(MAGIC)), (source.size - _TAIL, _TAIL)])
     start, size = manifest_span(head)
@@ -168,7 +168,7 @@ def manifest_span(source: ByteSource) -> tuple[int, int]:
 
 def tensors_of(
     source: ByteSource, objects: Mapping[str, Object], columns: Columns | None, *, verify: bool
-) -> Lazy[Tensor]:
+) -> LazyMap[Tensor]:
     """Return the tensors of the manifest, in file order."""
     simple = None if columns is None else DenseTensors(columns.dense(), source, verify=verify)
 
@@ -197,7 +197,7 @@ def tensors_of(
             verify=verify,
         )
 
-    return Lazy(objects, build_tensor) if simple is None else simple.lazy(objects, build_tensor)
+    return LazyMap(objects, build_tensor) if simple is None else simple.lazy(objects, build_tensor)
 
 
 def _notes(manifest: Manifest, columns: Columns | None) -> Iterator[tuple[str, str]]:

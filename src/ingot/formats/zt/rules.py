@@ -115,7 +115,7 @@ def check_part(file: str, name: str, role: str, part: Component) -> int | None:
     if nbytes is not None and nbytes % item:
         refuse("zt.part-size", f"expected a multiple of {item} bytes for {part.dtype}, found {nbytes}")
     if part.digest is not None and not _DIGEST(part.digest):
-        checksums.known(part.digest, "zt.digest-syntax", label(file, name, role))
+        checksums.algorithm_of(part.digest, "zt.digest-syntax", label(file, name, role))
     if part.ingot_chunks is not None:
         chunks_of(part, label(file, name, role))
     return nbytes

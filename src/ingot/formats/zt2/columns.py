@@ -14,15 +14,15 @@ from ingot.core.parsing import cbor
 from ingot.core.parsing.columns import (
     Array,
     Column,
+    DigestSyntax,
     Rows,
-    Spelling,
+    are_digests,
     cbor_table,
-    chosen,
     field,
+    map_texts,
     mapping,
     numbers,
     record,
-    spelled,
 )
 from ingot.errors import FormatError
 from ingot.formats.shared.dense_columns import DenseColumns, Flags, plain_dense
@@ -47,7 +47,7 @@ _OBJECT = record(
     field("layout", "text"),
     field("attributes", "any", optional=True),
 )
-DIGESTS = Spelling(((b"xxh3:", 16), (b"sha256:", 64)), b"0123456789abcdef")
+DIGESTS = DigestSyntax(((b"xxh3:", 16), (b"sha256:", 64)), b"0123456789abcdef")
 _MAX_ELEMENTS = 1 << 55  # elements of up to 128 bits; larger tensors need the detailed check
 _BITS = {stored: DTYPES[name].bits for stored, name in LOGICAL_TYPES.items()}
 
@@ -127,7 +127,7 @@ class Columns:
             simple &= np.array([0 < 4 * len(name) <= MAX_NAME and "\0" not in name for name in names], bool)
         rows = np.flatnonzero(simple)
         first_parts = starts[rows]
-        is_valid = _is_data(self.roles) & spelled(parts.digest, self.data, DIGESTS)
+        is_valid = _is_data(self.roles) & are_digests(parts.digest, self.data, DIGESTS)
         is_valid[first_parts] &= numbers(parts.blob.second)[first_parts] == self._bytes(counts[rows], first_parts)
         suspects: Flags = np.ones(counts.size, bool)
         suspects[rows] = ~is_valid[first_parts]
@@ -137,11 +137,11 @@ class Columns:
         """Return the bytes of ``counts`` elements of the types of parts at ``indices``; -1 if they need a detailed
         check."""
         parts = self.parts
-        items = chosen(parts.dtype, ITEM_BYTES, 0)[indices] * 8
+        items = map_texts(parts.dtype, ITEM_BYTES, 0)[indices] * 8
         types = numbers(parts.type.first)[indices]
         storage = [storage_of(text) for text in parts.type.texts]
         fits = np.array([[expected == stored for stored in parts.dtype.texts] for expected in storage], bool)
-        bits = np.where(types < 0, items, chosen(parts.type, _BITS, 0)[indices])
+        bits = np.where(types < 0, items, map_texts(parts.type, _BITS, 0)[indices])
         has_type = types >= 0
         bits[has_type] *= fits[types[has_type], numbers(parts.dtype.first)[indices][has_type]] if has_type.any() else 1
         nbytes: Array = np.where((bits > 0) & (bits % 8 == 0) & (items > 0), counts * (bits // 8), -1)
@@ -186,7 +186,7 @@ def decode(data: bytes, file: str) -> Manifest:
         columns = Columns(data, table.rows, roles, shape, layout, attributes, PartColumns(*roles.inner[0].inner))
         if has_maps(attributes, data):
             try:
-                root = parse(table.rest, file, max_items=cbor.MAX_ITEMS // 8)
+                root = parse(table.remainder, file, max_items=cbor.MAX_ITEMS // 8)
                 return msgspec.structs.replace(root, objects=Objects(columns))
             except FormatError:
                 pass  # the detailed parser reports the error

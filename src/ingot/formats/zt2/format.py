@@ -24,7 +24,7 @@ from ingot.model.artifact import Artifact
 from ingot.model.bytesource import ByteSource, Target
 from ingot.model.reading.ranges import read_bytes
 from ingot.model.spec import TensorSpec
-from ingot.model.store import Joined, Store
+from ingot.model.store import MergedStore, Store
 
 
 class Zt2Format(BySuffix):
@@ -130,7 +130,7 @@ class Zt2Overlay(Zt2Format):
     def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
         """Return the catalog of an overlay; the base's files are found even if the overlay is not yet in their
         folder."""
-        return super().read(Joined(store, self.base.store), name, verify=verify)
+        return super().read(MergedStore(store, self.base.store), name, verify=verify)
 
     def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> Zt2Writer:
         """Return a writer of one file; readers look for the base's files in its folder."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 
 from ingot.core.parsing import cbor
-from ingot.core.parsing.strictjson import warm
+from ingot.core.parsing.strictjson import preload
 from ingot.formats.shared.manifests import Schema
 
 MAX_NAME = 1024
@@ -19,7 +19,7 @@ _ENTRIES_PER_CHUNK = 1 << 12  # entries that are written in one chunk
 Unsigned = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
-@warm
+@preload
 class Blob(msgspec.Struct, frozen=True, gc=False):
     """The manifest's entry for a part: its byte range, types and digest.
 
@@ -41,7 +41,7 @@ class Blob(msgspec.Struct, frozen=True, gc=False):
         return self.blob[1] if self.decoded_length is msgspec.UNSET else self.decoded_length
 
 
-@warm
+@preload
 class Object(msgspec.Struct, frozen=True, gc=False):
     """The manifest's entry for a tensor; ``layout`` is the profile that defines values in terms of parts."""
 
@@ -51,7 +51,7 @@ class Object(msgspec.Struct, frozen=True, gc=False):
     attributes: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
 
 
-@warm
+@preload
 class Shard(msgspec.Struct, frozen=True, gc=False):
     """The manifest's entry for another file with parts: its exact size, and the digest of the complete file."""
 
@@ -59,7 +59,7 @@ class Shard(msgspec.Struct, frozen=True, gc=False):
     digest: str
 
 
-@warm
+@preload
 class Manifest(msgspec.Struct, frozen=True, gc=False):
     """The root of the manifest."""
 
@@ -84,7 +84,7 @@ def parse(data: bytes | bytearray | memoryview, file: str, *, max_items: int = c
     FormatError
         ``cbor.*``, ``zt2.field-missing``, ``zt2.field-type``, ``zt2.field-range``.
     """
-    root = cbor.loads(data, where=f"{file}: manifest", max_items=max_items, deterministic=True)
+    root = cbor.loads(data, location=f"{file}: manifest", max_items=max_items, deterministic=True)
     try:
         return msgspec.convert(root, Manifest)
     except msgspec.ValidationError as error:

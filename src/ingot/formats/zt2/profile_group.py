@@ -330,7 +330,7 @@ def write_group(spec: TensorSpec) -> WrittenForm | None:
 def _layout_of(spec: TensorSpec) -> AffineLayout | None:
     """Return the layout; None if it is invalid or the parts differ from it."""
     try:
-        layout = AffineLayout.of(spec)
+        layout = AffineLayout.from_tensor(spec)
     except CodecError:
         return None
     expected = {part.role: (part.dtype, part.type, part.nbytes) for part in layout.part_specs(spec.shape)}

@@ -64,7 +64,7 @@ def write_csr(spec: TensorSpec) -> dict[str, Any]:
 
     Raises ``UnsupportedError`` ``zt2.csr-order``: columns may have any order.
     """
-    if not CsrLayout.of(spec).ascending:
+    if not CsrLayout.from_tensor(spec).ascending:
         raise UnsupportedError(
             "expected columns that ascend in every row, which zt.sparse_csr/1 requires; the tensor does not declare it",
             rule="zt2.csr-order",
@@ -131,7 +131,7 @@ def read_gguf(obj: Object) -> StoredForm | None:
 
 def write_gguf(spec: TensorSpec) -> WrittenForm:
     """Return the tensor as a profile: that of its block type."""
-    layout = GgmlBlocksLayout.of(spec)
+    layout = GgmlBlocksLayout.from_tensor(spec)
     constants = {_ELEMENTS: layout.block.elements, _BYTES: layout.block.nbytes}
     return WrittenForm(f"gguf.{layout.type}/1", {**others(spec, layout.attributes()), **constants}, {BLOCKS: "data"})
 
@@ -187,7 +187,7 @@ def _layout(values: str, grid: Group | Tiles, dtype: str) -> ScaledCodebookLayou
 def write_mx(spec: TensorSpec) -> WrittenForm | None:
     """Return the tensor as a profile if its codes are small floats, or i8 with exponents; None for other scaled
     codebooks."""
-    layout = ScaledCodebookLayout.of(spec)
+    layout = ScaledCodebookLayout.from_tensor(spec)
     last = len(spec.shape) - 1
     stored = {values: element_types for element_types, values in _VALUES.items()}.get(layout.values or "")
     if stored is None or layout.order != LOW_FIRST or last < 0:

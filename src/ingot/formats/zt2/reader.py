@@ -22,7 +22,7 @@ from ingot.formats.zt2.rules import check_manifest
 from ingot.formats.zt2.types import LOGICAL_TYPES, types_from_file
 from ingot.model.bytesource import ByteSource
 from ingot.model.part import Part
-from ingot.model.reading.lazy import Lazy
+from ingot.model.reading.lazy import LazyMap
 from ingot.model.reading.ranges import read_bytes
 from ingot.model.tensor import Tensor
 
@@ -122,7 +122,7 @@ def catalog_of(manifest: Manifest, headers: Mapping[str, bytes], sources: Source
     )
 
 
-def tensors_of(objects: Mapping[str, Object], sources: Sources, *, verify: bool) -> Lazy[Tensor]:
+def tensors_of(objects: Mapping[str, Object], sources: Sources, *, verify: bool) -> LazyMap[Tensor]:
     """Return the tensors of the manifest, in file order."""
     simple = None
     if isinstance(objects, Objects):
@@ -166,7 +166,7 @@ def tensors_of(objects: Mapping[str, Object], sources: Sources, *, verify: bool)
             verify=verify,
         )
 
-    return Lazy(objects, build_tensor) if simple is None else simple.lazy(objects, build_tensor)
+    return LazyMap(objects, build_tensor) if simple is None else simple.lazy(objects, build_tensor)
 
 
 def _notes(manifest: Manifest) -> Iterator[tuple[str, str]]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from ingot.core.bytes.encodings import SEEKABLE, SEEKABLE_LEAST
 from ingot.core.numeric.dtypes import MAX_RANK, element_count
-from ingot.core.parsing.columns import Array, chosen, numbers
+from ingot.core.parsing.columns import Array, map_texts, numbers
 from ingot.errors import FormatError
 from ingot.formats.shared.manifests import label
 from ingot.formats.zt2.columns import Objects
@@ -208,7 +208,7 @@ def _ranges_of(objects: Mapping[str, Object], indices: Mapping[str | None, int])
     if isinstance(objects, Objects):
         parts = objects.columns.parts
         named = {name: index for name, index in indices.items() if name is not None}
-        files = np.where(numbers(parts.shard.first) < 0, indices[None], chosen(parts.shard, named))
+        files = np.where(numbers(parts.shard.first) < 0, indices[None], map_texts(parts.shard, named))
         return _Ranges(objects, files, numbers(parts.blob.first), numbers(parts.blob.second))
     blobs = [part for obj in objects.values() for part in obj.parts.values()]
     ranges = np.array([part.blob for part in blobs], np.int64).reshape(-1, 2)

@@ -56,7 +56,7 @@ def open_shards(store: Store, name: str, manifest: Manifest) -> Iterator[tuple[s
 def check_shards(name: str, shards: Mapping[str, Shard], sources: Mapping[str, ByteSource]) -> Iterator[IngotError]:
     """Read the shards of the file ``name``; yield an error ``zt2.shard-digest`` for each whose digest differs."""
     for shard, entry in shards.items():
-        algorithm = checksums.known(entry.digest, "zt2.digest-syntax", name)
+        algorithm = checksums.algorithm_of(entry.digest, "zt2.digest-syntax", name)
         source = sources[shard]
         if algorithm is None:
             continue
@@ -97,7 +97,7 @@ class _Finder:
         exists = store.exists(usual)
         if exists and store.stat(usual).size == entry.size:
             return usual
-        algorithm = checksums.known(entry.digest, "zt2.digest-syntax", store.location_of(self._name))
+        algorithm = checksums.algorithm_of(entry.digest, "zt2.digest-syntax", store.location_of(self._name))
         if algorithm is not None:
             candidates = self._of_size(entry.size, usual)
             for candidate in candidates:

@@ -82,7 +82,7 @@ class _Writing:
         self._crc.update(data)
         self.length += data.nbytes
         if self._digest is not None:
-            for chunk in (data,) if self._decoding is None else self._decoding.pieces(data):
+            for chunk in (data,) if self._decoding is None else self._decoding.decode(data):
                 self._digest.update(chunk)
 
     @property

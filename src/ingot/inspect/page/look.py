@@ -1,4 +1,4 @@
-"""What a page shows, as data: tensors with errors, sums by layer and role, histograms, receipts, evaluations."""
+"""The data of a page: tensors with errors, sums by layer and role, histograms, receipts, evaluations."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ingot.core.options import takes
 from ingot.core.parsing.strictjson import strict_json
 from ingot.core.registry import Instances
 from ingot.errors import FormatError
-from ingot.inspect.compare import compared, renamed, sides
+from ingot.inspect.compare import compare_sides, open_sides, renamed_tensors
 from ingot.inspect.comparisons import TensorComparison
 from ingot.inspect.options import CompareOptions
 from ingot.inspect.overview import delta_lines
 from ingot.inspect.page.options import ReportOptions
-from ingot.inspect.page.sample import Histogram, chosen, histogram
-from ingot.inspect.receipt import receipt_of, told
+from ingot.inspect.page.sample import Histogram, histogram, select_tensors
+from ingot.inspect.receipt import describe_entry, receipt_of
 from ingot.inspect.seal import seal_beside
 from ingot.model.account import describe_unread
 from ingot.model.checkpoint import Checkpoint
@@ -35,10 +35,10 @@ from ingot.stores.location import Location
 
 
 class ReportSection(Protocol):
-    """A table about a checkpoint.
+    """An extension that adds a table about a checkpoint to the page.
 
     ``title`` is the heading on the page, ``row`` the dataclass of a row, ``heads`` the columns of the page with their
-    headings. The section's data has the name of its entry point.
+    headings. The name of the entry point is the key of the section's data.
     """
 
     title: str
@@ -46,7 +46,7 @@ class ReportSection(Protocol):
     heads: Mapping[str, str]
 
     def rows(self, checkpoint: Checkpoint, options: ReportOptions) -> Sequence[Any]:
-        """Return the rows; an empty section is not on the page. Raises ``IngotError``."""
+        """Return the rows; a section without rows is omitted. Raises ``IngotError``."""
         ...
 
 
@@ -75,15 +75,17 @@ def fill_sections(checkpoint: Checkpoint, options: ReportOptions) -> list[Filled
     return filled
 
 
-_MOST_JSON = 1 << 28
+_MAX_JSON_BYTES = 1 << 28
 _RULE = "report.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One tensor. ``error`` is the root of the sum of squared errors over that of squared values of A, ``changed`` the
-    share of values that are others; these and ``cosine`` are None where nothing was compared, or where squares of
-    values are too small or too large to be numbers."""
+    """One tensor.
+
+    ``error`` is the root of the sum of squared errors over the sum of squared values of A, ``changed`` the share of
+    values that differ. These and ``cosine`` are None if nothing was compared, or if sums of squares over- or underflow.
+    """
 
     name: str
     layer: int | None
@@ -102,9 +104,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """The tensors of one layer (None: outside the layers) and one role together.
+    """Totals of the tensors of one layer (None: outside the layers) and one role.
 
-    ``squared`` is the sum of the squares of A's values, as far as they were compared.
+    ``squared`` is the sum of the squares of A's compared values.
     """
 
     layer: int | None
@@ -119,7 +121,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What `ingot eval` found, as far as a file tells; None where it does not."""
+    """Results of `ingot eval` from a JSON file; None for missing ones."""
 
     file: str
     model: str
@@ -132,10 +134,10 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """All that a page shows of the checkpoint at ``path``; ``reference`` is what it was compared with.
+class PageData:
+    """The data of a page about the checkpoint at ``path``; ``reference`` is the checkpoint that it was compared with.
 
-    ``unread``: sentences about tensors that could not be read and are in no figure.
+    ``unread`` are sentences about tensors that could not be read and are missing in all figures.
     """
 
     path: str
@@ -151,7 +153,7 @@ class Look:
 
     @property
     def nbytes(self) -> int:
-        """Stored bytes of all tensors."""
+        """The stored bytes of all tensors."""
         return sum(row.nbytes for row in self.rows)
 
     @property
@@ -160,39 +162,44 @@ class Look:
 
 
 @takes(ReportOptions, "report")
-def look(options: ReportOptions) -> Look:
-    """Look at a checkpoint, B where there is one, and compare it with A.
+def collect_page_data(options: ReportOptions) -> PageData:
+    """Collect the data of a page: of A alone, or of B with its errors against A.
 
-    Reads headers and samples of some tensors; with B all values of both, chunk by chunk.
+    Reads headers and samples of some tensors; with B also all values of both, in chunks.
 
     Raises
     ------
     FormatError
-        ``report.json``: a file of ``evaluations`` or ``conversion`` is not what it should be. Others as
+        ``report.json``: a file of ``evaluations`` or ``conversion`` has other contents. Also the errors of
         ``ingot.open`` and ``ingot.compare``.
     """
     scores = [_score(Location.parse(path)) for path in options.evaluations]
     actions = {} if options.conversion is None else _actions(Location.parse(options.conversion))
-    with _opened(options) as (reference, subject):
-        found = [] if reference is None else compared(reference, subject, options.progress)
-        names = {} if reference is None else _names(reference, subject)
-        by_name = {names.get(item.name, item.name): item for item in found}
+    with _open(options) as (reference, subject):
+        comparisons = [] if reference is None else compare_sides(reference, subject, options.progress)
+        names = {} if reference is None else renamed_tensors(reference, subject)
+        by_name = {names.get(item.name, item.name): item for item in comparisons}
         rows = [_row(subject[name], by_name.get(name), actions.get(name, "")) for name in subject]
-        rows += [_missing(item) for item in found if names.get(item.name, item.name) not in subject]
+        rows += [_missing_row(item) for item in comparisons if names.get(item.name, item.name) not in subject]
         errors = {row.name: row.error for row in rows if row.error is not None}
-        back = {other: name for name, other in names.items()}
-        drawn = []
-        for name in chosen(subject, errors, options.histograms):
-            beside = None if reference is None or not errors.get(name) else reference.get(back.get(name, name))
-            drawn.append(histogram(subject[name], beside))
-        return Look(
+        names_in_reference = {name_b: name_a for name_a, name_b in names.items()}
+        histograms = []
+        for name in select_tensors(subject, errors, options.histograms):
+            compared_tensor = None
+            if reference is not None and errors.get(name):
+                compared_tensor = reference.get(names_in_reference.get(name, name))
+            histograms.append(histogram(subject[name], compared_tensor))
+        return PageData(
             path=subject.location,
             format=subject.format,
             reference=None if reference is None else reference.location,
             rows=rows,
             cells=_cells(subject, by_name),
-            histograms=[item for item in drawn if item is not None],
-            receipts=[*_receipts(subject), *_measured(Location.parse(options.a if options.b is None else options.b))],
+            histograms=[item for item in histograms if item is not None],
+            receipts=[
+                *_origin_rows(subject),
+                *_receipt_rows(Location.parse(options.a if options.b is None else options.b)),
+            ],
             scores=scores,
             sections=fill_sections(subject, options),
             unread=[
@@ -204,20 +211,18 @@ def look(options: ReportOptions) -> Look:
 
 
 @contextmanager
-def _opened(options: ReportOptions) -> Iterator[tuple[Checkpoint | None, Checkpoint]]:
+def _open(options: ReportOptions) -> Iterator[tuple[Checkpoint | None, Checkpoint]]:
+    """Open the reference, None if there is only one checkpoint, and the checkpoint of the page."""
     if options.b is None:
-        with open_checkpoint(options.a, io="pread", max_decompressed=options.max_decompressed) as only:
-            yield None, only
+        with open_checkpoint(options.a, io="pread", max_decompressed=options.max_decompressed) as subject:
+            yield None, subject
         return
-    with sides(CompareOptions(options.a, options.b, max_decompressed=options.max_decompressed)) as (first, second):
-        yield first, second
+    compare_options = CompareOptions(options.a, options.b, max_decompressed=options.max_decompressed)
+    with open_sides(compare_options) as (reference, subject):
+        yield reference, subject
 
 
-def _names(reference: Checkpoint, subject: Checkpoint) -> Mapping[str, str]:
-    return renamed(reference, subject)
-
-
-def _row(tensor: Tensor, found: TensorComparison | None, action: str) -> Row:
+def _row(tensor: Tensor, comparison: TensorComparison | None, action: str) -> Row:
     encodings = [part.encoding for part in tensor.parts.values()]
     row = Row(
         name=tensor.name,
@@ -230,38 +235,41 @@ def _row(tensor: Tensor, found: TensorComparison | None, action: str) -> Row:
         bits=8 * tensor.occupies / max(tensor.size, 1),
         action=action,
     )
-    if found is None:
+    if comparison is None:
         return row
-    stats = found.stats
+    stats = comparison.stats
     if stats is None:
-        return replace(row, status=found.status)
+        return replace(row, status=comparison.status)
     cosine = stats.cosine if math.isfinite(stats.cosine) else None
-    return replace(row, status=found.status, error=_relative(stats), cosine=cosine, changed=_changed(stats))
+    error = _relative_error(stats)
+    return replace(row, status=comparison.status, error=error, cosine=cosine, changed=_changed_share(stats))
 
 
-def _missing(found: TensorComparison) -> Row:
+def _missing_row(comparison: TensorComparison) -> Row:
     """Return the row of a tensor of A that B lacks."""
-    return Row(found.name, layer_of(found.name), role_of(found.name), (), "", "", 0, 0.0, status=found.status)
+    name = comparison.name
+    return Row(name, layer_of(name), role_of(name), (), "", "", 0, 0.0, status=comparison.status)
 
 
-def _relative(stats: ErrorStats) -> float | None:
+def _relative_error(stats: ErrorStats) -> float | None:
     if not stats.squared_reference:
         return 0.0 if not stats.squared_error else None
     ratio = math.sqrt(stats.squared_error / stats.squared_reference)
     return ratio if math.isfinite(ratio) else None
 
 
-def _changed(stats: ErrorStats) -> float:
+def _changed_share(stats: ErrorStats) -> float:
     return (stats.different + stats.odd) / max(stats.count + stats.odd, 1)
 
 
-def _cells(subject: Checkpoint, found: Mapping[str, TensorComparison]) -> list[Cell]:
+def _cells(subject: Checkpoint, comparisons: Mapping[str, TensorComparison]) -> list[Cell]:
     groups: dict[tuple[int | None, str], list[Tensor]] = {}
     for name, tensor in subject.items():
         groups.setdefault((layer_of(name), role_of(name)), []).append(tensor)
     cells = []
-    for (layer, role), tensors in sorted(groups.items(), key=lambda group: _place(*group[0])):
-        stats = [item.stats for tensor in tensors if (item := found.get(tensor.name)) is not None and item.stats]
+    for (layer, role), tensors in sorted(groups.items(), key=lambda group: _sort_key(*group[0])):
+        items = [item for tensor in tensors if (item := comparisons.get(tensor.name)) is not None]
+        stats = [item.stats for item in items if item.stats]
         total = sum(stats, ErrorStats())
         cells.append(
             Cell(
@@ -271,37 +279,38 @@ def _cells(subject: Checkpoint, found: Mapping[str, TensorComparison]) -> list[C
                 sum(tensor.size for tensor in tensors),
                 sum(tensor.occupies for tensor in tensors),
                 total.squared_reference,
-                _relative(total) if stats else None,
-                _changed(total) if stats else None,
+                _relative_error(total) if stats else None,
+                _changed_share(total) if stats else None,
             )
         )
     return cells
 
 
-def _place(layer: int | None, role: str) -> tuple[bool, int, int]:
+def _sort_key(layer: int | None, role: str) -> tuple[bool, int, int]:
     return layer is not None, layer or 0, ROLES.index(role)
 
 
-def _receipts(subject: Checkpoint) -> Iterator[tuple[str, str]]:
-    """Yield what tells these bytes from others, and where they came from, as far as the files say."""
-    kinds = Counter(
+def _origin_rows(subject: Checkpoint) -> Iterator[tuple[str, str]]:
+    """Yield labels and texts about digests, a delta's base, metadata and companions."""
+    algorithms = Counter(
         part.digest.partition(":")[0] if part.digest else "none"
         for tensor in subject.values()
         for part in tensor.parts.values()
     )
-    yield "digests of parts", ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "none"
-    lines, hidden = delta_lines(subject.metadata, subject.location)
+    counts = ", ".join(f"{count} {algorithm}" for algorithm, count in algorithms.items())
+    yield "digests of parts", counts or "none"
+    lines, hidden_key = delta_lines(subject.metadata, subject.location)
     for line in lines:
         yield "delta", line
     for key, value in subject.metadata.items():
-        if key != hidden:
+        if key != hidden_key:
             yield f"metadata {key[:80]}", str(value)[:160]
     if subject.companions:
         yield "companions", ", ".join(sorted(subject.companions))[:400]
 
 
-def _measured(location: Location) -> Iterator[tuple[str, str]]:
-    """Yield what was measured of the artifact, and what its seal says, where it has these."""
+def _receipt_rows(location: Location) -> Iterator[tuple[str, str]]:
+    """Yield labels and texts about the artifact's receipt and its seal, if it has them."""
     with closing(open_source(location)) as source:
         receipt, unreadable = receipt_of(source)
         seal = seal_beside(source.store, source.entry) if source.entry else None
@@ -310,7 +319,7 @@ def _measured(location: Location) -> Iterator[tuple[str, str]]:
     if receipt is not None:
         yield "receipt of the weights", receipt.weights[:160]
         for entry in receipt.entries:
-            yield "measured", told(entry)
+            yield "measured", describe_entry(entry)
     if seal is not None:
         yield "sealed file", seal.digest
         if seal.content_id:
@@ -318,13 +327,15 @@ def _measured(location: Location) -> Iterator[tuple[str, str]]:
 
 
 def _actions(location: Location) -> dict[str, str]:
+    """Return the actions of a conversion by tensor name, from the JSON of `ingot convert`."""
     tensors = _json(location).get("tensors")
     if not isinstance(tensors, list) or not all(isinstance(item, dict) for item in tensors):
-        raise FormatError(_RULE, "expected what `ingot convert --json` prints, with tensors", where=location.display)
+        raise FormatError(_RULE, "expected the output of `ingot convert --json`, with tensors", where=location.display)
     return {str(item.get("name")): str(item.get("action", ""))[:40] for item in tensors}
 
 
 def _score(location: Location) -> Score:
+    """Return the results in a JSON file of `ingot eval`; raise ``report.json``."""
     data = _json(location)
     numbers: dict[str, float | None] = {}
     for key in ("perplexity", "reference_perplexity", "kl", "agreement", "tokens_per_second"):
@@ -334,12 +345,12 @@ def _score(location: Location) -> Score:
         numbers[key] = None if value is None else float(value)
     perplexity = numbers.pop("perplexity")
     if perplexity is None:
-        raise FormatError(_RULE, "expected what `ingot eval --json` prints, with perplexity", where=location.display)
+        raise FormatError(_RULE, "expected the output of `ingot eval --json`, with perplexity", where=location.display)
     return Score(location.display, str(data.get("model", ""))[:200], perplexity, _prefix(data), **numbers)
 
 
 def _prefix(data: dict[str, Any]) -> str:
-    """Return what an evaluation states that each window begins with."""
+    """Return the text of the tokens that an evaluation declares as the beginning of each window."""
     tokens = data.get("window_prefix")
     if not isinstance(tokens, list):
         return "not stated"
@@ -349,4 +360,4 @@ def _prefix(data: dict[str, Any]) -> str:
 
 def _json(location: Location) -> dict[str, Any]:
     store, name = location.find()
-    return strict_json(store.read(name, _MOST_JSON, _RULE), _RULE, _RULE, location.display)
+    return strict_json(store.read(name, _MAX_JSON_BYTES, _RULE), _RULE, _RULE, location.display)

@@ -1,4 +1,4 @@
-"""The options of ``report``. The command line is made from them: import nothing heavy."""
+"""The options of ``report``. The command line imports this module for its help, so that its imports stay light."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ReportOptions:
-    """A page: of what, beside what."""
+    """The options of ``ingot.report`` and ``ingot report``."""
 
     a: AnyPath = field(metadata=about("Checkpoint; with B the reference.", argument=True, metavar="A"))
     b: AnyPath | None = field(
         default=None,
-        metadata=about("What was made of it: a conversion, or a fine-tune.", argument=True, metavar="B"),
+        metadata=about("Checkpoint made from A: a conversion, or a fine-tune.", argument=True, metavar="B"),
     )
     _: KW_ONLY
     out: AnyPath | None = field(default=None, metadata=about("The page to write: NAME.html.", "--out", "-o"))
     evaluations: Sequence[AnyPath] = field(
-        default=(), metadata=about("What `ingot eval --json` printed; any number.", "--eval", metavar="FILE")
+        default=(), metadata=about("Output of `ingot eval --json`; can be repeated.", "--eval", metavar="FILE")
     )
     conversion: AnyPath | None = field(
         default=None,
-        metadata=about("What `ingot convert --json` printed: what was moved, repacked, encoded.", metavar="FILE"),
+        metadata=about("Output of `ingot convert --json`, for the action of each tensor.", metavar="FILE"),
     )
     chip: str | None = field(
         default=None,
-        metadata=about("Chips whose Neural Engine runs it, such as m1,m4: what each takes as it is.", metavar="CHIPS"),
+        metadata=about("Chips, such as m1,m4: shows which tensors their Neural Engines support.", metavar="CHIPS"),
     )
     histograms: int = field(
-        default=24, metadata=about("Tensors whose values are drawn, of samples.", metavar="N", least=0)
+        default=24, metadata=about("Number of tensors with a histogram of sampled values.", metavar="N", minimum=0)
     )
     overwrite: bool = field(default=False, metadata=OVERWRITE)
     max_decompressed: int | str | None = field(default=None, metadata=MAX_DECOMPRESSED)

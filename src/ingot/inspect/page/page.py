@@ -1,4 +1,4 @@
-"""The page: one HTML file that asks for nothing, with the numbers of every chart in a table too."""
+"""Render the page: one HTML file without external resources; a table repeats the numbers of every chart."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from importlib.resources import files
 from ingot.core.runtime.memory import format_size
 from ingot.errors import INGOT_VERSION
 from ingot.inspect.page import svg
-from ingot.inspect.page.look import Cell, Look, Row, Score
-from ingot.inspect.page.svg import Piece
+from ingot.inspect.page.look import Cell, PageData, Row, Score
+from ingot.inspect.page.svg import Segment
 from ingot.naming.names import ROLES
 from ingot.reporting.html import percent, table_html, text_of
-from ingot.reporting.report import Column, Kind, Table, table_of
+from ingot.reporting.report import Column, Table, Unit, table_of
 
 _COLOURS = 10
 _ERROR = 6  # the colour of errors
@@ -28,7 +28,7 @@ _ROW_HEADS = {
     "codec": "codec",
     "nbytes": "bytes",
     "bits": "bits",
-    "action": "done",
+    "action": "action",
     "status": "against A",
     "error": "error",
     "cosine": "cosine",
@@ -45,7 +45,7 @@ _SCORE_HEADS = {
     "agreement": "top-1 agreement",
     "tokens_per_second": "tokens/s",
 }
-_CODEC_HEADS: tuple[tuple[Kind, str], ...] = (
+_CODEC_HEADS: tuple[tuple[Unit, str], ...] = (
     ("text", "codec"),
     ("count", "tensors"),
     ("bytes", "bytes"),
@@ -53,17 +53,17 @@ _CODEC_HEADS: tuple[tuple[Kind, str], ...] = (
 )
 
 
-def page(found: Look) -> str:
-    """Return the page of what was found."""
+def page(data: PageData) -> str:
+    """Return the HTML of a page."""
     style, script = (files(__package__).joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     sections = {
-        "Where the bytes are": _bytes(found),
-        "Layers": _layers(found),
-        "Values": _values(found),
-        "Quality": _quality(found),
-        **{section.title: _wide(section.page) for section in found.sections if section.page.rows},
-        "Tensors": _tensors(found),
-        "Receipts": _receipts(found),
+        "Bytes by layer and role": _bytes(data),
+        "Layers": _layers(data),
+        "Values": _values(data),
+        "Quality": _quality(data),
+        **{section.title: _wide(section.page) for section in data.sections if section.page.rows},
+        "Tensors": _tensors(data),
+        "Receipts": _receipts(data),
     }
     ids = {title: title.split()[0].lower() for title, text in sections.items() if text}
     links = "".join(f'<a href="#{id}">{title}</a>' for title, id in ids.items())
@@ -79,10 +79,10 @@ def page(found: Look) -> str:
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width"><meta name="color-scheme" content="light dark">'
-        f"<title>{text_of(found.path)}</title><style>{style}</style></head>\n<body>"
-        f'<a class="skip" href="#tensors">To the tensors</a><header>{_head(found)}'
+        f"<title>{text_of(data.path)}</title><style>{style}</style></head>\n<body>"
+        f'<a class="skip" href="#tensors">To the tensors</a><header>{_head(data)}'
         f'<nav aria-label="Sections">{links}</nav></header>\n<main>{body}</main>\n'
-        f"<footer>Made by ingot {text_of(INGOT_VERSION)}. This file asks for nothing on any network.</footer>\n"
+        f"<footer>Made by ingot {text_of(INGOT_VERSION)}. This file loads nothing from a network.</footer>\n"
         f"<script>{script}</script></body></html>\n"
     )
 
@@ -91,41 +91,41 @@ def _digest(text: str) -> str:
     return f"sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
-def _head(found: Look) -> str:
+def _head(data: PageData) -> str:
     figures = {
-        "stored": format_size(found.nbytes),
-        "bits per element": f"{8 * found.nbytes / max(found.elements, 1):.3f}",
-        "elements": f"{found.elements:,}",
-        "tensors": f"{len(found.rows):,}",
-        "format": found.format,
+        "stored": format_size(data.nbytes),
+        "bits per element": f"{8 * data.nbytes / max(data.elements, 1):.3f}",
+        "elements": f"{data.elements:,}",
+        "tensors": f"{len(data.rows):,}",
+        "format": data.format,
     }
-    if found.reference is not None:
-        worst = max((row.error for row in found.rows if row.error is not None), default=0.0)
-        differ = sum(row.status not in ("identical", "equal") for row in found.rows)
+    if data.reference is not None:
+        worst = max((row.error for row in data.rows if row.error is not None), default=0.0)
+        differ = sum(row.status not in ("identical", "equal") for row in data.rows)
         figures |= {"largest relative error": percent(worst), "tensors that differ": f"{differ:,}"}
-    beside = "" if found.reference is None else f"<p>Against A: {text_of(found.reference)}</p>"
-    beside += "".join(f"<p>Not in any figure: {text_of(sentence)}</p>" for sentence in found.unread)
+    remarks = "" if data.reference is None else f"<p>Against A: {text_of(data.reference)}</p>"
+    remarks += "".join(f"<p>Not in any figure: {text_of(sentence)}</p>" for sentence in data.unread)
     items = "".join(f"<div><dt>{name}</dt><dd>{text_of(value)}</dd></div>" for name, value in figures.items())
-    return f'<h1>{text_of(found.path)}</h1>{beside}<dl class="figures">{items}</dl>'
+    return f'<h1>{text_of(data.path)}</h1>{remarks}<dl class="figures">{items}</dl>'
 
 
-def _bytes(found: Look) -> str:
-    groups: dict[str, list[Piece]] = {}
-    for item in found.cells:
-        where = "outside the layers" if item.layer is None else f"layer {item.layer}"
-        title = f"{where}, {item.role}: {format_size(item.nbytes)} in {item.tensors} tensors"
-        piece = Piece(item.nbytes, ROLES.index(item.role), title)
-        groups.setdefault(item.role if item.layer is None else str(item.layer), []).append(piece)
-    key = _key({role: ROLES.index(role) for role in _roles(found.cells)})
+def _bytes(data: PageData) -> str:
+    groups: dict[str, list[Segment]] = {}
+    for item in data.cells:
+        layer = "outside the layers" if item.layer is None else f"layer {item.layer}"
+        title = f"{layer}, {item.role}: {format_size(item.nbytes)} in {item.tensors} tensors"
+        segment = Segment(item.nbytes, ROLES.index(item.role), title)
+        groups.setdefault(item.role if item.layer is None else str(item.layer), []).append(segment)
+    key = _key({role: ROLES.index(role) for role in _roles(data.cells)})
     caption = f"Area is bytes: a rectangle per layer (its number) or role outside the layers. {key}"
-    total = max(found.nbytes, 1)
+    total = max(data.nbytes, 1)
     rows = []
-    for codec in _codecs(found):
-        them = [row for row in found.rows if row.codec == codec]
-        rows.append((codec, len(them), _sum(them), _sum(them) / total))
-    codecs = Table("", [Column("", kind, head) for kind, head in _CODEC_HEADS], rows)
-    told = {name for item in found.cells for name in _CELL_HEADS if getattr(item, name) is not None}
-    numbers = table_of("", found.cells, Cell, {name: head for name, head in _CELL_HEADS.items() if name in told})
+    for codec in _codecs(data):
+        selected = [row for row in data.rows if row.codec == codec]
+        rows.append((codec, len(selected), _sum(selected), _sum(selected) / total))
+    codecs = Table("", [Column("", value_type, head) for value_type, head in _CODEC_HEADS], rows)
+    shown = {name for item in data.cells for name in _CELL_HEADS if getattr(item, name) is not None}
+    numbers = table_of("", data.cells, Cell, {name: head for name, head in _CELL_HEADS.items() if name in shown})
     return (
         _figure(svg.treemap(groups, "Bytes by layer and role"), caption, fit=True)
         + _wide(codecs)
@@ -133,90 +133,91 @@ def _bytes(found: Look) -> str:
     )
 
 
-def _layers(found: Look) -> str:
-    layers = sorted({row.layer for row in found.rows if row.layer is not None})
-    cells = [item for item in found.cells if item.layer is not None]
+def _layers(data: PageData) -> str:
+    layers = sorted({row.layer for row in data.rows if row.layer is not None})
+    cells = [item for item in data.cells if item.layer is not None]
     if not cells:
         return ""
-    colours = {codec: min(index, _COLOURS - 1) for index, codec in enumerate(_codecs(found))}
-    stacks = {str(layer): _stack([row for row in found.rows if row.layer == layer], colours) for layer in layers}
-    most = max(sum(piece.amount for piece in stack) for stack in stacks.values())
+    colours = {codec: min(index, _COLOURS - 1) for index, codec in enumerate(_codecs(data))}
+    stacks = {str(layer): _stack([row for row in data.rows if row.layer == layer], colours) for layer in layers}
+    max_bytes = max(sum(segment.amount for segment in stack) for stack in stacks.values())
     text = _figure(
-        svg.columns(stacks, "Bytes of each layer by codec", format_size(int(most))),
+        svg.columns(stacks, "Bytes of each layer by codec", format_size(int(max_bytes))),
         f"Bytes of each layer by codec. {_key(colours)}",
     )
-    if found.reference is None:
+    if data.reference is None:
         bits = {(item.role, str(item.layer)): 8 * item.nbytes / max(item.elements, 1) for item in cells}
         return text + _heat(bits, "Bits per element by role and layer", lambda value: f"{value:.2f}")
     errors = {str(layer): _layer_error(cells, layer) for layer in layers}
     if any(errors.values()):
-        bars = {name: [Piece(value, _ERROR, f"layer {name}: {percent(value)}")] for name, value in errors.items()}
+        bars = {name: [Segment(value, _ERROR, f"layer {name}: {percent(value)}")] for name, value in errors.items()}
         chart = svg.columns(bars, "Relative error of each layer", percent(max(errors.values())))
         text += _figure(chart, "Relative error of each layer against A.")
     by_role = {(item.role, str(item.layer)): item.error for item in cells if item.error is not None}
     changed = {(item.role, str(item.layer)): item.changed for item in cells if item.changed is not None}
     text += _heat(by_role, "Relative error against A by role and layer", percent)
-    return text + _heat(changed, "Share of values that are not A's, by role and layer", percent)
+    return text + _heat(changed, "Share of values that differ from A by role and layer", percent)
 
 
-def _heat(values: Mapping[tuple[str, str], float], label: str, told: Callable[[float], str]) -> str:
+def _heat(values: Mapping[tuple[str, str], float], label: str, format_value: Callable[[float], str]) -> str:
     if not any(value > 0 for value in values.values()):
         return ""
     titled = {
-        (role, layer): (value, f"{role}, layer {layer}: {told(value)}") for (role, layer), value in values.items()
+        (role, layer): (value, f"{role}, layer {layer}: {format_value(value)}")
+        for (role, layer), value in values.items()
     }
     roles = sorted({role for role, _ in values}, key=ROLES.index)
     layers = sorted({layer for _, layer in values}, key=int)
     faint, strong = svg.heat_range(values.values())
-    scale = f"faint is {told(faint)}, strong {told(strong)}, grey none"
+    scale = f"faint is {format_value(faint)}, strong {format_value(strong)}, grey none"
     return _figure(svg.heat(roles, layers, titled, label), f"{label}: {scale}.")
 
 
 def _layer_error(cells: Sequence[Cell], layer: int) -> float:
-    """Return a layer's relative error, of all its tensors together."""
-    them = [item for item in cells if item.layer == layer and item.error is not None]
-    total = sum(item.squared for item in them)
-    mean = sum((item.error or 0.0) * (item.error or 0.0) * item.squared for item in them) / total if total else 0.0
+    """Return the relative error over all tensors of a layer."""
+    selected = [item for item in cells if item.layer == layer and item.error is not None]
+    total = sum(item.squared for item in selected)
+    mean = sum((item.error or 0.0) * (item.error or 0.0) * item.squared for item in selected) / total if total else 0.0
     return math.sqrt(mean) if math.isfinite(mean) else 0.0
 
 
-def _values(found: Look) -> str:
+def _values(data: PageData) -> str:
     cards = []
-    for item in found.histograms:
-        told = f"{item.values:,} values sampled; {item.codec}"
+    for item in data.histograms:
+        text = f"{item.values:,} values sampled; {item.codec}"
         if item.levels:
-            told += f"; ticks: the {len(item.levels)} levels in use among {item.run} values of the first row"
+            text += f"; ticks: the {len(item.levels)} levels in use among {item.run} values of the first row"
         if item.reference is not None:
-            told += "; line: A"
-        caption = f"<figcaption>{text_of(item.name)}<br>{text_of(told)}</figcaption>"
+            text += "; line: A"
+        caption = f"<figcaption>{text_of(item.name)}<br>{text_of(text)}</figcaption>"
         cards.append(f'<figure class="card fit">{caption}{svg.histogram(item)}</figure>')
     return f'<div class="cards">{"".join(cards)}</div>' if cards else ""
 
 
-def _quality(found: Look) -> str:
-    if not found.scores:
+def _quality(data: PageData) -> str:
+    if not data.scores:
         return ""
-    names = [item.model.rstrip("/").rpartition("/")[2] or item.file for item in found.scores]
+    names = [item.model.rstrip("/").rpartition("/")[2] or item.file for item in data.scores]
     names = [name if names.count(name) == 1 else f"{name} {index + 1}" for index, name in enumerate(names)]
     series: dict[str, Sequence[float | None]] = {
-        "Perplexity": [item.perplexity for item in found.scores],
-        "KL(reference || model), nats": [item.kl for item in found.scores],
-        "Top-1 agreement": [item.agreement for item in found.scores],
+        "Perplexity": [item.perplexity for item in data.scores],
+        "KL(reference || model), nats": [item.kl for item in data.scores],
+        "Top-1 agreement": [item.agreement for item in data.scores],
     }
-    mark = next((item.reference_perplexity for item in found.scores if item.reference_perplexity is not None), None)
+    mark = next((item.reference_perplexity for item in data.scores if item.reference_perplexity is not None), None)
     text = ""
     for title, values in series.items():
-        known = {name: value for name, value in zip(names, values, strict=True) if value is not None}
-        if known:
-            chart = svg.dots(known, title, mark if title == "Perplexity" else None)
+        measured = {name: value for name, value in zip(names, values, strict=True) if value is not None}
+        if measured:
+            chart = svg.dots(measured, title, mark if title == "Perplexity" else None)
             text += _figure(chart, f"{title}, in the order of the files, on a scale from the least to the largest.")
-    return text + _wide(table_of("", found.scores, Score, _SCORE_HEADS))
+    return text + _wide(table_of("", data.scores, Score, _SCORE_HEADS))
 
 
-def _tensors(found: Look) -> str:
-    told = {name for row in found.rows for name in _ROW_HEADS if getattr(row, name) not in (None, "")}
-    table = table_of("", found.rows, Row, {name: head for name, head in _ROW_HEADS.items() if name in told})
-    count = f"{len(found.rows)} of {len(found.rows)} tensors"
+def _tensors(data: PageData) -> str:
+    shown = {name for row in data.rows for name in _ROW_HEADS if getattr(row, name) not in (None, "")}
+    table = table_of("", data.rows, Row, {name: head for name, head in _ROW_HEADS.items() if name in shown})
+    count = f"{len(data.rows)} of {len(data.rows)} tensors"
     return (
         '<p class="controls"><label>Search <input id="search" type="search" placeholder="name, role or codec"></label> '
         f'<span id="count" role="status">{count}</span></p>'
@@ -225,12 +226,12 @@ def _tensors(found: Look) -> str:
     )
 
 
-def _receipts(found: Look) -> str:
-    return _wide(Table("", [Column("", head="what"), Column("", head="says")], found.receipts))
+def _receipts(data: PageData) -> str:
+    return _wide(Table("", [Column("", head="subject"), Column("", head="value")], data.receipts))
 
 
 def _wide(table: Table) -> str:
-    """Return a table that scrolls within itself where a screen is narrow."""
+    """Return a table that scrolls horizontally if the screen is narrow."""
     return f'<div class="wide" tabindex="0">{table_html(table)}</div>'
 
 
@@ -245,19 +246,19 @@ def _key(colours: Mapping[str, int]) -> str:
     return "".join(names)
 
 
-def _stack(rows: Sequence[Row], colours: Mapping[str, int]) -> list[Piece]:
-    pieces = []
+def _stack(rows: Sequence[Row], colours: Mapping[str, int]) -> list[Segment]:
+    segments = []
     for codec, colour in colours.items():
-        them = [row for row in rows if row.codec == codec]
-        if them:
-            title = f"layer {them[0].layer}, {codec}: {format_size(_sum(them))} in {len(them)} tensors"
-            pieces.append(Piece(_sum(them), colour, title))
-    return pieces
+        selected = [row for row in rows if row.codec == codec]
+        if selected:
+            title = f"layer {selected[0].layer}, {codec}: {format_size(_sum(selected))} in {len(selected)} tensors"
+            segments.append(Segment(_sum(selected), colour, title))
+    return segments
 
 
-def _codecs(found: Look) -> list[str]:
+def _codecs(data: PageData) -> list[str]:
     totals: dict[str, int] = {}
-    for row in found.rows:
+    for row in data.rows:
         if row.codec:
             totals[row.codec] = totals.get(row.codec, 0) + row.nbytes
     return sorted(totals, key=lambda codec: (-totals[codec], codec))

@@ -1,49 +1,48 @@
-"""Write the page of a checkpoint, or of two."""
+"""Write the page about a checkpoint, or about two of them."""
 
 from __future__ import annotations
 
 from ingot.core.options import takes
 from ingot.errors import UsageError
-from ingot.inspect.page.look import Cell, Look, Row, Score, look
+from ingot.inspect.page.look import Cell, PageData, Row, Score, collect_page_data
 from ingot.inspect.page.options import ReportOptions
 from ingot.inspect.page.page import page
 from ingot.inspect.page.sample import Histogram
 from ingot.reporting.report import Figure, Line, table_of
-from ingot.reporting.shown import ShownReport
+from ingot.reporting.reportable import ReportResult
 from ingot.stores.location import Location
 
 
 @takes(ReportOptions, "report")
-def report(options: ReportOptions) -> ShownReport:
-    """Show what a checkpoint is made of, B where there is one, and how far it is from A, on one page.
+def report(options: ReportOptions) -> ReportResult:
+    """Write an HTML page that shows the contents of a checkpoint, and with B the errors of B against A.
 
     Without ``out`` nothing is written.
 
     Returns
     -------
-    ShownReport
+    ReportResult
         The figures and tables of the page.
 
     Raises
     ------
     UsageError
-        ``report.page``: a name that does not end in .html; ``target.exists``: a file with this name, without
-        ``overwrite``.
+        ``report.page``: a name that does not end in .html; ``target.exists``: the file exists, without ``overwrite``.
     FormatError
-        The errors of ``look``, ``ingot.open`` and ``ingot.compare``.
+        The errors of ``collect_page_data``, ``ingot.open`` and ``ingot.compare``.
     """
     if options.out is None:
-        return _report_of(look(options))
+        return _report_of(collect_page_data(options))
     out = Location.parse(options.out)
     if not out.display.lower().endswith((".html", ".htm")):
         raise UsageError(f"{out.display[-80:]!r} must end in .html: the report is a page", rule="report.page")
-    contents = look(options)
+    contents = collect_page_data(options)
     out.write(page(contents).encode("utf-8", "backslashreplace"), overwrite=options.overwrite)
     return _report_of(contents, out.display)
 
 
-def _report_of(contents: Look, page: str | None = None) -> ShownReport:
-    """Return all figures and tables of a page; terminals print its path and the totals."""
+def _report_of(contents: PageData, page: str | None = None) -> ReportResult:
+    """Return a report with all figures and tables of a page; as text it shows only the path and the totals."""
     figures = [
         Figure("path", contents.path),
         Figure("format", contents.format),
@@ -57,10 +56,10 @@ def _report_of(contents: Look, page: str | None = None) -> ShownReport:
         Figure("receipts", [list(pair) for pair in contents.receipts], "data"),
     ]
     lines = [Line("{path}: {format}, {count} tensors, {nbytes}, {bits} bits per element")]
-    lines.append(Line("note: {item}", each="unread"))
+    lines.append(Line("note: {item}", items="unread"))
     if page is not None:
         lines.append(Line("page: {page}"))
-    return ShownReport(
+    return ReportResult(
         figures,
         lines,
         [

@@ -1,4 +1,4 @@
-"""Histograms of samples of tensors, and the levels that codes stand for there."""
+"""Histograms of samples of tensors, and the levels of their codes."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from ingot.naming.names import role_of
 BINS = 64
 _VALUES = 1 << 16
 _SLICES = 8
-_LARGEST = 1 << 22  # elements of one index of the first dimension: more are not decoded for a picture
+_MAX_ROW = 1 << 22  # elements per index of the first dimension; tensors with more get no histogram
 _RUN = 64
 _LEVELS = 256
-_WIDEST = float(np.finfo(np.float64).max) / 4  # twice as much is a number too
+_MAX_EDGE = float(np.finfo(np.float64).max) / 4  # a histogram spans twice as much, which must not overflow
 
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """How often values of a sample lie in each of ``BINS`` equal steps from ``low`` to ``high``.
+    """The numbers of sampled values in each of ``BINS`` equal bins from ``low`` to ``high``.
 
-    ``reference`` counts those of the tensor that it was made of, where there is one. ``levels`` are the values that
-    codes stand for among the first ``run`` values of a row; none where values are not of so few levels. What lies
-    outside counts in the first and the last step.
+    Values outside count in the first or the last bin. ``reference`` are the counts of the same tensor of A, if there is
+    one. ``levels`` are the different values among the first ``run`` values of the first row, if these are few enough to
+    be a grid of codes.
     """
 
     name: str
@@ -41,30 +41,33 @@ class Histogram:
     run: int = 0
 
 
-def chosen(tensors: Mapping[str, Tensor], errors: Mapping[str, float], count: int) -> list[str]:
-    """Return the names of ``count`` tensors to look at: the largest of each role and codec, then the worst, then the
-    largest."""
+def select_tensors(tensors: Mapping[str, Tensor], errors: Mapping[str, float], count: int) -> list[str]:
+    """Return the names of ``count`` tensors for histograms.
+
+    These are the largest tensor of each role and codec, then tensors with the largest errors, then the largest ones.
+    """
     names = [name for name, tensor in tensors.items() if tensor.dtype in FLOATS and _is_small(tensor)]
     by_size = sorted(names, key=lambda name: (len(tensors[name].shape) < 2, -tensors[name].size, name))
-    kinds: dict[tuple[str, str], str] = {}
+    representatives: dict[tuple[str, str], str] = {}
     for name in by_size:
-        kinds.setdefault((role_of(name), tensors[name].codec), name)
+        representatives.setdefault((role_of(name), tensors[name].codec), name)
     worst = sorted((name for name in names if errors.get(name)), key=lambda name: (-errors[name], name))
-    return list(dict.fromkeys((*kinds.values(), *worst[: count // 2], *by_size)))[:count]
+    return list(dict.fromkeys((*representatives.values(), *worst[: count // 2], *by_size)))[:count]
 
 
 def histogram(tensor: Tensor, reference: Tensor | None) -> Histogram | None:
-    """Return the histogram of a tensor's sample, of the same rows of ``reference`` too; None where none is decoded."""
+    """Return the histogram of a tensor's sample and of the same rows of ``reference``; None if it cannot be decoded."""
     try:
         values = _sample(tensor)
-        beside = None if reference is None or reference.shape != tensor.shape else _sample(reference)
+        has_reference = reference is not None and reference.shape == tensor.shape
+        reference_values = _sample(reference) if reference is not None and has_reference else None
     except UnsupportedError:
         return None
-    both = values if beside is None else np.concatenate((values, beside))
-    both = both[np.isfinite(both)]
-    if not both.size:
+    finite = values if reference_values is None else np.concatenate((values, reference_values))
+    finite = finite[np.isfinite(finite)]
+    if not finite.size:
         return None
-    edge = min(float(np.quantile(np.abs(both), 0.999)) * 1.05, _WIDEST) or 1.0
+    edge = min(float(np.quantile(np.abs(finite), 0.999)) * 1.05, _MAX_EDGE) or 1.0
     levels, run = _levels(tensor)
     return Histogram(
         tensor.name,
@@ -73,14 +76,14 @@ def histogram(tensor: Tensor, reference: Tensor | None) -> Histogram | None:
         edge,
         len(values),
         _counts(values, edge),
-        None if beside is None else _counts(beside, edge),
+        None if reference_values is None else _counts(reference_values, edge),
         levels,
         run,
     )
 
 
 def _is_small(tensor: Tensor) -> bool:
-    return bool(tensor.size) and (len(tensor.shape) < 2 or tensor.size // tensor.shape[0] <= _LARGEST)
+    return bool(tensor.size) and (len(tensor.shape) < 2 or tensor.size // tensor.shape[0] <= _MAX_ROW)
 
 
 def _counts(values: Array, edge: float) -> list[int]:
@@ -90,21 +93,25 @@ def _counts(values: Array, edge: float) -> list[int]:
 
 
 def _sample(tensor: Tensor) -> Array:
-    """Return at most ``_VALUES`` values in f64: of rows at equal distances."""
+    """Return at most ``_VALUES`` values in f64, from rows at equal distances."""
     if not tensor.shape:
         return tensor.numpy("f32").reshape(-1).astype(np.float64)
-    rows, width = tensor.shape[0], max(tensor.size // tensor.shape[0], 1)
-    wanted = max(1, min(rows, _VALUES // width))
-    pieces = min(_SLICES, wanted)
-    each = max(1, wanted // pieces)
-    starts = sorted({round(index * (rows - each) / max(pieces - 1, 1)) for index in range(pieces)})
-    taken = [np.asarray(tensor[start : start + each]).astype(np.float64).reshape(-1) for start in starts]
-    values = np.concatenate(taken)
+    rows = tensor.shape[0]
+    width = max(tensor.size // rows, 1)
+    sampled_rows = max(1, min(rows, _VALUES // width))
+    slice_count = min(_SLICES, sampled_rows)
+    slice_rows = max(1, sampled_rows // slice_count)
+    starts = sorted({round(index * (rows - slice_rows) / max(slice_count - 1, 1)) for index in range(slice_count)})
+    slices = [np.asarray(tensor[start : start + slice_rows]).astype(np.float64).reshape(-1) for start in starts]
+    values = np.concatenate(slices)
     return values[:: -(-len(values) // _VALUES)]
 
 
 def _levels(tensor: Tensor) -> tuple[list[float], int]:
-    """Return the different values in a group of a row, or in the whole row, where they are few: a grid of codes."""
+    """Return the different values at the beginning of the first row, and the number of values examined.
+
+    Examines a group of ``_RUN`` values, then the full row; ([], 0) if the values are too many for a grid of codes.
+    """
     if len(tensor.shape) < 2:
         return [], 0
     row = np.asarray(tensor[0:1]).astype(np.float64).reshape(-1)

@@ -1,8 +1,7 @@
 """Charts as SVG: a treemap, stacked columns, a heat map, histograms and dots.
 
-Drawn here and not by a library: pages of Vega need ``unsafe-eval`` and a megabyte of scripts, pictures of others have
-their colours fixed, where these take those of the page, light or dark, on a screen or on
-paper.
+No library draws them, because Vega needs ``unsafe-eval`` and a megabyte of scripts, and other libraries fix the
+colours. These charts use the colours of the page, light or dark, on a screen or on paper.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from ingot.reporting.html import text_of
 
 WIDTH = 1060
 _STEPS = 10
-_LAST_HEAD = 14  # what the last number over a table of colours takes beyond its column
+_LAST_HEAD = 14  # the width of the last heading of a heat map beyond its column
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """A part of a treemap or of a column: how much, in which colour, and what is told of it."""
+class Segment:
+    """A part of a treemap or of a column: its amount, the number of its colour, and its tooltip."""
 
     amount: float
     colour: int
@@ -35,86 +34,98 @@ def _svg(width: float, height: float, label: str, body: Sequence[str]) -> str:
 
 
 def _rect(x: float, y: float, width: float, height: float, cls: str, title: str = "") -> str:
-    told = f"<title>{text_of(title)}</title>" if title else ""
-    return f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" class="{cls}">{told}</rect>'
+    tooltip = f"<title>{text_of(title)}</title>" if title else ""
+    return f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" class="{cls}">{tooltip}</rect>'
 
 
 def _text(x: float, y: float, text: str, cls: str = "") -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" class="t {cls}">{text_of(text)}</text>'
 
 
-def treemap(groups: Mapping[str, Sequence[Piece]], label: str, height: float = 340) -> str:
-    """Return rectangles whose areas are amounts: groups, each cut into its pieces."""
-    sums = {name: sum(piece.amount for piece in pieces) for name, pieces in groups.items()}
+def treemap(groups: Mapping[str, Sequence[Segment]], label: str, height: float = 340) -> str:
+    """Return a treemap: a rectangle for each group, cut into its segments; areas are proportional to amounts."""
+    sums = {name: sum(segment.amount for segment in segments) for name, segments in groups.items()}
     names = sorted((name for name in sums if sums[name] > 0), key=lambda name: -sums[name])
+    rectangles = _squarify([sums[name] for name in names], WIDTH, height)
     body = []
-    for name, (x, y, wide, high) in zip(names, _squares([sums[name] for name in names], WIDTH, height), strict=True):
-        at = 0.0
-        for piece in sorted(groups[name], key=lambda piece: piece.colour):
-            share = piece.amount / sums[name]
-            if wide >= high:
-                body.append(_rect(x + at * wide, y, share * wide, high, f"c{piece.colour}", piece.title))
+    for name, (x, y, group_width, group_height) in zip(names, rectangles, strict=True):
+        offset = 0.0
+        for segment in sorted(groups[name], key=lambda segment: segment.colour):
+            share = segment.amount / sums[name]
+            cls = f"c{segment.colour}"
+            if group_width >= group_height:
+                start_x = x + offset * group_width
+                body.append(_rect(start_x, y, share * group_width, group_height, cls, segment.title))
             else:
-                body.append(_rect(x, y + at * high, wide, share * high, f"c{piece.colour}", piece.title))
-            at += share
-        body.append(_rect(x, y, wide, high, "frame"))
-        if wide > 7 * len(name) + 6 and high > 16:
+                start_y = y + offset * group_height
+                body.append(_rect(x, start_y, group_width, share * group_height, cls, segment.title))
+            offset += share
+        body.append(_rect(x, y, group_width, group_height, "frame"))
+        if group_width > 7 * len(name) + 6 and group_height > 16:
             body.append(_text(x + 4, y + 13, name, "over"))
     return _svg(WIDTH, height, label, body)
 
 
-def _squares(amounts: Sequence[float], width: float, height: float) -> list[tuple[float, float, float, float]]:
-    """Return a rectangle for each of falling amounts, near to squares (Bruls, Huizing, van Wijk, 2000)."""
+def _squarify(amounts: Sequence[float], width: float, height: float) -> list[tuple[float, float, float, float]]:
+    """Return x, y, width and height of a nearly square rectangle for each amount (Bruls, Huizing, van Wijk, 2000).
+
+    The amounts must be in falling order.
+    """
     scale = width * height / max(sum(amounts), 1e-9)
     areas = [amount * scale for amount in amounts]
     x = 0.0
     y = 0.0
-    placed = list[tuple[float, float, float, float]]()
+    rectangles = list[tuple[float, float, float, float]]()
     start = 0
     while start < len(areas):
         side = max(min(width, height), 1e-9)
         end = start + 1
         total = areas[start]
         while end < len(areas):
-            more = total + areas[end]
-            if _worst(areas[start], areas[end], more, side) > _worst(areas[start], areas[end - 1], total, side):
+            extended = total + areas[end]
+            before = _worst_ratio(areas[start], areas[end - 1], total, side)
+            if _worst_ratio(areas[start], areas[end], extended, side) > before:
                 break
             end = end + 1
-            total = more
-        thick = total / side
-        at = 0.0
+            total = extended
+        thickness = total / side
+        offset = 0.0
         for area in areas[start:end]:
-            long = area / thick if thick else 0.0
-            placed.append((x, y + at, thick, long) if width >= height else (x + at, y, long, thick))
-            at += long
+            length = area / thickness if thickness else 0.0
+            if width >= height:
+                rectangles.append((x, y + offset, thickness, length))
+            else:
+                rectangles.append((x + offset, y, length, thickness))
+            offset += length
         if width >= height:
-            x = x + thick
-            width = width - thick
+            x = x + thickness
+            width = width - thickness
         else:
-            y = y + thick
-            height = height - thick
+            y = y + thickness
+            height = height - thickness
         start = end
-    return placed
+    return rectangles
 
 
-def _worst(largest: float, smallest: float, total: float, side: float) -> float:
+def _worst_ratio(largest: float, smallest: float, total: float, side: float) -> float:
+    """Return the largest aspect ratio of the rectangles of a strip with area ``total`` along ``side``."""
     return max(side * side * largest / (total * total), total * total / (side * side * max(smallest, 1e-12)))
 
 
-def columns(groups: Mapping[str, Sequence[Piece]], label: str, top: str, height: float = 150) -> str:
-    """Return a column of stacked pieces for each group; ``top`` names the height of the highest."""
-    most = max((sum(piece.amount for piece in pieces) for pieces in groups.values()), default=0.0) or 1.0
+def columns(groups: Mapping[str, Sequence[Segment]], label: str, top: str, height: float = 150) -> str:
+    """Return a column of stacked segments for each group; ``top`` is the label of the highest column."""
+    highest = max((sum(segment.amount for segment in segments) for segments in groups.values()), default=0.0) or 1.0
     step = max(6.0, min(64.0, (WIDTH - 10) / max(len(groups), 1)))
     width = max(WIDTH, 10 + step * len(groups))
-    every = max(1, round(34 / step))
+    label_interval = max(1, round(34 / step))
     body = [f'<line x1="0" y1="18" x2="{width:g}" y2="18" class="line"/>', _text(0, 13, top)]
-    for index, (name, pieces) in enumerate(groups.items()):
+    for index, (name, segments) in enumerate(groups.items()):
         y = 18.0 + height
-        for piece in pieces:
-            high = height * piece.amount / most
-            y -= high
-            body.append(_rect(5 + index * step, y, step - 1, high, f"c{piece.colour}", piece.title))
-        if index % every == 0:
+        for segment in segments:
+            segment_height = height * segment.amount / highest
+            y -= segment_height
+            body.append(_rect(5 + index * step, y, step - 1, segment_height, f"c{segment.colour}", segment.title))
+        if index % label_interval == 0:
             body.append(_text(5 + index * step, height + 32, name))
     return _svg(width, height + 38, label, body)
 
@@ -122,87 +133,85 @@ def columns(groups: Mapping[str, Sequence[Piece]], label: str, top: str, height:
 def heat(
     rows: Sequence[str], heads: Sequence[str], values: Mapping[tuple[str, str], tuple[float, str]], label: str
 ) -> str:
-    """Return a table of colours: ``values`` by row and head, each with what is told of it.
+    """Return a heat map: ``values`` are numbers and tooltips by row and column heading.
 
-    Colours go over ``heat_range``; 0 has none.
+    Colours span ``heat_range``; 0 is grey.
     """
-    least, most = heat_range([value for value, _ in values.values()])
-    left = 8 + 7 * max(map(len, rows), default=0)
-    step = max(9.0, min(48.0, (WIDTH - left - _LAST_HEAD) / max(len(heads), 1)))
-    every = max(1, round(30 / step))
-    high = 22
-    body = [_text(0, 18 + high * index + 15, name) for index, name in enumerate(rows)]
-    body += [_text(left + step * index, 12, head) for index, head in enumerate(heads) if index % every == 0]
-    for line, row in enumerate(rows):
+    low, high = heat_range([value for value, _ in values.values()])
+    margin = 8 + 7 * max(map(len, rows), default=0)
+    step = max(9.0, min(48.0, (WIDTH - margin - _LAST_HEAD) / max(len(heads), 1)))
+    label_interval = max(1, round(30 / step))
+    row_height = 22
+    body = [_text(0, 18 + row_height * index + 15, name) for index, name in enumerate(rows)]
+    body += [_text(margin + step * index, 12, head) for index, head in enumerate(heads) if index % label_interval == 0]
+    for row_index, row in enumerate(rows):
+        y = 18 + row_height * row_index
         for index, head in enumerate(heads):
             if (row, head) in values:
                 value, title = values[row, head]
-                level = 0 if value <= 0 else 1 + round((_STEPS - 1) * (value - least) / (most - least))
-                body.append(_rect(left + step * index, 18 + high * line, step - 1, high - 1, f"h{level}", title))
-    return _svg(max(WIDTH, left + step * len(heads) + _LAST_HEAD), 20 + high * len(rows), label, body)
+                level = 0 if value <= 0 else 1 + round((_STEPS - 1) * (value - low) / (high - low))
+                body.append(_rect(margin + step * index, y, step - 1, row_height - 1, f"h{level}", title))
+    return _svg(max(WIDTH, margin + step * len(heads) + _LAST_HEAD), 20 + row_height * len(rows), label, body)
 
 
 def heat_range(values: Iterable[float]) -> tuple[float, float]:
-    """Return the values of the faintest colour and of the strongest: of the least above 0 and of the largest.
+    """Return the values of the faintest and of the strongest colour: the smallest positive one and the largest.
 
-    A tenth of the largest apart at least: what differs by less looks alike.
+    They differ by at least a tenth of the largest, so that small differences have similar colours.
     """
     positive = [value for value in values if value > 0]
-    most = max(positive, default=1.0)
-    return min(min(positive, default=0.0), 0.9 * most), most
+    largest = max(positive, default=1.0)
+    return min(min(positive, default=0.0), 0.9 * largest), largest
 
 
-def histogram(found: Histogram) -> str:
-    """Return a histogram, that of the reference behind it, and below it a tick for each level of the codes."""
+def histogram(data: Histogram) -> str:
+    """Return a histogram in front of that of the reference, and below it a tick for each level of the codes."""
     width = 340.0
-    high = 90.0
-    most = max(*found.counts, *(found.reference or ()), 1)
-    span = found.high - found.low
+    height = 90.0
+    max_count = max(*data.counts, *(data.reference or ()), 1)
+    span = data.high - data.low
     body = []
-    if found.reference is not None:
-        body.append(f'<path d="{_outline(found.reference, most, width, high)}" class="behind"/>')
-    body.append(f'<path d="{_outline(found.counts, most, width, high)}" class="front"/>')
-    inside = [level for level in found.levels if found.low <= level <= found.high]
-    ticks = "".join(f"M{width * (level - found.low) / span:.1f} {high + 2:g}v9" for level in inside)
+    if data.reference is not None:
+        body.append(f'<path d="{_outline(data.reference, max_count, width, height)}" class="behind"/>')
+    body.append(f'<path d="{_outline(data.counts, max_count, width, height)}" class="front"/>')
+    inside = [level for level in data.levels if data.low <= level <= data.high]
+    ticks = "".join(f"M{width * (level - data.low) / span:.1f} {height + 2:g}v9" for level in inside)
     body.append(f'<path d="{ticks}" class="tick"/>')
-    body += [_text(0, high + 24, f"{found.low:.3g}"), _text(width, high + 24, f"{found.high:.3g}", "end")]
-    body.append(_text(width / 2, high + 24, "0", "mid"))
-    return _svg(width, high + 28, f"Values of {found.name}", body)
+    body += [_text(0, height + 24, f"{data.low:.3g}"), _text(width, height + 24, f"{data.high:.3g}", "end")]
+    body.append(_text(width / 2, height + 24, "0", "mid"))
+    return _svg(width, height + 28, f"Values of {data.name}", body)
 
 
-def _outline(counts: Sequence[int], most: int, width: float, high: float) -> str:
+def _outline(counts: Sequence[int], max_count: int, width: float, height: float) -> str:
+    """Return the SVG path of a histogram's outline."""
     step = width / len(counts)
-    return f"M0 {high:g}" + "".join(f"V{high - high * count / most:.1f}h{step:.2f}" for count in counts) + f"V{high:g}Z"
+    bins = "".join(f"V{height - height * count / max_count:.1f}h{step:.2f}" for count in counts)
+    return f"M0 {height:g}{bins}V{height:g}Z"
 
 
 def dots(series: Mapping[str, float], label: str, mark: float | None = None) -> str:
-    """Return a line with a dot for each name, in their order; ``mark`` is a line across, the reference's figure."""
+    """Return a line with a dot for each name, in their order; ``mark`` is the value of a horizontal reference line."""
     values = [*series.values(), *([] if mark is None else [mark])]
-    low, high = min(values), max(values)
+    low = min(values)
+    high = max(values)
     span = (high - low) or max(abs(high), 1.0)
     step = min(160.0, (WIDTH - 130) / max(len(series), 1))
-    tall = 120.0
+    chart_height = 120.0
 
-    def height(value: float) -> float:
-        return 22 + tall * (1 - (value - low) / span)
+    def y_of(value: float) -> float:
+        return 22 + chart_height * (1 - (value - low) / span)
 
-    body = (
-        []
-        if mark is None
-        else [
-            f'<path d="M0 {height(mark):.1f}H{WIDTH}" class="mark"/>',
-            _text(WIDTH, height(mark) - 4, f"reference {mark:.5g}", "end"),
-        ]
-    )
-    points = [(100 + step * index, height(value)) for index, value in enumerate(series.values())]
+    body = []
+    if mark is not None:
+        body.append(f'<path d="M0 {y_of(mark):.1f}H{WIDTH}" class="mark"/>')
+        body.append(_text(WIDTH, y_of(mark) - 4, f"reference {mark:.5g}", "end"))
+    points = [(100 + step * index, y_of(value)) for index, value in enumerate(series.values())]
     body.append(f'<path d="M{"L".join(f"{x:.1f} {y:.1f}" for x, y in points)}" class="curve"/>')
     for index, ((x, y), (name, value)) in enumerate(zip(points, series.items(), strict=True)):
-        rises = (
-            index + 1 < len(points) and points[index + 1][1] < y
-        )  # the line would go through what stands over the dot
+        rises = index + 1 < len(points) and points[index + 1][1] < y  # a rising line would cross the label
         body.append(
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" class="dot"><title>{text_of(name)}: {value:.6g}</title></circle>'
         )
         body.append(_text(x + 4 if rises else x, y - 8, f"{value:.5g}", "end" if rises else "mid"))
-        body.append(_text(x, tall + 40, name[-int(step / 7) :], "mid"))
-    return _svg(WIDTH, tall + 48, label, body)
+        body.append(_text(x, chart_height + 40, name[-int(step / 7) :], "mid"))
+    return _svg(WIDTH, chart_height + 48, label, body)

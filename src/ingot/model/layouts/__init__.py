@@ -1,1 +1,1 @@
-"""How a codec's numbers lie in a tensor's parts: one frozen value per family, read from and written to attributes."""
+"""Layouts: the arrangement of a codec's numbers in a tensor's parts, one frozen class per family of codecs."""

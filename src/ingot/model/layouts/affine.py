@@ -1,4 +1,4 @@
-"""Layouts of the affine family, ``w = s * (q - z)`` or ``w = s * q + z``; attributes as in ``spec/affine.md``."""
+"""Layouts of the affine family, ``w = s * (q - z)`` or ``w = s * q + z``. Attributes: ``spec/affine.md``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from math import prod
 from typing import Any, ClassVar
 
 from ingot.core.numeric.dtypes import DTYPES, FLOATS
-from ingot.model.layouts.base import Attributes, Described, Shape, matrix_shape
+from ingot.model.layouts.base import Attributes, LayoutSource, Shape, matrix_shape
 from ingot.model.layouts.orientation import AXIS, require_last_axis
 from ingot.model.spec import PartSpec
 
@@ -19,13 +19,13 @@ CODES, SCALES, ZEROS = ROLES = ("packed_weight", "scales", "zeros")
 ROWS_LSB, ROWS_MSB, FLAT_LSB = STREAMS = ("rows_lsb", "rows_msb", "flat_lsb")
 
 _WORDS = re.compile(r"([1-9][0-9]?)_per_([iu])(8|16|32|64)\Z")
-# Attributes that zTensor 1.2 section 3 names for this format, ``dtype``, which Ingot's writer adds, and ``axis``.
-_PLAIN = frozenset(("bits", "group_size", "packing", "dtype", AXIS))
+# The attributes of zTensor 1.2, section 3; ``dtype``, which Ingot's writer adds; and ``axis``.
+_ZTENSOR_ATTRIBUTES = frozenset(("bits", "group_size", "packing", "dtype", AXIS))
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A scale for so many columns of a row; the last group of a row may be shorter."""
+    """A scale for each group of ``columns`` columns of a row; the last group of a row may be shorter."""
 
     columns: int
 
@@ -36,21 +36,21 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class PerTensor:
     """One scale for the tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """A scale for each block of ``shape``, which divides the tensor's; in row-major order of the blocks."""
+    """A scale for each block of ``shape``, in row-major order. ``shape`` divides the tensor's shape."""
 
     shape: Shape
 
 
-Grid = Group | Row | Whole | Blocks
-"""What shares a scale."""
+Grid = Group | Row | PerTensor | Blocks
+"""The granularity of scales."""
 ROW = Row()
-WHOLE = Whole()
+PER_TENSOR = PerTensor()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class NoZero:
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """``w = s * (q - point)``, the same for every code; no part."""
+    """``w = s * (q - point)`` with one zero point for all codes, which is not stored in a part."""
 
     point: int
 
@@ -83,27 +83,27 @@ OFFSETS = Offsets()
 
 @dataclass(frozen=True, slots=True)
 class AffineLayout:
-    """How integers, scales and zero points lie.
+    """The arrangement of integer codes, scales and zero points.
 
     Parameters
     ----------
     bits : int
-        Of one code, 1 to 8.
-    grid : Group, Row, Whole or Blocks
-        What shares one scale.
+        Bits of a code, 1 to 8.
+    grid : Group, Row, PerTensor or Blocks
+        The elements that share a scale.
     packing : str
-        ``rows_lsb`` or ``rows_msb``: each row is a bit stream padded to whole bytes. ``flat_lsb``: the matrix is one
-        stream, and a row may begin within a byte; no encoder makes it. ``8_per_i32`` and its like (zTensor 1.2
-        section 3): each row is little-endian integers, first code in the low bits.
+        ``rows_lsb`` or ``rows_msb``: each row is a bit stream, padded to whole bytes. ``flat_lsb``: the matrix is one
+        bit stream, and a row may begin within a byte; no encoder writes it. ``8_per_i32`` and other ``N_per_iW``
+        (zTensor 1.2, section 3): each row consists of little-endian integers with the first code in the low bits.
     signed : bool
-        Codes are two's complement.
+        Whether codes are in two's complement.
     zero : NoZero, Constant, Points or Offsets
     dtype : str
         Logical element type.
     scales : str
         Storage type of the parts ``scales`` and ``zeros``.
     matrix : (rows, columns) or None
-        How the row-major order is cut for packing and scales; None for the tensor's own matrix.
+        The matrix shape for packing and scales, if it differs from the tensor's matrix shape; else None.
     """
 
     bits: int
@@ -118,7 +118,7 @@ class AffineLayout:
 
     @property
     def zeros(self) -> bool:
-        """Whether there is a part ``zeros``."""
+        """Whether the layout has a part ``zeros``."""
         return isinstance(self.zero, Points | Offsets)
 
     @property
@@ -127,13 +127,13 @@ class AffineLayout:
         return isinstance(self.zero, Offsets)
 
     @property
-    def in_steps(self) -> bool:
-        """Whether the type of the scales, which is that of the offsets, would round ``s * q`` before ``z`` is added."""
+    def rounds_products(self) -> bool:
+        """Whether ``s * q`` in the type of scales and offsets is rounded before ``z`` is added."""
         return self.offset and self.scales != "f32"
 
     @property
     def zero_point(self) -> int | None:
-        """The one zero point of every code, if the layout states one."""
+        """The zero point of all codes if it is constant; else None."""
         return self.zero.point if isinstance(self.zero, Constant) else None
 
     @property
@@ -148,8 +148,8 @@ class AffineLayout:
 
     @property
     def per_tensor(self) -> bool:
-        """Whether one scale serves the tensor."""
-        return isinstance(self.grid, Whole)
+        """Whether the tensor has one scale."""
+        return isinstance(self.grid, PerTensor)
 
     @property
     def per_row(self) -> bool:
@@ -158,32 +158,32 @@ class AffineLayout:
 
     @property
     def granularity(self) -> str:
-        """The grid's name in attributes."""
-        return {Group: "group", Row: "row", Whole: "tensor", Blocks: "blocks"}[type(self.grid)]
+        """The name of the grid in attributes."""
+        return {Group: "group", Row: "row", PerTensor: "tensor", Blocks: "blocks"}[type(self.grid)]
 
     @property
     def msb(self) -> bool:
-        """Whether the first code lies in the high bits."""
+        """Whether the first code is in the high bits."""
         return self.packing == ROWS_MSB
 
     @property
     def stream(self) -> bool:
-        """Whether the packing is one of Ingot's own, bit streams, and not of words."""
+        """Whether the packing is one of Ingot's bit streams, not one of words."""
         return self.packing in STREAMS
 
     @property
     def packed_dtype(self) -> str:
         """Storage type of ``packed_weight``."""
-        words = _WORDS.match(self.packing)
-        return f"{words[2]}{words[3]}" if words else "u8"
+        match = _WORDS.match(self.packing)
+        return f"{match[2]}{match[3]}" if match else "u8"
 
     @property
     def no_zero(self) -> float:
-        """The zero point of values that are all 0, or of none: the lowest code."""
+        """The zero point for empty groups and groups of zeros: the lowest code."""
         return -(2.0 ** (self.bits - 1)) if self.signed else 0.0
 
     def in_rows(self, cols: int) -> bool:
-        """Whether every row begins at a byte; ``flat_lsb`` is ``rows_lsb`` where rows fill their bytes."""
+        """Whether every row begins at a byte. ``flat_lsb`` equals ``rows_lsb`` if rows fill whole bytes."""
         return self.packing != FLAT_LSB or cols * self.bits % 8 == 0
 
     def is_flat(self, shape: Shape) -> bool:
@@ -192,36 +192,36 @@ class AffineLayout:
         return self.packing == FLAT_LSB or (self.packing == ROWS_LSB and cols * self.bits % 8 == 0)
 
     def packed_bytes(self, rows: int, cols: int) -> int:
-        """Bytes of ``packed_weight``."""
+        """Return the bytes of ``packed_weight`` for a matrix of ``rows`` x ``cols``."""
         return rows * self.row_bytes(cols) if self.in_rows(cols) else -(-rows * cols * self.bits // 8)
 
     def row_bytes(self, cols: int) -> int:
-        """Bytes of one packed row that begins at a byte."""
-        words = _WORDS.match(self.packing)
-        if words:
-            return -(-cols // int(words[1])) * int(words[3]) // 8
+        """Return the bytes of a packed row that begins at a byte."""
+        match = _WORDS.match(self.packing)
+        if match:
+            return -(-cols // int(match[1])) * int(match[3]) // 8
         return -(-cols * self.bits // 8)
 
     def matrix_of(self, shape: Shape) -> tuple[int, int]:
-        """Rows and columns as codes are packed: ``matrix``, or the tensor's own."""
+        """Return the rows and columns for packing: ``matrix``, or the matrix shape of a tensor of ``shape``."""
         return self.matrix or matrix_shape(shape)
 
     def group_columns(self, cols: int) -> int:
-        """Columns that share a scale, at least 1."""
+        """Return the number of columns that share a scale, at least 1."""
         if isinstance(self.grid, Blocks):
             return max(self.grid.shape[-1], 1) if self.grid.shape else 1
         return self.grid.columns if isinstance(self.grid, Group) else max(cols, 1)
 
     def scale_count(self, shape: Shape) -> int:
-        """Elements of ``scales`` (and of ``zeros``) of a tensor of ``shape``."""
+        """Return the number of elements of ``scales`` (and of ``zeros``) for a tensor of ``shape``."""
         if isinstance(self.grid, Blocks):
             return prod(size // step for size, step in zip(shape, self.grid.shape, strict=True))
         return prod(self.scale_shape(*self.matrix_of(shape)))
 
     def scale_shape(self, rows: int, cols: int) -> Shape:
-        """Shape of ``scales`` (and ``zeros``) for a matrix of rows x cols.
+        """Return the shape of ``scales`` (and ``zeros``) for a matrix of ``rows`` x ``cols``.
 
-        Of blocks, that of scales spread out so that each row has its own.
+        For blocks it is the shape after repeating the scales of a block for each of its rows.
         """
         if isinstance(self.grid, Blocks):
             return (rows, cols // self.group_columns(cols))
@@ -237,7 +237,7 @@ class AffineLayout:
         return (packed, scales, PartSpec(ZEROS, self.scales, scale_bytes)) if self.zeros else (packed, scales)
 
     def attributes(self) -> dict[str, Any]:
-        """Return the attributes that ``of`` takes back, and that other programs know of words (``N_per_iW``)."""
+        """Return the attributes from which ``from_tensor`` reads the layout. For words they follow zTensor 1.2."""
         if not self.stream:
             dtype = {} if self.dtype == self.scales else {"dtype": self.dtype}
             return {"bits": self.bits, "group_size": self.group_size, "packing": self.packing, **dtype}
@@ -258,35 +258,39 @@ class AffineLayout:
         }
 
     @classmethod
-    def of(cls, tensor: Described) -> AffineLayout:
-        """Read a tensor's attributes.
+    def from_tensor(cls, tensor: LayoutSource) -> AffineLayout:
+        """Return the layout from a tensor's attributes.
 
-        With ``codec_version`` they are Ingot's own and complete. Without, they are those of zTensor 1.2 section 3:
-        ``bits``, ``group_size``, ``packing`` and nothing else that could change the meaning; then codes are unsigned,
-        groups lie along the last dimension, zero points are there where the part is, and the dtype is that of the
-        scales.
+        Attributes with ``codec_version`` are in Ingot's complete form. Others are those of zTensor 1.2, section 3:
+        ``bits``, ``group_size`` and ``packing``, without further attributes that could change the meaning. Then codes
+        are unsigned, groups are along the last dimension, and the dtype is that of the scales. Zero points exist if the
+        part does.
 
         Raises
         ------
         CodecError
             ``affine.params``: an attribute is missing, unknown, of the wrong type or out of range. ``affine.axis``:
-            codes are packed along another dimension than the last, as GPTQ's own are.
+            codes are packed along another dimension than the last, as in GPTQ files.
         """
         reader = Attributes(tensor.params, RULE, tensor.name)
-        return _own(reader, tensor) if reader.has("codec_version") else _plain(reader, tensor)
+        return (
+            _parse_attributes(reader, tensor)
+            if reader.has("codec_version")
+            else _parse_ztensor_attributes(reader, tensor)
+        )
 
 
-def _plain(reader: Attributes, tensor: Described) -> AffineLayout:
+def _parse_ztensor_attributes(reader: Attributes, tensor: LayoutSource) -> AffineLayout:
     require_last_axis(reader, tensor)
-    strange = sorted(str(key) for key in tensor.params if key not in _PLAIN)
+    strange = sorted(str(key) for key in tensor.params if key not in _ZTENSOR_ATTRIBUTES)
     if strange:
         raise reader.refuse(
             "only bits, group_size, packing, dtype and axis where there is no codec_version", strange[0]
         )
     bits = reader.integer("bits", 1, 8)
     packing = reader.text("packing")
-    words = _WORDS.match(packing)
-    if not words or int(words[1]) * bits != int(words[3]):
+    match = _WORDS.match(packing)
+    if not match or int(match[1]) * bits != int(match[3]):
         raise reader.refuse(f"packing N_per_iW with N * {bits} = W", packing)
     parts = tensor.part_dtypes
     scales = parts.get(SCALES, "f32")
@@ -295,7 +299,7 @@ def _plain(reader: Attributes, tensor: Described) -> AffineLayout:
     return AffineLayout(bits, group, packing, False, POINTS if ZEROS in parts else NO_ZERO, dtype, scales)
 
 
-def _own(reader: Attributes, tensor: Described) -> AffineLayout:
+def _parse_attributes(reader: Attributes, tensor: LayoutSource) -> AffineLayout:
     reader.integer("codec_version", VERSION, VERSION)
     reader.integer("axis", -1, -1)
     granularity = reader.choice("granularity", ("group", "row", "tensor", "blocks"))
@@ -304,7 +308,7 @@ def _own(reader: Attributes, tensor: Described) -> AffineLayout:
     zero = _zero(reader, bits, signed=signed)
     if granularity != "blocks" and reader.has("block"):
         raise reader.refuse("block for granularity blocks only", granularity)
-    grid: Grid = ROW if granularity == "row" else WHOLE
+    grid: Grid = ROW if granularity == "row" else PER_TENSOR
     if granularity == "group":
         grid = Group(reader.integer("group_size", 1, 2**62))
     elif granularity == "blocks":
@@ -323,11 +327,11 @@ def _own(reader: Attributes, tensor: Described) -> AffineLayout:
 
 def _zero(reader: Attributes, bits: int, *, signed: bool) -> Zero:
     zeros = reader.boolean("zeros")
-    kind = reader.choice("zero_kind", ("point", "offset")) if reader.has("zero_kind") else "point"
-    if kind == "offset" and not zeros:
+    zero_kind = reader.choice("zero_kind", ("point", "offset")) if reader.has("zero_kind") else "point"
+    if zero_kind == "offset" and not zeros:
         raise reader.refuse("zeros = true where zero_kind is offset", zeros)
     if not reader.has("zero_point"):
-        return (OFFSETS if kind == "offset" else POINTS) if zeros else NO_ZERO
+        return (OFFSETS if zero_kind == "offset" else POINTS) if zeros else NO_ZERO
     if zeros:
         raise reader.refuse("zero_point only where zeros is false", zeros)
     lowest = -(1 << (bits - 1)) if signed else 0
@@ -350,24 +354,27 @@ def _block(reader: Attributes, shape: Shape) -> Shape:
     return steps
 
 
-def natural(layout: AffineLayout, shape: Shape) -> AffineLayout:
-    """Return a layout without ``matrix`` that says the same of the same bytes; ``layout`` itself where there is none.
+def canonical(layout: AffineLayout, shape: Shape) -> AffineLayout:
+    """Return an equivalent layout of the same bytes without ``matrix``; ``layout`` itself if there is none.
 
-    Where codes are one bit stream either way, a scale per run of ``n`` elements is a scale per group of ``n`` columns
-    if ``n`` divides the columns.
+    If the codes are one bit stream in both layouts, a scale per run of ``n`` elements equals a scale per group of ``n``
+    columns, provided that ``n`` divides the columns.
     """
     if layout.matrix is None:
         return layout
-    cut, plain = layout.matrix, replace(layout, matrix=None)
-    own = plain.matrix_of(shape)
-    if cut == own:
-        return plain
-    streams = all(layout.packing == FLAT_LSB or cols * layout.bits % 8 == 0 for cols in (cut[1], own[1]))
-    run = min(layout.group_columns(cut[1]), cut[1])
-    if not streams or not prod(own):
+    stored_matrix = layout.matrix
+    without_matrix = replace(layout, matrix=None)
+    tensor_matrix = without_matrix.matrix_of(shape)
+    if stored_matrix == tensor_matrix:
+        return without_matrix
+    streams = all(
+        layout.packing == FLAT_LSB or cols * layout.bits % 8 == 0 for cols in (stored_matrix[1], tensor_matrix[1])
+    )
+    run = min(layout.group_columns(stored_matrix[1]), stored_matrix[1])
+    if not streams or not prod(tensor_matrix):
         return layout
     if layout.per_tensor:
-        return plain
-    if cut[1] % run or own[1] % run:
+        return without_matrix
+    if stored_matrix[1] % run or tensor_matrix[1] % run:
         return layout
-    return replace(plain, grid=ROW if run == own[1] else Group(run))
+    return replace(without_matrix, grid=ROW if run == tensor_matrix[1] else Group(run))

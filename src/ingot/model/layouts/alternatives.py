@@ -1,4 +1,4 @@
-"""Layouts of the same numbers, in their own family and in others: ggml's blocks are affine integers or codebooks."""
+"""Alternative layouts of the same numbers in all families, such as affine layouts of ggml's blocks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import product
 from math import gcd
 
 from ingot.core.numeric.dtypes import DTYPES, FLOATS
-from ingot.core.numeric.retype import HOLDERS
+from ingot.core.numeric.exact_cast import EXACT_WIDER_DTYPES
 from ingot.model.layouts.affine import (
     FLAT_LSB,
     NO_ZERO,
@@ -20,16 +20,16 @@ from ingot.model.layouts.affine import (
     Blocks,
     Constant,
     Group,
+    PerTensor,
     Points,
     Row,
-    Whole,
     Zero,
-    natural,
+    canonical,
 )
-from ingot.model.layouts.base import AsLaid, Described, Layout, Shape, Storable, matrix_shape
+from ingot.model.layouts.base import Layout, LayoutSource, Shape, Storable, TensorInLayout, matrix_shape
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.ggml import DTYPE, TYPES, GgmlBlocksLayout
-from ingot.model.layouts.packed_words import FORMS, WordsLayout
+from ingot.model.layouts.packed_ints import PACKING_FORMS, PackedIntLayout
 from ingot.model.layouts.scaled_codebook import (
     DIVIDE,
     MULTIPLY,
@@ -42,10 +42,10 @@ from ingot.model.layouts.scaled_codebook import (
     Tiles,
 )
 from ingot.model.layouts.sparse import BlocksLayout, CooLayout, CsrLayout
-from ingot.model.layouts.table import within
+from ingot.model.layouts.table import inner_source
 
 _SMALLEST_EVEN = 16
-_WORTH = 64  # elements of a block whose one scale is worth repeating for its rows or columns
+_MIN_TILE = 64  # elements of a block above which repeating its scale for its rows or columns costs little space
 _FP8 = ("f8_e4m3fn", "f8_e5m2")
 _GROUP = Group(32)
 _IQ4 = ScaledCodebookLayout(4, _GROUP, DTYPE, scales="f16", values="iq4_nl")
@@ -63,16 +63,16 @@ AFFINE: Mapping[str, AffineLayout] = {
     "q5_1": _integers(5, 32, OFFSETS, "f16"),
     "q8_0": _integers(8, 32, NO_ZERO, "f16", signed=True),
 }
-"""What ggml's blocks of integers are as affine layouts: the same integers, and numbers of f16 for 32 columns."""
+"""The affine layouts of ggml's integer blocks: the same integers, with f16 scales and offsets for 32 columns."""
 
 CODEBOOKS: Mapping[str, ScaledCodebookLayout] = {
     "iq4_nl": _IQ4,
     "mxfp4": _E2M1,
     "nvfp4": replace(_E2M1, grid=Group(16), scales="f8_e4m3fn"),
 }
-"""What ggml's blocks of a table or of small floats are as scaled codebooks: the same codes and scales."""
+"""The scaled codebooks of ggml's blocks of table indices or small floats: the same codes and scales."""
 
-OWN: Mapping[str, AffineLayout | ScaledCodebookLayout] = {
+UNPACKED: Mapping[str, AffineLayout | ScaledCodebookLayout] = {
     **AFFINE,
     **CODEBOOKS,
     "q2_0": _integers(2, 64, Constant(1), "f16"),
@@ -84,39 +84,39 @@ OWN: Mapping[str, AffineLayout | ScaledCodebookLayout] = {
     "q6_k": _integers(6, 16, Constant(32), "f32"),
     "iq4_xs": replace(_IQ4, scales="f32"),
 }
-"""What ggml's blocks are in other families, taken apart. Products of scales (K-quants, IQ4_XS) are numbers of f32."""
+"""The layouts of unpacked ggml blocks in other families. Products of scales (K-quants, IQ4_XS) are stored as f32."""
 
 
-def alternatives(layout: Layout, tensor: Described) -> Iterator[Storable]:
-    """Yield the other layouts that the numbers of ``tensor`` can have, the nearest to the stored layout first.
+def alternatives(layout: Layout, tensor: LayoutSource) -> Iterator[Storable]:
+    """Yield alternative layouts for the numbers of ``tensor``, the most similar layout first.
 
-    Layouts of its own family come before others. The codec's ``repack`` says which of them keeps every value.
+    Layouts of the same family come first. The codec's ``repack`` determines which of them preserves every value.
     """
     yield from family_alternatives(layout, tensor)
     match layout:
         case AffineLayout():
-            yield from _blocks(natural(layout, tensor.shape), tensor)
-        case WordsLayout() if not layout.scattered:
+            yield from _blocks(canonical(layout, tensor.shape), tensor)
+        case PackedIntLayout() if not layout.scattered:
             yield from _blocks(layout.rows, tensor)
         case ScaledCodebookLayout():
             yield from _codebook_blocks(layout, tensor)
             if layout.values in _FP8 and layout.scales == DTYPE != layout.dtype:  # one type for values and scales
                 yield replace(layout, dtype=DTYPE)
-        case GgmlBlocksLayout() if layout.type in OWN:
-            unpacked = OWN[layout.type]
+        case GgmlBlocksLayout() if layout.type in UNPACKED:
+            unpacked = UNPACKED[layout.type]
             yield unpacked
-            yield from family_alternatives(unpacked, AsLaid(tensor.name, tensor.shape, unpacked))
+            yield from family_alternatives(unpacked, TensorInLayout(tensor.name, tensor.shape, unpacked))
 
 
-def family_alternatives(layout: Layout, tensor: Described) -> Iterator[Storable]:
-    """Yield the other layouts of the same family, the nearest to the stored layout first."""
+def family_alternatives(layout: Layout, tensor: LayoutSource) -> Iterator[Storable]:
+    """Yield alternative layouts of the same family, the most similar layout first."""
     match layout:
-        case DenseLayout():  # wider types that hold such values, smallest first
-            yield from (DenseLayout(tensor.dtype, holder) for holder in HOLDERS.get(tensor.dtype, ()))
+        case DenseLayout():  # wider types that represent all values exactly, smallest first
+            yield from (DenseLayout(tensor.dtype, holder) for holder in EXACT_WIDER_DTYPES.get(tensor.dtype, ()))
         case AffineLayout():
             yield from _affine(layout, tensor)
-        case WordsLayout():
-            yield from _rows_of_words(layout, tensor)
+        case PackedIntLayout():
+            yield from _rows_of_packed_ints(layout, tensor)
         case ScaledCodebookLayout():
             yield from _scaled_codebooks(layout, tensor)
         case CsrLayout():
@@ -128,16 +128,19 @@ def family_alternatives(layout: Layout, tensor: Described) -> Iterator[Storable]
             yield from _pruned(layout, tensor)
 
 
-def _affine(layout: AffineLayout, tensor: Described) -> Iterator[Storable]:
-    """Yield the layouts that the same integers can have.
+def _affine(layout: AffineLayout, tensor: LayoutSource) -> Iterator[Storable]:
+    """Yield alternative layouts of affine integers, with the first code in the low bits, in this order:
 
-    Low bits first, signed codes as they are or shifted by half their range, one zero point for all codes kept as an
-    attribute or spread out as a part, scales as f32 if that lets more zero points be shifted, zero points as offsets,
-    also with f32 scales, and offsets as zero points; then a part of equal zero points as an attribute, and the words of
-    other programs; last, the same for groups that are cut so that they divide a row. Blocks, and codes packed as
-    another matrix than the tensor's own, have no other layout.
+    - codes signed or unsigned, shifted by half their range; a constant zero point as an attribute or as a part; f32
+      scales if more zero points can be shifted then;
+    - zero points as offsets, also with f32 scales, and offsets as zero points;
+    - a part of equal zero points as an attribute;
+    - the packed words of other tools;
+    - the same layouts with smaller groups that divide a row.
+
+    Layouts with blocks or with a matrix shape that differs from the tensor's have no alternatives.
     """
-    stored = natural(layout, tensor.shape)
+    stored = canonical(layout, tensor.shape)
     if tensor.dtype not in FLOATS or stored.matrix is not None or stored.block is not None:
         return
     in_rows = replace(stored, packing=ROWS_LSB, dtype=tensor.dtype)
@@ -156,15 +159,15 @@ def _affine(layout: AffineLayout, tensor: Described) -> Iterator[Storable]:
                 if packing is in_rows and not signed and zero == POINTS and scales in ("f16", "bf16"):
                     offsets.setdefault(scales, replace(target, zero=OFFSETS))
     yield from offsets.values()
-    if stored.offset:  # which may stand for zero points
+    if stored.offset:  # offsets may be expressible as zero points
         yield from _affine(replace(stored, zero=POINTS), tensor)
         return
-    if stored.scales in ("f16", "bf16"):  # an offset of more bits than these have
+    if stored.scales in ("f16", "bf16"):  # offsets may need more bits than these types have
         yield replace(in_rows, signed=False, scales="f32", zero=OFFSETS)
     yield replace(in_rows, signed=False, zero=Constant(1 << (stored.bits - 1)))
     yield replace(in_rows, signed=True, zero=NO_ZERO)
-    yield from _words(in_rows, tensor.shape)
-    if stored.scales != "f32":  # for containers with one type of scales, which holds these
+    yield from _packed_ints(in_rows, tensor.shape)
+    if stored.scales != "f32":  # for containers that store all scales as f32
         wide = replace(in_rows, signed=False, scales="f32")
         yield replace(wide, zero=Constant(1 << (stored.bits - 1)))
         yield replace(wide, zero=POINTS)
@@ -175,9 +178,9 @@ def _affine(layout: AffineLayout, tensor: Described) -> Iterator[Storable]:
 
 
 def _even_group(layout: AffineLayout, cols: int) -> Group | None:
-    """Return the largest groups that divide both a row and the layout's own groups, which do not divide a row.
+    """Return the largest group that divides a row and the layout's groups, if those do not divide a row.
 
-    None for groups so small that their scales take more space than their codes.
+    None if these groups are so small that their scales need more space than their codes.
     """
     group = layout.group_size
     if group is None or cols <= group or cols % group == 0:
@@ -186,22 +189,24 @@ def _even_group(layout: AffineLayout, cols: int) -> Group | None:
     return Group(even) if even >= _SMALLEST_EVEN else None
 
 
-def _words(layout: AffineLayout, shape: Shape) -> Iterator[WordsLayout]:
-    """Yield the ways in which other programs pack the integers of a layout into words."""
+def _packed_ints(layout: AffineLayout, shape: Shape) -> Iterator[PackedIntLayout]:
+    """Yield the packed layouts of other tools for the integers of a layout."""
     if len(shape) != 2 or layout.offset or not isinstance(layout.grid, Group | Row):
         return
-    for name, form in sorted(FORMS.items(), key=lambda item: item[1].signed != layout.signed):  # as stored first
-        if layout.bits in form.bits and form.written:
-            base = WordsLayout(name, layout.bits, layout.group_size, POINTS, layout.dtype, layout.scales)
+    for name, packing_form in sorted(
+        PACKING_FORMS.items(), key=lambda item: item[1].signed != layout.signed
+    ):  # as stored first
+        if layout.bits in packing_form.bits and packing_form.written:
+            base = PackedIntLayout(name, layout.bits, layout.group_size, POINTS, layout.dtype, layout.scales)
             yield replace(base, zero=Constant(base.point))
-            if form.zeros:
+            if packing_form.zeros:
                 yield base
 
 
-def _rows_of_words(layout: WordsLayout, tensor: Described) -> Iterator[Storable]:
-    """Yield the layouts of the same integers row by row, first those with one zero point for all codes.
+def _rows_of_packed_ints(layout: PackedIntLayout, tensor: LayoutSource) -> Iterator[Storable]:
+    """Yield the row-by-row layouts of packed integers, those with a constant zero point first.
 
-    Groups that are not runs of columns have none.
+    Groups that are not runs of columns have no such layout.
     """
     if layout.scattered:
         return
@@ -209,14 +214,14 @@ def _rows_of_words(layout: WordsLayout, tensor: Described) -> Iterator[Storable]
     if isinstance(rows.zero, Points):
         yield replace(rows, zero=Constant(layout.point))
     yield rows
-    yield from _affine(rows, AsLaid(tensor.name, tensor.shape, replace(rows, dtype=tensor.dtype)))
+    yield from _affine(rows, TensorInLayout(tensor.name, tensor.shape, replace(rows, dtype=tensor.dtype)))
 
 
-def _scaled_codebooks(layout: ScaledCodebookLayout, tensor: Described) -> Iterator[ScaledCodebookLayout]:
-    """Yield the layouts that the same indices can have.
+def _scaled_codebooks(layout: ScaledCodebookLayout, tensor: LayoutSource) -> Iterator[ScaledCodebookLayout]:
+    """Yield alternative layouts of a scaled codebook with the same indices.
 
-    The other order of the two indices of a byte; the same scales on a grid of another name, or repeated; a second scale
-    by which they are divided instead of multiplied, or of 1; scales in f32; a table by its name.
+    The layouts differ in the order of two indices in a byte, in the grid of the scales, in the second scale (division
+    instead of multiplication, or a second scale of 1), in f32 scales, and in tables that are given by name.
     """
     seconds = dict.fromkeys((layout.second, None, MULTIPLY, DIVIDE))
     scales = dict.fromkeys((layout.scales, "f32"))
@@ -224,7 +229,7 @@ def _scaled_codebooks(layout: ScaledCodebookLayout, tensor: Described) -> Iterat
     orders = (layout.order, *(order for order in ORDERS if order != layout.order and layout.bits == 4))
     grids = _grids(layout, layout.stored_shape(tensor.shape))
     for second, scale_dtype, name, order, grid in product(seconds, scales, names, orders, grids):
-        if scale_dtype != layout.scales and second:  # no format has second scales of scales in f32
+        if scale_dtype != layout.scales and second:  # no format combines second scales with f32 scales
             continue
         nested = layout.nested if scale_dtype == layout.scales else None
         candidate = replace(layout, second=second, scales=scale_dtype, nested=nested, order=order, grid=grid)
@@ -234,7 +239,7 @@ def _scaled_codebooks(layout: ScaledCodebookLayout, tensor: Described) -> Iterat
 
 
 def _grids(layout: ScaledCodebookLayout, shape: Shape) -> Iterator[Grid]:
-    """Yield the grids on which the scales are the same, or the same repeated; ``shape`` is the stored one."""
+    """Yield the grids with equal or repeated scales. ``shape`` is the stored shape."""
     cols = matrix_shape(shape)[1]
     yield layout.grid
     match layout.grid:
@@ -249,17 +254,17 @@ def _grids(layout: ScaledCodebookLayout, shape: Shape) -> Iterator[Grid]:
             yield Group(elements)
         case Tiles(1, columns) if cols and cols % columns == 0:
             yield Group(columns)
-        case Tiles(tall, wide) if len(shape) == 2 and cols and tall * wide >= _WORTH:
+        case Tiles(tall, wide) if len(shape) == 2 and cols and tall * wide >= _MIN_TILE:
             yield ROW if wide >= cols else Group(wide) if cols % wide == 0 else Tiles(1, wide)
             yield Tiles(tall, 1)
         case Row() if cols:
             yield Group(cols)
-        case Whole() if cols:
+        case PerTensor() if cols:
             yield ROW
 
 
 def _compressed_rows(layout: CsrLayout) -> Iterator[CsrLayout]:
-    """Yield the layouts with ascending columns, and with indices of u64."""
+    """Yield the layouts with ascending columns and with u64 indices."""
     if layout.nnz is None or layout.dtype not in DTYPES:
         return
     for indices in dict.fromkeys((layout.indices, "u64")):
@@ -268,37 +273,37 @@ def _compressed_rows(layout: CsrLayout) -> Iterator[CsrLayout]:
                 yield replace(layout, indices=indices, ascending=ascending)
 
 
-def _pruned(layout: BlocksLayout, tensor: Described) -> Iterator[BlocksLayout]:
-    """Yield the other layouts of the stored matrix, except wider types of dense values."""
+def _pruned(layout: BlocksLayout, tensor: LayoutSource) -> Iterator[BlocksLayout]:
+    """Yield the alternatives of the stored matrix, except wider types of dense values."""
     if not isinstance(layout.inner, DenseLayout):
-        stored = within(tensor, layout.inner_shape(tensor.shape), layout.inner.codec, tensor.params)
+        stored = inner_source(tensor, layout.inner_shape(tensor.shape), layout.inner.codec, tensor.params)
         for inner in family_alternatives(layout.inner, stored):
             yield replace(layout, inner=inner)
 
 
-def _blocks(layout: AffineLayout, tensor: Described) -> Iterator[GgmlBlocksLayout]:
-    """Yield the types of blocks that have as many bits, the smallest first.
+def _blocks(layout: AffineLayout, tensor: LayoutSource) -> Iterator[GgmlBlocksLayout]:
+    """Yield the block types with the same bits per code, the smallest first.
 
-    A scale for more than 32 columns is repeated, where blocks do not cross from one to the next.
+    A scale for more than 32 columns is repeated for each block; blocks must not cross the border of two groups.
     """
     cols = matrix_shape(tensor.shape)[1]
-    if layout.matrix is not None or isinstance(layout.grid, Blocks | Whole):
+    if layout.matrix is not None or isinstance(layout.grid, Blocks | PerTensor):
         return
     if cols % _GROUP.columns or layout.group_columns(cols) % _GROUP.columns:
         return
-    for kind in sorted(AFFINE, key=lambda kind: TYPES[kind].nbytes):
-        if AFFINE[kind].bits == layout.bits:
-            yield GgmlBlocksLayout(kind)
+    for block_type in sorted(AFFINE, key=lambda block_type: TYPES[block_type].nbytes):
+        if AFFINE[block_type].bits == layout.bits:
+            yield GgmlBlocksLayout(block_type)
 
 
-def _codebook_blocks(layout: ScaledCodebookLayout, tensor: Described) -> Iterator[GgmlBlocksLayout]:
-    """Yield the types of blocks whose values these may be; a scale for more columns than theirs is repeated."""
+def _codebook_blocks(layout: ScaledCodebookLayout, tensor: LayoutSource) -> Iterator[GgmlBlocksLayout]:
+    """Yield the block types with the same values. A scale for more columns than a block is repeated for each block."""
     if layout.transposed or len(tensor.shape) < 1:
         return
     cols = tensor.shape[-1]
-    for kind, own in CODEBOOKS.items():
-        same = layout.values == own.values or (layout.values is None and own.values in TABLES)
-        if (own.scales in SMALL_SCALES or layout.scales in SMALL_SCALES) and layout.scales != own.scales:
+    for block_type, codebook in CODEBOOKS.items():
+        same_values = layout.values == codebook.values or (layout.values is None and codebook.values in TABLES)
+        if (codebook.scales in SMALL_SCALES or layout.scales in SMALL_SCALES) and layout.scales != codebook.scales:
             continue
-        if same and layout.bits == own.bits and cols % TYPES[kind].elements == 0:
-            yield GgmlBlocksLayout(kind)
+        if same_values and layout.bits == codebook.bits and cols % TYPES[block_type].elements == 0:
+            yield GgmlBlocksLayout(block_type)

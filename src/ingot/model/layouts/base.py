@@ -1,7 +1,7 @@
-"""What every layout is, and typed access to the attributes that layouts are read from.
+"""The protocol of layouts, and typed access to the attributes from which layouts are read.
 
-A layout says everything that a decoder needs beside the shape and the parts' bytes. A file stores it as a tensor's
-attributes; ``of`` and ``attributes`` of a layout's class are the only places where the two meet.
+A layout contains everything that a decoder needs besides the shape and the bytes of the parts. Files store it as the
+attributes of a tensor. Only the methods ``from_tensor`` and ``attributes`` convert between the two.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from ingot.model.spec import PartSpec
 
 _FILE_IDS = {"affine": "quantized_group"}  # zTensor 1.2 section 3
 _CODECS = {stored: codec for codec, stored in _FILE_IDS.items()}
-# Before an id from a file that is none of ours but reads like one: it stays unknown, and is written back as it was.
+# The prefix of unsupported ids that look like Ingot's ids: they stay unsupported and are written back unchanged.
 _FOREIGN = "~"
 
 
 def file_id(codec: str) -> str:
-    """Return the id that a file has for a codec: itself for nearly all."""
+    """Return the id of a codec in files; for most codecs the codec's name."""
     return codec[1:] if codec.startswith(_FOREIGN) else _FILE_IDS.get(codec, codec)
 
 
-def codec_named(text: Any) -> Any:
-    """Return the codec that a person names: by its name, or by the id that files have for it."""
+def resolve_codec(text: Any) -> Any:
+    """Return the name of a codec that the user gave by its name or by its id in files."""
     return _CODECS.get(text, text) if isinstance(text, str) else text
 
 
 def codec_of(stored: str) -> str:
-    """Return the codec that an id of a file names; ``file_id`` gives the same id back, whatever it is."""
+    """Return the codec for an id in a file. ``file_id`` returns the same id again, also for unsupported ids."""
     if stored in _FILE_IDS or stored.startswith(_FOREIGN):
         return _FOREIGN + stored
     return _CODECS.get(stored, stored)
@@ -41,9 +41,12 @@ def codec_of(stored: str) -> str:
 Shape = tuple[int, ...]
 
 
-class Described(Protocol):
-    """What a layout is read from: a ``Tensor`` or a ``TensorSpec``. ``part_dtypes`` are storage types by role,
-    ``part_nbytes`` decoded bytes, None where only the bytes tell."""
+class LayoutSource(Protocol):
+    """The attributes of a ``Tensor`` or ``TensorSpec`` from which a layout is read.
+
+    ``part_dtypes`` are storage types by role. ``part_nbytes`` are decoded bytes by role; None if the size depends on
+    the values.
+    """
 
     @property
     def name(self) -> str: ...
@@ -62,15 +65,15 @@ class Described(Protocol):
 
 
 class Layout(Protocol):
-    """A frozen value that says everything a decoder needs beside the shape and the parts' bytes."""
+    """A frozen value with everything that a decoder needs besides the shape and the bytes of the parts."""
 
     @property
     def codec(self) -> str:
-        """Id of the codec that decodes it."""
+        """The id of the codec that decodes the layout."""
         ...
 
     def attributes(self) -> dict[str, Any]:
-        """Return what a file stores as the tensor's attributes: JSON-like, in the order in which it is written."""
+        """Return the JSON-like attributes of the tensor in files, in the order in which they are written."""
         ...
 
 
@@ -89,26 +92,28 @@ class Storable(Layout, Protocol):
 
 
 def is_rows_first(layout: Layout) -> bool:
-    """Whether this is a layout of other programs' files, whose class says ``rows_first``: containers that are none of
-    theirs take its numbers row by row where they can, though they could hold them as they lie."""
+    """Whether other containers should store the numbers row by row if they can, although they support this layout.
+
+    The class states it as ``rows_first``. It is set for layouts of files of other programs.
+    """
     return bool(getattr(layout, "rows_first", False))
 
 
 @dataclass(frozen=True, slots=True)
 class OtherLayout:
-    """The layout of a codec that only that codec's own family looks into, or that Ingot does not know."""
+    """The layout of a codec that Ingot does not support, or whose attributes only the codec itself interprets."""
 
     codec: str
     params: Mapping[str, Any]
 
     def attributes(self) -> dict[str, Any]:
-        """Return the attributes as they were read."""
+        """Return the attributes unchanged."""
         return dict(self.params)
 
 
 @dataclass(frozen=True, slots=True)
-class AsLaid:
-    """A tensor as it would be described in a layout of its numbers that it is not stored in."""
+class TensorInLayout:
+    """The description of a tensor in another layout than the stored one."""
 
     name: str
     shape: Shape
@@ -136,22 +141,22 @@ class AsLaid:
 
 
 class Attributes:
-    """Typed access to attributes that somebody else wrote; what does not fit is a ``CodecError`` of one rule."""
+    """Typed access to attributes of untrusted files. Invalid attributes raise ``CodecError`` with one rule."""
 
-    def __init__(self, attributes: Mapping[str, Any], rule: str, where: str) -> None:
+    def __init__(self, attributes: Mapping[str, Any], rule: str, location: str) -> None:
         self._attributes = attributes
         self._rule = rule
-        self._where = where
+        self._location = location
 
-    def refuse(self, expected: str, found: object) -> CodecError:
-        """Return the error for an attribute that does not fit."""
-        return CodecError(self._rule, f"expected {expected}, found {str(found)[:80]!r}", where=self._where)
+    def refuse(self, expected: str, value: object) -> CodecError:
+        """Return the error for an invalid attribute."""
+        return CodecError(self._rule, f"expected {expected}, found {str(value)[:80]!r}", where=self._location)
 
     def has(self, key: str) -> bool:
         return key in self._attributes
 
     def integers(self, key: str, low: int, high: int) -> tuple[int, ...]:
-        """Return a list of whole numbers from ``low`` to ``high``, at most ``MAX_RANK`` of them."""
+        """Return a list of at most ``MAX_RANK`` integers from ``low`` to ``high``."""
         value = self._attributes.get(key)
         if not isinstance(value, list | tuple) or len(value) > MAX_RANK:
             raise self.refuse(f"a list of whole numbers in attribute {key}", value)
@@ -167,7 +172,7 @@ class Attributes:
         return value
 
     def number(self, key: str) -> float:
-        """Return a finite number that is an f32."""
+        """Return a finite number in the range of f32."""
         value = self._attributes.get(key)
         if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= LARGEST["f32"]:
             raise self.refuse(f"a finite number in attribute {key}", value)
@@ -185,10 +190,10 @@ class Attributes:
             raise self.refuse(f"text in attribute {key}", value)
         return value
 
-    def choice(self, key: str, known: tuple[str, ...]) -> str:
+    def choice(self, key: str, choices: tuple[str, ...]) -> str:
         value = self.text(key)
-        if value not in known:
-            raise self.refuse(f"attribute {key} {' or '.join(known)}", value)
+        if value not in choices:
+            raise self.refuse(f"attribute {key} {' or '.join(choices)}", value)
         return value
 
     def mapping(self, key: str) -> Mapping[str, Any]:
@@ -199,10 +204,10 @@ class Attributes:
 
 
 def element_count(shape: Shape) -> int:
-    """Return the number of elements of a checked shape."""
+    """Return the number of elements of a valid shape."""
     return prod(shape)
 
 
 def matrix_shape(shape: Shape) -> tuple[int, int]:
-    """Return a shape as rows x columns: the last dimension is the columns, all others together the rows."""
+    """Return a shape as (rows, columns): the last dimension is the columns, the others are flattened into rows."""
     return (prod(shape[:-1]), shape[-1]) if shape else (1, 1)

@@ -1,4 +1,4 @@
-"""Layouts of differences to a tensor of the base, as ``.wdelta`` and sparse patches have them (``spec/delta_*.md``)."""
+"""Layouts of differences to a base tensor, in ``.wdelta`` files and sparse patches (``spec/delta_*.md``)."""
 
 from __future__ import annotations
 
@@ -8,56 +8,56 @@ from math import isfinite
 from typing import Any, ClassVar
 
 from ingot.errors import CodecError
-from ingot.model.layouts.base import Attributes, Described
+from ingot.model.layouts.base import Attributes, LayoutSource
 
 RAW = "raw"
 GAPS = "gap_delta"
 INDEX_TYPES: Mapping[str, tuple[str, ...]] = {RAW: ("i32", "i64"), GAPS: ("u16", "u32")}
-"""How a patch stores positions: themselves, or how many elements lie between two; and in which types."""
+"""The encodings of positions in a patch, absolute or as gaps between positions, and their element types."""
 
 
 @dataclass(frozen=True, slots=True)
 class SparseDeltaLayout:
-    """Positions and values; ``sparsity`` is the share that was left out, where it is told."""
+    """Positions and values of differences. ``sparsity`` is the fraction of omitted elements, if the file states it."""
 
     sparsity: float | None = None
     codec: ClassVar[str] = "delta_sparse"
 
     def attributes(self) -> dict[str, Any]:
-        """Return the attributes that ``of`` takes back."""
+        """Return the attributes from which ``from_tensor`` reads the layout."""
         return {} if self.sparsity is None else {"sparsity": self.sparsity}
 
     @classmethod
-    def of(cls, tensor: Described) -> SparseDeltaLayout:
-        """Read a tensor's attributes; raises ``CodecError`` ``delta_sparse.params``."""
+    def from_tensor(cls, tensor: LayoutSource) -> SparseDeltaLayout:
+        """Return the layout from a tensor's attributes. Raises ``CodecError`` ``delta_sparse.params``."""
         return cls(_share(tensor, "sparsity", "delta_sparse.params"))
 
 
 @dataclass(frozen=True, slots=True)
 class SignDeltaLayout:
-    """A sign per element and a scale per row."""
+    """A sign for each element and a scale for each row."""
 
     codec: ClassVar[str] = "delta_sign"
 
     def attributes(self) -> dict[str, Any]:
-        """Return no attributes: the parts tell everything."""
+        """Return no attributes: the parts determine the layout."""
         return {}
 
     @classmethod
-    def of(cls, tensor: Described) -> SignDeltaLayout:
+    def from_tensor(cls, tensor: LayoutSource) -> SignDeltaLayout:
         return cls()
 
 
 @dataclass(frozen=True, slots=True)
 class Int4DeltaLayout:
-    """Four-bit codes with one scale and zero point, and outliers beside them.
+    """Four-bit codes with one scale and one zero point, and separate outliers.
 
     Parameters
     ----------
     layout : {1, 2}
-        1: outliers have no code. 2: every element has one.
+        1: outliers have no code. 2: every element has a code.
     outlier_fraction : float or None
-        The share that was stored apart, where it is told.
+        The fraction of outliers, if the file states it.
     """
 
     layout: int
@@ -65,27 +65,30 @@ class Int4DeltaLayout:
     codec: ClassVar[str] = "delta_int4"
 
     def attributes(self) -> dict[str, Any]:
-        """Return the attributes that ``of`` takes back."""
+        """Return the attributes from which ``from_tensor`` reads the layout."""
         fraction = {} if self.outlier_fraction is None else {"outlier_fraction": self.outlier_fraction}
         return {**fraction, "layout": self.layout}
 
     @classmethod
-    def of(cls, tensor: Described) -> Int4DeltaLayout:
-        """Read a tensor's attributes; raises ``CodecError`` ``delta_int4.layout``, ``delta_int4.params``."""
+    def from_tensor(cls, tensor: LayoutSource) -> Int4DeltaLayout:
+        """Return the layout from a tensor's attributes.
+
+        Raises ``CodecError`` ``delta_int4.layout`` or ``delta_int4.params``.
+        """
         reader = Attributes(tensor.params, "delta_int4.layout", tensor.name)
         return cls(reader.integer("layout", 1, 2), _share(tensor, "outlier_fraction", "delta_int4.params"))
 
 
 @dataclass(frozen=True, slots=True)
 class PatchLayout:
-    """Positions and the values that replace those of the base.
+    """Positions, and the values that replace the base's values there.
 
     Parameters
     ----------
     encoding : str
         A key of ``INDEX_TYPES``.
     flat : bool
-        Whether the shape is that of the elements one after the other, because the patch does not tell the base's.
+        Whether the shape is one-dimensional because the patch does not state the shape of the base.
     """
 
     encoding: str
@@ -93,12 +96,12 @@ class PatchLayout:
     codec: ClassVar[str] = "sparse_patch"
 
     def attributes(self) -> dict[str, Any]:
-        """Return the attributes that ``of`` takes back."""
+        """Return the attributes from which ``from_tensor`` reads the layout."""
         return {"encoding": self.encoding, "flat": self.flat}
 
     @classmethod
-    def of(cls, tensor: Described) -> PatchLayout:
-        """Read a tensor's attributes; raises ``CodecError`` ``sparse_patch.params``."""
+    def from_tensor(cls, tensor: LayoutSource) -> PatchLayout:
+        """Return the layout from a tensor's attributes. Raises ``CodecError`` ``sparse_patch.params``."""
         encoding = tensor.params.get("encoding")
         is_flat = tensor.params.get("flat")
         if not isinstance(encoding, str) or encoding not in INDEX_TYPES or not isinstance(is_flat, bool):
@@ -111,7 +114,7 @@ class PatchLayout:
         return cls(encoding, is_flat)
 
 
-def _share(tensor: Described, key: str, rule: str) -> float | None:
+def _share(tensor: LayoutSource, key: str, rule: str) -> float | None:
     value = tensor.params.get(key)
     if value is None:
         return None

@@ -1,4 +1,4 @@
-"""Layouts of values as they are, and of codecs that add nothing but where the values lie."""
+"""Layouts of unquantized values: dense arrays, and bf16 in bit planes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ingot.core.numeric.dtypes import DTYPES
-from ingot.model.layouts.base import Attributes, Described, Shape, element_count
+from ingot.model.layouts.base import Attributes, LayoutSource, Shape, element_count
 from ingot.model.spec import PartSpec
 
 VERSION = 1
@@ -16,7 +16,7 @@ DTYPE = "bf16"
 
 @dataclass(frozen=True, slots=True)
 class TcaLayout:
-    """bf16 in bit planes: three bits for one of seven neighbouring exponents, and the rest as it is.
+    """bf16 in bit planes: three bits select one of seven consecutive exponents, the other bits are stored unchanged.
 
     ``start`` is the exponent before the first of the seven; None until a fit pass has chosen it.
     """
@@ -25,13 +25,13 @@ class TcaLayout:
     codec: ClassVar[str] = "tca_tbe"
 
     def attributes(self) -> dict[str, Any]:
-        """Return the attributes that ``of`` takes back."""
+        """Return the attributes from which ``from_tensor`` reads the layout."""
         start = {} if self.start is None else {"start": self.start}
         return {"codec_version": VERSION, **start, "dtype": DTYPE}
 
     @classmethod
-    def of(cls, tensor: Described) -> TcaLayout:
-        """Read a tensor's attributes; raises ``CodecError`` ``tca_tbe.params``."""
+    def from_tensor(cls, tensor: LayoutSource) -> TcaLayout:
+        """Return the layout from a tensor's attributes. Raises ``CodecError`` ``tca_tbe.params``."""
         reader = Attributes(tensor.params, RULE, tensor.name)
         reader.integer("codec_version", VERSION, VERSION)
         reader.choice("dtype", (DTYPE,))
@@ -43,15 +43,15 @@ DATA = "data"
 
 @dataclass(frozen=True, slots=True)
 class DenseLayout:
-    """Values one after the other, row-major.
+    """Consecutive values in row-major order.
 
     Parameters
     ----------
     dtype : str
         Logical element type.
     holder : str or None
-        A wider type that the values are stored in, for containers that have no name for their own; None where they are
-        stored as they are.
+        A wider type in which the values are stored, for containers that do not support ``dtype``; None if they are
+        stored in ``dtype``.
     """
 
     dtype: str
@@ -59,11 +59,11 @@ class DenseLayout:
     codec: ClassVar[str] = "dense"
 
     def attributes(self) -> dict[str, Any]:
-        """Return no attributes: the part's types tell everything."""
+        """Return no attributes: the types of the part determine the layout."""
         return {}
 
     def part_specs(self, shape: Shape) -> tuple[PartSpec, ...]:
-        """Return the one part of a tensor of ``shape``; KeyError for an unknown element type."""
+        """Return the only part of a tensor of ``shape``. Raises ``KeyError`` for an unsupported element type."""
         row = DTYPES[self.dtype]
         count = element_count(shape)
         if self.holder is not None:
@@ -71,8 +71,8 @@ class DenseLayout:
         return (PartSpec(DATA, row.storage, row.nbytes(count), None if row.is_storage else row.name),)
 
     @classmethod
-    def of(cls, tensor: Described) -> DenseLayout:
-        """Read what a tensor's element types say."""
+    def from_tensor(cls, tensor: LayoutSource) -> DenseLayout:
+        """Return the layout from a tensor's element types."""
         row = DTYPES.get(tensor.dtype)
         stored = tensor.part_dtypes.get(DATA)
         return cls(tensor.dtype, stored if row is not None and stored not in (None, row.storage) else None)

@@ -1,4 +1,4 @@
-"""Layouts of ggml's blocks: some elements of a row with their scales, one block after the other (``spec/gguf.md``)."""
+"""Layouts of ggml's blocks: consecutive blocks with the elements of a row and their scales (``spec/gguf.md``)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from ingot.errors import CodecError
-from ingot.model.layouts.base import Attributes, Described, Shape, element_count, matrix_shape
+from ingot.model.layouts.base import Attributes, LayoutSource, Shape, element_count, matrix_shape
 from ingot.model.spec import PartSpec
 
 VERSION = 1
@@ -17,7 +17,7 @@ DTYPE = "f32"
 
 
 class BlockType(NamedTuple):
-    """One type of block: elements and bytes, and where numbers of more than one byte lie: pairs of offset and size."""
+    """A type of block. ``wide`` has the offset and size of each number in the block that has several bytes."""
 
     elements: int
     nbytes: int
@@ -55,7 +55,7 @@ TYPES: Mapping[str, BlockType] = {
     "mxfp4": BlockType(32, 17, ()),
     "nvfp4": BlockType(64, 36, ()),
 }
-"""The types of llama.cpp at 0c1e570, ``ggml-common.h``."""
+"""The block types in ``ggml-common.h`` of llama.cpp at 0c1e570."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class GgmlBlocksLayout:
     Parameters
     ----------
     type : str
-        One of ``TYPES``; its elements divide a row's columns.
+        A key of ``TYPES``. The elements of a block divide the columns.
     """
 
     type: str
@@ -74,7 +74,7 @@ class GgmlBlocksLayout:
 
     @property
     def block(self) -> BlockType:
-        """Elements and bytes of one block."""
+        """The type of the blocks."""
         return TYPES[self.type]
 
     def part_specs(self, shape: Shape) -> tuple[PartSpec, ...]:
@@ -82,12 +82,15 @@ class GgmlBlocksLayout:
         return (PartSpec(BLOCKS, "u8", element_count(shape) // self.block.elements * self.block.nbytes),)
 
     def attributes(self) -> dict[str, Any]:
-        """Return the attributes that ``of`` takes back."""
+        """Return the attributes from which ``from_tensor`` reads the layout."""
         return {"codec_version": VERSION, "type": self.type, "dtype": DTYPE}
 
     @classmethod
-    def of(cls, tensor: Described) -> GgmlBlocksLayout:
-        """Read a tensor's attributes; raises ``CodecError`` ``ggml_blocks.params``, ``ggml_blocks.columns``."""
+    def from_tensor(cls, tensor: LayoutSource) -> GgmlBlocksLayout:
+        """Return the layout from a tensor's attributes.
+
+        Raises ``CodecError`` ``ggml_blocks.params`` or ``ggml_blocks.columns``.
+        """
         reader = Attributes(tensor.params, RULE, tensor.name)
         reader.integer("codec_version", VERSION, VERSION)
         reader.choice("dtype", (DTYPE,))

@@ -1,7 +1,7 @@
-"""Scales of the tensor's own rank, one per block of ``size / scales`` elements along each dimension, as grids.
+"""Scale tensors with the rank of the weights, as in Core ML and ONNX, and their conversion to grids of affine layouts.
 
-Core ML writes scales so, and ONNX and others too. The affine family counts runs of consecutive elements where it can,
-which more containers know.
+Along each dimension a scale belongs to ``size / scales`` consecutive elements. Affine layouts use groups of consecutive
+elements if possible, because more containers support them.
 """
 
 from __future__ import annotations
@@ -10,34 +10,34 @@ from math import prod
 
 from ingot.model.layouts.affine import (
     FLAT_LSB,
+    PER_TENSOR,
     ROW,
     ROWS_LSB,
-    WHOLE,
     AffineLayout,
     Blocks,
     Grid,
     Group,
+    PerTensor,
     Row,
-    Whole,
     Zero,
 )
 from ingot.model.layouts.base import Shape, matrix_shape
 
 
 def on_grid(shape: Shape, scales: Shape, codes: tuple[int, bool], zero: Zero, dtype: str) -> AffineLayout:
-    """Return the layout of codes that are one bit stream, with such scales.
+    """Return the layout of codes in one bit stream with scales of the same rank.
 
     Parameters
     ----------
     shape : tuple of int
-        Of the tensor.
+        The shape of the tensor.
     scales : tuple of int
-        As many sizes, each a divisor of the tensor's.
+        The shape of the scales; each size divides the tensor's size.
     codes : (int, bool)
         Bits of a code, and whether codes are signed.
     zero : Zero
     dtype : str
-        Of the values and of the scales.
+        The element type of the values and of the scales.
     """
     grid, matrix = _grid(shape, scales)
     bits, signed = codes
@@ -47,40 +47,43 @@ def on_grid(shape: Shape, scales: Shape, codes: tuple[int, bool], zero: Zero, dt
 
 
 def _grid(shape: Shape, scales: Shape) -> tuple[Grid, tuple[int, int] | None]:
-    """Return what shares a scale, and how the row-major order is cut, if not as the tensor itself is."""
+    """Return the grid, and the matrix shape of the layout if it differs from that of the tensor; else None."""
     size = prod(shape)
     count = prod(scales)
     if count == 1:
-        return WHOLE, None
+        return PER_TENSOR, None
     axis = run_axis(shape, scales)
     if axis is None or not size:
-        return Blocks(tuple(length // own for length, own in zip(shape, scales, strict=True))), None
+        return Blocks(tuple(length // scale_size for length, scale_size in zip(shape, scales, strict=True))), None
     run = size // count
-    own = shape[-1]
-    if run == own:
+    cols = shape[-1]
+    if run == cols:
         return ROW, None
-    if own % run == 0:
+    if cols % run == 0:
         return Group(run), None
-    cols = prod(shape[axis:]) if run != prod(shape[axis:]) and axis else run
-    return (ROW if run == cols else Group(run)), (size // cols, cols)
+    matrix_cols = prod(shape[axis:]) if run != prod(shape[axis:]) and axis else run
+    return (ROW if run == matrix_cols else Group(run)), (size // matrix_cols, matrix_cols)
 
 
 def run_axis(shape: Shape, scales: Shape) -> int | None:
-    """Return the dimension along which runs of elements share scales; None where they do not lie one after the other.
+    """Return the dimension along which runs of consecutive elements share scales; None if scales are not along runs.
 
-    Before it each index has scales of its own, behind it none has.
+    Each index of the dimensions before it has separate scales; the dimensions after it share scales.
     """
-    axis = next((index for index, (size, own) in enumerate(zip(shape, scales, strict=True)) if size != own), len(shape))
-    behind = all(own == 1 for own in scales[axis + 1 :])
-    if not behind:
+    axis = next(
+        (index for index, (size, scale_size) in enumerate(zip(shape, scales, strict=True)) if size != scale_size),
+        len(shape),
+    )
+    single_after = all(scale_size == 1 for scale_size in scales[axis + 1 :])
+    if not single_after:
         return None
-    # Trailing dimensions of size 1 that have "scales of their own" belong to the run as well.
+    # Trailing dimensions of size 1 belong to the run too, although their size equals that of the scales.
     return min(axis, len(shape) - 1)
 
 
 def scale_dims(layout: AffineLayout, shape: Shape) -> Shape | None:
-    """Return the shape of such scales of a tensor of this layout; None where they do not lie on a grid so."""
-    if isinstance(layout.grid, Whole):
+    """Return the shape of scales with the rank of the tensor for a layout; None if the layout has no such scales."""
+    if isinstance(layout.grid, PerTensor):
         return (1,) * len(shape)
     if isinstance(layout.grid, Blocks):
         return tuple(size // step for size, step in zip(shape, layout.grid.shape, strict=True))
@@ -92,15 +95,16 @@ def scale_dims(layout: AffineLayout, shape: Shape) -> Shape | None:
 def _dims_of_run(shape: Shape, run: int) -> Shape | None:
     """Return the scale shape in which every ``run`` consecutive elements share one."""
     dims = [1] * len(shape)
-    left = run
+    remaining = run
     for axis in range(len(shape) - 1, -1, -1):
         size = shape[axis]
-        if left == 1:
+        if remaining == 1:
             dims[axis] = size
-        elif left >= size and left % size == 0:
-            left //= size
-        elif size % left == 0:
-            dims[axis], left = size // left, 1
+        elif remaining >= size and remaining % size == 0:
+            remaining //= size
+        elif size % remaining == 0:
+            dims[axis] = size // remaining
+            remaining = 1
         else:
             return None
-    return tuple(dims) if left == 1 else None
+    return tuple(dims) if remaining == 1 else None

@@ -1,4 +1,4 @@
-"""Layouts of palettes, ``w = codebook[group][index]``; attributes as in ``spec/palette.md``."""
+"""Layouts of palettes, ``w = codebook[group][index]``. Attributes: ``spec/palette.md``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from ingot.core.numeric.dtypes import DTYPES, FLOATS
 from ingot.errors import CodecError
-from ingot.model.layouts.base import Attributes, Described, Shape
+from ingot.model.layouts.base import Attributes, LayoutSource, Shape
 from ingot.model.spec import PartSpec
 
 VERSION = 1
@@ -21,31 +21,31 @@ INDICES = "indices"
 CODEBOOK = "codebook"
 SCALES = "codebook_scales"
 
-# Vector sizes that the Neural Engine's compiler lets pass: bit v of the mask, 1, 2, 4 and 5. The hardware field holds
-# the logarithm to base 2, so that 5 cannot be written.
+# Bit v is set for each vector size v that the Neural Engine's compiler accepts: 1, 2, 4 and 5. The hardware field
+# contains the binary logarithm, so 5 cannot be encoded.
 LEGAL_VECTORS = 0x36
 
 
 @dataclass(frozen=True, slots=True)
 class PaletteLayout:
-    """How indices and codebooks lie.
+    """The arrangement of indices and codebooks.
 
     Parameters
     ----------
     bits : int
-        Of one index: 1, 2, 3, 4, 6 or 8.
+        Bits of an index: 1, 2, 3, 4, 6 or 8.
     groups : tuple of int
-        Codebooks along each dimension of the indices; each divides the dimension.
+        The number of codebooks along each dimension of the indices; it divides the dimension.
     vector_size : int
-        Values per entry: 1, 2 or 4.
+        Values of an entry: 1, 2 or 4.
     vector_axis : int
-        Dimension along which the values of an entry lie; the indices are ``vector_size`` times shorter there.
+        The dimension of the values of an entry. The indices are ``vector_size`` times shorter along it.
     dtype : str
         Logical element type.
     codebook : str
         Storage type of the codebooks' values.
     scales : str or None
-        Storage type of a factor per codebook in the part ``codebook_scales``; None where there is none.
+        Storage type of the part ``codebook_scales``, one factor for each codebook; None without that part.
     """
 
     bits: int
@@ -59,27 +59,27 @@ class PaletteLayout:
 
     @property
     def entries(self) -> int:
-        """Entries of a codebook."""
+        """The number of entries of a codebook."""
         return 1 << self.bits
 
     @property
     def codebooks(self) -> int:
-        """Number of codebooks."""
+        """The number of codebooks."""
         return prod(self.groups)
 
     def index_shape(self, shape: Shape) -> Shape:
-        """Shape of the indices of a tensor of ``shape``."""
+        """Return the shape of the indices of a tensor of ``shape``."""
         if self.vector_size == 1:
             return shape
         axis = self.vector_axis
         return (*shape[:axis], shape[axis] // self.vector_size, *shape[axis + 1 :])
 
     def index_bytes(self, shape: Shape) -> int:
-        """Bytes of ``indices``: one stream."""
+        """Return the bytes of ``indices``, which are one bit stream."""
         return -(-prod(self.index_shape(shape)) * self.bits // 8)
 
     def codebook_shape(self) -> tuple[int, int, int]:
-        """Codebooks, entries, values per entry."""
+        """Return the shape of ``codebook``: codebooks, entries, values of an entry."""
         return (self.codebooks, self.entries, self.vector_size)
 
     def part_specs(self, shape: Shape) -> tuple[PartSpec, ...]:
@@ -93,7 +93,7 @@ class PaletteLayout:
         return (*parts, PartSpec(SCALES, self.scales, DTYPES[self.scales].nbytes(self.codebooks)))
 
     def attributes(self) -> dict[str, Any]:
-        """Return the attributes that ``of`` takes back."""
+        """Return the attributes from which ``from_tensor`` reads the layout."""
         return {
             "codec_version": VERSION,
             "bits": self.bits,
@@ -105,8 +105,8 @@ class PaletteLayout:
         }
 
     @classmethod
-    def of(cls, tensor: Described) -> PaletteLayout:
-        """Read a tensor's attributes.
+    def from_tensor(cls, tensor: LayoutSource) -> PaletteLayout:
+        """Return the layout from a tensor's attributes.
 
         Raises
         ------
@@ -114,19 +114,19 @@ class PaletteLayout:
             ``palette.params``, ``palette.vector-size``, ``palette.groups``, ``palette.parts``.
         """
         reader = Attributes(tensor.params, RULE, tensor.name)
-        where = tensor.name
+        location = tensor.name
         shape = tensor.shape
         reader.integer("codec_version", VERSION, VERSION)
         bits = reader.integer("bits", 1, 8)
         if bits not in BITS:
             raise reader.refuse(f"bits {', '.join(map(str, BITS))}", bits)
-        size = require_vector_size(tensor.params.get("vector_size"), where)
+        size = require_vector_size(tensor.params.get("vector_size"), location)
         axis = reader.integer("vector_axis", 0, max(len(shape), 1) - 1)
         if size > 1 and (not shape or shape[axis] % size):
             raise CodecError(
                 "palette.vector-size",
                 f"expected a vector_size that divides dimension {axis} of {list(shape)}, found {size}",
-                where=where,
+                where=location,
             )
         dtype = reader.choice("dtype", FLOATS)
         groups = reader.integers("groups", 1, 2**63 - 1)
@@ -136,7 +136,7 @@ class PaletteLayout:
             raise CodecError(
                 "palette.parts",
                 f"expected a part {SCALES} where attribute scales is true, and none where it is false",
-                where=where,
+                where=location,
             )
         layout = cls(bits, groups, size, axis, dtype, parts.get(CODEBOOK, "f16"), parts.get(SCALES))
         index = layout.index_shape(shape)
@@ -144,15 +144,15 @@ class PaletteLayout:
             raise CodecError(
                 "palette.groups",
                 f"expected groups that divide the indices' shape {list(index)}, found {list(groups)!s:.80}",
-                where=where,
+                where=location,
             )
         return layout
 
 
-def require_vector_size(value: object, where: str | None = None) -> int:
-    """Return a vector size of 1, 2 or 4; ``CodecError`` ``palette.vector-size`` otherwise."""
+def require_vector_size(value: object, location: str | None = None) -> int:
+    """Return ``value`` if it is 1, 2 or 4. Raises ``CodecError`` ``palette.vector-size`` otherwise."""
     if type(value) is int and value in VECTOR_SIZES:
         return value
     legal = type(value) is int and 0 <= value < 8 and bool(LEGAL_VECTORS >> value & 1)
-    why = "; the compiler's mask 0x36 lets 5 pass, but no descriptor can hold it" if legal else ""
-    raise CodecError("palette.vector-size", f"expected vector_size 1, 2 or 4, found {value!r:.80}{why}", where=where)
+    why = "; the compiler's mask 0x36 accepts 5, but a descriptor cannot encode it" if legal else ""
+    raise CodecError("palette.vector-size", f"expected vector_size 1, 2 or 4, found {value!r:.80}{why}", where=location)

@@ -1,4 +1,4 @@
-"""Layouts of scaled codebooks, ``w = scale * value[index]``; attributes as in ``spec/scaled_codebook.md``."""
+"""Layouts of scaled codebooks, ``w = scale * value[index]``. Attributes: ``spec/scaled_codebook.md``."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any, ClassVar
 
 from ingot.core.numeric.dtypes import DTYPES
 from ingot.errors import CodecError
-from ingot.model.layouts.affine import ROW, WHOLE, Group, Row, Whole
-from ingot.model.layouts.base import Attributes, Described, Shape, element_count, matrix_shape
+from ingot.model.layouts.affine import PER_TENSOR, ROW, Group, PerTensor, Row
+from ingot.model.layouts.base import Attributes, LayoutSource, Shape, element_count, matrix_shape
 from ingot.model.spec import PartSpec
 
 VERSION = 1
-LATER = 2
+VERSION_2 = 2
 RULE = "scaled_codebook.params"
 BITS = (1, 2, 3, 4, 6, 8)
 DTYPES_OF_VALUES = ("f32", "f16", "bf16")
 NUMBERS = ("f4_e2m1fn", "f6_e2m3fn", "f6_e3m2fn", "f8_e4m3fn", "f8_e5m2", "i8")
-"""Types whose numbers the indices may be."""
+"""Element types whose bit patterns the indices may be."""
 SMALL_SCALES = ("f8_e8m0fnu", "f8_e4m3fn", "f8_e5m2")
 LOW_FIRST, HIGH_FIRST = ORDERS = ("low_first", "high_first")
 MULTIPLY, DIVIDE = SECONDS = ("multiply", "divide")
@@ -43,14 +43,14 @@ TABLES: Mapping[str, tuple[float, ...]] = {
     "fp4": tuple(sign * entry / 12 for sign in (1, -1) for entry in _FP4),
     "iq4_nl": (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
 }
-"""Tables of 16 f32 that a name is enough for: NormalFloat, bitsandbytes' FP4 in its order, ggml's IQ4_NL."""
+"""Named tables of 16 f32 values: NormalFloat, bitsandbytes' FP4 in its order, ggml's IQ4_NL."""
 VALUES = {**{name: DTYPES[name].bits for name in NUMBERS}, **dict.fromkeys(TABLES, 4)}
-"""What indices may stand for where there is no codebook, and the bits of an index."""
+"""The values that replace a codebook, element types and named tables, with the bits of an index."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """A scale for each block of so many rows and columns of each matrix; those at its ends may be smaller."""
+    """A scale for each block of ``rows`` x ``columns`` of a matrix; blocks at the end of the matrix may be smaller."""
 
     rows: int
     columns: int
@@ -58,19 +58,19 @@ class Tiles:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A scale for so many elements in row-major order, wherever rows end; the last run may be shorter."""
+    """A scale for ``elements`` consecutive elements in row-major order, across rows; the last run may be shorter."""
 
     elements: int
 
 
 @dataclass(frozen=True, slots=True)
 class Nested:
-    """Scales that are codes of a table of 256 values, ``scale = scale_codebook[code] * scale_scales[run] + offset``.
+    """Quantized scales: codes of a table of 256 values, ``scale = scale_codebook[code] * scale_scales[run] + offset``.
 
     Parameters
     ----------
     run : int
-        Scales that share one of ``scale_scales``; the last run may be shorter.
+        Consecutive scales that share an element of ``scale_scales``; the last run may be shorter.
     offset : float
         An f32.
     """
@@ -79,40 +79,40 @@ class Nested:
     offset: float
 
 
-Grid = Group | Row | Whole | Tiles | Run
-"""What shares a scale."""
-_NAMES = {Group: "group", Row: "row", Whole: "tensor", Tiles: "blocks", Run: "flat"}
+Grid = Group | Row | PerTensor | Tiles | Run
+"""The granularity of scales."""
+_NAMES = {Group: "group", Row: "row", PerTensor: "tensor", Tiles: "blocks", Run: "flat"}
 
 
 @dataclass(frozen=True, slots=True)
 class ScaledCodebookLayout:
-    """How indices, what they stand for, and the scales lie.
+    """The arrangement of indices, the values that they select, and the scales.
 
     Parameters
     ----------
     bits : int
-        Of one index: 1, 2, 3, 4, 6 or 8. A codebook has ``2**bits`` entries.
-    grid : Group, Row, Whole, Tiles or Run
-        What shares a scale. Groups divide a row's columns.
+        Bits of an index: 1, 2, 3, 4, 6 or 8. A codebook has ``2**bits`` entries.
+    grid : Group, Row, PerTensor, Tiles or Run
+        The elements that share a scale. Groups divide the columns of a row.
     dtype : str
         Logical element type.
     codebook : str
         Storage type of the codebook: f32, f16 or bf16.
     scales : str
-        Element type of the scales: f32, f16, bf16, f8_e8m0fnu, f8_e4m3fn or f8_e5m2; u8 where they are ``nested``.
+        Element type of the scales: f32, f16, bf16, f8_e8m0fnu, f8_e4m3fn or f8_e5m2; u8 if they are ``nested``.
     values : str or None
-        One of ``VALUES``, which the indices are of: then there is no codebook.
+        A key of ``VALUES`` that determines the values; None if the layout has a codebook.
     order : str
-        ``low_first``: one bit stream, first index in the low bits. ``high_first``: 4 bits, the first index of a byte in
-        its high ones.
+        ``low_first``: one bit stream, first index in the low bits. ``high_first``: 4-bit indices, the first index of a
+        byte in the high bits.
     second : str or None
-        What is done with the one f32 of the part ``second_scale``: each scale is multiplied or divided by it, which is
-        rounded to f32.
+        The operation that combines each scale with the f32 in the part ``second_scale``, ``multiply`` or ``divide``;
+        the result is rounded to f32. None without that part.
     nested : Nested or None
     factor : float or None
-        An f32 by which each product of scale and value is multiplied in the end.
+        An f32 by which each product of scale and value is multiplied.
     transposed : bool
-        The last two dimensions are stored in the other order.
+        Whether the last two dimensions are stored in reverse order.
     """
 
     bits: int
@@ -133,19 +133,19 @@ class ScaledCodebookLayout:
         return (*shape[:-2], shape[-1], shape[-2]) if self.transposed else shape
 
     def groups(self, cols: int) -> int:
-        """Scales that a row of ``cols`` stored columns has, or shares with other rows of its blocks."""
+        """Return the number of scales along a row of ``cols`` stored columns."""
         if isinstance(self.grid, Group):
             return cols // self.grid.columns
         return -(-cols // self.grid.columns) if isinstance(self.grid, Tiles) else 1
 
     def scale_count(self, shape: Shape) -> int:
-        """Scales of a tensor of ``shape``; none where there is no element."""
+        """Return the number of scales of a tensor of ``shape``; 0 for an empty tensor."""
         if not element_count(shape):
             return 0
         shape = self.stored_shape(shape)
         rows, cols = matrix_shape(shape)
         match self.grid:
-            case Whole():
+            case PerTensor():
                 return 1
             case Run(elements):
                 return -(-rows * cols // elements)
@@ -170,37 +170,37 @@ class ScaledCodebookLayout:
         return tuple(specs)
 
     def attributes(self) -> dict[str, Any]:
-        """Return the attributes that ``of`` takes back: of version 1 where that says everything."""
-        more: dict[str, Any] = {}
+        """Return the attributes from which ``from_tensor`` reads the layout, in version 1 if that is sufficient."""
+        optional: dict[str, Any] = {}
         if isinstance(self.grid, Tiles):
-            more["block"] = [self.grid.rows, self.grid.columns]
+            optional["block"] = [self.grid.rows, self.grid.columns]
         if self.values:
-            more["values"] = self.values
+            optional["values"] = self.values
         if self.order != LOW_FIRST:
-            more["order"] = self.order
+            optional["order"] = self.order
         if self.scales in SMALL_SCALES:
-            more["scale_dtype"] = self.scales
+            optional["scale_dtype"] = self.scales
         if self.second:
-            more["second"] = self.second
+            optional["second"] = self.second
         if self.nested:
-            more["nested"] = {"group_size": self.nested.run, "offset": self.nested.offset}
+            optional["nested"] = {"group_size": self.nested.run, "offset": self.nested.offset}
         if self.factor is not None:
-            more["factor"] = self.factor
+            optional["factor"] = self.factor
         if self.transposed:
-            more["transposed"] = True
+            optional["transposed"] = True
         columns = {Group: "columns", Run: "elements"}.get(type(self.grid))
         return {
-            "codec_version": LATER if more or not isinstance(self.grid, Group | Row) else VERSION,
+            "codec_version": VERSION_2 if optional or not isinstance(self.grid, Group | Row) else VERSION,
             "bits": self.bits,
             "granularity": _NAMES[type(self.grid)],
             **({"group_size": getattr(self.grid, columns)} if columns else {}),
             "dtype": self.dtype,
-            **more,
+            **optional,
         }
 
     @classmethod
-    def of(cls, tensor: Described) -> ScaledCodebookLayout:
-        """Read a tensor's attributes.
+    def from_tensor(cls, tensor: LayoutSource) -> ScaledCodebookLayout:
+        """Return the layout from a tensor's attributes.
 
         Raises
         ------
@@ -208,12 +208,12 @@ class ScaledCodebookLayout:
             ``scaled_codebook.params``, ``scaled_codebook.group``.
         """
         reader = Attributes(tensor.params, RULE, tensor.name)
-        version = reader.integer("codec_version", VERSION, LATER)
+        version = reader.integer("codec_version", VERSION, VERSION_2)
         bits = reader.integer("bits", 1, 8)
         if bits not in BITS:
             raise reader.refuse(f"bits {', '.join(map(str, BITS))}", bits)
         grid = _grid(reader, version)
-        later = _later(reader, version, bits, tensor.name)
+        later = _version_2_fields(reader, version, bits, tensor.name)
         if later.get("transposed") and len(tensor.shape) < 2:
             raise reader.refuse("transposed for two dimensions at least", list(tensor.shape))
         parts = tensor.part_dtypes
@@ -231,7 +231,7 @@ class ScaledCodebookLayout:
 
 
 def _grid(reader: Attributes, version: int) -> Grid:
-    name = reader.choice("granularity", tuple(_NAMES.values()) if version == LATER else ("group", "row"))
+    name = reader.choice("granularity", tuple(_NAMES.values()) if version == VERSION_2 else ("group", "row"))
     if name not in ("group", "flat") and reader.has("group_size"):
         raise reader.refuse("group_size for granularity group or flat only", name)
     if name == "blocks":
@@ -242,42 +242,43 @@ def _grid(reader: Attributes, version: int) -> Grid:
     if name in ("group", "flat"):
         size = reader.integer("group_size", 1, 2**62)
         return Group(size) if name == "group" else Run(size)
-    return ROW if name == "row" else WHOLE
+    return ROW if name == "row" else PER_TENSOR
 
 
-def _later(reader: Attributes, version: int, bits: int, where: str) -> dict[str, Any]:
-    """Read what version 1 has not."""
+def _version_2_fields(reader: Attributes, version: int, bits: int, location: str) -> dict[str, Any]:
+    """Return the layout's fields that version 2 of the attributes adds. Attributes of version 1 must not have them."""
     keys = ("values", "order", "scale_dtype", "second", "nested", "factor", "transposed")
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if version == VERSION:
-        strange = [key for key in (*keys, "block") if reader.has(key)]
-        if strange:
-            raise reader.refuse(f"codec_version {LATER} beside attribute {strange[0]}", version)
-        return found
+        unexpected = [key for key in (*keys, "block") if reader.has(key)]
+        if unexpected:
+            raise reader.refuse(f"codec_version {VERSION_2} beside attribute {unexpected[0]}", version)
+        return fields
     if reader.has("values"):
-        found["values"] = reader.choice("values", tuple(VALUES))
-        if VALUES[found["values"]] != bits:
-            raise reader.refuse(f"bits {VALUES[found['values']]} for values {found['values']}", bits)
+        fields["values"] = reader.choice("values", tuple(VALUES))
+        if VALUES[fields["values"]] != bits:
+            raise reader.refuse(f"bits {VALUES[fields['values']]} for values {fields['values']}", bits)
     if reader.has("order"):
-        found["order"] = reader.choice("order", ORDERS)
-        if found["order"] == HIGH_FIRST and bits != 4:
+        fields["order"] = reader.choice("order", ORDERS)
+        if fields["order"] == HIGH_FIRST and bits != 4:
             raise reader.refuse("4 bits where order is high_first", bits)
     if reader.has("scale_dtype"):
-        found["scales"] = reader.choice("scale_dtype", SMALL_SCALES)
+        fields["scales"] = reader.choice("scale_dtype", SMALL_SCALES)
     if reader.has("second"):
-        found["second"] = reader.choice("second", SECONDS)
+        fields["second"] = reader.choice("second", SECONDS)
     if reader.has("nested"):
-        found["nested"], found["scales"] = _nested(reader, where), "u8"
+        fields["nested"] = _nested(reader, location)
+        fields["scales"] = "u8"
     if reader.has("factor"):
-        found["factor"] = reader.number("factor")
+        fields["factor"] = reader.number("factor")
     if reader.has("transposed"):
-        found["transposed"] = reader.boolean("transposed")
-    return found
+        fields["transposed"] = reader.boolean("transposed")
+    return fields
 
 
-def _nested(reader: Attributes, where: str) -> Nested:
-    stated = reader.mapping("nested")
+def _nested(reader: Attributes, location: str) -> Nested:
+    fields = reader.mapping("nested")
     if reader.has("scale_dtype"):
-        raise reader.refuse("no scale_dtype beside nested", stated)
-    within = Attributes(stated, RULE, where)
-    return Nested(within.integer("group_size", 1, 2**62), within.number("offset"))
+        raise reader.refuse("no scale_dtype beside nested", fields)
+    nested = Attributes(fields, RULE, location)
+    return Nested(nested.integer("group_size", 1, 2**62), nested.number("offset"))

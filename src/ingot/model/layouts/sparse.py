@@ -1,4 +1,4 @@
-"""Layouts of tensors that leave zeros out; attributes as in ``spec/sparse_*.md``."""
+"""Layouts of sparse tensors, which omit zeros or dropped blocks. Attributes: ``spec/sparse_*.md``."""
 
 from __future__ import annotations
 
@@ -10,43 +10,43 @@ from ingot.core.numeric.blocks import mask_bytes
 from ingot.core.numeric.dtypes import DTYPES
 from ingot.model.layouts.base import (
     Attributes,
-    Described,
     Layout,
+    LayoutSource,
     Shape,
     Storable,
     element_count,
     file_id,
     matrix_shape,
 )
-from ingot.model.layouts.table import layout_within
+from ingot.model.layouts.table import inner_layout
 from ingot.model.spec import PartSpec
 
 VERSION = 1
 MASK = "mask"
 NONZEROS = "nonzeros"
-WHOLE = "whole"
+FULL_SIZE = "whole"
 CSR_RULE = "sparse_csr.params"
 MASK_RULE = "sparse_mask.params"
 BLOCKS_RULE = "sparse_blocks.params"
 WORD = 64
-"""Bits of the words that rows of a mask fill where they are aligned."""
+"""Bits of a word. Each row of an aligned mask is padded to full words."""
 
 
 @dataclass(frozen=True, slots=True)
 class CsrLayout:
-    """Compressed rows, as zTensor 1.2 section 3 has them: values, column indices, row pointers.
+    """Compressed sparse rows as in zTensor 1.2, section 3: values, column indices and row pointers.
 
     Parameters
     ----------
     dtype : str
         Logical element type.
     ascending : bool
-        Whether columns ascend in every row, as zTensor's profile ``zt.sparse_csr/1`` asks; else they may have any
-        order.
+        Whether columns ascend in every row, as zTensor's profile ``zt.sparse_csr/1`` requires; else their order is
+        arbitrary.
     indices : str
         Element type of indices and pointers, u64 or u32.
     nnz : int or None
-        Stored values; None where only the bytes tell.
+        The number of stored values; None if it is not known yet.
     """
 
     dtype: str
@@ -56,7 +56,7 @@ class CsrLayout:
     codec: ClassVar[str] = "sparse_csr"
 
     def part_specs(self, shape: Shape) -> tuple[PartSpec, ...]:
-        """Return the raw parts of a matrix of ``shape``, whose number of values is known."""
+        """Return the raw parts of a matrix of ``shape``; ``nnz`` must be known."""
         width = DTYPES[self.indices].bits // 8
         nnz = self.nnz or 0
         return (
@@ -66,12 +66,12 @@ class CsrLayout:
         )
 
     def attributes(self) -> dict[str, Any]:
-        """Return the attributes that ``of`` takes back; the parts tell all but the order."""
+        """Return the attributes: only whether columns ascend; the parts determine everything else."""
         return {"ascending": True} if self.ascending else {}
 
     @classmethod
-    def of(cls, tensor: Described) -> CsrLayout:
-        """Read a tensor's attributes; raises ``CodecError`` ``sparse_csr.params``."""
+    def from_tensor(cls, tensor: LayoutSource) -> CsrLayout:
+        """Return the layout from a tensor's attributes. Raises ``CodecError`` ``sparse_csr.params``."""
         reader = Attributes(tensor.params, CSR_RULE, tensor.name)
         ascending = reader.has("ascending") and reader.boolean("ascending")
         return cls(tensor.dtype, ascending, *_indices(tensor, "indices"))
@@ -79,32 +79,41 @@ class CsrLayout:
 
 @dataclass(frozen=True, slots=True)
 class CooLayout:
-    """Coordinates, of u64 or u32, and values, as zTensor 1.2 section 3 has them."""
+    """Coordinates and values as in zTensor 1.2, section 3.
+
+    Parameters
+    ----------
+    dtype : str
+        Logical element type.
+    indices : str
+        Element type of the coordinates, u64 or u32.
+    count : int or None
+        The number of coordinates in all dimensions together; None if it is not known yet.
+    """
 
     dtype: str
     indices: str = "u64"
     count: int | None = None
-    """Coordinates, of all dimensions together; None where only the bytes tell."""
     codec: ClassVar[str] = "sparse_coo"
 
     def part_specs(self, shape: Shape) -> tuple[PartSpec, ...]:
-        """Return the raw parts of a tensor of ``shape``, whose number of coordinates is known."""
+        """Return the raw parts of a tensor of ``shape``; ``count`` must be known."""
         count = self.count or 0
         coords = PartSpec("coords", self.indices, DTYPES[self.indices].bits // 8 * count)
         return _values(self.dtype, count // max(len(shape), 1)), coords
 
     def attributes(self) -> dict[str, Any]:
-        """Return no attributes: the parts tell everything."""
+        """Return no attributes: the parts determine the layout."""
         return {}
 
     @classmethod
-    def of(cls, tensor: Described) -> CooLayout:
-        """Read a tensor's element types."""
+    def from_tensor(cls, tensor: LayoutSource) -> CooLayout:
+        """Return the layout from a tensor's element types."""
         return cls(tensor.dtype, *_indices(tensor, "coords"))
 
 
-def _indices(tensor: Described, role: str) -> tuple[str, int | None]:
-    """Return the element type of a part of indices, and how many there are, where that is known."""
+def _indices(tensor: LayoutSource, role: str) -> tuple[str, int | None]:
+    """Return the element type of a part of indices, and their number; None if it is not known yet."""
     dtype = tensor.part_dtypes.get(role, "u64")
     size = tensor.part_nbytes.get(role)
     return dtype, None if size is None or dtype not in DTYPES else size * 8 // DTYPES[dtype].bits
@@ -117,18 +126,18 @@ def _values(dtype: str, count: int) -> PartSpec:
 
 @dataclass(frozen=True, slots=True)
 class MaskLayout:
-    """A bit per element, and the kept values or codes one after the other.
+    """A bit for each element, and the values or codes of the elements whose bit is set.
 
     Parameters
     ----------
     dtype : str
         Logical element type.
     nnz : int or None
-        Kept elements; None until a fit pass has counted them.
+        The number of set bits; None until a fit pass has counted them.
     inner : Layout
-        Of the dense tensor whose values or codes are kept; its other parts lie beside the mask.
+        The layout of the dense tensor whose values or codes are stored. Its other parts are stored unchanged.
     aligned : bool
-        Every row's bits are filled up with zeros to whole words of 64.
+        Whether every row of the mask is padded with zeros to words of 64 bits.
     """
 
     dtype: str
@@ -138,7 +147,7 @@ class MaskLayout:
     codec: ClassVar[str] = "sparse_mask"
 
     def padding(self, shape: Shape) -> int:
-        """Return the bits behind the columns of every row of the mask."""
+        """Return the padding bits of every row of the mask."""
         return -matrix_shape(shape)[1] % WORD if self.aligned else 0
 
     def mask_length(self, shape: Shape) -> int:
@@ -147,7 +156,7 @@ class MaskLayout:
         return -(-rows * (cols + self.padding(shape)) // 8)
 
     def attributes(self) -> dict[str, Any]:
-        """Return the attributes that ``of`` takes back."""
+        """Return the attributes from which ``from_tensor`` reads the layout."""
         return {
             "codec_version": VERSION,
             "dtype": self.dtype,
@@ -157,8 +166,11 @@ class MaskLayout:
         }
 
     @classmethod
-    def of(cls, tensor: Described) -> MaskLayout:
-        """Read a tensor's attributes; raises ``CodecError`` ``sparse_mask.params`` and the rules of what is within."""
+    def from_tensor(cls, tensor: LayoutSource) -> MaskLayout:
+        """Return the layout from a tensor's attributes.
+
+        Raises ``CodecError`` ``sparse_mask.params`` and the errors of the inner layout.
+        """
         reader = Attributes(tensor.params, MASK_RULE, tensor.name)
         reader.integer("codec_version", VERSION, VERSION)
         dtype = reader.choice("dtype", (tensor.dtype,))
@@ -171,89 +183,94 @@ class MaskLayout:
         if params.get("dtype", dtype) != dtype:
             raise reader.refuse(f"dtype {dtype} within too", params["dtype"])
         aligned = reader.has("row_alignment") and reader.integer("row_alignment", WORD, WORD) == WORD
-        return cls(dtype, nnz, layout_within(tensor, tensor.shape, codec, params), aligned)
+        return cls(dtype, nnz, inner_layout(tensor, tensor.shape, codec, params), aligned)
 
 
 @dataclass(frozen=True, slots=True)
 class BlocksLayout:
-    """A matrix without some blocks of its rows or columns; a mask tells which blocks are kept.
+    """A matrix with dropped blocks of rows or columns. A mask marks the kept blocks.
 
     Parameters
     ----------
     dtype : str
         Logical element type.
     axis : {0, 1}
-        Blocks of rows, or of columns.
+        Whether blocks consist of rows (0) or of columns (1).
     block : int
         Rows or columns of a block.
-    channels, kept : int
-        Rows or columns of the whole matrix, and of what is stored.
+    channels : int
+        Rows or columns of the full matrix.
+    kept_channels : int
+        Rows or columns in kept blocks.
     inner : Layout
-        Of the matrix that is stored: the smaller one, or the whole one.
-    whole : bool
-        The matrix is stored in its full size; what it holds in dropped blocks counts as zeros.
+        The layout of the stored matrix.
+    full_size : bool
+        Whether the stored matrix has the full size. Its values in dropped blocks are ignored and decode to zeros.
     """
 
     dtype: str
     axis: int
     block: int
     channels: int
-    kept: int
+    kept_channels: int
     inner: Layout
-    whole: bool = False
+    full_size: bool = False
     codec: ClassVar[str] = "sparse_blocks"
 
     @property
     def sparsity(self) -> float:
-        """Share of the channels that are left out."""
-        return 1 - self.kept / self.channels if self.channels else 0.0
+        """The fraction of channels in dropped blocks."""
+        return 1 - self.kept_channels / self.channels if self.channels else 0.0
 
     def inner_shape(self, shape: Shape) -> tuple[int, int]:
-        """Rows and columns of the matrix that is stored."""
-        return stored_shape(matrix_shape(shape), self.axis, None if self.whole else self.kept)
+        """Return the rows and columns of the stored matrix."""
+        return stored_shape(matrix_shape(shape), self.axis, None if self.full_size else self.kept_channels)
 
     def part_specs(self, shape: Shape) -> tuple[PartSpec, ...]:
-        """Return the raw parts of a tensor of ``shape`` whose inner layout knows its own."""
+        """Return the mask and, if the inner layout lists its parts, the inner parts of a tensor of ``shape``."""
         mask = PartSpec(MASK, "u8", mask_bytes(self.channels, self.block))
         inner = self.inner.part_specs(self.inner_shape(shape)) if isinstance(self.inner, Storable) else ()
         return (mask, *inner)
 
     def attributes(self) -> dict[str, Any]:
-        """Return the attributes that ``of`` takes back."""
+        """Return the attributes from which ``from_tensor`` reads the layout."""
         return {
             "codec_version": VERSION,
             "axis": self.axis,
             "block": self.block,
             "channels": self.channels,
-            "kept": self.kept,
+            "kept": self.kept_channels,
             "inner": file_id(self.inner.codec),
             "inner_params": self.inner.attributes(),
             "dtype": self.dtype,
-            **({"stored": WHOLE} if self.whole else {}),
+            **({"stored": FULL_SIZE} if self.full_size else {}),
         }
 
     @classmethod
-    def of(cls, tensor: Described) -> BlocksLayout:
-        """Read a tensor's attributes; raises ``CodecError`` ``sparse_blocks.params`` and what the inner layout does."""
+    def from_tensor(cls, tensor: LayoutSource) -> BlocksLayout:
+        """Return the layout from a tensor's attributes.
+
+        Raises ``CodecError`` ``sparse_blocks.params`` and the errors of the inner layout.
+        """
         reader = Attributes(tensor.params, BLOCKS_RULE, tensor.name)
         reader.integer("codec_version", VERSION, VERSION)
         axis = reader.integer("axis", 0, 1)
         block = reader.integer("block", 1, 2**62)
         channels = reader.integer("channels", 0, 2**62)
-        kept = reader.integer("kept", 0, channels)
+        kept_channels = reader.integer("kept", 0, channels)
         codec = reader.text("inner")
         params = reader.mapping("inner_params")
         dtype = reader.choice("dtype", (tensor.dtype,))
         if params.get("dtype", dtype) != dtype:
             raise reader.refuse(f"dtype {dtype} here and within", params["dtype"])
-        whole = reader.has("stored") and reader.choice("stored", (WHOLE,)) == WHOLE
-        shape = stored_shape(matrix_shape(tensor.shape), axis, None if whole else kept)
-        return cls(dtype, axis, block, channels, kept, layout_within(tensor, shape, codec, params), whole)
+        full_size = reader.has("stored") and reader.choice("stored", (FULL_SIZE,)) == FULL_SIZE
+        shape = stored_shape(matrix_shape(tensor.shape), axis, None if full_size else kept_channels)
+        return cls(dtype, axis, block, channels, kept_channels, inner_layout(tensor, shape, codec, params), full_size)
 
 
-def stored_shape(matrix: tuple[int, int], axis: int, kept: int | None) -> tuple[int, int]:
-    """Return rows and columns of what is stored of a matrix: all, or ``kept`` channels along ``axis``."""
+def stored_shape(matrix: tuple[int, int], axis: int, kept_channels: int | None) -> tuple[int, int]:
+    """Return the shape of a stored matrix: ``kept_channels`` along ``axis``; the full matrix if None."""
     rows, cols = matrix
-    if kept is None:
+    if kept_channels is None:
         return rows, cols
-    return (kept, cols) if axis == 0 else (rows, kept)
+    return (kept_channels, cols) if axis == 0 else (rows, kept_channels)

@@ -1,4 +1,4 @@
-"""The layouts there are, by the id of the codec that decodes them."""
+"""The registry of layouts by codec, and the functions that read the layout of a tensor."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from typing import Any, Protocol
 
 from ingot.core.registry import Registry
 from ingot.model.layouts.affine import AffineLayout
-from ingot.model.layouts.base import Described, Layout, OtherLayout, Shape, codec_of
+from ingot.model.layouts.base import Layout, LayoutSource, OtherLayout, Shape, codec_of
 from ingot.model.layouts.ggml import GgmlBlocksLayout
 
 
 def codec_name(codec: str, params: Mapping[str, Any], encodings: Iterable[str]) -> str:
-    """Name a codec in a few words: integers by bits and what shares a scale (``int4 g64``), ggml's blocks by their type
-    (``q4_0``), then the encoding."""
+    """Return a short name of a codec with its parameters and encodings, such as ``int4 g64`` or ``q4_0 zstd``."""
     extra = sorted(set(encodings) - {"raw"})
     if codec == AffineLayout.codec and "bits" in params:
         group = params.get("group_size")
@@ -25,7 +24,7 @@ def codec_name(codec: str, params: Mapping[str, Any], encodings: Iterable[str]) 
 
 
 class _Family(Protocol):
-    def of(self, tensor: Described) -> Layout: ...
+    def from_tensor(self, tensor: LayoutSource) -> Layout: ...
 
 
 LAYOUTS: Registry[_Family] = Registry(
@@ -33,12 +32,12 @@ LAYOUTS: Registry[_Family] = Registry(
     (
         ("dense", "ingot.model.layouts.dense:DenseLayout"),
         ("affine", "ingot.model.layouts.affine:AffineLayout"),
-        ("affine_words", "ingot.model.layouts.packed_words:WordsLayout"),
+        ("affine_words", "ingot.model.layouts.packed_ints:PackedIntLayout"),
         ("palette", "ingot.model.layouts.palette:PaletteLayout"),
         ("scaled_codebook", "ingot.model.layouts.scaled_codebook:ScaledCodebookLayout"),
         ("trellis", "ingot.model.layouts.trellis:TrellisLayout"),
         ("ggml_blocks", "ingot.model.layouts.ggml:GgmlBlocksLayout"),
-        ("with_low_rank", "ingot.model.layouts.corrected:CorrectedLayout"),
+        ("with_low_rank", "ingot.model.layouts.low_rank:CorrectedLayout"),
         ("sparse_csr", "ingot.model.layouts.sparse:CsrLayout"),
         ("sparse_coo", "ingot.model.layouts.sparse:CooLayout"),
         ("sparse_mask", "ingot.model.layouts.sparse:MaskLayout"),
@@ -55,7 +54,7 @@ LAYOUTS: Registry[_Family] = Registry(
 
 @dataclass(frozen=True, slots=True)
 class _Within:
-    """What is stored within another layout, as a tensor of its own."""
+    """The inner tensor of a layout that wraps another layout."""
 
     name: str
     shape: Shape
@@ -66,22 +65,26 @@ class _Within:
     part_nbytes: Mapping[str, int | None]
 
 
-def layout_of(tensor: Described) -> Layout:
-    """Return how a tensor is stored; an ``OtherLayout`` where only its codec can tell, or none is known.
+def layout_of(tensor: LayoutSource) -> Layout:
+    """Return the layout of a tensor; an ``OtherLayout`` if the codec has no registered layout.
 
     Raises
     ------
     CodecError
-        ``<family>.params`` and the other rules that a family has for attributes: one is missing or makes no sense.
+        ``<family>.params`` and the family's other rules: an attribute is missing or invalid.
     """
-    return LAYOUTS[tensor.codec].of(tensor) if tensor.codec in LAYOUTS else OtherLayout(tensor.codec, tensor.params)
+    return (
+        LAYOUTS[tensor.codec].from_tensor(tensor)
+        if tensor.codec in LAYOUTS
+        else OtherLayout(tensor.codec, tensor.params)
+    )
 
 
-def within(tensor: Described, shape: Shape, codec: str, params: Mapping[str, Any]) -> Described:
-    """Return what a tensor stores within its own layout as a tensor of its own."""
+def inner_source(tensor: LayoutSource, shape: Shape, codec: str, params: Mapping[str, Any]) -> LayoutSource:
+    """Return the source of the inner layout of a tensor whose layout wraps another layout."""
     return _Within(tensor.name, shape, tensor.dtype, codec, params, tensor.part_dtypes, tensor.part_nbytes)
 
 
-def layout_within(tensor: Described, shape: Shape, stored: str, params: Mapping[str, Any]) -> Layout:
-    """Return the layout of what a tensor stores within its own; ``stored`` is the codec's id as files spell it."""
-    return layout_of(within(tensor, shape, codec_of(stored), params))
+def inner_layout(tensor: LayoutSource, shape: Shape, stored: str, params: Mapping[str, Any]) -> Layout:
+    """Return the inner layout of a tensor. ``stored`` is the id of the inner codec in files."""
+    return layout_of(inner_source(tensor, shape, codec_of(stored), params))

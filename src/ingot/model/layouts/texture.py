@@ -1,4 +1,4 @@
-"""Layouts of weights as texture blocks; attributes as in ``spec/astc.md``."""
+"""Layouts of weights as ASTC texture blocks. Attributes: ``spec/astc.md``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ingot.core.numeric.dtypes import FLOATS
-from ingot.model.layouts.base import Attributes, Described
+from ingot.model.layouts.base import Attributes, LayoutSource
 
 VERSION = 1
 RULE = "astc.params"
@@ -15,12 +15,12 @@ PROFILE = "ldr"
 
 @dataclass(frozen=True, slots=True)
 class AstcLayout:
-    """ASTC blocks of one luminance channel, then one scale and one offset for the tensor.
+    """ASTC blocks with one luminance channel, and one scale and one offset for the tensor.
 
     Parameters
     ----------
     footprint : str
-        Texels of a block, such as ``6x6``.
+        The size of a block in texels, such as ``6x6``.
     dtype : str
         Logical element type.
     """
@@ -30,12 +30,12 @@ class AstcLayout:
     codec: ClassVar[str] = "astc"
 
     def attributes(self) -> dict[str, Any]:
-        """Return the attributes that ``of`` takes back."""
+        """Return the attributes from which ``from_tensor`` reads the layout."""
         return {"codec_version": VERSION, "footprint": self.footprint, "profile": PROFILE, "dtype": self.dtype}
 
     @classmethod
-    def of(cls, tensor: Described) -> AstcLayout:
-        """Read a tensor's attributes; raises ``CodecError`` ``astc.params``."""
+    def from_tensor(cls, tensor: LayoutSource) -> AstcLayout:
+        """Return the layout from a tensor's attributes. Raises ``CodecError`` ``astc.params``."""
         reader = Attributes(tensor.params, RULE, tensor.name)
         reader.integer("codec_version", VERSION, VERSION)
         reader.choice("profile", (PROFILE,))

@@ -1,4 +1,4 @@
-"""Layouts of trellises, ``w = scale * value[window of a bit stream]``; attributes as in ``spec/trellis.md``."""
+"""Layouts of trellis codes, ``w = scale * value[window of a bit stream]``. Attributes: ``spec/trellis.md``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from ingot.core.numeric.dtypes import DTYPES
 from ingot.errors import CodecError
-from ingot.model.layouts.base import Attributes, Described, Shape, matrix_shape
+from ingot.model.layouts.base import Attributes, LayoutSource, Shape, matrix_shape
 from ingot.model.spec import PartSpec
 
 VERSION = 1
@@ -19,22 +19,22 @@ STREAMS = "streams"
 SCALES = "scales"
 GAUSSIAN = "gaussian"
 WORD = 16
-"""Bits of a word of the streams, and what rows of a band are a multiple of."""
-MOST_BAND = 4096
+"""Bits of a word of the streams. The rows of a band are a multiple of it."""
+MAX_BAND = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class TrellisLayout:
-    """How streams and scales lie.
+    """The arrangement of bit streams and scales.
 
     Parameters
     ----------
     bits : int
-        Of a weight: 2, 3 or 4.
+        Bits of a weight: 2, 3 or 4.
     group : int
-        Columns that share a scale; it divides a row's.
+        Columns that share a scale; divides the columns of a row.
     band : int
-        Rows, a multiple of 16, whose weights of a column are one stream; the last band of a matrix may be lower.
+        Rows of a band, a multiple of 16. Each column of a band is one stream. The last band of a matrix may be smaller.
     dtype : str
         Logical element type.
     scales : str
@@ -48,18 +48,18 @@ class TrellisLayout:
     scales: str = "f16"
     codec: ClassVar[str] = "trellis"
 
-    def places(self, rows: int) -> int:
-        """Words of a stream of so many weights."""
+    def stream_words(self, rows: int) -> int:
+        """Return the number of words of a stream of ``rows`` weights."""
         return -(-rows * self.bits // WORD)
 
     def words(self, shape: Shape) -> int:
-        """Words of all streams of a tensor of ``shape``: bands belong to each matrix of the last two dimensions."""
+        """Return the number of words of all streams. Each matrix of the last two dimensions has separate bands."""
         rows, cols = matrix_shape(shape)
         inner = inner_rows(shape)
         if not rows * cols:
             return 0
-        whole, rest = divmod(inner, self.band)
-        return rows // inner * cols * (whole * self.places(self.band) + self.places(rest))
+        full_bands, last_rows = divmod(inner, self.band)
+        return rows // inner * cols * (full_bands * self.stream_words(self.band) + self.stream_words(last_rows))
 
     def part_specs(self, shape: Shape) -> tuple[PartSpec, ...]:
         """Return the raw parts of a tensor of ``shape``, in order."""
@@ -69,7 +69,7 @@ class TrellisLayout:
         )
 
     def attributes(self) -> dict[str, Any]:
-        """Return the attributes that ``of`` takes back."""
+        """Return the attributes from which ``from_tensor`` reads the layout."""
         return {
             "codec_version": VERSION,
             "bits": self.bits,
@@ -80,8 +80,8 @@ class TrellisLayout:
         }
 
     @classmethod
-    def of(cls, tensor: Described) -> TrellisLayout:
-        """Read a tensor's attributes.
+    def from_tensor(cls, tensor: LayoutSource) -> TrellisLayout:
+        """Return the layout from a tensor's attributes.
 
         Raises
         ------
@@ -92,7 +92,7 @@ class TrellisLayout:
         reader.integer("codec_version", VERSION, VERSION)
         bits = reader.integer("bits", BITS[0], BITS[-1])
         group = reader.integer("group_size", 1, 2**31)
-        band = reader.integer("band", WORD, MOST_BAND)
+        band = reader.integer("band", WORD, MAX_BAND)
         if band % WORD:
             raise reader.refuse(f"attribute band as a multiple of {WORD}", band)
         reader.choice("table", (GAUSSIAN,))

@@ -1,4 +1,4 @@
-"""The one lazy mapping, of readers, ``ingot.open`` and views, and the one lazy sequence, of reports."""
+"""Mappings and sequences whose values are computed on access, for tensors of large checkpoints and rows of reports."""
 
 from __future__ import annotations
 
@@ -9,24 +9,32 @@ from typing import Generic, TypeVar, overload
 T = TypeVar("T")
 
 
-class Many(Mapping[str, T], Generic[T]):
+class TensorMap(Mapping[str, T], Generic[T]):
     """A mapping that can be iterated without creating or caching every value."""
 
-    def passing(self, name: str) -> T:
-        """Return a value that the mapping does not cache."""
+    def get_uncached(self, name: str) -> T:
+        """Return a value without caching it."""
         return self[name]
 
-    def where(self, test: Callable[[T], bool]) -> list[str]:
-        """Return the names of the values that pass a test."""
-        return [name for name in self if test(self.passing(name))]
+    def names_where(self, test: Callable[[T], bool]) -> list[str]:
+        """Return the names of the values for which ``test`` returns True; caches no value."""
+        return [name for name in self if test(self.get_uncached(name))]
 
     def uncached(self) -> Iterator[T]:
         """Yield all values in order without caching any."""
-        return map(self.passing, self)
+        return map(self.get_uncached, self)
 
 
-class Made(Many[T]):
-    """Values that are made each time that they are asked for; none is kept. Parameters as of ``Lazy``."""
+class ComputedMap(TensorMap[T]):
+    """A read-only mapping that computes a value on each access and caches none.
+
+    Parameters
+    ----------
+    names : collection of str
+        The ordered names without duplicates; a dict or another mapping makes lookups fast. It must not change.
+    make : callable
+        Returns the value for a name.
+    """
 
     def __init__(self, names: Collection[str], make: Callable[[str], T]) -> None:
         self._names = names
@@ -47,14 +55,14 @@ class Made(Many[T]):
         return name in self._names
 
 
-class MadeSequence(Sequence[T]):
-    """Values that are made each time that they are asked for; equal to a list of the same."""
+class ComputedSequence(Sequence[T]):
+    """A sequence that computes an item on each access; equal to a list of the same items."""
 
     __slots__ = ()
 
     @abstractmethod
     def _make(self, index: int) -> T:
-        """Return one, ``index`` from 0 on."""
+        """Return the item at ``index``, which is not negative."""
 
     @overload
     def __getitem__(self, index: int) -> T: ...
@@ -63,37 +71,37 @@ class MadeSequence(Sequence[T]):
     def __getitem__(self, index: slice) -> list[T]: ...
 
     def __getitem__(self, index: int | slice) -> T | list[T]:
-        places = range(len(self))[index]
-        return self._make(places) if isinstance(places, int) else [self._make(place) for place in places]
+        indices = range(len(self))[index]
+        return self._make(indices) if isinstance(indices, int) else [self._make(item) for item in indices]
 
     def __iter__(self) -> Iterator[T]:
         return map(self._make, range(len(self)))
 
     def __eq__(self, other: object) -> bool:
-        return list(self) == list(other) if isinstance(other, (MadeSequence, list)) else NotImplemented
+        return list(self) == list(other) if isinstance(other, (ComputedSequence, list)) else NotImplemented
 
-    __hash__ = None  # type: ignore[assignment]  # as of a list
+    __hash__ = None  # type: ignore[assignment]  # unhashable, like a list
 
     def __repr__(self) -> str:
         return repr(list(self))
 
 
-def as_many(values: Mapping[str, T]) -> Many[T]:
-    """Return a mapping as one that may not want its values made or kept."""
-    return values if isinstance(values, Many) else Made(values, values.__getitem__)
+def as_tensor_map(values: Mapping[str, T]) -> TensorMap[T]:
+    """Return a mapping as a ``TensorMap``; a mapping of another type is wrapped."""
+    return values if isinstance(values, TensorMap) else ComputedMap(values, values.__getitem__)
 
 
-class Lazy(Made[T]):
-    """A read-only mapping whose values are made one at a time: each when it is first asked for, and only once.
+class LazyMap(ComputedMap[T]):
+    """A read-only mapping that computes a value on first access and caches it.
 
     Parameters
     ----------
     names : collection of str
-        In order, each once, quick to search: a dict or another mapping. It may not change.
+        The ordered names without duplicates; a dict or another mapping makes lookups fast. It must not change.
     make : callable
-        Makes the value of a name. Of two threads that ask at the same time both may make one; both get the first.
+        Builds the value for a name. If two threads ask at once, both may build it; both get the first one stored.
     brief : callable, optional
-        As ``make``, of a value that is kept: one that takes little memory before it is looked at.
+        Builds the values that are cached instead of ``make``: values that need little memory until they are used.
     """
 
     def __init__(
@@ -104,16 +112,16 @@ class Lazy(Made[T]):
     ) -> None:
         super().__init__(names, make)
         self._brief = brief or make
-        self._made: dict[str, T] = {}
+        self._values: dict[str, T] = {}
 
     def __getitem__(self, name: str) -> T:
-        made = self._made.get(name)
-        if made is not None:
-            return made
+        value = self._values.get(name)
+        if value is not None:
+            return value
         if name not in self._names:
             raise KeyError(name)
-        return self._made.setdefault(name, self._brief(name))
+        return self._values.setdefault(name, self._brief(name))
 
-    def passing(self, name: str) -> T:
-        made = self._made.get(name)
-        return self._make(name) if made is None else made
+    def get_uncached(self, name: str) -> T:
+        value = self._values.get(name)
+        return self._make(name) if value is None else value

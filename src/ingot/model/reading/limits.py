@@ -1,6 +1,6 @@
 """Limits on the decoded bytes of tensors, which are checked once, before any work begins.
 
-A few bytes of a sparse or compressed tensor may stand for any size. The decoded size is compared with the stored size,
+A few bytes of a sparse or compressed tensor may decode to any size. The decoded size is compared with the stored size,
 and with the free memory if the values are decoded into memory (``spec/operations.md``, "Limits").
 """
 
@@ -18,7 +18,7 @@ from ingot.model.part import Part
 
 VARIABLE = "INGOT_MAX_DECODED"
 RATIO = 1 << 16
-"""Decoded bytes per stored byte: an empty sparse matrix of f32 with 2**17 columns has as many."""
+"""Decoded bytes per stored byte. An empty sparse matrix of f32 with 2**17 columns has this ratio."""
 FLOOR = 4 << 30
 DECOMPRESSED = "INGOT_MAX_DECOMPRESSED"
 _SMALL = 1 << 28
@@ -42,26 +42,26 @@ class StoredTensor(Protocol):
 
 
 def max_decoded(stored: int) -> int:
-    """Return how many bytes ``stored`` ones may decode to: ``INGOT_MAX_DECODED`` if it is set (a size such as
-    ``100GiB``), else ``FLOOR + RATIO * stored``.
+    """Return the limit of the decoded bytes for ``stored`` bytes.
 
-    Raises ``UsageError`` ``size.syntax``.
+    The limit is ``INGOT_MAX_DECODED`` if it is set (a size such as ``100GiB``), else ``FLOOR + RATIO * stored``. Raises
+    ``UsageError`` ``size.syntax``.
     """
-    asked = os.environ.get(VARIABLE, "").strip()
-    return parse_size(asked) if asked else FLOOR + RATIO * stored
+    setting = os.environ.get(VARIABLE, "").strip()
+    return parse_size(setting) if setting else FLOOR + RATIO * stored
 
 
-def require_decompressed(tensors: Iterable[StoredTensor], asked: int | str | None, where: str) -> None:
-    """Refuse compressed parts that would become larger than is allowed, before any is decompressed.
+def require_decompressed(tensors: Iterable[StoredTensor], requested: int | str | None, location: str) -> None:
+    """Refuse compressed parts whose decompressed size exceeds the limit, before any part is decompressed.
 
     Parameters
     ----------
     tensors : iterable of tensors
-        Read only if there is a limit.
-    asked : int, str or None
-        The limit in bytes for one part; None for ``INGOT_MAX_DECOMPRESSED``, if it is set.
-    where : str
-        For messages.
+        Iterated only if there is a limit.
+    requested : int, str or None
+        The limit in bytes for one part; None for ``INGOT_MAX_DECOMPRESSED`` if it is set.
+    location : str
+        The location for error messages.
 
     Raises
     ------
@@ -70,28 +70,28 @@ def require_decompressed(tensors: Iterable[StoredTensor], asked: int | str | Non
     UsageError
         ``size.syntax``.
     """
-    limit = asked if asked is not None else os.environ.get(DECOMPRESSED, "").strip() or None
+    limit = requested if requested is not None else os.environ.get(DECOMPRESSED, "").strip() or None
     if limit is None:
         return
-    most = parse_size(limit)
+    max_bytes = parse_size(limit)
     for tensor in tensors:
         for role, part in tensor.parts.items():
-            if part.encoding != "raw" and part.nbytes > most:
+            if part.encoding != "raw" and part.nbytes > max_bytes:
                 raise FormatError(
                     "part.max-decompressed",
-                    f"expected a compressed part to become at most {most} bytes, found {part.nbytes}; raise "
+                    f"expected a compressed part to become at most {max_bytes} bytes, found {part.nbytes}; raise "
                     f"max_decompressed or {DECOMPRESSED} if this is meant",
-                    where=part.where or f"{where}: {tensor.name[:200]}: {role}",
+                    where=part.where or f"{location}: {tensor.name[:200]}: {role}",
                 )
 
 
-def require_in_proportion(tensors: Iterable[StoredTensor], where: str) -> list[int]:
-    """Refuse to decode ``tensors`` where their stored bytes stand for too many; return the decoded bytes of each.
+def require_in_proportion(tensors: Iterable[StoredTensor], location: str) -> list[int]:
+    """Return the decoded bytes of each tensor.
 
     Raises
     ------
     ResourceError
-        ``decoded.limit``.
+        ``decoded.limit``: the total decoded size exceeds ``max_decoded`` of the total stored size.
     """
     stored = 0
     sizes = []
@@ -100,27 +100,26 @@ def require_in_proportion(tensors: Iterable[StoredTensor], where: str) -> list[i
         sizes.append(decoded_bytes(tensor))
     decoded = sum(sizes)
     if decoded > FLOOR or os.environ.get(VARIABLE):
-        _require(stored, decoded, where)
+        _require(stored, decoded, location)
     return sizes
 
 
-def require_room(tensors: Iterable[StoredTensor], where: str, *, retyped: bool = False) -> None:
-    """Refuse to decode ``tensors`` into memory together where there is not enough of it; errors also as
-    ``require_in_proportion``.
+def require_room(tensors: Iterable[StoredTensor], location: str, *, retyped: bool = False) -> None:
+    """Refuse to decode ``tensors`` into memory together if the free memory is not sufficient.
 
-    ``retyped`` tells that dense tensors of mapped files do not come as they lie there.
+    If ``retyped`` is set, dense tensors of mapped files are converted and need memory too.
 
-    Raises ``ResourceError`` ``ram.guard``.
+    Raises ``ResourceError`` ``ram.guard`` or ``decoded.limit``.
     """
     chosen = list(tensors)
-    sizes = require_in_proportion(chosen, where)
-    needed = sum(size for size, tensor in zip(sizes, chosen, strict=True) if retyped or not _lies_ready(tensor))
+    sizes = require_in_proportion(chosen, location)
+    needed = sum(size for size, tensor in zip(sizes, chosen, strict=True) if retyped or not _is_mapped(tensor))
     if needed > _SMALL:
-        require_ram(needed, "decoded tensors", "take them one by one, or a part of them by name", where=where)
+        require_ram(needed, "decoded tensors", "take them one by one, or a part of them by name", location=location)
 
 
 def decoded_bytes(tensor: StoredTensor) -> int:
-    """Return the bytes of a tensor's values, or of its parts without their encoding where those are more."""
+    """Return the bytes of a tensor's values, or of its parts after decompression if they are larger."""
     row = DTYPES.get(tensor.dtype)
     parts = 0
     for part in tensor.parts.values():
@@ -128,17 +127,17 @@ def decoded_bytes(tensor: StoredTensor) -> int:
     return parts if row is None else max(row.nbytes(tensor.size), parts)
 
 
-def _lies_ready(tensor: StoredTensor) -> bool:
+def _is_mapped(tensor: StoredTensor) -> bool:
     part = tensor.parts.get("data")
     return tensor.codec == DenseLayout.codec and part is not None and part.encoding == "raw" and part.source.mapped
 
 
-def _require(stored: int, decoded: int, where: str) -> None:
+def _require(stored: int, decoded: int, location: str) -> None:
     limit = max_decoded(stored)
     if decoded > limit:
         raise ResourceError(
             f"expected at most {format_size(limit)} decoded from {format_size(stored)} stored, found "
             f"{format_size(decoded)}; set {VARIABLE} to a size above that if this is meant",
             rule="decoded.limit",
-            where=where,
+            where=location,
         )

@@ -1,7 +1,7 @@
-"""Small ranged reads, in one place: single ranges, many ranges joined into few requests, and headers read ahead.
+"""Small ranged reads: single ranges, ranges merged into few requests, and read-ahead of headers.
 
-A request to a disk costs microseconds, one to another machine milliseconds. What is read before the first weight is
-many small pieces: they are asked for together, or served from a few larger reads.
+A request to a disk takes microseconds, a request to another machine milliseconds. Readers read headers in many small
+ranges. These are requested together or served from a few larger reads.
 """
 
 from __future__ import annotations
@@ -12,55 +12,55 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.model.bytesource import ByteSource, Range, Ranged
+from ingot.model.bytesource import ByteSource, Range, RangedSource
 
 Array = NDArray[np.int64]
 
 GAP = 1 << 16
-"""Bytes between two ranges that are read rather than left out, where a source does not say otherwise."""
+"""The largest gap between two ranges that are read as one, unless a source states another gap."""
 
 MAX_REQUEST = 8 << 20
-"""Joined ranges do not grow past this; a single range may be longer."""
+"""The largest size of merged ranges. A single range may be longer."""
 
-# The first window of a header source, and by how much the next one grows where reading goes on near the last one.
+# The first window of a header source, and the growth of the next window if reads continue close to the last one.
 _WINDOW = 1 << 16
 _GROWTH = 4
-# A header source holds so many bytes at most, beside what one batch of expected ranges takes.
-_HELD = 16 << 20
-# What is passed over comes into so many bytes, which stay in a near cache: fresh memory takes longer than reading.
-_PASSING = 1 << 18
+# The most bytes that a header source caches, in addition to one batch of expected ranges.
+_MAX_CACHED = 16 << 20
+# Bytes of a reused buffer, which stay in the CPU's cache: clearing new memory takes longer than reading.
+_SCRATCH = 1 << 18
 
 
 def read_bytes(source: ByteSource, offset: int, size: int) -> bytes:
-    """Return ``size`` bytes at ``offset`` by a read call; errors as ``ByteSource.readinto``."""
+    """Return ``size`` bytes at ``offset`` by a read call. Raises the errors of ``ByteSource.readinto``."""
     out = bytearray(size)
     source.readinto(offset, memoryview(out))
     return bytes(out)
 
 
 def read_joined(source: ByteSource, ranges: Sequence[Range]) -> bytearray:
-    """Return the bytes of several ranges, one behind the other, in memory of their own; errors as ``read_bytes``."""
+    """Return the concatenated bytes of several ranges. Raises the errors of ``ByteSource.readinto``."""
     out = bytearray(sum(length for _, length in ranges))
-    at = 0
+    filled = 0
     for offset, length in ranges:
-        source.readinto(offset, memoryview(out)[at : at + length])
-        at += length
+        source.readinto(offset, memoryview(out)[filled : filled + length])
+        filled += length
     return out
 
 
-def coalesced(ranges: Iterable[Range], gap: int = GAP, most: int = MAX_REQUEST) -> list[Range]:
-    """Return few ranges that hold all of these, in order.
+def coalesce(ranges: Iterable[Range], gap: int = GAP, max_bytes: int = MAX_REQUEST) -> list[Range]:
+    """Return few ascending ranges that cover the given ranges.
 
-    Two are joined where at most ``gap`` bytes lie between them and both together span at most ``most`` bytes. What is
-    no range at all, with a number below 0, stays by itself, for the source to refuse.
+    Two ranges are merged if at most ``gap`` bytes are between them and both span at most ``max_bytes`` bytes. Invalid
+    ranges with negative numbers are returned unchanged; the source refuses them.
     """
     joined: list[Range] = []
     for start, length in sorted(ranges):
         if joined:
             first, size = joined[-1]
             span = max(first + size, start + length) - first
-            sound = min(first, size, length) >= 0
-            if sound and start - (first + size) <= gap and (span <= most or span == size):
+            is_valid = min(first, size, length) >= 0
+            if is_valid and start - (first + size) <= gap and (span <= max_bytes or span == size):
                 joined[-1] = (first, span)
                 continue
         joined.append((start, length))
@@ -68,20 +68,20 @@ def coalesced(ranges: Iterable[Range], gap: int = GAP, most: int = MAX_REQUEST) 
 
 
 def read_ranges(source: ByteSource, ranges: Sequence[Range]) -> list[memoryview]:
-    """Return the bytes of each range, in the order in which they were asked for; read with few requests.
+    """Return the bytes of each range in the given order; reads them with few requests.
 
-    Raises ``IntegrityError`` as ``ByteSource.view`` for a range outside the source.
+    Raises ``IntegrityError`` for a range outside the source, as ``ByteSource.view`` does.
     """
-    remote = distant(source)
+    remote = remote_source(source)
     if remote is not None:
         return [*remote.ranges(ranges)]
     if source.mapped:
         return [source.view(offset, length) for offset, length in ranges]
-    return pieces_of(ranges, {start: source.view(start, length) for start, length in coalesced(ranges)})
+    return slice_ranges(ranges, {start: source.view(start, length) for start, length in coalesce(ranges)})
 
 
-def pieces_of(ranges: Sequence[Range], joined: dict[int, memoryview]) -> list[memoryview]:
-    """Cut ``ranges`` out of the ranges that ``coalesced`` made of them, which ``joined`` has by their beginnings."""
+def slice_ranges(ranges: Sequence[Range], joined: dict[int, memoryview]) -> list[memoryview]:
+    """Return the bytes of ``ranges``, taken from merged ranges: ``joined`` maps the offset of each to its bytes."""
     starts = sorted(joined)
     views = []
     for offset, length in ranges:
@@ -91,20 +91,20 @@ def pieces_of(ranges: Sequence[Range], joined: dict[int, memoryview]) -> list[me
 
 
 class HeaderSource:
-    """The bytes of another source for a format's reader, which reads many small pieces of it.
+    """A cache over a source for format readers that read many small ranges of its header.
 
-    A piece is served from a window that is read around its beginning. Windows grow while reading goes on close behind
-    the last one. A reader that knows where it is going to read says so (``expect``): then these ranges are read
-    together. What is read stays in memory, up to a limit; a piece larger than a window is read by itself and not kept.
+    Ranges are served from windows that are read in advance. Windows grow while reads continue close to the last
+    window. ``expect`` announces ranges, which are then read together. Windows stay in memory up to a limit. A range
+    that is larger than a window is read alone and not cached.
 
-    Whoever wants weights reads them from the source itself. One thread at a time.
+    Weights are read from the underlying source. Only one thread may use the object at a time.
 
     Parameters
     ----------
     source : ByteSource
-        Not closed here.
+        The underlying source; ``close`` does not close it.
     window : int
-        Bytes of the first window; no more than a gap over which the source is read.
+        Bytes of the first window, limited to the gap of the source.
     """
 
     def __init__(self, source: ByteSource, window: int = _WINDOW) -> None:
@@ -112,38 +112,38 @@ class HeaderSource:
         self.name = source.name
         self.size = source.size
         self.mapped = source.mapped
-        self._distant = distant(source)
-        self.gap = GAP if self._distant is None else self._distant.gap
+        self._remote = remote_source(source)
+        self.gap = GAP if self._remote is None else self._remote.gap
         self._first = self._window = min(window, self.gap)
-        self._end = 0  # of the last window
+        self._last_end = 0  # of the last window
         self._starts: list[int] = []
-        self._pieces: list[memoryview] = []
-        self._held = 0
+        self._windows: list[memoryview] = []
+        self._cached_bytes = 0
         self._expected: list[Range] = []
-        self._passing: memoryview | None = None
+        self._scratch: memoryview | None = None
 
     def expect(self, ranges: Iterable[Range]) -> None:
-        """Note what will be read: what lies in the file of these ranges is read together when one of them is asked for.
+        """Announce ranges, which are read together when the first of them is requested.
 
-        Only a hint: a wrong range costs its reading, and what was not expected is read all the same.
+        This is a hint. A range beyond the end is shortened, and ranges that were not announced can be read too.
         """
-        inside = [_within(start, length, self.size) for start, length in ranges]
+        inside = [_clip(start, length, self.size) for start, length in ranges]
         if self._starts:
             inside = [range for range in inside if self._find(*range) is None]
-        self._expected = coalesced((range for range in inside if range[1]), self.gap)
+        self._expected = coalesce((range for range in inside if range[1]), self.gap)
 
     def view(self, offset: int, length: int) -> memoryview:
-        """Return bytes, from memory where they were read before; errors as those of the source."""
+        """Return ``length`` bytes at ``offset``, from the cache if possible. Raises the errors of the source."""
         if self.mapped:
             return self._source.view(offset, length)
         window = self._find(offset, length)
         return self._fetch(offset, length) if window is None else window
 
     def readinto(self, offset: int, out: memoryview) -> None:
-        """Fill ``out``, from memory where the bytes were read before; errors as those of the source."""
+        """Fill ``out`` from ``offset``, from the cache if possible. Raises the errors of the source."""
         window = self._find(offset, out.nbytes)
-        if window is None and out.nbytes > _PASSING and self._distant is None and not self._expected:
-            self._source.readinto(offset, out)  # nobody asks for so much twice
+        if window is None and out.nbytes > _SCRATCH and self._remote is None and not self._expected:
+            self._source.readinto(offset, out)  # readers do not read large ranges twice
             return
         if window is None:
             window = self._fetch(offset, out.nbytes)
@@ -151,76 +151,73 @@ class HeaderSource:
             out.cast("B")[:] = window
 
     def has(self, offset: int, data: bytes) -> bool:
-        """Whether these bytes lie there; errors as those of the source."""
+        """Whether the source contains ``data`` at ``offset``. Raises the errors of the source."""
         window = self._find(offset, len(data))
         return (self._fetch(offset, len(data)) if window is None else window) == data
 
-    def window(self, offset: int, least: int) -> memoryview:
-        """Return the bytes from ``offset`` on that are in memory, at least so many; errors as those of the source."""
-        piece = self._find(offset, least)
-        if piece is None:
-            piece = self._fetch(offset, least)
+    def window(self, offset: int, min_bytes: int) -> memoryview:
+        """Return the cached bytes from ``offset`` on, at least ``min_bytes``. Raises the errors of the source."""
+        data = self._find(offset, min_bytes)
+        if data is None:
+            data = self._fetch(offset, min_bytes)
         index = bisect_right(self._starts, offset) - 1
-        if index >= 0 and offset - self._starts[index] + least <= len(self._pieces[index]):
-            return self._pieces[index][offset - self._starts[index] :]
-        return piece
-
-    def passing(self, offset: int, least: int) -> memoryview:
-        """As ``window``, of bytes that are passed over once, in order; valid until the next call."""
-        size = min(_PASSING, self.size - offset)
-        if not self._passes or self._expected or size < least or self._find(offset, least) is not None:
-            return self.window(offset, least)
-        return self._lent(offset, size)
+        if index >= 0 and offset - self._starts[index] + min_bytes <= len(self._windows[index]):
+            return self._windows[index][offset - self._starts[index] :]
+        return data
 
     @property
-    def _passes(self) -> bool:
-        """Whether bytes that are not kept cost little to read again."""
-        return self._distant is None and self._source.mapped
+    def _is_cheap(self) -> bool:
+        """Whether reading bytes again is cheap, so that they need not be cached."""
+        return self._remote is None and self._source.mapped
 
-    def _lent(self, offset: int, size: int) -> memoryview:
-        """Read at most ``_PASSING`` bytes into the memory for them."""
-        if self._passing is None:
-            self._passing = np.empty(_PASSING, np.uint8).data
-        self._source.readinto(offset, self._passing[:size])
-        return self._passing[:size]
+    def _read_transient(self, offset: int, size: int) -> memoryview:
+        """Return at most ``_SCRATCH`` bytes in a reused buffer, valid until the next call."""
+        if self._scratch is None:
+            self._scratch = np.empty(_SCRATCH, np.uint8).data
+        self._source.readinto(offset, self._scratch[:size])
+        return self._scratch[:size]
 
-    def pieces(self, starts: Array, lengths: Array) -> Iterator[tuple[slice, int, NDArray[np.uint8]]]:
-        """Read ranges of less than a gap each, in the order of their starts, with few requests.
+    def batches(self, starts: Array, lengths: Array) -> Iterator[tuple[slice, int, NDArray[np.uint8]]]:
+        """Read ranges, each smaller than the gap, in ascending order with few requests.
 
-        Yields which of the ranges are next, and bytes that hold them, valid until the next ones are, with their place.
-        Errors as those of the source.
+        Yields for each batch a slice of the range indices, the offset of the batch, and an array of its bytes, which is
+        valid until the next batch. Raises the errors of the source.
         """
-        spans = [*self._spans(starts, starts + lengths, _PASSING if self._passes else MAX_REQUEST)]
-        self.expect(() if self._passes else ((first, last - first) for _, first, last in spans))
-        for some, first, last in spans:
+        spans = [*self._spans(starts, starts + lengths, _SCRATCH if self._is_cheap else MAX_REQUEST)]
+        self.expect(() if self._is_cheap else ((first, last - first) for _, first, last in spans))
+        for selected, first, last in spans:
             size = last - first
-            lent = self._passes and first >= 0 and size <= _PASSING and self._find(first, size) is None
-            yield some, first, np.frombuffer(self._lent(first, size) if lent else self.window(first, size), np.uint8)
+            reusable = self._is_cheap and first >= 0 and size <= _SCRATCH and self._find(first, size) is None
+            data = self._read_transient(first, size) if reusable else self.window(first, size)
+            yield selected, first, np.frombuffer(data, np.uint8)
 
-    def _spans(self, starts: Array, ends: Array, most: int) -> Iterator[tuple[slice, int, int]]:
-        """Yield ranges that are read together, of so many bytes at most where they are several, from where to where."""
-        at = 0
+    def _spans(self, starts: Array, ends: Array, max_bytes: int) -> Iterator[tuple[slice, int, int]]:
+        """Yield batches of at most ``max_bytes``: a slice of the range indices, and the batch's first and last byte.
+
+        A batch with a single range may be larger.
+        """
+        index = 0
         apart = np.flatnonzero(starts[1:] - ends[:-1] > self.gap) + 1
-        while at < starts.size:
-            far = np.searchsorted(ends, starts[at] + most, "right")
-            following = np.searchsorted(apart, at, "right")
-            stop = min(int(far), int(apart[following]) if following < apart.size else starts.size)
-            stop = max(stop, at + 1)
-            yield slice(at, stop), int(starts[at]), int(ends[at:stop].max())
-            at = stop
+        while index < starts.size:
+            fitting = np.searchsorted(ends, starts[index] + max_bytes, "right")
+            next_gap = np.searchsorted(apart, index, "right")
+            stop = min(int(fitting), int(apart[next_gap]) if next_gap < apart.size else starts.size)
+            stop = max(stop, index + 1)
+            yield slice(index, stop), int(starts[index]), int(ends[index:stop].max())
+            index = stop
 
     def changed(self) -> bool:
         return self._source.changed()
 
     def close(self) -> None:
-        """Nothing to do: the source belongs to somebody else."""
+        """Do nothing: the caller closes the source."""
 
     def _find(self, offset: int, length: int) -> memoryview | None:
         index = bisect_right(self._starts, offset) - 1
-        if index < 0 or length < 0 or offset + length > self._starts[index] + len(self._pieces[index]):
+        if index < 0 or length < 0 or offset + length > self._starts[index] + len(self._windows[index]):
             return None
         start = offset - self._starts[index]
-        return self._pieces[index][start : start + length]
+        return self._windows[index][start : start + length]
 
     def _fetch(self, offset: int, length: int) -> memoryview:
         if offset < 0 or length < 0 or offset + length > self.size or length > MAX_REQUEST:
@@ -228,25 +225,25 @@ class HeaderSource:
         index = bisect_right(self._expected, (offset, self.size)) - 1
         if index >= 0 and offset + length <= sum(self._expected[index]):
             batch = [*_batch(self._expected[index:])]
-            pieces = self._read_all(batch)
-            for (start, _), piece in zip(batch, pieces, strict=True):
-                self._keep(start, piece)
+            buffers = self._read_all(batch)
+            for (start, _), data in zip(batch, buffers, strict=True):
+                self._keep(start, data)
             start = batch[0][0]
-            piece = pieces[0]
+            data = buffers[0]
         else:
             start = offset
-            piece = self._read(offset, self._next_window(offset, length))
-            self._keep(start, piece)
-            self._end = start + len(piece)
-        return piece[offset - start : offset - start + length]
+            data = self._read(offset, self._next_window(offset, length))
+            self._keep(start, data)
+            self._last_end = start + len(data)
+        return data[offset - start : offset - start + length]
 
     def _next_window(self, offset: int, length: int) -> int:
-        near = self._starts and -self.gap <= offset - self._end <= self.gap
+        near = self._starts and -self.gap <= offset - self._last_end <= self.gap
         self._window = min(self._window * _GROWTH, MAX_REQUEST) if near else self._first
         return min(max(length, self._window), self.size - offset)
 
     def _read(self, offset: int, length: int) -> memoryview:
-        """Read without touching mapped memory, or let the source say why not."""
+        """Return bytes without accessing mapped memory; for invalid ranges the source raises its error."""
         if not self._source.mapped or offset < 0 or length < 0 or offset + length > self.size:
             return self._source.view(offset, length)
         out = np.empty(length, np.uint8).data
@@ -254,36 +251,37 @@ class HeaderSource:
         return out
 
     def _read_all(self, batch: Sequence[Range]) -> Sequence[memoryview]:
-        if self._distant is not None:
-            return self._distant.ranges(batch)
+        if self._remote is not None:
+            return self._remote.ranges(batch)
         return [self._read(*range) for range in batch]
 
-    def _keep(self, start: int, piece: memoryview) -> None:
-        if self._held + len(piece) > _HELD:
+    def _keep(self, start: int, data: memoryview) -> None:
+        if self._cached_bytes + len(data) > _MAX_CACHED:
             self._starts = []
-            self._pieces = []
-            self._held = 0
+            self._windows = []
+            self._cached_bytes = 0
         first = bisect_left(self._starts, start)
         last = first
-        while last < len(self._starts) and self._starts[last] + len(self._pieces[last]) <= start + len(piece):
-            self._held -= len(self._pieces[last])  # the new piece holds it
+        while last < len(self._starts) and self._starts[last] + len(self._windows[last]) <= start + len(data):
+            self._cached_bytes -= len(self._windows[last])  # the new window contains it
             last += 1
-        self._starts[first:last], self._pieces[first:last] = [start], [piece]
-        self._held += len(piece)
+        self._starts[first:last] = [start]
+        self._windows[first:last] = [data]
+        self._cached_bytes += len(data)
 
 
-def is_distant(source: ByteSource) -> bool:
-    """Whether each read of a source is a journey to another machine."""
-    return isinstance(source, Ranged)
+def is_remote(source: ByteSource) -> bool:
+    """Whether each read of a source is a request to another machine."""
+    return isinstance(source, RangedSource)
 
 
-def distant(source: ByteSource) -> Ranged | None:
+def remote_source(source: ByteSource) -> RangedSource | None:
     """Return the source if it is on another machine; else None."""
-    return source if isinstance(source, Ranged) else None
+    return source if isinstance(source, RangedSource) else None
 
 
-def _within(start: int, length: int, size: int) -> Range:
-    """Return the part of a range that lies in a file of ``size`` bytes."""
+def _clip(start: int, length: int, size: int) -> Range:
+    """Return the part of a range within a file of ``size`` bytes."""
     end = start + length
     if 0 <= start <= end <= size:
         return start, length
@@ -292,7 +290,7 @@ def _within(start: int, length: int, size: int) -> Range:
 
 
 def _batch(expected: Sequence[Range]) -> Iterator[Range]:
-    """Yield ranges up to ``MAX_REQUEST`` bytes in all, at least one."""
+    """Yield the first ranges with a total of at most ``MAX_REQUEST`` bytes, at least one range."""
     total = 0
     for range in expected:
         total += range[1]

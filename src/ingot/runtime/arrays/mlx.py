@@ -31,7 +31,7 @@ def from_numpy(array: Array, device: Any = None) -> Any:
     array = native_order(array)
     if row.name == "bf16":
         return mx.array(array.view(np.uint16)).view(mx.bfloat16)
-    target = getattr(mx, "bool_" if row.kind == "b" else row.numpy, None)
+    target = getattr(mx, "bool_" if row.category == "b" else row.numpy, None)
     if target is None:
         raise UnsupportedError(f"MLX has no element type for {row.name}", rule="adapter.dtype")
     return mx.array(array, dtype=target)

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ingot.core.bytes import checksums
-from ingot.engine.journal import Journal, intact
+from ingot.engine.journal import Journal, is_intact
 from ingot.model.tensor import Array
 from ingot.stores.local import LocalStore, LocalTarget
 
@@ -103,7 +103,7 @@ class Work:
         for record in records:
             self._apply(record)
         blobs = [[name, 0, *size_and_digest] for name, size_and_digest in self._live.items()]
-        return intact({"blobs": blobs}, self._target.store())
+        return is_intact({"blobs": blobs}, self._target.store())
 
     def _apply(self, record: Mapping[str, Any]) -> None:
         self._done[record["step"]] = record

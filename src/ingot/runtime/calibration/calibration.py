@@ -9,7 +9,7 @@ from ingot.artifacts.destination import MAX_RAM, OVERWRITE, PROGRESS, RESUME
 from ingot.core.options import about
 from ingot.core.runtime.memory import format_size
 from ingot.reporting.report import Bytes, Figure, Line, Report, figures_of
-from ingot.reporting.shown import Shown
+from ingot.reporting.reportable import Reportable
 from ingot.runtime.evaluation.special_tokens import prefix_text
 from ingot.stores.location import AnyPath
 
@@ -63,11 +63,11 @@ class CalibrateOptions:
         ),
     )
     _: KW_ONLY
-    samples: int = field(default=SAMPLES, metadata=about("Windows to read.", least=1))
+    samples: int = field(default=SAMPLES, metadata=about("Windows to read.", minimum=1))
     length: int | None = field(
-        default=None, metadata=about("Tokens of a window; default 256, or the model's maximum.", least=2)
+        default=None, metadata=about("Tokens of a window; default 256, or the model's maximum.", minimum=2)
     )
-    seed: int = field(default=0, metadata=about("Seed of the samples, and of the labels for gradients.", least=0))
+    seed: int = field(default=0, metadata=about("Seed of the samples, and of the labels for gradients.", minimum=0))
     fisher: bool = field(
         default=True,
         metadata=about(
@@ -81,7 +81,7 @@ class CalibrateOptions:
     largest: int | None = field(
         default=None,
         metadata=about(
-            "Maximum number of columns or rows for full second moments; larger ones keep only the diagonal.", least=1
+            "Maximum number of columns or rows for full second moments; larger ones keep only the diagonal.", minimum=1
         ),
     )
     max_ram: int | str | None = field(default=None, metadata=MAX_RAM)
@@ -94,7 +94,7 @@ class CalibrateOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class CalibrateReport(Shown):
+class CalibrateReport(Reportable):
     """The result of a calibration, with its time and size."""
 
     out: str

@@ -229,7 +229,7 @@ class MetaModel:
         return bool(rows.shape == values.shape and self._torch.equal(rows, values))
 
     def _require(self, nbytes: int) -> None:
-        require_ram(nbytes, "weights outside the layers", "close other programs", where=self.checkpoint.location)
+        require_ram(nbytes, "weights outside the layers", "close other programs", location=self.checkpoint.location)
 
 
 def _matrices_of(name: str, shape: Sequence[int]) -> list[MatrixRows]:

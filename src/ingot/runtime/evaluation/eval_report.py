@@ -16,7 +16,7 @@ from ingot.core.runtime.bootstrap import Interval
 from ingot.errors import INGOT_VERSION, UsageError
 from ingot.inspect.receipt import add_receipt
 from ingot.reporting.report import Column, Figure, Line, Report, Table, number, size_text
-from ingot.reporting.shown import Shown
+from ingot.reporting.reportable import Reportable
 from ingot.runtime.evaluation.layer_errors import LayerError
 from ingot.runtime.evaluation.special_tokens import SpecialToken, prefix_text
 from ingot.runtime.loading.kv_options import KvUse
@@ -128,7 +128,7 @@ def check_terms(terms: Sequence[Term], figures: Mapping[str, float], relative: M
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation(Shown):
+class Evaluation(Reportable):
     """Figures of a model on a text.
 
     ``perplexity`` is exp of the mean negative log-likelihood of the tokens of each window except the first, given the
@@ -219,7 +219,7 @@ _LAYERS = (Column("", head="layer"), Column("", "cosine", "cosine"), Column("", 
 def report_of(result: Evaluation) -> Report:
     """Return the figures with their intervals, the layers, and the verdicts of the gate."""
     tables = [Table("", _COLUMNS, _rows(result), data=False)]
-    closing = [Line("{item}", each="gate")] if result.gate else []
+    closing = [Line("{item}", items="gate")] if result.gate else []
     if result.layers:
         tables.append(_layers(result))
     if result.receipt is not None:

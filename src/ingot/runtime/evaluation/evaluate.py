@@ -15,7 +15,7 @@ from ingot.core.border import bordered, require
 from ingot.core.runtime.memory import peak_rss
 from ingot.core.runtime.progress import Progress
 from ingot.errors import UsageError
-from ingot.inspect.receipt import require_place
+from ingot.inspect.receipt import require_writable
 from ingot.runtime.evaluation.eval_report import (
     Evaluation,
     Term,
@@ -95,7 +95,7 @@ def evaluate(
     compared = None if reference is None else Location.parse(reference)
     terms = _terms(measures, compared=reference is not None)
     if measures.receipt:
-        require_place(location)
+        require_writable(location)
     _require_steps(loading, measures)
     reports: list[LoadReport] = []
     model_options = loading.load_options(

@@ -20,7 +20,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ingot.codecs.affine.layer import LARGEST_HEAD, DecoderLayer, Norm, attend
 from ingot.codecs.affine.matmul import PackedMatrix
-from ingot.core.runtime.parallel import share_team
+from ingot.core.runtime.parallel import share_openmp
 from ingot.runtime.layers.packed_linear import PackedLinear
 
 SPARE_TOKENS = 256
@@ -142,7 +142,7 @@ def put_layers(model: torch.nn.Module) -> int:
         layer.__class__ = _native_class(cls)
     ready = [layer for layer in layers if layer.built() is not None]
     if ready and _agrees(ready[0]):
-        share_team()
+        share_openmp()
         return len(ready)
     for layer in layers:
         layer.__class__ = type(layer).__mro__[2]

@@ -18,7 +18,7 @@ from torch.nn import functional
 from ingot.codecs.packed import CODECS, Packed, matrix_of, stays_packed
 from ingot.core.border import require
 from ingot.core.numeric.dtypes import dtype as resolve_dtype
-from ingot.core.runtime.parallel import share_team
+from ingot.core.runtime.parallel import share_openmp
 from ingot.errors import UnsupportedError, UsageError
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.tensor import Tensor
@@ -200,7 +200,7 @@ class PackedWeight(torch.nn.Module):
 
     def __init__(self, matrix: Packed, dtype: torch.dtype) -> None:
         super().__init__()
-        share_team()
+        share_openmp()
         self.matrix_cls = type(matrix)
         self.params = matrix.params
         self.shape = matrix.shape

@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ingot.artifacts.adapter_files import adapter_in
-from ingot.artifacts.companions import holds_a_model
-from ingot.artifacts.open import detect, find, open_there
+from ingot.artifacts.companions import has_model_metadata
+from ingot.artifacts.open import detect, find, open_in_store
 from ingot.artifacts.open import open as open_checkpoint
 from ingot.errors import IngotError, UnsupportedError
-from ingot.model.account import LOST, list_by_reason, lost_tensors
+from ingot.model.account import LOST_RULE, list_by_reason, lost_tensors
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.reading.view import View
 from ingot.model.store import Store
 from ingot.naming.config import CONFIG
 from ingot.runtime.loading.preparers import LoadRequest, preparer_for
 from ingot.stores.location import AnyPath, Location
-from ingot.translate.unknown import RULE as UNKNOWN
+from ingot.translate.families import UNSUPPORTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +85,13 @@ def resolve(
         opened = open_checkpoint(prepared.location, verify=verify)
         prepared_at = Location.parse(prepared.location)
         return ModelSource(opened, prepared_at, folder, folder.location, prepared.tier, prepared.why)
-    checkpoint = open_there(store, name, verify=verify)
+    checkpoint = open_in_store(store, name, verify=verify)
     why = f"{location} is the only form there is"
     adapter = adapter_in(checkpoint, location)
     if adapter is not None:
         checkpoint.close()
         raise adapter.refusal(checkpoint.location)
-    if not holds_a_model(checkpoint.format):
+    if not has_model_metadata(checkpoint.format):
         return ModelSource(checkpoint, location, folder, folder.location, "as stored", why)
     try:
         translated = _translated(checkpoint)
@@ -117,14 +117,14 @@ def _translated(checkpoint: Checkpoint) -> View | None:
     try:
         translated = to_model(checkpoint, no_tokenizer=True)
     except UnsupportedError as error:
-        if error.rule == UNKNOWN:
+        if error.rule == UNSUPPORTED:
             return None
         raise
     lost = lost_tensors(translated.checkpoint.omissions)
     if lost:
         raise UnsupportedError(
             f"the loaded model would lack tensors of the file: {list_by_reason(lost)}",
-            rule=LOST,
+            rule=LOST_RULE,
             where=checkpoint.location,
         )
     return translated
@@ -144,7 +144,7 @@ def companions_folder(location: Location) -> Iterator[Store]:
     store, name = location.find_model()
     try:
         format, _ = detect(store, name)
-        inside = holds_a_model(format.name)
+        inside = has_model_metadata(format.name)
     except IngotError:  # the folder has a tokenizer but no weights
         inside = False
     if not inside:
@@ -152,7 +152,7 @@ def companions_folder(location: Location) -> Iterator[Store]:
         return
     from ingot.translate.view import to_model
 
-    with open_there(store, name) as checkpoint:
+    with open_in_store(store, name) as checkpoint:
         try:
             translated = to_model(checkpoint, no_tokenizer=True)
         except UnsupportedError:  # the family is not supported, but the folder may have the files

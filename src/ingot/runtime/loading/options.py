@@ -124,11 +124,11 @@ class Protocol:
         metadata=about(
             "Tokens of a window, including tokens that the tokenizer adds (BOS); windows are read without context.",
             metavar="N",
-            least=2,
+            minimum=2,
         ),
     )
     sequences: int = field(
-        default=96, metadata=about("Number of windows, from the beginning of the text.", metavar="N", least=1)
+        default=96, metadata=about("Number of windows, from the beginning of the text.", metavar="N", minimum=1)
     )
     dtype: Any = field(default="f32", metadata=about("Element type to compute in."))
     keep_packed: bool = field(default=False, metadata=about("Compute from the packed weights."))
@@ -153,7 +153,9 @@ class Measures:
     top_k: int | None = field(
         default=None,
         metadata=about(
-            "Share of the reference's N likeliest tokens that are among the model's N likeliest.", metavar="N", least=1
+            "Share of the reference's N likeliest tokens that are among the model's N likeliest.",
+            metavar="N",
+            minimum=1,
         ),
     )
     per_layer: bool = field(
@@ -168,9 +170,9 @@ class Measures:
     )
     resamples: int = field(
         default=1000,
-        metadata=about("Resamples of the windows for the 95 % intervals; 0: no intervals.", least=0, metavar="N"),
+        metadata=about("Resamples of the windows for the 95 % intervals; 0: no intervals.", minimum=0, metavar="N"),
     )
-    seed: int = field(default=0, metadata=about("Seed of the resamples.", least=0, metavar="N"))
+    seed: int = field(default=0, metadata=about("Seed of the resamples.", minimum=0, metavar="N"))
     gate: str | None = field(
         default=None,
         metadata=about(

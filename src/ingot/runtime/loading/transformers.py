@@ -19,8 +19,7 @@ from ingot.core.options import takes
 from ingot.core.runtime.memory import require_ram
 from ingot.errors import IngotError, UnsupportedError, UsageError
 from ingot.model.checkpoint import Checkpoint
-from ingot.model.features import Flags
-from ingot.model.stacks import STACK_SELECTORS, Dispatch, StackRequest
+from ingot.model.stacks import STACK_SELECTORS, Dispatch, Flags, StackRequest
 from ingot.runtime.loading.load_report import LoadReport, Meter
 from ingot.runtime.loading.model_source import ModelSource, resolve
 from ingot.runtime.loading.options import INT8, LoadOptions

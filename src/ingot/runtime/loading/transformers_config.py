@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ingot.artifacts.unread_dialects import of_config
+from ingot.artifacts.unsupported_packers import packer_of_config
 from ingot.core.border import require
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.detect import FORMATS
@@ -67,7 +67,7 @@ def read_config(folder: Store, tensors: int, format: str = "") -> Any:
             where=location,
         )
     _refuse_layers(values, max(tensors, _SHARED_LAYERS), location)
-    packed = None if format in FORMATS and FORMATS[format].traits.config_keys else of_config(values, location)
+    packed = None if format in FORMATS and FORMATS[format].traits.config_keys else packer_of_config(values, location)
     if packed is not None:
         raise packed.refusal()
     # These keys describe the packing of the files. Ingot passes decoded weights, so transformers must not look for

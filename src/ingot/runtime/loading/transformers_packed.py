@@ -16,7 +16,7 @@ from ingot.codecs.packed import matrix_of, stays_packed
 from ingot.codecs.table import CODECS
 from ingot.core.border import require
 from ingot.errors import IngotError
-from ingot.model.layouts.packed_words import WordsLayout
+from ingot.model.layouts.packed_ints import PackedIntLayout
 from ingot.model.tensor import Tensor
 from ingot.runtime.loading.transformers_weights import PACKED, materialize
 
@@ -49,10 +49,10 @@ def in_rows(tensor: Tensor) -> Tensor:
     The rows are computed when they are read and take memory. A tensor of another codec, or one with reordered columns,
     is returned unchanged. An invalid tensor is returned unchanged too: decoding it raises the error.
     """
-    if tensor.codec != WordsLayout.codec or len(tensor.shape) != 2:
+    if tensor.codec != PackedIntLayout.codec or len(tensor.shape) != 2:
         return tensor
     try:
-        layout = WordsLayout.of(tensor)
+        layout = PackedIntLayout.from_tensor(tensor)
         CODECS[tensor.codec].check(tensor)
         return tensor if layout.scattered else rows_tensor(tensor, layout)
     except IngotError:
@@ -61,7 +61,7 @@ def in_rows(tensor: Tensor) -> Tensor:
 
 def repacked_bytes(tensors: Mapping[str, Tensor], names: Iterable[str]) -> int:
     """Return the bytes that packed layers allocate for reordered tensors; the other tensors stay in the mapped file."""
-    return sum(tensors[name].nbytes for name in names if tensors[name].codec == WordsLayout.codec)
+    return sum(tensors[name].nbytes for name in names if tensors[name].codec == PackedIntLayout.codec)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ingot.artifacts.open import detect, find
 from ingot.artifacts.save import save
-from ingot.artifacts.unread_dialects import of_config
+from ingot.artifacts.unsupported_packers import packer_of_config
 from ingot.errors import IngotError, UnsupportedError, UsageError
 from ingot.formats.detect import detect_folder, listing
 from ingot.formats.packed_folders.base import PACKING_KEYS
@@ -203,7 +203,7 @@ def _uses_ingot(location: Location, quantization: Any, options: Mapping[str, Any
         return False
     # transformers loads safetensors itself, unless config.json declares a packing that it does not support.
     is_other_format = not isinstance(format, SafetensorsFormat) or format.name != SafetensorsFormat.name
-    return is_other_format and (of_config(config, CONFIG) is None or _transformers_cannot_load(location, config))
+    return is_other_format and (packer_of_config(config, CONFIG) is None or _transformers_cannot_load(location, config))
 
 
 def _transformers_cannot_load(location: Location, config: Mapping[str, Any]) -> bool:

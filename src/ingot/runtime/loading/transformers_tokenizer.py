@@ -19,7 +19,7 @@ from ingot.runtime.loading.transformers_config import EXTRA, one_line, read_json
 from ingot.stores.location import AnyPath, Location
 from ingot.stores.temporary import on_disk
 from ingot.translate import sentencepiece
-from ingot.translate.demo_vocabulary import FORMAT, expanded
+from ingot.translate.demo_vocabulary import FORMAT, expand
 
 _FILE = "tokenizer.json"
 _SETTINGS = "tokenizer_config.json"
@@ -177,7 +177,7 @@ def _demo_tokenizer(folder: Store) -> Any:
         return None
     stored = read_json(folder, _FILE, "model.tokenizer", "model.tokenizer")
     try:
-        full = expanded(stored)
+        full = expand(stored)
     except FormatError as error:
         raise FormatError("model.tokenizer", error.message, where=folder.location_of(_FILE)) from None
     return require("tokenizers", EXTRA).Tokenizer.from_str(json.dumps(full))

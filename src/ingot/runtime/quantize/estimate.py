@@ -16,7 +16,7 @@ from ingot.core.runtime.memory import format_size
 from ingot.errors import IngotError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.ggml import TYPES
-from ingot.model.statistics import INPUTS, OUTPUTS, SQUARES, Held, MatrixStatistics
+from ingot.model.statistics import INPUTS, OUTPUTS, SQUARES, ArrayEntry, MatrixStatistics
 from ingot.model.tensor import Array, Tensor
 from ingot.quantization.choice import parse_quantizer
 from ingot.quantization.rounding import IMPORTANCE
@@ -64,9 +64,9 @@ class _UnitStatistics:
 
     def __init__(self, rows: int, columns: int) -> None:
         self._entries = {
-            INPUTS: Held(np.eye(columns, dtype=np.float32)),
-            OUTPUTS: Held(np.eye(rows, dtype=np.float32)),
-            SQUARES: Held(np.ones(columns, np.float32)),
+            INPUTS: ArrayEntry(np.eye(columns, dtype=np.float32)),
+            OUTPUTS: ArrayEntry(np.eye(rows, dtype=np.float32)),
+            SQUARES: ArrayEntry(np.ones(columns, np.float32)),
         }
 
     def for_matrix(self, name: str) -> MatrixStatistics | None:

@@ -78,7 +78,7 @@ class QuantizeOptions:
             "--group-size",
             "--q-group-size",
             metavar="N",
-            least=1,
+            minimum=1,
         ),
     )
     format: str | None = field(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ingot.conversion.report import ConvertReport
 from ingot.reporting.report import Bits, Bytes, Count, Figure, Line, Ratio, Report, Seconds, Texts, figures_of, table_of
-from ingot.reporting.shown import Shown
+from ingot.reporting.reportable import Reportable
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class StoredType:
 
 
 @dataclass(frozen=True, slots=True)
-class QuantizeReport(Shown):
+class QuantizeReport(Reportable):
     """A finished quantization.
 
     ``runtime`` is the program and its version, empty if none was stated. ``calibration`` says which statistics were
@@ -73,7 +73,7 @@ class QuantizeReport(Shown):
         if self.untested:
             lines.append(Line("not run with this program: {untested_text} (docs/runtimes.md)", "note"))
         heads = {"stored": "stored as", "tensors": "tensors", "nbytes": "size", "share": "share", "rules": "rule"}
-        closing = [Line("next:"), Line("  {item}", each="commands", whole=True)] if self.commands else []
+        closing = [Line("next:"), Line("  {item}", items="commands", copyable=True)] if self.commands else []
         return Report(figures, lines, [table_of("types", self.types, StoredType, heads)], closing)
 
 

@@ -20,7 +20,7 @@ from ingot.core.options import takes
 from ingot.core.registry import did_you_mean
 from ingot.errors import IngotError, MissingExtraError, UnsupportedError, UsageError
 from ingot.model.layouts.affine import AffineLayout
-from ingot.model.reading.lazy import as_many
+from ingot.model.reading.lazy import as_tensor_map
 from ingot.model.statistics import Statistics
 from ingot.recipes.choice import Choice
 from ingot.recipes.load import load_recipe
@@ -165,7 +165,7 @@ def require_accepted(prepared: Prepared, chosen: Chosen, recipe: Recipe) -> None
         return
     answer = accepts_specs(chosen.profile, chosen.container, specs)
     if not answer.accepted:
-        raise refusal(answer, prepared.place.display)
+        raise refusal(answer, prepared.target.display)
 
 
 def _require_new(options: QuantizeOptions) -> None:
@@ -197,7 +197,7 @@ def _require_source(options: QuantizeOptions, chosen: Chosen) -> None:
     model = Location.parse(options.model)
     source = open_source(model)
     try:
-        dialect = source.dialect()
+        dialect = source.packer()
         if dialect is not None:
             raise dialect.refusal()
         if chosen.profile is not None:
@@ -206,7 +206,7 @@ def _require_source(options: QuantizeOptions, chosen: Chosen) -> None:
                 raise refusal(Answer(chosen.profile, chosen.container, reasons), source.location)
         if options.allow_requantize:
             return
-        quantized = next((t for t in as_many(source.view()).uncached() if not stored_exactly(t)), None)
+        quantized = next((t for t in as_tensor_map(source.view()).uncached() if not stored_exactly(t)), None)
         if quantized is not None:
             target = f" --for {options.runtime}" if options.runtime else ""
             raise UsageError(
@@ -431,7 +431,7 @@ def _types(source: Source, container: str, tensors: Sequence[TensorReport]) -> l
     """Return how the tensors of a result are stored, the largest share first."""
     rules = {tensor.name: tensor.rule for tensor in tensors}
     groups: dict[str, list[tuple[int, str]]] = {}
-    for tensor in as_many(source.catalog.tensors).uncached():
+    for tensor in as_tensor_map(source.catalog.tensors).uncached():
         text = stored_scheme(tensor, container).scheme_text
         groups.setdefault(text, []).append((tensor.nbytes, rules.get(tensor.name, "")))
     total = max(sum(nbytes for items in groups.values() for nbytes, _ in items), 1)

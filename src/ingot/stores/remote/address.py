@@ -1,8 +1,8 @@
-"""Addresses of other machines, taken apart; what is secret in them stays in this process.
+"""Parsed remote addresses, whose secrets stay in this process.
 
-A name and password before the host, and what follows a question mark (signed addresses), go into requests and nowhere
-else: ``public`` is what messages, plans and journals have. An address that was used once is known here by its public
-form, so that a file beside another one is found with the same credentials.
+A name and password before the host, and the query of a signed address, are used only in requests. Messages, plans and
+journals contain the address as ``public`` returns it. This module remembers the secrets of each address by its public
+form, so that other files of the same folder are read with the same credentials.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from urllib.parse import quote, unquote, urlsplit
 
 from ingot.errors import UsageError
 
-_NO_TEXT = re.compile("[\ud800-\udfff]")  # bytes that are no UTF-8: no request has such
+_NO_TEXT = re.compile("[\ud800-\udfff]")  # bytes that are not UTF-8 cannot be sent in a request
 _PORT = re.compile(r"[^\s/?#@\\]+\Z")
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """One address: ``host`` (with the port; a bucket), ``path`` decoded and without slashes at its ends.
+    """One parsed address.
 
-    ``folder`` tells whether it ended in a slash. ``user`` and ``query`` are secret.
+    ``host`` includes the port, or is the name of a bucket. ``path`` is decoded and has no slashes at its ends;
+    ``folder`` is set if the address ended in a slash. ``user`` and ``query`` are secret.
     """
 
     scheme: str
@@ -33,7 +34,7 @@ class Address:
 
     @property
     def origin(self) -> str:
-        """Scheme and host: whom credentials are for."""
+        """The scheme and host, which the credentials are for."""
         return f"{self.scheme}://{self.host}"
 
     @property
@@ -43,7 +44,7 @@ class Address:
 
     @property
     def parent(self) -> Address:
-        """The folder that the address lies in."""
+        """The folder that contains this file or folder."""
         return replace(self, path=self.path.rpartition("/")[0], folder=True)
 
     @property
@@ -52,7 +53,7 @@ class Address:
         return self.path.rpartition("/")[2]
 
     def within(self, name: str) -> Address:
-        """Return the address of what is called ``name`` in this folder."""
+        """Return the address of the file or folder ``name`` in this folder."""
         return replace(self, path=f"{self.path}/{name}".strip("/"), folder=False)
 
 
@@ -61,9 +62,9 @@ _QUERIES: dict[str, str] = {}  # by public address
 
 
 def address_of(text: str) -> Address:
-    """Take an address apart.
+    """Parse an address, and complete it with secrets of earlier addresses.
 
-    Raises ``UsageError`` ``store.url`` for one without a host, with a name that leads elsewhere, or a fragment.
+    Raises ``UsageError`` ``store.url`` if it has no host, a name such as ``..``, or a fragment.
     """
     try:
         parts = urlsplit(text)
@@ -71,29 +72,29 @@ def address_of(text: str) -> Address:
         parts = urlsplit("")
     user, _, host = parts.netloc.rpartition("@")
     path = unquote(parts.path, errors="surrogateescape").lstrip("/")
-    pieces = path.removesuffix("/").split("/") if path else []
-    sound = _PORT.match(host) and not any(piece in ("", ".", "..") or "\0" in piece for piece in pieces)
-    sound = sound and not _NO_TEXT.search(path)
-    if not sound or parts.fragment or any("%2f" in piece.lower() for piece in parts.path.split("/")):
+    names = path.removesuffix("/").split("/") if path else []
+    valid = _PORT.match(host) and not any(name in ("", ".", "..") or "\0" in name for name in names)
+    valid = valid and not _NO_TEXT.search(path)
+    if not valid or parts.fragment or "%2f" in parts.path.lower():
         raise UsageError(
             "expected an address as SCHEME://host/folder/file, with %23 and %3F for # and ? in names",
             rule="store.url",
-            where=shown(text),
+            where=without_secrets(text),
         )
-    found = Address(parts.scheme.lower(), host, path.strip("/"), path.endswith("/") or not path, user, parts.query)
-    return _remembered(found)
+    is_folder = path.endswith("/") or not path
+    return _with_secrets(Address(parts.scheme.lower(), host, path.strip("/"), is_folder, user, parts.query))
 
 
-def shown(text: str) -> str:
-    """Return an address for a message, as far as it is not secret."""
-    scheme, colon, rest = text.partition("://")
-    host = re.split(r"[/?#]", rest, maxsplit=1)[0]
-    rest = rest[host.rfind("@") + 1 :] if "@" in host else rest
-    return f"{scheme}{colon}{re.split(r'[?#]', rest, maxsplit=1)[0]}"[:200]
+def without_secrets(text: str) -> str:
+    """Return an address for a message, without user, password and query; the text need not be a valid address."""
+    scheme, colon, after = text.partition("://")
+    host = re.split(r"[/?#]", after, maxsplit=1)[0]
+    public = after[host.rfind("@") + 1 :] if "@" in host else after
+    return f"{scheme}{colon}{re.split(r'[?#]', public, maxsplit=1)[0]}"[:200]
 
 
-def _remembered(address: Address) -> Address:
-    """Keep the secrets of an address, or find those of one that was given without."""
+def _with_secrets(address: Address) -> Address:
+    """Remember the secrets of an address, or add the remembered ones to an address without secrets."""
     if address.user:
         _USERS[address.origin] = address.user
     if address.query:

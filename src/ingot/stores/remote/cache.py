@@ -1,12 +1,12 @@
-"""Ranges of remote files on a local disk, for the next time: content-addressed, bounded, shared by processes.
+"""A cache of ranges of remote files on a local disk: content-addressed, bounded, and shared by processes.
 
-``blobs/`` has bytes under their BLAKE3, so that the same bytes of two addresses lie there once; ``ranges/`` says which
-blob a range of a version of a file is. A blob is compared with its name whenever it is read: one that is damaged is as
-good as none. What was not read for longest goes first. Nothing here is needed: whatever goes wrong with the disk, bytes
-come from afar.
+``blobs/`` contains bytes named by their BLAKE3 digest, so that equal bytes of two addresses are stored once.
+``ranges/`` maps a range of a version of a file to a blob. Each read compares the blob with its name and ignores a
+damaged one. The least recently used blobs are removed first. The cache is optional: after any error of the disk, bytes
+are read from the server.
 
-What is cached may be private (a signed address, a token), and ``ranges/`` decides what a reader takes for a file's
-bytes. So only this user may read or write the folder: files have mode 0600 and folders 0700, whatever the umask is.
+Cached bytes may be private (signed addresses, tokens), and ``ranges/`` determines the bytes that a reader gets for a
+file. So only this user may read or write the folder: files have mode 0600 and folders 0700, whatever the umask is.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ DEFAULT_SIZE = "20GiB"
 OFF = "off"
 _FILE = 0o600
 _FOLDER = 0o700
-_OTHERS = 0o077
-_SLACK = 16  # the cache is looked through each time that this part of its size was added
+_OTHER_USERS = 0o077
+_SLACK = 16  # the cache is scanned each time a sixteenth of its size was added
 
 
 class RangeCache:
-    """A folder of ranges. Thread-safe, and for several processes at once.
+    """A cache folder. Thread-safe, and usable by several processes at once.
 
     Parameters
     ----------
     folder : Path
-        Made where there is none. If another user may read or write it or anything in it, that is taken away.
-    most : int
-        Bytes of all blobs together; passed by what is added between two looks at the folder, a sixteenth.
+        Created if it is missing. Permissions of other users for the folder and its content are removed.
+    max_bytes : int
+        The limit of all blobs together. It may be exceeded by a sixteenth, which is added between two scans.
 
     Raises
     ------
@@ -51,15 +51,15 @@ class RangeCache:
         ``remote.cache-folder``: a folder of another user.
     """
 
-    def __init__(self, folder: Path, most: int) -> None:
+    def __init__(self, folder: Path, max_bytes: int) -> None:
         self._folder = folder
-        self._most = most
+        self._max_bytes = max_bytes
         self._lock = threading.Lock()
         _require_private(folder)
-        self._added = most  # by others, perhaps: the first addition looks
+        self._added = max_bytes  # other processes may have filled the cache: the first addition scans it
 
     def get(self, name: str, out: memoryview) -> bool:
-        """Fill ``out`` with a range that is there; False where it is not, or not as it was."""
+        """Fill ``out`` with a cached range; return False if it is missing or damaged."""
         ref = self._path("ranges", name)
         try:
             digest = ref.read_text("ascii")
@@ -76,8 +76,8 @@ class RangeCache:
         return True
 
     def put(self, name: str, data: memoryview) -> None:
-        """Keep a range."""
-        if data.nbytes > self._most // 2:
+        """Add a range, unless it is larger than half the cache."""
+        if data.nbytes > self._max_bytes // 2:
             return
         digest = _digest(data)
         blob = self._path("blobs", digest)
@@ -89,14 +89,14 @@ class RangeCache:
             self._write(self._path("ranges", name), memoryview(digest.encode()))
         with self._lock:
             self._added += data.nbytes
-            due = self._added * _SLACK >= self._most
+            due = self._added * _SLACK >= self._max_bytes
             if due:
                 self._added = 0
         if due:
             self._shrink()
 
     def _shrink(self) -> None:
-        """Remove what was not read for longest, and ranges without a blob; one process at a time."""
+        """Remove the least recently used blobs, and ranges without a blob; one process at a time does this."""
         from filelock import FileLock, Timeout
 
         with contextlib.suppress(OSError, Timeout), FileLock(self._folder / "lock", mode=_FILE).acquire(timeout=0):
@@ -106,22 +106,22 @@ class RangeCache:
                     state = path.stat()
                     blobs.append((state.st_mtime_ns, state.st_size, path))
             total = sum(size for _, size, _ in blobs)
-            gone = False
+            removed = False
             for _, size, path in sorted(blobs):
-                if total <= self._most:
+                if total <= self._max_bytes:
                     break
                 path.unlink(missing_ok=True)
                 total = total - size
-                gone = True
-            if gone:
-                there = {path.name for path in (self._folder / "blobs").glob("*/*")}
+                removed = True
+            if removed:
+                digests = {path.name for path in (self._folder / "blobs").glob("*/*")}
                 for ref in (self._folder / "ranges").glob("*/*"):
                     with contextlib.suppress(OSError):
-                        if ref.read_text("ascii") not in there:
+                        if ref.read_text("ascii") not in digests:
                             ref.unlink()
 
     def _write(self, path: Path, data: memoryview) -> None:
-        """Write a file that appears whole; not flushed, as a damaged one is noticed."""
+        """Write a file that appears in one step; it is not flushed, because readers detect damage."""
         for folder in (self._folder, path.parent.parent, path.parent):
             if not folder.is_dir():
                 folder.mkdir(mode=_FOLDER, parents=True, exist_ok=True)
@@ -136,14 +136,14 @@ class RangeCache:
             temporary.unlink(missing_ok=True)
             raise
 
-    def _path(self, kind: str, name: str) -> Path:
+    def _path(self, subfolder: str, name: str) -> Path:
         if len(name) != 64 or not set(name) <= set("0123456789abcdef"):
             raise ValueError(name)
-        return self._folder / kind / name[:2] / name
+        return self._folder / subfolder / name[:2] / name
 
 
 def name_of(url: str, stamp: Stamp, start: int, length: int) -> str:
-    """Return the name of a range of a version of a file."""
+    """Return the cache's name for a range of a version of a file: a hexadecimal SHA-256."""
     text = "\0".join(map(str, (url, stamp.size, stamp.mtime_ns, stamp.etag, start, length)))
     return sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
@@ -152,23 +152,23 @@ _CACHES: dict[tuple[str, int], RangeCache] = {}
 
 
 def range_cache() -> RangeCache | None:
-    """Return the cache that the environment asks for; None for none.
+    """Return the cache that the environment variables configure, or None.
 
     Raises ``UsageError`` ``remote.cache-size``, ``remote.cache-folder``.
     """
-    chosen = os.environ.get(FOLDER, "")
-    if not chosen or chosen == OFF:
+    folder = os.environ.get(FOLDER, "")
+    if not folder or folder == OFF:
         return None
     text = os.environ.get(SIZE) or DEFAULT_SIZE
     try:
-        most = parse_size(text)
+        max_bytes = parse_size(text)
     except UsageError:
-        most = 0
-    if most < 1:
+        max_bytes = 0
+    if max_bytes < 1:
         raise UsageError(f"expected a size such as {DEFAULT_SIZE}, found {text[:40]!r}", rule="remote.cache-size")
-    key = (chosen, most)
+    key = (folder, max_bytes)
     if key not in _CACHES:
-        _CACHES.setdefault(key, RangeCache(local_path(chosen), most))
+        _CACHES.setdefault(key, RangeCache(local_path(folder), max_bytes))
     return _CACHES[key]
 
 
@@ -179,26 +179,29 @@ def _digest(data: memoryview) -> str:
 
 
 def _require_private(folder: Path) -> None:
-    """Take away what other users may do with a cache, and what they put there; refuse a folder of another user."""
+    """Remove permissions of other users for a cache, and files that they added.
+
+    Raises ``UsageError`` ``remote.cache-folder`` for a folder of another user.
+    """
     user = user_id()
     try:
         if user is None or not folder.is_dir():
             return
     except OSError:
-        return  # not reachable: nothing is cached
+        return  # not accessible: nothing will be cached
     try:
         state = folder.stat()
         private = state.st_uid == user
-        if private and stat.S_IMODE(state.st_mode) & _OTHERS:
+        if private and stat.S_IMODE(state.st_mode) & _OTHER_USERS:
             for path in folder.rglob("*"):
                 _make_private(path, user)
-            folder.chmod(_FOLDER)  # last: what is interrupted begins again
+            folder.chmod(_FOLDER)  # last: after an interruption the next run starts over
     except OSError:
         private = False
     if not private:
         raise UsageError(
-            "expected a folder that only this user may read and write: another user could change what is read from it. "
-            f"Choose another folder ({FOLDER}, --cache), or remove this one",
+            "this folder belongs to another user, who could change the cached bytes: choose another folder "
+            f"({FOLDER}, --cache), or remove this one",
             rule="remote.cache-folder",
             where=str(folder),
         )

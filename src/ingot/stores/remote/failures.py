@@ -1,4 +1,4 @@
-"""What went wrong with a request, in Ingot's words, which repeat neither addresses nor answers of servers."""
+"""The errors of failed requests, whose messages contain neither secret addresses nor answers of servers."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ _CODE = re.compile(r"<Code>(\w{1,60})</Code>")
 
 def missing(location: str) -> UsageError:
     """Return the error for a file that does not exist."""
-    return UsageError("expected an existing file, found none", rule="store.missing", where=location)
+    return UsageError("this file does not exist", rule="store.missing", where=location)
 
 
 def no_ranges(location: str) -> UnsupportedError:
-    """Return the error for a server that does not answer ranges."""
+    """Return the error for a server that does not answer requests of ranges."""
     return UnsupportedError(
-        "expected the range that was asked for, found a server that sends whole files or a page of its own: "
-        "download the file first",
+        "the server does not send the requested range, but the full file or another page: download the file first",
         rule="remote.no-ranges",
         where=location,
     )
 
 
 def denied(text: str, location: str) -> ResourceError:
-    """Return the error for credentials that a server refused; ``text`` may have an error code of S3 in it."""
+    """Return the error for credentials that a server refused; ``text`` may contain an error code of S3."""
     code = _CODE.search(text)
     label = f" ({code[1]})" if code else ""
     message = _DENIED.get(code[1] if code else "", _NO_ACCESS).format(code=label)
@@ -39,7 +38,7 @@ def wrong_length(expected: int, location: str) -> IntegrityError:
     """Return the error for an answer with another number of bytes than was requested."""
     return IntegrityError(
         "remote.length",
-        f"expected {expected} bytes, found another number of them in the server's answer",
+        f"expected {expected} bytes, found a different number in the server's answer",
         where=location,
     )
 
@@ -58,7 +57,7 @@ def changed(location: str) -> IntegrityError:
     """Return the error for a file that changed since it was opened."""
     return IntegrityError(
         "store.changed",
-        "expected the file as it was when it was opened first, found another version of it; open it again",
+        "the file has another version than when it was opened first; open it again",
         where=location,
     )
 
@@ -70,7 +69,10 @@ def status_of(text: str) -> int:
 
 
 def is_denied(text: str) -> bool:
-    """Whether an answer with status 400 is about credentials: S3's to expired ones are. One to HEAD has no code."""
+    """Return whether an answer with status 400 means refused credentials, as S3 answers expired ones.
+
+    An answer to HEAD has no error code, and counts as refused credentials.
+    """
     code = _CODE.search(text)
     return code[1] in _DENIED if code else "performing HEAD" in text
 
@@ -78,7 +80,7 @@ def is_denied(text: str) -> bool:
 _NO_ACCESS = "the server gives no access{code}: check the credentials, and whether they or a signed address expired"
 _EXPIRED = "the credentials have expired{code}: renew them"
 _SKEWED = "the server's clock and this machine's differ too much{code}: set the clock"
-# Codes of S3's errors, which come with status 400 or 403:
+# Error codes of S3, sent with status 400 or 403:
 # https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
 _DENIED = {
     "ExpiredToken": _EXPIRED,
@@ -87,18 +89,18 @@ _DENIED = {
     "RequestTimeTooSkewed": _SKEWED,
     "AuthorizationHeaderMalformed": "the server does not take the signature{code}: check the region (AWS_REGION)",
 }
-# Where machines and containers of a cloud ask for their credentials: obstore does, where the environment has none.
+# Services that give credentials to machines of a cloud; obstore calls them if the environment has no credentials.
 SERVICES = re.compile(r"//169\.254\.\d+\.\d+/|//metadata\.google\.internal/")
 _NO_CREDENTIALS = "no credentials were found, or the service that gives them did not answer: see spec/remote.md"
-# What obstore's message has in it, in this order: rule, message.
+# Pattern of obstore's message, rule, message; the first pattern that matches counts.
 _FAILURES: tuple[tuple[str, str, str], ...] = (
     (SERVICES.pattern, "store.denied", _NO_CREDENTIALS),
     (
         r"status code: 3\d\d|redirect",
         "remote.redirect",
         (
-            "expected the file, found a redirect that leads nowhere: to another kind of address, in a circle, or, of a "
-            "bucket, to another region (AWS_REGION)"
+            "the server answered with a redirect that cannot be followed: to an address that is not http(s), in a "
+            "circle, or for a bucket to another region (AWS_REGION)"
         ),
     ),
     (r"status code: ", "remote.failed", "the server answered with {status}; try again later"),
@@ -124,7 +126,7 @@ def failed(error: Exception, text: str, location: str, stall: float) -> IngotErr
     """Return the error for a request that failed; ``text`` is the library's message, or ``status code: N``."""
     low = "timed out" if isinstance(error, TimeoutError) else text.lower()
     if "unexpectedrange" in low:
-        return IntegrityError("remote.length", "expected the range that was asked for, found another", where=location)
+        return IntegrityError("remote.length", "the server sent another range than the requested one", where=location)
     match = _STATUS.search(text)
     status = f"status {match[1]} {(match[2] or '').strip()}".strip() if match else ""
     rule, message = next(answer for sign, *answer in _FAILURES if re.search(sign, low))

@@ -1,7 +1,7 @@
-"""HTTP requests that read: connections kept open for the next request, redirects, proxies, a minimum rate.
+"""An HTTP client for reading: it reuses connections, follows redirects, uses proxies, and enforces a minimum rate.
 
-This is the standard library's client and not obstore's, because obstore names the referring address to the host that a
-redirect leads to, and a signed address has its secret there. Here no request has a ``Referer``.
+It is built on the standard library and not on obstore, because obstore sends the referring address to the host that a
+redirect leads to, and a signed address contains a secret. This client never sends ``Referer``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from ingot.core.runtime.parallel import go_on
+from ingot.core.runtime.parallel import check_cancelled
 from ingot.stores.remote.pace import Pace
 
 MAX_REDIRECTS = 10
@@ -31,7 +31,7 @@ _CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 _MAX_IDLE = 16
 _DRAINED = 1 << 16
 PRINTABLE = "".join(map(chr, range(0x21, 0x7F)))
-"""Characters that stay as they are in an address from elsewhere; all others are percent-encoded."""
+"""Characters that stay unchanged in an address from a user or server; all others are percent-encoded."""
 
 
 class RedirectError(Exception):
@@ -47,7 +47,7 @@ class Origin(NamedTuple):
 
 
 class _PacedReader(io.RawIOBase):
-    """A socket's reader that counts what arrives, headers included."""
+    """A socket's reader that counts the bytes that arrive, headers included."""
 
     def __init__(self, raw: Any, pace: Pace) -> None:
         self._raw = raw
@@ -57,7 +57,7 @@ class _PacedReader(io.RawIOBase):
         return True
 
     def readinto(self, out: Any) -> int | None:
-        go_on()
+        check_cancelled()
         count: int | None = self._raw.readinto(out)
         self._pace.count(count or 0)
         return count
@@ -75,7 +75,7 @@ class _PacedResponse(HTTPResponse):
 
 
 class Answer:
-    """A response whose body is still to be read; a context manager, which lets go of the connection."""
+    """A response whose body is read by the caller; a context manager that releases the connection at its end."""
 
     def __init__(self, connections: Connections, key: Origin, connection: HTTPConnection, response: Any) -> None:
         self._connections = connections
@@ -121,12 +121,12 @@ class Connections:
     def request(
         self, method: str, url: str, headers: Mapping[str, str], secret: Mapping[str, str], timeout: float
     ) -> Answer:
-        """Send a request and follow redirects; return the answer, of any other status.
+        """Send a request, follow redirects, and return the answer, whatever its status is.
 
         Parameters
         ----------
         headers : mapping
-            Sent to every server on the way.
+            Sent to all servers, also after redirects.
         secret : mapping
             Sent until a redirect leads to another server.
         timeout : float
@@ -180,7 +180,7 @@ class Connections:
             except (TimeoutError, ssl.SSLCertVerificationError):
                 raise
             except (OSError, HTTPException):
-                pass  # the server closed it meanwhile: once more, by a new connection
+                pass  # the server closed the idle connection: retry with a new one
         return self._exchange(_connection(key, proxy, timeout), key, pace, method, target, sent)
 
     def _exchange(

@@ -22,7 +22,7 @@ class TooSlowError(Exception):
 
 
 def minimum_rate() -> int:
-    """Return the bytes that a server must send in a second, 0 for no minimum.
+    """Return the bytes that a server must send per second; 0 for no minimum.
 
     Raises ``UsageError`` ``remote.min-rate`` if the environment variable is not a size.
     """
@@ -39,7 +39,7 @@ def minimum_rate() -> int:
 
 
 class Pace:
-    """Counts the bytes of one answer, and refuses a window of time that brought too few.
+    """Counts the bytes of one answer, and raises an error after a window of time with too few.
 
     Parameters
     ----------

@@ -1,11 +1,12 @@
-"""Folders of buckets that many processes add to at once (``stores.shared``).
+"""Folders of buckets that several processes use at once (``stores.shared``).
 
-Object stores have no locks, but what was written is listed at once (S3 since 2020, Google, Azure). So each process that
-uses the folder, or wants to be alone, first writes a lease, an object of its own in ``leases/``, and then looks at the
-others': of two, at least the later one sees the earlier. Who sees that it is not alone takes its lease back and waits.
-A lease is renewed every minute. One that was not for ten is of a process that is dead or cut off; its age is reckoned
-by the store's clock alone, from the times that the store gives it and a lease just written. A process that was cut off
-for so long finds its own lease gone (``Use.is_held``).
+Object stores have no locks, but list an object as soon as it is written (S3 since 2020, Google, Azure). So a process
+that needs a shared or exclusive lock first writes a lease, an object in ``leases/``, and then lists the other leases.
+At least the later of two processes sees the other's lease. If the leases conflict, it removes its lease and waits.
+
+A process renews its lease every minute. A lease that was not renewed for ten minutes belongs to a process that died or
+lost its connection. Its age is measured by the store's clock: the difference to the time of a lease just written. A
+process that lost its connection for so long finds its lease removed (``FolderLock.is_held``).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tempfile import mkdtemp
 
 from ingot.core.files import locks
 from ingot.core.files.system import open_flags, write_error
-from ingot.core.runtime.parallel import go_on, ordered
+from ingot.core.runtime.parallel import check_cancelled, ordered
 from ingot.errors import IngotError, IntegrityError
 from ingot.model.bytesource import Stamp
 from ingot.model.store import Store
@@ -30,29 +31,29 @@ from ingot.stores.cache import default_cache
 from ingot.stores.local import LocalTarget
 from ingot.stores.remote.address import Address
 from ingot.stores.remote.client import Client
-from ingot.stores.shared import LEASES, WAIT, Adding, SharedFolder, Use, busy
+from ingot.stores.shared import LEASES, WAIT, FolderLock, SharedFolder, SharedStaging, busy
 
 RENEWED, STALE = 60.0, 600.0
-"""Seconds between two renewals of a lease, and after which one that was not renewed counts for nothing."""
+"""Seconds between two renewals of a lease, and the age in seconds at which a lease is ignored."""
 
 _SHARED = ".use"
 _ALONE = ".alone"
 _POLL = 1.0
 _PUTTING = 8
-_BESIDE = "library-"
+_UPLOAD_PREFIX = "library-"
 
 
 class RemoteShared(SharedFolder):
-    """A folder of a bucket.
+    """A folder of a bucket that several processes use.
 
     Parameters
     ----------
     store : Store
         The folder as a store.
     address : Address
-        Its address.
+        The address of the folder.
     client : Client
-        Sends the requests.
+        The client of the bucket.
     """
 
     def __init__(self, store: Store, address: Address, client: Client) -> None:
@@ -74,10 +75,9 @@ class RemoteShared(SharedFolder):
         return _version(self.client.state(self.key(name)))
 
     def stamps(self, folder: str) -> dict[str, Stamp]:
-        """Return the files directly in a folder, and their states, by one listing."""
+        """Return the states of the files directly in a folder, by name, from one listing."""
         prefix = self.key(folder)
-        found = self.client.stamps(prefix)
-        names = {key.removeprefix(f"{prefix}/"): stamp for key, stamp in found.items()}
+        names = {key.removeprefix(f"{prefix}/"): stamp for key, stamp in self.client.stamps(prefix).items()}
         return {name: stamp for name, stamp in names.items() if "/" not in name}
 
     def write(self, name: str, data: bytes) -> None:
@@ -88,79 +88,83 @@ class RemoteShared(SharedFolder):
             pass
 
     def leftovers(self) -> list[str]:
-        """Nothing: an object is there whole or not at all."""
+        """Return nothing: an upload that was interrupted leaves no object."""
         return []
 
     @contextmanager
-    def using(self, seconds: float = WAIT) -> Iterator[Use]:
+    def shared_lock(self, seconds: float = WAIT) -> Iterator[FolderLock]:
         lease = _Lease(self, _SHARED)
         try:
             lease.write()
         except IngotError as error:
             if error.rule != "store.denied":
                 raise
-            yield Use()  # who can only read
+            yield FolderLock()  # a process without write permission
             return
-        with lease.kept(seconds, (_ALONE,)):
+        with lease.hold(seconds, (_ALONE,)):
             yield lease
 
     @contextmanager
-    def alone(self, seconds: float) -> Iterator[Use]:
+    def exclusive_lock(self, seconds: float) -> Iterator[FolderLock]:
         lease = _Lease(self, _ALONE)
         lease.write()
-        with lease.kept(seconds, (_ALONE, _SHARED)):
+        with lease.hold(seconds, (_ALONE, _SHARED)):
             yield lease
 
     @contextmanager
-    def adding(self) -> Iterator[Adding]:
+    def stage(self) -> Iterator[SharedStaging]:
         around = Path(default_cache("uploads"))
         try:
             around.mkdir(parents=True, exist_ok=True)
-            path, lock = _lent(around)
+            path, lock = _locked_folder(around)
         except OSError as error:
             raise write_error(error, str(around)) from error
         try:
-            yield _RemoteAdding(self, path)
+            yield _RemoteSharedStaging(self, path)
         finally:
             shutil.rmtree(path, ignore_errors=True)
             if lock is not None:
                 os.close(lock)
 
     def abandoned(self, *, remove: bool) -> int:
-        """As ``SharedFolder.abandoned``: those of any library in a bucket, for nothing goes on with them."""
-        found = 0
-        for path in Path(default_cache("uploads")).glob(f"{_BESIDE}*"):
+        """Implement ``SharedFolder.abandoned`` for all libraries in buckets: no process resumes their uploads."""
+        count = 0
+        for path in Path(default_cache("uploads")).glob(f"{_UPLOAD_PREFIX}*"):
             try:
                 lock = _locked(path)
             except OSError:
-                continue  # in use, or nothing that this process may touch
-            found += 1
+                continue  # in use, or not accessible
+            count += 1
             if remove:
                 shutil.rmtree(path, ignore_errors=True)
             os.close(lock)
-        return found
+        return count
 
 
 def _version(stamp: Stamp) -> str:
     return f"{stamp.size} {stamp.etag}" if stamp.is_strong else f"{stamp.size} {stamp.etag} {stamp.mtime_ns}"
 
 
-def _lent(around: Path) -> tuple[Path, int | None]:
-    """Make a folder and lock it: one that nobody has locked is of a process that is dead."""
+def _locked_folder(around: Path) -> tuple[Path, int | None]:
+    """Create a folder and lock it; return its path and the lock's descriptor.
+
+    A folder without a lock counts as left by a process that died. The descriptor is None if folders cannot be locked.
+    """
     while True:
-        path = Path(mkdtemp(prefix=_BESIDE, dir=around))
+        path = Path(mkdtemp(prefix=_UPLOAD_PREFIX, dir=around))
         try:
             return path, _locked(path)
         except (BlockingIOError, FileNotFoundError):
-            continue  # somebody who removes those of the dead was there in between
+            continue  # another process removed or locked the folder before this one locked it
         except OSError:
-            return path, None  # no locks on folders, as on Windows: nobody removes any there
+            return path, None  # on Windows folders have no locks, and no process removes them
 
 
 def _locked(path: Path) -> int:
     """Return a descriptor that holds the system's lock on a folder until it is closed.
 
-    Raises ``BlockingIOError`` where another has it, ``FileNotFoundError`` where there is no folder, other ``OSError``s.
+    Raises ``BlockingIOError`` if another process holds the lock, ``FileNotFoundError`` if the folder is missing, and
+    other subclasses of ``OSError``.
     """
     descriptor = os.open(path, open_flags("O_RDONLY", "O_DIRECTORY", "O_NOFOLLOW"))
     try:
@@ -172,18 +176,18 @@ def _locked(path: Path) -> int:
     return descriptor
 
 
-class _RemoteAdding(Adding):
-    def __init__(self, folder: RemoteShared, beside: Path) -> None:
+class _RemoteSharedStaging(SharedStaging):
+    def __init__(self, folder: RemoteShared, staging: Path) -> None:
         self._folder = folder
-        self._beside = beside
-        self.files = LocalTarget(beside)
+        self._staging = staging
+        self.files = LocalTarget(staging)
 
     def publish(self, names: Sequence[str]) -> None:
         for _ in ordered(self._put, names, min(len(names), _PUTTING)):
             pass
 
     def _put(self, name: str) -> None:
-        path = self._beside / name
+        path = self._staging / name
         key = self._folder.key(name)
         size = path.stat().st_size
         self._folder.client.put(key, path)
@@ -197,37 +201,37 @@ class _RemoteAdding(Adding):
         path.unlink()
 
 
-class _Lease(Use):
-    def __init__(self, folder: RemoteShared, kind: str) -> None:
+class _Lease(FolderLock):
+    def __init__(self, folder: RemoteShared, suffix: str) -> None:
         self._folder = folder
-        self._kind = kind
-        self._name = f"{LEASES}/{secrets.token_hex(8)}{kind}"
-        self._lost = False
+        self._suffix = suffix
+        self._name = f"{LEASES}/{secrets.token_hex(8)}{suffix}"
+        self._expired = False
         self._guard = threading.Lock()
 
     def write(self) -> None:
         self._folder.write(self._name, f"{os.getpid()} {secrets.token_hex(8)}\n".encode())
 
     def is_held(self) -> bool:
-        """As ``Use.is_held``: whether the lease is there, and was not stale when it is put once more now."""
+        """Renew the lease; return whether it still existed and had not expired."""
         with self._guard:
-            if not self._lost:
+            if not self._expired:
                 before = self._folder.stamps(LEASES).get(self._last)
                 if before is not None:
                     self.write()
                 now = self._folder.stamps(LEASES).get(self._last)
-                self._lost = before is None or now is None or now.mtime_ns - before.mtime_ns >= STALE * 1e9
-            return not self._lost
+                self._expired = before is None or now is None or now.mtime_ns - before.mtime_ns >= STALE * 1e9
+            return not self._expired
 
     @property
     def _last(self) -> str:
         return self._name.rpartition("/")[2]
 
     @contextmanager
-    def kept(self, seconds: float, others: tuple[str, ...]) -> Iterator[None]:
-        """Wait until there is no lease of these kinds, then renew this one for as long as the block runs."""
+    def hold(self, seconds: float, conflicting: tuple[str, ...]) -> Iterator[None]:
+        """Wait until no lease has one of these suffixes, then renew this one until the end of the context."""
         try:
-            self._wait(seconds, others)
+            self._wait(seconds, conflicting)
             ended = threading.Event()
             thread = threading.Thread(target=self._renew, args=(ended,), name="ingot-lease", daemon=True)
             thread.start()
@@ -237,30 +241,33 @@ class _Lease(Use):
                 ended.set()
                 thread.join()
         finally:
-            with suppress(IngotError):  # it goes stale by itself
+            with suppress(IngotError):  # the lease expires without being removed
                 self._folder.remove([self._name])
 
-    def _wait(self, seconds: float, others: tuple[str, ...]) -> None:
+    def _wait(self, seconds: float, conflicting: tuple[str, ...]) -> None:
         end = time.monotonic() + seconds
-        while self._met(others):
+        while self._has_conflict(conflicting):
             self._folder.remove([self._name])
             if time.monotonic() >= end:
                 raise busy(self._folder.location)
-            go_on()
+            check_cancelled()
             time.sleep(min(_POLL, max(0.0, end - time.monotonic())) * (0.5 + secrets.randbelow(100) / 100))
             self.write()
 
-    def _met(self, others: tuple[str, ...]) -> bool:
-        """Whether somebody else's lease counts; who is alone removes those that do not."""
+    def _has_conflict(self, conflicting: tuple[str, ...]) -> bool:
+        """Return whether another process has a valid lease with one of these suffixes.
+
+        If there is none and this lease is exclusive, remove the expired leases.
+        """
         stamps = self._folder.stamps(LEASES)
         if self._last not in stamps:
-            return True  # taken for a stale one: once more
+            return True  # another process removed this lease as expired
         now = stamps[self._last].mtime_ns
-        theirs = {name: now - stamp.mtime_ns for name, stamp in stamps.items() if name != self._last}
-        if any(age < STALE * 1e9 and name.endswith(others) for name, age in theirs.items()):
+        ages = {name: now - stamp.mtime_ns for name, stamp in stamps.items() if name != self._last}
+        if any(age < STALE * 1e9 and name.endswith(conflicting) for name, age in ages.items()):
             return True
-        if self._kind == _ALONE:
-            self._folder.remove([f"{LEASES}/{name}" for name, age in theirs.items() if age >= STALE * 1e9])
+        if self._suffix == _ALONE:
+            self._folder.remove([f"{LEASES}/{name}" for name, age in ages.items() if age >= STALE * 1e9])
         return False
 
     def _renew(self, ended: threading.Event) -> None:
@@ -268,5 +275,5 @@ class _Lease(Use):
             try:
                 if not self.is_held():
                     return
-            except IngotError:  # another minute; the lease tells whether it was too long
+            except IngotError:  # retry in a minute; the lease's age then shows whether it expired
                 continue

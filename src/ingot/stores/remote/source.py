@@ -1,4 +1,4 @@
-"""A file of another machine as a ``ByteSource``."""
+"""A remote file as a ``ByteSource``."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ import numpy as np
 
 from ingot.core.numeric.dtypes import require_inside
 from ingot.errors import ResourceError, UsageError
-from ingot.model.bytesource import ByteSource, Range, Ranged, Stamp, StampedSource
-from ingot.model.reading.ranges import coalesced, pieces_of
+from ingot.model.bytesource import ByteSource, Range, RangedSource, Stamp, StampedSource
+from ingot.model.reading.ranges import coalesce, slice_ranges
 from ingot.model.seal import Seal
 from ingot.stores.files import flat
-from ingot.stores.remote.ahead import Ahead
 from ingot.stores.remote.cache import name_of, range_cache
 from ingot.stores.remote.client import Opened, RangeClient, same_version
 from ingot.stores.remote.failures import changed
-from ingot.stores.remote.proof import Proven
+from ingot.stores.remote.prefetch import Prefetcher
+from ingot.stores.remote.sealed_reader import SealedReader
 from ingot.stores.remote.transfer import transfer
 
 HEAD = 1 << 16
-"""Bytes that come with the opening of a file."""
+"""Number of bytes that the request that opens a file reads."""
 
 GAP = 1 << 14
-"""Bytes between two ranges that are sooner read than asked for by another request."""
+"""The largest gap between two ranges, in bytes, that one request reads together with them."""
 
 
-class RemoteSource(StampedSource, Ranged):
-    """One version of one file, read by ranges; what came with its opening is held and not asked for again.
+class RemoteSource(StampedSource, RangedSource):
+    """Reads ranges of one version of one file; the bytes that were read at opening stay in memory.
 
-    A copy (``copy``, ``pickle``) opens the file again by its address, and is refused with ``store.changed`` where that
-    is another version now. Reading is thread-safe.
+    A copy (``copy``, ``pickle``) reopens the file by its address, and is refused with ``store.changed`` if the file has
+    another version by now. Reading is thread-safe.
 
     Parameters
     ----------
@@ -41,11 +41,11 @@ class RemoteSource(StampedSource, Ranged):
     key : str
     opened : Opened
     name : str
-        For messages.
-    again : callable
-        Opens the file anew: what a copy calls.
+        The file in messages.
+    reopen : callable
+        Reopens the file; copies call it.
     seal : callable, optional
-        Returns the seal that lies beside the file, or None; called before the first read behind the head.
+        Returns the seal of the file, or None; called before the first read past the head.
     """
 
     io = "remote"
@@ -58,60 +58,63 @@ class RemoteSource(StampedSource, Ranged):
         key: str,
         opened: Opened,
         name: str,
-        again: Callable[[], ByteSource] | None = None,
+        reopen: Callable[[], ByteSource] | None = None,
         seal: Callable[[], Seal | None] = lambda: None,
     ) -> None:
         self._client: RangeClient | None = client
         self._key = key
         self._head = memoryview(opened.head)
-        self._again = again
+        self._reopen = reopen
         self.name = name
         self.stamp = opened.stamp
         self.size = opened.stamp.size
         self._seal = seal
         self._lock = threading.Lock()
-        self._proven: Proven | None = None
-        self._asked = False
-        self._taken: set[str] = set()
-        self._ahead = Ahead(self._read, self.gap)
+        self._proven: SealedReader | None = None
+        self._seal_loaded = False
+        self._fetched: set[str] = set()
+        self._ahead = Prefetcher(self._read, self.gap)
 
     def expect(self, ranges: Sequence[Range]) -> None:
-        """Begin to read what will be asked for; see ``Ranged.expect``."""
+        """Begin to read ranges that the caller is going to request; see ``RangedSource.expect``."""
         self._ahead.expect(ranges)
 
     def view(self, offset: int, length: int) -> memoryview:
-        """Return a fresh buffer with ``length`` bytes at ``offset``; errors as ``readinto``."""
+        """Return a buffer with ``length`` bytes at ``offset``; raise the errors of ``readinto``."""
         require_inside(offset, length, self.size, self.name)
-        there = self._ahead.take(offset, length)
-        if there is not None:
-            return there
+        prefetched = self._ahead.take(offset, length)
+        if prefetched is not None:
+            return prefetched
         out = self._buffer(length)
         self.readinto(offset, out)
         return out
 
     def readinto(self, offset: int, out: memoryview) -> None:
-        """Fill ``out``, by several requests at a time where it is large.
+        """Fill ``out``; several requests run at once if it is large.
 
-        Raises ``IntegrityError`` ``store.short-read``, ``store.changed``; ``UsageError`` ``store.closed``; and as
-        ``RangeClient.fetch``.
+        Raises ``IntegrityError`` ``store.short-read``, ``store.changed``; ``UsageError`` ``store.closed``; and the
+        errors of ``RangeClient.fetch``.
         """
         data = flat(out)
-        there = self._ahead.take(offset, data.nbytes)
-        if there is None:
+        prefetched = self._ahead.take(offset, data.nbytes)
+        if prefetched is None:
             self._read([(offset, data)])
         else:
-            data[:] = there
+            data[:] = prefetched
 
     def ranges(self, ranges: Sequence[Range]) -> Sequence[memoryview]:
-        """Return the bytes of each range; those close to each other by one request. Errors as ``readinto``."""
+        """Return the bytes of each range; one request reads ranges close to each other.
+
+        Raises the errors of ``readinto``.
+        """
         for offset, length in ranges:
             require_inside(offset, length, self.size, self.name)
-        joined = [(start, self._buffer(length)) for start, length in coalesced(ranges, self.gap)]
+        joined = [(start, self._buffer(length)) for start, length in coalesce(ranges, self.gap)]
         self._read(joined)
-        return pieces_of(ranges, dict(joined))
+        return slice_ranges(ranges, dict(joined))
 
     def changed(self) -> bool:
-        """Whether the file is another version now, as far as its server tells."""
+        """Return whether the file has another version now, judged by the server's headers."""
         if self._client is None or self._client.immutable:
             return False
         try:
@@ -123,9 +126,10 @@ class RemoteSource(StampedSource, Ranged):
         return not same_version(now, self.stamp)
 
     def close(self) -> None:
-        """Let go of the file; a second call does nothing."""
+        """Close the file; a second call does nothing."""
         self._ahead.stop()
-        self._client, self._head = None, memoryview(b"")
+        self._client = None
+        self._head = memoryview(b"")
 
     def _read(self, tasks: Sequence[tuple[int, memoryview]]) -> None:
         client = self._client
@@ -142,34 +146,34 @@ class RemoteSource(StampedSource, Ranged):
                 return
         for start, out in tasks:
             require_inside(start, out.nbytes, self.size, self.name)
-            held = max(0, min(len(head) - start, out.nbytes))
-            if held:
-                out[:held] = head[start : start + held]
-            if held < out.nbytes:
-                missing.append((start + held, out[held:]))
+            head_bytes = max(0, min(len(head) - start, out.nbytes))
+            if head_bytes:
+                out[:head_bytes] = head[start : start + head_bytes]
+            if head_bytes < out.nbytes:
+                missing.append((start + head_bytes, out[head_bytes:]))
         transfer(partial(self._fetch, client), missing, self.name)
 
-    def _sealed(self, client: RangeClient) -> Proven | None:
-        """Return by what bytes are proven, asked for once; None of a file without a seal."""
+    def _sealed(self, client: RangeClient) -> SealedReader | None:
+        """Return the reader that checks bytes against the seal, loaded once; None for a file without a seal."""
         with self._lock:
-            if not self._asked:
+            if not self._seal_loaded:
                 seal = self._seal()
                 if seal is not None:
                     seal.require_size(self.size, self.name)
-                    self._proven = Proven(seal, partial(self._fetch, client), self.name)
+                    self._proven = SealedReader(seal, partial(self._fetch, client), self.name)
                     self._proven.check_head(self._head)
-                self._asked = True
+                self._seal_loaded = True
         return self._proven
 
     def _fetch(self, client: RangeClient, start: int, out: memoryview) -> None:
-        """Fill ``out``: from the cache if there is one and a strong tag proves the version, else from the server."""
+        """Fill ``out`` from the cache, if it exists and a strong ETag proves the version; else from the server."""
         named = client.immutable or self.stamp.is_strong
         cache = range_cache() if named and out.nbytes else None
         version = Stamp(self.size) if client.immutable else self.stamp
         name = "" if cache is None else name_of(f"{client.location}/{self._key}", version, start, out.nbytes)
-        again = name in self._taken  # what was wrong when it came is asked for once more, of its server
-        self._taken.add(name)
-        if cache is not None and not again and cache.get(name, out):
+        is_retry = name in self._fetched  # the first bytes were wrong: do not read them from the cache again
+        self._fetched.add(name)
+        if cache is not None and not is_retry and cache.get(name, out):
             return
         client.fetch(self._key, start, out, self.stamp)
         if cache is not None:
@@ -182,14 +186,14 @@ class RemoteSource(StampedSource, Ranged):
             raise ResourceError(f"no memory for {length} bytes", rule="store.no-memory", where=self.name) from error
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self._client is None or self._again is None:
+        if self._client is None or self._reopen is None:
             raise UsageError("a file that was closed cannot be copied", rule="store.closed", where=self.name)
-        return _copied, (self._again, self.stamp)
+        return _restore, (self._reopen, self.stamp)
 
 
-def _copied(again: Callable[[], ByteSource], stamp: Stamp) -> ByteSource:
-    """Open a source again in another place or process."""
-    source = again()
+def _restore(reopen: Callable[[], ByteSource], stamp: Stamp) -> ByteSource:
+    """Return a copied or unpickled source; raise ``IntegrityError`` ``store.changed`` if the file differs."""
+    source = reopen()
     if not isinstance(source, StampedSource) or source.stamp != stamp:
         raise changed(source.name)
     return source

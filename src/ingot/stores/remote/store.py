@@ -1,4 +1,4 @@
-"""Buckets of object stores, and folders of web servers, as stores."""
+"""Stores and schemes of buckets and of web servers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ingot.core.files.atomic import Staging
 from ingot.errors import FormatError, IngotError, UnsupportedError, UsageError
 from ingot.model.bytesource import ByteSource, Stamp
 from ingot.model.seal import MAX_SEAL, SUFFIX, Seal, parse_seal
-from ingot.model.store import Listing, Replaced, Store, checked_name
-from ingot.stores.remote.address import Address, address_of, shown
+from ingot.model.store import Listing, OverwritePolicy, Store, checked_name
+from ingot.stores.remote.address import Address, address_of, without_secrets
 from ingot.stores.remote.client import EXTRA, Client, Opened, RangeClient, options
 from ingot.stores.remote.http import origin_of
 from ingot.stores.remote.shared import RemoteShared
@@ -27,14 +27,14 @@ from ingot.stores.remote.staging import RemoteStaging
 from ingot.stores.remote.web import WebClient
 from ingot.stores.scheme import Scheme, WritableScheme
 
-_HELD = 256  # files of which a store holds the first bytes
+_MAX_OPENED = 256  # files whose first bytes a store keeps in memory
 _PAGE = 8 << 20
 
 
 class RemoteStore(Store):
-    """The files below one folder of another machine.
+    """The files below one remote folder.
 
-    The version of a file that was opened first is the one that all later reads of this store are of.
+    The first ``open`` of a file fixes its version: all later reads of this store are of that version.
     """
 
     def __init__(self, address: Address, client: RangeClient, scheme: RemoteScheme) -> None:
@@ -50,7 +50,10 @@ class RemoteStore(Store):
     def list(self, folder: str = "") -> Listing: ...
 
     def open(self, name: str) -> ByteSource:
-        """Open one file: by one request, which brings its first bytes. Errors as ``Client.open``, ``checked_name``."""
+        """Open one file by one request, which also reads its first bytes.
+
+        Raises the errors of ``RangeClient.open``, and ``FormatError`` ``store.escape``.
+        """
         checked_name(name, self.location)
         with self._lock:
             opened = self._opened.get(name)
@@ -58,14 +61,14 @@ class RemoteStore(Store):
             opened = self._client.open(self._key(name), HEAD)
             with self._lock:
                 opened = self._opened.setdefault(name, opened)
-                while len(self._opened) > _HELD:
+                while len(self._opened) > _MAX_OPENED:
                     self._opened.popitem(last=False)
-        again = partial(self._scheme.reopen, self.url_of(name))
+        reopen = partial(self._scheme.reopen, self.url_of(name))
         seal = partial(self._seal, name)
-        return RemoteSource(self._client, self._key(name), opened, self.location_of(name), again, seal)
+        return RemoteSource(self._client, self._key(name), opened, self.location_of(name), reopen, seal)
 
     def _seal(self, name: str) -> Seal | None:
-        """Return the seal that lies beside a file; a store in which one had none is not asked again."""
+        """Return the seal of a file, or None; after the first file without a seal, request no more seals."""
         if self._unsealed or name.endswith(SUFFIX):
             return None
         try:
@@ -80,7 +83,7 @@ class RemoteStore(Store):
         return self.read(name, MAX_SEAL, "seal.fields")
 
     def stat(self, name: str) -> Stamp:
-        """Return the state of a file; errors as ``open``."""
+        """Return the state of a file; raise the errors of ``open``."""
         source = self.open(name)
         assert isinstance(source, RemoteSource)
         return source.stamp
@@ -118,27 +121,27 @@ class WebStore(RemoteStore):
         self._pages = client
 
     def list(self, folder: str = "") -> Listing:
-        """Return what the page of the folder links to.
+        """Return the files and folders that the page of the folder links to.
 
-        Raises ``UnsupportedError`` ``remote.no-listing`` where the server has no such page.
+        Raises ``UnsupportedError`` ``remote.no-listing`` if the server has no page that lists the folder.
         """
         key = self._key(checked_name(folder, self.location)) if folder else self.address.path
         try:
-            kind, page = self._pages.page(key, _PAGE)
+            media_type, page = self._pages.page(key, _PAGE)
         except IngotError as error:
             if folder and error.rule == "store.missing":
                 return Listing()
             if error.rule in ("store.missing", "store.denied"):
                 raise self._no_listing() from None
             raise
-        if "html" not in kind.lower():
+        if "html" not in media_type.lower():
             if folder:
                 return Listing()  # a file
             raise self._no_listing()
         return _linked(page.decode("utf-8", "replace"), f"/{quote(key)}".rstrip("/") + "/")
 
     def exists(self, name: str) -> bool:
-        """As ``Store.exists``, by opening the file."""
+        """Implement ``Store.exists`` by opening the file."""
         try:
             self.open(name)
         except IngotError as error:
@@ -149,8 +152,8 @@ class WebStore(RemoteStore):
 
     def _no_listing(self) -> UnsupportedError:
         return UnsupportedError(
-            "expected a page that lists the folder, found a server that has none: give the address of a file, such as "
-            "that of model.safetensors.index.json",
+            "the server has no page that lists this folder: give the address of a file, such as "
+            "model.safetensors.index.json",
             rule="remote.no-listing",
             where=self.location,
         )
@@ -166,7 +169,7 @@ class _Links(HTMLParser):
 
 
 def _linked(page: str, folder: str) -> Listing:
-    """Return the names that links of a page lead to, directly below its own folder."""
+    """Return the files and folders directly below ``folder`` that a page links to."""
     parser = _Links()
     parser.feed(page)
     files: set[str] = set()
@@ -182,130 +185,132 @@ def _linked(page: str, folder: str) -> Listing:
 
 
 class RemoteScheme(Scheme):
-    """Addresses of other machines; what all kinds of them have in common."""
+    """The base class of schemes whose files are remote."""
 
     needs_slashes = True  # s3:x is a path
 
     def location(self, text: str) -> str:
         """Return the address without its secrets."""
-        return shown(text)
+        return without_secrets(text)
 
     def reopen(self, text: str) -> ByteSource:
-        """Open the file at an address: what copies of sources do."""
+        """Open the file at an address; copies of sources call this."""
         store, name = self.locate(text, "auto")
         return store.open(name)
 
 
 class FolderScheme(RemoteScheme):
-    """Addresses that lead to a file, or to the folder that files lie below."""
+    """A scheme whose addresses do not show whether they lead to a file or to a folder."""
 
     def store(self, text: str, io: str) -> Store:
-        """Return the folder at an address; ``io`` says nothing here."""
-        return self.at(address_of(text))
+        """Return the folder at an address; ``io`` has no effect."""
+        return self.open_folder(address_of(text))
 
     def locate(self, text: str, io: str) -> tuple[Store, str]:
-        """Return the store and the name in it: none for a folder.
+        """Return the store and the name of the file in it; for a folder, the folder and an empty name.
 
-        Raises ``UsageError`` ``store.missing`` where there is neither, and as ``RemoteStore.open``.
+        Raises ``UsageError`` ``store.missing`` if neither exists, and the errors of ``RemoteStore.open``.
         """
         address = address_of(text)
         if address.folder:
-            return self.at(address), ""
-        parent = self.at(address.parent)
+            return self.open_folder(address), ""
+        parent = self.open_folder(address.parent)
         try:
             parent.open(address.last)
         except IngotError as error:
             if error.rule not in ("store.missing", "remote.no-ranges", "store.denied"):
                 raise
-            folder = self.at(address)
+            folder = self.open_folder(address)
             if not self.is_folder(folder):
                 raise
             return folder, ""
         return parent, address.last
 
     def is_folder(self, store: RemoteStore) -> bool:
-        """Whether there is anything in what would be a folder."""
+        """Return whether a folder exists: whether its listing is not empty."""
         try:
             return store.list() != Listing()
         except IngotError:
             return False
 
     @abstractmethod
-    def at(self, address: Address) -> RemoteStore:
+    def open_folder(self, address: Address) -> RemoteStore:
         """Return the folder as a store."""
 
 
 class WebScheme(FolderScheme):
-    """Addresses of the form ``https://host/folder/file``."""
+    """The scheme of addresses ``https://host/folder/file``."""
 
-    def at(self, address: Address) -> WebStore:
+    def open_folder(self, address: Address) -> WebStore:
         headers = {}
         if address.user:
             headers["Authorization"] = f"Basic {b64encode(unquote(address.user).encode()).decode()}"
         try:
             origin_of(address.origin)
         except ValueError:
-            raise _no_address(address) from None
+            raise _address_error(address) from None
         return WebStore(address, WebClient(address.origin, headers, query=address.query), self)
 
 
 class ObjectScheme(FolderScheme, WritableScheme):
-    """Addresses of the form ``s3://bucket/folder/file``; obstore takes credentials and endpoints from the environment.
+    """The scheme of addresses ``s3://bucket/folder/file``.
+
+    obstore reads credentials and endpoints from the environment.
 
     Parameters
     ----------
-    kind : str
-        obstore's class.
+    class_name : str
+        The name of obstore's class.
     """
 
-    def __init__(self, kind: str = "S3Store") -> None:
-        self._kind = kind
+    def __init__(self, class_name: str = "S3Store") -> None:
+        self._class_name = class_name
 
-    def stage(self, text: str, replaced: Replaced, *, directory: bool, resume: bool) -> Staging:
-        """Stage on a local disk what will be put into the bucket."""
-        store = self.at(address_of(text))
+    def stage(self, text: str, replaced: OverwritePolicy, *, directory: bool, resume: bool) -> Staging:
+        """Return a local staging folder, whose files will be uploaded to the bucket."""
+        store = self.open_folder(address_of(text))
         return RemoteStaging(store, store.address, store.client, replaced, directory=directory, resume=resume)
 
     def share(self, text: str, *, create: bool) -> RemoteShared:
-        """Return a folder of a bucket, which is there as soon as anything lies in it."""
-        store = self.at(address_of(text))
+        """Return a folder of a bucket; it need not be created, because it exists as soon as it contains an object."""
+        store = self.open_folder(address_of(text))
         return RemoteShared(store, store.address, store.client)
 
     def url(self, text: str) -> str:
-        """Return the address without needless slashes."""
+        """Return the address without redundant slashes."""
         return address_of(text).public
 
-    def at(self, address: Address) -> ObjectStore:
-        client = Client(_made(self._kind, address.host, options(), address), address.origin)
+    def open_folder(self, address: Address) -> ObjectStore:
+        client = Client(_obstore(self._class_name, address.host, options(), address), address.origin)
         return ObjectStore(address, client, self)
 
 
 class GoogleScheme(ObjectScheme):
-    """Addresses of the form ``gs://bucket/folder/file``."""
+    """The scheme of addresses ``gs://bucket/folder/file``."""
 
     def __init__(self) -> None:
         super().__init__("GCSStore")
 
 
 class AzureScheme(ObjectScheme):
-    """Addresses of the form ``az://container/folder/file``."""
+    """The scheme of addresses ``az://container/folder/file``."""
 
     def __init__(self) -> None:
         super().__init__("AzureStore")
 
 
-def _made(kind: str, place: str, settings: dict[str, Any], address: Address) -> Any:
-    """Make obstore's store; what it refuses in words that tell no secret."""
+def _obstore(class_name: str, bucket: str, settings: dict[str, Any], address: Address) -> Any:
+    """Return an obstore store; raise ``UsageError`` ``store.url``, without secrets."""
     api = require("obstore", EXTRA)
     try:
-        return getattr(require("obstore.store", EXTRA), kind)(place, **settings)
+        return getattr(require("obstore.store", EXTRA), class_name)(bucket, **settings)
     except (api.exceptions.BaseError, ValueError) as error:
-        raise _no_address(address) from (None if address.user or address.query else error)
+        raise _address_error(address) from (None if address.user or address.query else error)
 
 
-def _no_address(address: Address) -> UsageError:
+def _address_error(address: Address) -> UsageError:
     return UsageError(
-        "expected an address, and settings in the environment, that this kind of store takes; see spec/remote.md",
+        "this address, or a setting in the environment, is not valid for this type of store; see spec/remote.md",
         rule="store.url",
         where=address.public,
     )

@@ -1,4 +1,4 @@
-"""Many ranges at once: a pool of threads for the process, each with one request of a bounded size."""
+"""Concurrent reading of ranges by the process's pool of threads, with requests of a bounded size."""
 
 from __future__ import annotations
 
@@ -7,26 +7,27 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
 from ingot.core.files.system import after_fork
-from ingot.core.runtime.parallel import Halt, adopt, go_on
+from ingot.core.runtime.parallel import CancelToken, check_cancelled, inherit_token
 from ingot.errors import ResourceError
 
 PARALLEL = 16
 """Requests in flight in a process."""
 
-PIECE = 8 << 20
-"""Bytes of one request at most: together with ``PARALLEL`` the bytes in flight."""
+MAX_REQUEST = 8 << 20
+"""The limit of one request, in bytes; with ``PARALLEL`` it bounds the bytes in flight."""
 
 Task = tuple[int, memoryview]
-"""A place in a file, and the bytes to fill from it."""
+"""An offset in a file, and the buffer to fill from there."""
 
 
 class _Pool:
-    """The process's threads, made when they are needed first."""
+    """The process's threads, created at their first use."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._threads: ThreadPoolExecutor | None = None
-        self.used = self.forked = False
+        self.used = False
+        self.forked = False
 
     def get(self) -> ThreadPoolExecutor:
         with self._lock:
@@ -35,7 +36,7 @@ class _Pool:
             return self._threads
 
     def after_fork(self) -> None:
-        """obstore's threads are gone in the child: a request would wait forever."""
+        """Mark the child process as unusable if requests were made: obstore's threads do not exist in it."""
         self.forked = self.forked or self.used
         self._lock = threading.Lock()
         self._threads = None
@@ -46,49 +47,53 @@ after_fork(_POOL.after_fork)
 
 
 def is_usable() -> bool:
-    """Whether requests can be made: not in a process that was forked from one that made any."""
+    """Return whether this process can make requests: it was not forked from a process that made some."""
     return not _POOL.forked
 
 
-def require_usable(where: str) -> None:
-    """Refuse a request in a forked process; ``ResourceError`` ``remote.forked``. Called before each request."""
+def require_usable(location: str) -> None:
+    """Raise ``ResourceError`` ``remote.forked`` if this process cannot make requests; called before each request."""
     if not is_usable():
         raise ResourceError(
-            "a process that was forked after files of other machines were read cannot read such: start processes by "
+            "a process that was forked after remote files were read cannot read remote files: start processes by "
             "spawn (multiprocessing.set_start_method)",
             rule="remote.forked",
-            where=where,
+            where=location,
         )
     _POOL.used = True
 
 
-def pieces(tasks: Sequence[Task]) -> list[Task]:
-    """Cut tasks into ones of at most ``PIECE`` bytes."""
-    return [(start + at, out[at : at + PIECE]) for start, out in tasks for at in range(0, out.nbytes, PIECE)]
+def split_tasks(tasks: Sequence[Task]) -> list[Task]:
+    """Split tasks into tasks of at most ``MAX_REQUEST`` bytes."""
+    return [
+        (start + offset, out[offset : offset + MAX_REQUEST])
+        for start, out in tasks
+        for offset in range(0, out.nbytes, MAX_REQUEST)
+    ]
 
 
-def transfer(read: Callable[[int, memoryview], None], tasks: Sequence[Task], where: str) -> None:
-    """Call ``read(start, out)`` for all pieces of the tasks, many at a time; raise the first error."""
-    require_usable(where)  # here, too: no thread is made for it
-    every = pieces(tasks)
-    if len(every) <= 1:
-        for start, out in every:
+def transfer(read: Callable[[int, memoryview], None], tasks: Sequence[Task], location: str) -> None:
+    """Call ``read(start, out)`` for all tasks, split to ``MAX_REQUEST``, concurrently; raise the first error."""
+    require_usable(location)  # before a thread is created
+    requests = split_tasks(tasks)
+    if len(requests) <= 1:
+        for start, out in requests:
             read(start, out)
         return
-    halt = Halt()  # if the caller is interrupted, what is on its way ends with its next bytes
+    halt = CancelToken()  # if the caller is interrupted, requests in flight stop at their next bytes
 
     def run(start: int, out: memoryview) -> None:
-        adopt(halt)
+        inherit_token(halt)
         read(start, out)
 
-    futures = [_POOL.get().submit(run, start, out) for start, out in every]
+    futures = [_POOL.get().submit(run, start, out) for start, out in requests]
     try:
         waiting = set(futures)
         while waiting:
             finished, waiting = wait(waiting, timeout=0.5, return_when=FIRST_EXCEPTION)
             for future in finished:
                 future.result()
-            go_on()
+            check_cancelled()
     finally:
         halt.set()
         for future in futures:

@@ -1,4 +1,4 @@
-"""Files of a web server: ranges of one version of a file, and pages that list folders."""
+"""The client of web servers: it reads ranges of one version of a file, and pages that list folders."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _RETRIED = (408, 425, 429)
 
 
 class _StatusError(Exception):
-    """A server refused a request; ``body`` is the beginning of its answer."""
+    """A server answered with an error status; ``body`` is the beginning of its answer."""
 
     def __init__(self, status: int, body: bytes = b"") -> None:
         super().__init__(status)
@@ -42,18 +42,18 @@ class _StatusError(Exception):
 
 
 class WebClient(RangeClient):
-    """The files below one address of a web server.
+    """Reads the files below one address of a web server.
 
     Parameters
     ----------
     base : str
-        The address, without secrets and a slash at its end.
-    query : str
-        Sent with every request: the secret part of a signed address.
+        The address, without secrets and without a slash at its end.
     headers : mapping
-        Sent to this server only.
+        Sent to this server only, not to servers that it redirects to.
+    query : str
+        The secret part of a signed address; sent with each request.
     immutable : bool
-        As of ``RangeClient``.
+        Whether the bytes of a key never change.
     """
 
     errors = (_StatusError, RedirectError, HTTPException, OSError, ValueError)
@@ -65,11 +65,11 @@ class WebClient(RangeClient):
         self._connections = Connections()
 
     def state(self, key: str) -> Stamp:
-        """As ``RangeClient.state``. Requests one byte: a signed address of GET takes no HEAD."""
-        return self._again(key, lambda: self._open(key, 1).stamp)
+        """Implement ``RangeClient.state`` by requesting one byte: an address that is signed for GET refuses HEAD."""
+        return self._with_retries(key, lambda: self._open(key, 1).stamp)
 
     def page(self, key: str, limit: int) -> tuple[str, bytes]:
-        """Return the page of a folder: its media type, and its first ``limit`` bytes; errors as ``open``."""
+        """Return the media type and the first ``limit`` bytes of a folder's page; raise the errors of ``open``."""
 
         def read() -> tuple[str, bytes]:
             with self._request(f"{key}/" if key else "", {}) as answer:
@@ -78,7 +78,7 @@ class WebClient(RangeClient):
                 media_type = answer.headers.get("Content-Type") or ""
                 return media_type, answer.read(limit)
 
-        return self._again(key, read)
+        return self._with_retries(key, read)
 
     def _open(self, key: str, size: int) -> Opened:
         with self._request(key, _range(0, size)) as answer:
@@ -87,43 +87,43 @@ class WebClient(RangeClient):
             stamp = self._answered(key, answer, 0, size)
             head = bytearray(min(size, stamp.size))
             if _fill(answer, memoryview(head)) < len(head):
-                raise wrong_length(len(head), self._where(key))
+                raise wrong_length(len(head), self._locate(key))
             return Opened(bytes(head), stamp)
 
-    def _fetch(self, key: str, start: int, out: Any, stamp: Stamp, done: list[int]) -> None:
-        headers = _range(start + done[0], start + out.nbytes)
+    def _fetch(self, key: str, start: int, out: Any, stamp: Stamp, filled: list[int]) -> None:
+        headers = _range(start + filled[0], start + out.nbytes)
         if stamp.is_strong and not self.immutable:
             headers["If-Match"] = stamp.etag
         with self._request(key, headers) as answer:
             if answer.status in (412, 416):
-                raise changed(self._where(key))
-            self._require_same(key, self._answered(key, answer, start + done[0], start + out.nbytes), stamp)
+                raise changed(self._locate(key))
+            self._require_same(key, self._answered(key, answer, start + filled[0], start + out.nbytes), stamp)
             buffer = memoryview(out)
-            while done[0] < out.nbytes:
-                count = answer.readinto(buffer[done[0] : done[0] + _STREAMED])
-                done[0] += count
+            while filled[0] < out.nbytes:
+                count = answer.readinto(buffer[filled[0] : filled[0] + _STREAMED])
+                filled[0] += count
                 if not count:
-                    raise wrong_length(out.nbytes, self._where(key))
+                    raise wrong_length(out.nbytes, self._locate(key))
 
     def _request(self, key: str, headers: Mapping[str, str]) -> Answer:
         url = f"{self.location}/{quote(key)}" + (f"?{quote(self._query, safe=PRINTABLE)}" if self._query else "")
         return self._connections.request("GET", url, headers, self._headers, settings.STALL)
 
     def _answered(self, key: str, answer: Answer, start: int, stop: int) -> Stamp:
-        """Return the state of a file by an answer that has the requested range; raise an error for another answer."""
+        """Return a file's state from the headers of an answer; raise an error if it lacks the requested range."""
         if answer.status != 206:
             if answer.status == 200:
-                raise no_ranges(self._where(key))
+                raise no_ranges(self._locate(key))
             body = b""
             with suppress(OSError, HTTPException):
                 body = answer.read(_ERROR_BODY)
             raise _StatusError(answer.status, body)
         match = _RANGE.fullmatch((answer.headers.get("Content-Range") or "").strip())
         if match is None or answer.headers.get("Content-Encoding", "identity").lower() != "identity":
-            raise no_ranges(self._where(key))
+            raise no_ranges(self._locate(key))
         first, last, size = map(int, match.groups())
         if first != start or last + 1 != min(stop, size):
-            raise wrong_length(stop - start, self._where(key))
+            raise wrong_length(stop - start, self._locate(key))
         return _stamp(answer, size)
 
     def _tries(self, error: Exception) -> int:
@@ -133,7 +133,7 @@ class WebClient(RangeClient):
         return super()._tries(error)
 
     def explain(self, error: Exception, key: str) -> IngotError:
-        location = self._where(key)
+        location = self._locate(key)
         if isinstance(error, RedirectError):
             return failed(error, "redirect", location, settings.STALL)
         if isinstance(error, ssl.SSLCertVerificationError):
@@ -153,17 +153,17 @@ def _range(start: int, stop: int) -> dict[str, str]:
 
 
 def _fill(answer: Answer, out: memoryview) -> int:
-    done = 0
-    while done < out.nbytes:
-        count = answer.readinto(out[done:])
+    filled = 0
+    while filled < out.nbytes:
+        count = answer.readinto(out[filled:])
         if not count:
             break
-        done += count
-    return done
+        filled += count
+    return filled
 
 
 def _stamp(answer: Answer, size: int) -> Stamp:
-    """Return the state that an answer states."""
+    """Return the state of a file from the headers of an answer."""
     modified = 0
     with suppress(TypeError, ValueError, OverflowError):
         modified = max(0, int(parsedate_to_datetime(answer.headers.get("Last-Modified") or "").timestamp())) * 10**9

@@ -1,8 +1,8 @@
-"""What multiplies what, by transformers' model type: names of a layer's modules, and the streams between them.
+"""Which matrix multiplies which activation, by transformers' model type: modules of a layer, and their streams.
 
-A stream is a vector that one module hands to others. ``residual`` runs through the model; ``attention``, ``mlp`` and
-``head`` come out of norms; ``value`` is what goes through attention, of the key-value heads; ``hidden`` lies between
-the matrices of a feed-forward network. ``#`` stands for the number of an expert, in names and streams.
+A stream is a vector that one module passes to others. ``residual`` is the residual stream; ``attention``, ``mlp`` and
+``head`` are outputs of norms; ``value`` are the values of all key-value heads; ``hidden`` are the intermediate
+activations of a feed-forward network. ``#`` stands for the index of an expert, in names and streams.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ VALUE = "value"
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """A norm by root mean square of the residual stream, whose weight multiplies what goes ``into`` a stream."""
+    """An RMS norm of the residual stream; its output is the stream ``into``."""
 
     module: str
     into: str
@@ -25,11 +25,11 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A matrix that multiplies a stream.
+    """A matrix that multiplies the stream ``reads``.
 
-    ``writes`` are the streams of its rows: one, or the pieces of rows that lie one behind the other (two halves, or
-    queries, keys and values); an empty name is a stream that nothing is folded into. ``stacked``: the matrices of all
-    experts in one tensor of three dimensions, without ``.weight``.
+    ``writes`` are the streams of its rows: a single stream, or the streams of consecutive blocks of rows (two halves,
+    or queries, keys and values). An empty name is a stream that nothing is folded into. ``stacked``: the tensor has
+    three dimensions, contains the matrices of all experts, and its name has no ``.weight``.
     """
 
     module: str
@@ -39,21 +39,21 @@ class Matrix:
 
 
 @dataclass(frozen=True, slots=True)
-class Aside:
-    """A module that nothing here changes. ``behind``: a norm between a matrix and the residual stream."""
+class OtherModule:
+    """A module that folding does not change. ``post_norm``: a norm between a matrix and the residual stream."""
 
     module: str
-    behind: bool = False
+    post_norm: bool = False
 
 
-Module = Norm | Matrix | Aside
+Module = Norm | Matrix | OtherModule
 
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """The modules of a layer, and what all layers have in common.
+    """The modules of a layer, and the settings that all layers share.
 
-    ``shifted``: norms multiply by 1 + w. ``tied``: whether the head is the embedding where ``config.json`` is silent.
+    ``shifted``: norms multiply by 1 + w. ``tied``: whether the head is the embedding if ``config.json`` does not say.
     """
 
     layer: tuple[Module, ...]
@@ -71,15 +71,15 @@ _HEADS = (
     Matrix("self_attn.v_proj", "attention", (VALUE,)),
     Matrix("self_attn.o_proj", VALUE, (RESIDUAL,)),
 )
-_HEAD_NORMS = (Aside("self_attn.q_norm"), Aside("self_attn.k_norm"))
+_HEAD_NORMS = (OtherModule("self_attn.q_norm"), OtherModule("self_attn.k_norm"))
 _NORMS = (Norm("input_layernorm", "attention"), Norm("post_attention_layernorm", "mlp"))
 _FOUR_NORMS = (
     Norm("input_layernorm", "attention"),
-    Aside("post_attention_layernorm", behind=True),
+    OtherModule("post_attention_layernorm", post_norm=True),
     Norm("pre_feedforward_layernorm", "mlp"),
-    Aside("post_feedforward_layernorm", behind=True),
+    OtherModule("post_feedforward_layernorm", post_norm=True),
 )
-_ROTARY = (Aside("self_attn.rotary_emb"),)
+_ROTARY = (OtherModule("self_attn.rotary_emb"),)
 
 
 def _network(

@@ -1,4 +1,4 @@
-"""The view that folds maps of streams into the tensors at their ends; each is computed when its bytes are asked for."""
+"""A view that folds linear maps of streams into the tensors that read and write them, computed when first read."""
 
 from __future__ import annotations
 
@@ -11,88 +11,88 @@ import numpy as np
 
 from ingot.codecs.table import CODECS
 from ingot.core.numeric.dtypes import DTYPES, cast, numpy_dtype
-from ingot.core.runtime.parallel import go_on
+from ingot.core.runtime.parallel import check_cancelled
 from ingot.errors import CodecError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.part import Part, memory_part
-from ingot.model.reading.pieces import Pieces, ValueBytes, prove_whole
-from ingot.model.reading.view import Verb, derived
+from ingot.model.reading.concat_source import ConcatSource, DecodedRange, verify_part
+from ingot.model.reading.view import Verb, derive_checkpoint
 from ingot.model.tensor import Array, Tensor
 from ingot.quantization.maps import LinearMap, Parts, RepeatableMap
 from ingot.stores.temporary import TemporaryFolder
-from ingot.views.common import Make, mapping
+from ingot.views.common import BuildTensor, lazy_tensors
 from ingot.views.folding.graph import Ends, Graph, Site
 
 
 class Folding(Protocol):
-    """What becomes of the streams of a graph."""
+    """The maps of a graph's streams."""
 
     @property
     def graph(self) -> Graph: ...
 
     def touches(self, stream: str) -> bool:
-        """Whether a stream is changed; asked before anything is read."""
+        """Return whether the folding changes a stream; called before any weight is read."""
         ...
 
     def map_of(self, stream: str) -> RepeatableMap | None:
-        """Return the map of a stream; None where it turns out to stay as it is."""
+        """Return the map of a stream; None if the stream stays unchanged after all."""
         ...
 
-    def norm(self, stream: str) -> Array:
-        """Return what a norm multiplies by that puts out a changed stream: f32 [size], 1 + w where it is shifted."""
+    def norm_weight(self, stream: str) -> Array:
+        """Return the factor of the norm whose output is a changed stream: f32 [size]; 1 + w if norms are shifted."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """How a view is made again, and what tells it from others."""
+class ViewKey:
+    """How to make a view again: the function, its argument, and the argument as JSON for the view's identity."""
 
     verb: Verb
     argument: Any
-    said: Any
+    description: Any
 
 
 def fold(
     checkpoint: Checkpoint,
     folding: Folding,
-    told: Told,
+    key: ViewKey,
     dtypes: Mapping[str, str],
-    more: Mapping[str, str] | None = None,
+    new_tensors: Mapping[str, str] | None = None,
     folder: TemporaryFolder | None = None,
 ) -> Checkpoint:
-    """Return the checkpoint with maps of streams folded into its tensors, which are computed in f32.
+    """Return the checkpoint with maps of streams folded into its tensors, computed in f32.
 
     Parameters
     ----------
     checkpoint : Checkpoint
     folding : Folding
-    told : Told
+    key : ViewKey
     dtypes : mapping
-        What values are rounded to at last, by name; f32 for all others that are changed.
-    more : mapping, optional
-        Tensors that are made beside those that are there: names of sites in the graph, to the tensors they are made of.
+        Element types of the results, by name; f32 for changed tensors without an entry.
+    new_tensors : mapping, optional
+        Names of tensors to add, which are sites of the graph, to the tensors that they are computed from.
     folder : TemporaryFolder, optional
-        Companions that replace those of the checkpoint; removed with the view.
+        Companions that replace those of the checkpoint; removed when the view is closed.
     """
     graph = folding.graph
 
-    def made(name: str, source: str) -> Make:
+    def builder(name: str, source: str) -> BuildTensor:
         return lambda: _tensor(checkpoint[source], graph.sites[name], folding, dtypes.get(name, "f32"))
 
-    entries: list[tuple[str, Make | None, str]] = [
-        (name, made(name, name) if _is_touched(graph.sites.get(name), folding.touches) else None, name)
+    entries: list[tuple[str, BuildTensor | None, str]] = [
+        (name, builder(name, name) if _is_touched(graph.sites.get(name), folding.touches) else None, name)
         for name in checkpoint
     ]
-    entries += [(name, made(name, source), name) for name, source in (more or {}).items()]
-    origins = {name: (source,) for name, source in (more or {}).items()}
+    entries += [(name, builder(name, source), name) for name, source in (new_tensors or {}).items()]
+    origins = {name: (source,) for name, source in (new_tensors or {}).items()}
     changed = set(changed_names(graph, folding.touches))
-    return derived(
+    return derive_checkpoint(
         checkpoint,
-        mapping(entries, checkpoint),
-        told.verb,
-        told.argument,
-        told.said,
+        lazy_tensors(entries, checkpoint),
+        key.verb,
+        key.argument,
+        key.description,
         origins=origins,
         also_close=None if folder is None else folder.close,
         importance={name: weights for name, weights in checkpoint.importance.items() if name not in changed},
@@ -101,30 +101,32 @@ def fold(
 
 
 def changed_names(graph: Graph, touches: Callable[[str], bool]) -> list[str]:
-    """Return the tensors that change where some streams do."""
+    """Return the names of tensors that change if the streams that ``touches`` accepts change."""
     return [name for name, site in graph.sites.items() if _is_touched(site, touches)]
 
 
-def reading(folding: Folding, ends: Ends) -> RepeatableMap | None:
-    """Return the map of a matrix's inputs."""
-    found = folding.map_of(ends.reads) if ends.reads and folding.touches(ends.reads) else None
-    return found if found is None or ends.times == 1 else found.repeat(folding.graph.head_size, ends.times)
+def input_map(folding: Folding, ends: Ends) -> RepeatableMap | None:
+    """Return the map of a matrix's inputs; None if they stay unchanged."""
+    stream_map = folding.map_of(ends.reads) if ends.reads and folding.touches(ends.reads) else None
+    if stream_map is None or ends.repeats == 1:
+        return stream_map
+    return stream_map.repeat(folding.graph.head_size, ends.repeats)
 
 
-def writing(folding: Folding, ends: Ends) -> LinearMap | None:
-    """Return the map of a matrix's outputs."""
-    pieces = [folding.map_of(stream) if stream and folding.touches(stream) else None for stream, _ in ends.writes]
-    if len(pieces) == 1:
-        return pieces[0]
-    if not any(pieces):
+def output_map(folding: Folding, ends: Ends) -> LinearMap | None:
+    """Return the map of a matrix's outputs; None if they stay unchanged."""
+    maps = [folding.map_of(stream) if stream and folding.touches(stream) else None for stream, _ in ends.writes]
+    if len(maps) == 1:
+        return maps[0]
+    if not any(maps):
         return None
-    return Parts([size if piece is None else piece for piece, (_, size) in zip(pieces, ends.writes, strict=True)])
+    return Parts([size if item is None else item for item, (_, size) in zip(maps, ends.writes, strict=True)])
 
 
 def _is_touched(site: Site | None, touches: Callable[[str], bool]) -> bool:
     if site is None:
         return False
-    streams = {stream for ends in site.ends for stream in (ends.reads, *(own for own, _ in ends.writes))}
+    streams = {stream for ends in site.ends for stream in (ends.reads, *(written for written, _ in ends.writes))}
     return any(stream and touches(stream) for stream in streams)
 
 
@@ -132,18 +134,18 @@ def _tensor(tensor: Tensor, site: Site, folding: Folding, dtype: str) -> Tensor:
     row = DTYPES[dtype]
     size = tensor.size * DTYPES[dtype].bits // 8
     shape = tensor.shape
-    origin = _Folded(tensor, site, folding, dtype)
-    source = Pieces(site.name, [origin], np.array([[0], [0], [size]], np.int64))
+    origin = _FoldedOrigin(tensor, site, folding, dtype)
+    source = ConcatSource(site.name, [origin], np.array([[0], [0], [size]], np.int64))
     part = Part(row.storage, size, source, type=None if row.is_storage else row.name, where=f"{site.name}: data")
     codec = CODECS[DenseLayout.codec]
     return Tensor(site.name, shape, dtype, codec.id, {DATA: part}, {}, codec, source_bits=tensor.stored_bits)
 
 
-class _Folded:
-    """The bytes of a tensor with maps folded in: an ``Origin``.
+class _FoldedOrigin:
+    """A byte origin for a tensor with maps folded in (see ``ConcatSource``).
 
-    Where the map of the outputs is none, rows are computed as they are asked for; else the tensor is, and held until
-    its last byte was read.
+    If the map of the outputs is the identity, each read computes only its rows. Otherwise the first read computes
+    the full tensor, which stays cached until ``release``.
     """
 
     def __init__(self, tensor: Tensor, site: Site, folding: Folding, dtype: str) -> None:
@@ -152,10 +154,10 @@ class _Folded:
         self._folding = folding
         self._dtype = dtype
         self._lock = threading.Lock()
-        self._held: memoryview | None = None
-        self._rows = ValueBytes(tensor, scattered=False)
-        self._by_rows = site.kind == "table" or (
-            site.kind == "matrix"
+        self._cached: memoryview | None = None
+        self._rows = DecodedRange(tensor, scattered=False)
+        self._by_rows = site.role == "table" or (
+            site.role == "matrix"
             and len(site.ends) == 1
             and not any(stream and folding.touches(stream) for stream, _ in site.ends[0].writes)
         )
@@ -167,20 +169,20 @@ class _Folded:
             self._read_rows(start, out)
             return
         with self._lock:
-            if self._held is None:
-                self._held = self._bytes(self._whole())
-            out[:] = self._held[start : start + out.nbytes]
+            if self._cached is None:
+                self._cached = self._bytes(self._compute_all())
+            out[:] = self._cached[start : start + out.nbytes]
 
     def changed(self) -> bool:
         return self._rows.changed()
 
-    def prove(self) -> None:
+    def verify_sources(self) -> None:
         for part in self._tensor.parts.values():
-            prove_whole(part)
+            verify_part(part)
 
     def release(self) -> None:
         with self._lock:
-            self._held = None
+            self._cached = None
         self._rows.release()
 
     def _read_rows(self, start: int, out: memoryview) -> None:
@@ -191,47 +193,48 @@ class _Folded:
         last = -(-(start + out.nbytes) // width)
         stored = np.empty((last - first, cols), dtype)
         self._rows.readinto(first * cols * dtype.itemsize, stored.reshape(-1).view(np.uint8).data)
-        rows = self._bytes(self._turned(cast(stored, "f32")))
+        rows = self._bytes(self._map_rows(cast(stored, "f32")))
         out[:] = rows[start - first * width : start - first * width + out.nbytes]
 
-    def _turned(self, values: Array) -> Array:
-        """Return rows of a tensor of whose rows each becomes another by itself."""
-        change = reading(self._folding, self._site.ends[0])
+    def _map_rows(self, values: Array) -> Array:
+        """Return mapped rows of a tensor whose rows are independent."""
+        change = input_map(self._folding, self._site.ends[0])
         if change is not None:
-            with np.errstate(all="ignore"):  # what is not finite is refused
-                values = change.forward(values) if self._site.kind == "table" else change.back(values)
+            with np.errstate(all="ignore"):  # _require_finite refuses the result
+                values = change.forward(values) if self._site.role == "table" else change.back(values)
         return values
 
-    def _whole(self) -> Array:
-        go_on()
-        with np.errstate(all="ignore"):  # what is not finite is refused
-            return self._computed()
+    def _compute_all(self) -> Array:
+        check_cancelled()
+        with np.errstate(all="ignore"):  # _require_finite refuses the result
+            return self._compute()
 
-    def _computed(self) -> Array:
-        site, folding = self._site, self._folding
-        if site.kind == "norm":
+    def _compute(self) -> Array:
+        site = self._site
+        folding = self._folding
+        if site.role == "norm":
             stream = site.ends[0].reads
-            values = folding.norm(stream)
+            values = folding.norm_weight(stream)
             return values - np.float32(1) if folding.graph.wiring.shifted else values
         values = self._tensor.numpy("f32")
-        if site.kind == "bias":
-            change = writing(folding, site.ends[0])
+        if site.role == "bias":
+            change = output_map(folding, site.ends[0])
             return values if change is None else change.forward(values[None])[0]
         rows, cols = values.shape[-2:]
-        each = values.reshape(-1, rows, cols)
-        found = [self._matrix(each[number], ends) for number, ends in enumerate(site.ends)]
-        return (found[0] if len(found) == 1 else np.stack(found)).reshape(values.shape)
+        stacked = values.reshape(-1, rows, cols)
+        matrices = [self._matrix(stacked[index], ends) for index, ends in enumerate(site.ends)]
+        return (matrices[0] if len(matrices) == 1 else np.stack(matrices)).reshape(values.shape)
 
     def _matrix(self, values: Array, ends: Ends) -> Array:
-        inputs = reading(self._folding, ends)
-        outputs = writing(self._folding, ends)
+        inputs = input_map(self._folding, ends)
+        outputs = output_map(self._folding, ends)
         if inputs is not None:
             values = inputs.back(values)
         if outputs is not None:
             values = np.ascontiguousarray(outputs.forward(np.ascontiguousarray(values.T)).T)
         return values
 
-    def _checked(self, values: Array) -> Array:
+    def _require_finite(self, values: Array) -> Array:
         if not np.isfinite(values).all():
             raise CodecError("fold.value", "expected finite weights, found NaN or infinity", where=self._site.name)
         return values
@@ -239,5 +242,5 @@ class _Folded:
     def _bytes(self, values: Array) -> memoryview:
         row = DTYPES[self._dtype]
         return memory_part(
-            self._checked(cast(values, self._dtype)), row.storage, None if row.is_storage else row.name
+            self._require_finite(cast(values, self._dtype)), row.storage, None if row.is_storage else row.name
         ).view()

@@ -1,4 +1,4 @@
-"""What multiplies what in one checkpoint: its tensors found in the table of families, their sizes compared."""
+"""The dataflow graph of a checkpoint: its tensors, matched with the table of families, and the sizes of streams."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ingot.codecs.table import stored_exactly
 from ingot.errors import UnsupportedError
 from ingot.model.checkpoint import Checkpoint
 from ingot.naming.config import CONFIG
-from ingot.views.folding.families import HEAD, RESIDUAL, VALUE, WIRINGS, Aside, Matrix, Module, Norm, Wiring
+from ingot.views.folding.families import HEAD, RESIDUAL, VALUE, WIRINGS, Matrix, Module, Norm, OtherModule, Wiring
 
 _CONFIG = "fold.config"
-_MOST = 1 << 20
-_NUMBER = "0|[1-9][0-9]{0,5}"
+_MAX_SIZE = 1 << 20
+_INDEX = "0|[1-9][0-9]{0,5}"
 _FLOATS = ("f32", "f16", "bf16")
 WEIGHT = ".weight"
 BIAS = ".bias"
@@ -24,53 +24,56 @@ BIAS = ".bias"
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """One matrix: the stream of its columns, ``times`` each block of it, and the streams of its rows with their sizes.
+    """The streams of one matrix.
 
-    An empty name is a stream that nothing is folded into.
+    ``reads`` is the stream of its columns, in which each block of head size occurs ``repeats`` times. ``writes`` are
+    the streams of its rows with their sizes. An empty name is a stream that nothing is folded into.
     """
 
     reads: str
     writes: tuple[tuple[str, int], ...]
-    times: int = 1
+    repeats: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A tensor among the streams.
+    """A tensor that reads or writes streams.
 
     Parameters
     ----------
-    kind : str
-        ``norm``: a vector that multiplies ``RESIDUAL``, normed, into the stream that ``ends`` reads. ``table``: its
-        rows are vectors of the stream that it reads. ``matrix``; ``bias``, a vector of what it writes.
+    role : str
+        ``norm``: a vector that scales the normalized residual stream; ``ends`` reads the norm's output. ``table``: rows
+        are vectors of the stream that ``ends`` reads. ``matrix``. ``bias``: a vector added to the stream that ``ends``
+        writes.
     ends : tuple of Ends
-        One for each matrix that lies in the tensor.
+        One entry per matrix in the tensor.
     """
 
     name: str
-    kind: str
+    role: str
     ends: tuple[Ends, ...]
 
 
 @dataclass(slots=True)
 class Graph:
-    """The sites of a checkpoint.
+    """The sites of a checkpoint, and their streams.
 
-    ``head_size`` is of a value head, ``times`` the query heads that share one. ``tied``: the head is the embedding.
-    By stream: ``sizes``, ``norms`` it comes out of, ``readers``, the sites whose matrix of that number multiplies it.
-    ``written`` are those that matrices put out, ``behind`` norms between matrices and the residual stream.
+    ``head_size`` is the size of a value head, and ``queries_per_value`` the count of query heads that share it.
+    ``tied``: the head is the embedding. Per stream: ``sizes``; ``norms``, the norm whose output it is; ``readers``,
+    sites with the index of the matrix that reads it. ``written`` are the streams that matrices write. ``post_norms``
+    are norms between matrices and the residual stream.
     """
 
     wiring: Wiring
     head_size: int
-    times: int
+    queries_per_value: int
     tied: bool
     sites: dict[str, Site] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
     norms: dict[str, str] = field(default_factory=dict)
     readers: dict[str, list[tuple[Site, int]]] = field(default_factory=dict)
     written: set[str] = field(default_factory=set)
-    behind: list[str] = field(default_factory=list)
+    post_norms: list[str] = field(default_factory=list)
 
     @property
     def head(self) -> str:
@@ -81,40 +84,42 @@ class Graph:
         return self.wiring.embedding + WEIGHT
 
     def head_site(self, checkpoint: Checkpoint) -> Site:
-        """Return the site of a head that is the embedding so far."""
+        """Return a site for a separate head of a model whose head is the embedding."""
         return Site(self.head, "matrix", (Ends(HEAD, (("", checkpoint[self.embedding].shape[0]),)),))
 
     def add(self, site: Site) -> None:
-        """Take a site in."""
+        """Add a site."""
         self.sites[site.name] = site
-        if site.kind == "norm":
+        if site.role == "norm":
             self.norms[site.ends[0].reads] = site.name
-        for number, ends in enumerate(site.ends):
-            if site.kind == "matrix":
-                self.readers.setdefault(ends.reads, []).append((site, number))
+        for index, ends in enumerate(site.ends):
+            if site.role == "matrix":
+                self.readers.setdefault(ends.reads, []).append((site, index))
             self.written.update(stream for stream, _ in ends.writes)
 
 
 def graph_of(checkpoint: Checkpoint) -> Graph:
-    """Return what multiplies what in a model; reads ``config.json`` and no weights.
+    """Return the dataflow graph of a model, from ``config.json`` and tensor headers.
 
     Raises
     ------
     UnsupportedError
-        ``fold.architecture``: of this model type it is not known; ``fold.tensor``: a tensor that such a model has not,
-        misses or has in another shape; ``fold.packed``: a tensor that is quantized already.
+        ``fold.architecture``: an unsupported model type. ``fold.tensor``: a tensor that models of this type do not
+        have, that is missing, or that has another shape. ``fold.packed``: a quantized tensor.
     FormatError
         ``fold.config``: no JSON object.
     """
     config = companion_config(checkpoint.companions, _CONFIG)
-    kind = config.get("model_type")
-    wiring = WIRINGS.get(str(kind))
+    model_type = config.get("model_type")
+    wiring = WIRINGS.get(str(model_type))
     if wiring is None:
-        found = (
-            f"model type {str(kind)[:80]!r}" if CONFIG in checkpoint.companions else f"no {CONFIG} beside the weights"
+        problem = (
+            f"model type {str(model_type)[:80]!r}"
+            if CONFIG in checkpoint.companions
+            else f"no {CONFIG} next to the weights"
         )
         raise UnsupportedError(
-            f"expected a model of type {', '.join(WIRINGS)}, of which it is known what multiplies what; found {found}",
+            f"folding supports models of type {', '.join(WIRINGS)}; found {problem}",
             rule="fold.architecture",
             where=checkpoint.location,
         )
@@ -124,14 +129,14 @@ def graph_of(checkpoint: Checkpoint) -> Graph:
     size = _count(config, "head_dim", hidden // heads)
     if heads % shared:
         raise UnsupportedError(
-            f"expected query heads in equal numbers for {shared} key-value heads, found {heads}", rule="fold.tensor"
+            f"expected a multiple of {shared} (key-value heads) query heads, found {heads}", rule="fold.tensor"
         )
     tied = bool(config.get("tie_word_embeddings", wiring.tied))
     graph = Graph(wiring, size, heads // shared, tied)
     graph.sizes.update({RESIDUAL: hidden, HEAD: hidden})
-    named = _Named(wiring)
+    classify = _NameClassifier(wiring)
     for name in checkpoint:
-        _place(graph, checkpoint, name, named)
+        _add_tensor(graph, checkpoint, name, classify)
     _require_ends(graph, checkpoint)
     return graph
 
@@ -139,22 +144,22 @@ def graph_of(checkpoint: Checkpoint) -> Graph:
 def _count(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
     value = config.get(key)
     value = default if value is None else value
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MOST:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MAX_SIZE:
         raise UnsupportedError(
-            f"expected a number from 1 to {_MOST} as {key} in {CONFIG}, found {value!r:.40}", rule="fold.tensor"
+            f"expected a number from 1 to {_MAX_SIZE} as {key} in {CONFIG}, found {value!r:.40}", rule="fold.tensor"
         )
     return value
 
 
-class _Named:
-    """Modules by the names of their tensors."""
+class _NameClassifier:
+    """Finds the module of a tensor by its name."""
 
     def __init__(self, wiring: Wiring) -> None:
-        self._layer = re.compile(rf"{re.escape(wiring.layers)}\.({_NUMBER})\.(.+)")
+        self._layer = re.compile(rf"{re.escape(wiring.layers)}\.({_INDEX})\.(.+)")
         self._modules = [(re.compile(_pattern(module)), module) for module in wiring.layer]
 
     def __call__(self, name: str) -> tuple[str, Module, str, str] | None:
-        """Return the layer, the module, the number of an expert, and ``.weight`` or ``.bias``; None for another."""
+        """Return the layer, the module, the expert's index, and ``.weight`` or ``.bias``; None for another tensor."""
         layer = self._layer.fullmatch(name)
         if layer is None:
             return None
@@ -166,8 +171,8 @@ class _Named:
 
 
 def _pattern(module: Module) -> str:
-    name = re.escape(module.module).replace(r"\#", f"(?P<expert>{_NUMBER})")
-    if isinstance(module, Aside):
+    name = re.escape(module.module).replace(r"\#", f"(?P<expert>{_INDEX})")
+    if isinstance(module, OtherModule):
         return f"{name}(?P<parameter>\\..+)"
     if isinstance(module, Matrix) and module.stacked:
         return f"{name}(?P<parameter>)"
@@ -175,49 +180,49 @@ def _pattern(module: Module) -> str:
     return f"{name}(?P<parameter>{endings})"
 
 
-def _place(graph: Graph, checkpoint: Checkpoint, name: str, named: _Named) -> None:
+def _add_tensor(graph: Graph, checkpoint: Checkpoint, name: str, classify: _NameClassifier) -> None:
     shape = checkpoint[name].shape
     wiring = graph.wiring
     if name == graph.embedding:
-        _add(graph, checkpoint, Site(name, "table", (Ends(RESIDUAL, ()),)), shape)
+        _add_site(graph, checkpoint, Site(name, "table", (Ends(RESIDUAL, ()),)), shape)
     elif name == wiring.norm + WEIGHT:
-        _add(graph, checkpoint, Site(name, "norm", (Ends(HEAD, ()),)), shape)
+        _add_site(graph, checkpoint, Site(name, "norm", (Ends(HEAD, ()),)), shape)
     elif name == graph.head:
-        _add(graph, checkpoint, Site(name, "matrix", (Ends(HEAD, (("", shape[0] if shape else 0),)),)), shape)
+        _add_site(graph, checkpoint, Site(name, "matrix", (Ends(HEAD, (("", shape[0] if shape else 0),)),)), shape)
     elif name == wiring.head + BIAS or name.endswith("rotary_emb.inv_freq"):
         return
-    elif (found := named(name)) is not None:
-        layer, module, expert, parameter = found
-        if isinstance(module, Aside):
-            graph.behind += [name] if module.behind else []
+    elif (match := classify(name)) is not None:
+        layer, module, expert, parameter = match
+        if isinstance(module, OtherModule):
+            graph.post_norms += [name] if module.post_norm else []
         elif isinstance(module, Norm):
-            _add(graph, checkpoint, Site(name, "norm", (Ends(layer + module.into, ()),)), shape)
+            _add_site(graph, checkpoint, Site(name, "norm", (Ends(layer + module.into, ()),)), shape)
         else:
-            _add(graph, checkpoint, _matrix(graph, name, module, (layer, expert), shape, parameter), shape)
+            _add_site(graph, checkpoint, _matrix(graph, name, module, (layer, expert), shape, parameter), shape)
     else:
-        raise _unlike(name, "a tensor that models of this type have", "another")
+        raise _tensor_error(name, "a tensor that models of this type have", "another")
 
 
 def _matrix(
-    graph: Graph, name: str, module: Matrix, place: tuple[str, str], shape: tuple[int, ...], parameter: str
+    graph: Graph, name: str, module: Matrix, position: tuple[str, str], shape: tuple[int, ...], parameter: str
 ) -> Site:
-    layer, expert = place
+    layer, expert = position
     bias = parameter == BIAS
-    if len(shape) != (3 if module.stacked else 1 if bias else 2) or (shape[0] > _MOST and module.stacked):
-        raise _unlike(name, f"{'three dimensions' if module.stacked else 'one' if bias else 'two'}", list(shape))
+    if len(shape) != (3 if module.stacked else 1 if bias else 2) or (shape[0] > _MAX_SIZE and module.stacked):
+        raise _tensor_error(name, f"{'three' if module.stacked else 'one' if bias else 'two'} dimensions", list(shape))
     rows = shape[-1] if bias else shape[-2]
-    experts = [str(number) for number in range(shape[0])] if module.stacked else [expert]
-    times = graph.times if module.reads == VALUE else 1
+    experts = [str(index) for index in range(shape[0])] if module.stacked else [expert]
+    repeats = graph.queries_per_value if module.reads == VALUE else 1
     ends = tuple(
         Ends(
-            "" if bias else _stream(module.reads, layer, each),
+            "" if bias else _stream(module.reads, layer, index),
             tuple(
-                (_stream(stream, layer, each), size)
-                for stream, size in zip(module.writes, _sizes(graph, module, rows, name), strict=True)
+                (_stream(stream, layer, index), size)
+                for stream, size in zip(module.writes, _row_sizes(graph, module, rows, name), strict=True)
             ),
-            times,
+            repeats,
         )
-        for each in experts
+        for index in experts
     )
     return Site(name, "bias" if bias else "matrix", ends)
 
@@ -228,62 +233,62 @@ def _stream(stream: str, layer: str, expert: str) -> str:
     return layer + stream.replace("#", str(int(expert)) if expert else "")
 
 
-def _sizes(graph: Graph, module: Matrix, rows: int, name: str) -> tuple[int, ...]:
-    """Return the rows of each piece: all, halves, or those of queries, keys and values."""
+def _row_sizes(graph: Graph, module: Matrix, rows: int, name: str) -> tuple[int, ...]:
+    """Return the rows of each stream that a matrix writes: all, halves, or those of queries, keys and values."""
     if len(module.writes) == 1:
         return (rows,)
     if len(module.writes) == 2:
-        pieces: tuple[int, ...] = (rows // 2, rows // 2)
+        sizes: tuple[int, ...] = (rows // 2, rows // 2)
     else:
-        shared = rows // (graph.times + 2)
-        pieces = (rows - 2 * shared, shared, shared)
-    if sum(pieces) != rows or (len(pieces) == 3 and pieces[1] % graph.head_size):
-        raise _unlike(name, "rows of whole pieces", rows)
-    return pieces
+        shared = rows // (graph.queries_per_value + 2)
+        sizes = (rows - 2 * shared, shared, shared)
+    if sum(sizes) != rows or (len(sizes) == 3 and sizes[1] % graph.head_size):
+        raise _tensor_error(name, f"rows that split into {len(sizes)} streams of full heads", rows)
+    return sizes
 
 
-def _add(graph: Graph, checkpoint: Checkpoint, site: Site, shape: tuple[int, ...]) -> None:
-    """Take a site in, its sizes compared with those of the streams so far."""
+def _add_site(graph: Graph, checkpoint: Checkpoint, site: Site, shape: tuple[int, ...]) -> None:
+    """Add a site after comparing its sizes with the sizes of its streams."""
     if not stored_exactly(checkpoint[site.name]):
         raise UnsupportedError(
-            "expected weights that are not quantized, for what is folded into integers would be rounded again; found "
-            f"{checkpoint[site.name].codec}: fold the original",
+            "weights must not be quantized, because folding into integers would round them again; found "
+            f"{checkpoint[site.name].codec}; fold the original model",
             rule="fold.packed",
             where=site.name,
         )
     if checkpoint[site.name].dtype not in _FLOATS:
-        raise _unlike(site.name, f"weights in {', '.join(_FLOATS)}", checkpoint[site.name].dtype)
+        raise _tensor_error(site.name, f"weights in {', '.join(_FLOATS)}", checkpoint[site.name].dtype)
     cols = shape[-1] if shape else 0
     for ends in site.ends:
         if ends.reads:
-            _agree(graph, ends.reads, cols // ends.times, site.name)
-            if cols % ends.times:
-                raise _unlike(site.name, f"columns of {ends.times} heads each", cols)
+            _require_size(graph, ends.reads, cols // ends.repeats, site.name)
+            if cols % ends.repeats:
+                raise _tensor_error(site.name, f"columns of {ends.repeats} heads each", cols)
         for stream, size in ends.writes:
             if stream:
-                _agree(graph, stream, size, site.name)
+                _require_size(graph, stream, size, site.name)
     graph.add(site)
 
 
-def _agree(graph: Graph, stream: str, size: int, name: str) -> None:
+def _require_size(graph: Graph, stream: str, size: int, name: str) -> None:
     if graph.sizes.setdefault(stream, size) != size or (stream.endswith(VALUE) and size % graph.head_size):
-        raise _unlike(name, f"{graph.sizes[stream]} numbers of the stream {stream!r}", size)
+        raise _tensor_error(name, f"{graph.sizes[stream]} elements of the stream {stream!r}", size)
 
 
 def _require_ends(graph: Graph, checkpoint: Checkpoint) -> None:
-    """Refuse a model of which a part is missing: embedding, norms, or what reads or puts out a stream."""
+    """Refuse a model without embedding or final norm, or with a stream that nothing reads or nothing writes."""
     for name in (graph.embedding, graph.wiring.norm + WEIGHT):
         if name not in graph.sites:
-            raise _unlike(name, "this tensor", "none")
+            raise _tensor_error(name, "this tensor", "none")
     if graph.head not in graph.sites and not graph.tied:
-        raise _unlike(graph.head, "this tensor, or tie_word_embeddings", "neither")
+        raise _tensor_error(graph.head, "this tensor, or tie_word_embeddings", "neither")
     for stream in graph.sizes:
         outside = stream in (RESIDUAL, HEAD)
         if not outside and stream not in graph.readers:
-            raise _unlike(checkpoint.location, f"a matrix that multiplies the stream {stream!r}", "none")
+            raise _tensor_error(checkpoint.location, f"a matrix that reads the stream {stream!r}", "none")
         if not outside and stream not in graph.norms and stream not in graph.written:
-            raise _unlike(checkpoint.location, f"a norm or matrix that puts out the stream {stream!r}", "none")
+            raise _tensor_error(checkpoint.location, f"a norm or a matrix that writes the stream {stream!r}", "none")
 
 
-def _unlike(where: str, expected: str, found: object) -> UnsupportedError:
-    return UnsupportedError(f"expected {expected}, found {found}", rule="fold.tensor", where=where)
+def _tensor_error(location: str, expected: str, value: object) -> UnsupportedError:
+    return UnsupportedError(f"expected {expected}, found {value}", rule="fold.tensor", where=location)

@@ -1,7 +1,7 @@
-"""Rotations that nothing runs for: of the residual stream (R1) and of value heads (R2), folded into the weights.
+"""Rotations without runtime cost, folded into the weights: of the residual stream (R1) and of value heads (R2).
 
-QuaRot (arXiv 2404.00456) and SpinQuant (arXiv 2405.16406) have the names. A norm by root mean square turns with what it
-norms, once its weight is folded into the matrices behind it.
+QuaRot (arXiv 2404.00456) and SpinQuant (arXiv 2405.16406) introduced the names. An RMS norm commutes with a rotation
+after its weight is folded into the matrices that read the norm.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from ingot.quantization.hadamard import LARGEST_SMALL, order_of, signs_of
 from ingot.quantization.maps import Chain, RepeatableMap, Rotation, Scale
 from ingot.stores.temporary import TemporaryFolder
 from ingot.views.folding.families import HEAD, RESIDUAL, VALUE
-from ingot.views.folding.fold import Told, changed_names, fold
+from ingot.views.folding.fold import ViewKey, changed_names, fold
 from ingot.views.folding.graph import Graph, graph_of
 
-_LEAST = 1e-30
+_MIN_WEIGHT = 1e-30
 _TIED = "tie_word_embeddings"
 
 
 @dataclass(frozen=True, slots=True)
 class RotationFolding:
-    """Rotations of streams: ``residual`` of the residual stream, ``value`` of each head of a value stream."""
+    """Rotations of streams: ``residual`` rotates the residual stream, ``value`` the heads of a value stream."""
 
     checkpoint: Checkpoint
     graph: Graph
@@ -51,59 +51,60 @@ class RotationFolding:
             return self.value
         assert self.residual is not None
         weight = self._weight(stream)
-        # Of channels that are dead nothing is known.
-        reciprocal = np.divide(1, weight, out=np.zeros_like(weight), where=np.abs(weight) > _LEAST)
+        # A zero reciprocal for dead channels, whose weights cannot be recovered.
+        reciprocal = np.divide(1, weight, out=np.zeros_like(weight), where=np.abs(weight) > _MIN_WEIGHT)
         return Chain([Scale(reciprocal, weight), self.residual])
 
-    def norm(self, stream: str) -> Array:
+    def norm_weight(self, stream: str) -> Array:
         return np.ones(self.graph.sizes[stream], np.float32)
 
     def _weight(self, stream: str) -> Array:
-        """Return what a norm multiplied by."""
-        found = self.weights.get(stream)
-        if found is None:
+        """Return the original factor of a norm: f32 [size]."""
+        weight = self.weights.get(stream)
+        if weight is None:
             name = self.graph.norms[stream]
-            found = self.checkpoint[name].numpy("f32")
-            found = found + np.float32(1) if self.graph.wiring.shifted else found
-            if not np.isfinite(found).all():
+            weight = self.checkpoint[name].numpy("f32")
+            weight = weight + np.float32(1) if self.graph.wiring.shifted else weight
+            if not np.isfinite(weight).all():
                 raise CodecError("fold.value", "expected finite weights, found NaN or infinity", where=name)
-            self.weights[stream] = found
-        return found
+            self.weights[stream] = weight
+        return weight
 
 
 def rotate(
     checkpoint: Checkpoint, *, r1: bool = True, r2: bool = False, seed: int = 0, dtype: str | None = None
 ) -> Checkpoint:
-    """Return a model turned within itself: other weights, the same outputs up to rounding.
+    """Return a rotated model: different weights, but the same outputs up to rounding.
 
     Parameters
     ----------
     checkpoint : Checkpoint
-        Of a model's folder, with ``config.json``.
+        A model's folder with ``config.json``.
     r1 : bool
-        Turn the residual stream: embedding, norms, all matrices that read or write it, the head. Weights of norms
-        become 1. A head that is the embedding becomes a tensor of its own.
+        Rotate the residual stream: embedding, norms, all matrices that read or write it, the head. Weights of norms
+        become 1. A tied head becomes a separate tensor.
     r2 : bool
-        Turn what goes through attention, within each head: values and the matrix behind them.
+        Rotate the values of attention within each head: values and the matrix that reads them.
     seed : int
-        Of the signs that come before each Hadamard matrix.
+        Seed of the random signs before each Hadamard matrix.
     dtype : str, optional
-        What changed tensors are rounded to: ``f32``, ``bf16`` or ``f16``; default the element type of each.
+        Element type of changed tensors: ``f32``, ``bf16`` or ``f16``; by default the element type of each tensor.
 
     Raises
     ------
     UsageError
-        ``fold.nothing``: neither of them; ``view.delta``.
+        ``fold.nothing``: neither r1 nor r2; ``view.delta``.
     UnsupportedError
-        ``fold.norm``: R1 of a model that norms what its layers put out; what ``graph_of`` raises.
+        ``fold.norm``: R1 of a model with norms after its layers' outputs; and the errors of ``graph_of``.
     """
     graph = graph_of(checkpoint)
     names = [*graph.sites, graph.head]
-    stated = {name: checkpoint[name if name in checkpoint else graph.embedding].dtype for name in names}
-    return rotated(checkpoint, graph, (r1, r2, seed), dict.fromkeys(names, dtype) if dtype else stated)[0].checkpoint
+    original = {name: checkpoint[name if name in checkpoint else graph.embedding].dtype for name in names}
+    dtypes = dict.fromkeys(names, dtype) if dtype else original
+    return fold_rotations(checkpoint, graph, (r1, r2, seed), dtypes)[0].checkpoint
 
 
-def rotated(
+def fold_rotations(
     checkpoint: Checkpoint, graph: Graph, rotations: tuple[bool, bool, int], dtypes: Mapping[str, str]
 ) -> tuple[View, RotationFolding]:
     """Return a view of the rotated model, and the folded rotations.
@@ -123,45 +124,45 @@ def rotated(
     folding = RotationFolding(checkpoint, graph, *_rotations(checkpoint, graph, rotations))
     notes = [
         f"{name}: {rotation.order} with signs of seed {seed}"
-        for name, rotation in (("residual stream turned", folding.residual), ("value heads turned", folding.value))
+        for name, rotation in (("residual stream rotated", folding.residual), ("value heads rotated", folding.value))
         if rotation is not None
     ]
-    more: dict[str, str] = {}
+    new_tensors: dict[str, str] = {}
     untied = r1 and graph.tied
     if untied and graph.head not in checkpoint:
         graph.add(graph.head_site(checkpoint))
-        more = {graph.head: graph.embedding}
+        new_tensors = {graph.head: graph.embedding}
         rows = checkpoint[graph.embedding].shape[0]
         notes.append(
-            f"{graph.head} has {rows} rows of its own now, and config.json says {_TIED} false: the last norm's weight "
-            "is in the head and not in the embedding"
+            f"{graph.head} is a separate tensor of {rows} rows, and config.json has {_TIED} false: the last norm's "
+            "weight is folded into the head and not into the embedding"
         )
-    folder = TemporaryFolder({CONFIG: _untied(checkpoint)}) if untied else None
-    said = [r1, r2, seed, {name: dtypes.get(name, "f32") for name in changed_names(graph, folding.touches)}]
-    told = Told(_rotate, (r1, r2, seed, dict(dtypes)), said)
-    return View(fold(checkpoint, folding, told, dtypes, more, folder), notes), folding
+    folder = TemporaryFolder({CONFIG: _config_without_tie(checkpoint)}) if untied else None
+    description = [r1, r2, seed, {name: dtypes.get(name, "f32") for name in changed_names(graph, folding.touches)}]
+    key = ViewKey(_rotate, (r1, r2, seed, dict(dtypes)), description)
+    return View(fold(checkpoint, folding, key, dtypes, new_tensors, folder), notes), folding
 
 
 def _rotate(checkpoint: Checkpoint, argument: tuple[bool, bool, int, Mapping[str, str]]) -> Checkpoint:
     r1, r2, seed, dtypes = argument
-    return rotated(checkpoint, graph_of(checkpoint), (r1, r2, seed), dtypes)[0].checkpoint
+    return fold_rotations(checkpoint, graph_of(checkpoint), (r1, r2, seed), dtypes)[0].checkpoint
 
 
 def _rotations(
-    checkpoint: Checkpoint, graph: Graph, asked: tuple[bool, bool, int]
+    checkpoint: Checkpoint, graph: Graph, rotations: tuple[bool, bool, int]
 ) -> tuple[Rotation | None, Rotation | None]:
-    r1, r2, seed = asked
+    r1, r2, seed = rotations
     if not (r1 or r2):
         raise UsageError("expected r1, r2 or both, found neither", rule="fold.nothing")
-    if r1 and graph.behind:
+    if r1 and graph.post_norms:
         raise UnsupportedError(
-            f"the residual stream cannot be turned: {graph.behind[0]} multiplies what a layer puts out, number by "
-            "number, and nothing behind it can take its weight; r2 alone can be folded",
+            f"the residual stream cannot be rotated: the norm {graph.post_norms[0]} scales a layer's output, and no "
+            "matrix after it can absorb its weight; r2 alone can be folded",
             rule="fold.norm",
             where=checkpoint.location,
         )
 
-    def made(size: int, label: str) -> Rotation:
+    def rotation(size: int, label: str) -> Rotation:
         order = order_of(size)
         if order.small > LARGEST_SMALL:
             raise UnsupportedError(
@@ -172,18 +173,18 @@ def _rotations(
             )
         return Rotation(order, signs_of(size, seed, label))
 
-    residual = made(graph.sizes[HEAD], RESIDUAL) if r1 else None
-    value = made(graph.head_size, VALUE) if r2 else None
+    residual = rotation(graph.sizes[HEAD], RESIDUAL) if r1 else None
+    value = rotation(graph.head_size, VALUE) if r2 else None
     if value is not None:
         sizes = {size for stream, size in graph.sizes.items() if stream.endswith(f".{VALUE}")}
         if len(sizes) != 1:
             raise UnsupportedError(
-                f"expected as many value heads in every layer, found {sorted(sizes)} numbers", rule="fold.tensor"
+                f"expected value streams of one size in all layers, found {sorted(sizes)}", rule="fold.tensor"
             )
         value = value.repeat(graph.head_size, sizes.pop() // graph.head_size)
     return residual, value
 
 
-def _untied(checkpoint: Checkpoint) -> bytes:
+def _config_without_tie(checkpoint: Checkpoint) -> bytes:
     config = {**companion_config(checkpoint.companions, "fold.config"), _TIED: False}
     return (json.dumps(config, indent=2) + "\n").encode()

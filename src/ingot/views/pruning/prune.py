@@ -1,10 +1,11 @@
-"""Structured pruning of feed-forward networks: which blocks of intermediate channels go (``spec/operations.md``).
+"""Structured pruning of feed-forward networks (FFNs): choose blocks of intermediate channels to drop.
 
-A channel's score is the product of the norms of the weights that make it and of those that read it,
-``|gate row| * |up row| * |down column|``: it does not change when a factor moves between two of them, which the network
-would not notice either. With activations the norm of the channel's activation, which gate and up only estimate, takes
-their place: ``activation * |down column|``, the criterion of Wanda (Sun et al., "A Simple and Effective Pruning
-Approach for Large Language Models", 2023, section 3: weight magnitude times input norm) summed over a channel.
+A channel's score is the product of the norms of the weights that write and read it:
+``|gate row| * |up row| * |down column|``. Moving a constant factor between the weights, which does not change the
+network's output, does not change the score. Given activations, the norm of the channel's activation replaces the
+estimate from gate and up: ``activation * |down column|``. This is Wanda's criterion (Sun et al., "A Simple and
+Effective Pruning Approach for Large Language Models", 2023, section 3: weight magnitude times input norm), summed over
+a channel. See ``spec/operations.md``.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from ingot.naming.names import role_of
 from ingot.stores.location import AnyPath
 from ingot.views.values import Pruning
 
-# (gate or None, up, down) as modules are called; the first row whose tensors are all there decides. Gated ones first:
-# `w1` and `w2` alone are a plain FFN, with `w3` a gated one (Llama's own names, Mixtral).
+# Names of modules: (gate or None, up, down). The first row with all tensors present applies. Gated rows come first:
+# `w1` and `w2` alone are a plain FFN, with `w3` they are a gated one (Llama's original names, Mixtral).
 _TRIPLES: tuple[tuple[str | None, str, str], ...] = (
     ("gate_proj", "up_proj", "down_proj"),
     ("w1", "w3", "w2"),
@@ -46,18 +47,18 @@ _TRIPLES: tuple[tuple[str | None, str, str], ...] = (
     (None, "w1", "w2"),
 )
 _ENDS = ("weight", "kernel", "")
-# Matrices that an FFN may hold and that no triple knows: told, not pruned.
-_OTHERS = ("gate_up_proj", "w1_w3", "w12", "c_fc", "fc1", "up_proj", "dense_h_to_4h", "experts")
-# Modules whose matrix lies as (in, out) in GPT-2 and as (out, in) in others of that name.
-_EITHER = "c_fc"
+# Matrices of FFNs that match no row above: reported, not pruned.
+_UNMATCHED = ("gate_up_proj", "w1_w3", "w12", "c_fc", "fc1", "up_proj", "dense_h_to_4h", "experts")
+# A module whose matrix is (in, out) in GPT-2, but (out, in) in other models.
+_AMBIGUOUS = "c_fc"
 
 
 @dataclass(frozen=True, slots=True)
 class Ffn:
-    """One FFN: the names of its matrices and how they lie.
+    """One FFN: the names of its matrices and their orientations.
 
-    ``channel_axis`` maps each name to the dimension of its intermediate channels; ``inputs`` are gate (if there is one)
-    and up, ``down`` the matrix that reads the channels.
+    ``channel_axis`` maps each name to the dimension of its intermediate channels. ``inputs`` are gate (if any) and up,
+    ``down`` is the matrix that reads the channels.
     """
 
     inputs: tuple[str, ...]
@@ -80,31 +81,31 @@ class Skipped:
 
 
 def find_ffns(tensors: Mapping[str, Tensor]) -> Iterator[Ffn | Skipped]:
-    """Yield every FFN of a checkpoint in its order, experts each for themselves, and what looks like one and is not."""
-    taken: set[str] = set()
+    """Yield the FFNs of a checkpoint in its order, one per expert, and matrices that look like parts of an FFN."""
+    matched: set[str] = set()
     for name in tensors:
-        if name in taken or role_of(name) != "mlp" or len(tensors[name].shape) < 2:
+        if name in matched or role_of(name) != "mlp" or len(tensors[name].shape) < 2:
             continue
-        names = _partners(name, tensors)
+        names = _matrices_of_ffn(name, tensors)
         if names is not None:
-            taken |= {item for item in names if item is not None}
-            yield _checked(names, tensors)
+            matched |= {item for item in names if item is not None}
+            yield _checked_ffn(names, tensors)
     for name in tensors:
-        if name not in taken and _looks_like_one(name, tensors[name]):
-            yield Skipped(name, "its channels cannot be told from its name: fused, stacked or unknown")
+        if name not in matched and _looks_like_ffn(name, tensors[name]):
+            yield Skipped(name, "its channels cannot be found by its name: fused, stacked or unknown")
 
 
-def _looks_like_one(name: str, tensor: Tensor) -> bool:
-    words = name.split(".")
-    return len(tensor.shape) > 1 and role_of(name) == "mlp" and any(word in words for word in _OTHERS)
+def _looks_like_ffn(name: str, tensor: Tensor) -> bool:
+    modules = name.split(".")
+    return len(tensor.shape) > 1 and role_of(name) == "mlp" and any(module in modules for module in _UNMATCHED)
 
 
-def _partners(name: str, tensors: Mapping[str, Tensor]) -> tuple[str | None, str, str] | None:
-    """Return gate, up and down of the FFN that ``name`` belongs to."""
+def _matrices_of_ffn(name: str, tensors: Mapping[str, Tensor]) -> tuple[str | None, str, str] | None:
+    """Return gate, up and down of the FFN that ``name`` belongs to; None if it belongs to no FFN."""
     for triple in _TRIPLES:
-        for word in filter(None, triple):
+        for module in filter(None, triple):
             for end in _ENDS:
-                tail = f"{word}.{end}" if end else word
+                tail = f"{module}.{end}" if end else module
                 if name != tail and not name.endswith(f".{tail}"):
                     continue
                 prefix = name[: len(name) - len(tail)]
@@ -114,20 +115,20 @@ def _partners(name: str, tensors: Mapping[str, Tensor]) -> tuple[str | None, str
     return None
 
 
-def _checked(names: tuple[str | None, str, str], tensors: Mapping[str, Tensor]) -> Ffn | Skipped:
+def _checked_ffn(names: tuple[str | None, str, str], tensors: Mapping[str, Tensor]) -> Ffn | Skipped:
     gate, up, down = names
     inputs = tuple(name for name in (gate, up) if name is not None)
     for name in (*inputs, down):
         tensor = tensors[name]
         if tensor.dtype not in DTYPES or not DTYPES[tensor.dtype].is_float or DTYPES[tensor.dtype].bits < 8:
-            return Skipped(down, f"{name} holds {tensor.dtype}, no weights that can be compared")
+            return Skipped(down, f"{name} contains {tensor.dtype}, which cannot be compared")
         if tensor.decoder is None:
             return Skipped(down, f"there is no decoder for {name}")
         if len(tensor.shape) != 2:
             return Skipped(down, f"{name} has {len(tensor.shape)} dimensions")
     axis = _axis(up, tensors)
     if axis is None:
-        return Skipped(down, f"nothing tells which dimension of {up} is the intermediate one")
+        return Skipped(down, f"the tensors do not show which dimension of {up} is the intermediate one")
     channels = tensors[up].shape[axis]
     if any(tensors[name].shape != tensors[up].shape for name in inputs) or tensors[down].shape[1 - axis] != channels:
         return Skipped(down, f"its shapes do not fit: {[list(tensors[name].shape) for name in (*inputs, down)]}")
@@ -135,14 +136,14 @@ def _checked(names: tuple[str | None, str, str], tensors: Mapping[str, Tensor]) 
 
 
 def _axis(up: str, tensors: Mapping[str, Tensor]) -> int | None:
-    """Return the dimension of the intermediate channels in the up projection; None where it cannot be told.
+    """Return the dimension of the intermediate channels in the up projection; None if it is ambiguous.
 
-    Linear layers are stored as (out, in), Flax's kernels as (in, out). GPT-2's ``c_fc`` is (in, out) too, that of its
-    descendants is not; its bias, one value per intermediate channel, tells.
+    Linear layers are stored as (out, in), Flax's kernels as (in, out). GPT-2's ``c_fc`` is (in, out), but that of some
+    later models is (out, in). The length of the bias, one value per intermediate channel, decides.
     """
     if up.endswith(".kernel"):
         return 1
-    if _EITHER not in up.split("."):
+    if _AMBIGUOUS not in up.split("."):
         return 0
     bias = tensors.get(f"{up.removesuffix('weight')}bias")
     rows, cols = tensors[up].shape
@@ -157,9 +158,9 @@ BLOCK = 64
 
 @dataclass(frozen=True, slots=True)
 class PruneOptions:
-    """How much goes: a ``fraction`` (0 to 1) of each FFN's blocks of ``block`` channels.
+    """Drop a ``fraction`` (0 to 1) of each FFN's blocks of ``block`` channels.
 
-    ``activations`` has a vector per FFN, under the name of its down projection's weight or module.
+    ``activations`` contains a vector per FFN, under the name of its down projection's weight or module.
     """
 
     fraction: float
@@ -176,7 +177,7 @@ class PruneOptions:
 
 @dataclass(frozen=True, slots=True)
 class PrunePlan:
-    """What goes of which tensor, remarks on FFNs that stay whole, and the bytes that were read to find out."""
+    """Prunings by tensor name, notes on FFNs that are not pruned, and the count of bytes that the choice read."""
 
     tensors: Mapping[str, Pruning] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -191,26 +192,26 @@ def weakest_blocks(
     activations: AnyPath | None = None,
     threads: int | None = None,
 ) -> Mapping[str, Pruning]:
-    """Choose what ``prune`` leaves out: the blocks of channels of every feed-forward network that matter least.
+    """Choose the least important blocks of channels of every feed-forward network, for ``prune``.
 
-    Reads the networks.
+    All weights of the networks are read.
 
     Parameters
     ----------
     checkpoint : Checkpoint
     fraction : float
-        Share of each network's blocks, 0 to 1; one at least stays.
+        Share of each network's blocks, 0 to 1; at least one block of each network remains.
     block : int
         Channels per block.
     activations : path, optional
-        A checkpoint with a vector per network, the norm of each channel's activation, under the name of its down
-        projection. By the weights alone without.
+        A checkpoint with the norm of each channel's activation, a vector per network under the name of its down
+        projection. Without it, only weights are compared.
     threads : int, optional
 
     Raises
     ------
     UsageError
-        ``convert.prune``, ``convert.activations``; and what opening the activations raises.
+        ``convert.prune``, ``convert.activations``; and the errors of ``ingot.open`` for the activations.
     """
     return choose_pruning(checkpoint, PruneOptions(fraction, block, None, threads), activations).tensors
 
@@ -221,7 +222,7 @@ def choose_pruning(
     activations: AnyPath | None = None,
     progress: ProgressCallback | None = None,
 ) -> PrunePlan:
-    """Return what tensors lose; the activations are opened for it. Errors as ``weakest_blocks``."""
+    """Return the prunings of a checkpoint; opens the activations. Raises the errors of ``weakest_blocks``."""
     if activations is None:
         return plan_pruning(source, options, progress, source.nbytes)
     with open_checkpoint(activations) as norms:
@@ -231,17 +232,17 @@ def choose_pruning(
 def plan_pruning(
     source: Mapping[str, Tensor], options: PruneOptions, progress: ProgressCallback | None = None, further: int = 0
 ) -> PrunePlan:
-    """Score every FFN's blocks, in chunks, and choose those with the lowest scores of each.
+    """Score every FFN's blocks, chunk by chunk, and choose the blocks with the lowest scores in each FFN.
 
     Parameters
     ----------
     progress : callable, optional
-        Told bytes read; ``further`` bytes follow afterwards and are part of the total.
+        Receives the bytes read; ``further`` bytes follow later and are part of the total.
 
     Raises
     ------
     UsageError
-        ``convert.prune``: no FFN that could be pruned. ``convert.activations``: no vector for an FFN, or a wrong one.
+        ``convert.prune``: no FFN that can be pruned. ``convert.activations``: a missing or invalid vector.
     """
     networks = list(find_ffns(source))
     ffns = [item for item in networks if isinstance(item, Ffn)]
@@ -271,9 +272,10 @@ def plan_pruning(
 
 
 def choose(score: Array, options: PruneOptions) -> Blocks:
-    """Keep the blocks with the highest mean score: all but the stated fraction, rounded, and never none.
+    """Return the blocks to keep: those with the highest mean scores, at least one block.
 
-    A block with a score that is no number is kept. Of equal blocks the first goes.
+    The stated fraction of blocks, rounded, is dropped. Blocks with NaN scores are kept. Among equal blocks the first is
+    dropped first.
     """
     channels = len(score)
     count = block_count(channels, options.block)
@@ -282,31 +284,31 @@ def choose(score: Array, options: PruneOptions) -> Blocks:
     means = np.add.reduceat(score, edges) / sizes if count else np.zeros(0)
     means = np.where(np.isnan(means), np.inf, means)
     dropped = min(int(options.fraction * count + 0.5), count - 1)
-    kept = np.ones(count, bool)
-    kept[np.argsort(means, kind="stable")[: max(dropped, 0)]] = False
-    return Blocks.of(channels, options.block, [bool(flag) for flag in kept])
+    remaining = np.ones(count, bool)
+    remaining[np.argsort(means, kind="stable")[: max(dropped, 0)]] = False
+    return Blocks.from_flags(channels, options.block, [bool(flag) for flag in remaining])
 
 
 def channel_norms(tensor: Tensor, axis: int) -> Array:
-    """Return the Euclidean norm of every row (axis 0) or column (axis 1), in f64, by chunks; digests are checked."""
+    """Return the Euclidean norm of every row (axis 0) or column (axis 1) in f64, chunk by chunk; checks digests."""
     rows, cols = tensor.matrix_shape
     squares = np.zeros(rows if axis == 0 else cols)
-    done = 0
-    for piece in chunks(tensor, (rows, cols), max(1, _CHUNK // max(cols, 1))):
-        values = piece.astype(np.float64)
+    first = 0
+    for chunk in chunks(tensor, (rows, cols), max(1, _CHUNK // max(cols, 1))):
+        values = chunk.astype(np.float64)
         np.square(values, out=values)
         if axis == 0:
-            squares[done : done + len(values)] = values.sum(axis=1)
+            squares[first : first + len(values)] = values.sum(axis=1)
         else:
             squares += values.sum(axis=0)
-        done += len(values)
+        first += len(values)
     return np.asarray(np.sqrt(squares))
 
 
 def _factors(
     ffn: Ffn, source: Mapping[str, Tensor], activations: Mapping[str, Tensor] | None
 ) -> tuple[Sequence[str], Array | None]:
-    """Return the matrices whose norms are multiplied, and the activations where they are given."""
+    """Return the matrices whose norms are multiplied, and the activations if given."""
     if activations is None:
         return (*ffn.inputs, ffn.down), None
     return (ffn.down,), _activation(ffn, activations)
@@ -315,9 +317,7 @@ def _factors(
 def _activation(ffn: Ffn, activations: Mapping[str, Tensor]) -> Array:
     name = next((name for name in (ffn.down, ffn.module) if name in activations), None)
     if name is None:
-        raise UsageError(
-            f"expected activations named {ffn.down} or {ffn.module}, found none", rule="convert.activations"
-        )
+        raise UsageError(f"there are no activations named {ffn.down} or {ffn.module}", rule="convert.activations")
     tensor = activations[name]
     if tensor.shape != (ffn.channels,) or tensor.dtype not in FLOATS:
         raise UsageError(

@@ -431,7 +431,7 @@ def test_only_floats_come_out() -> None:
 
 
 def test_threads_and_memory_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffers, "_ROOMY", 1 << 20)
+    monkeypatch.setattr(buffers, "_MIN_ALIGNED", 1 << 20)
     array = weights(4100, 1100)
     tensor = affine(array.astype(numpy_dtype("bf16")), bits=3, group=100)
     results = []

@@ -19,7 +19,7 @@ from ingot.engine.steps import Repack
 from ingot.engine.work import ChunkBudget
 from ingot.model.layouts.affine import NO_ZERO, POINTS, Constant
 from ingot.model.layouts.alternatives import alternatives
-from ingot.model.layouts.packed_words import WordsLayout
+from ingot.model.layouts.packed_ints import PackedIntLayout
 from ingot.model.part import memory_part
 from ingot.model.tensor import Array, Tensor
 from ingot.testing.codecs import encode_tensor, repacked, repacks
@@ -177,7 +177,7 @@ def test_words_take_little_more_memory_than_the_result(form: str) -> None:
     shape, codes = (8192, 1024), np.zeros((8192, 512), np.uint8)
     source = tensor(shape, codes, granularity="group", group_size=1024, zero_point=8)
     ways = (CODEC.repack(source, layout) for layout in alternatives(source.layout, source))
-    way = next(way for way in ways if getattr(way.layout, "form", "") == form and way.exact)
+    way = next(way for way in ways if getattr(way.layout, "packing", "") == form and way.exact)
     whole = sum(part.length or 0 for part in way.parts)
     assert way.memory * way.rows + way.extra_memory < 3 * whole
     tracemalloc.start()
@@ -201,11 +201,11 @@ def test_words_of_some_columns_after_others(form: str, group: int | None, points
     source = encode_tensor(
         CODEC, values, options if points else {**options, "zero_point": 1 << (bits - 1)}, dtype="f32"
     )
-    layout = WordsLayout(form, bits, group, POINTS if points else Constant(1 << (bits - 1)), "f32")
+    layout = PackedIntLayout(form, bits, group, POINTS if points else Constant(1 << (bits - 1)), "f32")
     way = CODEC.repack(source, layout)
     if not way.exact:  # zero points of 0, which v1 has not
         assert (form, points) == ("gptq_v1", True)
-        way = CODEC.repack(source, replace(layout, form="gptq"))
+        way = CODEC.repack(source, replace(layout, packing="gptq"))
     assert way.rows == 288 // (group or 32)
     whole = repacked(way, source)
     cut = repacked(way, source, range(1, way.rows, 2))

@@ -18,19 +18,19 @@ from ingot.model.bytesource import MemorySource
 from ingot.model.layouts.affine import FLAT_LSB, POINTS, ROWS_LSB, AffineLayout, Constant, Row
 from ingot.model.layouts.alternatives import alternatives
 from ingot.model.layouts.base import Storable
-from ingot.model.layouts.packed_words import (
+from ingot.model.layouts.packed_ints import (
     AWQ,
     AWQ_GEMV,
-    FORMS,
     GPTQ,
     GPTQ_PLANES,
     GPTQ_V1,
     MODELOPT,
     PACKED,
-    WordsLayout,
+    PACKING_FORMS,
+    PackedIntLayout,
 )
 from ingot.model.part import Part
-from ingot.model.reading.view import Rows, assemble
+from ingot.model.reading.view import ElementRuns, assemble
 from ingot.model.tensor import Array, Tensor
 from ingot.testing.codecs import encode_tensor, repacked
 
@@ -114,27 +114,27 @@ def packed(repack: Repacked, source: Tensor) -> Tensor:
 def in_words(form: str, bits: int) -> Tensor:
     """Random numbers as integers of a form, with zero points where it has such."""
     values = np.random.default_rng(bits).standard_normal((ROWS, COLS)).astype(np.float32)
-    symmetric = FORMS[form].zeros is None or form == GPTQ_V1
-    options = {"bits": bits, "group": 32, "scales": "f16", "signed": FORMS[form].signed, "symmetric": symmetric}
-    if symmetric and not FORMS[form].signed:
+    symmetric = PACKING_FORMS[form].zeros is None or form == GPTQ_V1
+    options = {"bits": bits, "group": 32, "scales": "f16", "signed": PACKING_FORMS[form].signed, "symmetric": symmetric}
+    if symmetric and not PACKING_FORMS[form].signed:
         options["zero_point"] = 1 << (bits - 1)
     source = encode_tensor(CODEC, values, options, dtype="f32")
-    zero = (Constant(0) if FORMS[form].signed else Constant(1 << (bits - 1))) if symmetric else POINTS
-    found = packed(CODEC.repack(source, WordsLayout(form, bits, 32, zero, "f32")), source)
+    zero = (Constant(0) if PACKING_FORMS[form].signed else Constant(1 << (bits - 1))) if symmetric else POINTS
+    found = packed(CODEC.repack(source, PackedIntLayout(form, bits, 32, zero, "f32")), source)
     assert np.array_equal(found.numpy(), source.numpy())
     return found
 
 
 def rows_of(source: Tensor, first: int, last: int) -> Tensor:
     """Return some rows as a view has them."""
-    taken = Rows.taken(source, np.arange(first, last))
+    taken = ElementRuns.from_indices(source, np.arange(first, last))
     return assemble("piece", (last - first, COLS), taken, CODECS["dense"])
 
 
 def anew(piece: Tensor, source: Tensor, *, whole_words: bool) -> list[Storable]:
     """Layouts in which some rows are packed again."""
-    own = [WordsLayout.of(source)] if whole_words else []
-    return [*own, *islice(alternatives(AffineLayout.of(piece), piece), 3)]
+    own = [PackedIntLayout.from_tensor(source)] if whole_words else []
+    return [*own, *islice(alternatives(AffineLayout.from_tensor(piece), piece), 3)]
 
 
 @pytest.mark.parametrize(

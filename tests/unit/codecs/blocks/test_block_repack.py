@@ -18,7 +18,7 @@ from ingot.codecs.table import CODECS
 from ingot.core.runtime import native
 from ingot.model.bytesource import MemorySource
 from ingot.model.layouts.affine import OFFSETS, POINTS
-from ingot.model.layouts.alternatives import AFFINE, CODEBOOKS, OWN, alternatives
+from ingot.model.layouts.alternatives import AFFINE, CODEBOOKS, UNPACKED, alternatives
 from ingot.model.layouts.ggml import GgmlBlocksLayout
 from ingot.model.layouts.scaled_codebook import ScaledCodebookLayout
 from ingot.model.part import memory_part
@@ -67,12 +67,12 @@ def equal(one: Tensor, other: Tensor) -> bool:
     return bool(np.array_equal(one.numpy("f32"), other.numpy("f32")))
 
 
-@pytest.mark.parametrize("kind", OWN)
+@pytest.mark.parametrize("kind", UNPACKED)
 def test_blocks_become_what_they_are_in_other_families_and_come_back(kind: str) -> None:
     """All their layouts give equal values; the one that they have taken apart gives the same bits (E2M1 has a -0)."""
     tensor = stored(kind)
     own, *others = ways(tensor)
-    assert own.layout == OWN[kind]
+    assert own.layout == UNPACKED[kind]
     assert own.exact
     apart = made(own, tensor)
     assert equal(apart, tensor)

@@ -20,7 +20,7 @@ from ingot.testing.codecs import Unreadable, bits, chunks, with_parts, zstd_part
 from ingot.testing.values import random_bits
 from tests.support.reference import delta_exact as reference
 
-TYPES = tuple(row.name for row in DTYPES.values() if row.bits >= 8 and row.kind != "c")
+TYPES = tuple(row.name for row in DTYPES.values() if row.bits >= 8 and row.category != "c")
 SHAPES = ((), (0,), (1,), (255,), (257,), (0, 3), (3, 0), (2, 3, 170), (2, 0, 3), (40, 96))
 CODEC = ExactDelta()
 

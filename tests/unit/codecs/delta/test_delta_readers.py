@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingot.codecs.delta.flat import HUGE
 from ingot.codecs.delta.readers import Codes, ElementReader, values_of
 from ingot.codecs.table import CODECS
 from ingot.core.bytes.checksums import digest
+from ingot.core.numeric.buffers import HUGE_PAGE
 from ingot.core.numeric.dtypes import cast
 from ingot.errors import IntegrityError
 from ingot.model.bytesource import MemorySource
@@ -78,7 +78,7 @@ def test_a_wrong_digest_is_seen_though_bytes_lie_in_memory() -> None:
 def test_adding_crosses_pieces_and_pages(id: str, dtype: str) -> None:
     """What lies in the output before, and which pages begin in it, say nothing."""
     codec, rng = CODECS[id], np.random.default_rng(0)
-    shape = (3, (1 << 19) + HUGE // 8 + 13)
+    shape = (3, (1 << 19) + HUGE_PAGE // 8 + 13)
     tensor = encode_tensor(codec, rng.normal(0, 0.01, shape).astype(np.float32), OPTIONS[id], dtype="f32")
     base = cast(rng.normal(0, 1, shape).astype(np.float32), dtype)
     room = np.full(base.nbytes + 64, 0xA5, np.uint8)

@@ -20,7 +20,7 @@ from ingot.model.tensor import Array, Tensor
 from ingot.testing.codecs import bits, chunks
 from tests.support.strategies import arrays, shapes
 
-TYPES = tuple(row.name for row in DTYPES.values() if row.bits >= 8 and row.kind != "c")
+TYPES = tuple(row.name for row in DTYPES.values() if row.bits >= 8 and row.category != "c")
 CODEC = SparsePatchDelta()
 
 

@@ -11,7 +11,7 @@ from ingot.codecs.palette.rows import pack
 from ingot.codecs.scaled_codebook.codec import TABLES, ScaledCodebookCodec
 from ingot.core.numeric.dtypes import DTYPES, numpy_dtype
 from ingot.errors import CodecError, IngotError, UnsupportedError, UsageError
-from ingot.model.layouts.affine import ROW, WHOLE, Group
+from ingot.model.layouts.affine import PER_TENSOR, ROW, Group
 from ingot.model.layouts.scaled_codebook import Nested, ScaledCodebookLayout, Tiles
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
@@ -125,7 +125,7 @@ CODES = np.arange(256, dtype=np.uint8)
 @pytest.mark.parametrize("values", ["f4_e2m1fn", "f6_e2m3fn", "f6_e3m2fn", "f8_e4m3fn", "f8_e5m2", "i8"])
 def test_named_values_are_those_of_the_type(values: str) -> None:
     bits = DTYPES[values].bits
-    layout = ScaledCodebookLayout(bits, WHOLE, "f32", values=values)
+    layout = ScaledCodebookLayout(bits, PER_TENSOR, "f32", values=values)
     tensor = stored(layout, {"indices": pack(CODES[: 1 << bits], bits), "scales": np.ones(1, np.float32)}, (1 << bits,))
     wanted = CODES[: 1 << bits].view(numpy_dtype(values)).astype(np.float32)
     assert np.array_equal(tensor.numpy(), wanted, equal_nan=True)
@@ -168,7 +168,9 @@ def test_steps_of_a_scale_are_rounded_in_order() -> None:
     layout = ScaledCodebookLayout(
         4, Group(4), "f32", "f32", "u8", "f4_e2m1fn", "high_first", nested=Nested(3, 0.1), factor=1 / 3
     )
-    assert ScaledCodebookLayout.of(Tensor("x", (4, 16), "f32", layout.codec, {}, layout.attributes())) == layout
+    assert (
+        ScaledCodebookLayout.from_tensor(Tensor("x", (4, 16), "f32", layout.codec, {}, layout.attributes())) == layout
+    )
     parts = {"indices": codes, "scales": CODES[50:66], "scale_codebook": table, "scale_scales": outer}
     wide = table[50:66] * outer.repeat(3)[:16] + np.float32(0.1)
     wanted = values.reshape(16, 4) * wide[:, None] * np.float32(1 / 3)

@@ -16,7 +16,7 @@ from ingot.core.numeric.dtypes import DTYPES
 from ingot.errors import CodecError, IngotError, ResourceError, UnsupportedError
 from ingot.model.layouts.alternatives import alternatives
 from ingot.model.part import memory_part
-from ingot.model.tensor import Tensor, part_of
+from ingot.model.tensor import Tensor, array_part
 from ingot.testing.codecs import Case, CodecSuite, bits, encode_tensor, read_rows
 from tests.support.strategies import WHOLE_BYTE_DTYPES
 
@@ -274,7 +274,7 @@ def test_more_than_there_is_room_for_is_refused_before_it_is_asked_for(monkeypat
 def test_indices_of_u32_decode_and_become_u64(codec: str) -> None:
     tensor = csr([0, 2, 2, 3], [2, 0, 1]) if codec == "sparse_csr" else coo([[1, 0], [0, 2]])
     narrow = {
-        role: part if role == "values" else part_of(part.array().astype(np.uint32))
+        role: part if role == "values" else array_part(part.array().astype(np.uint32))
         for role, part in tensor.parts.items()
     }
     small = replace(tensor, parts=narrow)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ingot.codecs.base import row_step
 from ingot.codecs.sparse.blocks import BlocksCodec, stored_mask
 from ingot.codecs.table import CODECS
-from ingot.core.numeric.blocks import Blocks, block_count, mask_bytes, spans_of
+from ingot.core.numeric.blocks import Blocks, block_count, clip_spans, mask_bytes
 from ingot.errors import CodecError, UnsupportedError, UsageError
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
@@ -27,7 +27,7 @@ CSR = {"inner": "sparse_csr"}
 def options(channels: int, block: int, axis: int, kept: str, **inner: Any) -> dict[str, Any]:
     """Options that keep the blocks with a 1 in ``kept``."""
     assert len(kept) == block_count(channels, block)
-    mask = Blocks.of(channels, block, [char == "1" for char in kept]).mask
+    mask = Blocks.from_flags(channels, block, [char == "1" for char in kept]).mask
     return {"axis": axis, "block": block, "mask": mask, **inner}
 
 
@@ -278,13 +278,13 @@ def test_inner_codecs_that_cannot_be_within(inner: object) -> None:
 def test_spans_are_the_kept_channels(channels: int, block: int, data: st.DataObject) -> None:
     count = block_count(channels, block)
     kept = data.draw(st.lists(st.booleans(), min_size=count, max_size=count))
-    blocks = Blocks.of(channels, block, kept)
+    blocks = Blocks.from_flags(channels, block, kept)
     wanted = {channel for channel in range(channels) if kept[channel // block]}
     found = [channel for first, last in blocks.spans() for channel in range(first, last)]
     assert found == sorted(wanted)
-    assert (blocks.kept, blocks.count, blocks.spare) == (len(wanted), count, False)
+    assert (blocks.kept_channels, blocks.count, blocks.has_spare_bits) == (len(wanted), count, False)
     start, stop = sorted((data.draw(st.integers(0, channels)), data.draw(st.integers(0, channels))))
-    part = [channel for first, last in spans_of(blocks.spans(), start, stop) for channel in range(first, last)]
+    part = [channel for first, last in clip_spans(blocks.spans(), start, stop) for channel in range(first, last)]
     assert part == [channel for channel in found if start <= channel < stop]
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ingot.codecs.trellis.codec import TrellisCodec
 from ingot.codecs.trellis.streams import band_for, bands_of, pack_band, values_of
 from ingot.core.numeric.dtypes import numpy_dtype
-from ingot.core.runtime import isa
+from ingot.core.runtime import native
 from ingot.errors import CodecError, IngotError, UnsupportedError, UsageError
 from ingot.model.layouts.trellis import TrellisLayout
 from ingot.model.part import memory_part
@@ -101,12 +101,12 @@ def test_bands_are_even_and_each_is_moved_alone() -> None:
 
 
 def test_instruction_sets_give_the_same_bytes() -> None:
-    source, seen, before = np.random.default_rng(5).normal(size=(40, 12)).astype(np.float32), set(), isa.isa()
-    for name in isa.available_isas():
-        isa.set_isa(name)
+    source, seen, before = np.random.default_rng(5).normal(size=(40, 12)).astype(np.float32), set(), native.isa()
+    for name in native.available_isas():
+        native.set_isa(name)
         tensor = encode_tensor(CODEC, source, {"bits": 2, "group": 6}, dtype="f32")
         seen.add(b"".join(bytes(part.view()) for part in tensor.parts.values()) + tensor.numpy().tobytes())
-    isa.set_isa(before)
+    native.set_isa(before)
     assert len(seen) == 1
 
 

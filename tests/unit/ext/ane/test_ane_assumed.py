@@ -12,36 +12,36 @@ from ingot.errors import UsageError
 from ingot.ext.ane.chips.activation import fit_lut
 from ingot.ext.ane.chips.chips import IDLE, LABELS, Chip, chip_names, contradictions, load_chip
 from ingot.ext.ane.chips.cost import budget, predict
-from ingot.ext.ane.chips.form import Form
 from ingot.ext.ane.chips.gates import ORDINARY, Conditions, decide
+from ingot.ext.ane.chips.storage_form import StorageForm
 from ingot.ext.ane.chips.winograd import winograd
 from ingot.ext.ane.kernel_units.pack import KernelWeight, pack_unit
 
 N = 1 << 22
-DENSE = Form("dense", N)
-INT8 = Form("int", N, 8, scales=256)
-ZEROS = Form("int", N, 8, scales=256, zero_point=True)
-BLOCKS = Form("blockwise", N, 8, scales=N // 32)
-SPARSE = Form("sparse", N, nonzeros=N // 2)
-E4M3 = Form("fp8", N, 8, "e4m3")
+DENSE = StorageForm("dense", N)
+INT8 = StorageForm("int", N, 8, scales=256)
+ZEROS = StorageForm("int", N, 8, scales=256, zero_point=True)
+BLOCKS = StorageForm("blockwise", N, 8, scales=N // 32)
+SPARSE = StorageForm("sparse", N, nonzeros=N // 2)
+E4M3 = StorageForm("fp8", N, 8, "e4m3")
 LUT = fit_lut("tanh", domain=(-3.0, 3.0)).lut
 
 Answer = Callable[[Chip], Any]
 
 
-def palette(bits: int, **more: Any) -> Form:
-    return Form("palette", N, bits, **more)
+def palette(bits: int, **more: Any) -> StorageForm:
+    return StorageForm("palette", N, bits, **more)
 
 
-def sparse(inner: Form) -> Form:
-    return Form("sparse", N, nonzeros=N // 2, inner=inner)
+def sparse(inner: StorageForm) -> StorageForm:
+    return StorageForm("sparse", N, nonzeros=N // 2, inner=inner)
 
 
-def becomes(form: Form, conditions: Conditions = ORDINARY) -> Answer:
+def becomes(form: StorageForm, conditions: Conditions = ORDINARY) -> Answer:
     return lambda chip: decide(form, chip, conditions).outcome
 
 
-def takes(form: Form, conditions: Conditions = ORDINARY) -> Answer:
+def takes(form: StorageForm, conditions: Conditions = ORDINARY) -> Answer:
     def answer(chip: Chip) -> Any:
         time = predict(form, decide(form, chip), chip, conditions)
         return None if time is None else time.alone
@@ -49,7 +49,7 @@ def takes(form: Form, conditions: Conditions = ORDINARY) -> Answer:
     return answer
 
 
-def room(form: Form) -> Answer:
+def room(form: StorageForm) -> Answer:
     def answer(chip: Chip) -> Any:
         found = budget(form, decide(form, chip), chip)
         return found.cap, found.passes, found.working_set
@@ -116,7 +116,7 @@ def test_every_cell_acts_or_is_refused() -> None:
         assert found.value.rule == "ane.assume"
 
 
-def of_label(label: str) -> Form:
+def of_label(label: str) -> StorageForm:
     if label.startswith("sparse+"):
         return sparse(of_label(label.removeprefix("sparse+")))
     if label.startswith("palette"):

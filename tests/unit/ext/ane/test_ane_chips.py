@@ -83,7 +83,7 @@ def test_caps_are_the_same_everywhere() -> None:
 def test_an_assumption_replaces_a_cell_and_says_so() -> None:
     chip = load_chip("m3").assuming("bandwidth", 60)
     assert (chip.value("bandwidth"), chip.cell("bandwidth").evidence) == (60, "assumed")
-    assert load_chip("m3").known("bandwidth") is None
+    assert load_chip("m3").published("bandwidth") is None
     assert chip.assuming("int8", "folds").outcomes["int8"].evidence == "assumed"
 
 

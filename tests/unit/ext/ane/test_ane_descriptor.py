@@ -15,9 +15,9 @@ from ingot.ext.ane.chips.descriptor import (
     streams,
     type_numbers,
 )
-from ingot.ext.ane.chips.form import Form
 from ingot.ext.ane.chips.gates import Conditions, decide
 from ingot.ext.ane.chips.kernel_format import E4M3, FP16, INT8, index_typeno, typeno
+from ingot.ext.ane.chips.storage_form import StorageForm
 
 N = 1 << 22
 
@@ -76,7 +76,7 @@ def test_skipped_zeros_shorten_what_multiplications_bind() -> None:
     assert [multiplications_left(0.5, load_chip(chip))[0] for chip in ("m1", "m4", "m6")] == [0.5, 0.68, 0.66]
     assert multiplications_left(0.02, load_chip("m4"))[0] == 0.33  # not extrapolated
     assert multiplications_left(0.5, load_chip("m1").assuming("detect_zeros", False))[0] == 1.0
-    m1, half, dense = load_chip("m1"), Form("sparse", N, nonzeros=N // 2), Form("dense", N)
+    m1, half, dense = load_chip("m1"), StorageForm("sparse", N, nonzeros=N // 2), StorageForm("dense", N)
     many = Conditions(positions=4096)
     times = [predict(form, decide(form, m1, many), m1, many) for form in (dense, half)]
     assert times[0] is not None
@@ -93,7 +93,7 @@ def test_the_m1s_sparse_stack_is_as_much_faster_as_measured() -> None:
     m1 = load_chip("m1")
     floor, rate = m1.value("floor") * 1e-3, m1.value("bandwidth") * 1e9
     elements = round(floor * 29.5e9 / (1 - 29.5e9 / rate) / 2)
-    dense, sparse = Form("dense", elements), Form("sparse", elements, nonzeros=round(0.37 * elements))
+    dense, sparse = StorageForm("dense", elements), StorageForm("sparse", elements, nonzeros=round(0.37 * elements))
     times = [predict(form, decide(form, m1), m1) for form in (dense, sparse)]
     assert times[0] is not None
     assert times[1] is not None

@@ -8,19 +8,19 @@ from hypothesis import strategies as st
 
 from ingot.errors import UnsupportedError
 from ingot.ext.ane.chips.chips import OUTCOMES, chip_names, load_chip
-from ingot.ext.ane.chips.form import Form, form_of
 from ingot.ext.ane.chips.gates import ORDINARY, Conditions, decide, legal_vector
+from ingot.ext.ane.chips.storage_form import StorageForm, form_of
 from ingot.ext.ane.chips.winograd import winograd
 
 N = 1 << 16
-DENSE = Form("dense", N)
-INT8 = Form("int", N, 8, scales=256)
-BLOCKS = Form("blockwise", N, 8, scales=N // 32)
-SPARSE = Form("sparse", N, nonzeros=N // 2)
+DENSE = StorageForm("dense", N)
+INT8 = StorageForm("int", N, 8, scales=256)
+BLOCKS = StorageForm("blockwise", N, 8, scales=N // 32)
+SPARSE = StorageForm("sparse", N, nonzeros=N // 2)
 
 
-def palette(bits: int, **more: object) -> Form:
-    return Form("palette", N, bits, **more)  # type: ignore[arg-type]
+def palette(bits: int, **more: object) -> StorageForm:
+    return StorageForm("palette", N, bits, **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -33,15 +33,15 @@ def palette(bits: int, **more: object) -> Form:
         (BLOCKS, ("folds", "folds", "folds", "folds")),
     ],
 )
-def test_the_chapters_four_codecs(form: Form, outcomes: tuple[str, ...]) -> None:
+def test_the_chapters_four_codecs(form: StorageForm, outcomes: tuple[str, ...]) -> None:
     chips = ("m1", "m2", "m5", "m6")
     assert tuple(decide(form, load_chip(chip)).outcome for chip in chips) == outcomes
 
 
 def test_only_palettes_of_4_and_8_bits_and_sparsity_stream_on_the_m1() -> None:
     m1 = load_chip("m1")
-    forms = [DENSE, INT8, BLOCKS, SPARSE, *map(palette, (1, 2, 3, 4, 6, 8)), Form("int", N, 4, scales=1)]
-    forms += [Form("fp8", N, 8, "e4m3"), Form("fp8", N, 8, "e5m2"), Form("foreign", N)]
+    forms = [DENSE, INT8, BLOCKS, SPARSE, *map(palette, (1, 2, 3, 4, 6, 8)), StorageForm("int", N, 4, scales=1)]
+    forms += [StorageForm("fp8", N, 8, "e4m3"), StorageForm("fp8", N, 8, "e5m2"), StorageForm("foreign", N)]
     streaming = {form.label for form in forms if decide(form, m1).streams}
     assert streaming == {"sparse", "palette4", "palette8"}
 
@@ -49,21 +49,21 @@ def test_only_palettes_of_4_and_8_bits_and_sparsity_stream_on_the_m1() -> None:
 def test_the_m1s_legal_space() -> None:
     """The paragraph below table 25.5: what is absent from the M1's codegen."""
     m1 = load_chip("m1")
-    sparse_indices = Form("sparse", N, nonzeros=9, inner=palette(4))
-    for absent in (palette(3), palette(6), palette(4, codebooks=16), sparse_indices, Form("fp8", N, 8, "e4m3")):
+    sparse_indices = StorageForm("sparse", N, nonzeros=9, inner=palette(4))
+    for absent in (palette(3), palette(6), palette(4, codebooks=16), sparse_indices, StorageForm("fp8", N, 8, "e4m3")):
         assert decide(absent, m1).outcome == "refused", absent
     assert decide(palette(4, vector=2), m1).streams
     assert decide(INT8, m1).outcome == "folds"
-    assert decide(Form("int", N, 8, scales=1, zero_point=True), m1).gate == "asymmetric"
+    assert decide(StorageForm("int", N, 8, scales=1, zero_point=True), m1).gate == "asymmetric"
 
 
 def test_four_bits_have_no_affine_path() -> None:
     for name in chip_names():
-        assert decide(Form("int", N, 4, scales=1), load_chip(name)).outcome == "folds"
+        assert decide(StorageForm("int", N, 4, scales=1), load_chip(name)).outcome == "folds"
 
 
 def test_e4m3_needs_its_byte_and_e5m2_folds() -> None:
-    e4m3, e5m2 = Form("fp8", N, 8, "e4m3"), Form("fp8", N, 8, "e5m2")
+    e4m3, e5m2 = StorageForm("fp8", N, 8, "e4m3"), StorageForm("fp8", N, 8, "e5m2")
     for name in chip_names():
         chip = load_chip(name)
         assert decide(e4m3, chip).outcome == ("streams" if chip.value("gate_e4m3") else "refused")
@@ -89,14 +89,14 @@ def test_a_quantized_palette_has_fewer_than_256_entries() -> None:
     "conditions",
     [Conditions(stride=2), Conditions(dilation=2), Conditions(tile_overlap=True), Conditions(mutable=True)],
 )
-def test_the_masters_conditions_fold_what_would_stream(form: Form, conditions: Conditions) -> None:
+def test_the_masters_conditions_fold_what_would_stream(form: StorageForm, conditions: Conditions) -> None:
     chip = load_chip("m2")
     assert decide(form, chip).streams
     assert decide(form, chip, conditions).outcome == "folds"
 
 
 def test_a_mask_without_a_zero_is_compiled_dense() -> None:
-    assert decide(Form("sparse", N, nonzeros=N), load_chip("m4")).gate == "density"
+    assert decide(StorageForm("sparse", N, nonzeros=N), load_chip("m4")).gate == "density"
 
 
 def test_nothing_streams_without_the_master_gate() -> None:
@@ -127,8 +127,8 @@ def test_three_bits_are_stored_as_four_before_h18() -> None:
 
 
 FORMS = st.builds(
-    Form,
-    kind=st.sampled_from(("dense", "int", "blockwise", "palette", "foreign", "fp8")),
+    StorageForm,
+    category=st.sampled_from(("dense", "int", "blockwise", "palette", "foreign", "fp8")),
     elements=st.integers(0, 1 << 30),
     bits=st.integers(1, 8),
     entry=st.sampled_from(("half", "int8", "uint8")),
@@ -141,10 +141,12 @@ FORMS = st.builds(
 
 @given(st.sampled_from(chip_names()), FORMS, st.booleans(), st.integers(1, 2), st.booleans())
 def test_every_form_has_an_answer_with_evidence(
-    chip: str, form: Form, mutable: bool, stride: int, sparse: bool
+    chip: str, form: StorageForm, mutable: bool, stride: int, sparse: bool
 ) -> None:
-    if sparse and form.kind not in ("foreign", "fp8"):
-        form = Form("sparse", form.elements, nonzeros=form.elements // 3, inner=None if form.kind == "dense" else form)
+    if sparse and form.category not in ("foreign", "fp8"):
+        form = StorageForm(
+            "sparse", form.elements, nonzeros=form.elements // 3, inner=None if form.category == "dense" else form
+        )
     conditions = Conditions(stride=stride, mutable=mutable)
     found = decide(form, load_chip(chip), conditions)
     assert found.outcome in (*OUTCOMES, "dense")
@@ -152,16 +154,16 @@ def test_every_form_has_an_answer_with_evidence(
     assert found.source
     if conditions != ORDINARY or not load_chip(chip).value("gate_master"):
         assert not found.streams  # the master gate comes before everything that could stream
-    if found.streams and form.kind == "palette":
+    if found.streams and form.category == "palette":
         assert form.bits in (1, 2, 3, 4, 6, 8)
         assert legal_vector(form.vector)
 
 
 @given(st.sampled_from(("m1", "a14", "m1-pro")), FORMS)
-def test_h13_streams_nothing_but_the_chapters_forms(chip: str, form: Form) -> None:
+def test_h13_streams_nothing_but_the_chapters_forms(chip: str, form: StorageForm) -> None:
     found = decide(form, load_chip(chip))
     assert found.streams == (
-        form.kind == "palette"
+        form.category == "palette"
         and form.bits in (4, 8)
         and form.codebooks == 1
         and form.vector in (1, 2, 4)
@@ -181,10 +183,10 @@ def test_h13_streams_nothing_but_the_chapters_forms(chip: str, form: Form) -> No
         (DENSE, (3, 3), Conditions(stride=2), False),
         (SPARSE, (3, 3), ORDINARY, False),  # the clash with compression
         (palette(4, entry="uint8"), (3, 3), ORDINARY, False),
-        (Form("fp8", N, 8, "e4m3"), (3, 3), ORDINARY, False),
+        (StorageForm("fp8", N, 8, "e4m3"), (3, 3), ORDINARY, False),
     ],
 )
-def test_winograd(form: Form, kernel: tuple[int, int], conditions: Conditions, eligible: bool) -> None:
+def test_winograd(form: StorageForm, kernel: tuple[int, int], conditions: Conditions, eligible: bool) -> None:
     found = winograd(form, kernel, load_chip("m1"), conditions)
     assert found.eligible is eligible
     assert bool(found.reason) is not eligible

@@ -174,7 +174,7 @@ def test_a_compiled_table_errs_by_what_was_measured() -> None:
     worst = np.abs(lut(x).astype(np.float64) - 1 / (1 + np.exp(-x.astype(np.float64)))).max()
     assert worst == pytest.approx(0.0034, abs=0.0001)
     assert lut.outside == "line"
-    assert (lut.places[0], lut.places[-1], lut(-30.0), lut(30.0)) == (-8, 8, 0, 1)
+    assert (lut.knot_inputs[0], lut.knot_inputs[-1], lut(-30.0), lut(30.0)) == (-8, 8, 0, 1)
     # Fitted over the same knots, Ingot's own has the same layout: 86 bytes, no shift, a scale of 1, mode words of 1.
     ours = fit_lut("sigmoid", (-10.0, 10.0), (-8.0, 8.0), "line").lut.entries()
     np.testing.assert_array_equal(ours[[2, 3, -2, -1]].view(np.uint16), sigmoid_table()[[2, 3, -2, -1]].view(np.uint16))

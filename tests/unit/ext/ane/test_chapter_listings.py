@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ingot.ext.ane.chips.chips import load_chip
-from ingot.ext.ane.chips.form import Form
 from ingot.ext.ane.chips.gates import decide
+from ingot.ext.ane.chips.storage_form import StorageForm
 from ingot.ext.ane.kernel_units.pack import KernelWeight, pack_unit
 from ingot.ext.ane.kernel_units.unit import KernelUnit, read_unit
 
@@ -91,7 +91,7 @@ def test_a_mask_then_its_values() -> None:
 
 
 def test_sparsity_asks_the_master_alone_and_tables_their_own_gate_too() -> None:
-    sparse, table = Form("sparse", N, nonzeros=N // 2), Form("palette", N, 4)
+    sparse, table = StorageForm("sparse", N, nonzeros=N // 2), StorageForm("palette", N, 4)
     without = M1.assuming("gate_palette", 0)
     assert (decide(sparse, without).outcome, decide(table, without).outcome) == ("streams", "folds")
     assert decide(sparse, load_chip("m1-pro")).gate.startswith("gate_master")

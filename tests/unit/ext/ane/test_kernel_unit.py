@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from ingot.errors import FormatError, IngotError, UsageError
 from ingot.ext.ane.chips.activation import fit_lut
-from ingot.ext.ane.chips.bits import pack_lsb, unpack_lsb
 from ingot.ext.ane.chips.chips import load_chip
+from ingot.ext.ane.chips.kernel_format import pack_lsb, unpack_lsb
 from ingot.ext.ane.kernel_units.header import HEADER, seal
 from ingot.ext.ane.kernel_units.pack import KernelWeight, channels_per_group, pack_unit
 from ingot.ext.ane.kernel_units.unit import read_unit

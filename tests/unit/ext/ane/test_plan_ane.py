@@ -223,7 +223,7 @@ def test_errors_that_bound_nothing_are_refused(model: Path, tmp_path: Path, erro
 @pytest.mark.parametrize("name", ["a.b", 'q"uo\\te', "re:x", "a[0]*?", "é\n\x7f", "\U0001f600", "a.b2"])
 def test_names_in_recipes_hit_themselves_alone(name: str) -> None:
     text = recipe_text("mine", [Pick(name, "palette4", 0.01, 2, 1)], ["m1"], 0.1)
-    recipe = parse_recipe(text, where="suggested")
+    recipe = parse_recipe(text, location="suggested")
     hit = {other for other in (name, f"{name}x", f"x{name}", "a0", "a.b", "aXb") if _hits(recipe, other)}
     assert (hit, recipe.name) == ({name}, "mine")
 
@@ -285,7 +285,7 @@ def test_the_tables_knots_lie_where_asked(model: Path, tmp_path: Path) -> None:
     pack_kernel(model, "conv.weight", out, activation="tanh", domain=(-3.0, 3.0), outside="line")
     lut = load_kernel(out).weight.lut
     assert lut is not None
-    assert (lut.places[0], lut.outside) == (pytest.approx(-3, abs=0.01), "line")
+    assert (lut.knot_inputs[0], lut.outside) == (pytest.approx(-3, abs=0.01), "line")
 
 
 @pytest.mark.parametrize(

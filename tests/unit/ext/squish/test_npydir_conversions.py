@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.core.numeric.retype import HOLDERS, narrow, widen
+from ingot.core.numeric.exact_cast import EXACT_WIDER_DTYPES, narrow, widen
 from ingot.core.runtime.progress import ProgressEvent
 from ingot.errors import IntegrityError, UnsupportedError, UsageError
 from tests.support.paths import DEMO_DATA as DEMO
@@ -143,7 +143,9 @@ def test_bf16_is_f16_where_that_is_exact_and_f32_elsewhere(tmp_path: Path) -> No
     assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize(("source", "holder"), [(name, holder) for name in HOLDERS for holder in HOLDERS[name]])
+@pytest.mark.parametrize(
+    ("source", "holder"), [(name, holder) for name in EXACT_WIDER_DTYPES for holder in EXACT_WIDER_DTYPES[name]]
+)
 def test_every_value_that_a_wider_type_holds_comes_back(source: str, holder: str) -> None:
     from ingot.core.numeric.dtypes import numpy_dtype
 

@@ -14,7 +14,7 @@ import ingot
 from ingot.errors import CodecError, IngotError, ResourceError
 from ingot.ext.squish.tiers.build import build
 from ingot.ext.squish.tiers.choose import choose
-from ingot.ext.squish.tiers.gate import ROUNDS, Passed, passed_from_json
+from ingot.ext.squish.tiers.gate import ROUNDS, GateResult, gate_result_from_json
 from ingot.ext.squish.tiers.status import TierStatus, status_of
 from ingot.ext.squish.tiers.table import THREE_BIT
 from ingot.stores.location import Location
@@ -87,7 +87,7 @@ def test_what_passes_at_once_is_left(squish):
     gate = Counting(max_rise=0.08)
     report = build(squish, "3bit", gate=gate)
     assert gate.asked == [8]
-    assert report.gate == Passed("a text", 0.08, 10.0, 10.8, 1)
+    assert report.gate == GateResult("a text", 0.08, 10.0, 10.8, 1)
     assert len(report.raised) == 1
 
 
@@ -161,10 +161,10 @@ def test_exact_tiers_have_no_gate(squish):
     "value", [None, [], {}, {"text": 1}, {"reference": 0.0}, {"perplexity": "x"}, {"rounds": True}]
 )
 def test_records_of_another_kind_are_none(squish, value):
-    good = Passed("t", 0.1, 10.0, 10.5, 2).to_json()
-    assert passed_from_json(good) == Passed("t", 0.1, 10.0, 10.5, 2)
+    good = GateResult("t", 0.1, 10.0, 10.5, 2).to_json()
+    assert gate_result_from_json(good) == GateResult("t", 0.1, 10.0, 10.5, 2)
     bad = {**good, **value} if value else value
-    assert passed_from_json(bad) is None
+    assert gate_result_from_json(bad) is None
     build(squish, "3bit", ungated=True)
     mark = squish / ".squish_3bit_ready"
     mark.write_text(json.dumps({**json.loads(mark.read_text()), "gate": bad, "raised": 7}))

@@ -9,8 +9,17 @@ from itertools import product
 
 import pytest
 
-from ingot.ext.squizd.dispatch import FALLBACK, PLATFORMS, Platform, StackRequest, details, dispatch, here, own_dispatch
-from ingot.model.features import Flags
+from ingot.ext.squizd.dispatch import (
+    FALLBACK,
+    PLATFORMS,
+    Platform,
+    StackRequest,
+    details,
+    dispatch,
+    ingot_dispatch,
+    this_machine,
+)
+from ingot.model.stacks import Flags
 
 # Highest first, as the document lists them.
 ORDER = ("ANE_COREML", "ASTC", "TCA_TBE", "INT2", "INT4", FALLBACK)
@@ -35,7 +44,7 @@ def expected(flags: int, platform: Platform) -> str:
     return next((name for name in ORDER[:-1] if flags & Flags[name] and can[name]), FALLBACK)
 
 
-@pytest.mark.parametrize("platform", [*PLATFORMS, here()], ids=lambda platform: platform.name)
+@pytest.mark.parametrize("platform", [*PLATFORMS, this_machine()], ids=lambda platform: platform.name)
 def test_every_combination_has_one_answer(platform: Platform) -> None:
     for flags in EVERY:
         found = dispatch(flags, platform)
@@ -119,7 +128,7 @@ def test_ingot_takes_what_it_has_kernels_for() -> None:
             **dict.fromkeys(("TCA_TBE", "INT2", "INT4"), bool(platform.native)),
         }
         for flags in EVERY:
-            choice = own_dispatch(flags, platform)
+            choice = ingot_dispatch(flags, platform)
             wanted = next((name for name in ORDER[:-1] if flags & Flags[name] and can.get(name)), FALLBACK)
             assert choice.stack == wanted
             assert choice.computes == (wanted in ("INT2", "INT4"))
@@ -143,18 +152,18 @@ def test_ingot_takes_what_it_has_kernels_for() -> None:
 )
 def test_what_is_asked_for_decides_too(asked: StackRequest, stack: str, computes: bool) -> None:
     machine = replace(PLATFORMS[0], ane=stack == "ANE_COREML" or bool(asked.weights or asked.refused))
-    choice = own_dispatch(Flags.INT4 | Flags.ANE_COREML, machine, asked)
+    choice = ingot_dispatch(Flags.INT4 | Flags.ANE_COREML, machine, asked)
     assert choice.stack == stack
     assert choice.computes == (computes and stack == "INT4")
 
 
 def test_this_machine_is_described_without_frameworks() -> None:
     code = (
-        "import sys; from ingot.ext.squizd.dispatch import here; here(); "
+        "import sys; from ingot.ext.squizd.dispatch import this_machine; this_machine(); "
         "sys.exit(any(name in sys.modules for name in ('torch', 'coremltools', 'jax', 'mlx')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-    assert all(getattr(here(), field.name) is not None for field in fields(Platform))
+    assert all(getattr(this_machine(), field.name) is not None for field in fields(Platform))
 
 
 def test_tables_for_inspect() -> None:

@@ -15,7 +15,7 @@ import torch
 
 import ingot
 from ingot.ext.squizd import dispatch
-from ingot.model.features import Flags
+from ingot.model.stacks import Flags
 from ingot.runtime.evaluation.generate import generate
 from ingot.runtime.layers.packed_linear import PackedLinear
 from ingot.runtime.loading.load_report import LoadReport
@@ -77,7 +77,9 @@ def loaded(path: Path, **options: Any) -> tuple[Any, LoadReport]:
 def mac(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """A machine with a Neural Engine and a coremltools that takes note of what it is handed."""
     handed: list[str] = []
-    machine = replace(dispatch.here(), system="Darwin", machine="arm64", ane=True, apple_gpu=True, coremltools=True)
+    machine = replace(
+        dispatch.this_machine(), system="Darwin", machine="arm64", ane=True, apple_gpu=True, coremltools=True
+    )
 
     def model_of(folder: str) -> Any:
         handed.append(folder)
@@ -89,7 +91,7 @@ def mac(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     tools.models = SimpleNamespace(MLModel=model_of)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "coremltools", tools)
     monkeypatch.setenv("INGOT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(dispatch, "here", lambda: machine)
+    monkeypatch.setattr(dispatch, "this_machine", lambda: machine)
     return handed
 
 

@@ -14,7 +14,7 @@ import ingot
 from ingot.errors import IngotError
 from ingot.ext.squizd.channels import filled_blocks
 from ingot.ext.squizd.scales import tables
-from ingot.ext.squizd.walk import name_blocks, walk
+from ingot.ext.squizd.scan import name_blocks, scan_blocks
 from ingot.model.bytesource import MemorySource
 from tests.support.squizd_document import (
     INT2_FLAG,
@@ -207,7 +207,7 @@ def test_no_more_than_a_piece_is_decoded_at_a_time(monkeypatch: pytest.MonkeyPat
     for data, flag in ((npcl(matrix.astype(np.float32)), 0), (int4(matrix), INT4_FLAG)):
         source = MemorySource(document([[data]], flag, [(1, 0.5, 0.0)] if flag else []), "f")
         start, length = struct.unpack_from("<QQ", source.view(0, 300), 260)
-        blocks = walk(source, [(start, start + length)], "f")
+        blocks = scan_blocks(source, [(start, start + length)], "f")
         (located,) = name_blocks(source, blocks, tables(source, start + length, "f")[0], "f").values()
         for axis in (0, 1):
             wanted = np.ones(-(-matrix.shape[axis] // 5), np.bool_)

@@ -14,15 +14,15 @@ import pytest
 import ingot
 from ingot.codecs.table import CODECS
 from ingot.errors import FormatError, IngotError, UnsupportedError
-from ingot.ext.squizd import place, plain, walk
+from ingot.ext.squizd import dense_blocks, placement, scan
 from ingot.ext.squizd.blocks import Block, npcl
 from ingot.ext.squizd.format import SquizdFormat
 from ingot.ext.squizd.header import read_header, read_index
-from ingot.ext.squizd.place import layers_of
+from ingot.ext.squizd.placement import layers_of
 from ingot.ext.squizd.reader import read_catalog
 from ingot.formats.base import Catalog
 from ingot.inspect.findings import Finding
-from ingot.model.bytesource import MemorySource, Range, Ranged
+from ingot.model.bytesource import MemorySource, Range, RangedSource
 from ingot.testing.formats import FormatSuite
 from ingot.testing.formats import dense as item
 from tests.support.reading import read_all
@@ -53,7 +53,7 @@ def whole(rows: int = 4) -> Made:
     return squizd(items, draft=[grouped("fc.weight"), dense("d2t", "i64", [2], bytes(16))], coreml=b"PK" * 200)
 
 
-class CountingSource(MemorySource, Ranged):
+class CountingSource(MemorySource, RangedSource):
     """Remembers which bytes were asked for; wants nothing read that is not needed."""
 
     gap = 0
@@ -291,7 +291,7 @@ def test_odd_columns_are_read_as_one_stream_without_a_directory() -> None:
 
 def test_too_many_blocks_and_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     made = squizd([dense("t", "u8", [1], b"x"), dense("u", "u8", [1], b"x")], named=False)
-    monkeypatch.setattr(walk, "MAX_BLOCKS", 1)
+    monkeypatch.setattr(scan, "MAX_BLOCKS", 1)
     with pytest.raises(FormatError) as caught:
         read_catalog(MemorySource(made.data, "f"))
     assert caught.value.rule == "squizd.too-many-blocks"
@@ -325,22 +325,22 @@ def test_matrices_without_elements_come_back(tmp_path: Path, shape: tuple[int, i
 
 
 def test_ids_that_collide_are_refused_by_the_writer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(place, "tensor_id", lambda layer, name: 1)
+    monkeypatch.setattr(placement, "tensor_id", lambda layer, name: 1)
     tensors = read_catalog(MemorySource(squizd([grouped("t"), grouped("u")]).data, "f")).tensors
     with pytest.raises(UnsupportedError) as caught:
-        place.place_tensors([tensor.spec() for tensor in tensors.values()], [0, 0], 1)
+        placement.place_tensors([tensor.spec() for tensor in tensors.values()], [0, 0], 1)
     assert caught.value.rule == "squizd.id-collision"
 
 
 def test_names_are_hashed_once_a_layer_however_many_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, count, real = 0, 2000, walk.tensor_id
+    calls, count, real = 0, 2000, scan.tensor_id
 
     def counted(layer: int, name: str) -> int:
         nonlocal calls
         calls += 1
         return real(layer, name)
 
-    monkeypatch.setattr(walk, "tensor_id", counted)
+    monkeypatch.setattr(scan, "tensor_id", counted)
     made = squizd([quantized(f"t{number}", codes(1, 2, 4), 4, [(1.0, 0.0)]) for number in range(count)], named=False)
     assert len(read_catalog(MemorySource(made.data, "f")).tensors) == count
     assert calls < count
@@ -379,11 +379,11 @@ def test_tensors_of_one_shape_share_what_their_block_says(tmp_path: Path, monkey
         made.append(shape)
         return npcl(dtype, shape)
 
-    monkeypatch.setattr(plain, "npcl", counted)
+    monkeypatch.setattr(dense_blocks, "npcl", counted)
     for kind, wanted in (("f4", []), (ml_dtypes.float8_e4m3fn, [(3, 5), (3, 6)])):  # a storage type needs no block
         arrays = {f"t{index}": np.full((3, 5 + index % 2), index % 8).astype(kind) for index in range(40)}
         ingot.save(tmp_path / "a.squizd", arrays, overwrite=True)
-        plain._dense.cache_clear()
+        dense_blocks._dense.cache_clear()
         made.clear()
         with ingot.open(tmp_path / "a.squizd") as checkpoint:
             assert [int(checkpoint[f"t{index}"].numpy()[0, 0]) for index in range(40)] == [n % 8 for n in range(40)]

@@ -220,7 +220,7 @@ def test_scales_lie_as_core_ml_spreads_them(
 def test_an_edit_changes_its_field_alone(fields: list[bytes], chosen: int, new: bytes) -> None:
     inner = b"".join(bytes_field(3, data) for data in fields)
     root = Node.root(bytes_field(1, b"before") + bytes_field(2, inner) + number_field(4, 2**64 - 1), "test", RULES)
-    node = root.child(root.known((2,))[2][0])
+    node = root.child(root.select((2,))[2][0])
     found = list(node.fields())
     edits = Edits(root)
     if found:

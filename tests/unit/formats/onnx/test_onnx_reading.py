@@ -322,7 +322,7 @@ def test_only_what_lies_around_weights_is_read(tmp_path: Path) -> None:
 def test_a_message_of_more_fields_than_anybody_writes_is_refused_before_it_takes_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(wire, "_MOST_FIELDS", 1000)
+    monkeypatch.setattr(wire, "_MAX_FIELDS", 1000)
     with pytest.raises(IngotError) as caught:
         read(sample().model() + number_field(99, 1) * 2000)
     assert caught.value.rule == "onnx.wire"

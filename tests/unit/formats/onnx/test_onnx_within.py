@@ -285,7 +285,7 @@ def test_what_has_to_stay_is_named_in_the_report(tmp_path: Path) -> None:
     assert report.actions == {"moved": 1}
     assert "it is in an attribute of an operator" in str(report)
     (warning,) = report.warnings
-    assert warning.startswith("1 tensor stays as it is")
+    assert warning.startswith("1 tensor stays unchanged")
     assert warning.endswith(": w")
     assert (tmp_path / "o.onnx").read_bytes() == main.model()
     with pytest.raises(IngotError) as caught:

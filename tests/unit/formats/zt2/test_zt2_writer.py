@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ def test_gaps_are_zeros_whatever_lay_there() -> None:
 @pytest.mark.parametrize("name", ["", "\0", "\ud800", "b" * 1025, "ü" * 513])
 def test_names_that_break_a_rule_are_refused_before_a_byte_is_written(name: str) -> None:
     first = TensorSpec("a", (8,), "u8", DenseLayout.codec, (PartSpec("data", "u8", 8),))
-    spec = first.named(name)
+    spec = replace(first, name=name)
     assert "names of 1 to 1024 bytes" in str(Zt2Format().why_unsupported(spec))
     target = MemoryTarget()
     writer: Any = Zt2Format().writer(target, "x.zt", Artifact([first, spec], {}), WriteOptions())

@@ -1,4 +1,4 @@
-"""Forms that a weight could have: which of them stream on a chip, and the nearest better than the present one."""
+"""Candidate storage forms of a weight: which of them stream on a chip, and the nearest form that moves fewer bytes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from ingot.ext.ane.chips.chips import Chip
 from ingot.ext.ane.chips.cost import moved_bytes
-from ingot.ext.ane.chips.form import BLOCKWISE, DENSE, INTEGER, PALETTE, SPARSE, Form
 from ingot.ext.ane.chips.gates import Conditions, Decision, decide
+from ingot.ext.ane.chips.storage_form import BLOCKWISE, DENSE, INTEGER, PALETTE, SPARSE, StorageForm
 from ingot.model.layouts.sparse import CooLayout, CsrLayout
 
 _WIDTHS = (1, 2, 3, 4, 6, 8)
-# channels per codebook, and columns per scale, that coremltools's users take most
+# Usual numbers of channels per codebook and of columns per scale with coremltools.
 _GROUP = 16
 _BLOCK = 32
 _CSR = (CsrLayout.codec, CooLayout.codec)
@@ -20,10 +20,11 @@ _CSR = (CsrLayout.codec, CooLayout.codec)
 
 @dataclass(frozen=True, slots=True)
 class Better:
-    """A form that moves fewer bytes: its label, those bytes, and whether it can hold the same values.
+    """A form that moves fewer bytes: its label, the bytes, and whether it represents the same values.
 
-    ``exact`` is True only where every value survives in fp16: integers with one scale become a palette of their codes,
-    lists of positions a mask. All else has to be measured, by ``ingot plan --suggest`` or ``ingot convert``.
+    ``exact`` is True only if every value stays the same in fp16: integers with one scale become a palette of their
+    codes, and lists of positions become a mask. For other forms measure the error: ``ingot plan --suggest`` or
+    ``ingot convert``.
     """
 
     label: str
@@ -31,72 +32,80 @@ class Better:
     exact: bool
 
 
-def candidates(elements: int, channels: int, nonzeros: int | None = None) -> Iterator[tuple[str, Form]]:
-    """Yield label and form of the ways to store a matrix of ``elements`` with ``channels`` rows.
+def candidates(elements: int, channels: int, nonzeros: int | None = None) -> Iterator[tuple[str, StorageForm]]:
+    """Yield the label and the form of each way to store a matrix of ``elements`` elements in ``channels`` rows.
 
-    ``nonzeros`` are kept in the sparse ones, half of all by default.
+    The sparse forms have ``nonzeros`` selected elements, by default half of all.
     """
-    yield "dense", Form(DENSE, elements)
-    yield "int8", Form(INTEGER, elements, 8, scales=channels)
+    yield "dense", StorageForm(DENSE, elements)
+    yield "int8", StorageForm(INTEGER, elements, 8, scales=channels)
     for bits in _WIDTHS:
-        yield f"palette{bits}", Form(PALETTE, elements, bits)
+        yield f"palette{bits}", StorageForm(PALETTE, elements, bits)
     groups = max(1, channels // _GROUP)
-    yield f"palette4 per {_GROUP} channels", Form(PALETTE, elements, 4, codebooks=max(groups, 2))
-    yield "palette4 in pairs", Form(PALETTE, elements, 4, vector=2)
-    kept = elements // 2 if nonzeros is None else nonzeros
-    yield "sparse", Form(SPARSE, elements, nonzeros=kept)
-    yield "sparse+palette4", Form(SPARSE, elements, nonzeros=kept, inner=Form(PALETTE, elements, 4))
-    yield "sparse+int8", Form(SPARSE, elements, nonzeros=kept, inner=Form(INTEGER, elements, 8), scales=channels)
-    yield f"blockwise8 of {_BLOCK}", Form(BLOCKWISE, elements, 8, scales=max(1, elements // _BLOCK))
+    yield f"palette4 per {_GROUP} channels", StorageForm(PALETTE, elements, 4, codebooks=max(groups, 2))
+    yield "palette4 in pairs", StorageForm(PALETTE, elements, 4, vector=2)
+    nonzero_count = elements // 2 if nonzeros is None else nonzeros
+    yield "sparse", StorageForm(SPARSE, elements, nonzeros=nonzero_count)
+    yield (
+        "sparse+palette4",
+        StorageForm(SPARSE, elements, nonzeros=nonzero_count, inner=StorageForm(PALETTE, elements, 4)),
+    )
+    yield (
+        "sparse+int8",
+        StorageForm(SPARSE, elements, nonzeros=nonzero_count, inner=StorageForm(INTEGER, elements, 8), scales=channels),
+    )
+    yield f"blockwise8 of {_BLOCK}", StorageForm(BLOCKWISE, elements, 8, scales=max(1, elements // _BLOCK))
 
 
 def outcomes(chip: Chip, conditions: Conditions) -> dict[str, Decision]:
-    """Return what becomes of every candidate on a chip; it does not depend on the size."""
-    return {label: decide(form, chip, conditions) for label, form in candidates(1 << 20, 1 << 10)}
+    """Return the decision for every candidate on a chip, by label; it does not depend on the size."""
+    return {label: decide(storage_form, chip, conditions) for label, storage_form in candidates(1 << 20, 1 << 10)}
 
 
-def nearest_better(form: Form, moved: int, channels: int, known: dict[str, Decision]) -> Better | None:
-    """Return the streaming form nearest to the present one that moves fewer bytes than ``moved``; None without one.
+def nearest_better(
+    storage_form: StorageForm, moved: int, channels: int, decisions: dict[str, Decision]
+) -> Better | None:
+    """Return the nearest streaming form that moves fewer bytes than ``moved``, for a weight that does not stream; None
+    if there is none.
 
-    For what does not stream. Nearest: the fewest bits that are no fewer than the present ones, else the most bits.
-    Zeros are not made: sparse forms are for what is sparse already. ``moved`` is 0 for a refused weight, which
-    counts as dense.
+    The nearest form has the fewest bits that are at least the present bits, or else the most bits. Sparse forms are
+    considered only for weights that are sparse already. ``moved`` is 0 for a refused weight, which counts as dense.
     """
-    now = form.dense_bytes if moved == 0 else moved
-    sparse = form.kind == SPARSE or form.codec in _CSR
+    present_bytes = storage_form.dense_bytes if moved == 0 else moved
+    sparse = storage_form.category == SPARSE or storage_form.codec in _CSR
     better = []
-    for label, other in candidates(form.elements, channels, form.nonzeros):
-        decision = known[label]
-        if not decision.streams or (other.kind == SPARSE) != sparse or _special(label, form):
+    for label, candidate in candidates(storage_form.elements, channels, storage_form.nonzeros):
+        decision = decisions[label]
+        if not decision.streams or (candidate.category == SPARSE) != sparse or _special(label, storage_form):
             continue
-        cost = moved_bytes(other, decision)
-        if cost < now:
-            better.append((label, _bits(other), cost))
+        candidate_bytes = moved_bytes(candidate, decision)
+        if candidate_bytes < present_bytes:
+            better.append((label, _bits(candidate), candidate_bytes))
     if not better:
         return None
-    enough = [item for item in better if item[1] >= _bits(form)]
-    label, _, cost = (
+    enough = [item for item in better if item[1] >= _bits(storage_form)]
+    label, _, candidate_bytes = (
         min(enough, key=lambda item: item[1]) if enough else max(better, key=lambda item: (item[1], -item[2]))
     )
-    return Better(label, cost, _exact(form, label))
+    return Better(label, candidate_bytes, _exact(storage_form, label))
 
 
-def _special(label: str, form: Form) -> bool:
-    """Whether a candidate needs more than its width to be chosen: several codebooks, vectors."""
-    return " " in label and not (label.startswith("palette4 per") and form.codebooks > 1)
+def _special(label: str, storage_form: StorageForm) -> bool:
+    """Return whether a candidate has several codebooks or vectors, so that its width alone does not determine it."""
+    return " " in label and not (label.startswith("palette4 per") and storage_form.codebooks > 1)
 
 
-def _bits(form: Form) -> int:
-    return form.inner.bits if form.inner is not None else form.bits
+def _bits(storage_form: StorageForm) -> int:
+    return storage_form.inner.bits if storage_form.inner is not None else storage_form.bits
 
 
-def _exact(form: Form, label: str) -> bool:
-    if form.codec in _CSR:
+def _exact(storage_form: StorageForm, label: str) -> bool:
+    if storage_form.codec in _CSR:
         return label == "sparse"
-    one_scale = form.kind == INTEGER and form.scales == 1
+    one_scale = storage_form.category == INTEGER and storage_form.scales == 1
     return (
         one_scale
         and label.startswith("palette")
         and " " not in label
-        and int(label.removeprefix("palette")) >= form.bits
+        and int(label.removeprefix("palette")) >= storage_form.bits
     )

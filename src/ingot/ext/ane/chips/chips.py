@@ -1,7 +1,7 @@
-"""The chips as data: every cell a value with the class of its evidence and its source (``spec/ane-chips.md``).
+"""Data on the chips: every cell has a value, the class of its evidence and its source (``spec/ane-chips.md``).
 
-A cell that nobody has published has no value; to read it is an error with a rule, never a guess. What the sources
-contradict each other in carries the key of an entry of ``contradictions()``.
+A cell whose value is not published has none, and reading it raises an error. A cell on which the sources contradict
+each other has the key of an entry of ``contradictions()``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ingot.core.registry import did_you_mean
 from ingot.errors import UnsupportedError, UsageError
 
 EVIDENCE = ("measured", "decompiled", "inferred", "predicted", "contradicted", "assumed", "unknown")
-"""Classes of evidence, from the strongest to none; ``assumed`` is what the user said."""
+"""Classes of evidence, from the strongest to none; the user sets ``assumed`` values with ``--assume``."""
 ASSUMED = "assumed"
 OUTCOMES = ("streams", "folds", "refused")
 
@@ -26,7 +26,7 @@ _GENERATIONS = ("h11", "h12", "h13", "h14", "h15", "h16", "h17", "h18", "h18g")
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One fact: its value (None: not published), class of evidence, source, and key of the contradiction it is in."""
+    """A fact: its value (None: not published), class of evidence, source, and the key of its contradiction, if any."""
 
     value: Any
     evidence: str
@@ -36,7 +36,8 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Contradiction:
-    """Where sources disagree: about what, who says what, what Ingot goes by, and which cells override it."""
+    """A disagreement of sources: its subject, their claims, the claim that Ingot uses, and the cells that override
+    it."""
 
     key: str
     about: str
@@ -47,10 +48,10 @@ class Contradiction:
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """A chip: its name here (``m1``), the compiler's target (``H13``), the product, its cells and known outcomes.
+    """A chip: its name in Ingot (``m1``), the compiler's target (``H13``), the product, its cells and outcomes.
 
-    ``outcomes`` maps labels of forms (``palette4``, ``sparse+palette4``) to ``streams``, ``folds`` or ``refused`` where
-    somebody saw it, or where sources contradict each other; elsewhere the gates decide.
+    ``outcomes`` maps labels of forms (``palette4``, ``sparse+palette4``) to ``streams``, ``folds`` or ``refused``. It
+    has the outcomes that were observed or are contradicted; for other forms the gates decide.
     """
 
     name: str
@@ -60,7 +61,7 @@ class Chip:
     outcomes: Mapping[str, Cell] = field(default_factory=dict)
 
     def cell(self, key: str) -> Cell:
-        """Return a cell; ``UsageError`` ``ane.cell`` if there is none of that name."""
+        """Return a cell. Raises ``UsageError`` ``ane.cell`` for an unknown name."""
         if key not in self.cells:
             raise UsageError(
                 f"expected a cell of a chip ({', '.join(sorted(self.cells))}), found {key!r}", rule="ane.cell"
@@ -73,32 +74,32 @@ class Chip:
         Raises
         ------
         UnsupportedError
-            ``ane.unknown-cell``: it is not published; ``--assume KEY=VALUE`` gives one.
+            ``ane.unknown-cell``: the value is not published; ``--assume KEY=VALUE`` sets it.
         """
         cell = self.cell(key)
         if cell.value is None:
             raise UnsupportedError(
-                f"expected a known {key} of {self.name}, found none: {cell.source}; say what to assume: {key}=VALUE",
+                f"{key} of {self.name} is not known: {cell.source}; assume a value: {key}=VALUE",
                 rule="ane.unknown-cell",
             )
         return cell.value
 
-    def known(self, key: str) -> Cell | None:
-        """Return a cell that is there and has a value, else None."""
+    def published(self, key: str) -> Cell | None:
+        """Return a cell that exists and has a value, else None."""
         cell = self.cells.get(key)
         return cell if cell is not None and cell.value is not None else None
 
     def assuming(self, key: str, value: Any) -> Chip:
-        """Return this chip with one cell, or the outcome of one form, as the user says.
+        """Return this chip with the user's value for a cell, or for the outcome of a form.
 
         Raises
         ------
         UsageError
-            ``ane.assume``: no such cell or form, a value of the wrong kind, or a cell that decides nothing.
+            ``ane.assume``: an unknown cell or form, a value of the wrong type, or a cell without effect.
         """
         if key in IDLE:
             raise UsageError(f"expected a cell that decides something, found {key}: {IDLE[key]}", rule="ane.assume")
-        cell = Cell(value, ASSUMED, "said by the user")
+        cell = Cell(value, ASSUMED, "set by the user")
         if value in OUTCOMES and key not in self.cells:
             _require_label(key)
             return replace(self, outcomes={**self.outcomes, key: cell})
@@ -113,15 +114,15 @@ class Chip:
 
 
 _OPTIONAL = ("bandwidth_sparse", "bandwidth_sparse_palette", "palette_rate", "mac_rate")
-"""Cells that only chips have on which a form streams at a rate of its own, or whose multiplications were measured."""
+"""Cells that only some chips have: separate rates of streamed forms, and measured rates of multiplications."""
 IDLE: Mapping[str, str] = {
-    "isa_version": "it names a descriptor; what the descriptor has are cells of their own",
-    "double_int8": "it needs 8-bit activations, of which a checkpoint says nothing",
+    "isa_version": "it names a descriptor, whose properties are separate cells",
+    "double_int8": "it needs 8-bit activations, which a checkpoint does not describe",
     "num_nes": "the engine's cores are packed as weight_tiles",
-    "tile_alignment": "64 bytes are a part of the kernel unit's version",
-    "segment_alignment": "it is that of instructions, which a kernel unit does not have",
+    "tile_alignment": "64 bytes are part of the kernel unit's version",
+    "segment_alignment": "it applies to instructions, which a kernel unit does not have",
 }
-"""Cells that are facts and decide nothing, and why: assuming another value is refused."""
+"""Cells without effect, with the reason; assuming another value is refused."""
 _WIDTHS = (1, 2, 3, 4, 6, 8)
 LABELS = (
     "e4m3",
@@ -132,7 +133,7 @@ LABELS = (
     *(f"sparse+palette{bits}" for bits in _WIDTHS),
     "sparse+int8",
 )
-"""Forms whose outcome can be known, or assumed."""
+"""Forms whose outcome can be in the data, or assumed."""
 
 
 def _require_label(key: str) -> None:
@@ -209,7 +210,7 @@ def contradictions() -> Mapping[str, Contradiction]:
 
 @cache
 def data(name: str) -> Mapping[str, Any]:
-    """Return one of the data files of this folder, parsed once: nobody may change it."""
+    """Return the content of a data file of this folder; it is parsed once and shared, so callers must not change it."""
     return tomllib.loads(resources.files(__package__).joinpath("data", f"{name}.toml").read_text("utf-8"))
 
 
@@ -223,8 +224,8 @@ def _chips() -> Mapping[str, Chip]:
         outcomes = _cells(root.get("outcomes", {}))
         for name, row in root["chips"].items():
             cells = {**shared, **_cells(row.get("cells", {}))}
-            own = {**outcomes, **_cells(row.get("outcomes", {}))}
-            chips[name] = Chip(name, row["target"], row["product"], cells, own)
+            chip_outcomes = {**outcomes, **_cells(row.get("outcomes", {}))}
+            chips[name] = Chip(name, row["target"], row["product"], cells, chip_outcomes)
     return chips
 
 
@@ -235,7 +236,7 @@ def _aliases() -> Mapping[str, str]:
         for name, row in data(generation)["chips"].items():
             for alias in (*row.get("aliases", ()), str(row["target"]).lower()):
                 names.setdefault(alias, name)
-    # The Macs' parts are what people have; a bare target means them where both share it.
+    # If a phone and a Mac share a target, the target alone means the Mac, which is more common among users.
     return {**names, "h13": "m1", "h14": "m2", "h15": "m3", "h16": "m4", "h17": "m5"}
 
 
@@ -251,5 +252,5 @@ def _cell(key: str, row: Mapping[str, Any]) -> Cell:
 
 
 def weakest(cells: Iterable[Cell]) -> Cell:
-    """Return the cell with the weakest evidence, the first of several."""
+    """Return the cell with the weakest evidence; ties go to the first."""
     return max(cells, key=lambda cell: EVIDENCE.index(cell.evidence))

@@ -1,7 +1,7 @@
-"""Bytes that move, time, and room on chip: what a weight costs once it is known whether it streams.
+"""Compute the cost of a weight after its decision: moved bytes, time, and memory on the chip.
 
-Time of a layer: ``floor + max(moved bytes / bandwidth, multiplications / mac_rate)`` (``spec/ane-times.md`` has what
-people measured beside). The floor is paid once per dispatch, so that weights of one program share it.
+The time of a layer is ``floor + max(moved bytes / bandwidth, multiplications / mac_rate)``; ``spec/ane-times.md``
+compares it with measurements. The floor counts once per dispatch, so all weights of a program share it.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 
 from ingot.ext.ane.chips.chips import Cell, Chip, weakest
 from ingot.ext.ane.chips.descriptor import multiplications_left
-from ingot.ext.ane.chips.form import PALETTE, SPARSE, Form
 from ingot.ext.ane.chips.gates import ORDINARY, Conditions, Decision
+from ingot.ext.ane.chips.storage_form import PALETTE, SPARSE, StorageForm
 
 
 @dataclass(frozen=True, slots=True)
 class Time:
-    """Milliseconds: ``share`` without the dispatch, ``floor`` per dispatch; with the evidence of the figures.
+    """The milliseconds of a weight: ``share`` without the dispatch, ``floor`` per dispatch; and their evidence.
 
-    ``bound``: what the share is the time of: ``bytes``, ``decoder`` (of palettes) or ``multiplications``.
+    ``bound`` is the limit that determines the share: ``bytes``, ``decoder`` (of palettes) or ``multiplications``.
     """
 
     share: float
@@ -29,15 +29,15 @@ class Time:
 
     @property
     def alone(self) -> float:
-        """Milliseconds of a program with this weight and nothing else."""
+        """Milliseconds of a program that has only this weight."""
         return self.floor + self.share
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Room on chip: the cap in bytes that applies, what each of the tiles holds, and how many passes that takes.
+    """The use of memory on the chip: the limit of a tile in bytes, the bytes per tile, the number of passes.
 
-    ``working_set``: whether what moves fits the on-chip working set as a whole.
+    ``working_set`` says whether all moved bytes fit in the working set on the chip.
     """
 
     cap: int
@@ -46,86 +46,94 @@ class Budget:
     working_set: bool
 
 
-def moved_bytes(form: Form, decision: Decision) -> int:
-    """Return the bytes that cross to the engine: stored ones where it streams, else 2 per element; 0 where refused."""
+def moved_bytes(storage_form: StorageForm, decision: Decision) -> int:
+    """Return the bytes that move to the engine: the stored bytes if it streams, 0 if refused, else 2 per element."""
     if decision.outcome == "refused":
         return 0
     if not decision.streams:
-        return form.dense_bytes
+        return storage_form.dense_bytes
     if decision.stored_bits is not None:
-        return widened(form, decision.stored_bits).streamed_bytes
-    return form.streamed_bytes
+        return widened(storage_form, decision.stored_bits).streamed_bytes
+    return storage_form.streamed_bytes
 
 
-def widened(form: Form, bits: int) -> Form:
-    """Return a palette, or a sparse one, whose indices are stored with ``bits``: its codebooks grow with them."""
-    if form.inner is not None:
-        return replace(form, inner=widened(form.inner, bits))
-    return replace(form, bits=bits)
+def widened(storage_form: StorageForm, bits: int) -> StorageForm:
+    """Return a palette, or a sparse palette, with indices of ``bits``, and codebooks of the matching size."""
+    if storage_form.inner is not None:
+        return replace(storage_form, inner=widened(storage_form.inner, bits))
+    return replace(storage_form, bits=bits)
 
 
-def rate(form: Form, decision: Decision, chip: Chip) -> Cell | None:
-    """Return the GB/s (10**9 bytes) at which a form moves on a chip; None where nothing is known."""
+def rate(storage_form: StorageForm, decision: Decision, chip: Chip) -> Cell | None:
+    """Return the bandwidth for a form on a chip, in units of 10**9 bytes per second; None if none is published."""
     keys = ["bandwidth"]
     if decision.streams:
-        inner = form.inner.kind if form.inner is not None else None
-        if form.kind == SPARSE:
+        inner = storage_form.inner.category if storage_form.inner is not None else None
+        if storage_form.category == SPARSE:
             keys = ["bandwidth_sparse_palette" if inner == PALETTE else "bandwidth_sparse", "bandwidth_sparse", *keys]
-    known = (chip.known(key) for key in keys)
-    return next((cell for cell in known if cell is not None), None)
+    published = (chip.published(key) for key in keys)
+    return next((cell for cell in published if cell is not None), None)
 
 
-def predict(form: Form, decision: Decision, chip: Chip, conditions: Conditions = ORDINARY) -> Time | None:
-    """Return the predicted time of a layer; None where refused or no bandwidth is known."""
-    bandwidth = rate(form, decision, chip)
-    floor = chip.known("floor")
+def predict(
+    storage_form: StorageForm, decision: Decision, chip: Chip, conditions: Conditions = ORDINARY
+) -> Time | None:
+    """Return the predicted time of a layer; None if the weight is refused or no bandwidth is published."""
+    bandwidth = rate(storage_form, decision, chip)
+    floor = chip.published("floor")
     if bandwidth is None or decision.outcome == "refused":
         return None
     cells = [bandwidth] if floor is None else [bandwidth, floor]
-    share = moved_bytes(form, decision) / (float(bandwidth.value) * 1e6)
+    milliseconds = moved_bytes(storage_form, decision) / (float(bandwidth.value) * 1e6)
     bound = "bytes"
-    decoder = chip.known("palette_rate") if form.kind == PALETTE and decision.streams else None
-    if decoder is not None and form.elements / (float(decoder.value) * 1e6) > share:
-        share, cells = form.elements / (float(decoder.value) * 1e6), [decoder, *cells[1:]]
+    decoder = chip.published("palette_rate") if storage_form.category == PALETTE and decision.streams else None
+    if decoder is not None and storage_form.elements / (float(decoder.value) * 1e6) > milliseconds:
+        milliseconds = storage_form.elements / (float(decoder.value) * 1e6)
+        cells = [decoder, *cells[1:]]
         bound = "decoder"
-    done = multiplications(form, chip, conditions)
-    if done is not None and done[0] > share:
-        share, bound, cells = done[0], "multiplications", [*done[1], *cells[1:]]
-    return Time(share, 0.0 if floor is None else float(floor.value), weakest(cells).evidence, cells[0].source, bound)
+    multiplication_time = multiplications(storage_form, chip, conditions)
+    if multiplication_time is not None and multiplication_time[0] > milliseconds:
+        milliseconds = multiplication_time[0]
+        cells = [*multiplication_time[1], *cells[1:]]
+        bound = "multiplications"
+    return Time(
+        milliseconds, 0.0 if floor is None else float(floor.value), weakest(cells).evidence, cells[0].source, bound
+    )
 
 
-def multiplications(form: Form, chip: Chip, conditions: Conditions) -> tuple[float, list[Cell]] | None:
-    """Return milliseconds of a layer's multiplications, and what they rest on; None where no rate is known.
+def multiplications(storage_form: StorageForm, chip: Chip, conditions: Conditions) -> tuple[float, list[Cell]] | None:
+    """Return the milliseconds of a layer's multiplications, and the cells used; None if no rate is published.
 
-    ``weights * positions * share that is left / mac_rate``: the compiler's count of cycles is proportional to channels,
-    kernel and positions (B18). Zeros of a sparse form are skipped where the chip does.
+    The formula is ``weights * positions * share / mac_rate``: the compiler's count of cycles is proportional to
+    channels, kernel size and positions (B18). The share is below 1 if the chip skips zeros of a sparse weight.
     """
-    speed = chip.known("mac_rate")
+    speed = chip.published("mac_rate")
     if speed is None:
         return None
-    left, skipped = multiplications_left(form.density, chip)
-    macs = form.elements * conditions.positions * left
-    return macs / (float(speed.value) * 1e6), [speed, skipped] if form.kind == SPARSE else [speed]
+    share, skipped = multiplications_left(storage_form.density, chip)
+    macs = storage_form.elements * conditions.positions * share
+    return macs / (float(speed.value) * 1e6), [speed, skipped] if storage_form.category == SPARSE else [speed]
 
 
-def budget(form: Form, decision: Decision, chip: Chip) -> Budget:
-    """Return room on chip: ``cap = hal[0x210] if streams and hal[0x48f] else hal[0x200]``, passes where it is exceeded.
+def budget(storage_form: StorageForm, decision: Decision, chip: Chip) -> Budget:
+    """Return the use of memory on the chip; ``cap = hal[0x210] if streams and hal[0x48f] else hal[0x200]``.
 
-    The cap is compared with what one of the chip's weight tiles holds (per NE, as the M6 study measured it).
+    The limit applies to the bytes in one weight tile (per Neural Engine core, as the M6 study measured it). If they
+    exceed it, the engine needs several passes.
     """
     relaxed = decision.streams and bool(chip.value("gate_master"))
     cap = int(chip.value("streamed_cap" if relaxed else "dense_cap"))
-    moved = moved_bytes(form, decision)
+    moved = moved_bytes(storage_form, decision)
     tile = -(-moved // int(chip.value("weight_tiles")))
     return Budget(cap, tile, max(1, -(-tile // cap)), moved <= int(chip.value("working_set")))
 
 
-def tables_fit(form: Form, chip: Chip, activation_bytes: int = 0) -> bool:
-    """Whether the palette's tables and the activation table share the chip's budget.
+def tables_fit(storage_form: StorageForm, chip: Chip, activation_bytes: int = 0) -> bool:
+    """Return whether the palette's tables and the activation table together fit in the chip's budget.
 
     Raises
     ------
     UnsupportedError
         ``ane.unknown-cell``: the budget is not published; assume ``palette_lut_budget=BYTES``.
     """
-    return form.table_bytes + activation_bytes <= int(chip.value("palette_lut_budget"))
+    return storage_form.table_bytes + activation_bytes <= int(chip.value("palette_lut_budget"))

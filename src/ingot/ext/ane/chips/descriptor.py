@@ -1,7 +1,7 @@
-"""What is published of descriptors and registers, from ``data/descriptor.toml`` (``spec/ane-registers.md``).
+"""Published facts about task descriptors and registers, from ``data/descriptor.toml`` (``spec/ane-registers.md``).
 
-Kernel DMA streams (table 25.4), the slots of a group's record, the word that tells a kernel's format, type numbers, the
-multiplications that are left of a sparse kernel. What is not known well enough is not here but listed on the page.
+They are the kernel DMA streams (table 25.4), the slots of a group's record, the KernelCfg register, type numbers, and
+the share of multiplications that a sparse kernel needs. The page lists the facts that are too uncertain to be used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from ingot.ext.ane.chips.chips import Cell, Chip, data
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A coefficient stream: the section that it carries, its registers, and where FT has the first one from H16 on."""
+    """A coefficient stream: the section that it carries, its registers, and (``later``) the address of the first
+    register from H16 on, according to FT."""
 
     name: str
     section: str
@@ -35,7 +36,8 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class KernelKind:
-    """What the kernel word tells: ``entry`` half, int8, uint8 or e4m3; ``palette_bits`` None without a palette."""
+    """Contents of the KernelCfg register. ``entry`` is half, int8, uint8 or e4m3; ``palette_bits`` is None without a
+    palette."""
 
     entry: str = "half"
     palette_bits: int | None = None
@@ -46,7 +48,7 @@ class KernelKind:
 
 @cache
 def streams() -> Mapping[str, Stream]:
-    """Return the four streams by the section of a kernel unit that they carry."""
+    """Return the four streams, by the section of a kernel unit that they carry."""
     rows = data("descriptor")["streams"]
     by_name = {}
     for name, row in rows.items():
@@ -59,7 +61,7 @@ def streams() -> Mapping[str, Stream]:
 
 @cache
 def slots() -> tuple[str, ...]:
-    """Return what the ten slots of a record are for; which is which is not published."""
+    """Return the purposes of the ten slots of a record; their order is not published."""
     return tuple(data("descriptor")["slots"]["names"])
 
 
@@ -70,48 +72,50 @@ def type_numbers() -> Mapping[str, int]:
 
 
 def winograd_cell(key: str) -> Cell:
-    """Return a row of Winograd's: ``tiles``, ``floor_float``, ``floor_integer`` or ``floor_packed``."""
+    """Return a fact about Winograd: ``tiles``, ``floor_float``, ``floor_integer`` or ``floor_packed``."""
     row = data("descriptor")["winograd"][key]
     return Cell(row["value"], row["evidence"], row["source"], row.get("contradiction"))
 
 
 DETECT_ZEROS = 1 << 28
-"""Bit of the kernel word that no format of a kernel tells."""
+"""Bit of the KernelCfg register that does not depend on the kernel's format."""
 
 
-def kernel_word(kind: KernelKind, target: str, detect_zeros: bool) -> int:
+def kernel_word(kernel_kind: KernelKind, target: str, detect_zeros: bool) -> int:
     """Return the KernelCfg register of a kernel: format, palette, bits, sparsity, zero points, vectors, zero detection.
 
-    Bits of an element are 8 without a palette, whatever the type, as compilers write it. Fields that a generation's
-    register does not have are left out.
+    Without a palette the field of the element's bits is 8 for every type, as in compiled programs. Fields that the
+    register of a generation does not have are omitted.
 
     Raises
     ------
     UnsupportedError
-        ``ane.refused``: a format for which the two bits have no code on this generation, which is what the compiler
-        asserts of E4M3 (B25).
+        ``ane.refused``: the format's field of two bits has no code for this format on this generation. The compiler
+        asserts the same for E4M3 (B25).
     """
-    generation, described = generation_of(target), data("descriptor")
-    code = described["format_codes"][kind.entry]
+    generation = generation_of(target)
+    descriptor = data("descriptor")
+    code = descriptor["format_codes"][kernel_kind.entry]
     if code["since"] > generation:
         raise UnsupportedError(
-            f"expected a format that the register of {target} has a code for, found {kind.entry}", rule="ane.refused"
+            f"expected a format that the register of {target} has a code for, found {kernel_kind.entry}",
+            rule="ane.refused",
         )
     values = {
         "format": int(code["value"]),
-        "palette_enable": int(kind.palette_bits is not None),
-        "element_bits": 8 if kind.palette_bits is None else kind.palette_bits,
-        "sparse": int(kind.sparse),
-        "asymmetric": int(kind.zero_point),
-        "vector": int(log2(kind.vector)),
-        "detect_zeros": int(detect_zeros and not kind.sparse),
+        "palette_enable": int(kernel_kind.palette_bits is not None),
+        "element_bits": 8 if kernel_kind.palette_bits is None else kernel_kind.palette_bits,
+        "sparse": int(kernel_kind.sparse),
+        "asymmetric": int(kernel_kind.zero_point),
+        "vector": int(log2(kernel_kind.vector)),
+        "detect_zeros": int(detect_zeros and not kernel_kind.sparse),
     }
-    fields = described["kernel_word"]
+    fields = descriptor["kernel_word"]
     return sum(value << fields[name]["low"] for name, value in values.items() if fields[name]["since"] <= generation)
 
 
 def generation_of(target: str) -> int:
-    """Return the number of a target's generation: 13 of ``H13g``."""
+    """Return the number of a target's generation: 13 for ``H13g``."""
     match = re.match(r"[Hh](\d+)", target)
     if match is None:
         raise UnsupportedError(f"expected a target like H13, found {target!r}", rule="ane.chip")
@@ -119,10 +123,10 @@ def generation_of(target: str) -> int:
 
 
 def multiplications_left(density: float, chip: Chip) -> tuple[float, Cell]:
-    """Return the share of a sparse kernel's multiplications that are done at ``density`` (kept over all), and why.
+    """Return the share of multiplications that a sparse kernel of this density needs, and the cell used.
 
-    Measured on two chips; elsewhere the compiler's rule, the share that is kept, where the chip detects zeros. The
-    implicit zeros that strides and padding add have no published formula and are left out.
+    It was measured on two chips. For other chips that detect zeros, it is the density (nonzeros over all elements), the
+    compiler's rule. Zeros that strides and padding add are ignored, because no formula is published.
     """
     rows: Mapping[str, Mapping[str, Any]] = data("descriptor")["zero_skip"]
     row = rows.get(chip.name, rows["rule"])
@@ -132,5 +136,5 @@ def multiplications_left(density: float, chip: Chip) -> tuple[float, Cell]:
         if not switch.value:
             return 1.0, switch
         cell = Cell(row["points"], row["evidence"], row["source"], switch.contradiction)
-    kept, left = zip(*row["points"], strict=True)
-    return float(np.interp(density, kept, left)), cell
+    densities, shares = zip(*row["points"], strict=True)
+    return float(np.interp(density, densities, shares)), cell

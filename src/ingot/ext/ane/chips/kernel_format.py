@@ -1,15 +1,21 @@
-"""The kernel-format enum and the five tables that are keyed on it, as far as they are known (``spec/ane-kernels.md``).
+"""The kernel-format enum, the published entries of five tables that it indexes, and bit streams of codes.
 
-Sources: the ranges 7 to 27 (palettes) and 28 to 30 (unity) are the compiler's guards (B25); names of the low codes FT;
-groups of four and bit widths DC; the codes 13 and 21 were traced (M6). The order within a group is inferred from them.
+``spec/ane-kernels.md`` has the tables. Sources: the ranges 7 to 27 (palettes) and 28 to 30 (unity) are checked by the
+compiler (B25); names of the low codes are from FT; groups of four and bit widths are from DC; the codes 13 and 21 were
+traced (M6). The order within a group is inferred from these two codes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from ingot.errors import UnsupportedError, UsageError
 from ingot.ext.ane.chips.descriptor import type_numbers
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 INT8 = 1
 UINT8 = 2
@@ -32,9 +38,10 @@ _PALETTE8 = 27
 
 @dataclass(frozen=True, slots=True)
 class KernelFormat:
-    """One code of the enum: bits per stored element, the type that reaches the multiplier, and the evidence.
+    """One code of the enum: bits per stored element, the type at the multiplier, and the evidence.
 
-    ``underlying`` is one of ``int8 uint8 e4m3 half``, those that ``_ZinKernelFormatGetUnderlyingType`` knows, or None.
+    ``underlying`` is a result of ``_ZinKernelFormatGetUnderlyingType`` (``int8``, ``uint8``, ``e4m3`` or ``half``), or
+    None.
     """
 
     code: int
@@ -69,11 +76,12 @@ def _rows() -> dict[int, KernelFormat]:
 
 
 FORMATS = _rows()
-"""Every code with something known about it."""
+"""Every code with a published property."""
 
 
 def kernel_format(code: int) -> KernelFormat:
-    """Return what is known of a code; ``UnsupportedError`` ``ane.kernel-format`` for others, as for 0 (no kernel)."""
+    """Return the published properties of a code. Raises ``UnsupportedError`` ``ane.kernel-format`` for other codes,
+    such as 0 (no kernel)."""
     if code not in FORMATS:
         raise UnsupportedError(f"expected a known kernel format, found {code}", rule="ane.kernel-format")
     return FORMATS[code]
@@ -106,19 +114,19 @@ def primary_code(entry: str) -> int:
 
 
 def unity_code(entry: str) -> int:
-    """Return the code of an identity over int8, uint8 or half; ``UsageError`` ``ane.palette`` for others."""
+    """Return the code of an identity over int8, uint8 or half. Raises ``UsageError`` ``ane.palette`` otherwise."""
     if entry not in ENTRY_TYPES[:3]:
         raise UsageError(f"expected an identity of {', '.join(ENTRY_TYPES[:3])}, found {entry}", rule="ane.palette")
     return UNITIES[ENTRY_TYPES.index(entry)]
 
 
 def is_palette(code: int) -> bool:
-    """Whether a code is a palette: ``code - 7 < 0x15`` in unsigned arithmetic (B25)."""
+    """Return whether a code is a palette: ``code - 7 < 0x15`` in unsigned arithmetic (B25)."""
     return code in PALETTES
 
 
 def is_unity(code: int) -> bool:
-    """Whether a code is a unity format, an identity or scale alone: ``code - 0x1c < 3`` (B25)."""
+    """Return whether a code is a unity format, a scaled identity: ``code - 0x1c < 3`` in unsigned arithmetic (B25)."""
     return code in UNITIES
 
 
@@ -142,7 +150,7 @@ def palette_format(code: int) -> int:
     Raises
     ------
     UsageError
-        ``ane.palette``: not a palette; the helper is valid for 7 to 27.
+        ``ane.palette``: the code is not a palette, 7 to 27.
     """
     if not is_palette(code):
         raise UsageError(f"expected a palette, kernel format 7 to 27; found {code}", rule="ane.palette")
@@ -166,7 +174,8 @@ def underlying_type(code: int) -> str:
 def palette_lut_bytes(code: int, count: int, vector: int = 1) -> int:
     """Return the bytes of ``count`` codebooks: per codebook 2**bits * vector * bytes of an entry (B25).
 
-    This is ``_ZinKernelGetPaletteLUTSize`` read as B25 does, with the number of codebooks; DC passes the vector size.
+    This is ``_ZinKernelGetPaletteLUTSize`` as B25 describes it. According to DC, the function takes the vector size
+    instead of the number of codebooks.
 
     Raises
     ------
@@ -183,8 +192,8 @@ def typeno(code: int) -> int:
     Raises
     ------
     UnsupportedError
-        ``ane.unknown-cell``: 12 of the 24 numbers, and those of palettes but for the tag 8 of their tables, are not
-        published.
+        ``ane.unknown-cell``: the number is not published. That applies to 12 of the 24 numbers, and to palettes except
+        the tag 8 of their tables.
     """
     if code in _TYPE_NAMES:
         return type_numbers()[_TYPE_NAMES[code]]
@@ -197,12 +206,38 @@ _TYPE_NAMES = {
 
 
 def index_typeno(bits: int) -> int:
-    """Return the type number of a palette's indices: unsigned integers of 4, 6 and 8 bits; 0 where none is known."""
+    """Return the type number of a palette's indices, unsigned integers of 4, 6 or 8 bits; 0 for other widths."""
     return type_numbers().get(f"uint{bits}", 0)
 
 
-def _unknown(what: str, code: int) -> UnsupportedError:
+def _unknown(subject: str, code: int) -> UnsupportedError:
     return UnsupportedError(
-        f"expected a published {what} of kernel format {code} ({FORMATS[code].name}), found none",
+        f"the {subject} of kernel format {code} ({FORMATS[code].name}) is not published",
         rule="ane.unknown-cell",
     )
+
+
+def pack_lsb(codes: Array, bits: int) -> Array:
+    """Return unsigned codes of ``bits`` (1 to 8) as bytes, first code in the low bits (B7), padded with zero bits."""
+    flat = np.ascontiguousarray(codes, np.uint8).reshape(-1, 1)
+    return np.packbits(np.unpackbits(flat, axis=1, bitorder="little")[:, :bits].reshape(-1), bitorder="little")
+
+
+def unpack_lsb(data: Array, bits: int, count: int) -> Array:
+    """Return the first ``count`` codes of a stream of ``pack_lsb``, uint8."""
+    flat = np.unpackbits(np.ascontiguousarray(data), count=count * bits, bitorder="little")
+    padded = np.zeros((count, 8), np.uint8)
+    padded[:, :bits] = flat.reshape(count, bits)
+    return np.packbits(padded, axis=1, bitorder="little").reshape(-1)
+
+
+def e4m3_numbers(data: Array) -> Array:
+    """Return E4M3 bytes as float32. E4M3 has bias 7, a maximum of 448, NaN with all bits set, no infinity (B36)."""
+    code = np.arange(256)
+    exponent = code >> 3 & 15
+    mantissa = code & 7
+    size = np.where(exponent == 0, mantissa / 512, (8 + mantissa) / 8 * 2.0 ** (exponent - 7))
+    table = np.where(code & 0x80, -size, size).astype(np.float32)
+    table[[0x7F, 0xFF]] = np.nan
+    numbers: Array = table[data]
+    return numbers

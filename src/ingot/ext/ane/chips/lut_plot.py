@@ -1,4 +1,4 @@
-"""Plots of an activation table: text for a terminal, SVG for a file. The curve with its table, and the error below."""
+"""Plot an activation table as text for a terminal or as SVG: the function with the table, and the error below."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _MARGIN = 48
 
 
 def text_plot(fitted: Fitted, function: Function) -> str:
-    """Return lines of 80 characters: the table's values as ``*``, the ends of its domain as ``|``, then the error."""
+    """Return lines of 80 characters: the table as ``*``, the ends of its domain as ``|``, the error as ``e``."""
     x, y, error = _curves(fitted, function, _WIDTH)
     lines = _grid(y, _HEIGHT, "*")
-    low, high = fitted.lut.places[[0, -1]]
+    low, high = fitted.lut.knot_inputs[[0, -1]]
     step = (x[-1] - x[0]) / (_WIDTH - 1)
     marks = "".join(
         "|" if abs(position - low) <= step / 2 or abs(position - high) <= step / 2 else "-" for position in x
@@ -36,15 +36,15 @@ def text_plot(fitted: Fitted, function: Function) -> str:
 
 
 def svg_plot(fitted: Fitted, function: Function, name: str) -> str:
-    """Return an SVG document: the function, the table, its knots, and the error on a scale of its own."""
+    """Return an SVG document: the function, the table and its knots, and below the error with a separate scale."""
     x, y, error = _curves(fitted, function, 1024)
     exact = np.asarray(function(x), np.float64)
     lut = fitted.lut
     low = min(float(y.min()), float(exact.min()))
     top = _Frame((x[0], x[-1]), (low, max(float(y.max()), float(exact.max()))), _MARGIN, _SVG_TOP)
-    most = max(float(np.abs(error).max()), 1e-12)
-    below = _Frame((x[0], x[-1]), (-most, most), 2 * _MARGIN + _SVG_TOP, _SVG_BELOW)
-    knots_x = lut.places
+    max_abs_error = max(float(np.abs(error).max()), 1e-12)
+    below = _Frame((x[0], x[-1]), (-max_abs_error, max_abs_error), 2 * _MARGIN + _SVG_TOP, _SVG_BELOW)
+    knots_x = lut.knot_inputs
     dots = "".join(
         f'<circle cx="{top.x(position):.1f}" cy="{top.y(float(value)):.1f}" r="2.5" fill="#b3261e"/>'
         for position, value in zip(knots_x, lut.knots, strict=True)
@@ -85,7 +85,7 @@ def _grid(values: Array, height: int, mark: str) -> list[str]:
 
 
 class _Frame:
-    """A rectangle of the drawing with scales of its own."""
+    """A rectangle of the drawing with its scales."""
 
     def __init__(self, across: tuple[float, float], up: tuple[float, float], top: float, height: float) -> None:
         self._across = across

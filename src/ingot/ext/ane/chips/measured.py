@@ -1,4 +1,4 @@
-"""What people measured on chips, beside what the time model says of the same rows (``spec/ane-times.md``)."""
+"""Published measurements on chips, with the predictions of the time model (``spec/ane-times.md``)."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from dataclasses import dataclass
 
 from ingot.ext.ane.chips.chips import data, load_chip
 from ingot.ext.ane.chips.cost import moved_bytes, predict
-from ingot.ext.ane.chips.form import DENSE, INTEGER, PALETTE, SPARSE, Form
 from ingot.ext.ane.chips.gates import decide
+from ingot.ext.ane.chips.storage_form import DENSE, INTEGER, PALETTE, SPARSE, StorageForm
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measurement in milliseconds and the model's; ``fitted``: the model's figures come from such rows."""
+    """A measurement and its prediction in milliseconds; ``fitted``: the model's constants were fitted to this group."""
 
     chip: str
     weights: int
-    form: str
+    label: str
     density: float
     moved: int
     predicted: float
@@ -26,7 +26,7 @@ class Row:
 
     @property
     def off(self) -> float:
-        """Predicted over measured, less 1."""
+        """Relative error of the prediction: predicted over measured, minus 1."""
         return self.predicted / self.measured - 1
 
 
@@ -36,17 +36,17 @@ def measured_rows() -> list[Row]:
     for group in data("measured")["groups"]:
         chip = load_chip(group["chip"])
         for item in group["rows"]:
-            form = _form(item["form"], item["weights"], item.get("density", 1.0))
-            decision = decide(form, chip)
-            time = predict(form, decision, chip)
+            storage_form = _storage_form(item["form"], item["weights"], item.get("density", 1.0))
+            decision = decide(storage_form, chip)
+            time = predict(storage_form, decision, chip)
             assert time is not None
             rows.append(
                 Row(
                     chip.name,
-                    form.elements,
+                    storage_form.elements,
                     item["form"],
-                    form.density,
-                    moved_bytes(form, decision),
+                    storage_form.density,
+                    moved_bytes(storage_form, decision),
                     time.alone,
                     item["ms"],
                     group["fitted"],
@@ -56,13 +56,13 @@ def measured_rows() -> list[Row]:
     return rows
 
 
-def _form(label: str, weights: int, density: float) -> Form:
-    """Return a form of the size; scales and tables count as those of a square matrix."""
-    kept = round(weights * density)
+def _storage_form(label: str, weights: int, density: float) -> StorageForm:
+    """Return the storage form of a label for a square matrix of ``weights`` elements."""
+    nonzero_count = round(weights * density)
     return {
-        "dense": Form(DENSE, weights),
-        "int8": Form(INTEGER, weights, 8, scales=round(weights**0.5)),
-        "palette4": Form(PALETTE, weights, 4),
-        "sparse": Form(SPARSE, weights, nonzeros=kept),
-        "sparse+palette4": Form(SPARSE, weights, nonzeros=kept, inner=Form(PALETTE, weights, 4)),
+        "dense": StorageForm(DENSE, weights),
+        "int8": StorageForm(INTEGER, weights, 8, scales=round(weights**0.5)),
+        "palette4": StorageForm(PALETTE, weights, 4),
+        "sparse": StorageForm(SPARSE, weights, nonzeros=nonzero_count),
+        "sparse+palette4": StorageForm(SPARSE, weights, nonzeros=nonzero_count, inner=StorageForm(PALETTE, weights, 4)),
     }[label]

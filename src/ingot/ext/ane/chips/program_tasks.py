@@ -1,7 +1,6 @@
-"""The tasks of a compiled program: their registers by name, and the weights and tables of their kernels
-(``spec/hwx.md``).
+"""Read the tasks of a compiled program: registers by name, and weights and tables of kernels (``spec/hwx.md``).
 
-Registers are known of H13 (A14, M1) alone: ``data/registers_h13.toml``.
+Only the registers of H13 (A14, M1) are documented: ``data/registers_h13.toml``.
 """
 
 from __future__ import annotations
@@ -22,16 +21,15 @@ from ingot.ext.ane.chips.program import Program
 Array = np.ndarray[Any, np.dtype[Any]]
 
 TILES = 16
-# of MACCfg.OpMode and NonlinearMode
-_BYPASS = 4
-_TABLE = 2
-_TYPES = {0: "u1", 1: "i1", 2: "<f2"}  # of KernelCfg.KernelFmt
+_BYPASS = 4  # value of MACCfg.OpMode
+_TABLE = 2  # value of MACCfg.NonlinearMode
+_TYPES = {0: "u1", 1: "i1", 2: "<f2"}  # by the value of KernelCfg.KernelFmt
 _MOST_TASKS = 1 << 16
 
 
 @dataclass(frozen=True)
 class Task:
-    """One task: where its descriptor lies in ``__text``, and its registers, ``NE.KernelCfg.KernelFmt`` to value."""
+    """A task: the offset of its descriptor in ``__text``, and its registers by name, as ``NE.KernelCfg.KernelFmt``."""
 
     offset: int
     registers: Mapping[str, int]
@@ -41,7 +39,7 @@ class Task:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """Of the kernel: output channels, input channels, height, width."""
+        """Shape of the kernel: output channels, input channels, height, width."""
         outputs = self["Common.Cout.Cout"]
         inputs = self["Common.Cin.Cin"]
         return outputs, inputs, self["Common.ConvCfg.Kh"], self["Common.ConvCfg.Kw"]
@@ -52,12 +50,12 @@ class Task:
 
     @property
     def engines(self) -> int:
-        """Engines that the groups go round."""
+        """Number of engine cores among which the groups of channels are distributed in turn."""
         return 1 << self["Common.Cfg.ActiveNE"]
 
     @property
     def tiles(self) -> tuple[tuple[int, int], ...]:
-        """Offset in ``__const`` and bytes of every coefficient channel that is on, with its number as the index."""
+        """Offset in ``__const`` and size in bytes of every enabled coefficient channel, in the order of channels."""
         block = "KernelDMASrc.Coeff"
         on = [index for index in range(TILES) if self[f"{block}DMAConfig[{index}].En"]]
         return tuple(
@@ -66,18 +64,18 @@ class Task:
 
     @property
     def multiplies(self) -> bool:
-        """Whether it has a kernel: planar tasks and activations alone have none."""
+        """Whether the task has a kernel; planar tasks and tasks that only apply an activation have none."""
         return bool(self.tiles) and self["NE.MACCfg.OpMode"] != _BYPASS
 
 
 @cache
 def register_map() -> Mapping[str, tuple[int, int, int]]:
-    """Return offset of the word in a descriptor, lowest bit and bits of every field of H13's registers."""
-    known = data("registers_h13")
+    """Return for every register field of H13 the offset of its word in a descriptor, its lowest bit and its bits."""
+    registers_h13 = data("registers_h13")
     by_address = {}
-    for block, registers in known["blocks"].items():
+    for block, registers in registers_h13["blocks"].items():
         for name, fields in registers.items():
-            count = known["repeat"].get(name, 1)
+            count = registers_h13["repeat"].get(name, 1)
             for index in range(count):
                 name_of_register = (
                     f"{block}.{name}[{index}]" if count > 1 else name if "[" in name else f"{block}.{name}"
@@ -88,63 +86,66 @@ def register_map() -> Mapping[str, tuple[int, int, int]]:
     return by_address
 
 
-def tasks_of(program: Program, where: str) -> tuple[Task, ...]:
-    """Return the tasks in the order in which they are linked.
+def tasks_of(program: Program, location: str) -> tuple[Task, ...]:
+    """Return the tasks of a program in the order of their links.
 
     Raises
     ------
     UnsupportedError
         ``hwx.generation``: registers of another generation than H13.
     FormatError
-        ``hwx.tasks``: a descriptor outside ``__text``, or links that go backwards.
+        ``hwx.tasks``: a descriptor outside ``__text``, or a link to an earlier offset.
     """
-    known = data("registers_h13")
-    if program.generation != known["target"]:
+    registers_h13 = data("registers_h13")
+    if program.generation != registers_h13["target"]:
         raise UnsupportedError(
-            f"expected a program for {known['target']}, whose registers are known, found {program.generation}",
+            f"expected a program for {registers_h13['target']}, whose registers are documented, "
+            f"found {program.generation}",
             rule="hwx.generation",
-            where=where,
+            where=location,
         )
-    return tuple(_tasks(program.section("__TEXT", "__text"), known["size"], where))
+    return tuple(_tasks(program.section("__TEXT", "__text"), registers_h13["size"], location))
 
 
-def _tasks(text: memoryview, size: int, where: str) -> Iterator[Task]:
+def _tasks(text: memoryview, size: int, location: str) -> Iterator[Task]:
     offset = 0
     link = register_map()["Header[7].NextPointer"][0]
     for _ in range(_MOST_TASKS):
         if offset + size > len(text) or offset % 4:
-            raise FormatError("hwx.tasks", f"expected a descriptor at {offset} of {len(text)} bytes", where=where)
+            raise FormatError("hwx.tasks", f"expected a descriptor at {offset} of {len(text)} bytes", where=location)
         words = struct.unpack_from(f"<{size // 4}I", text, offset)
         yield Task(
             offset,
-            {name: words[at // 4] >> low & ((1 << bits) - 1) for name, (at, low, bits) in register_map().items()},
+            {
+                name: words[word_offset // 4] >> low & ((1 << bits) - 1)
+                for name, (word_offset, low, bits) in register_map().items()
+            },
         )
         following = words[link // 4]
         if not following:
             return
         if following <= offset:
-            raise FormatError("hwx.tasks", f"expected a link past {offset}, found {following}", where=where)
+            raise FormatError("hwx.tasks", f"expected a link past {offset}, found {following}", where=location)
         offset = following
-    raise FormatError("hwx.tasks", f"expected {_MOST_TASKS} tasks at most", where=where)
+    raise FormatError("hwx.tasks", f"expected {_MOST_TASKS} tasks at most", where=location)
 
 
-def kernel_of(program: Program, task: Task, where: str) -> Array:
-    """Return a task's weights as stored (float16, int8 or uint8), [output channels, input channels, height, width].
+def kernel_of(program: Program, task: Task, location: str) -> Array:
+    """Return a task's stored weights (float16, int8 or uint8), [output channels, input channels, height, width].
 
-    Group g of output channels belongs to engine ``g mod engines``, and a tile has its groups one after another, a
-    group its channels. Of channels within a group the programs at hand, whose weights are constant, show the number
-    and not the order.
+    Group g of output channels belongs to engine core ``g mod engines``. A tile has its groups one after the other, and
+    a group its channels. The order of channels in a group is assumed: in the available programs all weights are equal.
 
     Raises
     ------
     UnsupportedError
-        ``hwx.kernel``: no kernel, a palette, a sparse kernel, convolution in groups, or a table before the weights.
+        ``hwx.kernel``: no kernel, a palette, a sparse kernel, a grouped convolution, or a table before the weights.
     FormatError
-        ``hwx.kernel-bounds``: coefficients outside ``__const``, or fewer than the shape asks for.
+        ``hwx.kernel-bounds``: coefficients outside ``__const``, or fewer than the shape requires.
     """
     fmt = task["NE.KernelCfg.KernelFmt"]
     grouping = "Common.GroupConvCfg."
-    for holds, what in (
+    for holds, expected in (
         (task.multiplies, "a task with a kernel"),
         (fmt in _TYPES, "uint8, int8 or fp16"),
         (not task["NE.KernelCfg.PalettizedEn"] and not task["NE.KernelCfg.SparseFmt"], "plain weights"),
@@ -152,14 +153,14 @@ def kernel_of(program: Program, task: Task, where: str) -> Array:
         (task["NE.MACCfg.NonlinearMode"] != _TABLE, "weights without a table before them"),
     ):
         if not holds:
-            raise UnsupportedError(f"expected {what}", rule="hwx.kernel", where=where)
+            raise UnsupportedError(f"expected {expected}", rule="hwx.kernel", where=location)
     shape = task.shape
     ocg = task.channels_per_group
     dtype = np.dtype(_TYPES[fmt])
     per_channel = shape[1] * shape[2] * shape[3]
     const = program.section("__TEXT", "__const")
     if shape[0] * per_channel * dtype.itemsize > len(const) or not per_channel:
-        raise _outside(f"{shape} weights within {len(const)} bytes", where)
+        raise _outside(f"{shape} weights within {len(const)} bytes", location)
     out = np.zeros((shape[0], per_channel), dtype)
     tiles = task.tiles
     used = [0] * TILES
@@ -167,36 +168,37 @@ def kernel_of(program: Program, task: Task, where: str) -> Array:
         tile = group % task.engines
         count = min(ocg, shape[0] - first)
         if tile >= len(tiles):
-            raise _outside(f"a coefficient channel {tile}", where)
+            raise _outside(f"a coefficient channel {tile}", location)
         need = count * per_channel * dtype.itemsize
         start = tiles[tile][0] + used[tile]
         end = tiles[tile][0] + tiles[tile][1]
         if start + need > min(end, len(const)):
-            raise _outside(f"{need} bytes at {start}", where)
+            raise _outside(f"{need} bytes at {start}", location)
         out[first : first + count] = np.frombuffer(const[start : start + need], dtype).reshape(count, per_channel)
         used[tile] += need
     return out.reshape(shape).astype(dtype.newbyteorder("="))
 
 
-def table_of(program: Program, task: Task, where: str) -> ActivationLut | None:
-    """Return a task's activation table, which the first coefficient channel brings; None without one.
+def table_of(program: Program, task: Task, location: str) -> ActivationLut | None:
+    """Return a task's activation table, which is in the first coefficient channel; None if the task has none.
 
     Raises
     ------
     UnsupportedError
-        ``hwx.kernel``: a table before weights, of which no program was seen.
+        ``hwx.kernel``: a table followed by weights; no program with both is available.
     FormatError
         ``hwx.kernel-bounds``; ``ane.lut``.
     """
     if task["NE.MACCfg.NonlinearMode"] != _TABLE or not task.tiles:
         return None
     if task.multiplies:
-        raise UnsupportedError("expected a table without weights behind it", rule="hwx.kernel", where=where)
-    const, (start, size) = program.section("__TEXT", "__const"), task.tiles[0]
+        raise UnsupportedError("expected a table that no weights follow", rule="hwx.kernel", where=location)
+    const = program.section("__TEXT", "__const")
+    start, size = task.tiles[0]
     if size < 2 * ENTRIES or start + 2 * ENTRIES > len(const):
-        raise _outside(f"a table at {start}", where)
+        raise _outside(f"a table at {start}", location)
     return read_lut(np.frombuffer(const[start : start + 2 * ENTRIES], "<f2").astype(np.float16))
 
 
-def _outside(expected: str, where: str) -> FormatError:
-    return FormatError("hwx.kernel-bounds", f"expected {expected}, found none", where=where)
+def _outside(expected: str, location: str) -> FormatError:
+    return FormatError("hwx.kernel-bounds", f"expected {expected}, which the file does not have", where=location)

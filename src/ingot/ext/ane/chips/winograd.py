@@ -1,8 +1,8 @@
-"""Whether a convolution may run as Winograd, and why a compressed weight may not (B20, B25).
+"""Decide whether the engine may compute a convolution with the Winograd algorithm (claims B20, B25).
 
-Eligible by B20: the enable bit; weights that are neither E4M3 nor uint8, nor unity, nor sparse; one kernel axis 3 and
-the other below 6; no depth; unit stride; enough work per group of output channels. FT and the M6 study find it a stub
-before H17 (``chips.contradictions()["winograd"]``).
+Conditions of B20: the enable bit is set; the weights are not E4M3, uint8, unity or sparse; one kernel axis is 3 and the
+other below 6; there is no depth axis; the stride is 1; a group of output channels has enough work. According to FT and
+the M6 study, the feature does nothing before H17 (``chips.contradictions()["winograd"]``).
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from dataclasses import dataclass
 
 from ingot.ext.ane.chips.chips import Chip
 from ingot.ext.ane.chips.descriptor import winograd_cell
-from ingot.ext.ane.chips.form import PALETTE, SPARSE, Form
 from ingot.ext.ane.chips.gates import ORDINARY, Conditions
+from ingot.ext.ane.chips.storage_form import PALETTE, SPARSE, StorageForm
 
 
 @dataclass(frozen=True, slots=True)
 class Eligibility:
-    """Whether Winograd is possible, and the first condition that fails (empty where none does).
+    """Whether Winograd is possible, and the first condition that fails (empty if none does).
 
-    ``work`` is what has to reach ``floor``. ``tiles`` are the output and input tiles that the array has; a tile saves
-    ``(3 * output / input) ** 2`` of the multiplications.
+    ``work`` must be at least ``floor``. ``tiles`` are the sizes of output and input tiles that the hardware has; a tile
+    reduces the multiplications by a factor of ``(3 * output / input) ** 2``.
     """
 
     eligible: bool
@@ -32,32 +32,32 @@ class Eligibility:
 
 
 def winograd(
-    form: Form, kernel: tuple[int, int], chip: Chip, conditions: Conditions = ORDINARY, *, ocg: int = 16
+    storage_form: StorageForm, kernel: tuple[int, int], chip: Chip, conditions: Conditions = ORDINARY, *, ocg: int = 16
 ) -> Eligibility:
-    """Return whether a convolution with this weight may run as Winograd.
+    """Return whether the engine may compute a convolution with this weight with Winograd.
 
     Parameters
     ----------
-    form : Form
-        Of the weight.
+    storage_form : StorageForm
+        Storage form of the weight.
     kernel : (int, int)
         Height and width.
     chip : Chip
     conditions : Conditions
     ocg : int
-        Output channels per group; the work is ``ocg * height * width * 2`` and has to reach 16, or 8 where the kernel
-        is no float (``data/descriptor.toml``; the floor 32 of packed modes is not told from a weight).
+        Output channels per group. The work is ``ocg * height * width * 2``; it must be at least 16, or 8 for integer
+        kernels (``data/descriptor.toml``). Packed modes, whose limit is 32, cannot be recognized from a weight.
     """
     enabled = chip.cell("winograd")
-    integer = form.kind in ("int", "blockwise")
+    integer = storage_form.category in ("int", "blockwise")
     height, width = kernel
     floor = int(winograd_cell("floor_integer" if integer else "floor_float").value)
     work = ocg * height * width * 2
     tiles = tuple((int(output), int(size)) for output, size in winograd_cell("tiles").value)
     for holds, reason in (
         (bool(chip.value("winograd")), "the chip has no Winograd"),
-        (form.kind != SPARSE, "a sparse weight keeps its own datapath"),
-        (_underlying(form) not in ("e4m3", "uint8"), f"weights of {_underlying(form)} are excluded"),
+        (storage_form.category != SPARSE, "a sparse weight keeps its own datapath"),
+        (_underlying(storage_form) not in ("e4m3", "uint8"), f"weights of {_underlying(storage_form)} are excluded"),
         (3 in kernel and max(kernel) < 6, f"a {height} x {width} kernel: one axis has to be 3, the other below 6"),
         (conditions.stride == 1, "unit stride only"),
         (conditions.dilation == 1, "no dilation"),
@@ -68,7 +68,7 @@ def winograd(
     return Eligibility(True, "", enabled.evidence, work, floor, tiles)
 
 
-def _underlying(form: Form) -> str:
-    if form.kind == "fp8":
-        return form.entry
-    return form.entry if form.kind == PALETTE else "half"
+def _underlying(storage_form: StorageForm) -> str:
+    if storage_form.category == "fp8":
+        return storage_form.entry
+    return storage_form.entry if storage_form.category == PALETTE else "half"

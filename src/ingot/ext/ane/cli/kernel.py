@@ -1,4 +1,4 @@
-"""``ingot kernel``, and what ``ingot inspect`` prints of a kernel unit."""
+"""``ingot kernel``, and the output of ``ingot inspect`` for a kernel unit."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ EPILOG = (
 def command(options: KernelOptions, json: Json = False) -> None:
     """Pack a weight for an Apple Neural Engine as published: six sections, records of output-channel groups, tiles.
 
-    Without OUT every kernel of the checkpoint, into a folder. What streams on the chip is packed as it is stored, what
-    folds as dense fp16. The layout is partly inferred and has a version; no tool of Apple's reads it.
+    Without OUT, every kernel of the checkpoint is packed into a folder. Weights that stream on the chip keep their
+    stored form; weights that fold become dense fp16. The layout is partly inferred and has a version; no tool of
+    Apple's reads it.
     """
     if options.out is None:
-        _whole(options, json)
+        _pack_model(options, json)
         return
     from ingot.ext.ane.kernel import pack_kernel
 
     render(pack_kernel(options).report(), json=json)
 
 
-def _whole(options: KernelOptions, json: bool) -> None:
+def _pack_model(options: KernelOptions, json: bool) -> None:
     """Pack every kernel; exit code 1 if some are refused."""
     from ingot.ext.ane.kernel import pack_model
 
@@ -50,7 +51,7 @@ def _whole(options: KernelOptions, json: bool) -> None:
 
 
 def show(path: AnyPath, list_records: bool, json: bool) -> None:
-    """Print what is in a kernel unit."""
+    """Print the content of a kernel unit."""
     from ingot.ext.ane.kernel import inspect_kernel
 
     render(inspect_kernel(path).report(records=list_records), json=json)

@@ -27,7 +27,8 @@ def command(
 ) -> None:
     """Build the activation table of a function for an Apple Neural Engine: 43 float16 entries, and their error.
 
-    Evaluated in half precision as the published description of the engine says; nothing has run on one.
+    The table is evaluated in half precision, as the published description of the engine says. It has not been tested on
+    an engine.
     """
     from ingot.ext.ane.chips.activation import FUNCTIONS
     from ingot.ext.ane.chips.lut_plot import svg_plot, text_plot

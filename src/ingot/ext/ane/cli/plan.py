@@ -38,27 +38,29 @@ def command(
     overwrite: Annotated[bool, option(SuggestOptions, "overwrite")] = False,
     json: Json = False,
 ) -> None:
-    """Say which weights stream, fold or are refused on an Apple Neural Engine, by which gate, and what that costs.
+    """Print which weights stream, fold or are refused on an Apple Neural Engine, the deciding gates, and the cost.
 
-    Reads headers, no weights. Nothing has run on Apple hardware: every line names the evidence it rests on, and `!`
-    marks what sources contradict each other about.
+    This reads headers, no weights. Nothing has been tested on Apple hardware: every line names its evidence, and `!`
+    marks facts on which sources contradict each other.
     """
     if suggest is None and max_error is not None:
         raise UsageError("expected --suggest FILE with --max-error", rule="ane.suggest")
     if suggest is not None:
-        wanted = SuggestOptions(options.path, options.chip, suggest, assume=options.assume, overwrite=overwrite)
-        _suggest(wanted if max_error is None else replace(wanted, max_error=max_error), json)
+        suggest_options = SuggestOptions(
+            options.path, options.chip, suggest, assume=options.assume, overwrite=overwrite
+        )
+        _suggest(suggest_options if max_error is None else replace(suggest_options, max_error=max_error), json)
         return
     from ingot.ext.ane.plan import plan
 
-    planned = plan(options)
+    result = plan(options)
     if json:
-        chips = [_data(item) for item in planned.chips]
-        print_json({"path": planned.path, "format": planned.format, "notes": [*planned.notes], "chips": chips})
+        chips = [_data(item) for item in result.chips]
+        print_json({"path": result.path, "format": result.format, "notes": [*result.notes], "chips": chips})
         return
-    for note in planned.notes:
+    for note in result.notes:
         line(f"note: {note}")
-    for item in planned.chips:
+    for item in result.chips:
         _print_chip(item, every, list_tensors)
 
 
@@ -91,20 +93,22 @@ def _print_chip(plan: ChipPlan, every: bool, list_tensors: bool) -> None:
         floor = f"{number(time.floor, 3)} ms per dispatch + " if time.floor else ""
         line(f"  time    {floor}{number(time.share, 4)} ms for the weights ({time.evidence}: {time.source})")
     elif plan.kernels:
-        line("  time    unknown: nobody has published this chip's bandwidth; --assume bandwidth=GB_PER_S")
+        line("  time    unknown: this chip's bandwidth is not published; --assume bandwidth=GB_PER_S")
     if plan.outcomes.get("refused"):
-        line(f"  refused {plan.outcomes['refused']} weights are in no figure: the chip's compiler does not take them")
+        line(f"  refused {plan.outcomes['refused']} weights are in no figure: the chip's compiler refuses them")
     tables = sum(weight.tables_fit is False for weight in plan.kernels)
     if tables:
-        line(f"  tables  {tables} weights have codebooks past the budget that is assumed")
-    beside = [weight for weight in plan.weights if weight.use != "kernel"]
-    if beside:
-        kinds = ", ".join(f"{sum(item.use == use for item in beside)} {use}" for use in ("gather", "vector", "other"))
-        line(f"  beside  {len(beside)} tensors that are no kernels: {kinds}")
+        line(f"  tables  {tables} weights have codebooks that exceed the assumed budget")
+    non_kernels = [weight for weight in plan.weights if weight.use != "kernel"]
+    if non_kernels:
+        counts_by_use = ", ".join(
+            f"{sum(item.use == use for item in non_kernels)} {use}" for use in ("gather", "vector", "other")
+        )
+        line(f"  other   {len(non_kernels)} tensors that are no kernels: {counts_by_use}")
     reasons = Counter(weight.winograd for weight in plan.kernels if weight.winograd is not None)
     for reason, count in reasons.items():
-        told = f"not: {reason}" if reason else f"may run as Winograd ({_tiles()}; B20; sources disagree before H17)"
-        line(f"  winograd {count} convolutions {told}")
+        outcome = f"not: {reason}" if reason else f"may run as Winograd ({_tiles()}; B20; sources disagree before H17)"
+        line(f"  winograd {count} convolutions {outcome}")
     _print_forms(plan)
     _print_contradictions(plan)
     if list_tensors and plan.kernels:
@@ -121,7 +125,7 @@ def _print_chip(plan: ChipPlan, every: bool, list_tensors: bool) -> None:
             "nearest better",
         )
         print()
-        table(columns, _rows(plan, every), left=6, optional=("evidence", "nearest better", "passes", "by gate"))
+        table(columns, _rows(plan, every), text_columns=6, optional=("evidence", "nearest better", "passes", "by gate"))
 
 
 def _tiles() -> str:
@@ -131,15 +135,15 @@ def _tiles() -> str:
 
 
 def _print_contradictions(plan: ChipPlan) -> None:
-    """Tell in full what these weights rest on, and name the rest."""
+    """Print the contradictions that these weights depend on in full, and the names of the others."""
     concerned = {key for weight in plan.kernels if weight.decision for key in weight.decision.contradictions}
     for item in plan.contradictions:
         if item.key in concerned:
             keys = ", ".join(item.keys) or "nothing here depends on it"
             line(f"  ! {item.about}: {' / '.join(item.sides)}. Taken: {item.taken}. --assume: {keys}")
-    others = [item.key for item in plan.contradictions if item.key not in concerned]
-    if others:
-        line(f"  !       sources also disagree about forms not used here: {', '.join(others)}; --json has the sides")
+    unused = [item.key for item in plan.contradictions if item.key not in concerned]
+    if unused:
+        line(f"  !       sources also disagree about forms not used here: {', '.join(unused)}; --json has the sides")
 
 
 def _print_forms(plan: ChipPlan) -> None:

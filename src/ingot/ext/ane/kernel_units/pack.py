@@ -12,9 +12,9 @@ import numpy as np
 from ingot.errors import UsageError
 from ingot.ext.ane.chips import kernel_format as formats
 from ingot.ext.ane.chips.activation import ActivationLut
-from ingot.ext.ane.chips.bits import pack_lsb
 from ingot.ext.ane.chips.chips import Chip
 from ingot.ext.ane.chips.descriptor import KernelKind, kernel_word
+from ingot.ext.ane.chips.kernel_format import pack_lsb
 from ingot.ext.ane.kernel_units.header import (
     ASYMMETRIC,
     BLOCKS,
@@ -211,8 +211,8 @@ def _check(weight: KernelWeight) -> None:
 
 
 def _check_budget(lut: int, pal: int, chip: Chip) -> None:
-    activation = chip.known("activation_lut_budget")
-    tables = chip.known("palette_lut_budget")
+    activation = chip.published("activation_lut_budget")
+    tables = chip.published("palette_lut_budget")
     if activation is not None and lut > int(activation.value):
         raise UsageError(
             f"expected an activation table of at most {activation.value} bytes, found {lut}", rule="ane.budget"

@@ -24,17 +24,28 @@ from ingot.ext.ane.kernel_units.header import (
     require_digest,
     stored_digest,
 )
-from ingot.ext.ane.kernel_units.kind import UnitFormat, unit_format
 from ingot.ext.ane.kernel_units.unit import read_unit
+from ingot.ext.ane.kernel_units.unit_format import UnitFormat, unit_format
 from ingot.model.bytesource import ByteSource, DerivedSource, MemorySource
-from ingot.model.layouts.affine import CODES, NO_ZERO, POINTS, ROW, ROWS_LSB, SCALES, WHOLE, ZEROS, AffineLayout, Group
+from ingot.model.layouts.affine import (
+    CODES,
+    NO_ZERO,
+    PER_TENSOR,
+    POINTS,
+    ROW,
+    ROWS_LSB,
+    SCALES,
+    ZEROS,
+    AffineLayout,
+    Group,
+)
 from ingot.model.layouts.base import Layout, matrix_shape
 from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.layouts.palette import CODEBOOK, INDICES, PaletteLayout
 from ingot.model.layouts.palette import SCALES as CODEBOOK_SCALES
 from ingot.model.layouts.sparse import MASK, NONZEROS, MaskLayout
 from ingot.model.part import Part
-from ingot.model.reading.pieces import PartBytes, Pieces
+from ingot.model.reading.concat_source import ConcatSource, PartRange
 from ingot.model.tensor import Tensor
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -55,7 +66,7 @@ class UnitSource(DerivedSource):
         self.mapped = source.mapped
         self._is_checked = not verify
 
-    def prove(self) -> None:
+    def verify_sources(self) -> None:
         """Compare the digest, unless it was compared before.
 
         Raises ``IntegrityError`` ``anek.digest``.
@@ -65,11 +76,11 @@ class UnitSource(DerivedSource):
             self._is_checked = True
 
     def view(self, offset: int, length: int) -> memoryview:
-        self.prove()
+        self.verify_sources()
         return self.source.view(offset, length)
 
     def readinto(self, offset: int, out: memoryview) -> None:
-        self.prove()
+        self.verify_sources()
         self.source.readinto(offset, out)
 
     def changed(self) -> bool:
@@ -309,13 +320,15 @@ class _WeightReader:
         if header.flags & ASYMMETRIC:
             zero_points = self._read(header.sections["scale"].offset + scales, header.channels).view(np.int8)
             parts[ZEROS] = _memory(zero_points.astype(unit_scale.dtype), dtype)
-        grid = Group(header.block) if header.flags & BLOCKS else ROW if scaled else WHOLE
+        grid = Group(header.block) if header.flags & BLOCKS else ROW if scaled else PER_TENSOR
         stored_matrix = (header.channels, header.per_channel)
         matrix = None if matrix_shape(header.shape) == stored_matrix else stored_matrix
         return AffineLayout(8, grid, ROWS_LSB, True, zero, "f16", dtype, matrix), parts, CODES
 
     def _palette(self, scaled: bool) -> tuple[Layout | None, dict[str, Part], str]:
-        header, unit_format, unit = self._header, self._format, self._unit
+        header = self._header
+        unit_format = self._format
+        unit = self._unit
         entries = _ENTRY_DTYPES[unit_format.entry]
         parts = {CODEBOOK: unit.section("pal", CODEBOOK, entries)}
         if scaled:
@@ -343,9 +356,9 @@ class _WeightReader:
         if (runs[1, :-1] % 8).any():
             stream: ByteSource = _BitRuns(unit.source, runs)
         else:
-            file_range = PartBytes(Part("u8", unit.source.size, unit.source, where=location), scattered=True)
+            file_range = PartRange(Part("u8", unit.source.size, unit.source, where=location), scattered=True)
             spans = np.stack([np.zeros_like(runs[0]), runs[0], -(-runs[1] // 8)])
-            stream = Pieces(location, [file_range], spans)
+            stream = ConcatSource(location, [file_range], spans)
         row = DTYPES[dtype]
         return Part(row.storage, stream.size, stream, type=None if row.is_storage else row.name, where=location)
 

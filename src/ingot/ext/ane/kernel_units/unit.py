@@ -11,7 +11,7 @@ from ingot.core.numeric.dtypes import numpy_dtype
 from ingot.errors import FormatError
 from ingot.ext.ane.chips import kernel_format as formats
 from ingot.ext.ane.chips.activation import read_lut
-from ingot.ext.ane.chips.bits import e4m3_numbers, pack_lsb, unpack_lsb
+from ingot.ext.ane.chips.kernel_format import e4m3_numbers, pack_lsb, unpack_lsb
 from ingot.ext.ane.kernel_units.header import (
     ASYMMETRIC,
     BLOCKS,
@@ -25,8 +25,8 @@ from ingot.ext.ane.kernel_units.header import (
     read_header,
     require_digest,
 )
-from ingot.ext.ane.kernel_units.kind import NUMPY, PLAIN, unit_format
 from ingot.ext.ane.kernel_units.pack import KernelWeight
+from ingot.ext.ane.kernel_units.unit_format import NUMPY, PLAIN, unit_format
 from ingot.model.bytesource import MemorySource
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -24,7 +24,7 @@ Folder = Annotated[str, About("Squish directory: manifest.json and tensors/.", a
 
 @declare("status")
 def status(path: Folder, json: Json = False) -> None:
-    """Show which tiers are there, which of them can be trusted, and what would be loaded."""
+    """Show which tiers exist, which are complete and current, and which tier each runtime would load."""
     from ingot.errors import UsageError
     from ingot.ext.squish.tiers.choose import choose
     from ingot.ext.squish.tiers.status import status as status_of
@@ -45,16 +45,17 @@ def build(
     options: BuildOptions,
     gate: Annotated[
         str | None,
-        About("Text to measure a 4bit or 3bit tier on before it counts; 3bit has one of Ingot's by default."),
+        About("Text on which a 4bit or 3bit tier is measured before use; Ingot has a default text for 3bit."),
     ] = None,
-    max_rise: Annotated[float, About("The share by which the perplexity may rise at a gate.")] = 0.02,
+    max_rise: Annotated[float, About("Limit on the relative rise of the perplexity at a gate.")] = 0.02,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
     """Build a tier from the tensors; its sentinel is written last.
 
-    A tier that is complete and whose tensors did not change is left as it is. A gate, which needs the extra
-    transformers, gives tensors that lose most more bits until the model passes; where none does, the tier is removed.
+    A complete tier whose source tensors did not change is not built again. A gate needs the extra transformers. It
+    gives more bits to the tensors with the largest errors until the model passes; if no choice passes, the tier is
+    removed.
     """
     from ingot.ext.squish.tiers.build import build as build_tier
     from ingot.ext.squish.tiers.status import is_built
@@ -73,10 +74,10 @@ def build(
 @declare("drop")
 def drop(
     path: Folder,
-    tier: Annotated[str | None, About("bf16, finalized, 4bit or 3bit; default: all of them.")] = None,
+    tier: Annotated[str | None, About("bf16, finalized, 4bit or 3bit; by default all.")] = None,
     json: Json = False,
 ) -> None:
-    """Remove built tiers; the tensors they were built from stay."""
+    """Remove built tiers; the source tensors stay."""
     from ingot.ext.squish.tiers.build import drop as drop_tiers
     from ingot.ext.squish.tiers.status import dropped_report
 
@@ -86,7 +87,7 @@ def drop(
 command = Group(
     "cache",
     commands=[status, build, drop],
-    help="The prepared forms (tiers) of a Squish directory.",
+    help="Build, show and remove the tiers of a Squish directory: prepared copies of its weights.",
     no_args_is_help=True,
     epilog=EPILOG,
 )

@@ -18,9 +18,9 @@ EPILOG = (
 
 @declare("int4", EPILOG)
 def command(options: Int4Options, quiet: Quiet = False, json: Json = False) -> None:
-    """Add four-bit forms to a Squish directory of eight bits, in place.
+    """Add four-bit forms to a Squish directory of eight-bit tensors, in place.
 
-    They count once all are on the disk: until then, and after a kill, the directory is what it was.
+    Readers use them when all are written. Until then, or if the command is killed, they use the eight-bit tensors.
     """
     from ingot.ext.squish.tiers.int4 import add_int4
 

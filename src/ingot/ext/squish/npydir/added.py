@@ -15,7 +15,7 @@ from ingot.formats.base import Catalog, WriteOptions
 from ingot.model.artifact import Artifact
 from ingot.model.bytesource import Target
 from ingot.model.layouts.affine import AffineLayout
-from ingot.model.store import Joined, Store
+from ingot.model.store import MergedStore, Store
 
 
 class AddedForms(NpydirFormat):
@@ -46,10 +46,10 @@ class AddedForms(NpydirFormat):
 
         The shape of each returned tensor is that of the matrix of its codes, because that is how this format writes it.
         """
-        catalog = super().read(Joined(store, self.directory), MANIFEST, verify=verify)
+        catalog = super().read(MergedStore(store, self.directory), MANIFEST, verify=verify)
         tensors = {name: catalog.tensors[name] for name in self.keys}
         matrices = {
-            name: replace(tensor, shape=AffineLayout.of(tensor).matrix_of(tensor.shape))
+            name: replace(tensor, shape=AffineLayout.from_tensor(tensor).matrix_of(tensor.shape))
             for name, tensor in tensors.items()
         }
         return replace(catalog, tensors=matrices)

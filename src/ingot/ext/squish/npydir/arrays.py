@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ingot.core.bytes import encodings
-from ingot.core.files.forward import Forward
+from ingot.core.files.sequential import SequentialSource
 from ingot.errors import FormatError, UnsupportedError
 from ingot.ext.squish.npydir import npy
 from ingot.ext.squish.npydir.names import COMPRESSIONS, FOLDER, READ_SUFFIXES, file_of, foreign_form
@@ -31,7 +31,7 @@ class _CompressedReader:
         return bytes(out)
 
 
-class ZstdFile(Forward, StampedSource):
+class ZstdFile(SequentialSource, StampedSource):
     """Byte source of the decompressed bytes of a Zstandard file; it reads in order and never keeps all bytes in memory.
 
     Parameters

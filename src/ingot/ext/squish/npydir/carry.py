@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import prod
 
 from ingot.core.numeric.dtypes import DTYPES, FLOATS, MAX_RANK
-from ingot.core.numeric.retype import HOLDERS
+from ingot.core.numeric.exact_cast import EXACT_WIDER_DTYPES
 from ingot.errors import CodecError, UnsupportedError
 from ingot.ext.squish.npydir import npy
 from ingot.ext.squish.npydir.names import why_name_unsupported
@@ -85,7 +85,7 @@ def _dense_arrays(spec: TensorSpec) -> tuple[ArraySpec, ...]:
     if row is None or not spec.parts:
         raise _refuse(f"the element type {spec.dtype[:80]} is unknown")
     part = spec.parts[0]
-    is_widened = part.dtype in HOLDERS.get(row.name, ()) and part.type == row.name
+    is_widened = part.dtype in EXACT_WIDER_DTYPES.get(row.name, ()) and part.type == row.name
     if not is_widened and row.name not in npy.CODE_OF:
         raise _refuse(f"a .npy file cannot have the element type {row.name}; floats can be stored as f16 or f32")
     if not is_widened and (part.dtype, part.type or part.dtype) != (row.storage, row.name):
@@ -95,7 +95,7 @@ def _dense_arrays(spec: TensorSpec) -> tuple[ArraySpec, ...]:
 
 def _quantized_arrays(spec: TensorSpec) -> tuple[ArraySpec, ...]:
     try:
-        layout = AffineLayout.of(spec)
+        layout = AffineLayout.from_tensor(spec)
     except CodecError as error:
         raise _refuse(error.message) from error
     if not layout.stream or spec.dtype not in FLOATS:

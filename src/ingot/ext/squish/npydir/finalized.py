@@ -90,7 +90,8 @@ class NpyFormat(Format):
         """
         folder = name.rpartition("/")[0]
         listing = store.list(folder)
-        files, links = _arrays(listing.files), _arrays(listing.outside)
+        files = _arrays(listing.files)
+        links = _arrays(listing.outside)
         if links:
             raise FormatError(
                 "npydir.link",

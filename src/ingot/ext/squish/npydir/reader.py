@@ -12,7 +12,6 @@ from ingot.core.parsing.strictjson import strict_json
 from ingot.core.runtime.memory import gc_paused
 from ingot.errors import FormatError
 from ingot.ext.squish.npydir.arrays import Array, Group, extra_file, foreign_form_error, list_arrays, open_arrays
-from ingot.ext.squish.npydir.forms import STORAGE_FORMS, StorageForm, choose, tensor_of
 from ingot.ext.squish.npydir.names import (
     FOLDER,
     INT4_READY,
@@ -26,10 +25,11 @@ from ingot.ext.squish.npydir.names import (
 )
 from ingot.ext.squish.npydir.sidecar import Entry, Sidecar
 from ingot.ext.squish.npydir.sidecar import parse as parse_sidecar
+from ingot.ext.squish.npydir.storage_forms import STORAGE_FORMS, StorageForm, choose, tensor_of
 from ingot.formats.base import Catalog
 from ingot.model.bytesource import ByteSource
 from ingot.model.layouts.affine import AffineLayout
-from ingot.model.store import Listed, Store
+from ingot.model.store import CachedStore, Store
 from ingot.model.tensor import Tensor
 
 # Size in bytes of a manifest that is always parsed, and the size that each tensor may add to it.
@@ -55,7 +55,7 @@ def read_catalog(store: Store, *, verify: bool = True) -> Catalog:
 
     Raises ``FormatError``, ``IntegrityError`` and ``UnsupportedError`` with the rules of spec/npydir.md.
     """
-    store = Listed(store)
+    store = CachedStore(store)
     _require_finished(store)
     raw = store.read(MANIFEST, MAX_MANIFEST, "npydir.manifest-length")
     with gc_paused():
@@ -175,7 +175,7 @@ def _read_form(name: str, storage: StorageForm, group: Group, entry: Entry | Non
 
 def _check_header(array: Array, expected: str) -> None:
     """Check an array's header against its digest in ``ingot.json``."""
-    algorithm = checksums.known(expected, "npydir.head-digest", array.name)
+    algorithm = checksums.algorithm_of(expected, "npydir.head-digest", array.name)
     if algorithm is not None:
         checksums.check(expected, checksums.digest(algorithm, array.head), "npydir.head-digest", array.name)
 
@@ -200,7 +200,11 @@ def _check_other(tensor: Tensor, other_form: StorageForm, group: Group, entry: E
 def _check_sentinel(tensor: Tensor, storage: StorageForm, group: Group, reading: _Reading) -> None:
     """Refuse a directory that is marked as complete at four bits but lacks a four-bit form that its tensor could
     have."""
-    if reading.int4_ready and storage.bits == 8 and AffineLayout.of(tensor).matrix_of(tensor.shape)[1] % 4 == 0:
+    if (
+        reading.int4_ready
+        and storage.bits == 8
+        and AffineLayout.from_tensor(tensor).matrix_of(tensor.shape)[1] % 4 == 0
+    ):
         raise FormatError(
             "npydir.sentinel",
             f"{INT4_READY} marks four-bit forms as complete, and this one is missing: remove the sentinel, or "

@@ -11,7 +11,7 @@ import numpy as np
 
 from ingot.core.bytes import checksums
 from ingot.core.numeric.dtypes import DTYPES, from_file
-from ingot.core.numeric.retype import narrow
+from ingot.core.numeric.exact_cast import narrow
 from ingot.errors import IntegrityError, UnsupportedError, UsageError
 from ingot.ext.squish.npydir import npy
 from ingot.ext.squish.npydir.array_file import ArrayFile

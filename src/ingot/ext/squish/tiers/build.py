@@ -1,4 +1,4 @@
-"""Make a tier from the tensors, or remove it: one process at a time; it counts once its sentinel lies."""
+"""Build a tier from the tensors of a Squish directory, or remove it; one process at a time."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from ingot.core.options import takes
 from ingot.errors import CodecError, IntegrityError, ResourceError, UsageError
 from ingot.ext.squish.tiers import sentinel, snapshot
 from ingot.ext.squish.tiers.directory import Directory, resumed
-from ingot.ext.squish.tiers.gate import Gate, Passed, Search
-from ingot.ext.squish.tiers.kept import Kept, kept
+from ingot.ext.squish.tiers.gate import Gate, GateResult, Search
 from ingot.ext.squish.tiers.options import BuildOptions
+from ingot.ext.squish.tiers.preferred_dtype import config_of
+from ingot.ext.squish.tiers.reusable import ReusableTensors, reusable_tensors
 from ingot.ext.squish.tiers.sentinel import Sentinel
 from ingot.ext.squish.tiers.status import (
     TierStatus,
@@ -27,24 +28,24 @@ from ingot.ext.squish.tiers.status import (
     tier_files,
 )
 from ingot.ext.squish.tiers.table import BUILT, THREE_BIT, TIERS, Tier, tier_of
-from ingot.ext.squish.tiers.wanted import config_of
 from ingot.formats.packed_folders.mlx import MlxFormat
 from ingot.model.bytesource import Stamp
 from ingot.model.store import Store
 from ingot.recipes.load import load_recipe
 from ingot.recipes.recipe import Recipe
 from ingot.reporting.report import Bytes, Figure, Line, Report, Seconds, figures_of
-from ingot.reporting.shown import Shown
+from ingot.reporting.reportable import Reportable
 from ingot.stores.location import AnyPath, Location
 from ingot.translate.mlx_families import is_opened
 
 
 @dataclass(frozen=True, slots=True)
-class BuildReport(Shown):
-    """A tier that is there now: ``built`` is False where it was complete before. Bytes of its files, wall seconds.
+class BuildReport(Reportable):
+    """The tier after a build; ``built`` is False if it was complete before. ``nbytes`` is the size of its files.
 
-    ``raised`` are the tensors that have more bits than its name says, ``gate`` is what its gate found. ``kept`` tensors
-    have the values of arrays of few bits, ``requantized`` ones were quantized again from such.
+    ``raised`` are the tensors that have more bits than the tier's name states; ``gate`` is the result of its gate.
+    ``kept`` is the number of tensors with the exact values of source arrays below 8 bits, ``requantized`` the number
+    of tensors that were quantized again from such arrays.
     """
 
     tier: str
@@ -53,32 +54,34 @@ class BuildReport(Shown):
     nbytes: Bytes
     seconds: Seconds
     raised: tuple[str, ...] = ()
-    gate: Passed | None = None
+    gate: GateResult | None = None
     kept: int = 0
     requantized: int = 0
 
     def report(self) -> Report:
         """Return all figures."""
-        what = "built in {seconds}" if self.built else "complete already"
+        outcome = "built in {seconds}" if self.built else "complete already"
         lines = quality(self.raised, self.gate)
         if self.requantized:
-            lines.append(f"{self.requantized} tensors of few bits were quantized again: their values are others")
+            lines.append(f"{self.requantized} tensors below 8 bits were quantized again: their values changed")
         elif self.kept:
-            lines.append("the values are those of the arrays")
+            lines.append("the values equal those of the arrays")
         figures = [*figures_of(self), Figure("quality", lines, "texts", data=False)]
-        return Report(figures, [Line(f"{{path}}: tier {{tier}}, {{nbytes}}, {what}"), Line("{item}", each="quality")])
+        return Report(
+            figures, [Line(f"{{path}}: tier {{tier}}, {{nbytes}}, {outcome}"), Line("{item}", items="quality")]
+        )
 
 
 @takes(BuildOptions, "tier")
 def build(options: BuildOptions) -> BuildReport:
     """Build a tier from the tensors of a Squish directory, tensor by tensor, and mark it complete.
 
-    Weights are written beside their final place, flushed and renamed; the sentinel, with what the tier was made from,
-    follows as the last step. A run that is killed leaves no sentinel, and the next one goes on where it stopped. A
-    second process waits for the first. A complete tier is built anew with ``force``, or unless it passed the same gate.
+    Weights are written to a temporary name in the same folder, flushed and renamed. The sentinel is written last; it
+    records the state of the source. An interrupted run leaves no sentinel, and the next run continues. A second process
+    waits for the first. A complete tier is built again only with ``force``, or if it has not passed the given gate.
 
-    A packed tier of arrays that have few bits already takes them as they are; what it cannot take is refused without
-    ``allow_requantize``.
+    A packed tier stores source arrays below 8 bits unchanged. If its format cannot store such an array, the build is
+    refused unless ``allow_requantize`` is set.
 
     Returns
     -------
@@ -87,15 +90,15 @@ def build(options: BuildOptions) -> BuildReport:
     Raises
     ------
     UsageError
-        ``tier.no-directory``, ``tier.unknown``, ``tier.not-built``: there is no such step; ``tier.no-source``;
-        ``tier.no-gate``: a gate for a tier that is exact; ``tier.ungated``: 3 bits without a gate;
+        ``tier.no-directory``; ``tier.unknown``; ``tier.not-built``: the source tensors are no built tier;
+        ``tier.no-source``; ``tier.no-gate``: a gate for an exact tier; ``tier.ungated``: 3 bits without a gate;
         ``tier.requantize``.
     CodecError
-        ``tier.gate``: the model does not pass; the tier is gone.
+        ``tier.gate``: the model does not pass; the tier was removed.
     IntegrityError
-        ``tier.source-changed``: the tensors were written to meanwhile.
+        ``tier.source-changed``: the tensors were changed during the build.
     ResourceError
-        ``tier.locked``; ``tier.link``: a link in the tier's place; those of ``convert``: disk full, read-only, ...
+        ``tier.locked``; ``tier.link``: the tier's path is a link; errors of ``convert``, such as a full disk.
     """
     started = time.perf_counter()
     tier = tier_of(options.tier)
@@ -104,35 +107,36 @@ def build(options: BuildOptions) -> BuildReport:
     if gate is not None and tier.bits is None:
         raise UsageError(f"tier {tier.name} is not quantized: there is nothing to gate", rule="tier.no-gate")
     with directory.locked():
-        current, taken = status_of(directory, tier), Kept()
+        current = status_of(directory, tier)
+        reusable = ReusableTensors()
         needed = options.force or not current.usable or (gate is not None and not _passed(current.gate, gate))
         if needed:
             _require_gate(tier, options)
-            taken = _build(directory, tier, options)
+            reusable = _build(directory, tier, options)
             current = status_of(directory, tier)
     seconds = time.perf_counter() - started
-    counts = (len(taken.names), len(taken.again))
+    counts = (len(reusable.names), len(reusable.again))
     return BuildReport(tier.name, current.path, needed, current.nbytes, seconds, current.raised, current.gate, *counts)
 
 
 def _require_gate(tier: Tier, options: BuildOptions) -> None:
     if tier is THREE_BIT and options.gate is None and not options.ungated:
         raise UsageError(
-            "expected a gate for a tier of 3 bits, which some models do not survive: pass one "
+            "expected a gate for a tier of 3 bits, which makes some models unusable: pass one "
             "(ingot.ext.squish.gate.PerplexityGate), or --ungated (ungated=True)",
             rule="tier.ungated",
         )
 
 
-def _passed(passed: Passed | None, gate: Gate) -> bool:
-    return passed is not None and passed.text == gate.text and passed.rise <= gate.max_rise
+def _passed(result: GateResult | None, gate: Gate) -> bool:
+    return result is not None and result.text == gate.text and result.rise <= gate.max_rise
 
 
 def drop(path: AnyPath, tier: str | None = None) -> list[TierStatus]:
-    """Remove a built tier, or all of them; return what each was before.
+    """Remove a built tier, or all built tiers; return their states before the removal.
 
-    The sentinel goes first, so that a drop that is killed leaves nothing that looks complete. Tiers are not removed
-    where the tensors they were built from are gone.
+    The sentinel is removed first, so that an interrupted removal leaves no tier that is marked as complete. If the
+    source tensors do not exist, no tier is removed.
 
     Raises
     ------
@@ -150,13 +154,13 @@ def drop(path: AnyPath, tier: str | None = None) -> list[TierStatus]:
 
 
 def _unmark(directory: Directory, tier: Tier) -> None:
-    """Remove a tier's sentinels, for good before anything else happens to its weights."""
+    """Remove all sentinels of a tier, before its weights are changed."""
     while (mark := mark_of(tier, directory)) is not None:
         directory.remove(mark)
 
 
-def _build(directory: Directory, tier: Tier, options: BuildOptions) -> Kept:
-    """Make the weights and mark them; return what was kept of arrays of few bits."""
+def _build(directory: Directory, tier: Tier, options: BuildOptions) -> ReusableTensors:
+    """Build the weights and write the sentinel; return the source tensors that were reused."""
     gate = options.gate
     source = Location.in_store(directory)
     target = Location.in_store(directory, tier.path)
@@ -164,10 +168,10 @@ def _build(directory: Directory, tier: Tier, options: BuildOptions) -> Kept:
     _require_own(directory, tier)
     assert tier.recipe is not None
     assert tier.sentinel is not None
-    taken = kept(source, tier)
+    reusable = reusable_tensors(source, tier)
     if not options.allow_requantize:
-        taken.require_allowed(tier, directory.location)
-    recipe = taken.recipe(load_recipe(tier.recipe))
+        reusable.require_allowed(tier, directory.location)
+    recipe = reusable.recipe(load_recipe(tier.recipe))
     make = _maker(source, target, tier, options)
     search = None if gate is None else Search(source, recipe, make, target, gate)
     _unmark(directory, tier)
@@ -180,23 +184,23 @@ def _build(directory: Directory, tier: Tier, options: BuildOptions) -> Kept:
         except CodecError:
             directory.remove(tier.path)
             raise
-    made_from = snapshot.take(directory, source_files(directory))
+    source_snapshot = snapshot.take(directory, source_files(directory))
     if before != _stamps(directory):
         raise IntegrityError(
             "tier.source-changed",
-            "the tensors were written to while a tier was built from them; try again when they are complete",
+            "the tensors were changed while a tier was built from them; try again when they are complete",
             where=directory.location,
         )
     files = snapshot.take(directory, tier_files(directory, tier))
-    record = Sentinel(tier.name, made_from, files, _raised(target, tier), passed)
+    record = Sentinel(tier.name, source_snapshot, files, _raised(target, tier), passed)
     directory.write(tier.sentinel, sentinel.encode(record))
-    return taken
+    return reusable
 
 
 def _maker(source: Location, target: Location, tier: Tier, options: BuildOptions) -> Callable[[Recipe], object]:
-    """Return what converts the tensors into the tier's place by a recipe.
+    """Return a function that converts the source tensors to the tier by a recipe.
 
-    A tier is a copy beside its source, for Ingot's own loading too: models that mlx_lm does not open have tiers.
+    Models that mlx_lm cannot open have packed tiers too, because Ingot loads them; these tiers keep the tensor names.
     """
     keep_names = tier.format == MlxFormat.name and not is_opened(config_of(source))
 
@@ -209,7 +213,7 @@ def _maker(source: Location, target: Location, tier: Tier, options: BuildOptions
                 tier.format,
                 options.max_ram,
                 progress=options.progress,
-                allow_requantize=True,  # a tier never replaces what it is made from; what has few bits was asked for
+                allow_requantize=True,  # require_allowed has checked the option; the source tensors stay
                 overwrite=True,
                 resume=resume,
                 measure=False,
@@ -222,18 +226,18 @@ def _maker(source: Location, target: Location, tier: Tier, options: BuildOptions
 
 
 def _require_own(directory: Directory, tier: Tier) -> None:
-    """Refuse to write through links: a directory from elsewhere must not choose what is replaced."""
+    """Refuse to write through links: in a downloaded directory they could lead to any file."""
     for name in (tier.path, *tier.marks):
         if directory.is_link(name):
             raise ResourceError(
-                "expected a tier in the directory itself, found a link; remove it to build the tier here",
+                "expected the tier's files in the directory, found a link; remove it to build the tier here",
                 rule="tier.link",
                 where=directory.location_of(name),
             )
 
 
 def _raised(location: Location, tier: Tier) -> tuple[str, ...]:
-    """Return the tensors of a packed tier that have more bits than its name says."""
+    """Return the tensors of a packed tier that have more bits than its name states."""
     if tier.bits is None:
         return ()
     with open_checkpoint(location, verify=False) as checkpoint:
@@ -245,7 +249,7 @@ def _stamps(store: Store) -> dict[str, Stamp]:
 
 
 def _buildable(location: Location, *tiers: Tier, rule: str = "tier.no-source") -> Directory:
-    """Return a directory that tiers can be built in; each of these must be one that is built."""
+    """Return the directory of a location if it has source tensors; refuse tiers that are not built from them."""
     if not is_squish_directory(location):
         raise UsageError(
             "expected a Squish directory: a folder with manifest.json and tensors/",
@@ -256,12 +260,12 @@ def _buildable(location: Location, *tiers: Tier, rule: str = "tier.no-source") -
     for tier in tiers:
         if tier.sentinel is None:
             raise UsageError(
-                f"expected a tier that is built: {', '.join(BUILT)}; {tier.name} is what they are made from",
+                f"expected one of the tiers {', '.join(BUILT)}; {tier.name} are their source",
                 rule="tier.not-built",
             )
     if not source_files(directory):
         raise UsageError(
-            "the tensors that tiers are made from are gone: nothing can be built, and what is here is the last copy",
+            "the directory has no source tensors: no tier can be built, and the existing tiers are the last copy",
             rule=rule,
             where=directory.location,
         )

@@ -1,4 +1,4 @@
-"""The decision tree: which of a directory's tiers a runtime loads (Squish Architecture, section 7)."""
+"""Choose the tier that a runtime loads from a Squish directory: the decision tree of Squish Architecture, section 7."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Any
 
 from ingot.artifacts.open import open as open_checkpoint
 from ingot.errors import UsageError
+from ingot.ext.squish.tiers.preferred_dtype import preferred_dtype
 from ingot.ext.squish.tiers.status import COMPLETE, TierStatus, status
 from ingot.ext.squish.tiers.table import BF16, FINALIZED, FOUR_BIT, TENSORS, THREE_BIT, TIERS, Tier
-from ingot.ext.squish.tiers.wanted import wanted_dtype
 from ingot.model.layouts.affine import AffineLayout
 from ingot.stores.location import AnyPath, Location
 
 _TREE = {
-    # The document's tree, for the runtime that it was written for: MLX computes from 4-bit weights as they are.
+    # The document's tree, which is for MLX: MLX computes with packed 4-bit weights.
     "mlx": (FOUR_BIT, THREE_BIT, BF16, FINALIZED, TENSORS),
-    # Dense weights: mapped ones first; tiers with fewer bits, which are not exact and have to be decoded, come last.
+    # Dense weights: first files that can be mapped, last the packed tiers, which are inexact and must be decoded.
     "torch": (BF16, FINALIZED, TENSORS, FOUR_BIT, THREE_BIT),
-    # Weights that stay packed in memory: the integers as they were made, then those that were made from them.
+    # Weights that stay packed in memory: first the original integers, then the tiers made from them.
     "packed": (TENSORS, FOUR_BIT, THREE_BIT),
 }
-# A tier of 16 bits rounds what is wanted in another type: it comes after the tensors then. Wanted in bf16, weights are
-# rounded to it once, in the tier or while decoding.
+# If another type is preferred, a tier of 16 bits would round, so it comes after the tensors. If bf16 is preferred,
+# weights are rounded once in any case: in the tier or while decoding.
 _ROUNDING = {
     "f16": (FINALIZED, TENSORS, BF16),
     "f32": (TENSORS, FINALIZED, BF16),
@@ -32,9 +32,10 @@ _ROUNDING = {
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What is loaded.
+    """The chosen tier.
 
-    ``location`` opens with ``ingot.open``. ``why`` explains the choice, ``skipped`` why earlier tiers were not chosen.
+    ``location`` can be opened with ``ingot.open``. ``why`` is the reason for the choice; ``skipped`` has the reasons
+    against the tiers before it.
     """
 
     location: Location
@@ -45,11 +46,11 @@ class Choice:
 
     @property
     def path(self) -> str:
-        """The location for messages."""
+        """The location as text for messages."""
         return self.location.display
 
     def report(self) -> dict[str, object]:
-        """Return the choice for a report, JSON-able."""
+        """Return the choice as data for a JSON report."""
         return {
             "tier": self.tier.name,
             "number": self.tier.number,
@@ -61,27 +62,27 @@ class Choice:
 
 
 def choose(path: AnyPath, runtime: str = "torch", *, keep_packed: bool = False, dtype: Any = None) -> Choice:
-    """Take the best complete tier of a Squish directory.
+    """Return the best complete tier of a Squish directory.
 
     Parameters
     ----------
     path : path
         The directory.
     runtime : {"torch", "mlx"}
-        Who computes with the weights.
+        Runtime that loads the weights.
     keep_packed : bool
-        For torch: weights are to stay packed.
+        Whether the weights stay packed, for torch.
     dtype : optional
-        Element type that weights are wanted in; by default that of ``wanted_dtype``. Tiers that would round to
-        another come after the tensors.
+        Element type of the loaded weights; by default that of ``preferred_dtype``. Tiers that would round to another
+        type come after the tensors.
 
     Raises
     ------
     UsageError
-        ``tier.no-directory``, ``tier.runtime``; ``tier.none``: no tier can be used, with each one's reason.
+        ``tier.no-directory``; ``tier.runtime``; ``tier.none``: no tier can be used; the message has the reasons.
     """
     location = Location.parse(path)
-    order = _order(runtime, keep_packed, wanted_dtype(location, dtype))
+    order = _order(runtime, keep_packed, preferred_dtype(location, dtype))
     states = {state.tier: state for state in status(location)}
     store = location.store()
     skipped: list[tuple[str, str]] = []
@@ -91,9 +92,9 @@ def choose(path: AnyPath, runtime: str = "torch", *, keep_packed: bool = False, 
         if reason is None:
             return Choice(weights, tier, _why(tier, states[tier.name]), tuple(skipped))
         skipped.append((tier.name, reason))
-    told = "; ".join(f"{name}: {reason}" for name, reason in skipped)
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped)
     raise UsageError(
-        f"expected a tier that {runtime} can load; found none ({told})",
+        f"{runtime} can load no tier of this directory ({reasons})",
         rule="tier.none",
         where=location.display,
     )

@@ -1,4 +1,4 @@
-"""A Squish directory that one process changes at a time, and runs in place that can be resumed."""
+"""Lock a Squish directory while it is changed in place, and resume interrupted runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ingot.stores.location import Location
 T = TypeVar("T")
 
 LOCK = ".ingot-tiers.lock"
-_PATIENCE = 3600.0  # seconds to wait for another process that builds
+_PATIENCE = 3600.0  # seconds to wait for another process
 
 
 class Directory(LocalFolder):
@@ -28,14 +28,14 @@ class Directory(LocalFolder):
     def locked(self) -> AbstractContextManager[None]:
         """Hold the directory's lock; wait for another process that holds it.
 
-        Raises ``ResourceError`` ``tier.locked`` after an hour, ``store.read-only`` where nothing can be written.
+        Raises ``ResourceError`` ``tier.locked`` after an hour, ``store.read-only`` if the directory is not writable.
         """
-        held = ResourceError(
+        timeout_error = ResourceError(
             "another process has been building a tier for an hour; wait for it, or load with cache=False",
             rule="tier.locked",
             where=self.location,
         )
-        return self.lock(LOCK, _PATIENCE, held)
+        return self.lock(LOCK, _PATIENCE, timeout_error)
 
 
 def resumed(run: Callable[[bool], T], discard: Callable[[], object]) -> T:

@@ -1,4 +1,4 @@
-"""The gate of tiers with few bits: marked only if the model is still good, tensors that lose most in more bits."""
+"""Search for a recipe of a packed tier that passes a quality gate, with more bits for the most sensitive tensors."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ingot.recipes.recipe import Recipe, resolve
 from ingot.stores.location import Location
 
 ROUNDS = 3
-"""Halvings of the number of tensors that get more bits, after none and all of them were tried."""
+"""Number of bisection steps over the number of tensors with more bits, after none and all were tried."""
 
 
 class Gate(Protocol):
-    """Measures a model; ``ingot.ext.squish.gate`` has the one that reads a text.
+    """A measurement of a model's quality; ``ingot.ext.squish.gate.PerplexityGate`` implements it.
 
-    ``text`` identifies what is read, so that a record of an earlier build can be told from another's; ``max_rise`` is
-    the share by which the perplexity may be above the reference's.
+    ``text`` identifies the measurement, so that results of earlier builds can be compared. ``max_rise`` is the limit
+    on the relative rise of the perplexity over the reference's.
     """
 
     @property
@@ -33,7 +33,7 @@ class Gate(Protocol):
     def max_rise(self) -> float: ...
 
     def reference(self) -> float:
-        """Return the perplexity of the tensors that tiers are made from."""
+        """Return the perplexity of the source tensors."""
         ...
 
     def perplexity(self, tier: Location) -> float:
@@ -42,8 +42,8 @@ class Gate(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
-    """What a gate found of a tier: two perplexities, and how many times the tier was made (``rounds``)."""
+class GateResult:
+    """The result of a gate for a tier: two perplexities, and the number of builds of the tier (``rounds``)."""
 
     text: str
     max_rise: float
@@ -53,39 +53,40 @@ class Passed:
 
     @property
     def rise(self) -> float:
-        """By which share the perplexity is above the reference's."""
+        """Relative rise of the perplexity over the reference's."""
         return self.perplexity / self.reference - 1
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def passed_from_json(value: Any) -> Passed | None:
-    """Return what ``Passed.to_json`` wrote; None for anything else."""
-    if not isinstance(value, dict) or set(value) != set(Passed.__dataclass_fields__):
+def gate_result_from_json(value: Any) -> GateResult | None:
+    """Return the result from data of ``GateResult.to_json``; None for any other data."""
+    if not isinstance(value, dict) or set(value) != set(GateResult.__dataclass_fields__):
         return None
     numbers = [value[name] for name in ("max_rise", "reference", "perplexity")]
     if not all(isinstance(number, float) and isfinite(number) and number >= 0 for number in numbers):
         return None
     if not isinstance(value["text"], str) or type(value["rounds"]) is not int or not value["reference"]:
         return None
-    return Passed(**value)
+    return GateResult(**value)
 
 
 class Search:
-    """Makes a tier until its gate lets it pass.
+    """Build a tier repeatedly until it passes its gate, with as few additional bits as possible.
 
-    The recipe alone comes first: in it, tensors whose own error is large have more bits already. Then every tensor
-    that may have more bits gets them; if that is not enough, nothing is. Else the number of tensors that get them is
-    halved ``ROUNDS`` times, those with the lowest signal-to-noise ratio first.
+    The first attempt is the recipe, which gives more bits to tensors with large errors. The second gives more bits to
+    every tensor that may have them; if it fails, the search fails. Then a bisection of ``ROUNDS`` steps looks for a
+    smaller number of tensors with more bits; tensors with the lowest signal-to-noise ratio come first.
 
     Parameters
     ----------
     source : Location
-        What the tier is made from.
+        The source tensors.
     recipe : Recipe
+        Recipe of the tier.
     make : callable
-        Converts by a recipe, to ``tier``.
+        Function that converts the source to ``tier`` by a recipe.
     tier : Location
     gate : Gate
     """
@@ -99,69 +100,69 @@ class Search:
         self._tier = tier
         self._gate = gate
         self._reference = gate.reference()
-        self._made = 0
+        self._build_count = 0
 
-    def run(self) -> Passed:
-        """Leave the best tier that passes in place.
+    def run(self) -> GateResult:
+        """Build the smallest tier found that passes; return the gate's result.
 
         Raises
         ------
         CodecError
-            ``tier.gate``: none does; what was made last lies there.
+            ``tier.gate``: no attempt passes; the last attempt remains on the disk.
         """
-        passed = self._attempt(self._recipe)
-        if self._passes(passed):
-            return self._passed(passed)
+        perplexity = self._attempt(self._recipe)
+        if self._passes(perplexity):
+            return self._passed(perplexity)
         ratios = self._ratios()
         if not ratios:
-            raise self._failed(passed)
-        passed = self._attempt(with_threshold(self._recipe, ratios[-1] + 1))
-        if not self._passes(passed):
-            raise self._failed(passed)
-        return self._passed(self._halve(ratios, passed))
+            raise self._failed(perplexity)
+        perplexity = self._attempt(with_threshold(self._recipe, ratios[-1] + 1))
+        if not self._passes(perplexity):
+            raise self._failed(perplexity)
+        return self._passed(self._halve(ratios, perplexity))
 
-    def _halve(self, ratios: list[float], ratio: float) -> float:
-        """Find fewer tensors that are enough; return the perplexity of the tier that is left in place."""
-        fail = 0
+    def _halve(self, ratios: list[float], best_perplexity: float) -> float:
+        """Find a smaller number of tensors that passes; return the perplexity of the tier that remains on the disk."""
+        too_few = 0
         enough = len(ratios)
-        made = len(ratios)
+        count = len(ratios)
         for _ in range(ROUNDS):
-            made = (fail + enough) // 2
-            if made == fail:
+            count = (too_few + enough) // 2
+            if count == too_few:
                 break
-            tried = self._attempt(with_threshold(self._recipe, ratios[made]))
-            if self._passes(tried):
-                enough = made
-                ratio = tried
+            perplexity = self._attempt(with_threshold(self._recipe, ratios[count]))
+            if self._passes(perplexity):
+                enough = count
+                best_perplexity = perplexity
             else:
-                fail = made
-        if made != enough:
+                too_few = count
+        if count != enough:
             threshold = ratios[enough] if enough < len(ratios) else ratios[-1] + 1
-            ratio = self._attempt(with_threshold(self._recipe, threshold))
-        return ratio
+            best_perplexity = self._attempt(with_threshold(self._recipe, threshold))
+        return best_perplexity
 
     def _attempt(self, recipe: Recipe) -> float:
         self._make(recipe)
-        self._made += 1
+        self._build_count += 1
         return self._gate.perplexity(self._tier)
 
-    def _passes(self, ratio: float) -> bool:
-        return isfinite(ratio) and ratio <= self._reference * (1 + self._gate.max_rise)
+    def _passes(self, perplexity: float) -> bool:
+        return isfinite(perplexity) and perplexity <= self._reference * (1 + self._gate.max_rise)
 
-    def _passed(self, ratio: float) -> Passed:
-        return Passed(self._gate.text, self._gate.max_rise, self._reference, ratio, self._made)
+    def _passed(self, perplexity: float) -> GateResult:
+        return GateResult(self._gate.text, self._gate.max_rise, self._reference, perplexity, self._build_count)
 
-    def _failed(self, ratio: float) -> CodecError:
+    def _failed(self, perplexity: float) -> CodecError:
         return CodecError(
             "tier.gate",
             f"expected a perplexity at most {100 * self._gate.max_rise:g} % above {self._reference:.4g}, found "
-            f"{ratio:.4g} with the most bits that the tier may take; it was dropped: take a tier with more bits, or "
-            "allow more",
+            f"{perplexity:.4g} with the most bits that the tier may have; it was removed: use a tier with more bits, "
+            "or allow a larger rise",
             where=self._tier.display,
         )
 
     def _ratios(self) -> list[float]:
-        """Return, rising, the signal-to-noise ratios of the tensors that could get more bits."""
+        """Return the signal-to-noise ratios of the tensors that could get more bits, in ascending order."""
         ratios_so_far: list[float] = []
         with open_checkpoint(self._source) as checkpoint:
             layers = count_layers(checkpoint)
@@ -176,11 +177,11 @@ class Search:
 
 
 def with_threshold(recipe: Recipe, ratio: float) -> Recipe:
-    """Return a recipe in which the first way of a measured rule has to keep ``ratio`` dB at least."""
+    """Return a recipe whose measured rules require ``ratio`` dB or more from their first candidate."""
 
-    def raised(choice: Any) -> Any:
+    def with_min_snr(choice: Any) -> Any:
         if not isinstance(choice, Measured) or choice.min_snr_db is None:
             return choice
         return replace(choice, min_snr_db=max(ratio, choice.min_snr_db))
 
-    return replace(recipe, rules=tuple(replace(rule, choice=raised(rule.choice)) for rule in recipe.rules))
+    return replace(recipe, rules=tuple(replace(rule, choice=with_min_snr(rule.choice)) for rule in recipe.rules))

@@ -1,4 +1,4 @@
-"""Four-bit forms beside the eight-bit ones of a Squish directory, in place (Squish Architecture, section 4)."""
+"""Add four-bit forms to the eight-bit tensors of a Squish directory, in place (Squish Architecture, section 4)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ingot.codecs.resolve_range import RULE as UNDERFLOW
 from ingot.codecs.resolve_range import resolve_range
 from ingot.codecs.table import CODECS
 from ingot.conversion.candidates import first_values
-from ingot.core.files.joining import Joining
+from ingot.core.files.merge_staging import MergeStaging
 from ingot.core.options import takes
 from ingot.core.runtime.progress import Progress
 from ingot.engine.execute import Target, execute
@@ -33,13 +33,13 @@ from ingot.model.layouts.affine import CODES, AffineLayout, Constant
 from ingot.model.store import Store
 from ingot.model.tensor import Tensor
 from ingot.reporting.report import Bytes, Figure, Line, Report, Seconds, figures_of
-from ingot.reporting.shown import Shown
+from ingot.reporting.reportable import Reportable
 from ingot.stores.location import Location
 
-GROUP, LEAST_GROUP, MOST_GROUP = 32, 4, 1024
-"""Columns that share a scale: by default, at least, at most."""
+GROUP, MIN_GROUP, MAX_GROUP = 32, 4, 1024
+"""Number of columns that share a scale: default, minimum, maximum."""
 
-FORMS: Mapping[str, tuple[str, ...]] = {"q4a": ("q4a", "s4a", "z4a"), "q4": ("q4", "s4")}
+FOUR_BIT_SUFFIXES: Mapping[str, tuple[str, ...]] = {"q4a": ("q4a", "s4a", "z4a"), "q4": ("q4", "s4")}
 """Suffixes of the arrays of each four-bit form."""
 
 _OPTIONS: Mapping[str, Mapping[str, object]] = {
@@ -50,12 +50,13 @@ _INT8 = ("q", "s")
 
 
 @dataclass(frozen=True, slots=True)
-class Int4Report(Shown):
-    """What was done.
+class Int4Report(Reportable):
+    """The result of ``add_int4``.
 
-    ``converted`` tensors got a four-bit form now, ``kept`` ones stay at eight bits (columns that no group divides).
-    ``int8_bytes`` and ``int4_bytes`` are those of the files of tensors that have both or had both until ``dropped``.
-    ``resumed`` tensors were taken over from a run that was killed.
+    ``converted`` are the tensors that got a four-bit form now; ``kept`` are those that stay at eight bits, because no
+    group size divides their columns. ``int8_bytes`` and ``int4_bytes`` are the sizes of the files of the tensors with
+    both forms; ``dropped`` says whether their eight-bit files were removed. ``resumed`` is the number of tensors that
+    an interrupted run had written.
     """
 
     path: str
@@ -72,7 +73,7 @@ class Int4Report(Shown):
 
     @property
     def savings_pct(self) -> float:
-        """Percent by which the four-bit files are smaller than the eight-bit ones."""
+        """Percentage by which the four-bit files are smaller than the eight-bit files."""
         return 100 * (1 - self.int4_bytes / self.int8_bytes) if self.int8_bytes else 0.0
 
     def report(self) -> Report:
@@ -90,28 +91,28 @@ class Int4Report(Shown):
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """The plan of what is added.
+    """The plan of the added arrays.
 
-    ``keys`` maps the tensors with both forms afterwards to what their files are named after, ``added`` those that get
-    the four-bit form now. ``kept`` are the tensors that stay at eight bits. ``int8_size`` and ``int4_size`` are the
-    bytes of the files of both forms afterwards.
+    ``keys`` has the safe keys of the tensors that have both forms afterwards, ``added`` those of the tensors that get
+    the four-bit form now. ``unchanged`` are the tensors that stay at eight bits. ``int8_size`` and ``int4_size`` are
+    the sizes in bytes of the files of both forms afterwards.
     """
 
     plan: Plan
     keys: Mapping[str, str]
     added: Mapping[str, str]
-    kept: list[str]
+    unchanged: list[str]
     int8_size: int
     int4_size: int
 
 
 @takes(Int4Options, "int4")
 def add_int4(options: Int4Options) -> Int4Report:
-    """Write a four-bit form beside the eight-bit arrays of every tensor, then mark them as complete.
+    """Add four-bit arrays to every eight-bit tensor of a Squish directory, then mark them as complete.
 
-    Files appear one by one under their names once all are made; ``.squish_int4_ready`` is the last, and until then
-    every reader takes the eight-bit form. A run that is killed leaves nothing that counts, and the next one goes on
-    where it stopped. Other tiers that were built from the directory are no longer current then.
+    When all files are written, they are renamed to their final names one by one, ``.squish_int4_ready`` last. Until
+    then every reader uses the eight-bit form. After an interruption the next run continues. Tiers that were built from
+    the directory become stale.
 
     Returns
     -------
@@ -120,8 +121,8 @@ def add_int4(options: Int4Options) -> Int4Report:
     Raises
     ------
     UsageError
-        ``int4.not-npydir``: another format; ``int4.nothing``: no tensor at eight bits and none at four;
-        ``int4.group``: no power of two from 4 to 1024; ``int4.other-form``: four bits are there in another form.
+        ``int4.not-npydir``: another format; ``int4.nothing``: no tensor has eight or four bits; ``int4.group``: not a
+        power of two from 4 to 1024; ``int4.other-form``: a tensor has another four-bit form.
     FormatError, IntegrityError, CodecError, ResourceError
         The directory is damaged or cannot be written to.
     """
@@ -130,7 +131,7 @@ def add_int4(options: Int4Options) -> Int4Report:
     location = Location.parse(options.path)
     directory = Directory(location)
     with directory.locked():
-        planned, taken = resumed(
+        planned, resumed_count = resumed(
             lambda resume: _add(directory.join(resume=resume), location, options),
             lambda: directory.join(resume=False).discard(),
         )
@@ -142,17 +143,17 @@ def add_int4(options: Int4Options) -> Int4Report:
         options.group or GROUP,
         options.scales or "f32",
         [*planned.added],
-        planned.kept,
+        planned.unchanged,
         planned.int8_size,
         planned.int4_size,
         options.drop_int8,
         time.perf_counter() - started,
-        taken,
+        resumed_count,
     )
 
 
-def _add(staging: Joining, location: Location, options: Int4Options) -> tuple[_Planned, int]:
-    """Write the forms of all tensors that have none; return the plan, and how many were taken over."""
+def _add(staging: MergeStaging, location: Location, options: Int4Options) -> tuple[_Planned, int]:
+    """Write the missing four-bit forms; return the plan, and the number of tensors that an earlier run had written."""
     with staging:
         source = open_source(location, io="pread")
         try:
@@ -169,9 +170,9 @@ def _add(staging: Joining, location: Location, options: Int4Options) -> tuple[_P
 
 def _require_group(options: Int4Options) -> None:
     group = GROUP if options.group is None else options.group
-    if not LEAST_GROUP <= group <= MOST_GROUP or group & (group - 1):
+    if not MIN_GROUP <= group <= MAX_GROUP or group & (group - 1):
         raise UsageError(
-            f"expected a power of two from {LEAST_GROUP} to {MOST_GROUP} as group, found {group}", rule="int4.group"
+            f"expected a power of two from {MIN_GROUP} to {MAX_GROUP} as group, found {group}", rule="int4.group"
         )
 
 
@@ -184,64 +185,70 @@ def _plan(source: Source, options: Int4Options) -> _Planned:
             where=source.location,
         )
     steps = []
-    kept = []
-    every = {}
+    unchanged = []
+    keys_by_name = {}
     for tensor in source.catalog.tensors.values():
         if tensor.codec != AffineLayout.codec:
             continue
-        every[tensor.name] = tensor.parts[CODES].where.removeprefix(f"{FOLDER}/").rpartition("__")[0]
-        layout = AffineLayout.of(tensor)
+        keys_by_name[tensor.name] = tensor.parts[CODES].where.removeprefix(f"{FOLDER}/").rpartition("__")[0]
+        layout = AffineLayout.from_tensor(tensor)
         if layout.bits != 8:
-            _require_asked(tensor, layout, options)
+            _require_requested(tensor, layout, options)
             continue
         step = _step(tensor, layout, options)
         if step is None:
-            kept.append(tensor.name)
+            unchanged.append(tensor.name)
         else:
             steps.append(step)
     if not steps and not _four_bits(source.store):
-        raise UsageError("expected tensors at eight bits, found none", rule="int4.nothing", where=source.location)
-    added = {step.spec.name: every[step.spec.name] for step in steps}
+        raise UsageError("the directory has no tensor of eight bits", rule="int4.nothing", where=source.location)
+    added = {step.spec.name: keys_by_name[step.spec.name] for step in steps}
     manifest = source.store.read(MANIFEST, MAX_MANIFEST, "npydir.manifest-length")
     format = AddedForms(added, _sidecar(source.store), manifest, source.store)
     plan = Plan(steps, format, {}, WriteOptions(), measured=False)
     names = set(source.store.names(FOLDER))
-    four_bit_files = {name: _four(names, key) for name, key in every.items() if f"{key}__q.npy" in names}
-    keys = {name: key for name, key in every.items() if name in added or four_bit_files.get(name)}
+    four_bit_files = {
+        name: _four_bit_suffixes(names, key) for name, key in keys_by_name.items() if f"{key}__q.npy" in names
+    }
+    keys = {name: key for name, key in keys_by_name.items() if name in added or four_bit_files.get(name)}
     int8 = [file_of(key, suffix) for key in keys.values() for suffix in _INT8]
     int4 = [file_of(key, suffix) for name, key in keys.items() if name not in added for suffix in four_bit_files[name]]
     int8_size = _size(source.store, int8)
     int4_size = _size(source.store, int4) + plan.size
-    return _Planned(plan, keys, added, kept, int8_size, int4_size)
+    return _Planned(plan, keys, added, unchanged, int8_size, int4_size)
 
 
 def _four_bits(store: Store) -> bool:
-    """Whether a four-bit form of a tensor is there, or the sentinel of all."""
+    """Return whether a tensor has a four-bit form, or the sentinel of four-bit forms exists."""
     return store.exists(INT4_READY) or any(name.endswith("__q4a.npy") for name in store.names(FOLDER))
 
 
-def _require_asked(tensor: Tensor, layout: AffineLayout, options: Int4Options) -> None:
-    """Refuse four bits that are there in another form than what is asked for by name."""
+def _require_requested(tensor: Tensor, layout: AffineLayout, options: Int4Options) -> None:
+    """Refuse a tensor whose four-bit form differs from the requested options."""
     if layout.bits != 4:
         return
-    form = "q4" if isinstance(layout.zero, Constant) else "q4a"
+    storage_form = "q4" if isinstance(layout.zero, Constant) else "q4a"
     group = _group(layout.matrix_of(tensor.shape)[1], options)
-    asked = (options.form or form, group if options.group else layout.group_size, options.scales or layout.scales)
-    stored = (form, layout.group_size, layout.scales)
-    if asked != stored:
+    requested = (
+        options.form or storage_form,
+        group if options.group else layout.group_size,
+        options.scales or layout.scales,
+    )
+    stored = (storage_form, layout.group_size, layout.scales)
+    if requested != stored:
         raise UsageError(
-            f"expected four bits of the form {asked}, as asked for (form, group, scales), found {stored}: "
-            f"remove {INT4_READY} and the files tensors/*__{form}.npy with their scales first, where eight bits are "
-            "still there",
+            f"expected the requested four-bit form {requested} (form, group, scales), found {stored}: if the eight-bit "
+            f"arrays still exist, remove {INT4_READY} and the files tensors/*__{storage_form}.npy with their scales",
             rule="int4.other-form",
             where=tensor.name,
         )
 
 
 def _group(cols: int, options: Int4Options) -> int | None:
-    """Return the columns that share a scale: as asked for, else the largest smaller power of two; None if none fits."""
+    """Return the number of columns that share a scale: the requested number, else the largest smaller power of two that
+    divides the columns; None if there is none."""
     group = options.group or GROUP
-    while group >= LEAST_GROUP:
+    while group >= MIN_GROUP:
         if cols % group == 0:
             return group
         group //= 2
@@ -249,7 +256,8 @@ def _group(cols: int, options: Int4Options) -> int | None:
 
 
 def _step(tensor: Tensor, layout: AffineLayout, options: Int4Options) -> Encode | None:
-    """Return how a tensor gets four bits, as the matrix of its codes, decoded to f32; None where no group fits."""
+    """Return the step that encodes a tensor, decoded to f32 as the matrix of its codes, to four bits; None if no group
+    size fits."""
     rows, cols = layout.matrix_of(tensor.shape)
     group = _group(cols, options)
     if group is None:
@@ -261,33 +269,35 @@ def _step(tensor: Tensor, layout: AffineLayout, options: Int4Options) -> Encode 
         params=replace(layout, matrix=None, dtype="f32").attributes(),
         decoder=CODECS[AffineLayout.codec],
     )
-    asked: dict[str, Any] = {
+    encoder_options: dict[str, Any] = {
         "bits": 4,
         "group": group,
         **_OPTIONS[options.form or "q4a"],
         "scales": options.scales or "f32",
     }
-    if options.quantizer == "mse" or not asked["symmetric"]:
-        asked["quantizer"] = options.quantizer
+    if options.quantizer == "mse" or not encoder_options["symmetric"]:
+        encoder_options["quantizer"] = options.quantizer
     try:
-        return _encode(matrix, asked)
+        return _encode(matrix, encoder_options)
     except UnsupportedError as error:
         if error.rule != UNDERFLOW:
             raise
-    return _encode(matrix, {**asked, "scales": "f32"})
+    return _encode(matrix, {**encoder_options, "scales": "f32"})
 
 
-def _encode(matrix: Tensor, asked: Mapping[str, Any]) -> Encode:
+def _encode(matrix: Tensor, encoder_options: Mapping[str, Any]) -> Encode:
     codec = CODECS[AffineLayout.codec]
 
-    def made(options: Mapping[str, Any]) -> Encoder:
+    def build_encoder(options: Mapping[str, Any]) -> Encoder:
         return codec.encoder(matrix.shape, matrix.dtype, options)
 
-    if asked["scales"] != "f32":
-        resolve_range(made(asked), made, asked, first_values(matrix))  # refuses what is too small for the scales
-    encoder = made(asked)
+    if encoder_options["scales"] != "f32":
+        resolve_range(
+            build_encoder(encoder_options), build_encoder, encoder_options, first_values(matrix)
+        )  # refuses what is too small for the scales
+    encoder = build_encoder(encoder_options)
     spec = encoded_spec(matrix.name, matrix, encoder, "raw")
-    return Encode(matrix, spec, ENCODED, "int4", exact=False, encoder=encoder, options=asked)
+    return Encode(matrix, spec, ENCODED, "int4", exact=False, encoder=encoder, options=encoder_options)
 
 
 def _sidecar(store: Store) -> Sidecar | None:
@@ -296,9 +306,9 @@ def _sidecar(store: Store) -> Sidecar | None:
     return sidecar.parse(store.read(SIDECAR, MAX_MANIFEST, "npydir.manifest-length"))
 
 
-def _four(names: Container[str], key: str) -> tuple[str, ...]:
-    """Return the suffixes of a tensor's complete four-bit form, the one that readers take; none where there is none."""
-    for suffixes in FORMS.values():
+def _four_bit_suffixes(names: Container[str], key: str) -> tuple[str, ...]:
+    """Return the suffixes of the complete four-bit form that readers prefer; empty if the tensor has none."""
+    for suffixes in FOUR_BIT_SUFFIXES.values():
         if all(f"{key}__{suffix}.npy" in names for suffix in suffixes):
             return suffixes
     return ()
@@ -309,10 +319,11 @@ def _size(store: Store, names: Sequence[str]) -> int:
 
 
 def _drop(directory: Directory, keys: Mapping[str, str]) -> None:
-    """Remove eight-bit arrays: first what names them, then codes, then scales, which alone count for nothing."""
-    stated = _sidecar(directory)
-    if stated is not None:
+    """Remove eight-bit arrays: first their entries in ``ingot.json``, then codes, then scales, which readers ignore if
+    there are no codes."""
+    sidecar_before = _sidecar(directory)
+    if sidecar_before is not None:
         manifest = directory.read(MANIFEST, MAX_MANIFEST, "npydir.manifest-length")
-        directory.write(SIDECAR, encode_sidecar_without(stated, manifest, dict.fromkeys(keys, _INT8)))
+        directory.write(SIDECAR, encode_sidecar_without(sidecar_before, manifest, dict.fromkeys(keys, _INT8)))
     for suffix in _INT8:
         directory.remove(*(file_of(key, suffix) for key in keys.values()))

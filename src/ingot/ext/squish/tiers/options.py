@@ -1,4 +1,4 @@
-"""The options of ``int4`` and of building tiers. The command line is made from them: nothing heavy may be imported."""
+"""Options of ``int4`` and of tier builds. The command line derives from this module, so it imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Int4Options:
-    """Four bits beside eight: of which directory, in which form, at which cost."""
+    """Options of ``add_int4``: the directory, the four-bit form, the resources."""
 
     path: AnyPath = field(
         metadata=about("Squish directory (`ingot convert SRC DIR --format npydir`).", argument=True, metavar="PATH")
@@ -24,26 +24,26 @@ class Int4Options:
     _: KW_ONLY
     form: Literal["q4a", "q4"] | None = field(
         default=None,
-        metadata=about("q4a, the default: a scale and an offset per group; q4: a scale alone, zero point 7."),
+        metadata=about("q4a, the default: a scale and an offset per group; q4: only a scale, zero point 7."),
     )
     group: int | None = field(
         default=None,
         metadata=about(
-            "Columns that share a scale, a power of two from 4 to 1024, default 32; where they do not divide a "
-            "tensor's columns, the largest smaller power of two that does.",
+            "Columns that share a scale, a power of two from 4 to 1024, default 32; if it does not divide a tensor's "
+            "columns, the largest smaller power of two that does.",
             metavar="N",
-            least=4,
+            minimum=4,
         ),
     )
     scales: Literal["f32", "f16"] | None = field(
-        default=None, metadata=about("Type of scales and offsets: f32, the default, or f16, which takes half of it.")
+        default=None, metadata=about("Type of scales and offsets: f32, the default, or f16, half the size.")
     )
     quantizer: Literal["mse", "minmax"] = field(
         default="mse",
-        metadata=about("Scales by least squared error (mse), or the extremes (minmax).", metavar="NAME"),
+        metadata=about("Scales from the least squared error (mse) or from the extremes (minmax).", metavar="NAME"),
     )
     drop_int8: bool = field(
-        default=False, metadata=about("Remove the eight-bit arrays once four bits are complete.", "--drop-int8")
+        default=False, metadata=about("Remove the eight-bit arrays when all four-bit arrays exist.", "--drop-int8")
     )
     max_ram: int | str | None = field(default=None, metadata=MAX_RAM)
     threads: int | None = field(default=None, metadata=THREADS)
@@ -52,7 +52,7 @@ class Int4Options:
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
-    """A tier: of which directory, which one, and what it may cost."""
+    """Options of a tier build: the directory, the tier, the gate, the resources."""
 
     path: AnyPath = field(
         metadata=about("Squish directory: manifest.json and tensors/.", argument=True, metavar="PATH")
@@ -60,22 +60,22 @@ class BuildOptions:
     tier: str = field(default="bf16", metadata=about("bf16, finalized, 4bit or 3bit.", "--tier"))
     _: KW_ONLY
     max_ram: int | str | None = field(default=None, metadata=MAX_RAM)
-    force: bool = field(default=False, metadata=about("Build it anew though it is complete.", "--force"))
+    force: bool = field(default=False, metadata=about("Build the tier again even if it is complete.", "--force"))
     allow_requantize: bool = field(
         default=False,
         metadata=about(
-            "Of the packed tiers: quantize again what the tensors have at few bits and MLX cannot take as it is.",
+            "For packed tiers: quantize tensors below 8 bits again if MLX cannot use their layout.",
             "--allow-requantize",
         ),
     )
     gate: Gate | None = field(
         default=None,
         metadata=about(
-            "Of the packed tiers: mark it only if the model passes, with more bits for some tensors where it must be.",
+            "For packed tiers: mark the tier as complete only if the model passes; some tensors may get more bits.",
             command=False,
         ),
     )
     ungated: bool = field(
-        default=False, metadata=about("Build a 3bit tier without measuring what it costs.", "--ungated")
+        default=False, metadata=about("Build a 3bit tier without measuring its quality.", "--ungated")
     )
     progress: ProgressCallback | None = field(default=None, metadata=PROGRESS)

@@ -1,4 +1,4 @@
-"""From a directory to what is loaded: the best complete tier, built first where only the tensors are there."""
+"""Prepare a Squish directory for loading: choose the best complete tier; on the first load, build one."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from ingot.core.runtime.progress import ProgressCallback
 from ingot.errors import CodecError, ResourceError
 from ingot.ext.squish.tiers.build import build
 from ingot.ext.squish.tiers.choose import Choice, choose
-from ingot.ext.squish.tiers.kept import kept
+from ingot.ext.squish.tiers.preferred_dtype import preferred_dtype
+from ingot.ext.squish.tiers.reusable import reusable_tensors
 from ingot.ext.squish.tiers.status import holds_tiers
 from ingot.ext.squish.tiers.table import BF16, FOUR_BIT, TENSORS, THREE_BIT, Tier
-from ingot.ext.squish.tiers.wanted import wanted_dtype
 from ingot.model.store import Store
 from ingot.runtime.loading.preparers import LoadRequest, PreparedModel
 from ingot.stores.location import AnyPath, Location
@@ -27,20 +27,20 @@ def prepare(
     dtype: Any = None,
     progress: ProgressCallback | None = None,
 ) -> Choice:
-    """Choose a tier; on the first load, save the one that later loads are to take, and take that.
+    """Return the tier to load; on the first load, build a tier that later loads use.
 
-    This is the bf16 tier; for MLX, where the tensors have 4 or 3 bits in a layout that MLX takes as it is, the packed
-    folder with as many. Where weights are wanted in another type than bf16, which that tier would round, none is built.
+    The built tier is the bf16 tier. For MLX, it is the 4-bit or 3-bit packed folder if the tensors have 4 or 3 bits in
+    a layout that MLX can use. If the preferred type is not bf16, the bf16 tier would round, and none is built.
 
-    A disk that is full or cannot be written to, or values that the tier's type does not hold, are no obstacle: the
-    tensors are then decoded into memory, and a note says so.
+    If the disk is full or read-only, or if the tier's type cannot represent a value, the tensors are decoded into
+    memory instead, and a note says so.
 
     Parameters
     ----------
     path : path
         A Squish directory.
     runtime, keep_packed, dtype
-        As for ``choose``.
+        Parameters of ``choose``.
     cache : bool
         Whether a tier may be built.
     progress : callable, optional
@@ -48,22 +48,24 @@ def prepare(
     Raises
     ------
     UsageError, IntegrityError
-        Those of ``choose`` and ``build``.
+        Errors of ``choose`` and ``build``.
     """
     location = Location.parse(path)
     choice = choose(location, runtime, keep_packed=keep_packed, dtype=dtype)
     if choice.tier is not TENSORS or (keep_packed and runtime == "torch") or not cache:
         return choice
     try:
-        wanted = _first_tier(location, runtime, dtype)
-        if wanted is None:
+        first_tier = _first_tier(location, runtime, dtype)
+        if first_tier is None:
             return choice
-        done = build(location, wanted.name, progress=progress, ungated=True)  # a packed one has the arrays' own values
+        build_report = build(
+            location, first_tier.name, progress=progress, ungated=True
+        )  # a packed one has the arrays' own values
     except (ResourceError, CodecError) as error:  # no room, or values that the tier's type does not hold
         return replace(choice, notes=(*choice.notes, f"no faster tier was saved: {error}"))
     note = (
-        f"first load: tier {wanted.name} was built in {done.seconds:.1f} s"
-        if done.built
+        f"first load: tier {first_tier.name} was built in {build_report.seconds:.1f} s"
+        if build_report.built
         else "another process built it"
     )
     chosen = choose(location, runtime, keep_packed=keep_packed, dtype=dtype)
@@ -71,17 +73,17 @@ def prepare(
 
 
 def _first_tier(location: Location, runtime: str, dtype: Any) -> Tier | None:
-    """Return the tier that the first load builds; None where the tensors are best."""
+    """Return the tier that the first load builds; None if loading the tensors is best."""
     if runtime == "mlx":
         for tier in (FOUR_BIT, THREE_BIT):
-            taken = kept(location, tier)
-            if taken.names and not taken.again:
+            reusable = reusable_tensors(location, tier)
+            if reusable.names and not reusable.again:
                 return tier
-    return BF16 if wanted_dtype(location, dtype) in ("bf16", None) else None
+    return BF16 if preferred_dtype(location, dtype) in ("bf16", None) else None
 
 
 class TierPreparer:
-    """Chooses the tier of a Squish directory; the first load builds the tier that later loads use."""
+    """A model preparer for Squish directories: it chooses a tier, and builds one on the first load."""
 
     def applies(self, store: Store) -> bool:
         """Return whether the folder contains Squish arrays or a tier."""
@@ -93,7 +95,7 @@ class TierPreparer:
 
         dtype = request.dtype
         if dtype is None and request.model_dir is not None:
-            dtype = wanted_dtype(request.model_dir)
+            dtype = preferred_dtype(request.model_dir)
         choice = prepare(location, request.runtime, keep_packed=request.keep_packed, cache=request.cache, dtype=dtype)
         reasons = [choice.why, *choice.notes, *(f"not {tier}: {reason}" for tier, reason in choice.skipped)]
         return PreparedModel(choice.location, choice.tier.name, "; ".join(reasons))

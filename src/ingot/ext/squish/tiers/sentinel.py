@@ -1,4 +1,4 @@
-"""Sentinels: small files that say a tier is complete, written last, with what it was made from and what it is."""
+"""Read and write sentinels: small files, written last, that mark a tier as complete and record its source and files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from ingot.errors import IngotError
 from ingot.ext.squish.tiers import snapshot
-from ingot.ext.squish.tiers.gate import Passed, passed_from_json
+from ingot.ext.squish.tiers.gate import GateResult, gate_result_from_json
 from ingot.ext.squish.tiers.snapshot import Snapshot
 from ingot.model.store import Store
 
@@ -22,23 +22,23 @@ _LONGEST = 256 << 20  # a million files
 class Sentinel:
     """The content of a sentinel that Ingot wrote.
 
-    The tier, the files it was made from, the files it consists of; for packed tiers the tensors that have more bits
-    than the tier's name says, and what its gate found, None where there was no gate.
+    ``source`` and ``files`` are the states of the source files and of the tier's files. ``raised`` are the tensors of a
+    packed tier that have more bits than the tier's name states; ``gate`` is the result of its gate, None without one.
     """
 
     tier: str
     source: Snapshot
     files: Snapshot
     raised: tuple[str, ...] = ()
-    gate: Passed | None = None
+    gate: GateResult | None = None
 
 
 UNREADABLE = Sentinel("", {}, {})
-"""What ``read`` returns for a record of Ingot's that is garbled, or of a version that this one does not know."""
+"""Result of ``read`` for a damaged record of Ingot, or a record of an unknown version."""
 
 
 def encode(sentinel: Sentinel) -> bytes:
-    """Return a sentinel's bytes. squish looks at nothing but whether the file is there."""
+    """Return the bytes of a sentinel. squish checks only that the file exists."""
     data: dict[str, Any] = {
         "ingot_tier": VERSION,
         "tier": sentinel.tier,
@@ -53,7 +53,7 @@ def encode(sentinel: Sentinel) -> bytes:
 
 
 def read(store: Store, name: str) -> Sentinel | None:
-    """Return what Ingot wrote; None for a sentinel of another program, which is usually empty."""
+    """Return the record that Ingot wrote; None for a sentinel of another program, which is usually empty."""
     try:
         root: Any = json.loads(store.read(name, _LONGEST, "npydir.manifest-length"))
     except (IngotError, ValueError, RecursionError):
@@ -66,4 +66,4 @@ def read(store: Store, name: str) -> Sentinel | None:
         return UNREADABLE
     listed = root.get("raised")
     raised = tuple(name for name in listed if isinstance(name, str)) if isinstance(listed, list) else ()
-    return Sentinel(root["tier"], source, files, raised, passed_from_json(root.get("gate")))
+    return Sentinel(root["tier"], source, files, raised, gate_result_from_json(root.get("gate")))

@@ -1,4 +1,4 @@
-"""What files were when a tier was made: cheap to compare while nobody touched them, exact when somebody did."""
+"""Record the state of files at a build, and compare it later: by size and times, else by the content's checksum."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CHUNK = 8 << 20
 class FileState:
     """A file's size in bytes, its times of change in nanoseconds, and the CRC-32C of its content.
 
-    ``ctime_ns`` cannot be set by a program: a file with equal size and both times equal was not written to.
+    A program cannot set ``ctime_ns``, so a file with equal size and equal times was not changed.
     """
 
     size: int
@@ -28,7 +28,7 @@ class FileState:
     crc32c: str
 
     def untouched(self, stamp: Stamp) -> bool:
-        """Whether size and times are the same, so that the content is too."""
+        """Return whether size and times are equal, which implies equal content."""
         return (self.size, self.mtime_ns, self.ctime_ns) == (stamp.size, stamp.mtime_ns, stamp.ctime_ns)
 
 
@@ -36,7 +36,7 @@ Snapshot = Mapping[str, FileState]
 
 
 def files_under(store: Store, roots: Iterable[str]) -> list[str]:
-    """Return the files at or under ``roots``, names in a store, sorted; hidden ones, as writers stage in, left out."""
+    """Return the sorted names of the files at or under ``roots``, without hidden files, such as staged files."""
     top = store.list()
     names = list[str]()
     for root in roots:
@@ -61,17 +61,17 @@ def take(store: Store, names: Iterable[str]) -> dict[str, FileState]:
     Raises
     ------
     UsageError, ResourceError
-        One of them cannot be read.
+        A file cannot be read.
     """
     listed = list(names)
     return dict(zip(listed, ordered(lambda name: _state(store, name), listed), strict=True))
 
 
 def difference(store: Store, snapshot: Snapshot, names: Iterable[str] | None = None) -> str | None:
-    """Say in what the files differ from their snapshot; None if they are the same.
+    """Return a description of the first difference between files and their snapshot; None if there is none.
 
-    Files that were touched are read and compared by content: a copied or re-downloaded directory stays valid.
-    ``names`` are those that are there now, where files beside the snapshot's own would matter.
+    Files with other times are read and compared by content, so a copied or downloaded directory stays valid. If
+    ``names`` is given, it lists the present files, and a file that is not in the snapshot is a difference.
     """
     if names is not None:
         extra = sorted(set(names) - set(snapshot))
@@ -87,19 +87,19 @@ def difference(store: Store, snapshot: Snapshot, names: Iterable[str] | None = N
             return f"{name} has {stamp.size} bytes, expected {state.size}"
         if not state.untouched(stamp):
             touched.append(name)
-    for name, found in take(store, touched).items():
-        if found.crc32c != snapshot[name].crc32c:
+    for name, current in take(store, touched).items():
+        if current.crc32c != snapshot[name].crc32c:
             return f"{name} has other content"
     return None
 
 
 def to_json(snapshot: Snapshot) -> dict[str, list[Any]]:
-    """Return the snapshot as JSON takes it."""
+    """Return the snapshot as data for JSON."""
     return {name: [state.size, state.mtime_ns, state.ctime_ns, state.crc32c] for name, state in snapshot.items()}
 
 
 def from_json(value: Any) -> dict[str, FileState] | None:
-    """Return a snapshot that ``to_json`` wrote; None for anything else."""
+    """Return the snapshot from data of ``to_json``; None for any other data."""
     if not isinstance(value, dict):
         return None
     states: dict[str, FileState] = {}
@@ -111,17 +111,18 @@ def from_json(value: Any) -> dict[str, FileState] | None:
 
 
 def _inside(name: object) -> bool:
-    return isinstance(name, str) and not any(piece in ("", ".", "..") for piece in name.split("/"))
+    return isinstance(name, str) and not any(component in ("", ".", "..") for component in name.split("/"))
 
 
 def _state(store: Store, name: str) -> FileState:
     source = store.open(name)
     try:
-        hasher, buffer = checksums.Crc32c(), memoryview(bytearray(min(_CHUNK, source.size)))
+        hasher = checksums.Crc32c()
+        buffer = memoryview(bytearray(min(_CHUNK, source.size)))
         for start in range(0, source.size, _CHUNK):
-            piece = buffer[: min(_CHUNK, source.size - start)]
-            source.readinto(start, piece)
-            hasher.update(piece)
+            chunk = buffer[: min(_CHUNK, source.size - start)]
+            source.readinto(start, chunk)
+            hasher.update(chunk)
         stamp = source.stamp if isinstance(source, StampedSource) else Stamp(source.size)
     finally:
         source.close()

@@ -1,4 +1,4 @@
-"""Which tiers of a directory can be trusted, and why the others cannot."""
+"""Determine the state of every tier of a Squish directory: complete, missing, incomplete, damaged or stale."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ingot.artifacts.open import open as open_checkpoint
 from ingot.errors import IngotError, UsageError
 from ingot.ext.squish.npydir.names import FOLDER, MANIFEST, SIDECAR
 from ingot.ext.squish.tiers import sentinel, snapshot
-from ingot.ext.squish.tiers.gate import Passed
+from ingot.ext.squish.tiers.gate import GateResult
 from ingot.ext.squish.tiers.table import TENSORS, TIERS, Tier, tier_of
 from ingot.model.store import Store
 from ingot.reporting.report import Bytes, Column, Figure, Line, Report, Table, table_of
 from ingot.stores.location import AnyPath, Location
 
 SOURCE = (MANIFEST, FOLDER, SIDECAR)
-"""What the tiers are made from, relative to the directory."""
+"""Files and folders that tiers are built from, relative to the directory."""
 
 COMPLETE = "complete"
 MISSING = "missing"
@@ -28,26 +28,27 @@ STALE = "stale"
 
 @dataclass(frozen=True, slots=True)
 class TierStatus:
-    """How one tier stands.
+    """The state of a tier.
 
     Parameters
     ----------
     tier : str
     number : int
-        In the document's decision tree.
+        Number in the document's decision tree.
     state : str
-        ``complete``; ``missing``; ``incomplete``: weights without a sentinel, as a run that was killed leaves them;
-        ``damaged``: a sentinel without its weights, or other weights than it says; ``stale``: the tensors changed.
+        ``complete``; ``missing``; ``incomplete``: weights without a sentinel, the result of an interrupted run;
+        ``damaged``: a sentinel without weights, or weights that differ from its record; ``stale``: the source tensors
+        changed.
     why : str
-        In words, where it is not plain.
+        Reason for the state.
     path : str
-        Where the tier's weights lie.
+        Location of the tier's weights.
     nbytes : int
-        Bytes of its files.
+        Size of the tier's files in bytes.
     raised : tuple of str
-        Tensors that have more bits than the tier's name says, of a complete packed tier that Ingot made.
-    gate : Passed or None
-        What its gate found, likewise.
+        Tensors of a complete packed tier of Ingot that have more bits than the tier's name states.
+    gate : GateResult or None
+        Result of the gate of a complete packed tier of Ingot.
     """
 
     tier: str
@@ -57,20 +58,20 @@ class TierStatus:
     path: str
     nbytes: Bytes
     raised: tuple[str, ...] = ()
-    gate: Passed | None = None
+    gate: GateResult | None = None
 
     @property
     def usable(self) -> bool:
-        """Whether it may be loaded."""
+        """Whether the tier can be loaded."""
         return self.state == COMPLETE
 
 
-def quality(raised: Sequence[str], gate: Passed | None) -> list[str]:
-    """Return which tensors have more bits, and what the gate found, as lines."""
+def quality(raised: Sequence[str], gate: GateResult | None) -> list[str]:
+    """Return lines that name the tensors with more bits and the result of the gate."""
     lines = []
     if raised:
-        rest = f" and {len(raised) - 3} more" if len(raised) > 3 else ""
-        lines.append(f"{len(raised)} tensors with more bits: {', '.join(raised[:3])}{rest}")
+        remaining = f" and {len(raised) - 3} more" if len(raised) > 3 else ""
+        lines.append(f"{len(raised)} tensors with more bits: {', '.join(raised[:3])}{remaining}")
     if gate is not None:
         rise = f"{100 * gate.rise:+.2f} %"
         lines.append(f"perplexity {gate.perplexity:.4g} against {gate.reference:.4g} ({rise})")
@@ -87,33 +88,36 @@ _TIERS = (
 
 
 def status_report(path: AnyPath, tiers: Sequence[TierStatus], loads: Mapping[str, Any]) -> Report:
-    """Return how every tier stands; ``loads`` has for each reader what it would load (``Choice.report``), or None."""
-    told = [
+    """Return a report with the states of all tiers.
+
+    ``loads`` maps each runtime to the ``Choice.report`` of the tier that it would load, or to None.
+    """
+    loads_texts = [
         f"{reader} loads {choice['tier']}: {choice['why']}" if choice else f"{reader} loads none"
         for reader, choice in loads.items()
     ]
     figures = [
         Figure("path", Location.parse(path).display),
         Figure("loads", loads, "data"),
-        Figure("told", told, "texts", data=False),
+        Figure("loads_texts", loads_texts, "texts", data=False),
     ]
     rows = [
         (item.tier, str(item.number), item.state, "; ".join([item.why, *quality(item.raised, item.gate)]), item.nbytes)
         for item in tiers
     ]
     tables = [table_of("tiers", tiers, TierStatus), Table("", _TIERS, rows, data=False)]
-    return Report(figures, (), tables, [Line("{item}", each="told")])
+    return Report(figures, (), tables, [Line("{item}", items="loads_texts")])
 
 
 def dropped_report(path: AnyPath, dropped: Sequence[TierStatus]) -> Report:
-    """Return which tiers were removed."""
+    """Return a report that lists the removed tiers."""
     figures = [Figure("path", Location.parse(path).display)]
     lines = []
     for index, item in enumerate(dropped):
         figures.append(Figure(f"size{index}", item.nbytes, "bytes", data=False))
         figures.append(Figure(f"path{index}", item.path, data=False))
         lines.append(Line(f"{{path{index}}}: tier {item.tier} removed, {{size{index}}}"))
-    return Report(figures, lines or [Line("no built tier was there")], [table_of("dropped", dropped, TierStatus)])
+    return Report(figures, lines or [Line("there was no built tier")], [table_of("dropped", dropped, TierStatus)])
 
 
 def is_squish_directory(path: AnyPath) -> bool:
@@ -122,7 +126,7 @@ def is_squish_directory(path: AnyPath) -> bool:
 
 
 def _squish_store(location: Location) -> Store | None:
-    """Return a Squish directory as a store; None for anything else."""
+    """Return a Squish directory as a store; None if the location is not a Squish directory."""
     try:
         store, name = location.find()
     except IngotError:
@@ -131,25 +135,25 @@ def _squish_store(location: Location) -> Store | None:
 
 
 def holds_tiers(store: Store) -> bool:
-    """Whether a folder holds squish's arrays or one of its tiers."""
+    """Return whether a folder contains squish's arrays or a tier."""
     top = store.list()
     if MANIFEST in top.files and FOLDER in top.folders:
         return True
-    there = {*top.files, *top.folders}  # a page of links may leave hidden names out
-    likely = (tier for tier in TIERS.values() if there & {tier.path, tier.sentinel})
-    return any(mark_of(tier, store) is not None for tier in likely)
+    names = {*top.files, *top.folders}  # listings of web servers may omit hidden files
+    candidates = (tier for tier in TIERS.values() if names & {tier.path, tier.sentinel})
+    return any(mark_of(tier, store) is not None for tier in candidates)
 
 
 def status(path: AnyPath) -> list[TierStatus]:
     """Return the state of every tier, in the order of the decision tree.
 
-    Costs a few system calls a file; files that were touched since the tier was built (copied, downloaded) are read and
-    compared by content.
+    This costs a few system calls per file. Files whose times changed since the build (copied, downloaded) are read, and
+    their content is compared.
 
     Raises
     ------
     UsageError
-        ``tier.no-directory``: the folder is no Squish directory.
+        ``tier.no-directory``: the folder is not a Squish directory.
     """
     location = Location.parse(path)
     store = _squish_store(location)
@@ -182,29 +186,29 @@ def status_of(store: Store, tier: Tier) -> TierStatus:
 
 
 def source_files(store: Store) -> list[str]:
-    """Return the files that tiers are made from; empty if only tiers are left."""
+    """Return the files of the source tensors; empty if the directory has only tiers."""
     return snapshot.files_under(store, SOURCE) if _has_tensors(store) else []
 
 
 def _has_tensors(store: Store) -> bool:
-    """Whether the tensors are there: a manifest alone names safe keys."""
+    """Return whether the directory has the source tensors: a manifest and a folder ``tensors``."""
     return store.exists(MANIFEST) and FOLDER in store.list().folders
 
 
 def tier_files(store: Store, tier: Tier) -> list[str]:
-    """Return the files that a tier consists of, its sentinel not among them."""
+    """Return the files of a tier, without its sentinel."""
     return source_files(store) if tier is TENSORS else snapshot.files_under(store, (tier.path,))
 
 
 def mark_of(tier: Tier, store: Store) -> str | None:
-    """Return the sentinel that marks a tier; None if there is none."""
+    """Return the path of the existing sentinel of a tier; None if there is none."""
     return next((mark for mark in tier.marks if store.exists(mark)), None)
 
 
 def _tensors(store: Store) -> tuple[str, str]:
     if not _has_tensors(store):
-        return MISSING, "only built tiers are here"
-    return COMPLETE, "what the other tiers are built from"
+        return MISSING, "the directory has only built tiers"
+    return COMPLETE, "the source of the other tiers"
 
 
 def _built(store: Store, tier: Tier) -> tuple[str, str]:
@@ -216,48 +220,49 @@ def _built(store: Store, tier: Tier) -> tuple[str, str]:
         return DAMAGED, f"{mark.rpartition('/')[2]} without {tier.path}"
     written = sentinel.read(store, mark)
     if written is None:
-        return _foreign(store, tier, mark, files)
-    return _own(store, tier, written)
+        return _state_by_times(store, tier, mark, files)
+    return _state_by_record(store, tier, written)
 
 
-def _own(store: Store, tier: Tier, written: sentinel.Sentinel) -> tuple[str, str]:
-    """Judge a tier by what Ingot wrote down when it was built."""
+def _state_by_record(store: Store, tier: Tier, written: sentinel.Sentinel) -> tuple[str, str]:
+    """Return the state of a tier by comparing it with the record that Ingot wrote at its build."""
     if written is sentinel.UNREADABLE:
-        return DAMAGED, "the sentinel's record is garbled, or of a later version of Ingot"
+        return DAMAGED, "the sentinel's record is damaged, or of a later version of Ingot"
     if written.tier != tier.name:
-        return DAMAGED, f"the sentinel is of tier {written.tier}"
-    wrong = snapshot.difference(store, written.files)
-    if wrong is not None:
-        return DAMAGED, wrong
+        return DAMAGED, f"the sentinel belongs to tier {written.tier}"
+    damage = snapshot.difference(store, written.files)
+    if damage is not None:
+        return DAMAGED, damage
     source = source_files(store)
     changed = snapshot.difference(store, written.source, source) if source else None
     if changed is not None:
         return STALE, f"the tensors changed: {changed}"
-    return COMPLETE, "as built" if source else "as built; the tensors it was built from are gone"
+    return COMPLETE, "unchanged" if source else "unchanged; its source tensors do not exist"
 
 
-def _foreign(store: Store, tier: Tier, mark: str, files: list[str]) -> tuple[str, str]:
-    """Judge a tier whose maker left an empty sentinel: by times, names and shapes, which is all there is."""
-    made, last = store.stat(mark).mtime_ns, mark.rpartition("/")[2]
+def _state_by_times(store: Store, tier: Tier, mark: str, files: list[str]) -> tuple[str, str]:
+    """Return the state of a tier with another program's sentinel, which has no record: check times, names, shapes."""
+    mark_time = store.stat(mark).mtime_ns
+    mark_name = mark.rpartition("/")[2]
     source = source_files(store)
     for name in source:
-        if store.stat(name).mtime_ns > made:
-            return STALE, f"{name} is newer than {last}"
-    late = next((name for name in files if store.stat(name).mtime_ns > made), None)
-    if late is not None:
-        return DAMAGED, f"{late} is newer than {last}"
+        if store.stat(name).mtime_ns > mark_time:
+            return STALE, f"{name} is newer than {mark_name}"
+    newer = next((name for name in files if store.stat(name).mtime_ns > mark_time), None)
+    if newer is not None:
+        return DAMAGED, f"{newer} is newer than {mark_name}"
     try:
         shapes = _shapes(Location.in_store(store, tier.path))
-        wanted = _shapes(Location.in_store(store)) if source else shapes
+        source_shapes = _shapes(Location.in_store(store)) if source else shapes
     except IngotError as error:
         return DAMAGED, str(error)
-    for name, shape in wanted.items():
+    for name, shape in source_shapes.items():
         if shapes.get(name) != shape:
-            return DAMAGED, f"expected {name} of shape {list(shape)}, found {_found(shapes.get(name))}"
+            return DAMAGED, f"expected {name} of shape {list(shape)}, found {_shape_text(shapes.get(name))}"
     return COMPLETE, "another program's sentinel: checked by times, names and shapes"
 
 
-def _found(shape: tuple[int, ...] | None) -> str:
+def _shape_text(shape: tuple[int, ...] | None) -> str:
     return "none" if shape is None else str(list(shape))
 
 

@@ -1,4 +1,4 @@
-"""The tiers by name, where each lies and what marks it as complete (Squish Architecture, sections 4 and 7)."""
+"""The tiers of a Squish directory: names, paths and sentinels (Squish Architecture, sections 4 and 7)."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from ingot.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """One prepared form.
+    """A tier: a prepared copy of the weights.
 
     Parameters
     ----------
     name : str
-        As commands and reports call it.
+        Name in commands and reports.
     number : int
-        In the document's decision tree (section 7).
+        Number in the document's decision tree (section 7).
     path : str
-        File or folder that holds the weights, relative to the directory.
+        File or folder of the weights, relative to the directory.
     sentinel : str or None
-        File whose presence says that ``path`` is complete; None for the tier that everything is built from.
+        File that exists if ``path`` is complete; None for the tier ``tensors``, the source of all others.
     format : str
         Format of ``path``.
     recipe : str or None
-        Preset that makes it from the tensors; None for those themselves.
+        Preset that builds the tier from the tensors; None for the tensors.
     exact : bool
-        Whether its values are those of the tensors, rounded at most to its element type.
+        Whether its values equal those of the tensors, up to rounding to its element type.
     bits : int or None
-        Of a code, where it is packed: those that its name says; a tensor may have more.
+        Bits of a code of a packed tier, as its name states; a tensor may have more.
     summary : str
-        In a few words.
+        Description of a few words.
     """
 
     name: str
@@ -46,10 +46,10 @@ class Tier:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Where sentinels of the tier are looked for: its own, then others."""
-        own = self.sentinel
-        other = OTHER_MARKS.get(self.name)
-        return (*((own,) if own else ()), *((other,) if other else ()))
+        """Paths of the tier's possible sentinels: the one that Ingot writes, then those of other programs."""
+        sentinel = self.sentinel
+        other_mark = OTHER_MARKS.get(self.name)
+        return (*((sentinel,) if sentinel else ()), *((other_mark,) if other_mark else ()))
 
 
 TENSORS = Tier("tensors", 0, "", None, "npydir", None, True, "arrays in tensors/")
@@ -72,17 +72,17 @@ THREE_BIT = Tier(
 )
 
 TIERS = {tier.name: tier for tier in (FOUR_BIT, THREE_BIT, BF16, FINALIZED, TENSORS)}
-"""In the order in which the decision tree asks for them."""
+"""Tiers by name, in the order of the decision tree."""
 
 BUILT = tuple(name for name, tier in TIERS.items() if tier.sentinel is not None)
-"""Names of the tiers that are made from the tensors."""
+"""Names of the tiers that are built from the tensors."""
 
-# squish's own code keeps these inside the tier's folder; section 4 shows the others, beside it. Either marks a tier.
+# squish's code writes these sentinels into the tier's folder; section 4 shows the others, next to it. Both count.
 OTHER_MARKS = {"4bit": "squish_4bit/.squish_4bit_ready", "3bit": "squish_3bit/.squish_3bit_ready"}
 
 
 def tier_of(name: str) -> Tier:
-    """Return the tier of this name; raises ``UsageError`` ``tier.unknown``."""
+    """Return the tier of this name. Raises ``UsageError`` ``tier.unknown``."""
     if name not in TIERS:
         raise UsageError(
             f"expected a tier {', '.join(TIERS)}, found {name!r}{did_you_mean(name, TIERS)}", rule="tier.unknown"
