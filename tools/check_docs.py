@@ -6,7 +6,8 @@
 Checked: relative links and their anchors; paths and make targets named in the text; every ``ingot ...`` command line
 parses; Python and TOML blocks compile; the table of formats and codecs equals ``ingot formats``; every rule that the
 source raises is on a spec page and every rule on a spec page is in the source; the version is the same everywhere; the
-tables of benchmarks and of the demo are those that ``tools/bench_table.py`` renders; every test that the page of
+tables of benchmarks and of the demo are those that ``tools/bench_table.py`` renders; ``docs/runtimes.md`` is the page
+that ``tools/runtimes_page.py`` renders; every test that the page of
 statements names is there; the site's lists lead to every page of ``docs/``; fragments of the changelog have the names
 and the length that ``changelog.d/README.md`` states.
 """
@@ -323,8 +324,11 @@ def check_tables(root: Path) -> Iterator[str]:
     try:
         import bench_table
         import readme_figures
+        import runtimes_page
     finally:
         sys.path.pop(0)
+    if (root / runtimes_page.PAGE).read_text("utf-8") != runtimes_page.render():
+        yield f"{runtimes_page.PAGE}: the page is not that of the profiles: python tools/runtimes_page.py"
     figures = bench_table.published(root)
     if marked(readme, "demo") != bench_table.render_demo(figures["demo"]):
         yield "README.md: the demo's table is not that of bench/published.json: python tools/bench_table.py"

@@ -57,7 +57,7 @@ napoleon_use_rtype = False
 napoleon_use_ivar = True
 
 _JOBS = (
-    *("docs/howto/smaller", "docs/howto/containers", "docs/howto/check"),
+    *("docs/howto/quantize", "docs/howto/smaller", "docs/howto/containers", "docs/howto/check"),
     *("docs/howto/deltas", "docs/howto/run", "docs/howto/one-machine"),
 )
 _DEVELOPING = (
@@ -72,7 +72,7 @@ _LEADS = {
         ("Start", ("docs/tour", "docs/stories", "docs/choosing", "docs/coming-from", "examples/README")),
         ("Learn", ("docs/tutorials/quantize", "docs/tutorials/fine-tunes", "docs/tutorials/remote")),
         ("Do", _JOBS),
-        ("Know", ("docs/containers", "docs/benchmarks", "docs/limits", "docs/stability")),
+        ("Know", ("docs/runtimes", "docs/containers", "docs/benchmarks", "docs/limits", "docs/stability")),
         ("Look up", ("docs/site/commands", "docs/site/api", "spec/README")),
         ("Develop", _DEVELOPING),
         ("Take part", ("CONTRIBUTING", "CHANGELOG", *_POLICIES, "src/ingot/demo/data/README")),

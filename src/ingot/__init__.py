@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from ingot.runtime.calibration.calibrate import calibrate as calibrate
     from ingot.runtime.evaluation.evaluate import evaluate as evaluate
     from ingot.runtime.loading.transformers import load_model as load_model
+    from ingot.runtime.quantize.run import quantize as quantize
 
 __version__ = INGOT_VERSION
 
@@ -57,6 +58,7 @@ _NAMES = {
     "open": "ingot.artifacts.open",
     "patch": "ingot.delta.patch",
     "plan": "ingot.ext.ane.plan",
+    "quantize": "ingot.runtime.quantize.run",
     "report": "ingot.inspect.page.report",
     "revert": "ingot.delta.apply",
     "save": "ingot.artifacts.save",
@@ -84,6 +86,7 @@ __all__ = [
     "open",
     "patch",
     "plan",
+    "quantize",
     "report",
     "revert",
     "save",

@@ -29,6 +29,8 @@ assert {tensor.codec for tensor in report.tensors} == {"fixed16"}
 assert not [finding for finding in ingot.verify("fixed.zt") if finding.level == "error"]
 with ingot.open("fixed.zt") as checkpoint:
     ingot.save("back.flat", {name: tensor.numpy() for name, tensor in checkpoint.items()})
+findings = ingot.verify("back.flat", runtime="flatrun")
+assert [finding.rule for finding in findings if "Flatrun 1.0 would load" in finding.message] == ["runtime.loads"]
 assert "ingot_example.command" not in sys.modules
 """
 

@@ -11,7 +11,7 @@ SOURCE = Path(__file__).resolve().parent
 PAGE = SOURCE.parents[1] / "docs" / "developing" / "plugin.md"
 
 
-@pytest.mark.parametrize("file", ["pyproject.toml", "codec.py", "format.py", "command.py"])
+@pytest.mark.parametrize("file", ["pyproject.toml", "codec.py", "format.py", "command.py", "runtime.py"])
 def test_page_shows_the_file(file: str) -> None:
     path = SOURCE / file if file == "pyproject.toml" else SOURCE / "ingot_example" / file
     blocks = re.findall(r"^```\w+\n(.*?)^```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)

@@ -33,6 +33,9 @@ def recipes(
     name: Annotated[
         str | None, About("Print this preset's TOML, to start a recipe of your own.", argument=True)
     ] = None,
+    runtime: Annotated[
+        str | None, About("List the presets that this program runs, its defaults first.", ("--for",), metavar="RUNTIME")
+    ] = None,
     json: Json = False,
 ) -> None:
     """List the preset recipes, or print one as TOML."""
@@ -42,7 +45,7 @@ def recipes(
     if name is not None:
         print(preset_text(name), end="")
         return
-    render(recipes_report(), json=json)
+    render(recipes_report(runtime), json=json)
 
 
 @declare("doctor")

@@ -30,6 +30,7 @@ PLUGINS = "Plugins"
 _GROUPS = {
     "Convert": (
         ("demo", "demo", "Convert a small real model; show size, error, perplexity"),
+        ("quantize", "quantize", "Quantize a model for the program that runs it"),
         ("convert", "convert", "Convert a checkpoint, by a recipe or as it is"),
         ("matrix", "matrix", "Show what a conversion to each format would keep"),
         ("calibrate", "calibrate", "Collect a model's statistics, for recipes that round better"),

@@ -16,6 +16,7 @@ EPILOG = (
     "Examples:\n\n"
     "  ingot verify model.zt\n\n"
     "  ingot verify ./Llama-3-8B --json\n\n"
+    "  ingot verify ./Llama-3-8B-w4 --for vllm\n\n"
     "  ingot verify model.squizd --strict\n\n"
     "  ingot verify s3://bucket/model --engine ray"
 )
@@ -29,7 +30,7 @@ def command(
 ) -> None:
     """Check that a checkpoint is complete and well-formed: structure, digests, every tensor decodes.
 
-    Exit code 1 if it is not.
+    With --for, check also that a program would load it. Exit code 1 if it is not, or would not.
     """
     from ingot.inspect.findings import finding_text, verify_report
     from ingot.inspect.verify import verify

@@ -25,6 +25,8 @@ from ingot.model.layouts.dense import DenseLayout
 from ingot.model.tensor import Tensor
 from ingot.reporting.report import Bytes, Column, Count, Counts, Figure, Line, Report, Table, Texts, table_of
 from ingot.reporting.reportable import Reportable
+from ingot.runtimes.accepts import readable_containers
+from ingot.runtimes.table import runtime_named
 from ingot.stores.location import Location
 
 REFUSED = "refused"
@@ -109,8 +111,11 @@ def matrix(options: MatrixOptions) -> Matrix:
     IngotError
         Errors of opening the checkpoint.
     """
-    if options.to:
-        formats = [FORMATS.get_or_refuse(name) for name in options.to]
+    names = options.to
+    if options.runtime is not None:
+        names = [*names, *readable_containers(runtime_named(options.runtime))]
+    if names:
+        formats = [FORMATS.get_or_refuse(name) for name in names]
     else:
         formats = [format for _, format in FORMATS.available()]
     source = open_source(Location.parse(options.src), io=options.io, verify=options.verify)

@@ -58,6 +58,14 @@ class ConvertOptions:
     resume: bool = field(default=False, metadata=RESUME)
     progress: ProgressCallback | None = field(default=None, metadata=PROGRESS)
     _: KW_ONLY
+    runtime: str | None = field(
+        default=None,
+        metadata=about(
+            "Choose the container for a program, such as vllm.",
+            "--for",
+            metavar="RUNTIME",
+        ),
+    )
     allow_requantize: bool = field(
         default=False, metadata=about("Quantize tensors that are quantized already.", panel=_ROUNDING)
     )
@@ -294,6 +302,10 @@ class MatrixOptions:
         default=(), metadata=about("A format to check; default: all. Can be repeated.", "--to", metavar="FORMAT")
     )
     _: KW_ONLY
+    runtime: str | None = field(
+        default=None,
+        metadata=about("Look at the formats that this program reads.", "--for", metavar="RUNTIME"),
+    )
     keep_names: bool = field(
         default=False, metadata=about("Into GGUF, MLX or out of GGUF, do not change names and order of rows.")
     )

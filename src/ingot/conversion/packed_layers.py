@@ -6,7 +6,6 @@ together. It refuses a folder in which parts of a merged matrix are packed and o
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,14 +27,10 @@ from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.scaled_codebook import SECOND, ScaledCodebookLayout, Tiles
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Tensor
+from ingot.naming.names import merged_matrix
 from ingot.recipes.choice import Choice
 from ingot.recipes.recipe import Decision
 
-MERGED = re.compile(
-    r"(?P<before>.*\.)(?:(?P<qkv>[qkv]_proj|query|key|value)|(?P<up>gate_proj|up_proj|w1|w3)|(?:down_proj|w2))\.weight"
-)
-"""A pattern for names of matrices that vLLM merges with others, and of down_proj, which it merges in experts."""
-_EXPERT = re.compile(r"\.experts\.[0-9]+\.")
 _SCHEME = ("bits", "group_size", "granularity", "group", "values", "scales", "second")
 _MAX_REASONS = 3
 _MAX_NAMES = 4
@@ -50,22 +45,6 @@ class PackedLayers:
 
     steps: Sequence[Step]
     notes: Sequence[str] = ()
-
-
-def without_expert(name: str) -> str:
-    """Return a name with ``*`` in place of the number of an expert."""
-    return _EXPERT.sub(".experts.*.", name)
-
-
-def merged_matrix(name: str) -> str | None:
-    """Return a name of the merged matrix that contains a matrix; None if vLLM does not merge it with others."""
-    match = MERGED.fullmatch(name)
-    if match is None:
-        return None
-    common = without_expert(match["before"])
-    if common != match["before"]:
-        return common
-    return f"{common}qkv" if match["qkv"] else f"{common}up" if match["up"] else None
 
 
 def unify_merged_layers(

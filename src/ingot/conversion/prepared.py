@@ -64,6 +64,7 @@ class Prepared(Reportable):
     budget: BudgetReport | None = None
     inexact: frozenset[str] = frozenset()
     account: Account = field(default_factory=Account)
+    runtime: str | None = None
 
     @property
     def weights(self) -> Checkpoint:

@@ -14,6 +14,7 @@ from ingot.artifacts.open import Source
 from ingot.codecs.base import GRADES, IN_F32, IN_TYPE, INTEGERS, SCALES
 from ingot.conversion.budget.report import BudgetReport
 from ingot.conversion.plan import ConvertPlan
+from ingot.conversion.run_commands import run_commands
 from ingot.core.numeric.dtypes import FLOATS
 from ingot.core.numeric.stats import ErrorStats
 from ingot.engine.execute import Executed
@@ -93,7 +94,9 @@ class SourceFacts:
         return CONFIG in files and writes_text and any(name.startswith("tokenizer") for name in files)
 
 
-def commands_for(target: Destination, plan: ConvertPlan, executed: Executed, source: SourceFacts) -> list[str]:
+def commands_for(
+    target: Destination, plan: ConvertPlan, executed: Executed, source: SourceFacts, runtime: str | None = None
+) -> list[str]:
     """Return shell commands that run the result; ``ingot verify`` if there are none."""
     path = _not_an_option(target.display)
     artifact = WrittenArtifact(
@@ -103,15 +106,15 @@ def commands_for(target: Destination, plan: ConvertPlan, executed: Executed, sou
         target.directory and source.generates({*executed.companions, *executed.files}),
         plan.metadata,
     )
-    commands: list[Sequence[str]] = []
+    lines: list[str] = []
     if target.is_local:
-        commands += plan.format.commands(artifact)
+        lines += run_commands(target.display, plan.format, artifact, runtime)
     if artifact.generates:
-        commands.append(("ingot", "generate", path, PROMPT))
-    elif not commands and not target.directory and source.generates(source.companions):
+        lines.append(shlex.join(("ingot", "generate", path, PROMPT)))
+    elif not lines and not target.directory and source.generates(source.companions):
         call = "import ingot; print(ingot.load_model({}, model_dir={}))"
-        commands.append(in_python(call, path, source.location))
-    return [shlex.join(arguments) for arguments in commands or [("ingot", "verify", path)]]
+        lines.append(shlex.join(in_python(call, path, source.location)))
+    return lines or [shlex.join(("ingot", "verify", path))]
 
 
 def _not_an_option(path: str) -> str:

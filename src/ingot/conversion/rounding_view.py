@@ -119,7 +119,8 @@ def round_weights(
         opened = statistics()  # statistics of another model raise an error before any tensor is read
         notes += [_NO_PREFIX] if opened.model_id is not None and WINDOW_PREFIX not in opened.metadata else []
     if calibration is None or isinstance(calibration, Statistics):
-        source = "samples of the model"
+        metadata = calibration.metadata if isinstance(calibration, Statistics) else {}
+        source = metadata.get("source", "samples of the model")
     else:
         source = Location.parse(calibration).display
     rounding = Rounding(choices, statistics, source, statistics.close, statistics_ready=calibration is not None)

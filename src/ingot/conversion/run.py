@@ -18,6 +18,7 @@ from ingot.artifacts.remarks import UNREAD, remarks
 from ingot.conversion.block_types import type_notes, with_mixture_rules
 from ingot.conversion.budget.search import resolve_budget
 from ingot.conversion.encoding import require_all_used
+from ingot.conversion.for_runtime import checked_plan, for_runtime, require_held, require_loadable
 from ingot.conversion.model_folder import with_model_folder
 from ingot.conversion.options import ConvertOptions
 from ingot.conversion.packed_layers import repeated_scales, require_layers
@@ -95,10 +96,13 @@ def convert(options: ConvertOptions) -> ConvertReport:
     """
     started = time.perf_counter()
     is_distributed(options.engine, options.address)  # raises for an invalid engine before anything is read
+    options = for_runtime(options)
     options, budget = resolve_budget(options, _plan_for_budget, convert, publish=True)
     ranks = ranks_of(options)
     reports = [_convert(options, rank) for rank in ranks]
     report = reports[0] if options.tp is None else merge_rank_reports(reports, Location.parse(options.dst))
+    if options.tp is None:
+        require_loadable(options, report.destination)
     return replace(report, seconds=time.perf_counter() - started, budget=budget)
 
 
@@ -146,7 +150,7 @@ def prepare(options: ConvertOptions) -> Prepared:
     Reads headers and samples. Pruning reads the feed-forward networks and reports to ``progress``. With ``tp`` the plan
     is that of the first rank; all ranks have the same shapes.
     """
-    prepared = _plan_for_budget(options)
+    prepared = _plan_for_budget(for_runtime(options))
     try:
         require_layers(prepared.plan.steps, prepared.plan.format)
     except BaseException:
@@ -193,6 +197,7 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
         tied = _tied_head(source, checkpoint, target)
         without = {**dropped_omissions(opened, options.drop), **tied.without}
         weights = view_weights(checkpoint, target, options, without)
+        require_held(target.format, recipe)
         rounded, rounding = round_weights(
             weights.checkpoint, recipe, options, f16_scales=target.format.traits.f16_scales
         )
@@ -204,7 +209,7 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
         checkpoint = checkpoint if rank is None else slice_for(checkpoint, rank)
         written = write_options(options, target)
         request = PlanRequest(recipe, options.allow_requantize, written, options.threads, options.measure)
-        plan = plan_conversion(checkpoint, target.format, request)
+        plan = checked_plan(plan_conversion(checkpoint, target.format, request), options, target)
         names_read = [step.tensor.name for step in plan.steps]
         account = account_of_conversion(opened, checkpoint, names_read, plan.format, options.drop)
         account.require_complete(source.location)
@@ -243,6 +248,7 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
             weights.checkpoint,
             inexact=view.inexact,
             account=account,
+            runtime=options.runtime,
         )
     except BaseException:
         close()
@@ -349,7 +355,7 @@ def _report(prepared: Prepared, executed: Executed, facts: SourceFacts) -> Conve
         resumed=executed.resumed,
         notes=[*prepared.notes, *rounding_notes(prepared.rounding)],
         warnings=plan.warnings,
-        commands=commands_for(prepared.target, plan, executed, facts),
+        commands=commands_for(prepared.target, plan, executed, facts, prepared.runtime),
         rounded=outcomes_of(prepared.rounding),
         superseded=prepared.account.superseded,
         dropped=prepared.account.dropped,

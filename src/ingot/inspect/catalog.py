@@ -24,6 +24,8 @@ from ingot.recipes.llama_cpp_mixtures import ModelFacts, expand
 from ingot.recipes.load import ALL_PRESETS, load_recipe
 from ingot.recipes.recipe import Recipe, resolve
 from ingot.reporting.report import Report, Texts, table_of
+from ingot.runtimes.fit import container_for, presets_of
+from ingot.runtimes.table import runtime_named
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,16 @@ class RecipeInfo:
     bits: str
     runs_in: Texts
     calibrated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimePreset:
+    """A preset that a program runs, with its container, and the ``--bits`` that select it (empty if there are none)."""
+
+    name: str
+    bits: str
+    container: str
+    description: str
 
 
 # Encoder options of layouts to probe a format with. A format carries a codec if it accepts one of its layouts.
@@ -159,10 +171,31 @@ def recipes() -> list[RecipeInfo]:
     return [_recipe_info(load_recipe(name)) for name in ALL_PRESETS]
 
 
-def recipes_report() -> Report:
-    """Return the report of ``ingot recipes``, with a row for every preset."""
+def recipes_report(runtime: str | None = None) -> Report:
+    """Return the report of ``ingot recipes``, with a row for every preset.
+
+    With ``runtime`` it has only the presets that this program runs, its defaults first.
+    """
+    if runtime is not None:
+        return _presets_for(runtime)
     heads = {"name": "recipe", "bits": "bits", "runs_in": "runs in", "calibrated": "calibrated"}
     return Report(tables=[table_of("", recipes(), RecipeInfo, heads)])
+
+
+def _presets_for(runtime: str) -> Report:
+    profile = runtime_named(runtime)
+    chosen = {name: str(item.bits) for item in profile.presets for name in (item.plain, item.calibrated)}
+    fits = [
+        RuntimePreset(name, chosen.get(name, ""), container_for(profile, load_recipe(name)) or "", _summary(name))
+        for name in presets_of(profile)
+    ]
+    heads = {"name": "recipe", "bits": "--bits", "container": "container", "description": "what it does"}
+    return Report(tables=[table_of("", fits, RuntimePreset, heads)])
+
+
+def _summary(preset: str) -> str:
+    """Return the description of a preset on one line."""
+    return " ".join(load_recipe(preset).description.split())
 
 
 def _recipe_info(recipe: Recipe) -> RecipeInfo:

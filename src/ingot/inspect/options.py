@@ -47,6 +47,15 @@ class VerifyOptions:
     origin: AnyPath | None = field(
         default=None, metadata=about("Undamaged copy of the file or folder: a path or address.", "--from")
     )
+    runtime: str | None = field(
+        default=None,
+        metadata=about(
+            "Also check that this program would load it: llama.cpp, vllm, mlx, transformers and others "
+            "(docs/runtimes.md).",
+            "--for",
+            metavar="RUNTIME",
+        ),
+    )
     engine: str = field(default="local", metadata=ENGINE)
     address: str | None = field(default=None, metadata=ADDRESS)
     io: str = field(default="pread", metadata=IO)

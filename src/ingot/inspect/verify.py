@@ -27,6 +27,9 @@ from ingot.model.delta import delta_of
 from ingot.model.reading.lazy import TensorMap
 from ingot.model.reading.limits import require_in_proportion
 from ingot.model.tensor import Tensor
+from ingot.runtimes.accepts import accepts
+from ingot.runtimes.profile import RuntimeProfile
+from ingot.runtimes.table import runtime_named
 from ingot.stores.location import Location
 from ingot.translate.completeness import defects_of
 from ingot.translate.families import UNSUPPORTED
@@ -47,9 +50,9 @@ def verify(options: VerifyOptions) -> list[Finding]:
     ``progress`` counts stored bytes.
 
     With ``strict``, deviations from the format's specification and unknown codecs are errors; missing optional
-    contents, such as digests, remain notes. A compressed part that declares more than ``max_decompressed`` bytes is an
-    error. If the ``engine`` has workers, they check the tensors; this process checks digests of full files, seals and
-    attachments.
+    contents, such as digests, remain notes. With ``runtime``, each reason for which that program would not load the
+    file is an error too. A compressed part that declares more than ``max_decompressed`` bytes is an error. If the
+    ``engine`` has workers, they check the tensors; this process checks digests of full files, seals and attachments.
 
     Returns
     -------
@@ -60,11 +63,12 @@ def verify(options: VerifyOptions) -> list[Finding]:
     ------
     UsageError
         ``verify.repair``: ``repair`` without ``origin``; the errors of ``inspect.seal.repair``; no such path, or no
-        checkpoint at the path; ``cluster.engine``.
+        checkpoint at the path; ``cluster.engine``; ``runtime.unknown``.
     IntegrityError, ResourceError, MissingExtraError
         Errors of workers, see ``cluster.driver.spread.ask``.
     """
     is_distributed(options.engine, options.address)  # raises for an invalid engine before anything is read
+    profile = None if options.runtime is None else runtime_named(options.runtime)
     if options.repair != (options.origin is not None):
         raise UsageError("expected --repair and --from (origin) together, found one of them", rule="verify.repair")
     location = Location.parse(options.path)
@@ -79,7 +83,9 @@ def verify(options: VerifyOptions) -> list[Finding]:
         return [finding_of(error, location.display)]
     try:
         check = _tensor_checker(options, location, source)
-        return [*examine(source, options.strict, options.progress, check), *repaired]
+        findings = examine(source, options.strict, options.progress, check)
+        loadable = [] if profile is None else runtime_findings(profile, source)
+        return sorted([*findings, *loadable, *repaired], key=lambda item: item.level != "error")
     finally:
         source.close()
 
@@ -244,3 +250,13 @@ def _check_seals(source: Source) -> Iterator[Finding | None]:
         first = damaged[0] * seal.chunks.size
         message = f"{len(damaged)} of its chunks differ from the seal, the first at byte {first}"
         yield Finding("error", "seal.digest-mismatch", location, message)
+
+
+def runtime_findings(profile: RuntimeProfile, source: Source) -> list[Finding]:
+    """Return an error for each reason for which the program would not load the artifact; if there is none, a note."""
+    answer = accepts(profile, source)
+    if not answer.accepted:
+        return [Finding("error", reason.rule, reason.location, reason.message) for reason in answer.reasons]
+    untested = ", ".join(scheme.name for scheme in answer.untested)
+    tried = f"; not run with this program: {untested}" if untested else ""
+    return [Finding("note", "runtime.loads", source.location, f"{profile.label} would load this{tried}")]

@@ -201,3 +201,26 @@ def equal_layers(items: Iterable[Item], name: Callable[[Item], str], key: Callab
     for item in items:
         groups.setdefault((pattern_of(name(item)), key(item)), []).append(item)
     return [(name(group[0]) if len(group) == 1 else pattern, group) for (pattern, _), group in groups.items()]
+
+
+MERGED = re.compile(
+    r"(?P<before>.*\.)(?:(?P<qkv>[qkv]_proj|query|key|value)|(?P<up>gate_proj|up_proj|w1|w3)|(?:down_proj|w2))\.weight"
+)
+"""A pattern for names of matrices that vLLM merges with others, and of down_proj, which it merges in experts."""
+_EXPERT = re.compile(r"\.experts\.[0-9]+\.")
+
+
+def without_expert(name: str) -> str:
+    """Return a name with ``*`` in place of the number of an expert."""
+    return _EXPERT.sub(".experts.*.", name)
+
+
+def merged_matrix(name: str) -> str | None:
+    """Return a name of the merged matrix that contains a matrix; None if vLLM does not merge it with others."""
+    match = MERGED.fullmatch(name)
+    if match is None:
+        return None
+    common = without_expert(match["before"])
+    if common != match["before"]:
+        return common
+    return f"{common}qkv" if match["qkv"] else f"{common}up" if match["up"] else None

@@ -114,7 +114,8 @@ class Outcome:
     ``error`` is ``tr(G D A D^T)`` over that of the matrix itself. ``tokens`` counts the tokens of its statistics: 0 for
     an expert without any, None if there are no statistics; then all errors weigh the same. ``damping`` is the number
     added to A's diagonal, as a fraction of its mean; ``dead`` counts columns whose input was always 0. ``singular``: A
-    had no triangular factor without additional damping.
+    had no triangular factor without additional damping. ``squared_error`` and ``squared_norm`` are sums over all
+    weights, without factors.
     """
 
     matrix: str
@@ -123,6 +124,8 @@ class Outcome:
     damping: Ratio
     dead: Count
     singular: bool = False
+    squared_error: float = 0.0
+    squared_norm: float = 0.0
 
 
 def matrices(name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -212,10 +215,16 @@ def round_tensor(
         rounded += bands
         error = _error_from_feedback(bands) if settle is None else None
         more = bands[0].more_damping
+        decoded = values_of(bands)
         if error is None:
-            error = error_under(values, values_of(bands), factors)
-        outcomes.append(Outcome(name, error, tokens, factors.damping + more, factors.dead, more > 0))
+            error = error_under(values, decoded, factors)
+        sums = (_squares(values - decoded), _squares(values))
+        outcomes.append(Outcome(name, error, tokens, factors.damping + more, factors.dead, more > 0, *sums))
     return parts_of(rounded, spec), outcomes
+
+
+def _squares(values: Array) -> float:
+    return float(np.vdot(values, values))
 
 
 def _error_from_feedback(bands: Sequence[RoundedMatrix]) -> float | None:

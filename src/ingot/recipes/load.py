@@ -15,7 +15,7 @@ from ingot.errors import IngotError, ResourceError, UsageError
 from ingot.model.layouts.dense import DenseLayout
 from ingot.recipes.choice import Choice, Measured
 from ingot.recipes.llama_cpp_mixtures import PRESETS as MIXTURE_PRESETS
-from ingot.recipes.llama_cpp_mixtures import parse_mixture, preset_named, preset_toml
+from ingot.recipes.llama_cpp_mixtures import parse_mixture
 from ingot.recipes.recipe import Mixture, Recipe, Rotate, Rule
 from ingot.stores.location import AnyPath, Location
 
@@ -96,6 +96,8 @@ format.
 ALL_PRESETS = (*PRESETS, *MIXTURE_PRESETS)
 """Names of the presets that ship with Ingot, and of llama.cpp's mixtures."""
 
+_LOWER = {name.lower(): name for name in (*MIXTURE_PRESETS, *PRESETS)}
+
 # Presets by format and by bits of the matrices, for formats with packings of their own.
 _FORMAT_PRESETS = {
     "npydir": {8: "squish-int8", 4: "squish-int4", 3: "squish-int3"},
@@ -121,11 +123,9 @@ def load_recipe(source: AnyPath) -> Recipe:
         No such preset or file (``recipe.unknown``), or a file that breaks a rule ``recipe.*`` of ``spec/recipes.md``.
     """
     location = Location.parse(source)
-    if location.user_text in PRESETS:
-        return _preset(location.user_text)
-    mixture = preset_named(location.user_text)
-    if mixture is not None:
-        return _preset(mixture)
+    name = preset_name(location.user_text)
+    if name is not None:
+        return _preset(name)
     text = location.display
     try:
         data = location.head(_MAX_FILE_BYTES + 1)
@@ -142,6 +142,11 @@ def load_recipe(source: AnyPath) -> Recipe:
     return parse_recipe(data, location=text, name=PurePosixPath(text).stem)
 
 
+def preset_name(text: str) -> str | None:
+    """Return the preset that a text names, in upper or lower case; None if there is none."""
+    return text if text in ALL_PRESETS else _LOWER.get(text.lower())
+
+
 def _unknown_recipe(location: Location) -> UsageError:
     """Return the error for a name that is neither a preset nor a file, with a suggestion of similar names."""
     text = location.display
@@ -153,9 +158,10 @@ def _unknown_recipe(location: Location) -> UsageError:
             rule="recipe.unknown",
             where=text,
         )
+    hint = did_you_mean(text.lower(), _LOWER)
+    presets = "`ingot recipes` lists the presets" if hint else f"presets: {', '.join(ALL_PRESETS)}"
     return UsageError(
-        f"expected a preset or a TOML file, found neither{did_you_mean(text, ALL_PRESETS)}; presets: "
-        f"{', '.join(ALL_PRESETS)}",
+        f"expected a preset or a TOML file, found neither{hint}; {presets}",
         rule="recipe.unknown",
         where=text,
     )
@@ -174,15 +180,13 @@ def preset_hint(format: str, choice: Choice) -> str:
 
 def preset_text(name: str) -> str:
     """Return a preset's TOML; raise ``UsageError`` ``recipe.unknown`` if there is no such preset."""
-    if name not in PRESETS:
-        mixture = preset_named(name)
-        if mixture is not None:
-            return preset_toml(mixture)
+    preset = preset_name(name)
+    if preset is None:
         raise UsageError(
-            f"expected a preset ({', '.join(ALL_PRESETS)}), found {name!r}{did_you_mean(name, ALL_PRESETS)}",
+            f"expected a preset ({', '.join(ALL_PRESETS)}), found {name!r}{did_you_mean(name.lower(), _LOWER)}",
             rule="recipe.unknown",
         )
-    return resources.files("ingot.recipes").joinpath("presets", f"{name}.toml").read_text("utf-8")
+    return resources.files("ingot.recipes").joinpath("presets", f"{preset}.toml").read_text("utf-8")
 
 
 @cache

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
+from importlib import import_module
 from typing import Any
 
 from ingot.artifacts.open import Source
@@ -11,6 +13,8 @@ from ingot.translate.families import FAMILIES, UNSUPPORTED, Family
 from ingot.translate.mlx_families import is_opened
 
 _EMBEDDING = "token_embd.weight"
+_PARAMETER = re.compile(r"\.(?:weight|bias|scale|input_scale)\Z")
+_BLOCK = re.compile(r"((?:\A|\.)blk\.)[0-9]+(?=\.)")
 _KEEPS = "writes the tensors under their present names, for programs other than llama.cpp"
 
 
@@ -79,6 +83,25 @@ def unopened_note(source: Source) -> str:
             model_type = str(config.get("model_type"))[:80]
             return f"mlx_lm does not open this folder: it has no module for model_type {model_type!r}"
     return ""
+
+
+def unknown_gguf_names(metadata: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+    """Return the names that the file's architecture does not have, by the table of the package gguf.
+
+    Empty if the package is missing or does not support the architecture, and for adapters.
+    """
+    architecture = metadata.get("general.architecture")
+    if metadata.get("general.type") == "adapter":
+        return []
+    try:
+        gguf: Any = import_module("gguf")
+    except ImportError:
+        return []
+    arch = next((key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture), None)
+    if arch is None:
+        return []
+    templates = {gguf.TENSOR_NAMES[tensor].replace("{bid}", "*") for tensor in gguf.MODEL_TENSORS[arch]}
+    return [name for name in names if _BLOCK.sub(r"\1*", _PARAMETER.sub("", name)) not in templates]
 
 
 def _reason(config: Mapping[str, Any], model_type: Any) -> str:

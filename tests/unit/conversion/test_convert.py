@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,9 +17,7 @@ from ingot.conversion.run import prepare
 from ingot.core.runtime.memory import parse_size
 from ingot.engine import resources as cost
 from ingot.errors import CodecError, IngotError, IntegrityError, ResourceError, UnsupportedError, UsageError
-from ingot.formats.base import WrittenArtifact
-from ingot.formats.gguf.format import GgufFormat
-from ingot.formats.onnx.format import OnnxFormat
+from ingot.runtimes.table import RUNTIMES, command_lines
 
 RECIPES = ("bf16", "int8", "int4", "int3", "int2", "lossless")
 
@@ -309,6 +308,7 @@ def test_what_runs_the_result_is_told(
     name: str, format: str | None, programs: list[str], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (model / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
     ingot.convert(model, "packed", "int4")
     commands = [shlex.split(text) for text in ingot.convert("packed", name, format=format).commands]
     assert [words[0] for words in commands] == programs
@@ -323,17 +323,16 @@ def test_what_is_no_model_is_checked(model: Path, tmp_path: Path) -> None:
         assert [shlex.split(text)[1] for text in made.commands] == ["verify"]
 
 
-def test_programs_of_single_files(tmp_path: Path) -> None:
-    path = str(tmp_path / 'a "b" {}.x')
-    made = WrittenArtifact(path, path, folder=False, generates=False)
-    assert GgufFormat().commands(made) == []
-    keys = {"general.architecture": "llama", "tokenizer.ggml.model": "gpt2"}
-    assert path in GgufFormat().commands(WrittenArtifact(path, path, folder=False, generates=False, metadata=keys))[0]
-    [(_, _, code)] = OnnxFormat().commands(made)
+def test_programs_of_single_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(tmp_path / 'a "b" {} $c.x')
+    assert shlex.split(command_lines(RUNTIMES["llama.cpp"], "gguf", path, path)[0])[2] == path
+    (line,) = command_lines(RUNTIMES["onnxruntime"], "onnx", path, path)
+    _, _, code, argument = shlex.split(line)
     opened: list[str] = []
     session = type("Session", (), {"__init__": lambda self, path: opened.append(path), "get_inputs": lambda self: []})
-    module = type("Runtime", (), {"InferenceSession": session})
-    exec(code.removeprefix("import onnxruntime; "), {"onnxruntime": module, "print": lambda _: None})
+    monkeypatch.setitem(sys.modules, "onnxruntime", type("Runtime", (), {"InferenceSession": session}))
+    monkeypatch.setattr(sys, "argv", ["-c", argument])
+    exec(code, {"print": lambda _: None})
     assert opened == [path]
 
 

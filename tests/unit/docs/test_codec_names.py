@@ -13,7 +13,7 @@ from ingot.model.layouts.base import file_id
 ROOT = Path(ingot.__file__).parent
 NAMES = {*CODECS, *map(file_id, CODECS)}
 # Where a word is no codec's name: forms of the Neural Engine, a preset, an extra, MLX's mode, a word of
-# compressed-tensors, fields of a report.
+# compressed-tensors, fields of a report, storage in a runtime profile.
 OTHER_WORDS = {
     "ext/ane/cli/plan.py": {"dense"},
     "formats/packed_folders/compressed_keys.py": {"dense"},
@@ -22,6 +22,10 @@ OTHER_WORDS = {
     "ext/ane/plan.py": {"dense"},
     "inspect/doctor.py": {"astc"},
     "recipes/load.py": {"astc"},
+    "runtime/quantize/run.py": {"dense"},
+    "runtimes/accepts.py": {"dense"},
+    "runtimes/profile.py": {"dense", "palette"},
+    "runtimes/stored.py": {"dense", "palette"},
     "ext/ane/chips/candidates.py": {"dense", "palette"},
     "ext/ane/chips/chips.py": {"palette"},
     "ext/ane/chips/storage_form.py": {"dense", "palette"},

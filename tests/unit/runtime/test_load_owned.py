@@ -36,7 +36,7 @@ def check(loaded, names=tuple(ARRAYS)):
 @pytest.mark.parametrize("workers", [0, 1, 3, None])
 @pytest.mark.parametrize("io", ["mmap", "pread"])
 def test_values_are_those_of_the_file(tmp_path, monkeypatch, suffix, workers, io):
-    monkeypatch.setattr(module, "PIECE", 100_000)
+    monkeypatch.setattr(module, "CHUNK", 100_000)
     monkeypatch.setattr(module, "BATCH", 10_000)
     path = tmp_path / f"m.{suffix}"
     ingot.numpy.save_file(ARRAYS, path)

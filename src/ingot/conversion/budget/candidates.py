@@ -11,14 +11,13 @@ import tomli_w
 from ingot.artifacts.companions import has_model_metadata
 from ingot.artifacts.open import Source
 from ingot.conversion.budget.report import GroupReport, PointReport, TypeReport
-from ingot.conversion.packed_layers import MERGED, without_expert
 from ingot.conversion.plan import ConvertPlan, decide, layers_of
 from ingot.conversion.prepare_source import resolve_tied_head
 from ingot.core.numeric.knapsack import Allocation, frontier
 from ingot.engine.work import Step
 from ingot.formats.base import Format
 from ingot.model.checkpoint import Checkpoint
-from ingot.naming.names import role_of
+from ingot.naming.names import MERGED, role_of, without_expert
 from ingot.recipes.choice import Choice
 from ingot.recipes.load import parse_recipe
 from ingot.recipes.recipe import Recipe, exactly

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ingot.errors import FormatError
-from ingot.formats.base import Catalog, Format, FormatTraits, WriteOptions, WrittenArtifact, in_python
+from ingot.formats.base import Catalog, Format, FormatTraits, WriteOptions
 from ingot.formats.coreml.carry import plan_operations
 from ingot.formats.coreml.layout import FEEDS, why_unsupported
 from ingot.formats.coreml.package import DATA, MANIFEST, MAX_MANIFEST, parse_manifest
@@ -120,7 +120,3 @@ class CoremlFormat(Format):
     def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> CoremlWriter:
         """Return a writer into the attached program; raises the errors of ``CoremlWriter``."""
         return CoremlWriter(target, artifact)
-
-    def commands(self, artifact: WrittenArtifact) -> Sequence[Sequence[str]]:
-        """Return coremltools' command, which works on a Mac."""
-        return [in_python("import coremltools; print(coremltools.models.MLModel({}))", artifact.path)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ingot.formats.base import PROMPT, Catalog, Format, FormatTraits, WriteOptions, WrittenArtifact
+from ingot.formats.base import Catalog, Format, FormatTraits, WriteOptions
 from ingot.formats.gguf.header import MAGIC, why_unsupported
 from ingot.formats.gguf.metadata import to_gguf_metadata
 from ingot.formats.gguf.reader import SUFFIX, read, split_name
@@ -15,8 +15,6 @@ from ingot.model.bytesource import Target
 from ingot.model.spec import TensorSpec
 from ingot.model.store import Store
 
-_MODEL = ("general.architecture", "tokenizer.ggml.model")
-"""Metadata keys that llama.cpp needs to run a model."""
 _WIDE = ("position_embd.weight", "token_types.weight")
 
 
@@ -72,11 +70,3 @@ class GgufFormat(Format):
     def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> GgufWriter:
         """Return a writer; raises ``UnsupportedError`` for tensors that ``why_unsupported`` rejects."""
         return GgufWriter(target, name, artifact, options)
-
-    def commands(self, artifact: WrittenArtifact) -> Sequence[Sequence[str]]:
-        """Return llama.cpp's command if the metadata describe a model and its tokenizer."""
-        return (
-            [("llama-cli", "-m", artifact.first, "-p", PROMPT)]
-            if all(key in artifact.metadata for key in _MODEL)
-            else []
-        )

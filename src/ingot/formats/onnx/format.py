@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from ingot.formats.base import Catalog, FormatTraits, WriteOptions, WrittenArtifact, in_python
+from ingot.formats.base import Catalog, FormatTraits, WriteOptions
 from ingot.formats.onnx.carry import Named, names_of, original_name, other_name, plan_tensor, why_unsupported
 from ingot.formats.onnx.facing import INPUTS, OUTPUTS, Orientation, OrientationFinder
 from ingot.formats.onnx.reader import read_model
@@ -128,8 +128,3 @@ class OnnxFormat(BySuffix):
     def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> OnnxWriter:
         """Return a writer into the attached graph; raises the errors of ``OnnxWriter``."""
         return OnnxWriter(target, name, artifact, options)
-
-    def commands(self, artifact: WrittenArtifact) -> Sequence[Sequence[str]]:
-        """Return a command for onnxruntime that prints the names of the graph's inputs."""
-        names = "[each.name for each in onnxruntime.InferenceSession({}).get_inputs()]"
-        return [in_python(f"import onnxruntime; print({names})", artifact.path)]

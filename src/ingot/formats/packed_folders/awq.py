@@ -164,7 +164,6 @@ class AwqGemvFormat(AwqFormat):
         merges=False,
         how_to_quantize="ingot convert MODEL x.zt --recipe int4, then ingot convert x.zt OUT --format awq-gemv",
     )
-    served = False
     version = _GEMV
 
     def claims_config(self, config: Config) -> bool:

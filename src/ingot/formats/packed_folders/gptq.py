@@ -278,7 +278,6 @@ class GptqPlanesFormat(GptqFormat):
         merges=False,
         how_to_quantize="ingot convert MODEL x.zt --recipe int3, then ingot convert x.zt OUT --format gptq-planes",
     )
-    served = False
 
     def __init__(self) -> None:
         super().__init__(PLANAR)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ingot.errors import CodecError, FormatError, UnsupportedError
-from ingot.formats.base import PROMPT, WrittenArtifact
 from ingot.formats.packed_folders.base import (
     WEIGHT,
     Config,
@@ -168,10 +167,6 @@ class MlxFormat(WritablePackedFolderFormat):
     def metadata(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the metadata as text, with ``format`` ``mlx``, which MLX's loaders check."""
         return {**super().metadata(values), "format": "mlx"}
-
-    def commands(self, artifact: WrittenArtifact) -> Sequence[Sequence[str]]:
-        """Return mlx_lm's command for the folder of a model."""
-        return [("mlx_lm.generate", "--model", artifact.path, "--prompt", PROMPT)] if artifact.generates else []
 
 
 def _is_autoround(quantization: Config) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ingot.formats.base import Catalog, Format, FormatTraits, WriteOptions, WrittenArtifact
+from ingot.formats.base import Catalog, Format, FormatTraits, WriteOptions
 from ingot.formats.safetensors.header import MAX_HEADER, PREFIX, read_single
 from ingot.formats.safetensors.index import INDEX_SUFFIX, SUFFIX, read_sharded
 from ingot.formats.safetensors.patch import is_patch, read_patch
@@ -31,8 +31,6 @@ class SafetensorsFormat(Format):
     traits = FormatTraits(
         shards=True,
     )
-    served = True
-    """Whether vLLM runs folders of this format."""
 
     def claims(self, name: str, head: bytes) -> bool:
         """Return whether the suffix fits, or else whether a plausible header length is followed by ``{``."""
@@ -97,7 +95,3 @@ class SafetensorsFormat(Format):
         Raises ``UnsupportedError`` for tensors that ``why_unsupported`` rejects and for metadata that is not text.
         """
         return SafetensorsWriter(target, name, artifact, options, self)
-
-    def commands(self, artifact: WrittenArtifact) -> Sequence[Sequence[str]]:
-        """Return vLLM's command for the folder of a model."""
-        return [("vllm", "serve", artifact.path)] if self.served and artifact.generates else []

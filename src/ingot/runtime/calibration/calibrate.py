@@ -179,7 +179,14 @@ def statistics_of(
     model: AnyPath, *, max_ram: int | str | None = None, progress: ProgressCallback | None = None
 ) -> Statistics:
     """Return the statistics of a calibration over samples, for a conversion without a statistics file."""
-    options = CalibrateOptions(model, "", samples=SAMPLES, max_ram=max_ram, progress=progress)
+    return collect_statistics(CalibrateOptions(model, "", samples=SAMPLES, max_ram=max_ram, progress=progress))
+
+
+def collect_statistics(options: CalibrateOptions) -> Statistics:
+    """Return the statistics of a calibration without writing a file; ``options.out`` is ignored.
+
+    An exception that ``options.plan`` raises ends the calibration before it begins.
+    """
     with _subject(options) as subject, temporary_folder() as folder:
         collected = _collect(subject, options, Work(folder), None)
         return Statistics.in_memory(collected.arrays, collected.metadata)  # mapped: deleted files stay readable

@@ -1,0 +1,63 @@
+"""``ingot quantize``."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import Annotated
+
+from ingot.cli.declare import declare
+from ingot.cli.output import Json, Quiet, line, progress_bar, render
+from ingot.core.options import About
+from ingot.runtime.quantize.options import QuantizeOptions
+
+EPILOG = (
+    "Examples:\n\n"
+    "  ingot quantize ./Llama-3-8B -o ./Llama-3-8B-w4 --for vllm\n\n"
+    "  ingot quantize ./Llama-3-8B -o model.gguf --type Q4_0\n\n"
+    "  ingot quantize ./Llama-3-8B -o ./Llama-3-8B-mlx --for mlx --bits 4 --calibration none\n\n"
+    "  ingot quantize ./Llama-3-8B -o model.gguf --bits 4 --time 30m\n\n"
+    "  ingot quantize ./Llama-3-8B -o out --for vllm --dry-run"
+)
+
+
+@declare("quantize", EPILOG)
+def command(
+    options: QuantizeOptions,
+    dry_run: Annotated[
+        bool, About("Print the decision for each tensor, and the estimated time and memory; write nothing.")
+    ] = False,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Quantize a model for a program: --for alone decides container and preset.
+
+    Ends with the size, the error and the command that runs the result, and only if that program would load it.
+    """
+    from ingot.runtime.quantize.estimate import Estimate
+    from ingot.runtime.quantize.run import prepare, quantize
+
+    if dry_run:
+        prepared, estimate = prepare(options)
+        with prepared:
+            render(prepared.report(), json=json, quiet=quiet)
+        if not (json or quiet):
+            line(f"estimate: {estimate.describe()}")
+        return
+
+    def announce(estimate: Estimate) -> None:
+        if not quiet:
+            line(f"estimate: {estimate.describe()}, calibration {estimate.mode}", stream=sys.stderr)
+
+    def confirm(estimate: Estimate) -> bool:
+        question = f"Calibrate ({estimate.mode}) for {estimate.describe()}? Otherwise a faster way is taken [Y/n] "
+        sys.stderr.write(question)
+        sys.stderr.flush()
+        return sys.stdin.readline().strip().lower() in ("", "y", "yes")
+
+    asks = sys.stdin.isatty() and sys.stderr.isatty() and not (quiet or json)
+    with progress_bar("quantizing", quiet=quiet or json) as progress:
+        report = quantize(replace(options, progress=progress, announce=announce, confirm=confirm if asks else None))
+    for text in report.warnings:
+        line(f"warning: {text}", stream=sys.stderr)
+    render(report.report(), json=json, quiet=quiet)

@@ -1,0 +1,125 @@
+"""Conversions for a program: the choice of the container, and the commands that run a result."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ingot.artifacts.destination import Destination, destination, format_of_suffix
+from ingot.artifacts.open import open_source
+from ingot.conversion.options import ConvertOptions, MatrixOptions
+from ingot.conversion.plan import ConvertPlan
+from ingot.errors import UnsupportedError, UsageError
+from ingot.formats.base import Format
+from ingot.formats.detect import FORMATS
+from ingot.model.layouts.dense import DenseLayout
+from ingot.model.reading.lazy import as_tensor_map
+from ingot.recipes.load import load_recipe
+from ingot.recipes.recipe import Recipe
+from ingot.runtimes.accepts import accepts, accepts_specs, container_name, readable_containers, refusal
+from ingot.runtimes.fit import choices_of, container_for, holds, presets_held, presets_of
+from ingot.runtimes.profile import RuntimeProfile
+from ingot.runtimes.table import runtime_named
+from ingot.stores.location import Location
+
+
+def for_runtime(options: ConvertOptions) -> ConvertOptions:
+    """Return the options with the container of the program that ``--for`` states; unchanged if it states none.
+
+    Raises ``UsageError`` ``runtime.unknown``, ``convert.runtime``: the program reads no container that the options
+    permit.
+    """
+    if options.runtime is None:
+        return options
+    profile = runtime_named(options.runtime)
+    recipe = options.recipe if options.recipe is None or isinstance(options.recipe, Recipe) else None
+    if options.recipe is not None and recipe is None:
+        recipe = load_recipe(options.recipe)  # type: ignore[arg-type]
+    fixed = _fixed_container(options)
+    if fixed is not None:
+        if fixed not in readable_containers(profile):
+            names = ", ".join(readable_containers(profile))
+            raise UsageError(f"{profile.label} does not read {fixed}; it reads {names}", rule="convert.runtime")
+        return options
+    container = _container_of_source(profile, options) if recipe is None else container_for(profile, recipe)
+    if container is None:
+        names = ", ".join(presets_of(profile))
+        subject = "this model" if recipe is None else f"what recipe {recipe.name} makes"
+        raise UsageError(
+            f"{profile.label} reads no container that holds {subject}; its presets: {names}", rule="convert.runtime"
+        )
+    return replace(options, format=container)
+
+
+def _fixed_container(options: ConvertOptions) -> str | None:
+    if options.format is not None:
+        return FORMATS.get_or_refuse(options.format).name
+    suffix = format_of_suffix(Location.parse(options.dst).display.rstrip("/"))
+    return None if suffix is None else destination(Location.parse(options.dst)).format.name
+
+
+def _container_of_source(profile: RuntimeProfile, options: ConvertOptions) -> str | None:
+    """Return the container that keeps most of a source as it is stored; dense sources go into plain containers."""
+    from ingot.conversion.matrix import matrix
+
+    names = readable_containers(profile)
+    source = open_source(Location.parse(options.src))
+    try:
+        dense = all(tensor.codec == DenseLayout.codec for tensor in as_tensor_map(source.catalog.tensors).uncached())
+        same = source.format.name
+        accepted = same in names and accepts(profile, source).accepted
+    finally:
+        source.close()
+    if accepted:
+        return same
+    if options.target_size is not None or options.target_bpw is not None or options.max_kl is not None:
+        return next((item.container for item in profile.presets if item.bits == profile.default), names[0])
+    if dense:
+        return "safetensors" if "safetensors" in names else names[0]
+    targets = matrix(MatrixOptions(options.src, names, keep_names=options.keep_names)).targets
+    best = min(targets, key=lambda item: (item.decoded_nbytes + item.refused_nbytes, names.index(item.format)))
+    return best.format
+
+
+def require_held(format: Format, recipe: Recipe | None) -> None:
+    """Refuse a preset with a quantizer if a container would store its matrices as 16-bit values.
+
+    Raises ``UnsupportedError`` ``convert.not-held`` with the presets that the container holds.
+    """
+    if recipe is None or not recipe.general:
+        return
+    has_quantizer = any(choice.quantizer for rule in recipe.rules for choice in choices_of(rule))
+    if not has_quantizer or holds(FORMATS.get(format.name, format), recipe):
+        return  # without a quantizer, the plan refuses codecs that the container cannot hold
+    names = ", ".join(presets_held(format)) or "none"
+    raise UnsupportedError(
+        f"{format.name} cannot hold the result of preset {recipe.name}; it would store the matrices as 16-bit values. "
+        f"Presets that {format.name} holds: {names}. For the decoded values: convert to a .zt by this preset, and "
+        f"that to {format.name}",
+        rule="convert.not-held",
+    )
+
+
+def checked_plan(plan: ConvertPlan, options: ConvertOptions, target: Destination) -> ConvertPlan:
+    """Return a plan that the program of ``--for`` would load; raises ``UnsupportedError`` ``runtime.refused``."""
+    if options.runtime is not None:
+        container = container_name(plan.format.name)
+        answer = accepts_specs(runtime_named(options.runtime), container, [step.spec for step in plan.steps])
+        if not answer.accepted:
+            raise refusal(answer, target.display)
+    return plan
+
+
+def require_loadable(options: ConvertOptions, path: str) -> None:
+    """Refuse a written result that the program of ``--for`` would not load.
+
+    Raises ``UnsupportedError`` ``runtime.refused``.
+    """
+    if options.runtime is None:
+        return
+    source = open_source(Location.parse(path))
+    try:
+        answer = accepts(runtime_named(options.runtime), source)
+    finally:
+        source.close()
+    if not answer.accepted:
+        raise refusal(answer, f"{path} was written")

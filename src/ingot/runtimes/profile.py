@@ -1,0 +1,225 @@
+"""Records of a runtime profile, and the parser of their TOML text (``spec/runtimes.md``)."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from string import Formatter
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from ingot.core.parsing.strictjson import preload
+from ingot.errors import UsageError
+
+Outcome = Literal["run", "loads", "config", "documented", "refused"]
+Storage = Literal["dense", "integers", "floats", "blocks", "palette"]
+
+OUTCOMES = {
+    "run": "ran here; its outputs were compared with the decoded values",
+    "loads": "loaded here; outputs were not compared",
+    "config": "its parser accepted the configuration here; not run, for want of a kernel or a device",
+    "documented": "stated by the program's documents or source; not tried here",
+    "refused": "the program refuses it, or reads other values",
+}
+"""Each outcome of a scheme, with its meaning."""
+
+DEFAULT = "default"
+"""The key of the commands for containers without commands of their own."""
+
+PLACEHOLDERS = ("path", "file", "name")
+"""Placeholders in a command line: the result's path, its first weight file, and its name without a suffix."""
+
+
+@preload
+class Scheme(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """A way of storing tensors, and what the program does with it.
+
+    Parameters
+    ----------
+    name : str
+        For messages and for the page.
+    containers : tuple of str
+        Formats in which the scheme occurs.
+    storage : {"dense", "integers", "floats", "blocks", "palette"}
+    outcome : {"run", "loads", "config", "documented", "refused"}
+    note : str
+        The measured figure, or the program's refusal.
+    types : tuple of str
+        Element types of dense tensors, number types of small floats, or types of ggml's blocks. Empty: any.
+    packings : tuple of str
+        Variants of packed integers (``model.layouts.packed_ints``). Empty: any.
+    bits : tuple of int
+        Bits of an integer code. Empty: any.
+    symmetric : bool, optional
+        Whether codes have no zero points of their own. None: either.
+    groups : tuple of int and str
+        Units that share a scale: columns, ``row``, ``tensor``, or ``128x128`` for a block. Empty: any.
+    scales : tuple of str
+        Element types of the scales. Empty: any.
+    activations : bool, optional
+        Whether the folder states how inputs of layers are quantized. None: either.
+    whole_groups : bool
+        Groups must divide the columns.
+    """
+
+    name: str
+    containers: tuple[str, ...]
+    storage: Storage
+    outcome: Outcome
+    note: str = ""
+    types: tuple[str, ...] = ()
+    packings: tuple[str, ...] = ()
+    bits: tuple[int, ...] = ()
+    symmetric: bool | None = None
+    groups: tuple[int | str, ...] = ()
+    scales: tuple[str, ...] = ()
+    activations: bool | None = None
+    whole_groups: bool = False
+
+
+@preload
+class Constraints(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Rules that involve several tensors, or tensors and other files.
+
+    Parameters
+    ----------
+    merged_scheme : bool
+        q, k, v and gate, up are multiplied as one matrix: their members need one scheme.
+    merged_blocks : bool
+        Rows of members of merged matrices divide by the rows of a block.
+    merged_second_scale : bool
+        Members of a merged matrix need an equal second scale (NVFP4).
+    complete : bool
+        The folder must have every tensor that ``config.json`` implies.
+    known_tensors : bool
+        A file has only tensors of its architecture, by llama.cpp's names.
+    vocabulary : {"any", "fits", "equal"}
+        Number of tokens compared with rows of the embedding: at most as many, or equal. ``equal`` applies to files that
+        contain the tokens; in a folder there may be fewer.
+    """
+
+    merged_scheme: bool = False
+    merged_blocks: bool = False
+    merged_second_scale: bool = False
+    complete: bool = False
+    known_tensors: bool = False
+    vocabulary: Literal["any", "fits", "equal"] = "any"
+
+
+@preload
+class Requirement(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """Keys and files that an artifact needs besides its tensors.
+
+    ``metadata`` are keys of the file, ``config`` keys of ``config.json``; ``{key}`` in a name is replaced by the value
+    of that key. ``files`` are names in the folder, of ``any_files`` one is enough. The requirement does not apply
+    if the metadata value of a key in ``unless`` is one of its texts.
+    """
+
+    containers: tuple[str, ...]
+    metadata: tuple[str, ...] = ()
+    config: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    any_files: tuple[str, ...] = ()
+    unless: dict[str, tuple[str, ...]] = {}
+    why: str = ""
+
+
+@preload
+class Preset(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """The default recipe for a bit width, in the container that it is written to.
+
+    ``calibrated`` is the recipe that rounds by statistics; empty if there is none.
+    """
+
+    bits: int
+    container: str
+    plain: str = ""
+    calibrated: str = ""
+
+
+@preload
+class RuntimeProfile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """The statements about one version of a program.
+
+    ``version`` is empty if the profile is of no particular version. ``machine`` says where the program ran; empty if it
+    was never run here. ``commands`` are the shell lines that run a result, by container; those of ``default`` serve the
+    other containers. ``default`` is the bit width without ``--bits``. The first container of ``containers`` is the
+    default one.
+    """
+
+    name: str
+    title: str
+    date: str
+    summary: str
+    containers: tuple[str, ...]
+    commands: dict[str, tuple[str, ...]]
+    version: str = ""
+    package: str = ""
+    machine: str = ""
+    aliases: tuple[str, ...] = ()
+    default: int = 4
+    notes: tuple[str, ...] = ()
+    constraints: Constraints = Constraints()
+    schemes: tuple[Scheme, ...] = ()
+    requirements: tuple[Requirement, ...] = ()
+    presets: tuple[Preset, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """The program and its version, for messages."""
+        return f"{self.title} {self.version}".rstrip()
+
+
+def parse_profile(text: str, location: str) -> RuntimeProfile:
+    """Return the profile that a TOML text states.
+
+    Raises ``UsageError`` ``runtime.profile``: no TOML, an unknown key, a value of the wrong type, or statements that
+    contradict each other. ``location`` is for messages.
+    """
+    try:
+        profile = msgspec.convert(tomllib.loads(text), RuntimeProfile)
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError, RecursionError) as error:
+        raise _profile_error(str(error), location) from error
+    for problem in _contradictions(profile):
+        raise _profile_error(problem, location)
+    return profile
+
+
+def _contradictions(profile: RuntimeProfile) -> Iterator[str]:
+    if not profile.containers or not profile.commands:
+        yield "expected at least one container and one command"
+    named = [container for scheme in profile.schemes for container in scheme.containers]
+    named += [container for requirement in profile.requirements for container in requirement.containers]
+    named += [preset.container for preset in profile.presets]
+    named += [container for container in profile.commands if container != DEFAULT]
+    for container in dict.fromkeys(named):
+        if container not in profile.containers:
+            yield f"container {container!r} is not among the profile's containers"
+    bits = [preset.bits for preset in profile.presets]
+    if len(set(bits)) < len(bits):
+        yield "expected one preset for each bit width"
+    if bits and profile.default not in bits:
+        yield f"expected a preset for the default of {profile.default} bits"
+    for preset in profile.presets:
+        if not (preset.plain or preset.calibrated):
+            yield f"expected a recipe for {preset.bits} bits"
+    for command in (line for lines in profile.commands.values() for line in lines):
+        yield from _unknown_placeholders(command)
+
+
+def _unknown_placeholders(command: str) -> Iterator[str]:
+    try:
+        names = [name for _, name, _, _ in Formatter().parse(command) if name is not None]
+    except ValueError as error:
+        yield f"command {command!r}: {error}"
+        return
+    for name in names:
+        if name not in PLACEHOLDERS:
+            yield f"command {command!r}: expected {{path}}, {{file}} or {{name}}, found {{{name}}}"
+
+
+def _profile_error(problem: str, location: str) -> UsageError:
+    message = f"not a runtime profile: {' '.join(problem.split())}; spec/runtimes.md lists the keys"
+    return UsageError(message, rule="runtime.profile", where=location)

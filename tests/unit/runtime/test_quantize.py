@@ -1,0 +1,235 @@
+"""``ingot quantize`` from a shell and from Python: one command to a result that its program would load."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ingot
+from ingot.artifacts.identity import content_id
+from ingot.cli.main import run as run_command
+from ingot.errors import IngotError
+from ingot.recipes.load import load_recipe
+from ingot.runtime.quantize.estimate import Estimate, estimate_rounding
+from ingot.runtime.quantize.options import parse_time
+from ingot.runtime.quantize.run import with_group_size, with_quantizer
+from tests.support import model_folder
+
+Run = Callable[..., tuple[str, str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run a command in a folder with a model ``m``; return what it printed."""
+    model_folder.write(tmp_path / "m")
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words: str, code: int = 0) -> tuple[str, str]:
+        capsys.readouterr()
+        found = run_command(list(words))
+        printed = capsys.readouterr()
+        assert found == code, printed.out + printed.err
+        return printed.out, printed.err
+
+    return call
+
+
+def statistics(model: Path, path: Path) -> Path:
+    """Statistics of every matrix of a model, with inputs of different size."""
+    arrays: dict[str, Any] = {}
+    with ingot.open(model) as checkpoint:
+        identity = content_id(checkpoint)
+        for name, tensor in checkpoint.items():
+            if len(tensor.shape) == 2:
+                cols = tensor.shape[1]
+                arrays[f"{name}:in_sum2"] = np.linspace(0.1, 4, cols, dtype=np.float32)
+                arrays[f"{name}:absmax"] = np.ones(cols, np.float32)
+                arrays[f"{name}:count"] = np.array([64], np.int64)
+    ingot.save(path, arrays, {"ingot.statistics": "1", "model": identity, "source": "a test"})
+    return path
+
+
+def test_for_alone_decides_and_the_result_verifies(run: Run) -> None:
+    out, err = run("quantize", "m", "-o", "w4", "--for", "vllm", "--calibration", "none")
+    assert "compressed-tensors, preset w4a16" in out
+    assert "vllm serve w4" in out
+    assert "bits per weight" in out
+    assert "4-bit integers" in out
+    assert err.startswith("estimate: about ")
+    verified, _ = run("verify", "w4", "--for", "vllm")
+    assert "would load this" in verified
+    with ingot.open("w4") as checkpoint:
+        assert checkpoint.metadata["ingot.preset"] == "w4a16"
+        assert "without statistics" in checkpoint.metadata["ingot.rounding"]
+
+
+@pytest.mark.parametrize(
+    ("words", "preset", "command"),
+    [
+        (("-o", "x.gguf", "--type", "q8_0"), "q8_0", "llama-cli -m x.gguf"),
+        (("-o", "x.gguf", "--outtype", "F16"), "f16", "llama-cli -m x.gguf"),
+        (("-o", "x.gguf", "--bits", "4", "--calibration", "none"), "q4_k", "llama-cli -m x.gguf"),
+        (("-o", "x", "--to", "mlx", "--q-bits", "4"), "mlx-4bit", "mlx_lm.generate --model x"),
+        (("-o", "x", "--for", "transformers", "--dtype", "bfloat16"), "bf16", "transformers"),
+        (("-o", "x", "--for", "ollama", "--type", "Q8_0"), "q8_0", "ollama create x"),
+        (("-o", "x", "--for", "vllm", "--format", "gptq", "--calibration", "none"), "w4a16", "vllm serve x"),
+        (("-o", "x", "--for", "vllm", "--format", "awq", "--calibration", "none"), "w4a16", "vllm serve x"),
+    ],
+)
+def test_options_of_other_tools_are_understood(run: Run, words: tuple[str, ...], preset: str, command: str) -> None:
+    out, _ = run("quantize", "m", *words)
+    assert f"preset {preset}" in out
+    assert command in out
+
+
+def test_json_has_the_figures(run: Run) -> None:
+    out, _ = run("quantize", "m", "-o", "x.gguf", "--type", "q8_0", "--json")
+    report = json.loads(out)
+    assert report["container"] == "gguf"
+    assert report["bits_per_weight"] > 8
+    assert 0 < report["error"] < 0.02
+    assert report["commands"] == ["llama-cli -m x.gguf -p 'Once upon a time'"]
+    assert abs(sum(row["share"] for row in report["types"]) - 1) < 1e-9
+    assert {row["stored"] for row in report["types"]} == {"Q8_0", "dense f32"}
+
+
+def test_the_report_lists_the_types_that_took_the_place_of_others(run: Run) -> None:
+    out, _ = run("quantize", "m", "-o", "x.gguf", "--type", "q4_k", "--calibration", "none")
+    assert "Q5_0" in out  # 64 columns: Q4_K takes 256
+    assert "256 does not divide" in out
+
+
+def test_statistics_of_a_file_are_used_and_named(run: Run, tmp_path: Path) -> None:
+    statistics(tmp_path / "m", tmp_path / "s.safetensors")
+    out, _ = run("quantize", "m", "-o", "w4", "--for", "vllm", "--calibration", "s.safetensors")
+    assert "preset w4a16-calibrated" in out
+    assert "by the statistics of" in out
+    report = ingot.quantize("m", "w4b", runtime="vllm", calibration="s.safetensors")
+    assert report.error is not None
+    assert 0.03 < report.error < 0.2
+    run("quantize", "m", "-o", "x.gguf", "--bits", "4", "--calibration", "s.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("-o", "x", "--for", "vlm"), "did you mean 'vllm'"),
+        (("-o", "x"), "--for"),
+        (("-o", "x.gguf", "--type", "Q4_X"), "did you mean"),
+        (("-o", "x", "--for", "vllm", "--preset", "w4a61"), "did you mean 'w4a16'"),
+        (("-o", "x", "--for", "mlx", "--bits", "4", "--calibration", "full"), "no calibrated form"),
+        (("-o", "x.gguf", "--bits", "2", "--calibration", "none"), "rounded by statistics"),
+        (("-o", "x", "--for", "vllm", "--time", "soon"), "such as 30m"),
+        (("-o", "x", "--for", "vllm", "--calibration", "none", "--time", "1m"), "--calibration auto alone"),
+        (("-o", "x.gguf", "--type", "q8_0", "--group-size", "32"), "integers in groups"),
+        (("-o", "x", "--for", "vllm", "--calibration", "ful"), "did you mean 'full'"),
+        (("-o", "no/x", "--for", "vllm", "--calibration", "none"), "create it first"),
+    ],
+)
+def test_wrong_options_are_one_line(run: Run, words: tuple[str, ...], text: str) -> None:
+    _, err = run("quantize", "m", *words, code=2)
+    assert text in err
+    assert err.count("\n") == 1
+    assert not Path("x").exists()
+
+
+def test_a_quantized_model_is_refused_with_the_way_out(run: Run) -> None:
+    run("quantize", "m", "-o", "w4", "--for", "vllm", "--calibration", "none")
+    _, err = run("quantize", "w4", "-o", "x.gguf", "--type", "q4_0", "--calibration", "none", code=2)
+    assert "ingot convert w4 x.gguf" in err
+    assert "--allow-requantize" in err
+    run("quantize", "w4", "-o", "x.gguf", "--type", "q4_0", "--calibration", "none", "--allow-requantize")
+
+
+def test_a_model_that_no_rule_fits_is_refused(run: Run, tmp_path: Path) -> None:
+    odd = {name: array for name, array in model_folder.tensors().items() if "proj" not in name}
+    model_folder.write(tmp_path / "odd", {"model_type": "other", "architectures": ["Other"]}, odd)
+    _, err = run("quantize", "odd", "-o", "x", "--for", "vllm", "--calibration", "none", code=1)
+    assert "nothing would be quantized: no matrix of this model fits preset w4a16" in err
+    _, err = run("quantize", "m", "-o", "x", "--for", "vllm", "--calibration", "none", "--group-size", "7", code=1)
+    assert "no matrix of this model fits" in err
+    assert not Path("x").exists()
+
+
+def test_an_existing_target_needs_overwrite(run: Run) -> None:
+    run("quantize", "m", "-o", "x.gguf", "--type", "q8_0")
+    _, err = run("quantize", "m", "-o", "x.gguf", "--type", "q8_0", code=2)
+    assert "--overwrite" in err
+    run("quantize", "m", "-o", "x.gguf", "--type", "q8_0", "--overwrite")
+
+
+def test_a_result_that_the_program_would_not_load_is_refused(run: Run, tmp_path: Path) -> None:
+    words = model_folder.tokenizer([f"<|more-{index}|>" for index in range(20)])
+    model_folder.write(tmp_path / "long", words=words)
+    _, err = run("quantize", "long", "-o", "x", "--for", "vllm", "--calibration", "none", code=1)
+    assert "vLLM 0.32.0 would not load this" in err
+    assert "tokens up to the id 279" in err
+    assert not Path("x").exists()
+
+
+def test_a_model_without_config_or_tokenizer_is_refused_before_work_begins(run: Run, tmp_path: Path) -> None:
+    model_folder.write(tmp_path / "bare", None)
+    model_folder.write(tmp_path / "mute", words={})
+    for source, word in (("bare", "config.json is missing"), ("mute", "tokenizer.json"), ("m/model.safetensors", "")):
+        _, err = run("quantize", source, "-o", "x", "--for", "vllm", code=1)
+        assert word in err
+        assert err.count("\n") == 1
+    for source in ("bare", "mute"):
+        _, err = run("quantize", source, "-o", "x.gguf", "--bits", "8", code=1)
+        assert err.count("\n") == 1
+    assert not Path("x").exists()
+    assert not Path("x.gguf").exists()
+
+
+def test_dry_run_prints_decisions_and_writes_nothing(run: Run) -> None:
+    out, _ = run("quantize", "m", "-o", "x", "--for", "vllm", "--calibration", "none", "--dry-run")
+    assert "model.layers.0.mlp.up_proj.weight" in out
+    assert "estimate: about " in out
+    assert not Path("x").exists()
+
+
+def test_group_size_and_quantizer_replace_those_of_a_recipe() -> None:
+    recipe = with_group_size(load_recipe("w4a16-calibrated"), 32)
+    assert [rule.cols_multiple_of for rule in recipe.rules] == [32]
+    assert recipe.rules[0].choice.options["group"] == 32  # type: ignore[union-attr]
+    changed = with_quantizer(load_recipe("q4_k-calibrated"), "importance")
+    assert {getattr(rule.choice, "quantizer", None) for rule in changed.rules} == {"importance", None}
+    with pytest.raises(IngotError):
+        with_group_size(load_recipe("w8a16"), 32)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("30m", 1800), ("90", 90), ("1.5h", 5400), ("2 min", 120)])
+def test_times(text: str, seconds: float) -> None:
+    assert parse_time(text) == seconds
+
+
+def test_estimates_grow_with_the_model(tmp_path: Path) -> None:
+    folder = model_folder.write(tmp_path / "m")
+    with ingot.open(folder) as checkpoint:
+        for name in ("w4a16", "w4a16-calibrated", "q4_k-calibrated", "mlx-4bit"):
+            seconds, memory = estimate_rounding(checkpoint, load_recipe(name))
+            assert seconds > 0
+            assert memory >= 128 * 64 * 4
+    assert "about 2 h 0 min (1 h 0 min of it calibration)" in Estimate("full", 3600, 3600, 1 << 20).describe()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["importance", "full", "auto"])
+def test_the_model_is_calibrated(run: Run, mode: str) -> None:
+    pytest.importorskip("transformers")
+    out, err = run("quantize", "m", "-o", "x.gguf", "--type", "q4_0", "--calibration", mode)
+    assert "of it calibration" in err
+    assert "importance of columns" in out if mode == "importance" else "inputs and gradients" in out
+
+
+@pytest.mark.slow
+def test_calibration_that_does_not_fit_the_time_is_left_out(run: Run) -> None:
+    pytest.importorskip("transformers")
+    out, _ = run("quantize", "m", "-o", "x.gguf", "--type", "q4_0", "--time", "0s")
+    assert "no calibration fits the time" in out
+    assert "preset q4_0," not in out
