@@ -271,8 +271,8 @@ class LocalStore(Store):
         """Return the path of a file in the form that the user gave for the folder."""
         return str(self._folder / name)
 
-    def is_lost(self, names: Iterable[str], target: str, *, folder: bool) -> bool:
-        """Implement ``Store.is_lost``; for a link both its name and its target count."""
+    def would_overwrite(self, names: Iterable[str], target: str, *, folder: bool) -> bool:
+        """Implement ``Store.would_overwrite``; for a link both its name and its target count."""
         if not target.startswith("file:"):
             return False
         final = Path(os.path.realpath(path_of(target)))
@@ -282,8 +282,8 @@ class LocalStore(Store):
             files |= {Path(os.path.realpath(entry.parent)) / entry.name for entry in entries}
         return final in files or (folder and any(final in file.parents for file in files))
 
-    def holds(self, target: str) -> bool:
-        """Implement ``Store.holds`` on paths with links and ``..`` resolved."""
+    def contains_address(self, target: str) -> bool:
+        """Implement ``Store.contains_address`` on paths with links and ``..`` resolved."""
         root = Path(os.path.realpath(self._folder))
         return target.startswith("file:") and Path(os.path.realpath(path_of(target))).is_relative_to(root)
 
