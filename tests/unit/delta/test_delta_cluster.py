@@ -277,9 +277,9 @@ def test_a_state_dict_is_for_this_process_alone(folder: Path) -> None:
         {"tensor": "model.norm"},  # in neither
         {"tensor": "norm"},  # of another shape
         {"source": 0},
-        {"kind": "patch"},
+        {"step_type": "patch"},
         {"options": {"bits": 3}},
-        {"kind": "move"},
+        {"step_type": "move"},
     ],
 )
 def test_a_step_that_does_not_fit_is_refused(folder: Path, change: dict[str, Any]) -> None:
