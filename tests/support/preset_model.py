@@ -1,4 +1,4 @@
-"""A model of one layer whose matrices every preset of a runtime takes, and statistics of them."""
+"""A model of one layer whose matrices every preset for a runtime can quantize, and its statistics."""
 
 from __future__ import annotations
 

@@ -59,7 +59,6 @@ class TargetData(Struct, frozen=True, forbid_unknown_fields=True):
     digest: str | None
     max_shard: int | None
     compact: bool
-    activations: str | None
 
 
 @preload
@@ -90,6 +89,7 @@ class PlanData(Struct, frozen=True, forbid_unknown_fields=True):
     target: TargetData
     view: ViewData
     recipe: str
+    quantized_inputs: str | None
     measured: bool
     untie: bool
     superseded: dict[str, str]
@@ -144,7 +144,6 @@ def plan_json(prepared: Prepared, options: ConvertOptions) -> bytes:
             "digest": plan.options.digest,
             "max_shard": plan.options.max_shard,
             "compact": plan.options.compact,
-            "activations": prepared.recipe.activations if prepared.recipe is not None else None,
         },
         "view": {
             "prune": options.prune,
@@ -156,6 +155,7 @@ def plan_json(prepared: Prepared, options: ConvertOptions) -> bytes:
             "no_tokenizer": options.no_tokenizer,
         },
         "recipe": plan.recipe,
+        "quantized_inputs": prepared.recipe.activations if prepared.recipe is not None else None,
         "measured": plan.measured,
         "untie": prepared.untie,
         "superseded": dict(prepared.account.superseded),
@@ -283,7 +283,7 @@ def open_plan(data: PlanData, out: Location | None = None) -> OpenedPlan:
     close = source.close
     try:
         refuse_same(source, target)
-        target = with_activations(for_source(target, source), data.target.activations)
+        target = with_activations(for_source(target, source), data.quantized_inputs)
         view_options = {name: getattr(data.view, name) for name in (*_VIEW_OPTIONS, *_ADDRESSES)}
         options = ConvertOptions(data.source.url, target.location, **view_options)
         planned = [str(step.spec.get("name")) for step in data.steps]

@@ -195,7 +195,7 @@ class FormatTraits:
     one_group : bool
         All layers of a folder have the same group size.
     one_group_preferred : bool
-        Some programs read only folders in which all layers have the same group size; presets keep to one.
+        Some programs read only folders in which all layers have the same group size; presets use one group size.
     one_head : bool
         Loaders refuse a head if the embeddings are tied to it.
     fixed_scales : bool

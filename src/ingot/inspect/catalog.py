@@ -50,7 +50,7 @@ class CodecInfo:
 
 @dataclass(frozen=True, slots=True)
 class RecipeInfo:
-    """A preset recipe: bits per weight of its matrices, programs that run the result, and if it takes statistics."""
+    """A preset: bits per weight of its matrices, programs that run the result, and whether it uses statistics."""
 
     name: str
     bits: str
@@ -225,7 +225,7 @@ def _choices(recipe: Recipe) -> Iterator[Choice]:
 
 
 def _bits(choice: Choice) -> float | None:
-    """Return the stored bits per weight; None if they depend on the values, or if the codec does not take bf16."""
+    """Return the stored bits per weight; None if they depend on the values, or if the codec does not support bf16."""
     if choice.quantizer is not None:
         parts = (
             parse_quantizer(choice.quantizer, choice.codec, choice.options).layout(_MATRIX, "bf16").part_specs(_MATRIX)

@@ -1,4 +1,4 @@
-"""The table of presets: bits per weight, the programs that run the result, and whether it takes statistics."""
+"""The table of presets: bits per weight, the programs that run the result, and whether it uses statistics."""
 
 from __future__ import annotations
 
