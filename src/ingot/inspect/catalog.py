@@ -20,7 +20,7 @@ from ingot.model.layouts.sparse import WORD, BlocksLayout, MaskLayout
 from ingot.model.spec import TensorSpec
 from ingot.quantization.choice import parse_quantizer
 from ingot.recipes.choice import Choice, Measured
-from ingot.recipes.llama_cpp_mixtures import ModelFacts, expand
+from ingot.recipes.llama_cpp_mixtures import LLAMA_LAYERS, expand_for_llama
 from ingot.recipes.load import ALL_PRESETS, load_recipe
 from ingot.recipes.recipe import Recipe, resolve
 from ingot.reporting.report import Report, Texts, table_of
@@ -158,7 +158,6 @@ def codecs_report() -> Report:
     return Report(tables=[table_of("", codecs(), CodecInfo, heads)])
 
 
-_LAYERS = 32
 _MATRIX = (4096, 4096)
 _MATRICES = (
     *(f"self_attn.{name}_proj" for name in ("q", "k", "v", "o")),
@@ -217,10 +216,9 @@ def _range(sizes: Sequence[float]) -> str:
 
 def _choices(recipe: Recipe) -> Iterator[Choice]:
     """Yield the choices for the matrices of a Llama model with columns that every group and block divides."""
-    layers = range(_LAYERS)
-    recipe = expand(recipe, ModelFacts(_LAYERS, architecture="llama", value_layers=layers, down_layers=layers))
-    for name in [f"model.layers.{layer}.{matrix}.weight" for layer in layers for matrix in _MATRICES]:
-        choice = resolve(recipe, name, _MATRIX, "bf16", _LAYERS).choice
+    recipe = expand_for_llama(recipe)
+    for name in [f"model.layers.{layer}.{matrix}.weight" for layer in range(LLAMA_LAYERS) for matrix in _MATRICES]:
+        choice = resolve(recipe, name, _MATRIX, "bf16", LLAMA_LAYERS).choice
         yield from choice.candidates if isinstance(choice, Measured) else () if choice is None else (choice,)
 
 

@@ -105,6 +105,7 @@ _EXPERTS = ("*_exps.weight", "*.experts.*")
 _LAYERS = ("attention", "mlp", "ssm")
 
 _LOW = ("IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M")
+LLAMA_LAYERS = 32
 _FINER_LOW = ("IQ2_S", "IQ2_M")
 
 
@@ -162,12 +163,6 @@ def parse_mixture(name: object, quantizer: object = None) -> Mixture:
             rule="recipe.mixture",
         )
     return Mixture(name, file_type, base, quantizer if isinstance(quantizer, str) else None)
-
-
-def preset_named(name: str) -> str | None:
-    """Return the preset of this name, in any case; None if there is none."""
-    lower = name.lower()
-    return next((preset for preset in PRESETS if preset.lower() == lower), None)
 
 
 def preset_toml(preset: str) -> str:
@@ -271,6 +266,15 @@ def expand(recipe: Recipe, facts: ModelFacts) -> Recipe:
             )
             rules.append(Rule(choice, text, cols_multiple_of=multiple, min_ndim=2, **conditions))
     return replace(recipe, rules=tuple(rules), fallbacks=fallbacks, general=True)
+
+
+def expand_for_llama(recipe: Recipe) -> Recipe:
+    """Return the recipe with the rules that its mixture has for a Llama model of ``LLAMA_LAYERS`` layers.
+
+    For lists and checks of presets without a model.
+    """
+    layers = range(LLAMA_LAYERS)
+    return expand(recipe, ModelFacts(LLAMA_LAYERS, architecture="llama", value_layers=layers, down_layers=layers))
 
 
 _Assignment = tuple[str, str, str | None, dict[str, Any]]

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from ingot.core.registry import did_you_mean
 from ingot.errors import UsageError
-from ingot.recipes.load import PRESETS
+from ingot.recipes.load import ALL_PRESETS
 
 MIXTURES = (
     *("Q1_0", "Q2_0", "Q2_K", "Q2_K_S", "Q3_K_S", "Q3_K_M", "Q3_K_L", "Q4_0", "Q4_1", "Q4_K_S", "Q4_K_M"),
@@ -30,7 +30,10 @@ def preset_of_type(name: str) -> tuple[str, str]:
     """
     upper = name.strip().upper().replace("-", "_")
     key = upper.lower()
-    presets = {preset.lower(): preset for preset in PRESETS}
+    presets = {preset.lower(): preset for preset in reversed(ALL_PRESETS)}  # presets of other names before mixtures
+    if upper in ALL_PRESETS:
+        calibrated = f"{upper}{_CALIBRATED}"
+        return upper, calibrated if calibrated in ALL_PRESETS else ""
     for candidate in (key, _ALIASES.get(upper, key)):
         plain = presets.get(candidate, "")
         calibrated = presets.get(f"{candidate}{_CALIBRATED}", "")
@@ -52,7 +55,7 @@ def preset_of_type(name: str) -> tuple[str, str]:
 
 def available_types() -> list[str]:
     """Return the types that a preset makes, in llama.cpp's spelling."""
-    presets = {preset.lower().removesuffix(_CALIBRATED) for preset in PRESETS}
+    presets = {preset.lower().removesuffix(_CALIBRATED) for preset in ALL_PRESETS}
     names = [*MIXTURES, *(name for name in _ALIASES if name.startswith("Q"))]
     return [name for name in names if name.lower() in presets]
 

@@ -15,7 +15,7 @@ from ingot.errors import IngotError, ResourceError, UsageError
 from ingot.model.layouts.dense import DenseLayout
 from ingot.recipes.choice import Choice, Measured
 from ingot.recipes.llama_cpp_mixtures import PRESETS as MIXTURE_PRESETS
-from ingot.recipes.llama_cpp_mixtures import parse_mixture
+from ingot.recipes.llama_cpp_mixtures import parse_mixture, preset_toml
 from ingot.recipes.recipe import Mixture, Recipe, Rotate, Rule
 from ingot.stores.location import AnyPath, Location
 
@@ -186,6 +186,8 @@ def preset_text(name: str) -> str:
             f"expected a preset ({', '.join(ALL_PRESETS)}), found {name!r}{did_you_mean(name.lower(), _LOWER)}",
             rule="recipe.unknown",
         )
+    if preset in MIXTURE_PRESETS:
+        return preset_toml(preset)
     return resources.files("ingot.recipes").joinpath("presets", f"{preset}.toml").read_text("utf-8")
 
 

@@ -10,7 +10,7 @@ from ingot.core.registry import did_you_mean
 from ingot.errors import UsageError
 from ingot.formats.detect import FORMATS
 from ingot.recipes.llama_types import preset_of_type
-from ingot.recipes.load import PRESETS, load_recipe, preset_name
+from ingot.recipes.load import ALL_PRESETS, load_recipe, preset_name
 from ingot.runtimes.fit import container_for, holds, presets_held, presets_of, quantizes
 from ingot.runtimes.profile import RuntimeProfile
 from ingot.runtimes.table import runtime_named
@@ -99,7 +99,7 @@ def _pair(preset: str) -> tuple[str, str]:
     if name.endswith(CALIBRATED):
         return "", name
     load_recipe(name)  # refuses a name that is neither a preset nor a file, with the nearest
-    return name, f"{name}{CALIBRATED}" if f"{name}{CALIBRATED}" in PRESETS else ""
+    return name, f"{name}{CALIBRATED}" if f"{name}{CALIBRATED}" in ALL_PRESETS else ""
 
 
 def _default(profile: RuntimeProfile, container: str | None, bits: int | None) -> Chosen:

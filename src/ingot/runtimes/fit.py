@@ -13,7 +13,8 @@ from ingot.model.layouts.dense import DenseLayout
 from ingot.model.spec import TensorSpec
 from ingot.quantization.choice import parse_quantizer
 from ingot.recipes.choice import Choice, Measured
-from ingot.recipes.load import PRESETS, load_recipe
+from ingot.recipes.llama_cpp_mixtures import expand_for_llama
+from ingot.recipes.load import ALL_PRESETS, load_recipe
 from ingot.recipes.recipe import Recipe, Rule
 from ingot.runtimes.accepts import accepts_specs
 from ingot.runtimes.profile import RuntimeProfile
@@ -29,7 +30,7 @@ _NAME = "model.layers.0.mlp.up_proj.weight"
 
 def quantizes(recipe: Recipe) -> bool:
     """Return whether a rule of the recipe stores values in fewer bits than a 16-bit float has."""
-    return any(_quantizing(choice) for rule in recipe.rules for choice in choices_of(rule))
+    return any(_quantizing(choice) for rule in expand_for_llama(recipe).rules for choice in choices_of(rule))
 
 
 def choices_of(rule: Rule) -> tuple[Choice, ...]:
@@ -45,7 +46,7 @@ def _quantizing(choice: Choice) -> bool:
 
 def holds(format: Format, recipe: Recipe) -> bool:
     """Return whether a format stores in packed form what each quantizing rule of a recipe makes."""
-    rules = [rule for rule in recipe.rules if any(map(_quantizing, choices_of(rule)))]
+    rules = [rule for rule in expand_for_llama(recipe).rules if any(map(_quantizing, choices_of(rule)))]
     return all(any(specs_in(format, rule, choice) for choice in choices_of(rule)) for rule in rules)
 
 
@@ -99,8 +100,8 @@ def _specs(rule: Rule, choice: Choice) -> Iterator[TensorSpec]:
 
 
 def presets_held(format: Format) -> list[str]:
-    """Return the quantizing presets that a format can hold, in the order of ``PRESETS``."""
-    recipes = ((name, load_recipe(name)) for name in PRESETS)
+    """Return the quantizing presets that a format can hold, in the order of ``ALL_PRESETS``."""
+    recipes = ((name, load_recipe(name)) for name in ALL_PRESETS)
     return [name for name, recipe in recipes if quantizes(recipe) and holds(format, recipe)]
 
 
@@ -122,17 +123,18 @@ def _accepted(profile: RuntimeProfile, container: str, recipe: Recipe) -> bool:
     format = FORMATS[container]
     if not holds(format, recipe):
         return False
-    rules = [(rule, choice) for rule in recipe.rules for choice in choices_of(rule) if _quantizing(choice)]
+    rules = expand_for_llama(recipe).rules
+    encoded = [(rule, choice) for rule in rules for choice in choices_of(rule) if _quantizing(choice)]
     return all(
         any(accepts_specs(profile, container, [spec]).accepted for spec in specs_in(format, rule, choice))
-        for rule, choice in rules
+        for rule, choice in encoded
     )
 
 
 def presets_of(profile: RuntimeProfile) -> list[str]:
     """Return the presets that a program runs: those that the profile names, then others that a container holds."""
     named = [name for item in profile.presets for name in (item.plain, item.calibrated) if name]
-    others = [name for name in PRESETS if name not in named]
+    others = [name for name in ALL_PRESETS if name not in named]
     return [*named, *(name for name in others if _runs(profile, load_recipe(name)))]
 
 
