@@ -377,14 +377,17 @@ class Format(ABC):
 
     @abstractmethod
     def size(self, artifact: Artifact, options: WriteOptions) -> int:
-        """Return the exact bytes of all files, or an upper limit if ``knows_size`` returns false.
+        """Return the exact total size of all files in bytes, or an upper limit if ``knows_size`` returns false.
 
         Parts of unknown length count as ``PartSpec.at_most``.
         """
 
     @abstractmethod
     def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> FormatWriter:
-        """Return a writer that creates the file ``name``; if the format shards, it chooses the name of the index."""
+        """Return a writer that creates the file ``name`` in ``target``.
+
+        If the writer splits the artifact into shards, the format determines the names of the shards and their index.
+        """
 
     def with_receipt(self, source: ByteSource, text: str) -> tuple[int, bytes]:
         """Return the number of bytes at the start of the file that a receipt leaves unchanged, and the new bytes after
@@ -405,10 +408,10 @@ PROMPT = "Once upon a time"
 
 @dataclass(frozen=True, slots=True)
 class WrittenArtifact:
-    """A written artifact: the folder or file at ``path`` of this machine.
+    """A written artifact: a folder or a file at the local path ``path``.
 
-    ``first`` is the path of its first weight file. ``generates`` is true if ``config.json`` and a tokenizer are
-    present, so that a program can generate text.
+    ``folder`` is true if the artifact is a folder. ``first`` is the path of the first weight file. ``generates`` is
+    true if ``config.json`` and a tokenizer are present, so that a program can generate text.
     """
 
     path: str

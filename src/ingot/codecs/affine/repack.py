@@ -198,12 +198,13 @@ class AffineRepackReader:
 
 
 def difference(stored: AffineLayout, target: AffineLayout) -> str | None:
-    """Return why ``target`` cannot have the integers and scales of ``stored``, whatever they are; None if it may.
+    """Return why no tensor in the layout ``stored`` can be repacked as ``target``; None if the layouts allow it.
 
-    Both layouts are of one tensor. Groups stay, or are cut into equal smaller groups. Codes keep their sign or change
-    it, in rows or, if rows do not fill their bytes, without padding. Scales keep their type or become f32. A single
-    zero point becomes a part if the target has a part for it. A part of equal zero points becomes the target's single
-    zero point. Offsets keep the sign, because a shifted offset is not exact.
+    The target must have the same bit width, and the same groups or equal parts of each group. Codes may change
+    between signed and unsigned. The target packs codes in rows or as one stream without padding. Scales keep their
+    type or become f32. A single zero point becomes a part if the target has a part for zero points. A part of equal
+    zero points becomes the target's single zero point. If the tensor has offsets, the codes keep their signedness,
+    because a shifted offset is not exact.
     """
     if stored.bits != target.bits or not _refines(stored.grid, target.grid):
         return "the target has other bits or another grid of scales, so its numbers differ"
@@ -251,7 +252,10 @@ def number_chunks(part: Part) -> Iterator[Array]:
 
 
 def _shift_exactly(zeros: Array, delta: float, dtype: str) -> Array | None:
-    """Return ``zeros + delta`` in ``dtype``; None unless each is exact. ``delta`` is a power of two from 1 to 128."""
+    """Return ``zeros + delta`` in ``dtype``; None if any sum is not exact in ``dtype``.
+
+    The magnitude of ``delta`` is a power of two from 1 to 128.
+    """
     out = np.empty(zeros.shape, numpy_dtype(dtype))
     fits = native.kernels.affine_shift(as_bits(zeros), float_name(zeros), delta, written(out), dtype)
     return out if fits else None

@@ -169,9 +169,10 @@ _STEPS: Mapping[str, tuple[int, int]] = {
 
 
 class ScatteredReader(Rows):
-    """A sequential reader of tensors whose codes have their own scale and zero point.
+    """A sequential reader of tensors in which neighbouring columns may have different scales and zero points.
 
-    They are the scale and zero point of the column's group, or these times the column's factor.
+    Each column uses the scale and zero point of its group. If the tensor has column factors, the scale is multiplied
+    by the column's factor.
     """
 
     def __init__(self, tensor: Tensor, layout: PackedIntLayout) -> None:
@@ -216,7 +217,7 @@ class ScatteredReader(Rows):
         return self._expand(self._rows.float_points(first, last), last - first)
 
     def _expand(self, stored: Array, rows: int) -> Array:
-        """Return a number for each column, [rows, columns] in the scales' type, from the bytes of groups' numbers."""
+        """Return ``stored``, the encoded numbers of groups, as an array [rows, columns] of the scales' type."""
         numbers = from_file(stored.reshape(-1), self._layout.scales).reshape(rows, -1)
         if self._order is not None:
             return numbers[:, self._order]

@@ -275,7 +275,10 @@ class StreamedEncoder(PairEncoder):
         return values
 
     def cut(self, size: int, rows: int, start: int) -> Cut:
-        """Return the position of a chunk of ``size`` elements; rule ``<codec>.whole`` before the fit pass is over."""
+        """Return the largest differences within a chunk of ``size`` elements, and the chunk's position.
+
+        Raises ``CodecError`` ``<codec>.whole`` if the fit pass is not over.
+        """
         if self._largest is None:
             raise CodecError(f"{self.codec}.whole", f"expected a fit pass of all {self.size} values before")
         first = start * (size // max(rows, 1))

@@ -55,7 +55,7 @@ class AlignedBits:
         self._bits.finish()
 
     def _rows(self, count: int) -> Array:
-        """Return the bits of ``count`` full rows, one a byte."""
+        """Return the bits of the next ``count`` full rows, without padding, as one byte per bit."""
         width = self._cols + self._padding
         bits = np.unpackbits(self._bits.next(count * width), count=count * width, bitorder="little")
         rows = bits.reshape(count, width)

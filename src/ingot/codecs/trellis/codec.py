@@ -1,4 +1,7 @@
-"""``trellis``: weights as windows of bit streams, times a scale per group (``spec/trellis.md``)."""
+"""``trellis``: a window of 12 bits of a bit stream selects each weight's value, times its group's scale.
+
+Definition: ``spec/trellis.md``.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ _STEP = 1 << 20  # elements per thread and call
 
 
 class TrellisCodec(Codec):
-    """Windows of 12 bits of streams of 2, 3 or 4 bits a weight, which choose among 4096 values, times scales."""
+    """The trellis codec: streams have 2, 3 or 4 bits per weight.
+
+    The 12 bits that begin at a weight's first bit select one of 4096 values, which is multiplied by the group's scale.
+    """
 
     id: ClassVar[str] = ID
     lossless: ClassVar[bool] = False

@@ -46,11 +46,11 @@ class Output:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operation:
-    """An operation.
+    """An operation of a MIL program.
 
-    ``inputs`` and ``attributes`` map keys to a value, the name of an earlier output, or None for anything else (a
-    list). ``fields`` are the message's fields with the key of each input and attribute. ``block`` is the message of the
-    block that contains it.
+    ``inputs`` and ``attributes`` map each key to a constant value, to the name of an earlier output, or to None for
+    anything else (a list). ``node`` is the operation's message. ``fields`` are the message's fields for inputs and
+    attributes, each with its key. ``block`` is the message of the block that contains the operation.
     """
 
     type: str

@@ -149,7 +149,7 @@ class Slot:
         return self.type.nbytes(self.count) if self.spread is None else prod(self.spread) * DTYPES[self.dtype].bits // 8
 
     def to_part(self, data: bytes) -> bytes:
-        """Return the bytes of the part for stored bytes."""
+        """Return the part's content for ``data``, the content stored in the program or weight file."""
         if self.spread is None:
             return data
         numbers = to_numbers(data, self.type, self.count, self.dtype).reshape(self.dims)

@@ -74,7 +74,10 @@ def to_gguf_metadata(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describe(version: int, *, big_endian: bool, types: Mapping[str, str], raw: RawStrings) -> dict[str, Any]:
-    """Return the value of ``ingot.gguf``; ``raw`` are the bytes of strings that are not UTF-8, by key and index."""
+    """Return the value of the key ``ingot.gguf``.
+
+    ``raw`` contains the strings that are not UTF-8, as bytes, by key and by index in the key's array.
+    """
     about = {"version": version, "big_endian": big_endian, "types": types}
     texts = {
         key: {str(index): b64encode(data).decode() for index, data in strings.items()} for key, strings in raw.items()
@@ -92,7 +95,7 @@ def with_values(metadata: Mapping[str, Any], added: Mapping[str, tuple[str, Any]
 
 
 def encode_metadata(metadata: Mapping[str, Any]) -> tuple[int, bytes]:
-    """Return the number of pairs and their bytes, for metadata from ``to_gguf_metadata``."""
+    """Return the number of pairs and the encoded pairs, for metadata from ``to_gguf_metadata``."""
     types, raw = metadata[ABOUT]["types"], _raw_strings(metadata[ABOUT].get(RAW, {}), metadata)
     pairs = [
         _string(key.encode()) + _value(types[key], value, raw.get(key, {}))

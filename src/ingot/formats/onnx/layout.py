@@ -378,7 +378,7 @@ def _are_disjoint(locations: Sequence[External]) -> bool:
 
 
 def _replace_message(edits: Edits, message: Node, new: bytes | Sequence[Segment]) -> None:
-    """Replace an operator or a constant of a graph by other fields."""
+    """Replace the message of a node or an initializer, including its tag, with the encoded fields ``new``."""
     parent = message.parent
     assert parent is not None
     edits.replace(parent, message.tag, message.end, new)

@@ -111,11 +111,13 @@ class GptqFormat(ColumnPackedFormat):
         return layers
 
     def layers_of(self, entries: Entries, quantization: Config, stems: Sequence[str]) -> Iterator[Layer]:
-        """Yield the layers. If ``dynamic`` has rules for some layers, shapes and ``g_idx`` determine bits and groups.
+        """Yield one layer per stem.
 
-        In a folder of symmetric codes all zero points are equal, and the two layouts store them differently. If no
-        layer fits the declared layout and all fit the other layout, the folder is read in the other layout
-        (``remarks``).
+        If ``dynamic`` has a rule for a layer, the tensors' shapes and ``g_idx`` determine its bits and group size.
+
+        In a folder of symmetric codes, every zero point is the middle code, which v1 and v2 store differently. If no
+        layer's zero points are the middle code in the declared version, but all are in the other version, the folder
+        is read in the other version, and ``remarks`` reports it.
         """
         name = declared_format(quantization)
         if name not in _FORMATS:

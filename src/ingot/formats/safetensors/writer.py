@@ -178,7 +178,7 @@ class Shard:
         self.head = head
 
     def open(self, target: Target) -> Sink:
-        """Return the sink of the file, which is created at the first call."""
+        """Return the sink for the file; the first call creates the file."""
         if self.sink is None:
             self.sink = target.create(self.name)
         return self.sink

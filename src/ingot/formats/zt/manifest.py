@@ -207,7 +207,7 @@ class Entries:
 
 
 def entry_size(entry: Mapping[str, Any]) -> int:
-    """Return the bytes of a tensor's entry without its name."""
+    """Return the number of bytes that encode a tensor's entry, without the tensor's name."""
     return len(_pairs({"": entry})) - 1
 
 

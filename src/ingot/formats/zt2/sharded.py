@@ -78,12 +78,15 @@ def _extent(spec: TensorSpec, digest: str | None, shard: str | None) -> _Extent:
 
 
 def _name_bytes(name: str) -> int:
-    """Return the encoded bytes of a name; raises the errors of ``cbor.dumps``."""
+    """Return the number of bytes that encode a name in CBOR; raises the errors of ``cbor.dumps``."""
     return len(name) + _number_bytes(len(name)) if name.isascii() else len(cbor.dumps(name))
 
 
 def _number_bytes(number: int) -> int:
-    """Return the encoded bytes of an integer, or of the length of a text; raises the errors of ``cbor.dumps``."""
+    """Return the number of bytes that encode an integer in CBOR; raises the errors of ``cbor.dumps``.
+
+    The number is the same for the head of a text of ``number`` bytes.
+    """
     if number < 1 << 32:
         return 1 if number < 24 else 2 if number < 1 << 8 else 3 if number < 1 << 16 else 5
     return len(cbor.dumps(number))

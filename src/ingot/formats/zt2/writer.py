@@ -293,7 +293,11 @@ class Zt2Writer(FormatWriter):
         return UsageError(message, rule="zt2.resume-record", where=self._name)
 
     def _place_part(self, part: _Writing) -> PartLocation:
-        """Return the final location of a complete part: an equal blob, also in the base, or the end of the file."""
+        """Return the final location of a complete part.
+
+        If the base or this file has an equal blob, return the blob's location. Otherwise move the part to the end of
+        the file.
+        """
         if self._base is not None:
             for location in self._base.candidates(part.length, part.crc):
                 if self._equal(part, partial(self._base.read, location)):

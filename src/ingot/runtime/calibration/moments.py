@@ -166,7 +166,7 @@ class Sums:
         self._inputs.add(inputs)
 
     def back(self, inputs: Any, gradients: Any) -> None:
-        """Add to A and G; ``gradients``, f32 [tokens, rows], are those at the outputs."""
+        """Add a batch to A and G; ``gradients`` are the gradients of the matrix's outputs, f32 [tokens, rows]."""
         weights = gradients.square().mean(1)
         self._weight += float(weights.sum(dtype=self._torch.float64))
         if self.spec.inputs:
@@ -180,7 +180,10 @@ class Sums:
         return self._moments[field]
 
     def arrays(self, tokens: int) -> dict[str, Array]:
-        """Return the means by field; G's is over all ``tokens`` of the run. Raises ``calibrate.value``."""
+        """Return the mean statistics by field; the mean of G is over all ``tokens`` of the calibration.
+
+        Raises ``IntegrityError`` ``calibrate.value`` if a mean is NaN or infinite.
+        """
         shared = self._shared or Inputs(self._torch, self.spec.cols, None)
         count = max(shared.count, 1)
         moments = dict(self._moments)

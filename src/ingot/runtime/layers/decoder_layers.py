@@ -91,9 +91,11 @@ def layer_of(cache: Any, index: int) -> Any:
 
 
 def preallocated_cache(layer: Any, shape: Sequence[int], dtype: torch.dtype) -> PreallocatedCache | None:
-    """Return the preallocated memory for appending keys and values [sequences, heads, tokens, width] to a layer.
+    """Return the preallocated memory for appending keys and values of ``shape`` to a cache layer.
 
-    None if the layer is no plain layer with tokens of that shape and dtype, or if there are many new tokens.
+    ``shape`` is [sequences, heads, new tokens, width]. Return None if the layer is not exactly a ``DynamicLayer``, is
+    empty, is not on the CPU, or has another dtype or other dimensions. Also return None if there are more than
+    ``SPARE_TOKENS`` new tokens.
     """
     if type(layer) is not _PLAIN or not layer.is_initialized or layer.keys.ndim != 4 or shape[2] > SPARE_TOKENS:
         return None

@@ -156,7 +156,10 @@ def _illegal_palette(storage_form: StorageForm, chip: Chip) -> Decision | None:
 
 
 def legal_vector(size: int) -> bool:
-    """Return whether a palette may have vectors of this size: the mask 0x36 has its bit, and it has an encoding."""
+    """Return whether palette entries may be vectors of ``size`` elements.
+
+    The size must be in ``ENCODABLE_VECTORS``, and bit ``size`` must be set in ``VECTOR_MASK``.
+    """
     return 0 <= size <= 5 and bool(1 << size & VECTOR_MASK) and size in ENCODABLE_VECTORS
 
 

@@ -109,12 +109,15 @@ def palette_code(bits: int, entry: str) -> int:
 
 
 def primary_code(entry: str) -> int:
-    """Return the code of plain values of one of ``ENTRY_TYPES``."""
+    """Return the code of weights that are stored without a palette, as one of ``ENTRY_TYPES``."""
     return _PRIMARY[entry]
 
 
 def unity_code(entry: str) -> int:
-    """Return the code of an identity over int8, uint8 or half. Raises ``UsageError`` ``ane.palette`` otherwise."""
+    """Return the code of an identity kernel of type ``entry``: int8, uint8 or half.
+
+    Raises ``UsageError`` ``ane.palette`` for any other type.
+    """
     if entry not in ENTRY_TYPES[:3]:
         raise UsageError(f"expected an identity of {', '.join(ENTRY_TYPES[:3])}, found {entry}", rule="ane.palette")
     return UNITIES[ENTRY_TYPES.index(entry)]
