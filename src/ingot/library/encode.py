@@ -49,7 +49,7 @@ class Encoded:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the parts."""
+        """The number of bytes of the parts."""
         return sum(part.nbytes for part in self.parts.values())
 
     @property

@@ -74,7 +74,7 @@ class Manifest:
 
     @property
     def size(self) -> int:
-        """The bytes of all files."""
+        """The number of bytes of all files."""
         return sum(file.size for file in self.files)
 
     def object_chunks(self) -> Iterator[Chunk]:

@@ -175,7 +175,7 @@ class Objects:
         return {variant for id in ids for variant in self.chain(id)}
 
     def stored(self, variants: Iterable[StorageForm]) -> int:
-        """Return the bytes of the files of these variants."""
+        """Return the number of bytes of the files of these variants."""
         return sum(self._sizes[variant] for variant in variants)
 
     def values(self, id: str, size: int | None = None) -> memoryview:

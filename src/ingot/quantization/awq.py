@@ -32,13 +32,13 @@ class Reader:
     weights : f32 [rows, cols]
     grid : Grid
     inputs : f32 [cols, cols] or None
-        A; None if only its diagonal is known.
+        A; None if only the diagonal of A was collected.
     squares : f32 [cols]
         A's diagonal, or mean squares of the inputs.
     heavy : f64 [rows]
         The weight of each row's errors.
     block, times : int
-        The scales of channels occur ``times`` times in the columns, in blocks of ``block``.
+        Each block of ``block`` channels belongs to ``times`` consecutive blocks of columns.
     """
 
     weights: Array
@@ -50,7 +50,7 @@ class Reader:
     times: int = 1
 
     def expand(self, scales: Array) -> Array:
-        """Return the scales of columns, from the scales of channels."""
+        """Return one scale per column, from one scale per channel."""
         if self.times == 1:
             return scales
         return np.repeat(scales.reshape(-1, self.block), self.times, 0).reshape(-1)
@@ -59,8 +59,8 @@ class Reader:
 def candidates(squares: Array) -> list[Array]:
     """Return scales to try, from mean squares of the channels: f32 [channels] each, of geometric mean 1.
 
-    They are powers of the root of the mean square, in place of AWQ's mean magnitude; the first power is 0, which
-    changes nothing.
+    The scales are powers of the root mean square, where AWQ uses the mean magnitude. The first power is 0, so that the
+    first candidate changes no weight.
     """
     roots = np.sqrt(squares.astype(np.float64))
     mean = roots.mean()

@@ -48,7 +48,7 @@ class ExactParams:
 
     @property
     def width(self) -> int:
-        """Bytes of an element."""
+        """The number of bytes of an element."""
         return DTYPES[self.dtype].bits // 8
 
     @property

@@ -22,7 +22,7 @@ def repack(tensor: Tensor, layout: DenseLayout) -> Repacked:
     """Return a checked dense tensor's values in a wider type; its part's logical type stays the tensor's.
 
     Reads the tensor if exactness depends on its values. No decoder reads the result directly: a container that accepts
-    it returns the values in their own type.
+    the wider type returns the values in the tensor's own type.
     """
     holder = layout.holder
     if layout.dtype != tensor.dtype or holder not in EXACT_WIDER_DTYPES.get(tensor.dtype, ()):

@@ -35,7 +35,7 @@ class EntropyParams:
 
     @property
     def width(self) -> int:
-        """Bytes of an element, which is the number of planes of a chunk."""
+        """The number of bytes of an element, which is the number of planes of a chunk."""
         return DTYPES[self.dtype].bits // 8
 
     def chunks(self, size: int) -> int:

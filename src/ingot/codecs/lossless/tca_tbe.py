@@ -63,7 +63,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class TcaEncoder(Encoder):
-    """An encoder of chunks of bands. The window is given, or found in one fit pass."""
+    """An encoder of chunks of bands. An option sets the window, or one fit pass finds it."""
 
     rows: int
     cols: int

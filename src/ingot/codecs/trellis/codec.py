@@ -25,9 +25,9 @@ _STEP = 1 << 20  # elements per thread and call
 
 
 class TrellisCodec(Codec):
-    """The trellis codec: streams have 2, 3 or 4 bits per weight.
+    """Bit streams of 2, 3 or 4 bits per weight, in which windows of 12 bits select one of 4096 values, times scales.
 
-    The 12 bits that begin at a weight's first bit select one of 4096 values, which is multiplied by the group's scale.
+    A weight's window begins at the weight's first bit. Columns of a row share a scale in groups.
     """
 
     id: ClassVar[str] = ID

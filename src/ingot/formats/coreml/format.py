@@ -114,7 +114,7 @@ class CoremlFormat(Format):
         return MANIFEST
 
     def size(self, artifact: Artifact, options: WriteOptions) -> int:
-        """Return the exact bytes of all files."""
+        """Return the exact number of bytes of all files."""
         return package_size(artifact)
 
     def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> CoremlWriter:

@@ -181,7 +181,7 @@ def template_of(attachments: Attachments) -> Template:
 
 
 def package_size(artifact: Artifact) -> int:
-    """Return the bytes of all files of a package, from the specs alone."""
+    """Return the number of bytes of all files of a package, from the specs alone."""
     specs = artifact.tensors
     template = template_of(artifact.attachments)
     layout = Layout(template, specs)

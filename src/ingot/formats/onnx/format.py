@@ -122,7 +122,7 @@ class OnnxFormat(BySuffix):
         return {}
 
     def size(self, artifact: Artifact, options: WriteOptions) -> int:
-        """Return the exact bytes of all files."""
+        """Return the exact number of bytes of all files."""
         return model_size(self.file_name("model"), artifact, options)
 
     def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> OnnxWriter:

@@ -32,7 +32,7 @@ def template_of(attachments: Attachments) -> Template:
 
 
 def model_size(name: str, artifact: Artifact, options: WriteOptions) -> int:
-    """Return the bytes of all files of a model, from the specs alone; raises the errors of ``Layout``."""
+    """Return the number of bytes of all files of a model, from the specs alone; raises the errors of ``Layout``."""
     layout = Layout(template_of(artifact.attachments), name, artifact.tensors, siblings=options.siblings)
     return layout.size + sum(layout.ends.values())
 

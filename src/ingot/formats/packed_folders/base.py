@@ -306,7 +306,7 @@ class PackedFolderFormat(SafetensorsFormat):
         return artifact.config if merged == config else (json.dumps(merged, indent=2) + "\n").encode()
 
     def size(self, artifact: Artifact, options: WriteOptions) -> int:
-        """Return the exact bytes of all files, index and the written ``config.json`` included."""
+        """Return the exact number of bytes of all files, index and the written ``config.json`` included."""
         fitted = self.for_artifact(artifact)
         return files_size(self.file_name("model"), artifact, options, fitted) + len(fitted.config_of(artifact))
 

@@ -116,7 +116,7 @@ def _fills(entries: Mapping[str, Entry], buffer_length: int) -> bool:
 
 
 def _nbytes(entry: Entry) -> int | None:
-    """Return the bytes of a tensor; None if its type is unknown or its shape breaks a rule."""
+    """Return the number of bytes of a tensor; None if its type is unknown or its shape breaks a rule."""
     try:
         bits = element_count(entry.shape, "safetensors.shape", "") * _BITS[entry.dtype]
     except (FormatError, KeyError):

@@ -63,5 +63,5 @@ def file_entries(spec: TensorSpec) -> list[FileEntry]:
 
 
 def tensor_bytes(spec: TensorSpec, carrier: Carrier) -> int:
-    """Return the bytes of a tensor in a file without the header."""
+    """Return the number of bytes of a tensor in a file without the header."""
     return sum(entry.nbytes for entry in carrier.file_entries(spec))

@@ -376,7 +376,7 @@ def layout(name: str, artifact: Artifact, options: WriteOptions, carrier: Carrie
 
 
 def files_size(name: str, artifact: Artifact, options: WriteOptions, carrier: Carrier) -> int:
-    """Return the exact bytes of all files, index included; raises the errors of ``layout``."""
+    """Return the exact number of bytes of all files, index included; raises the errors of ``layout``."""
     shards = layout(name, artifact, options, carrier)
     total = sum(shard.size for shard in shards)
     if len(shards) > 1:

@@ -46,7 +46,7 @@ class ConvertedSource(MemorySource, DerivedSource):
         self._read: Callable[[], bytes] | None = read
 
     def working_bytes(self) -> int:
-        """Return the bytes of memory for the result and for the stored bytes that it is computed from."""
+        """Return the number of bytes of memory for the result and for the stored bytes that it is computed from."""
         return 2 * self.size
 
     def view(self, offset: int, length: int) -> memoryview:

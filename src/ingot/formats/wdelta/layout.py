@@ -98,5 +98,5 @@ def pack_head(tensor: str, field: str, dtype: str, count: int) -> bytes:
 
 
 def head_size(tensor: str, field: str, dtype: str) -> int:
-    """Return the bytes of a record's head."""
+    """Return the number of bytes of a record's head."""
     return 12 + sum(len(text.encode("utf-8", "surrogatepass")) for text in (tensor, field, dtype)) + 20

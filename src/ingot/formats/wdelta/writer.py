@@ -223,5 +223,5 @@ def _head_of(tensor: str, part: PartSpec) -> bytes:
 
 
 def _records_bytes(specs: Sequence[TensorSpec]) -> int:
-    """Return the bytes of all records."""
+    """Return the number of bytes of all records."""
     return sum(len(_head_of(spec.name, part)) + (part.length or 0) for spec in specs for part in spec.parts)

@@ -125,7 +125,7 @@ def attributes_of(spec: TensorSpec) -> dict[str, Any]:
 
 
 def file_size(specs: Sequence[TensorSpec], metadata: Mapping[str, Any], digest: str | None) -> int:
-    """Return the exact bytes of the file; an unknown length counts as its maximum."""
+    """Return the exact number of bytes of the file; an unknown length counts as its maximum."""
     placeholder = None if digest is None else checksums.digest(digest, b"")
     tail = len(MAGIC)
     entries_bytes = 0

@@ -94,7 +94,7 @@ class Zt2Format(BySuffix):
         return sorted(range(len(names)), key=lambda index: names[index].encode(errors="surrogatepass"))
 
     def size(self, artifact: Artifact, options: WriteOptions) -> int:
-        """Return the bytes of the files, an upper limit if parts are equal."""
+        """Return the number of bytes of the files, an upper limit if parts are equal."""
         return size_of(artifact, split(artifact.tensors, options.max_shard), options.digest)
 
     def overlay(self, store: Store, name: str, target: str, digest: str | None) -> Zt2Overlay:

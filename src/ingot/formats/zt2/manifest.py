@@ -127,7 +127,7 @@ class Entries:
         yield after
 
     def size(self, metadata: Mapping[str, Any], shards: Mapping[str, Any]) -> int:
-        """Return the bytes of a manifest with these entries."""
+        """Return the number of bytes of a manifest with these entries."""
         return len(self._data) + sum(map(len, frame(len(self._names), metadata, shards)))
 
     def _in_order(self) -> list[int]:

@@ -85,7 +85,7 @@ def check_names(location: str, names: Iterable[str]) -> None:
 
 
 def utf8_bytes(name: str) -> int:
-    """Return the bytes of a name in UTF-8; 0 if it cannot be encoded."""
+    """Return the number of bytes of a name in UTF-8; 0 if it cannot be encoded."""
     try:
         return len(name.encode())
     except UnicodeEncodeError:

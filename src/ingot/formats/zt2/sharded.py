@@ -30,7 +30,7 @@ class EntriesSize(NamedTuple):
     nbytes: int
 
     def manifest(self, metadata: Mapping[str, Any], shards: Mapping[str, Any]) -> int:
-        """Return the bytes of a manifest with these entries."""
+        """Return the number of bytes of a manifest with these entries."""
         return self.nbytes + sum(map(len, frame(self.tensors, metadata, shards)))
 
 
@@ -93,7 +93,7 @@ def _number_bytes(number: int) -> int:
 
 
 def file_size(specs: Sequence[TensorSpec], metadata: Mapping[str, Any], digest: str | None) -> int:
-    """Return the bytes of the file if no two parts are equal; an unknown length counts as its maximum."""
+    """Return the number of bytes of the file if no two parts are equal; an unknown length counts as its maximum."""
     entries, tail = entries_size(specs, digest)
     return align(tail) + entries.manifest(metadata, {}) + FOOTER
 
@@ -128,7 +128,7 @@ def split(specs: Sequence[TensorSpec], max_shard: int | None) -> list[Sequence[T
 
 
 def size_of(artifact: Artifact, members: Sequence[Sequence[TensorSpec]], digest: str | None) -> int:
-    """Return the bytes of all files, an upper limit if parts are equal."""
+    """Return the number of bytes of all files, an upper limit if parts are equal."""
     if len(members) == 1:
         return file_size(artifact.tensors, artifact.metadata, digest)
     nbytes = 0

@@ -80,7 +80,7 @@ def storage_of(stored: str) -> str | None:
 
 
 def nbytes_of(dtype: str, stored: str | None, count: int) -> int | None:
-    """Return the bytes of ``count`` elements; None if the logical type is unknown."""
+    """Return the number of bytes of ``count`` elements; None if the logical type is unknown."""
     if stored is None:
         return count * ITEM_BYTES[dtype]
     return DTYPES[LOGICAL_TYPES[stored]].nbytes(count) if stored in LOGICAL_TYPES else None

@@ -59,7 +59,7 @@ class MemoryPlan:
     _weight: int = 1
 
     def moment_bytes(self, layer: Layer) -> int:
-        """Return the bytes that the moments of a layer may take."""
+        """Return the number of bytes that the moments of a layer may take."""
         return self.free - self.weights - self.batch * self.window
 
 
@@ -175,7 +175,7 @@ def _heads(model: LayerwiseModel) -> int:
 
 
 def _cached(model: LayerwiseModel, windows: int, length: int) -> int:
-    """Return the bytes of keys and values of all layers."""
+    """Return the number of bytes of keys and values of all layers."""
     text = model.skeleton.model.config.get_text_config()
     heads = _heads(model)
     key_heads = getattr(text, "num_key_value_heads", None)

@@ -37,7 +37,7 @@ class MomentSpec:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the sums."""
+        """The number of bytes of the sums."""
         return 4 * (self.cols**2 * self.inputs + self.rows**2 * self.outputs) + 24 * self.cols
 
 

@@ -131,7 +131,7 @@ class MetaModel:
             site.module._parameters[site.attribute] = self._parameter(site, parameters)
 
     def nbytes(self, layer: Layer) -> int:
-        """Return the bytes of a layer in f32."""
+        """Return the number of bytes of a layer in f32."""
         tensors = {site.tensor.name: site.tensor for site in layer.sites}
         return _nbytes(tensors | {name: self.checkpoint[name] for name in layer.merged})
 

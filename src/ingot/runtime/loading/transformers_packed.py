@@ -60,7 +60,10 @@ def in_rows(tensor: Tensor) -> Tensor:
 
 
 def repacked_bytes(tensors: Mapping[str, Tensor], names: Iterable[str]) -> int:
-    """Return the bytes that packed layers allocate for reordered tensors; the other tensors stay in the mapped file."""
+    """Return the number of bytes that packed layers allocate for reordered tensors.
+
+    The other tensors stay in the mapped file.
+    """
     return sum(tensors[name].nbytes for name in names if tensors[name].codec == PackedIntLayout.codec)
 
 

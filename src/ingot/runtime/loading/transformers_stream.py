@@ -45,7 +45,7 @@ class _Unit:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the decoded parameters; a parameter that several slots share counts once."""
+        """The number of bytes of the decoded parameters; a parameter that several slots share counts once."""
         return sum({id(slot.tensor): slot.between.numel() * slot.between.itemsize for slot in self.slots}.values())
 
 
@@ -74,7 +74,7 @@ class Stream:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that one pass decodes."""
+        """The number of bytes that one pass decodes."""
         return sum(unit.nbytes for unit in self._units)
 
     @property

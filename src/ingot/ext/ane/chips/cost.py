@@ -47,7 +47,10 @@ class Budget:
 
 
 def moved_bytes(storage_form: StorageForm, decision: Decision) -> int:
-    """Return the bytes that move to the engine: the stored bytes if it streams, 0 if refused, else 2 per element."""
+    """Return the number of bytes that move to the engine for a weight.
+
+    It is the number of stored bytes if the weight streams, 0 if the chip refuses it, and otherwise 2 per element.
+    """
     if decision.outcome == "refused":
         return 0
     if not decision.streams:

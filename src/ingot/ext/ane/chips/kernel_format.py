@@ -175,7 +175,7 @@ def underlying_type(code: int) -> str:
 
 
 def palette_lut_bytes(code: int, count: int, vector: int = 1) -> int:
-    """Return the bytes of ``count`` codebooks: per codebook 2**bits * vector * bytes of an entry (B25).
+    """Return the number of bytes of ``count`` codebooks: per codebook 2**bits * vector * bytes of an entry (B25).
 
     This is ``_ZinKernelGetPaletteLUTSize`` as B25 describes it. According to DC, the function takes the vector size
     instead of the number of codebooks.

@@ -86,12 +86,12 @@ class StorageForm:
 
     @property
     def dense_bytes(self) -> int:
-        """Bytes of the weight as plain fp16, which move if it folds."""
+        """The number of bytes of the weight as dense fp16, which move to the engine if the weight folds."""
         return _HALF * self.elements
 
     @property
     def table_bytes(self) -> int:
-        """Bytes of the codebooks."""
+        """The number of bytes of the codebooks."""
         inner = self.inner if self.category == SPARSE and self.inner is not None else self
         if inner.category != PALETTE:
             return 0
@@ -99,8 +99,10 @@ class StorageForm:
 
     @property
     def streamed_bytes(self) -> int:
-        """Bytes that move if the weight streams: ``n * bits / 8`` of codes or indices, ``n / 8`` of a mask, tables,
-        scales."""
+        """The number of bytes that move if the weight streams.
+
+        They are ``n * bits / 8`` bytes of codes or indices, ``n / 8`` bytes of a mask, the tables, and the scales.
+        """
         scales = _HALF * self.scales
         if self.category == SPARSE:
             nonzero_count = self.elements if self.nonzeros is None else self.nonzeros
