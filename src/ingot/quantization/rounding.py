@@ -199,7 +199,8 @@ def values_of(bands: Sequence[HasValues]) -> Array:
 def error_under(weights: Array, values: Array, factors: Factors) -> float:
     """Return ``tr(G D A D^T) / tr(G W A W^T)``, where W are the weights and D is ``values`` minus the weights.
 
-    ``values`` is f32 [rows, cols]."""
+    ``values`` is f32 [rows, cols].
+    """
 
     def weigh(matrix: Array) -> float:
         product = multiply(matrix, factors.inputs)

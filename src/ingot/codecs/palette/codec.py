@@ -97,7 +97,7 @@ class BandReader(Rows):
         self._inner.finish()
 
     def _next(self, rows: int, dtype: np.dtype[Any]) -> Array:
-        """Return the values of the next bands, as many as the next ``rows`` rows need or fewer."""
+        """Return the values of the next bands: all bands that the next ``rows`` rows need, or fewer."""
         bands = min(self._step, self._bands - self._band, -(-rows // self._band_rows))
         if bands < 1:
             raise ValueError("expected at most the remaining rows of the tensor, found more")

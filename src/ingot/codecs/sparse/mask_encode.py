@@ -81,7 +81,7 @@ class Above(Keep):
 class Pattern(Keep):
     """A selection without the ``zeros`` smallest of every ``size`` consecutive elements of a row.
 
-    Of equal magnitudes, the first elements are dropped.
+    If magnitudes are equal, the first elements are dropped.
     """
 
     def __init__(self, zeros: int, size: int) -> None:

@@ -47,7 +47,7 @@ _DROPPED_ATTRIBUTES |= {"source_val", "output_dtype"}
 
 
 def patch_model(layout: Layout, plans: Sequence[TensorPlan]) -> bytes:
-    """Return the model's bytes for tensors whose offsets are assigned."""
+    """Return the content of ``model.mlmodel`` for tensors whose offsets are assigned."""
     program = layout.template.program
     edits = Edits(program.root)
     names = {function: set(defined) for function, defined in program.defined.items()}

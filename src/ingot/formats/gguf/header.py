@@ -146,7 +146,7 @@ class Infos:
 
 
 def read_infos(cursor: Cursor, count: int, alignments: Sequence[int]) -> Infos | None:
-    """Read the infos of ``count`` tensors; their alignment is the first of ``alignments`` that fits.
+    """Read the infos of ``count`` tensors; the tensors' alignment is the first of ``alignments`` that fits.
 
     Return None if a rule may be broken. The cursor then does not move, and the caller runs the checks that name the
     rule.
@@ -198,7 +198,7 @@ def _rows(names: Sequence[str]) -> dict[str, int] | None:
 
 
 def _nbytes(ranks: Array, sizes: Any, types: Array) -> Array | None:
-    """Return the bytes of each tensor; None if a rule is broken or an overflow is possible."""
+    """Return the number of bytes of each tensor; None if a rule is broken or an overflow is possible."""
     if (
         (types >= len(_BLOCKS)).any()
         or (sizes > _MAX_EXACT).any()
@@ -215,7 +215,10 @@ def _nbytes(ranks: Array, sizes: Any, types: Array) -> Array | None:
 
 
 def _end(nbytes: Array, offsets: Array, alignment: int, room: int) -> int | None:
-    """Return the end of the last tensor; None unless the tensors follow each other, padded to the alignment."""
+    """Return the end of the last tensor.
+
+    Return None if the tensors are not stored one after the other, each padded to the alignment, or exceed ``room``.
+    """
     if not nbytes.size:
         return 0
     if nbytes.sum(dtype=np.float64) > room:  # so that the sums below fit in 63 bits
@@ -237,9 +240,9 @@ class Header:
     """A checked header.
 
     ``types`` are the types of the metadata by key, ``array:T`` for arrays. The data begin at ``start``, and the last
-    tensor ends at ``end``. ``raw`` are the bytes of the header. ``alignment_applies`` is false if the tensors have
-    another alignment than the metadata state. ``raw_strings`` are the bytes of strings that are not UTF-8, by key and
-    index in an array (0 for a single string).
+    tensor ends at ``end``. ``raw`` is the content of the header. ``alignment_applies`` is false if the tensors have
+    another alignment than the metadata declare. ``raw_strings`` contains the strings that are not UTF-8, as bytes, by
+    key and by index in the key's array (0 for a single string).
     """
 
     version: int
@@ -338,7 +341,7 @@ def _type(cursor: Cursor, location: str) -> str:
 
 
 def _value(cursor: Cursor, location: str) -> tuple[str, Any, dict[int, bytes]]:
-    """Return the type of a value, the value, and the bytes of its strings that are not UTF-8 by index.
+    """Return the type of a value, the value, and its strings that are not UTF-8, as bytes by index.
 
     The value is text, a number, a bool, or a list of these.
     """
@@ -365,7 +368,7 @@ def _value(cursor: Cursor, location: str) -> tuple[str, Any, dict[int, bytes]]:
 
 
 def _strings(cursor: Cursor, count: int, location: str) -> tuple[list[str], dict[int, bytes]]:
-    """Return the next strings, and by index the bytes of strings that are not UTF-8."""
+    """Return the next strings, and those that are not UTF-8 as bytes by index."""
     texts: list[str] = []
     raw: dict[int, bytes] = {}
     for index in range(count):
@@ -422,10 +425,10 @@ def _entry(cursor: Cursor, name: str) -> tuple[str, Entry]:
 
 
 def _data_range(entries: Mapping[str, Entry], alignment: int, cursor: Cursor, name: str) -> tuple[int, int, bool]:
-    """Return where the data begin and end, and whether tensors have the alignment that the metadata state.
+    """Return where the data begin and end, and whether tensors have the alignment that the metadata declare.
 
-    ``llama-quantize`` keeps the key of another alignment but pads to 32. So 32 is tried if the declared alignment does
-    not fit.
+    ``llama-quantize`` copies the key of another alignment, but pads to 32. So 32 is tried if the declared alignment
+    does not fit.
     """
     try:
         return (*_check_offsets(entries, alignment, cursor.position, cursor.size, name), True)

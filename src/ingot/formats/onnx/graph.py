@@ -155,7 +155,7 @@ class Graph:
     parent : Graph or None
         The graph that contains it, whose names it may use.
     stays : str
-        Why its constants are never changed; empty if they may be.
+        Why the graph's constants are never changed; empty if they may be changed.
     constants : mapping of str to Constant
         By name, in the file's order, including the values of operators ``Constant``, which ``makers`` lists.
     attribute_constants : mapping of str to Constant

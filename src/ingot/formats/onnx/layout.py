@@ -58,11 +58,13 @@ _BIAS = 5
 
 @dataclass(slots=True)
 class Entry:
-    """A constant to be written: ``existing`` for an unchanged constant, ``new`` for a new one, ``name`` in the graph.
+    """A constant to be written.
 
-    ``external`` is its location in a separate file, ``offset`` its offset in the model. Both are None if it stays in
-    the field of its type, unchanged. If ``computed`` is true, it is no constant: the model computes it, and the writer
-    only compares values. ``first`` is the entry of another tensor with the same constant, which is written once.
+    ``name`` is the constant's name in the graph. ``existing`` is set for an unchanged constant, ``new`` for a new one.
+    ``external`` is the constant's location in a separate file, and ``offset`` its offset in the model file. Both are
+    None if the constant stays unchanged in the field of its type. If ``computed`` is true, the model computes the
+    values, and the writer only compares them. ``first`` is the entry of another tensor with the same constant, which is
+    written only once.
     """
 
     name: str
@@ -273,7 +275,7 @@ class Layout:
         }
 
     def _keep(self, edits: Edits, entry: Entry) -> None:
-        """Leave a constant in its place, and replace its numbers and their location."""
+        """Keep a constant at its position in the graph, and replace the numbers and the location of the numbers."""
         constant = entry.existing
         assert constant is not None
         message = constant.message

@@ -164,7 +164,7 @@ class OnnxWriter(FormatWriter):
         return [*self._location_of(entry), len(data), checksums.digest("crc32c", data)]
 
     def _stored(self, entry: Entry, location: str) -> bytes:
-        """Return the bytes of a constant that is computed from a complete part, or from no part."""
+        """Return the content of a constant that is computed from a complete part, or from no part."""
         if not entry.role:
             assert entry.new is not None
             assert entry.new.point is not None

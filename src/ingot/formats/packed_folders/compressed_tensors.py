@@ -428,7 +428,7 @@ def _layer_group(layout: Any) -> LayerGroup:
 
 
 def _weight_settings_before(before: LayoutSource) -> tuple[Any, ...] | None:
-    """Return the settings of the weights of a layer as it was read; None if no written group can express them."""
+    """Return the settings of a layer's weights in the source; None if no written group can express them."""
     return _weight_settings(layout_of(before))
 
 

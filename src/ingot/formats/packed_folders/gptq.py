@@ -85,7 +85,7 @@ class GptqFormat(ColumnPackedFormat):
         return super().why_layer_unsupported(spec)
 
     def for_artifact(self, artifact: Artifact) -> GptqFormat:
-        """Return the format for the zero points of the layers: minus one (v1) if all equal the middle code.
+        """Return the format for the zero points of the layers: v2 if a layer stores zero points of v2, else v1.
 
         Raises ``UnsupportedError`` ``gptq.mixed``: zero points of v1 and v2, which a folder cannot combine.
         """
@@ -335,7 +335,7 @@ def _period(point: int, planes: Sequence[tuple[int, int]]) -> bytes:
 
 
 def _first_run(order: Array) -> int | None:
-    """Return the number of leading columns in the same group; None if these are all columns."""
+    """Return the number of leading columns in the same group; None if all columns are in one group."""
     others = np.flatnonzero(order != order[0])
     return int(others[0]) if others.size else None
 

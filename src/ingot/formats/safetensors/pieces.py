@@ -17,7 +17,7 @@ from ingot.model.spec import TensorSpec
 class FileEntry(NamedTuple):
     """A header entry: the role of its part, its key, element type (Ingot's name), shape and size in bytes.
 
-    If the bytes of an entry follow from the specs and are no part, ``content`` returns them; ``role`` then only names
+    If the entry is not a part, its content follows from the specs, and ``content`` returns it. ``role`` then only names
     the entry in messages.
     """
 

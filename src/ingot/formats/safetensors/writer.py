@@ -142,7 +142,7 @@ class Shard:
             raise UsageError("expected each key once", rule="writer.duplicate", where=self.name)
 
     def offset(self, key: str) -> int:
-        """Return the offset of an entry's bytes in the file."""
+        """Return the offset in the file at which an entry's content begins."""
         return len(self.head) + self._begin[self._index_by_key[key]]
 
     @property

@@ -31,8 +31,7 @@ _STORED = 0
 
 
 class Contents(NamedTuple):
-    """The contents of a file: tensors by name, paths of tensors that are left out, and a remark on everything left
-    out."""
+    """The contents of a file: tensors by name, paths of omitted tensors, and a remark on everything that is omitted."""
 
     tensors: dict[str, Any]
     unread: list[str]

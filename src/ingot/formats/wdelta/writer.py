@@ -28,7 +28,7 @@ UNKNOWN = "0" * 64
 
 @dataclass(slots=True)
 class _Blob:
-    """An array: the bytes of its head, the offset of its data, and their length."""
+    """An array: its encoded head, the offset of its data, and the length of its data."""
 
     head: bytes
     offset: int
@@ -42,7 +42,7 @@ def file_size(specs: Sequence[TensorSpec], metadata: Mapping[str, Any]) -> int:
 
 
 def header_size(specs: Sequence[TensorSpec], metadata: Mapping[str, Any]) -> tuple[int, DeltaInfo]:
-    """Return the bytes of the header of a file of these tensors, and the description of the delta.
+    """Return the size of the header of a file of these tensors in bytes, and the description of the delta.
 
     Raises
     ------

@@ -84,7 +84,7 @@ def _index_width(location: str, obj: Object, role: str) -> int:
 
 
 def _require_values(location: str, obj: Object, count: int, remainder: int) -> None:
-    """Check that there are as many values as positions, if the size of a value is known."""
+    """Check that the number of values equals the number of positions, if the size of a value is known."""
     if remainder:
         raise FormatError("zt2.size", f"expected complete positions, found {remainder} extra bytes", where=location)
     values = obj.parts["values"]

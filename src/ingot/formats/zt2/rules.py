@@ -227,8 +227,8 @@ def check_blobs(
 ) -> None:
     """Check that every blob is aligned, is within its file, and equals each other blob or shares no byte with it.
 
-    ``sizes`` are the bytes of files by shard name, with None for the file of the manifest. ``manifest_range`` is the
-    offset and length of the manifest.
+    ``sizes`` are the sizes of files in bytes by shard name; the key None is the file of the manifest.
+    ``manifest_range`` is the offset and length of the manifest.
 
     Raises
     ------

@@ -24,7 +24,7 @@ from ingot.model.spec import PartSpec, TensorSpec
 
 
 class EntriesSize(NamedTuple):
-    """The number of tensor entries, and their bytes."""
+    """The number of tensor entries, and the number of bytes that encode them."""
 
     tensors: int
     nbytes: int
@@ -35,8 +35,11 @@ class EntriesSize(NamedTuple):
 
 
 class _Extent(NamedTuple):
-    """The size of a tensor: bytes of its entry without name and offsets, offsets of its parts, and the end of the
-    last part."""
+    """The space that a tensor takes.
+
+    It is given by the number of bytes of the tensor's entry without name and offsets, the offsets of the tensor's
+    parts, and the end of the last part.
+    """
 
     nbytes: int
     begins: tuple[int, ...]
@@ -128,7 +131,7 @@ def split(specs: Sequence[TensorSpec], max_shard: int | None) -> list[Sequence[T
 
 
 def size_of(artifact: Artifact, members: Sequence[Sequence[TensorSpec]], digest: str | None) -> int:
-    """Return the number of bytes of all files, an upper limit if parts are equal."""
+    """Return the number of bytes of all files; an upper limit if some parts are equal."""
     if len(members) == 1:
         return file_size(artifact.tensors, artifact.metadata, digest)
     nbytes = 0
@@ -163,7 +166,7 @@ class Zt2ShardsWriter(FormatWriter):
         The tensors of each shard, in order.
     metadata : mapping
     digest : {"crc32c", "sha256", None}
-        The digest of parts. A shard always has a digest: SHA-256 if ``digest`` is, else XXH3.
+        The digest of parts. A shard always has a digest: SHA-256 if ``digest`` is ``sha256``, else XXH3.
     """
 
     def __init__(
