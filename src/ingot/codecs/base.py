@@ -346,7 +346,8 @@ class RepackReader(Protocol):
 INTEGERS, SCALES, IN_F32, IN_TYPE = GRADES = ("integers", "scales", "f32", "type")
 """The grades of equality between a repacked tensor and its source (``spec/interop.md``, "Grades").
 
-They compare integers, scales, values in f32, and values in the target's type as the target's programs compute them."""
+They compare integers, scales, values in f32, and values in the target's type as the target's programs compute them.
+"""
 
 
 @dataclass(frozen=True, slots=True)

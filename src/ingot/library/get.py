@@ -23,7 +23,7 @@ from ingot.stores.location import Location
 
 @dataclass(frozen=True, slots=True)
 class Got(Reportable):
-    """The written files: destination, number, bytes; ``notes`` are those of a conversion."""
+    """The written files: their destination, number and total size in bytes; ``notes`` are the conversion's notes."""
 
     name: str
     destination: str

@@ -79,7 +79,7 @@ class Stream:
 
     @property
     def window(self) -> int:
-        """Peak bytes of decoded weights: two consecutive units, the first also follows the last."""
+        """The peak number of bytes of decoded weights: of two consecutive units, where the first follows the last."""
         sizes = [unit.nbytes for unit in self._units]
         return max(map(sum, zip(sizes, sizes[1:] + sizes[:1], strict=True))) if len(sizes) > 1 else sum(sizes)
 

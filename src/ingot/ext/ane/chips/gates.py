@@ -13,7 +13,7 @@ from ingot.ext.ane.chips.chips import ASSUMED, Cell, Chip, weakest
 from ingot.ext.ane.chips.storage_form import BLOCKWISE, DENSE, FOREIGN, FP8, INTEGER, PALETTE, SPARSE, StorageForm
 
 VECTOR_MASK = 0x36
-"""Legal vector sizes are those whose bit is set: 1, 2, 4, 5 (B25); 5 has no encoding in the register (DC)."""
+"""Bit n is set if vectors of n elements are legal: 1, 2, 4, 5 (B25); 5 has no encoding in the register (DC)."""
 ENCODABLE_VECTORS = (1, 2, 4)
 
 
@@ -186,9 +186,9 @@ def _layer_conditions(storage_form: StorageForm, chip: Chip, conditions: Conditi
 
 
 def _observed(storage_form: StorageForm, chip: Chip) -> Decision | None:
-    """Return the outcome of this form that was observed, or that sources contradict each other about.
+    """Return the outcome of this form that was observed, or about which sources contradict each other.
 
-    If the user assumes a value for the form's gate, return None: the gate decides.
+    Return None if the user assumes a value for the form's gate, because then the gate decides.
     """
     label = (
         f"{BLOCKWISE}8" if storage_form.category == BLOCKWISE else storage_form.label
@@ -275,7 +275,7 @@ def _sparse_integers(storage_form: StorageForm, inner: StorageForm, chip: Chip) 
 
 
 def _legality_cells(storage_form: StorageForm, chip: Chip) -> list[Cell]:
-    """Return the cells that make a form legal, which a decision to stream depends on."""
+    """Return the cells that make a form legal; a decision to stream depends on them."""
     inner = storage_form.inner if storage_form.category == SPARSE else storage_form
     if inner is None or inner.category != PALETTE:
         return _variant_cells(storage_form, chip)

@@ -40,8 +40,8 @@ _PALETTE8 = 27
 class KernelFormat:
     """One code of the enum: bits per stored element, the type at the multiplier, and the evidence.
 
-    ``underlying`` is a result of ``_ZinKernelFormatGetUnderlyingType`` (``int8``, ``uint8``, ``e4m3`` or ``half``), or
-    None.
+    ``underlying`` is the result of ``_ZinKernelFormatGetUnderlyingType``: ``int8``, ``uint8``, ``e4m3`` or ``half``. It
+    is None if the result is not published.
     """
 
     code: int
