@@ -1,8 +1,9 @@
 """Scales of input channels that reduce the rounding error of matrices (AWQ, arXiv 2306.00978).
 
-The input of a group of matrices is divided by a scale for each channel, and their columns are multiplied by it, which
-changes nothing until they are rounded. AWQ runs a layer for each exponent that it tries. Here the error is
-``tr(D A D^T)``, with rows weighted by G's diagonal if it is known, because A predicts the result of running the layer.
+Each channel of the input of a group of matrices is divided by a scale, and the matrices' columns are multiplied by it.
+Before rounding, this changes no result. AWQ runs a layer for each exponent that it tries. Ingot computes the error as
+``tr(D A D^T)`` instead, because A predicts the result of running the layer. If G's diagonal is known, it weights the
+rows.
 """
 
 from __future__ import annotations

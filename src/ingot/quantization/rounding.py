@@ -1,8 +1,9 @@
 """Rounding of a full matrix: to the nearest level, with feedback, and by descent on the error under two factors.
 
-The error is ``tr(G D A D^T)``: ``D`` is the change by rounding, ``A`` the second moment of the inputs and ``G`` that of
-the gradients at the outputs. Half of it is the divergence of the model's outputs to second order (YAQA, arXiv
-2505.22988). Kernels add in a fixed order: results depend neither on threads nor on the instruction set.
+The error is ``tr(G D A D^T)``. ``D`` is the change by rounding, ``A`` the second moment of the inputs, and ``G`` the
+second moment of the gradients at the outputs. Half of the error is the divergence of the model's outputs to second
+order (YAQA, arXiv 2505.22988). Kernels add in a fixed order, so results depend neither on threads nor on the
+instruction set.
 """
 
 from __future__ import annotations

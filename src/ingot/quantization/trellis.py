@@ -201,7 +201,7 @@ class _Band:
         return targets
 
     def choose(self, targets: Array, columns: Array, group: int) -> None:
-        """Set the scales of a group to those of least squares, with weighted columns, for an open search.
+        """Set the scales of a group to the scales of least squared error, with weighted columns, for an open search.
 
         The search divides by the rows' RMS times a factor; a sample of columns decides which factor leaves the least
         error.

@@ -145,7 +145,7 @@ class SingleChunkEncoder(PairEncoder):
     def largest(self, differences: Differences, count: int) -> tuple[Array, Array, tuple[float, float]]:
         """Return positions and values of the ``count`` largest by magnitude, ascending, and the range of the others.
 
-        Ties go to the lower position. If there are no others, the range is meaningless.
+        Ties go to the lower position. If all differences are among the largest, the range is meaningless.
 
         Raises
         ------

@@ -70,10 +70,10 @@ class RestObserver:
 
 @dataclass(eq=False)
 class RestRange(RestObserver):
-    """The range of the differences that are not among the largest, and the last of them before each multiple of
-    ``grid``.
+    """The range of the differences that are not among the largest, and one value before each multiple of ``grid``.
 
-    Without ``gaps``, the element itself before each multiple.
+    If ``gaps`` is set, the value is the last difference before the multiple that is not among the largest. Otherwise it
+    is the element directly before the multiple.
     """
 
     ranges: ClassVar[bool] = True

@@ -77,7 +77,7 @@ class DenseRepackReader:
 
 @dataclass(slots=True)
 class HolderEncoder(Encoder):
-    """A dense encoder that stores values in a wider type that holds all of them: bf16 in f32, 8 bits in f16."""
+    """A dense encoder that stores values in a wider type that holds every value: bf16 in f32, 8-bit floats in f16."""
 
     inner: Encoder
     dtype: str
@@ -110,9 +110,9 @@ def holder_of(encoder: Encoder) -> str | None:
 
 
 def with_holder(encoder: Encoder, holder: str) -> HolderEncoder:
-    """Return an encoder of the same values that stores them as ``holder``, a type that holds all of them.
+    """Return an encoder of the same values that stores them as ``holder``, a type that holds every value.
 
-    Raises ``UsageError`` ``dense.option`` if ``holder`` does not hold all of them.
+    Raises ``UsageError`` ``dense.option`` if ``holder`` cannot hold some value.
     """
     part = encoder.parts[0]
     dtype = part.type or part.dtype

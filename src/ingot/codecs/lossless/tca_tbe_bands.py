@@ -28,7 +28,7 @@ STEP = 1 << 20
 
 
 def grid(rows: int, cols: int) -> tuple[int, int]:
-    """Return bands and global tiles per band; no tiles if there are no elements."""
+    """Return the number of bands, and the number of global tiles per band; both are 0 if the matrix has no elements."""
     return (-(-rows // SIDE), -(-cols // SIDE)) if rows and cols else (0, 0)
 
 

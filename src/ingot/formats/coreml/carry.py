@@ -29,7 +29,7 @@ _ADVICE = {
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Numbers to write for an operation: those of a part, or ``constant`` numbers."""
+    """Numbers to write for an operation: the numbers of a part, or ``constant`` numbers."""
 
     key: str
     type: MilType

@@ -287,7 +287,7 @@ class Layout:
         self.remember(plan)
 
     def part(self, plan: TensorPlan, entry: Entry) -> None:
-        """Assign a separate offset to an array whose bytes turned out to differ from those of the shared blob."""
+        """Assign a separate offset to an array whose content differs from the content of the shared blob."""
         entry.offset = self.files[plan.file].take(entry.nbytes)
         entry.reused = False
 

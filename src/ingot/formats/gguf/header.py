@@ -78,9 +78,9 @@ def _why_unsupported_parts(spec: TensorSpec, expected: Sequence[PartSpec]) -> st
 def describe_types(metadata: Mapping[str, Any], specs: Sequence[TensorSpec]) -> dict[str, Any]:
     """Return metadata (from ``to_gguf_metadata``) with the keys that describe the types of these tensors.
 
-    If there are blocks and ``general.quantization_version`` is missing, it is added. ``general.file_type`` becomes the
-    type with the most bytes. An existing ``general.file_type`` stays if one of these tensors has its main type: it then
-    names a mixture.
+    If some tensor has blocks and ``general.quantization_version`` is missing, this key is added. An existing
+    ``general.file_type`` stays if one of the tensors has its main type, because it then names a mixture. Otherwise
+    ``general.file_type`` becomes the type that takes the most bytes.
     """
     sizes: Counter[str] = Counter()
     for spec in specs:
@@ -121,8 +121,8 @@ class Entry:
 class Infos:
     """Valid tensor infos, the alignment of the tensors, and the start and end of their data.
 
-    ``sizes`` has for each tensor a row of ``MAX_RANK`` sizes, the fastest first; only the first ``ranks`` of them
-    count.
+    ``sizes`` contains a row of ``MAX_RANK`` sizes per tensor, the fastest dimension first. Only the first ``ranks[i]``
+    sizes of row i are valid.
     """
 
     rows: dict[str, int]

@@ -195,7 +195,7 @@ class Layout:
                 entry.external, entry.offset = entry.first.external, entry.first.offset
 
     def _assign_external(self, external_entries: Sequence[Entry]) -> None:
-        """Assign offsets in separate files to constants: their previous offsets if all of them are unchanged."""
+        """Assign offsets in separate files to constants: the previous offsets if every constant is unchanged."""
         previous = [
             entry.existing.external
             for entry in external_entries

@@ -489,7 +489,10 @@ def _tiles(shape: Shape, dims: Shape) -> Grid:
 
 
 def _raw_bytes(constant: Constant) -> bytes:
-    """Return the bytes of a small constant; raises ``LeftError`` if they are in another file or encoded one by one."""
+    """Return the content of a small constant.
+
+    Raises ``LeftError`` if the numbers are in another file or are encoded one by one.
+    """
     if constant.raw is None:
         raise LeftError("its zero points are not in the model's file")
     return bytes(constant.message.data[constant.raw.start : constant.raw.end])

@@ -185,7 +185,10 @@ def _check_against(files: Sequence[File], weight_map: Mapping[str, str], locatio
 
 
 def _check_total(files: Sequence[File], total: int | None) -> list[tuple[str, str]]:
-    """Return a note on an incorrect ``total_size``; writers count tied tensors differently, so that it is no error."""
+    """Return a note on an incorrect ``total_size``.
+
+    It is not an error, because writers count tied tensors differently.
+    """
     real = sum(file.source.size - file.start for file in files)
     if total is None or total == real:
         return []

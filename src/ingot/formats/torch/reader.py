@@ -58,7 +58,7 @@ def open_file(store: Store, name: str) -> File:
         torch is not installed.
     UnsupportedError
         ``torchfile.version``: a torch with a vulnerable restricted unpickler; ``torchfile.weights-only``: that
-        unpickler refuses the file; ``torchfile.tensor``: a tensor that is no dense array; ``torchfile.content``: no
+        unpickler refuses the file; ``torchfile.tensor``: a tensor that is not a dense array; ``torchfile.content``: no
         state dict.
     FormatError
         ``torchfile.zip``, ``torchfile.damaged``, ``torchfile.pickle-size``.

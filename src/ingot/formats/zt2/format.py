@@ -50,7 +50,7 @@ class Zt2Format(BySuffix):
         return head.startswith(MAGIC)
 
     def entry(self, names: Sequence[str]) -> str | None:
-        """Return ``model.zt``, or the only file with the suffix whose name is not that of another file's shard."""
+        """Return ``model.zt``, or the only file with the suffix whose name is not the name of another file's shard."""
         stems = {name[: -len(SUFFIX)] for name in names if name.lower().endswith(SUFFIX)}
         candidates = [name for name in names if not any(name.startswith(f"{stem}-") for stem in stems)]
         return super().entry(candidates)

@@ -115,7 +115,7 @@ class Entries:
         self._data += others._data
 
     def manifest(self, metadata: Mapping[str, Any], shards: Mapping[str, Any]) -> Iterator[bytes]:
-        """Yield the bytes of a manifest with these entries, in chunks; they do not depend on the order of insertion."""
+        """Yield the encoded manifest in chunks; its bytes do not depend on the order in which entries were added."""
         before, after = frame(len(self._names), metadata, shards)
         yield before
         view, starts = memoryview(self._data), self._starts

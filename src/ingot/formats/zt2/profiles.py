@@ -134,7 +134,7 @@ def read_gguf(obj: Object) -> StoredForm | None:
 
 
 def write_gguf(spec: TensorSpec) -> WrittenForm:
-    """Return the tensor as a profile: that of its block type."""
+    """Return the tensor as the profile of its block type."""
     layout = GgmlBlocksLayout.from_tensor(spec)
     constants = {_ELEMENTS: layout.block.elements, _BYTES: layout.block.nbytes}
     return WrittenForm(f"gguf.{layout.type}/1", {**others(spec, layout.attributes()), **constants}, {BLOCKS: "data"})

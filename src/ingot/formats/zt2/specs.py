@@ -25,7 +25,7 @@ ALGORITHMS = {None: None, "crc32c": "xxh3", "sha256": "sha256"}
 
 
 class PartLocation(NamedTuple):
-    """The byte range of a part and its digest; ``shard`` names another file than that of the manifest."""
+    """The byte range of a part, and its digest; ``shard`` names the part's file if it is not the manifest's file."""
 
     offset: int
     length: int
